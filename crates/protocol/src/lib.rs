@@ -1,0 +1,1 @@
+//! The exec-server wire protocol.
