@@ -1,1 +1,5 @@
 //! The exec-server wire protocol.
+
+mod path_uri;
+
+pub use path_uri::{PathUri, PathUriError};
