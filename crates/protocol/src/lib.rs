@@ -1,13 +1,35 @@
-//! The exec-server wire protocol.
+//! The exec-server wire protocol: messages, the method table, error codes, path URIs, permissions.
+//!
+//! This crate knows no socket, no clock and no process. It turns bytes into [`Incoming`] messages
+//! within [`DecodeLimits`], params into their types, and types back into bytes ([`encode`]).
+//!
+//! Spellings: the newest revision's are emitted, every revision's are accepted, unknown members are
+//! ignored.
 
 mod base64_bytes;
+pub mod encode;
 mod envelope;
+pub mod environment;
 pub mod error;
+pub mod http;
 mod limits;
+pub mod methods;
 mod path_uri;
+pub mod process;
+pub mod session;
 
 pub use base64_bytes::Base64Bytes;
+pub use encode::Encode;
 pub use envelope::{Incoming, MalformedMessage, RequestId, Trace};
 pub use error::RpcError;
 pub use limits::DecodeLimits;
+pub use methods::{Call, Family, Lane, Method, Notice, call, notice};
 pub use path_uri::{PathUri, PathUriError};
+
+/// Parses params of a request or notification: absent and `null` are `{}`.
+pub fn parse_params<P: serde::de::DeserializeOwned>(
+    params: Option<&serde_json::value::RawValue>,
+) -> Result<P, RpcError> {
+    let text = params.map_or("{}", serde_json::value::RawValue::get);
+    serde_json::from_str(text).map_err(|error| RpcError::invalid_params(error.to_string()))
+}

@@ -1,0 +1,114 @@
+//! What the server is and can do: `environment/info`, `environment/status`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::path_uri::PathUri;
+
+/// Params of `environment/info`: none.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnvironmentInfoParams {}
+
+/// Result of `environment/info`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EnvironmentInfo {
+    /// The user's shell.
+    pub shell: ShellInfo,
+    /// The server's version.
+    pub executor_version: String,
+    /// The server's working directory, if it has one that still exists.
+    pub cwd: Option<PathUri>,
+    /// The home directory of the server's user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_home_dir: Option<PathUri>,
+    /// `linux`.
+    pub platform_os: String,
+    /// Directories a client puts before the `PATH` it sends.
+    pub prepend_path_dirs: Vec<PathUri>,
+    /// `$TMPDIR`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temporary_directories: Option<Vec<PathUri>>,
+    /// Where temporary files go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temp_dir: Option<PathUri>,
+    /// What can be asked of this server.
+    pub capabilities: Capabilities,
+}
+
+/// A shell.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ShellInfo {
+    /// `bash`.
+    pub name: String,
+    /// `/bin/bash`.
+    pub path: String,
+}
+
+macro_rules! capabilities {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Booleans a client asks before it relies on something. Absent means false; unknown ones
+        /// are ignored.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        pub struct Capabilities {
+            $($(#[$doc])* #[serde(deserialize_with = "lenient_bool")] pub $name: bool,)*
+        }
+
+        impl Capabilities {
+            /// Every capability with its value, in the order of the wire.
+            pub fn list(&self) -> Vec<(&'static str, bool)> {
+                vec![$((stringify!($name), self.$name),)*]
+            }
+        }
+    };
+}
+
+capabilities! {
+    /// `networkProxy` of `process/start`.
+    network_proxy_launch,
+    /// Discovery of skills and the like under a sandbox.
+    capability_discovery_sandbox,
+    /// The second revision of that discovery.
+    capability_discovery_v2,
+    /// Reading of the environment's own configuration.
+    environment_config_read,
+    /// `valueEnvVar` of `http/request`.
+    http_header_env_vars,
+    /// `fs/open` with a sandbox.
+    sandboxed_file_streaming,
+    /// `fs/open` with mode `replace`.
+    file_write_streaming,
+    /// `fs/watchMissing`.
+    fs_watch_missing,
+    /// `shellSnapshot` of `process/start`.
+    shell_snapshot_v2,
+    /// **extension**: `process/resize`, and `size` of `process/start`.
+    process_resize,
+    /// **extension**: `process/list`.
+    process_list,
+    /// **extension**: every signal of `process/signal`.
+    process_signals,
+    /// **extension**: `closeStdin` of `process/write`.
+    process_close_stdin,
+    /// **extension**: `retain` of `process/start` and `droppedBytes` of `process/read`.
+    process_retain,
+    /// **extension**: `detachTtlMs` of `initialize`.
+    session_detach_ttl,
+}
+
+fn lenient_bool<'de, D: serde::Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    let raw = <&serde_json::value::RawValue>::deserialize(from)?;
+    Ok(raw.get() == "true")
+}
+
+/// Params of `environment/status`: none.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnvironmentStatusParams {}
+
+/// Result of `environment/status`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnvironmentStatusResponse {
+    /// `ready`.
+    pub status: String,
+}
