@@ -248,7 +248,7 @@ fn output_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 fn raise_descriptor_limit() -> Option<libc::rlimit> {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let before = getrlimit(Resource::Nofile);
-    let mut raised = before.clone();
+    let mut raised = before;
     raised.current = raised.maximum;
     setrlimit(Resource::Nofile, raised).ok()?;
     let value = |limit: Option<u64>| limit.unwrap_or(libc::RLIM_INFINITY);

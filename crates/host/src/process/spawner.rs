@@ -50,7 +50,7 @@ impl Spawner {
                     // Held while the child may write to it.
                     let pipe = lock(&warden).clone();
                     let surroundings =
-                        Surroundings { warden: pipe.as_ref().map(|fd| fd.as_raw_fd()), nofile };
+                        Surroundings { warden: pipe.as_ref().map(AsRawFd::as_raw_fd), nofile };
                     // If whoever asked has gone, nothing is started, or nothing is left running.
                     if !done.is_closed()
                         && let Err(Ok(spawned)) =

@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -80,7 +80,7 @@ impl Warden {
             (warden.clone(), executable.to_owned(), orphans.clone());
         thread::Builder::new()
             .name("exec-warden".into())
-            .spawn(move || keeper.keep(child, executable, &orphans))?;
+            .spawn(move || keeper.keep(child, &executable, &orphans))?;
         Ok(warden)
     }
 
@@ -144,14 +144,14 @@ impl Warden {
     }
 
     /// Waits for the warden to end and starts another, until dismissed.
-    fn keep(&self, mut child: Child, executable: PathBuf, orphans: &Orphans) {
+    fn keep(&self, mut child: Child, executable: &Path, orphans: &Orphans) {
         loop {
             let _ = child.wait();
-            if lock(&self.pipe).is_none() || !fs::exists(&executable).unwrap_or(false) {
+            if lock(&self.pipe).is_none() || !fs::exists(executable).unwrap_or(false) {
                 return;
             }
             tracing::warn!("the warden has died; starting another");
-            match self.launch(&executable, orphans) {
+            match self.launch(executable, orphans) {
                 Ok(next) => child = next,
                 Err(error) => {
                     tracing::error!(%error, "cannot start a warden");
