@@ -1,0 +1,3 @@
+//! What an exec-server does on its own machine.
+
+pub mod files;
