@@ -13,6 +13,7 @@ use codex_exec_server_protocol::process::{
 };
 
 use crate::connection::{Attached, Request};
+use crate::sandbox;
 use crate::server::Server;
 use crate::session::Session;
 
@@ -99,6 +100,9 @@ fn launch(params: ExecParams, group: Group) -> Result<Launch, StartFailure> {
         (params.network_proxy.is_some(), "a network proxy"),
         (params.shell_snapshot.is_some(), "a shell snapshot"),
     ];
+    if params.sandbox.as_ref().is_some_and(sandbox::restricts) {
+        return Err(StartFailure::Refused(RpcError::invalid_params(sandbox::NOT_OFFERED)));
+    }
     if let Some((_, what)) = not_offered.iter().find(|(asked, _)| *asked) {
         let message = format!("{what} is not offered by this server");
         return Err(StartFailure::Refused(RpcError::invalid_params(message)));
