@@ -1,0 +1,2 @@
+//! One integration binary for the crate.
+mod fresh;
