@@ -109,7 +109,9 @@ impl Frame {
             WireBody::Data(data) => Body::Data(Data::from_wire(data)?),
             WireBody::AckFrame(_) => Body::Ack,
             WireBody::Resume(resume) => Body::Resume { next_seq: resume.next_seq },
-            WireBody::Reset(reset) if reset.reason.is_empty() => return Err(FrameError::EmptyReset),
+            WireBody::Reset(reset) if reset.reason.is_empty() => {
+                return Err(FrameError::EmptyReset);
+            }
             WireBody::Reset(reset) => Body::Reset { reason: reset.reason },
             WireBody::Heartbeat(_) => Body::Heartbeat,
             WireBody::Handshake(handshake) if handshake.payload.is_empty() => {

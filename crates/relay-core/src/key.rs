@@ -128,10 +128,7 @@ impl NoiseIdentity {
 
     /// The half to be told.
     pub fn public_key(&self) -> NoisePublicKey {
-        NoisePublicKey {
-            x25519: self.0.dh.public,
-            mlkem768: self.0.kem.public.as_slice().into(),
-        }
+        NoisePublicKey { x25519: self.0.dh.public, mlkem768: self.0.kem.public.as_slice().into() }
     }
 
     pub(crate) fn dh(&self) -> DhPair {

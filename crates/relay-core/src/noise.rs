@@ -195,9 +195,8 @@ fn read(
         return Err(HandshakeError::Length(message.len()));
     }
     let mut payload = Zeroizing::new(vec![0; message.len() - overhead]);
-    let len = handshake
-        .read_message(message, &mut payload)
-        .map_err(|_| HandshakeError::Rejected)?;
+    let len =
+        handshake.read_message(message, &mut payload).map_err(|_| HandshakeError::Rejected)?;
     payload.truncate(len);
     Ok(payload)
 }

@@ -67,6 +67,11 @@ impl SendWindow {
         self.proven
     }
 
+    /// Whether something was sent to a peer of which nothing is known.
+    pub(crate) fn is_unproven_with_data(&self) -> bool {
+        !self.proven && self.next > 0
+    }
+
     /// Segments sent and not acknowledged, and their kept bytes.
     pub(crate) fn in_flight(&self) -> (u64, usize) {
         (self.next - self.unacked, self.bytes)
@@ -87,8 +92,7 @@ impl SendWindow {
         let (segments, bytes) = self.in_flight();
         !self.proven
             || segments == 0
-            || (segments < u64::from(config.window_segments)
-                && bytes + len <= config.window_bytes)
+            || (segments < u64::from(config.window_segments) && bytes + len <= config.window_bytes)
     }
 
     /// The number for a new segment.
@@ -118,8 +122,7 @@ impl SendWindow {
             fate: Fate::InFlight,
         });
         if !self.proven {
-            while self.sent.len() > config.unproven_segments || self.bytes > config.unproven_bytes
-            {
+            while self.sent.len() > config.unproven_segments || self.bytes > config.unproven_bytes {
                 let Some(forgotten) = self.sent.pop_front() else { break };
                 self.bytes -= forgotten.payload.len();
             }

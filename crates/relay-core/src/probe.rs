@@ -26,10 +26,6 @@ impl Probe {
         self.at
     }
 
-    pub(crate) fn is_armed(&self) -> bool {
-        self.at.is_some()
-    }
-
     /// Starts the wait if it is wanted and not running; stops it if it is not wanted.
     pub(crate) fn set(&mut self, wanted: bool, first: Duration, now: Instant) {
         if !wanted {

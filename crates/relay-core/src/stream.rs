@@ -94,8 +94,12 @@ pub(crate) struct Stream {
     retransmit: Probe,
     /// Until a gap in what arrives is filled.
     gap: Probe,
-    /// Until the peer is heard after a reconnect.
+    /// Until the peer is heard after our reconnect.
     resume: Probe,
+    /// Until a peer that reconnected shows that it acknowledges. Before that, what it lost can
+    /// be neither known nor sent again.
+    doubt: Probe,
+    in_doubt: bool,
     heartbeat_at: Option<Instant>,
     first_record_at: Option<Instant>,
     idle_at: Option<Instant>,
@@ -120,6 +124,8 @@ impl Stream {
             retransmit: Probe::default(),
             gap: Probe::default(),
             resume: Probe::default(),
+            doubt: Probe::default(),
+            in_doubt: false,
             heartbeat_at: None,
             first_record_at: None,
             idle_at: None,
@@ -256,18 +262,16 @@ impl Stream {
         if self.outbound.on_ack(frame.ack, frame.ack_bits, explicit, now)? {
             self.retransmit.restart();
         }
-        let was_resuming = self.resume.is_armed();
         self.resume.restart();
         match frame.body {
             Body::Data(data) => self.on_data(data, config, now, events)?,
             Body::Resume { next_seq } => {
                 // The peer has a new socket: what was on its way to the old one is lost. It is
-                // told where we are, unless it is answering us.
-                if self.outbound.is_proven() {
-                    self.outbound.mark_lost();
-                    self.send_resume |= !was_resuming && next_seq > 0;
-                }
+                // answered with an acknowledgement and never with a resume, since two of those,
+                // once repeated on the way, would answer each other for ever.
+                self.outbound.mark_lost();
                 self.inbound.request_ack();
+                self.in_doubt |= next_seq > 0;
             }
             Body::Ack | Body::Heartbeat | Body::Reset { .. } | Body::Handshake { .. } => {}
         }
@@ -433,6 +437,8 @@ impl Stream {
         let after = self.outbound.retransmit_after(config);
         self.retransmit.set(self.outbound.is_waiting(), after, now);
         self.gap.set(self.inbound.has_gap(), config.initial_retransmit, now);
+        let doubt = self.in_doubt && self.outbound.is_unproven_with_data();
+        self.doubt.set(doubt, config.initial_retransmit, now);
     }
 
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
@@ -443,7 +449,7 @@ impl Stream {
             _ => self.first_record_at,
         };
         let rest = match self.detached_until {
-            Some(until) => [Some(until), None, None, None, None, None],
+            Some(until) => [Some(until), None, None, None, None, None, None],
             None => [
                 self.idle_at,
                 self.heartbeat_at,
@@ -451,6 +457,7 @@ impl Stream {
                 self.retransmit.at(),
                 self.gap.at(),
                 self.resume.at(),
+                self.doubt.at(),
             ],
         };
         rest.into_iter().flatten().chain(always).min()
@@ -498,6 +505,9 @@ impl Stream {
                 self.inbound.request_ack();
             }
             Firing::GiveUp => return Err(CloseCause::Stalled),
+        }
+        if self.doubt.on_timeout(config, now, doubling(config)) == Firing::GiveUp {
+            return Err(CloseCause::Stalled);
         }
         Ok(())
     }

@@ -1,2 +1,6 @@
 //! One integration binary for the crate.
+
+mod figures;
 mod fresh;
+mod sim;
+mod util;
