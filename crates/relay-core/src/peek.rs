@@ -37,24 +37,16 @@ pub fn peek<'a>(bytes: &'a [u8], limits: &FrameLimits) -> Result<Peek<'a>, Frame
         if expected.is_some_and(|expected| expected != wire_type) {
             return Err(damaged);
         }
-        let mut contents: &[u8] = &[];
-        match wire_type {
-            0 => {
-                let value = varint(&mut rest).ok_or(damaged)?;
+        let contents = match value(&mut rest, field, wire_type, 0).ok_or(damaged)? {
+            Value::Varint(value) => {
                 if field == 1 {
                     version = value as u32;
                 }
+                continue;
             }
-            1 => take(&mut rest, 8).map(|_| ()).ok_or(damaged)?,
-            2 => {
-                let len = varint(&mut rest).ok_or(FrameError::Damaged(field))?;
-                let len = usize::try_from(len).map_err(|_| FrameError::Damaged(field))?;
-                contents = take(&mut rest, len).ok_or(damaged)?;
-            }
-            5 => take(&mut rest, 4).map(|_| ()).ok_or(damaged)?,
-            // Groups are not of proto3; nobody sends them.
-            _ => return Err(damaged),
-        }
+            Value::Bytes(contents) => contents,
+            Value::Skipped => continue,
+        };
         match field {
             2 => stream_id = contents,
             5 => kind = Some(BodyKind::Data),
@@ -74,6 +66,38 @@ pub fn peek<'a>(bytes: &'a [u8], limits: &FrameLimits) -> Result<Peek<'a>, Frame
     }
     let stream_id = std::str::from_utf8(stream_id).map_err(|_| FrameError::Damaged(2))?;
     Ok(Peek { stream_id, kind: kind.ok_or(FrameError::NoBody)? })
+}
+
+enum Value<'a> {
+    Varint(u64),
+    Bytes(&'a [u8]),
+    Skipped,
+}
+
+/// How deep groups may nest; as deep as the decoder follows them.
+const MAX_DEPTH: usize = 100;
+
+fn value<'a>(rest: &mut &'a [u8], field: u32, wire_type: u64, depth: usize) -> Option<Value<'a>> {
+    match wire_type {
+        0 => return varint(rest).map(Value::Varint),
+        1 => take(rest, 8)?,
+        2 => {
+            let len = usize::try_from(varint(rest)?).ok()?;
+            return take(rest, len).map(Value::Bytes);
+        }
+        // A group, of which only unknown fields can be made: everything up to its end.
+        3 if depth < MAX_DEPTH => loop {
+            let tag = varint(rest)?;
+            let inner = u32::try_from(tag >> 3).ok().filter(|inner| *inner > 0)?;
+            if tag & 7 == 4 {
+                return (inner == field).then_some(Value::Skipped);
+            }
+            value(rest, inner, tag & 7, depth + 1)?;
+        },
+        5 => take(rest, 4)?,
+        _ => return None,
+    };
+    Some(Value::Skipped)
 }
 
 fn take<'a>(rest: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {

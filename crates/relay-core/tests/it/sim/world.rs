@@ -391,7 +391,9 @@ impl World {
             else {
                 continue;
             };
-            let known = up.peer_acknowledges && down.peer_acknowledges;
+            // Nothing in flight either: of what left before the peer was known, a part may have
+            // been forgotten, and a socket lost then is the stream's end.
+            let known = [up, down].iter().all(|s| s.peer_acknowledges && s.in_flight_segments == 0);
             let greeted = node.up.received > 0 && node.down.received > 0;
             if greeted && (known || self.kind == Kind::NeverAck) {
                 self.nodes[index].settled = true;
