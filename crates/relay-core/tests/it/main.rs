@@ -1,5 +1,8 @@
 //! One integration binary for the crate.
 
+// Helpers of tests are tests too.
+#![allow(clippy::unwrap_used)]
+
 mod codec;
 mod faults;
 mod figures;

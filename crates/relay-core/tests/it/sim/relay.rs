@@ -12,7 +12,6 @@ pub struct Faults {
     pub repeat: u64,
     pub disorder: u64,
     pub tamper: u64,
-    pub inject: u64,
     /// Longest delay of a frame, in ms.
     pub delay: u64,
 }
