@@ -2,7 +2,7 @@
 //! repeats, disorders, delays, drops sockets and, in one kind of schedule, lies.
 //!
 //! Everything follows from a seed: run one again with `SIM_SEED=n`, more or fewer with
-//! `SIM_COUNT=n`. The cryptography is real, in every schedule that is not of the clear mode; only
+//! `SIM_COUNT=n`, others than the usual with `SIM_FIRST=n`. The cryptography is real, in every schedule that is not of the clear mode; only
 //! static identities are shared between schedules.
 //!
 //! What must hold in every schedule:
@@ -61,14 +61,15 @@ fn schedules() {
         return;
     }
     let count = from_env("SIM_COUNT").unwrap_or(100_000);
-    let next = AtomicU64::new(0);
+    let first = from_env("SIM_FIRST").unwrap_or(0);
+    let next = AtomicU64::new(first);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let failed: Vec<u64> = std::thread::scope(|scope| {
         let work = || {
             let mut failed = Vec::new();
             loop {
                 let seed = next.fetch_add(1, Ordering::Relaxed);
-                if seed >= count || failed.len() >= 3 {
+                if seed - first >= count || failed.len() >= 3 {
                     return failed;
                 }
                 if catch_unwind(AssertUnwindSafe(|| run(seed))).is_err() {

@@ -112,7 +112,7 @@ impl World {
         let delay = 1 + rng.below(150);
         let faults = match kind {
             Kind::Lossy | Kind::Wild => storm,
-            Kind::Hostile => Faults { tamper: 20, ..Faults::default() },
+            Kind::Hostile => Faults { tamper: [2, 20][rng.below(2) as usize], ..storm },
             Kind::Calm | Kind::Reconnect | Kind::NeverAck => Faults::default(),
         };
         let never = kind == Kind::NeverAck;
