@@ -46,6 +46,9 @@ pub(crate) struct Request {
     _share: Share,
 }
 
+/// An answer of more bytes is encoded only when it can be sent.
+const LARGE: usize = 16 << 10;
+
 struct Share {
     _count: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
@@ -56,13 +59,24 @@ impl Request {
         &self.outbound
     }
 
-    /// Sends the answer; waits while the client does not read.
+    /// Sends the answer; waits while the client does not read. What is large waits as what it is
+    /// and becomes a message only when there is room for that: many answers that wait may share the
+    /// bytes they carry, their messages would not.
     pub(crate) async fn answer<R: Encode>(self, result: Result<R, RpcError>) -> bool {
-        let message = match &result {
+        let hint = result.as_ref().map_or(0, Encode::size_hint);
+        if hint > LARGE {
+            let Ok(slot) = self.outbound.reserve(hint).await else { return false };
+            slot.send(self.encode(&result));
+            return true;
+        }
+        self.outbound.send(self.encode(&result)).await.is_ok()
+    }
+
+    fn encode<R: Encode>(&self, result: &Result<R, RpcError>) -> Vec<u8> {
+        match result {
             Ok(result) => encode::response(&self.id, result),
             Err(error) => encode::error(&self.id, error),
-        };
-        self.outbound.send(message).await.is_ok()
+        }
     }
 
     /// Answers when `result` is there, without anybody waiting for it.
@@ -89,22 +103,27 @@ pub(crate) async fn serve(server: Server, mut connection: Connection) {
         stage: Stage::New,
         outbound: connection.outbound().clone(),
     };
-    loop {
-        let message = tokio::select! {
-            message = connection.next() => message,
-            () = serving.server.shutting_down() => None,
-        };
-        match message {
-            Some(Ok(message)) => serving.message(&message).await,
-            Some(Err(error @ TransportError::TooLong { .. })) => {
-                serving.malformed(error.to_string()).await;
+    let shutdown = serving.server.clone();
+    let work = async {
+        loop {
+            match connection.next().await {
+                Some(Ok(message)) => serving.message(&message).await,
+                Some(Err(error @ TransportError::TooLong { .. })) => {
+                    serving.malformed(error.to_string()).await;
+                }
+                Some(Err(error)) => {
+                    tracing::debug!(%error, "connection failed");
+                    break;
+                }
+                None => break,
             }
-            Some(Err(error)) => {
-                tracing::debug!(%error, "connection failed");
-                break;
-            }
-            None => break,
         }
+    };
+    // Whatever it waits for, a client that does not read included.
+    tokio::select! {
+        biased;
+        () = shutdown.shutting_down() => {}
+        () = work => {}
     }
     serving.end();
 }

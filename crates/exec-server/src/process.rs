@@ -2,7 +2,9 @@
 //!
 //! Each queues what it asks of the process before it returns, and returns the answer as a future.
 
-use codex_exec_host::process::{Group, Launch, LaunchError, StartError, environment};
+use codex_exec_host::process::{
+    Group, Launch, LaunchError, ProcessHandle, StartError, environment,
+};
 use codex_exec_server_protocol::RpcError;
 use codex_exec_server_protocol::process::{
     ExecParams, ExecResponse, ListResponse, ProcessId, ReadParams, ReadResponse, ResizeParams,
@@ -191,7 +193,7 @@ pub(crate) fn resize(
 pub(crate) fn list(
     session: &Session,
 ) -> impl Future<Output = Result<ListResponse, RpcError>> + Send + 'static {
-    let answers: Vec<_> = session.processes().iter().map(|process| process.info()).collect();
+    let answers: Vec<_> = session.processes().iter().map(ProcessHandle::info).collect();
     async move {
         let lines = futures_util::future::join_all(answers).await;
         let mut processes: Vec<_> = lines.into_iter().flatten().collect();
