@@ -322,11 +322,7 @@ impl Inner {
         let limit = self.executor.config().max_searches;
         let mut searches = lock(&self.searches);
         if searches.contains_key(&id) {
-            let (what, reason) = ("searchId", "a search of this id is running");
-            return Err(FileError::Pattern {
-                pattern: format!("{what} {id}"),
-                reason: reason.into(),
-            });
+            return Err(FileError::IdTaken { what: "searchId".into(), id });
         }
         if searches.len() >= limit {
             let what = "running searches".into();
