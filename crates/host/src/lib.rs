@@ -1,3 +1,5 @@
-//! What an exec-server does on its own machine.
+//! Processes and files on this machine.
 
 pub mod files;
+pub mod machine;
+pub mod process;

@@ -1,0 +1,128 @@
+//! A connection: messages in, messages out, whatever carries them.
+//!
+//! Reading is pulled by the owner of the [`Connection`]; writing is a task of its own behind the
+//! [`Outbound`] queue. Neither can wait for the other.
+
+use std::fmt;
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
+
+use crate::outbound::{Outbound, OutboundConfig};
+
+/// What every transport is told about limits.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectionConfig {
+    /// The longest message that is delivered, in bytes. Default 64 MiB.
+    pub message_bytes: usize,
+    /// How much longer than that a websocket message may be to be thrown away whole, with the
+    /// connection going on ([`TransportError::TooLong`]); past it the connection is closed.
+    /// Default 16 MiB.
+    pub oversize_slack: usize,
+    /// The way out.
+    pub outbound: OutboundConfig,
+    /// Pings on a silent websocket; `None` sends none.
+    pub keep_alive: Option<KeepAlive>,
+    /// How long the closing of a websocket may take. Default 5 s.
+    pub close_timeout: Duration,
+}
+
+impl Default for ConnectionConfig {
+    fn default() -> Self {
+        Self {
+            message_bytes: 64 << 20,
+            oversize_slack: 16 << 20,
+            outbound: OutboundConfig::default(),
+            keep_alive: Some(KeepAlive::default()),
+            close_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// When a silent peer is pinged, and when it is given up.
+#[derive(Debug, Clone, Copy)]
+pub struct KeepAlive {
+    /// Silence after which a ping is sent. Default 30 s.
+    pub idle: Duration,
+    /// Silence after the ping that ends the connection. Default 60 s.
+    pub patience: Duration,
+}
+
+impl Default for KeepAlive {
+    fn default() -> Self {
+        Self { idle: Duration::from_secs(30), patience: Duration::from_secs(60) }
+    }
+}
+
+/// What can go wrong between two messages.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// A message over the limit was thrown away; the connection goes on.
+    #[error("message of {len} bytes is over the limit of {limit}")]
+    TooLong {
+        /// Its length.
+        len: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A message so long that the connection cannot go on.
+    #[error("message is over the limit of {limit} bytes")]
+    FarTooLong {
+        /// The limit.
+        limit: usize,
+    },
+    /// The peer was silent for too long after a ping.
+    #[error("the peer did not answer a ping within {} s", patience.as_secs())]
+    Silent {
+        /// How long it had.
+        patience: Duration,
+    },
+    /// The websocket failed.
+    #[error("websocket: {0}")]
+    WebSocket(#[from] tokio_websockets::Error),
+    /// The stream below failed.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+impl TransportError {
+    /// Whether messages may still follow.
+    pub fn is_fatal(&self) -> bool {
+        !matches!(self, Self::TooLong { .. })
+    }
+}
+
+/// Messages in and out. The transport ends when the connection and every clone of its
+/// [`Outbound`] are dropped.
+pub struct Connection {
+    incoming: Pin<Box<dyn Stream<Item = Result<Bytes, TransportError>> + Send>>,
+    outbound: Outbound,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    /// A connection over a transport of the caller's making (a relay stream).
+    pub fn new(
+        incoming: impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static,
+        outbound: Outbound,
+    ) -> Self {
+        Self { incoming: Box::pin(incoming), outbound }
+    }
+
+    /// The next message; `None` when the peer has closed. Cancel safe.
+    pub async fn next(&mut self) -> Option<Result<Bytes, TransportError>> {
+        self.incoming.next().await
+    }
+
+    /// The way out.
+    pub fn outbound(&self) -> &Outbound {
+        &self.outbound
+    }
+}

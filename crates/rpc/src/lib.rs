@@ -1,0 +1,18 @@
+//! Connections that carry JSON-RPC messages, and nothing about any method.
+//!
+//! A [`Connection`] is a stream of messages in and an [`Outbound`] queue for messages out. Only its
+//! constructor knows what carries them: [`Connection::websocket`], [`Connection::lines`] (stdio),
+//! [`Connection::pair`] (memory), [`Connection::channel`] (a relay stream). [`Pending`] matches
+//! answers to requests.
+
+mod connection;
+mod lines;
+mod memory;
+mod outbound;
+mod pending;
+mod websocket;
+
+pub use connection::{Connection, ConnectionConfig, KeepAlive, TransportError};
+pub use outbound::{Closed, Outbound, OutboundConfig, Slot};
+pub use pending::{Answer, OnAnswer, Pending};
+pub use websocket::{websocket_config, websocket_limits};

@@ -1,0 +1,148 @@
+//! The way out of a connection: a queue bounded in bytes, emptied by the connection's write task.
+//!
+//! Invariant: what is queued and not yet handed to the operating system never passes
+//! [`OutboundConfig::queue_bytes`] (one larger message alone excepted). Whoever sends into a full
+//! queue waits, first come first served; so a peer that stops reading makes its senders wait and
+//! does not make this process grow.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+/// The bounds of a connection's way out.
+#[derive(Debug, Clone, Copy)]
+pub struct OutboundConfig {
+    /// Bytes that may wait for the socket. Default 512 KiB.
+    pub queue_bytes: usize,
+}
+
+impl Default for OutboundConfig {
+    fn default() -> Self {
+        Self { queue_bytes: 512 << 10 }
+    }
+}
+
+/// What the queue charges for a message besides its length, so that tiny ones are bounded too.
+const OVERHEAD: usize = 128;
+
+/// The connection has ended; nothing more can be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the connection has ended")]
+pub struct Closed;
+
+/// A handle to send messages; clones share the queue. The connection closes when the last is gone.
+#[derive(Debug, Clone)]
+pub struct Outbound {
+    queue: mpsc::UnboundedSender<Queued>,
+    room: Arc<Semaphore>,
+    capacity: usize,
+}
+
+/// What the write task takes from the queue.
+#[derive(Debug)]
+pub(crate) enum Queued {
+    /// A message, and its share of the queue until it is written.
+    Message(Bytes, OwnedSemaphorePermit),
+    /// A keep-alive ping.
+    Ping,
+    /// Write what the transport itself has pending (a pong); bounds how much of it there can be.
+    Flush(OwnedSemaphorePermit),
+}
+
+/// The write task's end of the queue.
+#[derive(Debug)]
+pub(crate) struct OutboundQueue {
+    queue: mpsc::UnboundedReceiver<Queued>,
+    room: Arc<Semaphore>,
+}
+
+/// Room in the queue, held until the message is written.
+#[derive(Debug)]
+pub struct Slot {
+    queue: mpsc::UnboundedSender<Queued>,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Slot {
+    /// Queues the message. The room taken stays what was reserved.
+    pub fn send(self, message: impl Into<Bytes>) {
+        // A closed queue drops the message; whoever cares learns it from the next reservation.
+        let _ = self.queue.send(Queued::Message(message.into(), self.permit));
+    }
+}
+
+pub(crate) fn outbound(config: OutboundConfig) -> (Outbound, OutboundQueue) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let room = Arc::new(Semaphore::new(config.queue_bytes));
+    (
+        Outbound { queue: sender, room: room.clone(), capacity: config.queue_bytes },
+        OutboundQueue { queue: receiver, room },
+    )
+}
+
+impl Outbound {
+    /// Waits for room for a message of `len` bytes.
+    pub async fn reserve(&self, len: usize) -> Result<Slot, Closed> {
+        Ok(Slot { queue: self.queue.clone(), permit: self.room_for(len).await? })
+    }
+
+    /// Room for a message of `len` bytes, if there is some now.
+    pub fn try_reserve(&self, len: usize) -> Option<Slot> {
+        let permit = self.room.clone().try_acquire_many_owned(self.share(len)).ok()?;
+        Some(Slot { queue: self.queue.clone(), permit })
+    }
+
+    /// Waits for room and queues the message.
+    pub async fn send(&self, message: impl Into<Bytes>) -> Result<(), Closed> {
+        let message = message.into();
+        self.reserve(message.len()).await?.send(message);
+        Ok(())
+    }
+
+    /// Resolves when the connection has ended.
+    pub async fn closed(&self) {
+        self.queue.closed().await;
+    }
+
+    /// Whether the connection has ended.
+    pub fn is_closed(&self) -> bool {
+        self.queue.is_closed()
+    }
+
+    /// Queues a ping, which needs no room: the caller never has two under way.
+    pub(crate) fn ping(&self) {
+        let _ = self.queue.send(Queued::Ping);
+    }
+
+    /// Has the transport's own answers written, waiting for room if the peer does not read them.
+    pub(crate) async fn flush(&self) -> Result<(), Closed> {
+        let permit = self.room_for(0).await?;
+        self.queue.send(Queued::Flush(permit)).map_err(|_| Closed)
+    }
+
+    async fn room_for(&self, len: usize) -> Result<OwnedSemaphorePermit, Closed> {
+        self.room.clone().acquire_many_owned(self.share(len)).await.map_err(|_| Closed)
+    }
+
+    fn share(&self, len: usize) -> u32 {
+        u32::try_from((len + OVERHEAD).min(self.capacity)).unwrap_or(u32::MAX)
+    }
+}
+
+impl OutboundQueue {
+    pub(crate) async fn recv(&mut self) -> Option<Queued> {
+        self.queue.recv().await
+    }
+
+    pub(crate) fn try_recv(&mut self) -> Option<Queued> {
+        self.queue.try_recv().ok()
+    }
+}
+
+/// Once nobody writes, nobody may wait for room.
+impl Drop for OutboundQueue {
+    fn drop(&mut self) {
+        self.room.close();
+    }
+}

@@ -1,0 +1,173 @@
+//! Websockets: one JSON text a message; text and binary are taken alike.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt, Stream, StreamExt, stream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_websockets::{Error, Limits, Message, WebSocketStream};
+
+use crate::connection::{Connection, ConnectionConfig, TransportError};
+use crate::outbound::{Outbound, OutboundQueue, Queued, outbound};
+
+/// The limits to build a websocket with, so that what is a little too long can be answered.
+pub fn websocket_limits(config: &ConnectionConfig) -> Limits {
+    Limits::default().max_payload_len(Some(config.message_bytes + config.oversize_slack))
+}
+
+/// How to build a websocket: small messages gather into one write, large ones go out whole.
+pub fn websocket_config() -> tokio_websockets::Config {
+    tokio_websockets::Config::default().flush_threshold(64 << 10)
+}
+
+impl Connection {
+    /// A connection over an established websocket. Spawns its write task.
+    pub fn websocket<T>(socket: WebSocketStream<T>, config: &ConnectionConfig) -> Self
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sink, stream) = socket.split();
+        let (outbound, queue) = outbound(config.outbound);
+        let reader_gone = CancellationToken::new();
+        tokio::spawn(write(sink, queue, reader_gone.clone(), config.close_timeout));
+        let now = Instant::now();
+        let reader = Reader {
+            stream,
+            outbound: outbound.clone(),
+            config: *config,
+            heard: now,
+            pinged: None,
+            _gone: reader_gone.drop_guard(),
+        };
+        Self::new(reader.into_stream(), outbound)
+    }
+}
+
+struct Reader<T> {
+    stream: SplitStream<WebSocketStream<T>>,
+    outbound: Outbound,
+    config: ConnectionConfig,
+    /// When the peer was last heard.
+    heard: Instant,
+    /// When it was pinged since then.
+    pinged: Option<Instant>,
+    /// Tells the write task that nobody listens any more.
+    _gone: DropGuard,
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
+    fn into_stream(self) -> impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static {
+        stream::unfold(Some(self), |reader| async move {
+            let mut reader = reader?;
+            match reader.next().await? {
+                Err(error) if error.is_fatal() => Some((Err(error), None)),
+                item => Some((item, Some(reader))),
+            }
+        })
+    }
+
+    async fn next(&mut self) -> Option<Result<Bytes, TransportError>> {
+        loop {
+            let deadline = self.deadline();
+            let message = tokio::select! {
+                message = self.stream.next() => message?,
+                () = self.outbound.closed() => return None,
+                () = due(deadline) => match self.silence() {
+                    Some(error) => return Some(Err(error)),
+                    None => continue,
+                },
+            };
+            self.heard = Instant::now();
+            self.pinged = None;
+            let limit = self.config.message_bytes;
+            match message {
+                Ok(message) if message.is_text() || message.is_binary() => {
+                    let bytes = Bytes::from(message.into_payload());
+                    if bytes.len() > limit {
+                        return Some(Err(TransportError::TooLong { len: bytes.len(), limit }));
+                    }
+                    return Some(Ok(bytes));
+                }
+                // The library has queued the pong; see to it that a peer which pings and never
+                // reads waits for us and does not fill our memory.
+                Ok(message) if message.is_ping() => self.outbound.flush().await.ok()?,
+                Ok(message) if message.is_close() => return None,
+                Ok(_) => {}
+                Err(Error::PayloadTooLong { .. }) => {
+                    return Some(Err(TransportError::FarTooLong { limit }));
+                }
+                Err(error) => return Some(Err(error.into())),
+            }
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let keep_alive = self.config.keep_alive?;
+        Some(match self.pinged {
+            None => self.heard + keep_alive.idle,
+            Some(pinged) => pinged + keep_alive.patience,
+        })
+    }
+
+    /// The deadline has come: ping, or give the peer up.
+    fn silence(&mut self) -> Option<TransportError> {
+        let patience = self.config.keep_alive?.patience;
+        if self.pinged.is_some() {
+            return Some(TransportError::Silent { patience });
+        }
+        self.pinged = Some(Instant::now());
+        self.outbound.ping();
+        None
+    }
+}
+
+async fn due(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Empties the queue into the socket, gathering what is there before each flush; then closes it.
+/// Once nobody listens any more the rest has `close_timeout` to go out.
+async fn write<T: AsyncRead + AsyncWrite + Unpin>(
+    mut sink: SplitSink<WebSocketStream<T>, Message>,
+    mut queue: OutboundQueue,
+    reader_gone: CancellationToken,
+    close_timeout: Duration,
+) {
+    let work = async {
+        // Shares of the queue whose messages are not written yet.
+        let mut unwritten = Vec::new();
+        while let Some(first) = queue.recv().await {
+            let mut next = Some(first);
+            while let Some(queued) = next {
+                match queued {
+                    Queued::Message(bytes, share) => {
+                        sink.feed(Message::text(bytes)).await?;
+                        unwritten.push(share);
+                    }
+                    Queued::Ping => sink.feed(Message::ping("")).await?,
+                    Queued::Flush(share) => unwritten.push(share),
+                }
+                next = queue.try_recv();
+            }
+            sink.flush().await?;
+            unwritten.clear();
+        }
+        sink.close().await
+    };
+    let given_up = async {
+        reader_gone.cancelled().await;
+        sleep(close_timeout).await;
+    };
+    tokio::select! {
+        result = work => if let Err(error) = result {
+            tracing::debug!(%error, "websocket write ended");
+        },
+        () = given_up => tracing::debug!("websocket did not close in time"),
+    }
+}

@@ -1,0 +1,5 @@
+//! Connections over every transport, with real framing and a clock that the tests hold.
+
+mod lines;
+mod memory;
+mod websocket;
