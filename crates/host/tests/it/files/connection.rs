@@ -85,8 +85,10 @@ async fn handles_can_be_used_before_their_open_is_answered() {
 
 #[tokio::test]
 async fn a_slow_scan_delays_nobody() {
-    let c = Client::new();
-    let path = c.f.file("x", "abc");
+    // Each line is a notification of its own: more than fit between the search and its call.
+    let config = FilesConfig { search_batch_bytes: 1, ..Default::default() };
+    let mut c = Client::with(config, Backend::Here);
+    let path = c.f.file("x", "abc\n".repeat(500));
     let search =
         FsSearchParams { search_id: Some("s".into()), ..FsSearchParams::new(c.f.path(""), "abc") };
     let mut scan = Box::pin(c.connection.call(Backend::Here, search));
@@ -95,7 +97,11 @@ async fn a_slow_scan_delays_nobody() {
     assert!(matches!(scan.as_mut().poll(&mut context), Poll::Pending));
     c.call(FsWriteFileParams::new(path.clone(), vec![1])).await.unwrap();
     c.call(FsReadFileParams::new(path)).await.unwrap();
-    scan.await.unwrap();
+    let drain = async { while c.told.recv().await.is_some() {} };
+    tokio::select! {
+        answer = scan => drop(answer.unwrap()),
+        () = drain => panic!("the connection ended"),
+    }
 }
 
 #[tokio::test]

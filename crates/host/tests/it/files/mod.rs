@@ -5,7 +5,6 @@ mod connection;
 mod content;
 mod copy;
 mod directories;
-mod docs;
 mod figures;
 mod helper;
 mod links;
