@@ -32,6 +32,7 @@ mod scan;
 mod search;
 mod walk;
 mod watch;
+mod watches;
 
 pub use cancel::{Cancel, CancelOnDrop};
 pub use config::FilesConfig;

@@ -98,12 +98,12 @@ pub(super) fn search(
             }
         }
         if found.send_if_due().is_break() {
-            return Err(FileError::Cancelled);
+            found.answer.cancelled = true;
+            break;
         }
     }
-    if found.send().is_break() {
-        return Err(FileError::Cancelled);
-    }
+    // Nobody listening is a cancellation too; what was found last is then not told.
+    found.answer.cancelled |= found.send().is_break();
     let mut answer = found.answer;
     answer.truncated |= answer.cancelled;
     Ok(answer)
