@@ -71,7 +71,7 @@ pub fn notification<N: Notice>(params: &N::Params) -> Vec<u8> {
     out
 }
 
-fn json<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) {
+pub(crate) fn json<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) {
     // Writing to a Vec cannot fail, and every type of this crate serializes: their maps have
     // string keys and no float is carried.
     if let Err(error) = serde_json::to_writer(out, value) {
@@ -79,7 +79,7 @@ fn json<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) {
     }
 }
 
-fn member(name: &str, out: &mut Vec<u8>) {
+pub(crate) fn member(name: &str, out: &mut Vec<u8>) {
     out.push(b'"');
     out.extend_from_slice(name.as_bytes());
     out.extend_from_slice(b"\":");

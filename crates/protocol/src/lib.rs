@@ -11,6 +11,7 @@ pub mod encode;
 mod envelope;
 pub mod environment;
 pub mod error;
+pub mod files;
 pub mod http;
 mod limits;
 pub mod methods;

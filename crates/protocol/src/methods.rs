@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 
 use crate::encode::Encode;
 use crate::environment::*;
+use crate::files::*;
 use crate::http::*;
 use crate::process::*;
 use crate::session::*;
@@ -53,6 +54,8 @@ pub enum Lane {
     FileRead,
     /// In order after every earlier file request of the connection.
     FileWrite,
+    /// After every earlier file change of the connection; nothing waits for it.
+    FileScan,
     /// May take long or wait for something; overtakes and is overtaken.
     Free,
 }
@@ -176,6 +179,51 @@ methods! {
         /// Whether it is ready.
         EnvironmentStatus "environment/status" EnvironmentStatusParams => EnvironmentStatusResponse, EnvironmentStatus, Connection;
 
+        /// The whole content of a file.
+        FsReadFile "fs/readFile" FsReadFileParams => FsReadFileResponse, Filesystem, FileRead;
+        /// Opens a handle.
+        FsOpen "fs/open" FsOpenParams => FsOpenResponse, Filesystem, FileWrite;
+        /// Reads through a handle.
+        FsReadBlock "fs/readBlock" FsReadBlockParams => FsReadBlockResponse, Filesystem, FileRead;
+        /// Writes through a handle.
+        FsWriteBlock "fs/writeBlock" FsWriteBlockParams => FsWriteBlockResponse, Filesystem, FileWrite;
+        /// Closes a handle, or commits it (extension).
+        FsClose "fs/close" FsCloseParams => FsCloseResponse, Filesystem, FileWrite;
+        /// Replaces the content of a file.
+        FsWriteFile "fs/writeFile" FsWriteFileParams => FsWriteFileResponse, Filesystem, FileWrite;
+        /// Makes a directory.
+        FsCreateDirectory "fs/createDirectory" FsCreateDirectoryParams => FsCreateDirectoryResponse, Filesystem, FileWrite;
+        /// What a path is.
+        FsGetMetadata "fs/getMetadata" FsGetMetadataParams => FsGetMetadataResponse, Filesystem, FileRead;
+        /// A path with every link resolved.
+        FsCanonicalize "fs/canonicalize" FsCanonicalizeParams => FsCanonicalizeResponse, Filesystem, FileRead;
+        /// The names in a directory.
+        FsReadDirectory "fs/readDirectory" FsReadDirectoryParams => FsReadDirectoryResponse, Filesystem, FileRead;
+        /// A tree, breadth-first.
+        FsWalk "fs/walk" FsWalkParams => FsWalkResponse, Filesystem, FileScan;
+        /// Removes a name, or a tree.
+        FsRemove "fs/remove" FsRemoveParams => FsRemoveResponse, Filesystem, FileWrite;
+        /// Copies a file, a link or a tree.
+        FsCopy "fs/copy" FsCopyParams => FsCopyResponse, Filesystem, FileWrite;
+        /// Tells once when a missing path appears.
+        FsWatchMissing "fs/watchMissing" FsWatchMissingParams => FsWatchMissingResponse, Filesystem, FileRead;
+        /// Moves a name (extension).
+        FsRename "fs/rename" FsRenameParams => FsRenameResponse, Filesystem, FileWrite;
+        /// Makes a symbolic link (extension).
+        FsSymlink "fs/symlink" FsSymlinkParams => FsSymlinkResponse, Filesystem, FileWrite;
+        /// Sets permission bits (extension).
+        FsSetMode "fs/setMode" FsSetModeParams => FsSetModeResponse, Filesystem, FileWrite;
+        /// Searches file contents (extension).
+        FsSearch "fs/search" FsSearchParams => FsSearchResponse, Filesystem, FileScan;
+        /// Ends a search (extension).
+        FsCancelSearch "fs/cancelSearch" FsCancelSearchParams => FsCancelSearchResponse, Filesystem, Free;
+        /// Finds names (extension).
+        FsGlob "fs/glob" FsGlobParams => FsGlobResponse, Filesystem, FileScan;
+        /// Tells changes of a tree (extension).
+        FsWatch "fs/watch" FsWatchParams => FsWatchResponse, Filesystem, FileRead;
+        /// Ends a watch (extension).
+        FsUnwatch "fs/unwatch" FsUnwatchParams => FsUnwatchResponse, Filesystem, FileRead;
+
         /// An HTTP request from the server's place in the network.
         HttpRequest "http/request" HttpRequestParams => HttpRequestResponse, Http, Free;
     }
@@ -188,6 +236,12 @@ methods! {
         ProcessExited "process/exited" ExecExitedNotification;
         /// A process's last event.
         ProcessClosed "process/closed" ExecClosedNotification;
+        /// A missing path has appeared.
+        FsMissingChanged "fs/missingChanged" FsMissingChangedNotification;
+        /// Lines a search has found (extension).
+        FsSearchMatches "fs/search/matches" FsSearchMatchesNotification;
+        /// Changes of a watched tree (extension).
+        FsChanged "fs/changed" FsChangedNotification;
         /// A piece of a streamed HTTP body.
         HttpRequestBodyDelta "http/request/bodyDelta" HttpRequestBodyDeltaNotification;
     }

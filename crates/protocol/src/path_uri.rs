@@ -79,6 +79,11 @@ impl PathUri {
         }
     }
 
+    /// How many bytes the path takes when it is written as a URI.
+    pub fn encoded_len(&self) -> usize {
+        7 + self.0.iter().map(|&b| if stays_plain(b) { 1 } else { 3 }).sum::<usize>()
+    }
+
     /// The path below this one with the given (native, relative) tail.
     pub fn join(&self, tail: impl AsRef<[u8]>) -> Result<Self, PathUriError> {
         let tail = tail.as_ref();
@@ -303,6 +308,7 @@ mod tests {
             let path = PathUri::from_native(&native).unwrap();
             let back: PathUri = path.to_string().parse().unwrap();
             prop_assert_eq!(&back, &path);
+            prop_assert_eq!(path.encoded_len(), path.to_string().len());
             prop_assert_eq!(PathUri::from_native(path.as_bytes()).unwrap(), path);
         }
 

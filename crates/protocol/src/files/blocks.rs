@@ -1,0 +1,118 @@
+//! Files in blocks: `fs/open`, `fs/readBlock`, `fs/writeBlock`, `fs/close`.
+
+use serde::{Deserialize, Serialize};
+
+use super::{FsDone, is_false, null_is_default};
+use crate::{Base64Bytes, PathUri};
+
+/// What a handle is opened for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum FsOpenMode {
+    /// Reading.
+    #[default]
+    Read,
+    /// Writing; the file is created or truncated at once.
+    Replace,
+    /// Extension: writing to a temporary file, which takes the place of the old one when the
+    /// handle is closed with `commit`, and vanishes otherwise.
+    ReplaceAtomic,
+}
+
+impl FsOpenMode {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
+    fn is_read(&self) -> bool {
+        *self == Self::Read
+    }
+}
+
+/// `fs/open`: a handle of this connection on a regular file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsOpenParams {
+    /// Chosen by the client, at most 32 bytes, unique among the open handles of the connection.
+    pub handle_id: String,
+    pub path: PathUri,
+    #[serde(
+        default,
+        deserialize_with = "null_is_default",
+        skip_serializing_if = "FsOpenMode::is_read"
+    )]
+    pub mode: FsOpenMode,
+}
+
+impl FsOpenParams {
+    pub fn new(handle_id: impl Into<String>, path: PathUri, mode: FsOpenMode) -> Self {
+        Self { handle_id: handle_id.into(), path, mode }
+    }
+}
+
+/// Answer of `fs/open`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsOpenResponse {
+    pub handle_id: String,
+}
+
+/// `fs/readBlock`: some bytes from any offset of a handle opened for reading.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsReadBlockParams {
+    pub handle_id: String,
+    pub offset: u64,
+    /// 1 … 1 MiB.
+    pub len: u64,
+}
+
+impl FsReadBlockParams {
+    pub fn new(handle_id: impl Into<String>, offset: u64, len: u64) -> Self {
+        Self { handle_id: handle_id.into(), offset, len }
+    }
+}
+
+/// Answer of `fs/readBlock`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsReadBlockResponse {
+    pub chunk: Base64Bytes,
+    /// Fewer than `len` bytes were left.
+    pub eof: bool,
+}
+
+/// `fs/writeBlock`: bytes for any offset of a handle opened for writing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsWriteBlockParams {
+    pub handle_id: String,
+    pub offset: u64,
+    /// At most 1 MiB, decoded.
+    pub chunk: Base64Bytes,
+}
+
+impl FsWriteBlockParams {
+    pub fn new(handle_id: impl Into<String>, offset: u64, chunk: impl Into<Base64Bytes>) -> Self {
+        Self { handle_id: handle_id.into(), offset, chunk: chunk.into() }
+    }
+}
+
+/// Answer of `fs/writeBlock`.
+pub type FsWriteBlockResponse = FsDone;
+
+/// `fs/close`: gives a handle back. An unknown one is fine, unless `commit` is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsCloseParams {
+    pub handle_id: String,
+    /// Extension: put the file of a `replaceAtomic` handle in its place.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    pub commit: bool,
+}
+
+impl FsCloseParams {
+    pub fn new(handle_id: impl Into<String>) -> Self {
+        Self { handle_id: handle_id.into(), commit: false }
+    }
+}
+
+/// Answer of `fs/close`.
+pub type FsCloseResponse = FsDone;

@@ -1,0 +1,58 @@
+//! Whole files: `fs/readFile` and `fs/writeFile`.
+
+use serde::{Deserialize, Serialize};
+
+use super::{FsDone, is_false, is_true, null_is_default, on_by_default, yes};
+use crate::{Base64Bytes, PathUri};
+
+/// `fs/readFile`: the whole content of a regular file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsReadFileParams {
+    pub path: PathUri,
+    /// False refuses a symbolic link in any component.
+    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    pub follow_symlinks: bool,
+}
+
+impl FsReadFileParams {
+    pub fn new(path: PathUri) -> Self {
+        Self { path, follow_symlinks: true }
+    }
+}
+
+/// Answer of `fs/readFile`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsReadFileResponse {
+    #[serde(rename = "dataBase64")]
+    pub data: Base64Bytes,
+}
+
+/// `fs/writeFile`: replaces the content of a file, or creates it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsWriteFileParams {
+    pub path: PathUri,
+    #[serde(rename = "dataBase64")]
+    pub data: Base64Bytes,
+    /// False refuses a symbolic link in any component.
+    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    pub follow_symlinks: bool,
+    /// Extension: write a temporary file beside the old one, fsync it, and rename it over the old
+    /// one. Readers see the old bytes or the new ones, never a part; hard links are cut.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    pub atomic: bool,
+    /// Extension: permission bits, if the file is created by this request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<u32>,
+}
+
+impl FsWriteFileParams {
+    pub fn new(path: PathUri, data: impl Into<Base64Bytes>) -> Self {
+        Self { path, data: data.into(), follow_symlinks: true, atomic: false, mode: None }
+    }
+}
+
+/// Answer of `fs/writeFile`.
+pub type FsWriteFileResponse = FsDone;

@@ -1,0 +1,244 @@
+//! Names in the tree: metadata, listing, making, removing, copying, renaming.
+
+use serde::{Deserialize, Serialize};
+
+use super::{FsDone, is_false, is_true, on_by_default, yes};
+use crate::PathUri;
+
+/// `fs/createDirectory`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsCreateDirectoryParams {
+    pub path: PathUri,
+    /// Make missing parents too, and take an existing directory as success.
+    #[serde(default = "yes", deserialize_with = "on_by_default")]
+    pub recursive: bool,
+    /// False refuses a symbolic link in any component.
+    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    pub follow_symlinks: bool,
+}
+
+impl FsCreateDirectoryParams {
+    pub fn new(path: PathUri) -> Self {
+        Self { path, recursive: true, follow_symlinks: true }
+    }
+}
+
+/// Answer of `fs/createDirectory`.
+pub type FsCreateDirectoryResponse = FsDone;
+
+/// `fs/getMetadata`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsGetMetadataParams {
+    pub path: PathUri,
+    /// False refuses a symbolic link in any component.
+    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    pub follow_symlinks: bool,
+}
+
+impl FsGetMetadataParams {
+    pub fn new(path: PathUri) -> Self {
+        Self { path, follow_symlinks: true }
+    }
+}
+
+/// Answer of `fs/getMetadata`: the file a link leads to, and whether the path itself is a link.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsGetMetadataResponse {
+    pub is_directory: bool,
+    pub is_file: bool,
+    #[serde(default)]
+    pub is_symlink: bool,
+    #[serde(default)]
+    pub size: u64,
+    /// Milliseconds since the epoch, 0 if unknown.
+    #[serde(default)]
+    pub created_at_ms: i64,
+    /// Milliseconds since the epoch, 0 if unknown.
+    #[serde(default)]
+    pub modified_at_ms: i64,
+    /// Extension: permission bits (the low 12 bits of `st_mode`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<u32>,
+    /// Extension.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// Extension.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gid: Option<u32>,
+    /// Extension.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inode: Option<u64>,
+    /// Extension: number of hard links.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nlink: Option<u64>,
+}
+
+/// `fs/canonicalize`: the path with every link resolved; it has to exist.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsCanonicalizeParams {
+    pub path: PathUri,
+}
+
+impl FsCanonicalizeParams {
+    pub fn new(path: PathUri) -> Self {
+        Self { path }
+    }
+}
+
+/// Answer of `fs/canonicalize`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsCanonicalizeResponse {
+    pub path: PathUri,
+}
+
+/// `fs/readDirectory`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsReadDirectoryParams {
+    pub path: PathUri,
+}
+
+impl FsReadDirectoryParams {
+    pub fn new(path: PathUri) -> Self {
+        Self { path }
+    }
+}
+
+/// One name of a directory; a link is described by what it leads to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsReadDirectoryEntry {
+    /// The name; bytes that are not UTF-8 are replaced by U+FFFD.
+    pub file_name: String,
+    pub is_directory: bool,
+    pub is_file: bool,
+    /// Extension: the entry's whole path, present when `file_name` has lost bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_name_uri: Option<PathUri>,
+}
+
+/// Answer of `fs/readDirectory`: at most 50,000 entries, sorted by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsReadDirectoryResponse {
+    pub entries: Vec<FsReadDirectoryEntry>,
+    /// Extension: the directory holds more than the answer does.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub truncated: bool,
+}
+
+/// `fs/remove`: a link is removed, never what it leads to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsRemoveParams {
+    pub path: PathUri,
+    /// Remove what a directory holds too.
+    #[serde(default = "yes", deserialize_with = "on_by_default")]
+    pub recursive: bool,
+    /// A missing path is success.
+    #[serde(default = "yes", deserialize_with = "on_by_default")]
+    pub force: bool,
+    /// False refuses a symbolic link in any component, the last included.
+    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    pub follow_symlinks: bool,
+}
+
+impl FsRemoveParams {
+    pub fn new(path: PathUri) -> Self {
+        Self { path, recursive: true, force: true, follow_symlinks: true }
+    }
+}
+
+/// Answer of `fs/remove`.
+pub type FsRemoveResponse = FsDone;
+
+/// `fs/copy`: a link is copied as a link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsCopyParams {
+    pub source_path: PathUri,
+    pub destination_path: PathUri,
+    /// Needed for a directory.
+    pub recursive: bool,
+}
+
+impl FsCopyParams {
+    pub fn new(source_path: PathUri, destination_path: PathUri, recursive: bool) -> Self {
+        Self { source_path, destination_path, recursive }
+    }
+}
+
+/// Answer of `fs/copy`.
+pub type FsCopyResponse = FsDone;
+
+/// Extension `fs/rename`: moves a name within one filesystem; a link is moved, not its target.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsRenameParams {
+    pub source_path: PathUri,
+    pub destination_path: PathUri,
+    /// False refuses to replace an existing destination.
+    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    pub overwrite: bool,
+    /// False refuses a symbolic link in any directory on the way to either name.
+    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    pub follow_symlinks: bool,
+}
+
+impl FsRenameParams {
+    pub fn new(source_path: PathUri, destination_path: PathUri) -> Self {
+        Self { source_path, destination_path, overwrite: true, follow_symlinks: true }
+    }
+}
+
+/// Answer of `fs/rename`.
+pub type FsRenameResponse = FsDone;
+
+/// Extension `fs/symlink`: makes a symbolic link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsSymlinkParams {
+    /// Where the link is made.
+    pub path: PathUri,
+    /// What it says: a relative or absolute native path, kept as it is, or a `file:` URI, which
+    /// can carry any bytes.
+    pub target: String,
+    /// False refuses a symbolic link in any directory on the way to `path`.
+    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    pub follow_symlinks: bool,
+}
+
+impl FsSymlinkParams {
+    pub fn new(path: PathUri, target: impl Into<String>) -> Self {
+        Self { path, target: target.into(), follow_symlinks: true }
+    }
+}
+
+/// Answer of `fs/symlink`.
+pub type FsSymlinkResponse = FsDone;
+
+/// Extension `fs/setMode`: sets the permission bits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsSetModeParams {
+    pub path: PathUri,
+    /// 0 … 0o7777.
+    pub mode: u32,
+    /// False refuses a symbolic link in any component.
+    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    pub follow_symlinks: bool,
+}
+
+impl FsSetModeParams {
+    pub fn new(path: PathUri, mode: u32) -> Self {
+        Self { path, mode, follow_symlinks: true }
+    }
+}
+
+/// Answer of `fs/setMode`.
+pub type FsSetModeResponse = FsDone;

@@ -1,0 +1,222 @@
+//! Extensions `fs/search` (file contents) and `fs/glob` (file names).
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    FsDone, FsPathError, FsWalkEntry, is_false, is_true, null_is_default, on_by_default, yes,
+};
+use crate::PathUri;
+
+/// Extension `fs/search`: lines that match a regular expression.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsSearchParams {
+    /// Names this search among those that run on the connection. With it, matches come as
+    /// `fs/search/matches` notifications; without it, in the answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub search_id: Option<String>,
+    /// A directory, searched with all that is below it, or a file.
+    pub path: PathUri,
+    /// A regular expression (or plain text, with `literal`).
+    pub pattern: String,
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    pub literal: bool,
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    pub case_insensitive: bool,
+    /// Match whole words only.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    pub word: bool,
+    /// Let a match span lines.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    pub multiline: bool,
+    /// Search only files that match one of these git-style globs.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub include: Vec<String>,
+    /// Leave out files and directories that match one of these git-style globs.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<String>,
+    /// Leave out what `.gitignore` and `.ignore` files say.
+    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    pub respect_gitignore: bool,
+    /// Look into names that start with a dot too.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    pub hidden: bool,
+    /// Lines of context before a match; at most 50.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_zero")]
+    pub before_context: u32,
+    /// Lines of context after a match; at most 50.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_zero")]
+    pub after_context: u32,
+    /// Stop after this many matching lines; 1,000 if absent, at most 100,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_matches: Option<u32>,
+    /// Stop in one file after this many matching lines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_matches_per_file: Option<u32>,
+    /// Pass over files larger than this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_file_bytes: Option<u64>,
+}
+
+impl FsSearchParams {
+    pub fn new(path: PathUri, pattern: impl Into<String>) -> Self {
+        Self {
+            search_id: None,
+            path,
+            pattern: pattern.into(),
+            literal: false,
+            case_insensitive: false,
+            word: false,
+            multiline: false,
+            include: Vec::new(),
+            exclude: Vec::new(),
+            respect_gitignore: true,
+            hidden: false,
+            before_context: 0,
+            after_context: 0,
+            max_matches: None,
+            max_matches_per_file: None,
+            max_file_bytes: None,
+        }
+    }
+}
+
+/// Whether a line matches or stands beside one that does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum FsSearchLineKind {
+    Match,
+    Context,
+}
+
+/// A stretch of a line, in bytes of its `text`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsSearchRange {
+    pub start: u64,
+    pub end: u64,
+}
+
+/// One line (or, with `multiline`, one matching stretch of lines) of a searched file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsSearchLine {
+    /// From 1.
+    pub line_number: u64,
+    pub kind: FsSearchLineKind,
+    /// Without its line end; bytes that are not UTF-8 are replaced by U+FFFD.
+    pub text: String,
+    /// Where it matches; empty for context.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranges: Vec<FsSearchRange>,
+    /// `text` is the beginning of a longer line.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub text_truncated: bool,
+}
+
+/// Lines of one file, in order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsSearchFile {
+    pub path: PathUri,
+    pub lines: Vec<FsSearchLine>,
+}
+
+/// Notification `fs/search/matches`. All of them come before the answer of the search.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsSearchMatchesNotification {
+    pub search_id: String,
+    /// From 1, without gaps.
+    pub seq: u64,
+    /// A file with many lines may go on in the next notification.
+    pub files: Vec<FsSearchFile>,
+}
+
+/// Answer of `fs/search`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsSearchResponse {
+    /// Empty if the matches came as notifications.
+    pub files: Vec<FsSearchFile>,
+    /// Matching lines found.
+    pub matches: u64,
+    pub files_matched: u64,
+    pub files_searched: u64,
+    /// A limit or a cancellation cut the search short.
+    pub truncated: bool,
+    /// Ended by `fs/cancelSearch`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub cancelled: bool,
+    /// What could not be searched; the first 100.
+    #[serde(default)]
+    pub errors: Vec<FsPathError>,
+}
+
+/// Extension `fs/cancelSearch`: the search answers with what it has. Unknown is fine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsCancelSearchParams {
+    pub search_id: String,
+}
+
+/// Answer of `fs/cancelSearch`.
+pub type FsCancelSearchResponse = FsDone;
+
+/// Extension `fs/glob`: names that match one of the patterns.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsGlobParams {
+    /// Where the patterns start.
+    pub path: PathUri,
+    /// Relative to `path`; `*` stops at a slash, `**` does not.
+    pub patterns: Vec<String>,
+    /// Leave out files and directories that match one of these git-style globs.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<String>,
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    pub case_insensitive: bool,
+    /// Leave out what `.gitignore` and `.ignore` files say.
+    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    pub respect_gitignore: bool,
+    /// Look into names that start with a dot too.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    pub hidden: bool,
+    /// List directories that match too, not only files.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    pub directories: bool,
+    /// 10,000 if absent, at most 50,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_results: Option<u32>,
+}
+
+impl FsGlobParams {
+    pub fn new(path: PathUri, patterns: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self {
+            path,
+            patterns: patterns.into_iter().map(Into::into).collect(),
+            exclude: Vec::new(),
+            case_insensitive: false,
+            respect_gitignore: true,
+            hidden: false,
+            directories: false,
+            max_results: None,
+        }
+    }
+}
+
+/// Answer of `fs/glob`: sorted, each directory before what is in it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsGlobResponse {
+    pub entries: Vec<FsWalkEntry>,
+    pub truncated: bool,
+    /// What could not be looked at; the first 100.
+    #[serde(default)]
+    pub errors: Vec<FsPathError>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
+fn is_zero(value: &u32) -> bool {
+    *value == 0
+}

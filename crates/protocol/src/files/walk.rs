@@ -1,0 +1,84 @@
+//! `fs/walk`: a tree, breadth-first.
+
+use serde::{Deserialize, Serialize};
+
+use super::{is_false, null_is_default};
+use crate::PathUri;
+
+/// `fs/walk`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsWalkParams {
+    pub path: PathUri,
+    pub options: FsWalkOptions,
+}
+
+impl FsWalkParams {
+    pub fn new(path: PathUri, options: FsWalkOptions) -> Self {
+        Self { path, options }
+    }
+}
+
+/// How far a walk goes. The default is as far as a server lets it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsWalkOptions {
+    /// Directories more than this many levels below the root are listed but not read; at most 64.
+    pub max_depth: u32,
+    /// Directories that are read, the root included; at most 10,000.
+    pub max_directories: u32,
+    /// Entries in the answer; at most 50,000.
+    pub max_entries: u32,
+    /// Go into directories that are reached through a link, each once.
+    pub follow_directory_symlinks: bool,
+    /// Leave out directories whose name starts with a dot, and what is in them.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    pub prune_hidden_directories: bool,
+}
+
+impl Default for FsWalkOptions {
+    fn default() -> Self {
+        Self {
+            max_depth: 64,
+            max_directories: 10_000,
+            max_entries: 50_000,
+            follow_directory_symlinks: false,
+            prune_hidden_directories: false,
+        }
+    }
+}
+
+/// What an entry is; for a link, what it leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum FsEntryKind {
+    Directory,
+    File,
+}
+
+/// An entry of `fs/walk` and `fs/glob`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsWalkEntry {
+    pub path: PathUri,
+    pub kind: FsEntryKind,
+}
+
+/// Something under the root that could not be looked at, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsPathError {
+    pub path: PathUri,
+    pub message: String,
+}
+
+/// Answer of `fs/walk`, at most 4 MiB.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsWalkResponse {
+    pub entries: Vec<FsWalkEntry>,
+    #[serde(default)]
+    pub errors: Vec<FsPathError>,
+    /// A limit other than the depth cut the walk short.
+    pub truncated: bool,
+}

@@ -1,0 +1,99 @@
+//! Changes: `fs/watchMissing`, and the extensions `fs/watch` and `fs/unwatch`.
+
+use serde::{Deserialize, Serialize};
+
+use super::{FsDone, is_false, is_true, on_by_default, yes};
+use crate::PathUri;
+
+/// `fs/watchMissing`: tells once when one of some missing paths appears, or a present one changes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsWatchMissingParams {
+    pub watch_id: i64,
+    pub missing: Vec<PathUri>,
+    #[serde(default)]
+    pub present: Option<PathUri>,
+}
+
+/// Answer of `fs/watchMissing`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsWatchMissingResponse {
+    /// False if the paths cannot be watched; no notification will come.
+    pub watching: bool,
+}
+
+/// Notification `fs/missingChanged`, the only one of its watch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsMissingChangedNotification {
+    pub watch_id: i64,
+}
+
+/// Extension `fs/watch`: notifications about changes of a file or a tree.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsWatchParams {
+    /// Chosen by the client, unique among the watches of the connection.
+    pub watch_id: i64,
+    pub path: PathUri,
+    /// Everything below a directory too, not only its own entries.
+    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    pub recursive: bool,
+    /// How long changes are gathered before they are told; 100 if absent, at most 60,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub debounce_ms: Option<u32>,
+}
+
+impl FsWatchParams {
+    pub fn new(watch_id: i64, path: PathUri) -> Self {
+        Self { watch_id, path, recursive: true, debounce_ms: None }
+    }
+}
+
+/// Answer of `fs/watch`: changes made after it are reported.
+pub type FsWatchResponse = FsDone;
+
+/// Extension `fs/unwatch`: ends a watch. Unknown is fine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsUnwatchParams {
+    pub watch_id: i64,
+}
+
+/// Answer of `fs/unwatch`: no notification of the watch follows it.
+pub type FsUnwatchResponse = FsDone;
+
+/// What happened to a path since the last notification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum FsChangeKind {
+    /// It appeared, also by a rename.
+    Created,
+    /// Its content or its attributes changed.
+    Modified,
+    /// It is gone, also by a rename.
+    Removed,
+}
+
+/// One changed path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsChange {
+    pub path: PathUri,
+    pub kind: FsChangeKind,
+}
+
+/// Notification `fs/changed`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsChangedNotification {
+    pub watch_id: i64,
+    pub changes: Vec<FsChange>,
+    /// Some changes were lost: look at the whole tree again.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub overflow: bool,
+    /// The watch has ended by itself, for this reason; this is its last notification.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+}
