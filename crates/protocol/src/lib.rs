@@ -16,6 +16,7 @@ pub mod http;
 mod limits;
 pub mod methods;
 mod path_uri;
+mod permissions;
 pub mod process;
 pub mod session;
 
@@ -26,6 +27,11 @@ pub use error::RpcError;
 pub use limits::DecodeLimits;
 pub use methods::{Call, Family, Lane, Method, Notice, call, notice};
 pub use path_uri::{PathUri, PathUriError};
+pub use permissions::{
+    AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, LegacySandboxPolicy,
+    MissingPathBehavior, NetworkPolicy, PermissionProfile, RestrictedFileSystem, SandboxContext,
+    SpecialPath,
+};
 
 /// Parses params of a request or notification: absent and `null` are `{}`.
 pub fn parse_params<P: serde::de::DeserializeOwned>(

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::base64_bytes::Base64Bytes;
 use crate::path_uri::PathUri;
+use crate::permissions::SandboxContext;
 
 /// A process's name, chosen by the client, unique in its session.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -107,6 +108,9 @@ pub struct ExecParams {
     /// What the program sees as `argv[0]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arg0: Option<String>,
+    /// What to hold it to; nothing where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
     /// Refuse to start without a managed network.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub enforce_managed_network: bool,

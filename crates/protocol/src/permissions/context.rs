@@ -1,0 +1,128 @@
+//! The `sandbox` member of a request: permissions and what they are relative to.
+//!
+//! Invariant: an older policy in place of the object, or of `permissions`, makes `cwd` the one
+//! project root; nothing else about where it stood survives decoding.
+
+use std::fmt;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+
+use super::profile::{PermissionProfile, ProfileMembers, SpelledProfile};
+use crate::PathUri;
+
+/// What a `process/start` or a filesystem request is to be held to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxContext {
+    /// What may be touched.
+    pub permissions: PermissionProfile,
+    /// What relative patterns are relative to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<PathUri>,
+    /// What `project_roots` stands for; none grants nothing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub workspace_roots: Vec<PathUri>,
+    /// An older policy without a `cwd` of its own: the project root is the working directory of
+    /// whatever is started. Says nothing on the wire, where the newest spelling names the roots.
+    #[serde(skip)]
+    pub project_root_is_cwd: bool,
+    /// For Windows servers; kept, and ignored elsewhere.
+    pub windows_sandbox_level: String,
+    /// For Windows servers; kept, and ignored elsewhere.
+    pub windows_sandbox_private_desktop: bool,
+    /// For Windows servers; kept, and ignored elsewhere.
+    pub windows_sandbox_proxy_settings_mode: String,
+    /// How an older server should enforce this. Kept; this server decides for itself.
+    pub use_legacy_landlock: bool,
+}
+
+impl SandboxContext {
+    /// These permissions, relative to nothing: `project_roots` grants nothing yet.
+    pub fn new(permissions: PermissionProfile) -> Self {
+        Self {
+            permissions,
+            cwd: None,
+            workspace_roots: Vec::new(),
+            project_root_is_cwd: false,
+            windows_sandbox_level: "disabled".to_owned(),
+            windows_sandbox_private_desktop: false,
+            windows_sandbox_proxy_settings_mode: "preserve".to_owned(),
+            use_legacy_landlock: false,
+        }
+    }
+
+    /// These permissions in this directory, which is also the one workspace root.
+    pub fn in_workspace(permissions: PermissionProfile, root: PathUri) -> Self {
+        Self { cwd: Some(root.clone()), workspace_roots: vec![root], ..Self::new(permissions) }
+    }
+
+    fn from_profile(spelled: SpelledProfile) -> Self {
+        Self { project_root_is_cwd: spelled.legacy, ..Self::new(spelled.profile) }
+    }
+}
+
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ContextMembers {
+    permissions: Option<SpelledProfile>,
+    cwd: Option<PathUri>,
+    workspace_roots: Option<Vec<PathUri>>,
+    windows_sandbox_level: Option<String>,
+    windows_sandbox_private_desktop: Option<bool>,
+    windows_sandbox_proxy_settings_mode: Option<String>,
+    use_legacy_landlock: Option<bool>,
+    #[serde(flatten)]
+    in_place: ProfileMembers,
+}
+
+impl ContextMembers {
+    fn into_context<E: de::Error>(self) -> Result<SandboxContext, E> {
+        let spelled = match self.permissions {
+            Some(spelled) => spelled,
+            None if self.in_place.is_profile() => self.in_place.into_profile()?,
+            None => return Err(E::missing_field("permissions")),
+        };
+        let mut context = SandboxContext::from_profile(spelled);
+        context.workspace_roots = self.workspace_roots.unwrap_or_default();
+        if context.project_root_is_cwd
+            && let Some(cwd) = &self.cwd
+        {
+            context.workspace_roots = vec![cwd.clone()];
+            context.project_root_is_cwd = false;
+        }
+        context.cwd = self.cwd;
+        if let Some(level) = self.windows_sandbox_level {
+            context.windows_sandbox_level = level;
+        }
+        if let Some(mode) = self.windows_sandbox_proxy_settings_mode {
+            context.windows_sandbox_proxy_settings_mode = mode;
+        }
+        context.windows_sandbox_private_desktop =
+            self.windows_sandbox_private_desktop.unwrap_or(false);
+        context.use_legacy_landlock = self.use_legacy_landlock.unwrap_or(false);
+        Ok(context)
+    }
+}
+
+impl<'de> Deserialize<'de> for SandboxContext {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ObjectOrWord;
+        impl<'de> Visitor<'de> for ObjectOrWord {
+            type Value = SandboxContext;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a sandbox object")
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<Self::Value, E> {
+                ProfileMembers::of_word(word).into_profile().map(SandboxContext::from_profile)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                ContextMembers::deserialize(MapAccessDeserializer::new(map))?.into_context()
+            }
+        }
+        deserializer.deserialize_any(ObjectOrWord)
+    }
+}

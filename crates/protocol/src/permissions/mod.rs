@@ -1,0 +1,27 @@
+//! Permissions: what a request asks to be held to.
+//!
+//! These types say *intent* only. They are pure data: nothing here looks at the machine, resolves a
+//! name or decides an access; the sandbox crate does. Invariant: every spelling ever sent decodes
+//! to one shape, and that shape is always written in the newest spelling.
+//!
+//! ```
+//! use codex_exec_server_protocol::SandboxContext;
+//! let asked: SandboxContext =
+//!     serde_json::from_str(r#"{"type": "read-only", "network_access": false}"#).unwrap();
+//! assert!(asked.permissions.restricts_file_system());
+//! ```
+
+mod context;
+mod file_system;
+mod legacy;
+mod profile;
+#[cfg(test)]
+mod tests;
+
+pub use context::SandboxContext;
+pub use file_system::{
+    AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, MissingPathBehavior,
+    RestrictedFileSystem, SpecialPath,
+};
+pub use legacy::LegacySandboxPolicy;
+pub use profile::{NetworkPolicy, PermissionProfile};
