@@ -306,7 +306,7 @@ impl Track {
         if exit_unplaced {
             self.deliver_exit();
         }
-        if closed && self.end.is_none() {
+        if closed {
             self.drain_all();
             self.close();
         }
@@ -440,6 +440,9 @@ impl Track {
     }
 
     fn close(&mut self) {
+        if self.end.is_some() {
+            return;
+        }
         self.deliver_exit();
         self.early.clear();
         self.early_cost = 0;
