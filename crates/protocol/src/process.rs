@@ -108,7 +108,7 @@ pub struct ExecParams {
     /// What the program sees as `argv[0]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arg0: Option<String>,
-    /// What to hold it to; nothing where absent.
+    /// What it may do; anything where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
     /// Refuse to start without a managed network.

@@ -59,16 +59,16 @@ pub(crate) struct OutboundQueue {
 
 /// Room in the queue, held until the message is written.
 #[derive(Debug)]
-pub struct Slot<'a> {
-    outbound: &'a Outbound,
+pub struct Slot {
+    queue: mpsc::UnboundedSender<Queued>,
     permit: OwnedSemaphorePermit,
 }
 
-impl Slot<'_> {
+impl Slot {
     /// Queues the message. The room taken stays what was reserved.
     pub fn send(self, message: impl Into<Bytes>) {
         // A closed queue drops the message; whoever cares learns it from the next reservation.
-        let _ = self.outbound.queue.send(Queued::Message(message.into(), self.permit));
+        let _ = self.queue.send(Queued::Message(message.into(), self.permit));
     }
 }
 
@@ -83,8 +83,14 @@ pub(crate) fn outbound(config: OutboundConfig) -> (Outbound, OutboundQueue) {
 
 impl Outbound {
     /// Waits for room for a message of `len` bytes.
-    pub async fn reserve(&self, len: usize) -> Result<Slot<'_>, Closed> {
-        Ok(Slot { outbound: self, permit: self.room_for(len).await? })
+    pub async fn reserve(&self, len: usize) -> Result<Slot, Closed> {
+        Ok(Slot { queue: self.queue.clone(), permit: self.room_for(len).await? })
+    }
+
+    /// Room for a message of `len` bytes, if there is some now.
+    pub fn try_reserve(&self, len: usize) -> Option<Slot> {
+        let permit = self.room.clone().try_acquire_many_owned(self.share(len)).ok()?;
+        Some(Slot { queue: self.queue.clone(), permit })
     }
 
     /// Waits for room and queues the message.
@@ -116,9 +122,11 @@ impl Outbound {
     }
 
     async fn room_for(&self, len: usize) -> Result<OwnedSemaphorePermit, Closed> {
-        let share = (len + OVERHEAD).min(self.capacity);
-        let share = u32::try_from(share).unwrap_or(u32::MAX);
-        self.room.clone().acquire_many_owned(share).await.map_err(|_| Closed)
+        self.room.clone().acquire_many_owned(self.share(len)).await.map_err(|_| Closed)
+    }
+
+    fn share(&self, len: usize) -> u32 {
+        u32::try_from((len + OVERHEAD).min(self.capacity)).unwrap_or(u32::MAX)
     }
 }
 

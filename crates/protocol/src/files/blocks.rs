@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{FsDone, is_false, null_is_default};
-use crate::{Base64Bytes, PathUri};
+use crate::{Base64Bytes, PathUri, SandboxContext};
 
 /// What a handle is opened for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -39,11 +39,14 @@ pub struct FsOpenParams {
         skip_serializing_if = "FsOpenMode::is_read"
     )]
     pub mode: FsOpenMode,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsOpenParams {
     pub fn new(handle_id: impl Into<String>, path: PathUri, mode: FsOpenMode) -> Self {
-        Self { handle_id: handle_id.into(), path, mode }
+        Self { handle_id: handle_id.into(), path, mode, sandbox: None }
     }
 }
 
@@ -62,11 +65,14 @@ pub struct FsReadBlockParams {
     pub offset: u64,
     /// 1 … 1 MiB.
     pub len: u64,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsReadBlockParams {
     pub fn new(handle_id: impl Into<String>, offset: u64, len: u64) -> Self {
-        Self { handle_id: handle_id.into(), offset, len }
+        Self { handle_id: handle_id.into(), offset, len, sandbox: None }
     }
 }
 
@@ -87,11 +93,14 @@ pub struct FsWriteBlockParams {
     pub offset: u64,
     /// At most 1 MiB, decoded.
     pub chunk: Base64Bytes,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsWriteBlockParams {
     pub fn new(handle_id: impl Into<String>, offset: u64, chunk: impl Into<Base64Bytes>) -> Self {
-        Self { handle_id: handle_id.into(), offset, chunk: chunk.into() }
+        Self { handle_id: handle_id.into(), offset, chunk: chunk.into(), sandbox: None }
     }
 }
 
@@ -106,11 +115,14 @@ pub struct FsCloseParams {
     /// Extension: put the file of a `replaceAtomic` handle in its place.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub commit: bool,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsCloseParams {
     pub fn new(handle_id: impl Into<String>) -> Self {
-        Self { handle_id: handle_id.into(), commit: false }
+        Self { handle_id: handle_id.into(), commit: false, sandbox: None }
     }
 }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{FsDone, is_false, is_true, null_is_default, on_by_default, yes};
-use crate::{Base64Bytes, PathUri};
+use crate::{Base64Bytes, PathUri, SandboxContext};
 
 /// `fs/readFile`: the whole content of a regular file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,11 +13,14 @@ pub struct FsReadFileParams {
     /// False refuses a symbolic link in any component.
     #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
     pub follow_symlinks: bool,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsReadFileParams {
     pub fn new(path: PathUri) -> Self {
-        Self { path, follow_symlinks: true }
+        Self { path, follow_symlinks: true, sandbox: None }
     }
 }
 
@@ -46,11 +49,21 @@ pub struct FsWriteFileParams {
     /// Extension: permission bits, if the file is created by this request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsWriteFileParams {
     pub fn new(path: PathUri, data: impl Into<Base64Bytes>) -> Self {
-        Self { path, data: data.into(), follow_symlinks: true, atomic: false, mode: None }
+        Self {
+            path,
+            data: data.into(),
+            follow_symlinks: true,
+            atomic: false,
+            mode: None,
+            sandbox: None,
+        }
     }
 }
 

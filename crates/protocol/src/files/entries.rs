@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{FsDone, is_false, is_true, on_by_default, yes};
-use crate::PathUri;
+use crate::{PathUri, SandboxContext};
 
 /// `fs/createDirectory`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,11 +16,14 @@ pub struct FsCreateDirectoryParams {
     /// False refuses a symbolic link in any component.
     #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
     pub follow_symlinks: bool,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsCreateDirectoryParams {
     pub fn new(path: PathUri) -> Self {
-        Self { path, recursive: true, follow_symlinks: true }
+        Self { path, recursive: true, follow_symlinks: true, sandbox: None }
     }
 }
 
@@ -35,11 +38,14 @@ pub struct FsGetMetadataParams {
     /// False refuses a symbolic link in any component.
     #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
     pub follow_symlinks: bool,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsGetMetadataParams {
     pub fn new(path: PathUri) -> Self {
-        Self { path, follow_symlinks: true }
+        Self { path, follow_symlinks: true, sandbox: None }
     }
 }
 
@@ -81,11 +87,14 @@ pub struct FsGetMetadataResponse {
 #[serde(rename_all = "camelCase")]
 pub struct FsCanonicalizeParams {
     pub path: PathUri,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsCanonicalizeParams {
     pub fn new(path: PathUri) -> Self {
-        Self { path }
+        Self { path, sandbox: None }
     }
 }
 
@@ -101,11 +110,14 @@ pub struct FsCanonicalizeResponse {
 #[serde(rename_all = "camelCase")]
 pub struct FsReadDirectoryParams {
     pub path: PathUri,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsReadDirectoryParams {
     pub fn new(path: PathUri) -> Self {
-        Self { path }
+        Self { path, sandbox: None }
     }
 }
 
@@ -146,11 +158,14 @@ pub struct FsRemoveParams {
     /// False refuses a symbolic link in any component, the last included.
     #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
     pub follow_symlinks: bool,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsRemoveParams {
     pub fn new(path: PathUri) -> Self {
-        Self { path, recursive: true, force: true, follow_symlinks: true }
+        Self { path, recursive: true, force: true, follow_symlinks: true, sandbox: None }
     }
 }
 
@@ -165,11 +180,14 @@ pub struct FsCopyParams {
     pub destination_path: PathUri,
     /// Needed for a directory.
     pub recursive: bool,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsCopyParams {
     pub fn new(source_path: PathUri, destination_path: PathUri, recursive: bool) -> Self {
-        Self { source_path, destination_path, recursive }
+        Self { source_path, destination_path, recursive, sandbox: None }
     }
 }
 
@@ -188,11 +206,20 @@ pub struct FsRenameParams {
     /// False refuses a symbolic link in any directory on the way to either name.
     #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
     pub follow_symlinks: bool,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsRenameParams {
     pub fn new(source_path: PathUri, destination_path: PathUri) -> Self {
-        Self { source_path, destination_path, overwrite: true, follow_symlinks: true }
+        Self {
+            source_path,
+            destination_path,
+            overwrite: true,
+            follow_symlinks: true,
+            sandbox: None,
+        }
     }
 }
 
@@ -211,11 +238,14 @@ pub struct FsSymlinkParams {
     /// False refuses a symbolic link in any directory on the way to `path`.
     #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
     pub follow_symlinks: bool,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsSymlinkParams {
     pub fn new(path: PathUri, target: impl Into<String>) -> Self {
-        Self { path, target: target.into(), follow_symlinks: true }
+        Self { path, target: target.into(), follow_symlinks: true, sandbox: None }
     }
 }
 
@@ -232,11 +262,14 @@ pub struct FsSetModeParams {
     /// False refuses a symbolic link in any component.
     #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
     pub follow_symlinks: bool,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsSetModeParams {
     pub fn new(path: PathUri, mode: u32) -> Self {
-        Self { path, mode, follow_symlinks: true }
+        Self { path, mode, follow_symlinks: true, sandbox: None }
     }
 }
 

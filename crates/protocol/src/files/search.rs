@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     FsDone, FsPathError, FsWalkEntry, is_false, is_true, null_is_default, on_by_default, yes,
 };
-use crate::PathUri;
+use crate::{PathUri, SandboxContext};
 
 /// Extension `fs/search`: lines that match a regular expression.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +56,9 @@ pub struct FsSearchParams {
     /// Pass over files larger than this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_file_bytes: Option<u64>,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsSearchParams {
@@ -77,6 +80,7 @@ impl FsSearchParams {
             max_matches: None,
             max_matches_per_file: None,
             max_file_bytes: None,
+            sandbox: None,
         }
     }
 }
@@ -158,6 +162,15 @@ pub struct FsSearchResponse {
 #[serde(rename_all = "camelCase")]
 pub struct FsCancelSearchParams {
     pub search_id: String,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
+}
+
+impl FsCancelSearchParams {
+    pub fn new(search_id: impl Into<String>) -> Self {
+        Self { search_id: search_id.into(), sandbox: None }
+    }
 }
 
 /// Answer of `fs/cancelSearch`.
@@ -188,6 +201,9 @@ pub struct FsGlobParams {
     /// 10,000 if absent, at most 50,000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_results: Option<u32>,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsGlobParams {
@@ -201,6 +217,7 @@ impl FsGlobParams {
             hidden: false,
             directories: false,
             max_results: None,
+            sandbox: None,
         }
     }
 }

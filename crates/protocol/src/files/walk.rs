@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{is_false, null_is_default};
-use crate::PathUri;
+use crate::{PathUri, SandboxContext};
 
 /// `fs/walk`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -11,11 +11,14 @@ use crate::PathUri;
 pub struct FsWalkParams {
     pub path: PathUri,
     pub options: FsWalkOptions,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsWalkParams {
     pub fn new(path: PathUri, options: FsWalkOptions) -> Self {
-        Self { path, options }
+        Self { path, options, sandbox: None }
     }
 }
 

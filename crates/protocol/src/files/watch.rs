@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{FsDone, is_false, is_true, on_by_default, yes};
-use crate::PathUri;
+use crate::{PathUri, SandboxContext};
 
 /// `fs/watchMissing`: tells once when one of some missing paths appears, or a present one changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,6 +13,15 @@ pub struct FsWatchMissingParams {
     pub missing: Vec<PathUri>,
     #[serde(default)]
     pub present: Option<PathUri>,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
+}
+
+impl FsWatchMissingParams {
+    pub fn new(watch_id: i64, missing: Vec<PathUri>, present: Option<PathUri>) -> Self {
+        Self { watch_id, missing, present, sandbox: None }
+    }
 }
 
 /// Answer of `fs/watchMissing`.
@@ -43,11 +52,14 @@ pub struct FsWatchParams {
     /// How long changes are gathered before they are told; 100 if absent, at most 60,000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub debounce_ms: Option<u32>,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
 }
 
 impl FsWatchParams {
     pub fn new(watch_id: i64, path: PathUri) -> Self {
-        Self { watch_id, path, recursive: true, debounce_ms: None }
+        Self { watch_id, path, recursive: true, debounce_ms: None, sandbox: None }
     }
 }
 
@@ -55,10 +67,19 @@ impl FsWatchParams {
 pub type FsWatchResponse = FsDone;
 
 /// Extension `fs/unwatch`: ends a watch. Unknown is fine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsUnwatchParams {
     pub watch_id: i64,
+    /// What the request is held to; none is no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxContext>,
+}
+
+impl FsUnwatchParams {
+    pub fn new(watch_id: i64) -> Self {
+        Self { watch_id, sandbox: None }
+    }
 }
 
 /// Answer of `fs/unwatch`: no notification of the watch follows it.

@@ -75,7 +75,7 @@ fn blocks() {
     );
     golden(&FsCloseParams::new("h1"), r#"{"handleId":"h1"}"#);
     golden(
-        &FsCloseParams { handle_id: "h1".into(), commit: true },
+        &FsCloseParams { commit: true, ..FsCloseParams::new("h1") },
         r#"{"handleId":"h1","commit":true}"#,
     );
 }
@@ -208,7 +208,7 @@ fn searches() {
         &FsSearchResponse { matches: 1, files_matched: 1, files_searched: 9, ..Default::default() },
         r#"{"files":[],"matches":1,"filesMatched":1,"filesSearched":9,"truncated":false,"errors":[]}"#,
     );
-    golden(&FsCancelSearchParams { search_id: "s1".into() }, r#"{"searchId":"s1"}"#);
+    golden(&FsCancelSearchParams::new("s1"), r#"{"searchId":"s1"}"#);
     golden(
         &FsGlobParams::new(path("/s"), ["**/*.rs"]),
         r#"{"path":"file:///s","patterns":["**/*.rs"]}"#,
@@ -219,13 +219,13 @@ fn searches() {
 #[test]
 fn watches() {
     golden(
-        &FsWatchMissingParams { watch_id: 4, missing: vec![path("/m")], present: None },
+        &FsWatchMissingParams::new(4, vec![path("/m")], None),
         r#"{"watchId":4,"missing":["file:///m"],"present":null}"#,
     );
     golden(&FsWatchMissingResponse { watching: true }, r#"{"watching":true}"#);
     golden(&FsMissingChangedNotification { watch_id: 4 }, r#"{"watchId":4}"#);
     golden(&FsWatchParams::new(5, path("/w")), r#"{"watchId":5,"path":"file:///w"}"#);
-    golden(&FsUnwatchParams { watch_id: 5 }, r#"{"watchId":5}"#);
+    golden(&FsUnwatchParams::new(5), r#"{"watchId":5}"#);
     golden(
         &FsChangedNotification {
             watch_id: 5,
@@ -245,6 +245,54 @@ fn paths_that_are_none() {
             r#"{{"sourcePath":"/a","destinationPath":"{bad}","recursive":true}}"#
         ));
     }
+}
+
+#[test]
+fn every_request_takes_a_sandbox() {
+    let text = r#"{"path":"file:///a","sandbox":{"type":"read-only"}}"#;
+    let read: FsReadFileParams = serde_json::from_str(text).unwrap();
+    let sandbox = read.sandbox.clone().unwrap();
+    let again = serde_json::to_string(&read).unwrap();
+    let again: FsReadFileParams = serde_json::from_str(&again).unwrap();
+    assert_eq!(again.sandbox.unwrap().permissions, sandbox.permissions);
+    let params = r#""path":"/a","sourcePath":"/a","destinationPath":"/b","recursive":true,"handleId":"h","offset":0,"len":1,"chunk":"","dataBase64":"","watchId":1,"missing":[],"pattern":"x","patterns":[],"searchId":"s","target":"t","mode":"read","options":{"maxDepth":1,"maxDirectories":1,"maxEntries":1,"followDirectorySymlinks":false}"#;
+    macro_rules! all {
+        ($($ty:ty),*) => {$(
+            let params = if stringify!($ty).contains("Mode") || stringify!($ty).contains("WriteFile") {
+                params.replace("\"mode\":\"read\"", "\"mode\":1")
+            } else {
+                params.to_owned()
+            };
+            let with: $ty = serde_json::from_str(&format!(r#"{{{params},"sandbox":{{"type":"read-only"}}}}"#)).unwrap();
+            assert!(with.sandbox.is_some(), stringify!($ty));
+            let null: $ty = serde_json::from_str(&format!(r#"{{{params},"sandbox":null}}"#)).unwrap();
+            assert!(null.sandbox.is_none(), stringify!($ty));
+        )*};
+    }
+    all!(
+        FsReadFileParams,
+        FsOpenParams,
+        FsReadBlockParams,
+        FsWriteBlockParams,
+        FsCloseParams,
+        FsWriteFileParams,
+        FsCreateDirectoryParams,
+        FsGetMetadataParams,
+        FsCanonicalizeParams,
+        FsReadDirectoryParams,
+        FsWalkParams,
+        FsRemoveParams,
+        FsCopyParams,
+        FsWatchMissingParams,
+        FsRenameParams,
+        FsSymlinkParams,
+        FsSetModeParams,
+        FsSearchParams,
+        FsCancelSearchParams,
+        FsGlobParams,
+        FsWatchParams,
+        FsUnwatchParams
+    );
 }
 
 #[test]

@@ -1,0 +1,4 @@
+//! Processes and files on this machine.
+
+pub mod machine;
+pub mod process;

@@ -1,0 +1,505 @@
+//! The one owner of a process: its child, its output, its numbers.
+//!
+//! ```text
+//!            spawned                exit seen             streams ended        linger over
+//! Starting ───────────▶ Running ───────────────▶ Exited ───────────────▶ Closed ───────▶ forgotten
+//!     │ failed             publishes output        publishes late output    can be read
+//!     ▼
+//!  forgotten
+//! ```
+//!
+//! Everything that happens to the process passes through this one loop, so output, exit and close
+//! are numbered in the order they are published, by construction. The loop never waits for one
+//! thing only: a client that does not read, a stdin that nobody reads, a read that waits are each a
+//! branch of it.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use codex_exec_server_protocol::PathUri;
+use codex_exec_server_protocol::process::{
+    OutputStream, ProcessId, ProcessInfo, ReadParams, ReadResponse,
+};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until};
+
+use super::child::Child;
+use super::config::ProcessConfig;
+use super::event::{EventKind, EventSink, ProcessEvent, SinkClosed};
+use super::handle::{Command, NoTerminal};
+use super::orphans::{Group, Orphans};
+use super::output::{Output, READ_BYTES};
+use super::pty;
+use super::retention::Retention;
+use super::stdin::Stdin;
+
+/// The longest a read waits, so that no clock overflows.
+const LONGEST_WAIT: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// Decides whether a sandbox caused an exit, from the exit code and what was written.
+pub type DenialCheck = Box<dyn FnOnce(i32, &mut dyn Iterator<Item = &[u8]>) -> bool + Send>;
+
+/// What a process is made of once it runs.
+pub(super) struct Parts {
+    pub process_id: ProcessId,
+    pub argv: Vec<String>,
+    pub cwd: PathUri,
+    pub group: Group,
+    pub child: Child,
+    pub stdin: Stdin,
+    /// stdout and stderr, or the terminal alone.
+    pub outputs: [Option<Output>; 2],
+    /// The terminal's master.
+    pub terminal: Option<Arc<OwnedFd>>,
+    pub retention: Retention,
+    pub denial: Option<DenialCheck>,
+}
+
+/// Who is told of events.
+enum Audience {
+    /// The answer to `process/start` is still on its way; events wait for it.
+    Expected,
+    Attached(Box<dyn EventSink>),
+    Nobody,
+}
+
+pub(super) struct Actor {
+    parts: Parts,
+    config: Arc<ProcessConfig>,
+    orphans: Orphans,
+    mailbox: mpsc::UnboundedReceiver<Command>,
+    started_at_ms: u64,
+    next_seq: u64,
+    audience: Audience,
+    /// Events that the audience is still to be told.
+    undelivered: VecDeque<ProcessEvent>,
+    undelivered_bytes: usize,
+    /// The last event that some audience was told.
+    delivered: u64,
+    /// Output that was kept while nobody listened waits to be read.
+    backlog: Option<Backlog>,
+    waiting: Vec<WaitingRead>,
+    exit: Option<Exit>,
+    closed: bool,
+    failure: Option<String>,
+    forget_at: Option<Instant>,
+}
+
+/// What a client that came back may still ask for before it can be dropped.
+struct Backlog {
+    /// Events before this number.
+    before: u64,
+    /// No longer than this.
+    until: Instant,
+}
+
+struct Exit {
+    seq: u64,
+    code: i32,
+    sandbox_denied: bool,
+}
+
+struct WaitingRead {
+    params: ReadParams,
+    until: Instant,
+    reply: oneshot::Sender<ReadResponse>,
+}
+
+/// What the loop woke up for.
+enum Event {
+    Command(Option<Command>),
+    Deliver(Result<(), SinkClosed>),
+    Output(usize, Option<Bytes>),
+    Exited(i32),
+    StdinMoved,
+    Due,
+}
+
+/// Whether the loop goes on.
+#[derive(PartialEq, Eq)]
+enum Next {
+    Continue,
+    Forget,
+}
+
+impl Actor {
+    pub(super) fn new(
+        parts: Parts,
+        config: Arc<ProcessConfig>,
+        orphans: Orphans,
+        mailbox: mpsc::UnboundedReceiver<Command>,
+    ) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            parts,
+            config,
+            orphans,
+            mailbox,
+            started_at_ms: now.as_millis() as u64,
+            next_seq: 1,
+            audience: Audience::Expected,
+            undelivered: VecDeque::new(),
+            undelivered_bytes: 0,
+            delivered: 0,
+            backlog: None,
+            waiting: Vec::new(),
+            exit: None,
+            closed: false,
+            failure: None,
+            forget_at: None,
+        }
+    }
+
+    /// Runs until the process is forgotten.
+    pub(super) async fn run(mut self) {
+        loop {
+            self.close_if_done();
+            self.answer_waiting().await;
+            let event = self.next_event().await;
+            if self.handle(event).await == Next::Forget {
+                break;
+            }
+        }
+        self.end().await;
+    }
+
+    async fn next_event(&mut self) -> Event {
+        let deadline = self.deadline();
+        let may_read = self.may_read();
+        let Parts { child, stdin, outputs: [first, second], .. } = &mut self.parts;
+        let open = |output: &Option<Output>| output.as_ref().is_some_and(Output::is_open);
+        let (first_open, second_open) = (open(first), open(second));
+        tokio::select! {
+            command = self.mailbox.recv() => Event::Command(command),
+            result = deliverable(&mut self.audience, self.undelivered.front()) => {
+                Event::Deliver(result)
+            }
+            bytes = read(first), if may_read && first_open => Event::Output(0, bytes),
+            bytes = read(second), if may_read && second_open => Event::Output(1, bytes),
+            code = child.exited(), if self.exit.is_none() => Event::Exited(code),
+            () = stdin.flush(), if stdin.has_output() => Event::StdinMoved,
+            () = due(deadline) => Event::Due,
+        }
+    }
+
+    async fn handle(&mut self, event: Event) -> Next {
+        match event {
+            Event::Command(Some(command)) => return self.command(command).await,
+            // Nobody can ask for it any more.
+            Event::Command(None) => return Next::Forget,
+            Event::Deliver(Ok(())) => self.deliver(),
+            Event::Deliver(Err(SinkClosed)) => self.leave_alone(),
+            Event::Output(n, Some(bytes)) => self.publish_output(n, bytes).await,
+            Event::Output(_, None) => {}
+            Event::Exited(code) => self.exited(code).await,
+            Event::StdinMoved => self.parts.stdin.accept(self.eof()),
+            Event::Due => {
+                if self.forget_at.is_some_and(|at| at <= Instant::now()) {
+                    return Next::Forget;
+                }
+                if self.backlog.as_ref().is_some_and(|backlog| backlog.until <= Instant::now()) {
+                    self.backlog = None;
+                    self.parts.retention.release(self.delivered);
+                }
+            }
+        }
+        Next::Continue
+    }
+
+    async fn command(&mut self, command: Command) -> Next {
+        match command {
+            Command::Read(params, reply) => {
+                let wait = Duration::from_millis(params.wait_ms.unwrap_or(0)).min(LONGEST_WAIT);
+                let until = Instant::now() + wait;
+                self.waiting.push(WaitingRead { params, until, reply });
+            }
+            Command::Write(write, reply) => {
+                let eof = self.eof();
+                self.parts.stdin.write(write, reply, eof);
+            }
+            Command::Signal(signal, reply) => {
+                if self.exit.is_none() {
+                    let foreground = self.parts.terminal.as_ref().and_then(pty::foreground_group);
+                    self.parts.child.signal(signal, foreground);
+                }
+                let _ = reply.send(());
+            }
+            Command::Terminate(reply) => {
+                let running = self.exit.is_none();
+                // The answer need not wait for the walk through the tree; the exit will.
+                let _ = reply.send(running);
+                if running {
+                    self.parts.child.kill_tree().await;
+                }
+            }
+            Command::Resize(size, reply) => {
+                let resized = match &self.parts.terminal {
+                    Some(master) => pty::resize(master, size).map_err(|_| NoTerminal),
+                    None => Err(NoTerminal),
+                };
+                let _ = reply.send(resized);
+            }
+            Command::Info(reply) => {
+                let _ = reply.send(self.info());
+            }
+            Command::Attach(sink) => self.attach(sink),
+            Command::Detach => self.leave_alone(),
+            Command::Kill => return Next::Forget,
+        }
+        Next::Continue
+    }
+
+    fn attach(&mut self, sink: Box<dyn EventSink>) {
+        if matches!(self.audience, Audience::Nobody) {
+            self.delivered = self.next_seq - 1;
+            self.backlog = Some(Backlog {
+                before: self.next_seq,
+                until: Instant::now() + self.config.resume_grace,
+            });
+        }
+        self.audience = Audience::Attached(sink);
+    }
+
+    /// What was sent may be lost; what is kept has to stay until somebody asks for it.
+    fn leave_alone(&mut self) {
+        self.audience = Audience::Nobody;
+        self.undelivered.clear();
+        self.undelivered_bytes = 0;
+        self.backlog = None;
+        self.parts.retention.pin_all();
+    }
+
+    /// Whether more output may be taken from the process.
+    fn may_read(&self) -> bool {
+        self.failure.is_none()
+            && self.undelivered_bytes < self.config.unsent_bytes
+            && self.parts.retention.has_room(READ_BYTES)
+    }
+
+    async fn publish_output(&mut self, n: usize, bytes: Bytes) {
+        let Some(stream) = self.parts.outputs[n].as_ref().map(|output| output.stream) else {
+            return;
+        };
+        if let Err(error) = self.parts.retention.push(self.next_seq, stream, bytes.clone()).await {
+            self.failure = Some(format!("output cannot be kept: {error}"));
+            return;
+        }
+        self.publish(EventKind::Output { stream, bytes });
+    }
+
+    /// Numbers an event and queues it for the audience.
+    fn publish(&mut self, kind: EventKind) -> u64 {
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        if !matches!(self.audience, Audience::Nobody) {
+            let event = ProcessEvent { process_id: self.parts.process_id.clone(), seq, kind };
+            self.undelivered_bytes += event.len();
+            self.undelivered.push_back(event);
+        }
+        seq
+    }
+
+    /// Hands over the event that there is room for.
+    fn deliver(&mut self) {
+        let Audience::Attached(sink) = &mut self.audience else { return };
+        let Some(event) = self.undelivered.pop_front() else { return };
+        self.undelivered_bytes -= event.len();
+        self.delivered = event.seq;
+        sink.send(event);
+        if self.backlog.is_none() {
+            self.parts.retention.release(self.delivered);
+        }
+    }
+
+    /// The process has exited. What it wrote before that is in its pipes already, so it is taken
+    /// first, as much as there is now: a descendant that goes on writing must not hold up the exit.
+    async fn exited(&mut self, code: i32) {
+        self.take_available().await;
+        let mut sandbox_denied = false;
+        if code != 0
+            && let Some(denial) = self.parts.denial.take()
+        {
+            self.take_until(Instant::now() + self.config.denial_wait).await;
+            sandbox_denied = denial(code, &mut self.parts.retention.newest_in_memory());
+        }
+        let seq = self.publish(EventKind::Exited { code, sandbox_denied });
+        self.exit = Some(Exit { seq, code, sandbox_denied });
+        self.orphans.exited(self.parts.child.pid(), self.parts.group);
+    }
+
+    async fn take_available(&mut self) {
+        for n in 0..self.parts.outputs.len() {
+            let mut left = self.parts.outputs[n].as_ref().map_or(0, Output::available);
+            while left > 0 && self.may_read() {
+                let Some(bytes) = self.parts.outputs[n].as_mut().and_then(Output::read_now) else {
+                    break;
+                };
+                left = left.saturating_sub(bytes.len() as u64);
+                self.publish_output(n, bytes).await;
+            }
+        }
+    }
+
+    /// Takes output until all streams have ended or the time has come.
+    async fn take_until(&mut self, deadline: Instant) {
+        while self.may_read() {
+            let [first, second] = &mut self.parts.outputs;
+            let open = |output: &Option<Output>| output.as_ref().is_some_and(Output::is_open);
+            let (first_open, second_open) = (open(first), open(second));
+            let (n, bytes) = tokio::select! {
+                bytes = read(first), if first_open => (0, bytes),
+                bytes = read(second), if second_open => (1, bytes),
+                () = sleep_until(deadline) => break,
+                else => break,
+            };
+            if let Some(bytes) = bytes {
+                self.publish_output(n, bytes).await;
+            }
+        }
+    }
+
+    /// Once the process has exited and all streams have ended, says so, for the last time.
+    fn close_if_done(&mut self) {
+        let open = self.parts.outputs.iter().flatten().any(Output::is_open);
+        if self.closed || self.exit.is_none() || open {
+            return;
+        }
+        self.closed = true;
+        self.publish(EventKind::Closed);
+        self.parts.child.reap();
+        self.parts.stdin.close();
+        self.parts.terminal = None;
+        self.forget_at = Some(Instant::now() + self.config.closed_linger);
+    }
+
+    /// Answers every read that has something to say, or has waited long enough.
+    async fn answer_waiting(&mut self) {
+        let mut at = 0;
+        while at < self.waiting.len() {
+            let read = &self.waiting[at];
+            if read.reply.is_closed() {
+                self.waiting.swap_remove(at);
+            } else if self.has_news(&read.params) || read.until <= Instant::now() {
+                let read = self.waiting.swap_remove(at);
+                let response = self.read(&read.params).await;
+                let _ = read.reply.send(response);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn has_news(&self, params: &ReadParams) -> bool {
+        let after = params.after_seq.unwrap_or(0);
+        self.parts.retention.has_after(after)
+            || self.closed
+            || self.failure.is_some()
+            || self.exit.as_ref().is_some_and(|exit| exit.seq > after)
+    }
+
+    async fn read(&mut self, params: &ReadParams) -> ReadResponse {
+        let after = params.after_seq.unwrap_or(0);
+        let limit = self.config.max_read_bytes;
+        let max_bytes = params.max_bytes.unwrap_or(limit).min(limit);
+        let found = match self.parts.retention.after(after, max_bytes).await {
+            Ok(found) => found,
+            Err(error) => {
+                self.failure = Some(format!("kept output cannot be read: {error}"));
+                super::retention::Found { chunks: Vec::new(), cut: false, dropped_bytes: 0 }
+            }
+        };
+        let last = found.chunks.last().map(|chunk| chunk.seq);
+        self.was_read(last.unwrap_or(after.min(self.next_seq - 1)));
+        let next_seq = match last {
+            Some(last) if found.cut || params.max_bytes.is_some() => last + 1,
+            _ => self.next_seq,
+        };
+        ReadResponse {
+            chunks: found.chunks,
+            next_seq,
+            exited: self.exit.is_some(),
+            exit_code: self.exit.as_ref().map(|exit| exit.code),
+            closed: self.closed,
+            failure: self.failure.clone(),
+            sandbox_denied: self.exit.as_ref().is_some_and(|exit| exit.sandbox_denied),
+            dropped_bytes: found.dropped_bytes,
+        }
+    }
+
+    /// A client has, or is being sent, everything up to `seq`.
+    fn was_read(&mut self, seq: u64) {
+        if matches!(self.audience, Audience::Nobody) {
+            return;
+        }
+        self.parts.retention.release(seq);
+        if self.backlog.as_ref().is_some_and(|backlog| seq + 1 >= backlog.before) {
+            self.backlog = None;
+            self.parts.retention.release(self.delivered);
+        }
+    }
+
+    fn info(&self) -> ProcessInfo {
+        let parts = &self.parts;
+        ProcessInfo {
+            process_id: parts.process_id.clone(),
+            argv: parts.argv.clone(),
+            cwd: parts.cwd.clone(),
+            tty: parts.outputs.iter().flatten().any(|output| output.stream == OutputStream::Pty),
+            pid: Some(parts.child.pid().as_raw_nonzero().get().cast_unsigned()),
+            started_at_ms: self.started_at_ms,
+            exited: self.exit.is_some(),
+            exit_code: self.exit.as_ref().map(|exit| exit.code),
+            closed: self.closed,
+            next_seq: self.next_seq,
+        }
+    }
+
+    fn eof(&self) -> Option<u8> {
+        self.parts.terminal.as_ref().and_then(|master| pty::eof_character(master).ok())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let waits = self.waiting.iter().map(|read| read.until);
+        waits.chain(self.forget_at).chain(self.backlog.as_ref().map(|b| b.until)).min()
+    }
+
+    /// Kills what is left and takes it away.
+    async fn end(mut self) {
+        // Late commands are answered as for an unknown process: their replies are dropped.
+        self.mailbox.close();
+        if !self.closed {
+            self.parts.child.kill_tree().await;
+            if self.exit.is_none() {
+                self.parts.child.exited().await;
+                self.orphans.exited(self.parts.child.pid(), self.parts.group);
+            }
+            self.parts.child.reap();
+        }
+    }
+}
+
+async fn read(output: &mut Option<Output>) -> Option<Bytes> {
+    output.as_mut()?.read().await
+}
+
+/// Resolves when the next event can be sent; never if there is none or nobody to send it to.
+async fn deliverable(
+    audience: &mut Audience,
+    event: Option<&ProcessEvent>,
+) -> Result<(), SinkClosed> {
+    match (audience, event) {
+        (Audience::Attached(sink), Some(event)) => poll_fn(|cx| sink.poll_ready(cx, event)).await,
+        _ => std::future::pending().await,
+    }
+}
+
+async fn due(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

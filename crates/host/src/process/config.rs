@@ -1,0 +1,72 @@
+//! Limits and times of processes, each with its default.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How processes are run and what is kept of them.
+#[derive(Debug, Clone)]
+pub struct ProcessConfig {
+    /// Output kept per process unless it asks for another amount. Default 8 MiB.
+    pub retain_bytes: u64,
+    /// Chunks of output kept per process. Default 50,000.
+    pub retain_chunks: usize,
+    /// The most a process may ask to be kept. Default 64 GiB.
+    pub max_retain_bytes: u64,
+    /// A store larger than this is a file without a name. Default 64 MiB.
+    pub spool_above: u64,
+    /// Where such files are. Default: the directory for temporary files.
+    pub spool_directory: PathBuf,
+    /// Bytes accepted for a stdin that is not read. Default 1 MiB.
+    pub stdin_queue_bytes: usize,
+    /// Output read from a process ahead of what its client could be sent. Default 256 KiB.
+    pub unsent_bytes: usize,
+    /// The most one `process/read` returns, whatever it asks for. Default 32 MiB.
+    pub max_read_bytes: u64,
+    /// How long a closed process can be read. Default 30 s.
+    pub closed_linger: Duration,
+    /// How long output that was kept while nobody was attached waits for a client that has resumed
+    /// its session but does not read it. Default 10 s.
+    pub resume_grace: Duration,
+    /// How long after the exit of a sandboxed process its last output is waited for, before it is
+    /// decided whether the sandbox caused the exit. Default 20 ms.
+    pub denial_wait: Duration,
+    /// Threads that start processes. Default 4.
+    pub spawn_threads: usize,
+    /// How children are made to die with this process.
+    pub lifeline: Lifeline,
+}
+
+/// How children are made to die with the process that started them, however that ends.
+#[derive(Debug, Clone, Default)]
+pub enum Lifeline {
+    /// A parent-death signal, which reaches direct children only. For a host inside another
+    /// program.
+    #[default]
+    ParentDeathSignal,
+    /// A [warden](super::warden), and adoption of orphans: reaches every descendant. For a program
+    /// that calls [`super::warden::main_if_reentered`] and has no other children.
+    Warden {
+        /// That program's own executable.
+        executable: PathBuf,
+    },
+}
+
+impl Default for ProcessConfig {
+    fn default() -> Self {
+        Self {
+            retain_bytes: 8 << 20,
+            retain_chunks: 50_000,
+            max_retain_bytes: 64 << 30,
+            spool_above: 64 << 20,
+            spool_directory: std::env::temp_dir(),
+            stdin_queue_bytes: 1 << 20,
+            unsent_bytes: 256 << 10,
+            max_read_bytes: 32 << 20,
+            closed_linger: Duration::from_secs(30),
+            resume_grace: Duration::from_secs(10),
+            denial_wait: Duration::from_millis(20),
+            spawn_threads: 4,
+            lifeline: Lifeline::default(),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The environment of a child: what the client sent, over what its policy takes from the server.
+//!
+//! Invariant: the variables of [`NEVER_PASSED_ON`] reach no child, whatever is asked.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use codex_exec_server_protocol::process::{Env, EnvInherit, EnvPolicy};
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+
+/// Credentials and switches of the server itself.
+pub const NEVER_PASSED_ON: &[&str] = &[
+    "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
+    "NODE_REPL_AUTH_TOKEN",
+    "OPENAI_FEDERATION_RULE_ID",
+    "OPENAI_IDENTITY_TOKEN_FILE",
+    "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
+    "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
+];
+
+/// What `inherit: "core"` keeps.
+const CORE: &[&str] = &[
+    "PATH", "SHELL", "TMPDIR", "TEMP", "TMP", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME",
+    "USER",
+];
+
+/// Names dropped unless the policy says otherwise.
+const DEFAULT_EXCLUDES: &[&str] = &["*KEY*", "*SECRET*", "*TOKEN*"];
+
+/// A glob of an [`EnvPolicy`] that does not parse.
+#[derive(Debug, thiserror::Error)]
+#[error("envPolicy: {0}")]
+pub struct BadGlob(#[from] globset::Error);
+
+/// The environment of a child, by name.
+pub type Environment = BTreeMap<OsString, OsString>;
+
+/// Lays `env` over what `policy` makes of `server`.
+pub fn build(
+    server: impl IntoIterator<Item = (OsString, OsString)>,
+    policy: Option<&EnvPolicy>,
+    env: &Env,
+) -> Result<Environment, BadGlob> {
+    let mut out = match policy {
+        None => Environment::new(),
+        Some(policy) => inherit(server, policy)?,
+    };
+    lay_over(&mut out, env);
+    out.retain(|name, _| !NEVER_PASSED_ON.iter().any(|never| name == *never));
+    Ok(out)
+}
+
+fn inherit(
+    server: impl IntoIterator<Item = (OsString, OsString)>,
+    policy: &EnvPolicy,
+) -> Result<Environment, BadGlob> {
+    let start: fn(&OsStr) -> bool = match policy.inherit {
+        EnvInherit::All => |_| true,
+        EnvInherit::Core => |name| CORE.iter().any(|core| name.eq_ignore_ascii_case(core)),
+        EnvInherit::None => |_| false,
+    };
+    let mut out: Environment = server.into_iter().filter(|(name, _)| start(name)).collect();
+    if !policy.ignore_default_excludes {
+        drop_matching(&mut out, DEFAULT_EXCLUDES)?;
+    }
+    drop_matching(&mut out, &policy.exclude)?;
+    lay_over(&mut out, &policy.set);
+    if !policy.include_only.is_empty() {
+        let keep = globs(&policy.include_only)?;
+        out.retain(|name, _| keep.is_match(name));
+    }
+    Ok(out)
+}
+
+fn lay_over(out: &mut Environment, env: &Env) {
+    out.extend(env.0.iter().map(|(name, value)| (name.into(), value.into())));
+}
+
+fn drop_matching(out: &mut Environment, patterns: &[impl AsRef<str>]) -> Result<(), BadGlob> {
+    if !patterns.is_empty() {
+        let set = globs(patterns)?;
+        out.retain(|name, _| !set.is_match(OsStr::from_bytes(name.as_bytes())));
+    }
+    Ok(())
+}
+
+fn globs(patterns: &[impl AsRef<str>]) -> Result<GlobSet, BadGlob> {
+    let mut set = GlobSetBuilder::new();
+    for pattern in patterns {
+        set.add(GlobBuilder::new(pattern.as_ref()).case_insensitive(true).build()?);
+    }
+    Ok(set.build()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SERVER: &[(&str, &str)] = &[
+        ("PATH", "/bin"),
+        ("HOME", "/root"),
+        ("LANG", "C"),
+        ("GITHUB_TOKEN", "t"),
+        ("my_api_key", "k"),
+        ("EDITOR", "vi"),
+        ("NODE_REPL_AUTH_TOKEN", "n"),
+        ("OPENAI_IDENTITY_TOKEN_FILE", "f"),
+    ];
+
+    fn names(policy: Option<&EnvPolicy>, env: &[(&str, &str)]) -> Vec<String> {
+        let server = SERVER.iter().map(|&(name, value)| (name.into(), value.into()));
+        let env = env.iter().copied().collect();
+        build(server, policy, &env)
+            .unwrap()
+            .into_keys()
+            .map(|name| name.into_string().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn without_a_policy_the_client_says_everything() {
+        assert_eq!(names(None, &[]), Vec::<String>::new());
+        assert_eq!(names(None, &[("A", "1"), ("MY_TOKEN", "2")]), ["A", "MY_TOKEN"]);
+    }
+
+    #[test]
+    fn a_policy_starts_from_the_server_and_drops_secrets() {
+        let all = EnvPolicy::default();
+        assert_eq!(names(Some(&all), &[]), ["EDITOR", "HOME", "LANG", "PATH"]);
+        let core = EnvPolicy { inherit: EnvInherit::Core, ..EnvPolicy::default() };
+        assert_eq!(names(Some(&core), &[]), ["HOME", "LANG", "PATH"]);
+        let none = EnvPolicy { inherit: EnvInherit::None, ..EnvPolicy::default() };
+        assert_eq!(names(Some(&none), &[("A", "1")]), ["A"]);
+    }
+
+    #[test]
+    fn steps_apply_in_order() {
+        let policy = EnvPolicy {
+            ignore_default_excludes: true,
+            exclude: vec!["git*".into(), "EDIT?R".into()],
+            set: [("GIT_DIR", "/g"), ("X", "1")].into_iter().collect(),
+            include_only: vec!["g*".into(), "path".into(), "*_KEY".into()],
+            ..EnvPolicy::default()
+        };
+        // `set` comes after `exclude`, `includeOnly` after `set`, `env` after all.
+        assert_eq!(names(Some(&policy), &[("Y", "2")]), ["GIT_DIR", "PATH", "Y", "my_api_key"]);
+    }
+
+    #[test]
+    fn the_servers_own_credentials_are_never_passed_on() {
+        let policy = EnvPolicy { ignore_default_excludes: true, ..EnvPolicy::default() };
+        let names = names(Some(&policy), &[("NODE_REPL_AUTH_TOKEN", "x")]);
+        assert!(names.iter().all(|name| !NEVER_PASSED_ON.contains(&name.as_str())), "{names:?}");
+        assert!(names.contains(&"GITHUB_TOKEN".to_owned()));
+    }
+
+    #[test]
+    fn a_bad_glob_is_an_error() {
+        let policy = EnvPolicy { exclude: vec!["[".into()], ..EnvPolicy::default() };
+        build([], Some(&policy), &Env::default()).unwrap_err();
+    }
+}

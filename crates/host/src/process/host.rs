@@ -1,0 +1,256 @@
+//! Starting processes, and the end of all of them.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use codex_exec_server_protocol::process::{OutputStream, Retain, TerminalSize};
+use rustix::fs::{Mode, OFlags};
+use tokio::io::AsyncReadExt;
+use tokio::sync::{mpsc, oneshot};
+
+use super::actor::{Actor, DenialCheck, Parts};
+use super::child::Child;
+use super::config::{Lifeline, ProcessConfig};
+use super::handle::{Command, ProcessHandle, Reply};
+use super::launch::{Launch, LaunchError};
+use super::orphans::{Group, Orphans};
+use super::output::Output;
+use super::pty;
+use super::readiness::register;
+use super::retention::{Retention, RetentionLimits};
+use super::spawn::{SpawnError, SpawnRequest};
+use super::spawner::Spawner;
+use super::spool::Spool;
+use super::stdin::Stdin;
+use super::warden::Warden;
+
+/// Where processes run.
+#[derive(Debug, Clone)]
+pub struct ProcessHost {
+    config: Arc<ProcessConfig>,
+    spawner: Spawner,
+    warden: Warden,
+    orphans: Orphans,
+}
+
+/// Why a process did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// It cannot be executed here.
+    #[error(transparent)]
+    Spawn(#[from] SpawnError),
+    /// What it needs around it cannot be had.
+    #[error("cannot set up {what}: {source}")]
+    Setup {
+        /// A terminal, a pipe, a spool.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It asks for more than is allowed.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// Its sandbox could not be built; nothing ran.
+    #[error("{0}")]
+    Sandbox(String),
+}
+
+impl ProcessHost {
+    /// A host in this process. To be made inside a runtime.
+    pub fn new(config: ProcessConfig) -> io::Result<Self> {
+        let orphans = Orphans::default();
+        let (warden, nofile) = match &config.lifeline {
+            Lifeline::ParentDeathSignal => (Warden::none(), None),
+            Lifeline::Warden { executable } => {
+                orphans.adopt_all()?;
+                (Warden::start(executable, &orphans)?, raise_descriptor_limit())
+            }
+        };
+        let spawner = Spawner::start(config.spawn_threads.max(1), warden.pipe(), nofile)?;
+        Ok(Self { config: Arc::new(config), spawner, warden, orphans })
+    }
+
+    /// Begins to start a process, once `launch` is ready. Commands to the handle queue up until it
+    /// has started; its answer tells whether it has. Events wait until a sink is attached.
+    pub fn start<E: From<StartError> + Send + 'static>(
+        &self,
+        launch: impl Future<Output = Result<Launch, E>> + Send + 'static,
+    ) -> (ProcessHandle, Reply<Result<(), E>>) {
+        let (mailbox, commands) = mpsc::unbounded_channel();
+        let (started, answer) = oneshot::channel();
+        let host = self.clone();
+        tokio::spawn(async move {
+            let parts = async { Ok(host.parts(launch.await?).await?) };
+            match parts.await {
+                Ok(parts) => {
+                    let _ = started.send(Ok(()));
+                    Actor::new(parts, host.config, host.orphans, commands).run().await;
+                }
+                Err(error) => {
+                    // First forget the process, then say so: its id is free for whoever hears it.
+                    drop::<mpsc::UnboundedReceiver<Command>>(commands);
+                    let _ = started.send(Err(error));
+                }
+            }
+        });
+        (ProcessHandle { mailbox }, answer)
+    }
+
+    /// Kills what processes of a group left behind. Its processes themselves are gone already.
+    pub async fn end_group(&self, group: Group) {
+        let orphans = self.orphans.clone();
+        let _ = tokio::task::spawn_blocking(move || orphans.kill_of(group)).await;
+    }
+
+    /// Kills everything that any process left behind, and lets the warden go.
+    pub async fn shut_down(&self) {
+        let orphans = self.orphans.clone();
+        let _ = tokio::task::spawn_blocking(move || orphans.kill_all()).await;
+        self.warden.dismiss();
+    }
+
+    async fn parts(&self, launch: Launch) -> Result<Parts, StartError> {
+        let retention = self.retention(launch.retain).await?;
+        let wires = Wires::new(&launch, &self.config)
+            .map_err(|(what, source)| StartError::Setup { what, source })?;
+        let (pass, sandbox) = match launch.confinement {
+            Some(confinement) => (confinement.pass, Some((confinement.status, confinement.denial))),
+            None => (Vec::new(), None),
+        };
+        let request = SpawnRequest {
+            command: launch.command,
+            stdio: wires.theirs,
+            tty: launch.terminal.is_some(),
+            pass,
+        };
+        let spawned = self.spawner.spawn(request).await?;
+        let setup = |source| StartError::Setup { what: "the process", source };
+        let child = Child::new(spawned, self.warden.clone()).map_err(setup)?;
+        let denial = match sandbox {
+            None => None,
+            Some((status, denial)) => Some(confined(status, denial).await?),
+        };
+        Ok(Parts {
+            process_id: launch.process_id,
+            argv: launch.argv,
+            cwd: launch.cwd,
+            group: launch.group,
+            child,
+            stdin: wires.stdin,
+            outputs: wires.outputs,
+            terminal: wires.terminal,
+            retention,
+            denial,
+        })
+    }
+
+    async fn retention(&self, retain: Option<Retain>) -> Result<Retention, StartError> {
+        let config = &self.config;
+        let mut limits = RetentionLimits {
+            bytes: config.retain_bytes,
+            chunks: config.retain_chunks,
+            on_full: Default::default(),
+        };
+        if let Some(retain) = retain {
+            if retain.bytes > config.max_retain_bytes {
+                let limit = config.max_retain_bytes;
+                return Err(LaunchError::Retain { asked: retain.bytes, limit }.into());
+            }
+            limits.bytes = retain.bytes;
+            limits.on_full = retain.on_full;
+        }
+        let mut spool = None;
+        if limits.bytes > config.spool_above {
+            let (directory, bytes) = (config.spool_directory.clone(), limits.bytes);
+            let made = tokio::task::spawn_blocking(move || Spool::create(&directory, bytes)).await;
+            let made = made.unwrap_or_else(|error| Err(io::Error::other(error)));
+            let setup = |source| StartError::Setup { what: "a spool for its output", source };
+            spool = Some(made.map_err(setup)?);
+        }
+        Ok(Retention::new(limits, spool))
+    }
+}
+
+/// Waits until the sandbox has executed the real program, or has said why it does not.
+async fn confined(status: OwnedFd, denial: DenialCheck) -> Result<DenialCheck, StartError> {
+    let setup = |source| StartError::Setup { what: "the sandbox's status", source };
+    let mut status = tokio::net::unix::pipe::Receiver::from_owned_fd(status).map_err(setup)?;
+    let mut words = Vec::new();
+    status.read_to_end(&mut words).await.map_err(setup)?;
+    match words.is_empty() {
+        true => Ok(denial),
+        false => Err(StartError::Sandbox(String::from_utf8_lossy(&words).into_owned())),
+    }
+}
+
+/// The two sides of a process's stdin and outputs.
+struct Wires {
+    theirs: [OwnedFd; 3],
+    stdin: Stdin,
+    outputs: [Option<Output>; 2],
+    terminal: Option<Arc<OwnedFd>>,
+}
+
+impl Wires {
+    fn new(launch: &Launch, config: &ProcessConfig) -> Result<Self, (&'static str, io::Error)> {
+        match launch.terminal {
+            Some(size) => Self::terminal(size, config).map_err(|error| ("a terminal", error)),
+            None => Self::pipes(launch.pipe_stdin, config).map_err(|error| ("pipes", error)),
+        }
+    }
+
+    fn terminal(size: TerminalSize, config: &ProcessConfig) -> io::Result<Self> {
+        let pty::Pty { master, terminal } = pty::open(size)?;
+        // One more descriptor of the same terminal, so that reading and writing wait apart.
+        let input = Arc::new(master.try_clone()?);
+        let theirs = [terminal.try_clone()?, terminal.try_clone()?, terminal];
+        Ok(Self {
+            theirs,
+            stdin: Stdin::new(Some(register(input.clone())?), config.stdin_queue_bytes),
+            outputs: [Some(Output::new(OutputStream::Pty, register(master)?)), None],
+            terminal: Some(input),
+        })
+    }
+
+    fn pipes(pipe_stdin: bool, config: &ProcessConfig) -> io::Result<Self> {
+        let (their_stdin, stdin) = if pipe_stdin {
+            let (reader, writer) = io::pipe()?;
+            rustix::io::ioctl_fionbio(&writer, true)?;
+            (reader.into(), Some(register(Arc::new(writer.into()))?))
+        } else {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            (rustix::fs::open("/dev/null", flags, Mode::empty())?, None)
+        };
+        let (stdout, their_stdout) = output_pipe()?;
+        let (stderr, their_stderr) = output_pipe()?;
+        Ok(Self {
+            theirs: [their_stdin, their_stdout, their_stderr],
+            stdin: Stdin::new(stdin, config.stdin_queue_bytes),
+            outputs: [
+                Some(Output::new(OutputStream::Stdout, register(stdout)?)),
+                Some(Output::new(OutputStream::Stderr, register(stderr)?)),
+            ],
+            terminal: None,
+        })
+    }
+}
+
+/// Our end, which does not block, and theirs, which does.
+fn output_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (ours, theirs) = io::pipe()?;
+    rustix::io::ioctl_fionbio(&ours, true)?;
+    Ok((ours.into(), theirs.into()))
+}
+
+/// A server of many processes needs many descriptors: raises the soft limit to the hard one and
+/// tells what it was, for children to get it back.
+fn raise_descriptor_limit() -> Option<libc::rlimit> {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let before = getrlimit(Resource::Nofile);
+    let mut raised = before;
+    raised.current = raised.maximum;
+    setrlimit(Resource::Nofile, raised).ok()?;
+    let value = |limit: Option<u64>| limit.unwrap_or(libc::RLIM_INFINITY);
+    Some(libc::rlimit { rlim_cur: value(before.current), rlim_max: value(before.maximum) })
+}

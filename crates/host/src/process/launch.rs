@@ -1,0 +1,129 @@
+//! From the params of `process/start` to something that can be started.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
+
+use codex_exec_server_protocol::PathUri;
+use codex_exec_server_protocol::process::{ExecParams, ProcessId, Retain, TerminalSize};
+
+use super::actor::DenialCheck;
+use super::command::{Command, NulByte};
+use super::env::{self, BadGlob, Environment};
+use super::orphans::Group;
+
+/// A process that is about to be started.
+#[derive(Debug)]
+pub struct Launch {
+    /// Its name in its session.
+    pub process_id: ProcessId,
+    /// With whom it is killed in the end.
+    pub group: Group,
+    /// For `process/list`.
+    pub argv: Vec<String>,
+    /// For `process/list`.
+    pub cwd: PathUri,
+    /// With a terminal of this size.
+    pub terminal: Option<TerminalSize>,
+    /// Without a terminal: stdin is a pipe.
+    pub pipe_stdin: bool,
+    /// How much output is kept.
+    pub retain: Option<Retain>,
+    /// What to execute.
+    pub command: Command,
+    /// What confines it.
+    pub confinement: Option<Confinement>,
+}
+
+impl std::fmt::Debug for Confinement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Confinement").field("pass", &self.pass).finish_non_exhaustive()
+    }
+}
+
+/// A sandbox around a process: the command is the sandbox's own, which executes the real one.
+pub struct Confinement {
+    /// Descriptors for the sandbox, passed as 3, 4, …
+    pub pass: Vec<OwnedFd>,
+    /// Ends without a word once the real program runs; else says why it does not.
+    pub status: OwnedFd,
+    /// Decides whether the sandbox caused an exit.
+    pub denial: DenialCheck,
+}
+
+/// Why params cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// Nothing to execute.
+    #[error("argv must not be empty")]
+    EmptyArgv,
+    /// A bad pattern.
+    #[error(transparent)]
+    EnvPolicy(#[from] BadGlob),
+    /// A NUL byte where none can be.
+    #[error(transparent)]
+    Nul(#[from] NulByte),
+    /// More output to be kept than is allowed.
+    #[error("retain.bytes is {asked}; this server keeps at most {limit}")]
+    Retain {
+        /// What was asked for.
+        asked: u64,
+        /// What can be had.
+        limit: u64,
+    },
+}
+
+/// The environment that `params` ask for, on top of this process's own.
+pub fn environment(params: &ExecParams) -> Result<Environment, LaunchError> {
+    Ok(env::build(std::env::vars_os(), params.env_policy.as_ref(), &params.env)?)
+}
+
+impl Launch {
+    /// An unconfined process.
+    pub fn new(
+        params: ExecParams,
+        environment: &Environment,
+        group: Group,
+    ) -> Result<Self, LaunchError> {
+        let program = params.argv.first().ok_or(LaunchError::EmptyArgv)?;
+        let argv0 = params.arg0.as_deref().unwrap_or(program);
+        let command = Command::new(
+            OsStr::new(program),
+            OsStr::new(argv0),
+            params.argv[1..].iter().map(OsStr::new),
+            environment,
+            params.cwd.as_path(),
+        )?;
+        Ok(Self::with_command(params, command, group, None))
+    }
+
+    /// A process confined by a sandbox, whose command this is.
+    pub fn with_command(
+        params: ExecParams,
+        command: Command,
+        group: Group,
+        confinement: Option<Confinement>,
+    ) -> Self {
+        Self {
+            process_id: params.process_id,
+            group,
+            argv: params.argv,
+            cwd: params.cwd,
+            terminal: params.tty.then(|| params.size.unwrap_or_default()),
+            pipe_stdin: params.pipe_stdin,
+            retain: params.retain,
+            command,
+            confinement,
+        }
+    }
+}
+
+/// A command that is executed as it is, for sandboxes.
+pub fn plain_command(
+    program: &OsStr,
+    argv: &[OsString],
+    environment: &Environment,
+    cwd: &std::path::Path,
+) -> Result<Command, NulByte> {
+    let argv0 = argv.first().map_or(program, OsString::as_os_str);
+    Command::new(program, argv0, argv.iter().skip(1).map(OsString::as_os_str), environment, cwd)
+}

@@ -1,0 +1,39 @@
+//! Processes: started, fed, listened to, signalled, and never left behind.
+//!
+//! [`ProcessHost::start`] makes a process and its one owner (a task, see `actor`); a
+//! [`ProcessHandle`] talks to that owner. What the process publishes goes to an [`EventSink`].
+//!
+//! Memory of one process is bounded by [`ProcessConfig`]: `retain_bytes` of output in at most
+//! `retain_chunks` chunks (or that much of a file), `stdin_queue_bytes` of input, and
+//! `unsent_bytes` on the way to the client.
+
+mod actor;
+mod child;
+mod command;
+mod config;
+mod descendants;
+pub mod env;
+mod event;
+mod handle;
+mod host;
+mod launch;
+mod orphans;
+mod output;
+mod pty;
+mod readiness;
+mod retention;
+mod spawn;
+mod spawner;
+mod spool;
+mod stdin;
+pub mod warden;
+
+pub use actor::DenialCheck;
+pub use command::{Command, NulByte};
+pub use config::{Lifeline, ProcessConfig};
+pub use event::{EventKind, EventSink, ProcessEvent, SinkClosed};
+pub use handle::{NoTerminal, ProcessHandle, Reply};
+pub use host::{ProcessHost, StartError};
+pub use launch::{Confinement, Launch, LaunchError, environment, plain_command};
+pub use orphans::Group;
+pub use spawn::SpawnError;

@@ -1,0 +1,92 @@
+//! Reading what a process writes.
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+
+use bytes::Bytes;
+use codex_exec_server_protocol::process::OutputStream;
+use rustix::io::Errno;
+use tokio::io::unix::AsyncFd;
+
+/// The most that is read at once: what a pipe holds.
+pub(super) const READ_BYTES: usize = 64 << 10;
+
+thread_local! {
+    /// Read into and copied out of, so that a process that writes nothing costs no buffer.
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into());
+}
+
+/// One stream of a process.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub stream: OutputStream,
+    /// Gone once the stream has ended.
+    fd: Option<AsyncFd<OwnedFd>>,
+}
+
+impl Output {
+    pub(super) fn new(stream: OutputStream, fd: AsyncFd<OwnedFd>) -> Self {
+        Self { stream, fd: Some(fd) }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.fd.is_some()
+    }
+
+    /// Waits for bytes; `None` at the end of the stream. Cancel safe.
+    pub(super) async fn read(&mut self) -> Option<Bytes> {
+        let fd = self.fd.as_ref()?;
+        let bytes = loop {
+            let Ok(mut ready) = fd.readable().await else { break Bytes::new() };
+            match read(fd.get_ref()) {
+                Ok(bytes) => {
+                    // A pipe that gave less than asked for is empty; a terminal may hold more.
+                    if bytes.len() < READ_BYTES && self.stream != OutputStream::Pty {
+                        ready.clear_ready();
+                    }
+                    break bytes;
+                }
+                Err(Errno::AGAIN) => ready.clear_ready(),
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    // A terminal whose last user has gone says EIO.
+                    if error != Errno::IO {
+                        tracing::debug!(%error, stream = self.stream.as_str(), "output ended");
+                    }
+                    break Bytes::new();
+                }
+            }
+        };
+        self.unless_ended(bytes)
+    }
+
+    /// What can be read without waiting, if anything.
+    pub(super) fn read_now(&mut self) -> Option<Bytes> {
+        match read(self.fd.as_ref()?.get_ref()) {
+            Ok(bytes) => self.unless_ended(bytes),
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(_) => self.unless_ended(Bytes::new()),
+        }
+    }
+
+    /// How many bytes are there to be read.
+    pub(super) fn available(&self) -> u64 {
+        let fd = self.fd.as_ref();
+        fd.and_then(|fd| rustix::io::ioctl_fionread(fd.get_ref()).ok()).unwrap_or(0)
+    }
+
+    fn unless_ended(&mut self, bytes: Bytes) -> Option<Bytes> {
+        if bytes.is_empty() {
+            self.fd = None;
+            return None;
+        }
+        Some(bytes)
+    }
+}
+
+fn read(fd: &OwnedFd) -> Result<Bytes, Errno> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let len = rustix::io::read(fd, &mut scratch[..])?;
+        Ok(Bytes::copy_from_slice(&scratch[..len]))
+    })
+}

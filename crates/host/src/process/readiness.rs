@@ -1,0 +1,19 @@
+//! Descriptors registered with the runtime, to wait on.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use tokio::io::unix::AsyncFd;
+
+/// An owned descriptor, alone or shared.
+pub(super) trait Owned: std::os::fd::AsRawFd {}
+impl Owned for OwnedFd {}
+impl Owned for Arc<OwnedFd> {}
+
+/// Registers a descriptor that does not block.
+pub(super) fn register<T: Owned>(fd: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: the number stays open and the same for as long as `fd` lives, and `fd` lives as long
+    // as the registration: both implementors of `Owned` own their descriptor.
+    Ok(unsafe { AsyncFd::register(fd) }?)
+}

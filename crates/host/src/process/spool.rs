@@ -1,0 +1,115 @@
+//! Output that is too much for memory: a ring in a file that has no name.
+//!
+//! The space is allocated when the ring is made, so that a full disk is an error at the start of a
+//! process and not in the middle of its output. The file is gone with its last descriptor, however
+//! this process ends.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+
+#[derive(Debug)]
+pub(super) struct Spool {
+    file: Arc<File>,
+    capacity: u64,
+    /// Where the oldest byte is, counted from the first ever written.
+    start: u64,
+    len: u64,
+}
+
+impl Spool {
+    /// A ring of at least `capacity` bytes in `directory`.
+    pub(super) fn create(directory: &Path, capacity: u64) -> io::Result<Self> {
+        // Retention may pass its limit by one chunk.
+        let capacity = capacity + (1 << 20);
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let file: File = match rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(fd) => fd.into(),
+            // A filesystem without unnamed files: one that is unlinked at once.
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => named(directory)?,
+            Err(error) => return Err(error.into()),
+        };
+        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, capacity) {
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(Self { file: Arc::new(file), capacity, start: 0, len: 0 })
+    }
+
+    pub(super) async fn push(&mut self, bytes: Bytes) -> io::Result<()> {
+        let len = bytes.len() as u64;
+        if self.len + len > self.capacity {
+            return Err(io::Error::other("the spool is full"));
+        }
+        let (file, at, capacity) = (self.file.clone(), self.start + self.len, self.capacity);
+        blocking(move || {
+            let (first, second) = bytes.split_at(before_end(at, len, capacity));
+            file.write_all_at(first, at % capacity)?;
+            file.write_all_at(second, 0)
+        })
+        .await?;
+        self.len += len;
+        Ok(())
+    }
+
+    pub(super) fn drop_oldest(&mut self, len: u64) {
+        self.start += len;
+        self.len -= len;
+    }
+
+    /// `len` bytes from `offset` past the oldest.
+    pub(super) async fn read(&self, offset: u64, len: u64) -> io::Result<Bytes> {
+        let (file, at, capacity) = (self.file.clone(), self.start + offset, self.capacity);
+        blocking(move || {
+            let mut bytes = BytesMut::zeroed(len as usize);
+            let (first, second) = bytes.split_at_mut(before_end(at, len, capacity));
+            file.read_exact_at(first, at % capacity)?;
+            file.read_exact_at(second, 0)?;
+            Ok(bytes.freeze())
+        })
+        .await
+    }
+}
+
+/// How many of `len` bytes at `at` lie before the ring's end.
+fn before_end(at: u64, len: u64, capacity: u64) -> usize {
+    len.min(capacity - at % capacity) as usize
+}
+
+fn named(directory: &Path) -> io::Result<File> {
+    let path = directory.join(format!(".codex-spool-{}", uuid::Uuid::new_v4()));
+    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn bytes_come_back_across_the_end_of_the_ring() {
+        let mut spool = Spool::create(&std::env::temp_dir(), 0).unwrap();
+        let chunk = |n: u8| Bytes::from(vec![n; 300_000]);
+        for n in 0..20 {
+            if n >= 3 {
+                assert_eq!(spool.read(0, 300_000).await.unwrap(), chunk(n - 3));
+                spool.drop_oldest(300_000);
+            }
+            spool.push(chunk(n)).await.unwrap();
+        }
+        assert_eq!(spool.read(300_000, 300_000).await.unwrap(), chunk(18));
+        spool.push(chunk(0)).await.unwrap_err();
+    }
+}

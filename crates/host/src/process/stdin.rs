@@ -1,0 +1,269 @@
+//! What a process is still to be given on its stdin.
+//!
+//! Invariant: bytes accepted are written in the order of acceptance, each `writeId` once. At most
+//! `limit` bytes are held (one larger write alone excepted); later writes wait to be accepted, and
+//! wait without delaying anything else.
+
+use std::collections::{HashSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
+use codex_exec_server_protocol::process::{WriteParams, WriteStatus};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
+
+/// How many accepted writes are remembered for retries.
+const REMEMBERED: usize = 4096;
+
+#[derive(Debug)]
+pub(super) struct Stdin {
+    to: Destination,
+    limit: usize,
+    queue: VecDeque<Bytes>,
+    queued: usize,
+    /// No write is accepted any more; close when the queue is empty.
+    closing: bool,
+    waiting: VecDeque<Waiting>,
+    accepted: Accepted,
+}
+
+/// Where it goes; `None` once closed.
+type Destination = Option<AsyncFd<Arc<OwnedFd>>>;
+
+#[derive(Debug)]
+struct Waiting {
+    write: WriteParams,
+    replies: Vec<oneshot::Sender<WriteStatus>>,
+}
+
+impl Stdin {
+    /// Writes to a pipe or a terminal's master that does not block; or to nothing.
+    pub(super) fn new(to: Destination, limit: usize) -> Self {
+        Self {
+            to,
+            limit,
+            queue: VecDeque::new(),
+            queued: 0,
+            closing: false,
+            waiting: VecDeque::new(),
+            accepted: Accepted::default(),
+        }
+    }
+
+    /// Takes a write; its answer comes now or when there is room.
+    ///
+    /// `eof` is what ends input on a terminal.
+    pub(super) fn write(
+        &mut self,
+        write: WriteParams,
+        reply: oneshot::Sender<WriteStatus>,
+        eof: Option<u8>,
+    ) {
+        if write.write_id.as_ref().is_some_and(|id| self.accepted.contains(id)) {
+            let _ = reply.send(WriteStatus::Accepted);
+            return;
+        }
+        if let Some(id) = &write.write_id
+            && let Some(same) =
+                self.waiting.iter_mut().find(|w| w.write.write_id.as_ref() == Some(id))
+        {
+            same.replies.push(reply);
+            return;
+        }
+        self.waiting.push_back(Waiting { write, replies: vec![reply] });
+        self.accept(eof);
+    }
+
+    /// Accepts waiting writes as far as there is room.
+    pub(super) fn accept(&mut self, eof: Option<u8>) {
+        while let Some(next) = self.waiting.front() {
+            let closed = self.closing || self.to.is_none();
+            let len = next.write.chunk.len();
+            if !closed && self.queued > 0 && self.queued + len > self.limit {
+                break;
+            }
+            let Some(Waiting { write, replies }) = self.waiting.pop_front() else { break };
+            let status = if closed {
+                WriteStatus::StdinClosed
+            } else {
+                self.take(write, eof);
+                WriteStatus::Accepted
+            };
+            for reply in replies {
+                let _ = reply.send(status);
+            }
+        }
+    }
+
+    fn take(&mut self, write: WriteParams, eof: Option<u8>) {
+        if let Some(id) = write.write_id {
+            self.accepted.insert(&id);
+        }
+        let mut push = |bytes: Bytes| {
+            self.queued += bytes.len();
+            if !bytes.is_empty() {
+                self.queue.push_back(bytes);
+            }
+        };
+        push(write.chunk.0);
+        if write.close_stdin {
+            match eof {
+                Some(eof) => push(Bytes::copy_from_slice(&[eof])),
+                None => self.closing = true,
+            }
+        }
+        if self.closing && self.queue.is_empty() {
+            self.close();
+        }
+    }
+
+    /// Whether [`Stdin::flush`] has something to do.
+    pub(super) fn has_output(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Waits until some bytes could be written, and writes them. Cancel safe.
+    pub(super) async fn flush(&mut self) {
+        let (Some(fd), Some(bytes)) = (&self.to, self.queue.front_mut()) else { return };
+        let write = |fd: &Arc<OwnedFd>| Ok(rustix::io::write(fd, &bytes[..])?);
+        match fd.async_io(Interest::WRITABLE, write).await {
+            Ok(written) => {
+                bytes.advance(written);
+                self.queued -= written;
+                if bytes.is_empty() {
+                    self.queue.pop_front();
+                }
+                if self.closing && self.queue.is_empty() {
+                    self.close();
+                }
+            }
+            Err(error) => {
+                // The other end is gone: what was accepted went the way of bytes in a pipe whose
+                // reader has died.
+                if error.kind() != io::ErrorKind::BrokenPipe {
+                    tracing::debug!(%error, "stdin ended");
+                }
+                self.close();
+            }
+        }
+    }
+
+    /// Closes it: nothing more is accepted or written.
+    pub(super) fn close(&mut self) {
+        self.to = None;
+        self.queue = VecDeque::new();
+        self.queued = 0;
+        self.accept(None);
+    }
+}
+
+/// The last accepted `writeId`s, as hashes: their length is up to the client, our memory is not.
+#[derive(Debug, Default)]
+struct Accepted {
+    keys: [RandomState; 2],
+    order: VecDeque<[u64; 2]>,
+    set: HashSet<[u64; 2]>,
+}
+
+impl Accepted {
+    fn hash(&self, id: &str) -> [u64; 2] {
+        self.keys.each_ref().map(|key| key.hash_one(id))
+    }
+
+    fn contains(&self, id: &str) -> bool {
+        !self.set.is_empty() && self.set.contains(&self.hash(id))
+    }
+
+    fn insert(&mut self, id: &str) {
+        let hash = self.hash(id);
+        if self.order.len() == REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.set.remove(&oldest);
+        }
+        self.order.push_back(hash);
+        self.set.insert(hash);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::readiness::register;
+
+    fn stdin(limit: usize) -> Stdin {
+        let (_, writer) = io::pipe().unwrap();
+        Stdin::new(Some(register(Arc::new(writer.into())).unwrap()), limit)
+    }
+
+    fn params(text: &str, id: Option<&str>, close_stdin: bool) -> WriteParams {
+        WriteParams {
+            process_id: "p".into(),
+            chunk: text.as_bytes().into(),
+            write_id: id.map(Into::into),
+            close_stdin,
+        }
+    }
+
+    fn write(stdin: &mut Stdin, write: WriteParams) -> Option<WriteStatus> {
+        let (reply, mut answer) = oneshot::channel();
+        stdin.write(write, reply, None);
+        answer.try_recv().ok()
+    }
+
+    #[tokio::test]
+    async fn a_retried_write_is_accepted_once() {
+        let mut stdin = stdin(100);
+        for _ in 0..3 {
+            assert_eq!(
+                write(&mut stdin, params("ab", Some("1"), false)),
+                Some(WriteStatus::Accepted)
+            );
+        }
+        assert_eq!(stdin.queued, 2);
+        for n in 0..REMEMBERED {
+            write(&mut stdin, params("", Some(&format!("x{n}")), false));
+        }
+        assert!(!stdin.accepted.contains("1"), "forgotten after 4,096 others");
+        assert_eq!(stdin.accepted.set.len(), REMEMBERED);
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_makes_writes_wait_in_order_and_retries_join_them() {
+        let mut stdin = stdin(4);
+        assert_eq!(write(&mut stdin, params("aaa", None, false)), Some(WriteStatus::Accepted));
+        assert_eq!(write(&mut stdin, params("bb", Some("b"), false)), None);
+        assert_eq!(write(&mut stdin, params("c", None, false)), None, "no overtaking");
+        let (reply, mut retry) = oneshot::channel();
+        stdin.write(params("bb", Some("b"), false), reply, None);
+        stdin.queue.clear();
+        stdin.queued = 0;
+        stdin.accept(None);
+        assert_eq!(retry.try_recv(), Ok(WriteStatus::Accepted));
+        assert_eq!(stdin.queue, ["bb", "c"]);
+    }
+
+    #[tokio::test]
+    async fn closing_ends_acceptance() {
+        let mut stdin = stdin(100);
+        assert_eq!(write(&mut stdin, params("a", None, true)), Some(WriteStatus::Accepted));
+        assert_eq!(write(&mut stdin, params("b", None, false)), Some(WriteStatus::StdinClosed));
+        assert_eq!(
+            write(&mut Stdin::new(None, 0), params("b", None, false)),
+            Some(WriteStatus::StdinClosed)
+        );
+    }
+
+    #[tokio::test]
+    async fn the_eof_character_follows_the_bytes_and_leaves_a_terminal_open() {
+        let mut stdin = stdin(100);
+        let (reply, _answer) = oneshot::channel();
+        stdin.write(params("a", None, true), reply, Some(4));
+        assert_eq!(stdin.queue, ["a", "\u{4}"]);
+        assert_eq!(write(&mut stdin, params("b", None, false)), Some(WriteStatus::Accepted));
+    }
+}
