@@ -81,7 +81,10 @@ mod tests {
         let all = ReconnectPolicy::default().with_jitter(|| 1.0);
         let half = ReconnectPolicy::default().with_jitter(|| 0.0);
         let millis = |policy: &ReconnectPolicy, n| policy.delay(n).as_millis();
-        assert_eq!([0, 1, 2, 6, 7, 1000].map(|n| millis(&all, n)), [50, 100, 200, 3200, 5000, 5000]);
+        assert_eq!(
+            [0, 1, 2, 6, 7, 1000].map(|n| millis(&all, n)),
+            [50, 100, 200, 3200, 5000, 5000]
+        );
         assert_eq!([0, 1, 7].map(|n| millis(&half, n)), [25, 50, 2500]);
     }
 }

@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use codex_exec_rpc::{Connection, WebsocketDial};
-use codex_exec_server_protocol::environment::{Capabilities, EnvironmentInfo, EnvironmentInfoParams};
-use codex_exec_server_protocol::session::InitializeParams;
+use codex_exec_server_protocol::environment::{
+    Capabilities, EnvironmentInfo, EnvironmentInfoParams,
+};
 use codex_exec_server_protocol::process::{ReadParams, WriteParams};
+use codex_exec_server_protocol::session::InitializeParams;
 use codex_exec_server_protocol::{Call, Method, Notice, SandboxContext, call, error as code};
 use tokio::sync::watch;
 use tokio::time::Instant;

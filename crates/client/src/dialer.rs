@@ -17,8 +17,7 @@ use tokio::process::{Child, Command};
 use crate::error::DialFailure;
 
 /// The future of [`Dialer::dial`].
-pub type Dialling<'a> =
-    Pin<Box<dyn Future<Output = Result<Connection, DialFailure>> + Send + 'a>>;
+pub type Dialling<'a> = Pin<Box<dyn Future<Output = Result<Connection, DialFailure>> + Send + 'a>>;
 
 /// Produces connections to one server.
 ///

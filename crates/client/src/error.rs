@@ -143,7 +143,9 @@ pub enum Lost {
     },
 
     /// The answer to a request that was under way when the connection died.
-    #[error("the connection died while {method} was under way; it may or may not have happened: look before you retry")]
+    #[error(
+        "the connection died while {method} was under way; it may or may not have happened: look before you retry"
+    )]
     Answer {
         /// Which request.
         method: &'static str,
@@ -234,6 +236,17 @@ impl ExecServerError {
         matches!(self, Self::Timeout { .. } | Self::Lost(Lost::Answer { .. }))
     }
 
+    /// Whether a file handle ended with the connection it was opened on.
+    pub(crate) fn is_handle_gone(&self) -> bool {
+        match self {
+            Self::Lost(Lost::Answer { .. }) => true,
+            Self::Server { method, code, .. } => {
+                *code == code::NOT_FOUND && matches!(*method, "fs/readBlock" | "fs/writeBlock")
+            }
+            _ => false,
+        }
+    }
+
     pub(crate) fn protocol(during: impl Into<String>, detail: impl fmt::Display) -> Self {
         Self::Protocol { during: during.into(), detail: detail.to_string() }
     }
@@ -270,7 +283,9 @@ impl From<ExecServerError> for io::Error {
 fn hint(code: i64) -> &'static str {
     match code {
         code::METHOD_NOT_FOUND => "; the server is older or lacks this: see its capabilities",
-        code::SESSION_ATTACHED => "; another connection holds the session: close it, or wait until the server notices that it is gone",
+        code::SESSION_ATTACHED => {
+            "; another connection holds the session: close it, or wait until the server notices that it is gone"
+        }
         _ => "",
     }
 }

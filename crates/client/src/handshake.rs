@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use codex_exec_rpc::Connection;
-use codex_exec_server_protocol::session::{InitializeParams, InitializeResponse, InitializedParams};
+use codex_exec_server_protocol::session::{
+    InitializeParams, InitializeResponse, InitializedParams,
+};
 use codex_exec_server_protocol::{
     DecodeLimits, Incoming, RequestId, RpcError, call, encode, notice,
 };

@@ -13,25 +13,38 @@
 //!
 //! This crate knows no operating system of the server and runs nothing itself.
 
+mod approval;
 mod backoff;
 mod calls;
 mod client;
 mod dialer;
 mod driver;
 mod error;
+mod files;
 mod handshake;
+mod http;
 mod link;
 mod notices;
 mod options;
+mod patch;
 mod process;
 mod shared;
 
+pub use approval::{Approval, Denial};
 pub use backoff::ReconnectPolicy;
 pub use client::ExecServerClient;
 pub use dialer::{Dialer, Dialling, StdioDialer, WebsocketDialer};
 pub use error::{DialFailure, ExecServerError, Lost};
+pub use files::{
+    FileReader, FileWriter, Files, TransferOptions, TransferProgress, TransferReport, Walk,
+    WalkItem,
+};
+pub use http::HttpBody;
 pub use notices::Notices;
 pub use options::{ClientTuning, ExecServerClientConnectOptions, RemoteExecServerConnectArgs};
+pub use patch::{
+    Hunk, HunkLine, Patch, PatchChange, PatchChangeKind, PatchError, PatchReport, PatchSection,
+};
 pub use process::{
     ExecCommand, ExitStatus, Output, Process, ProcessEvent, ProcessEvents, ProcessOutput,
     ProcessStdin, WhenSlow,

@@ -170,8 +170,7 @@ impl ExecServerClient {
             tty: command.tty,
             terminate_on_drop: command.terminate_on_drop,
         });
-        let stdin =
-            (command.tty || command.pipe_stdin).then(|| ProcessStdin::new(handle.clone()));
+        let stdin = (command.tty || command.pipe_stdin).then(|| ProcessStdin::new(handle.clone()));
         Ok(Process { handle, sandbox_type: None, stdin, taken: Taken::default(), events: None })
     }
 

@@ -106,11 +106,7 @@ impl ProcessStdin {
 
     fn push(&self, queue: &mut Queue, bytes: Bytes, close: bool) {
         queue.bytes += bytes.len();
-        queue.writes.push_back(Write {
-            id: self.handle.client.shared.fresh_id("w"),
-            bytes,
-            close,
-        });
+        queue.writes.push_back(Write { id: self.handle.client.shared.fresh_id("w"), bytes, close });
         if close {
             queue.end = Closing::Asked;
         }

@@ -173,12 +173,7 @@ impl Track {
         self.probe = true;
     }
 
-    pub(crate) fn output(
-        &mut self,
-        seq: Option<u64>,
-        stream: OutputStream,
-        bytes: Bytes,
-    ) -> Taken {
+    pub(crate) fn output(&mut self, seq: Option<u64>, stream: OutputStream, bytes: Bytes) -> Taken {
         let seq = seq.unwrap_or_else(|| self.after_all());
         if self.end.is_some() || seq < self.next || self.early.contains_key(&seq) {
             return Taken::Yes;

@@ -93,8 +93,9 @@ fn a_close_without_number_is_confirmed_by_a_read() {
 #[test]
 fn events_without_any_number_come_as_they_arrive() {
     let mut track = track();
-    let mut say =
-        |text: &'static str| track.output(None, OutputStream::Pty, Bytes::from_static(text.as_bytes()));
+    let mut say = |text: &'static str| {
+        track.output(None, OutputStream::Pty, Bytes::from_static(text.as_bytes()))
+    };
     say("a");
     say("b");
     track.exited(None, exit(1));

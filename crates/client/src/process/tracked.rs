@@ -38,13 +38,8 @@ struct State {
 
 impl Tracked {
     pub(crate) fn new(track: Track, when_slow: WhenSlow) -> Self {
-        let state = State {
-            track,
-            abandoned: false,
-            consumers: Vec::new(),
-            follower: None,
-            holder: None,
-        };
+        let state =
+            State { track, abandoned: false, consumers: Vec::new(), follower: None, holder: None };
         Self { state: Mutex::new(state), when_slow }
     }
 

@@ -52,7 +52,10 @@ async fn commands_run_and_say_what_they_say() {
     assert!(client.session_id().is_some());
     let command = ExecCommand::shell("printf out; printf err >&2; exit 3").cwd("/tmp").unwrap();
     let output = soon(client.run(command)).await.unwrap();
-    assert_eq!((output.status.code, &*output.stdout, &*output.stderr), (3, &b"out"[..], &b"err"[..]));
+    assert_eq!(
+        (output.status.code, &*output.stdout, &*output.stderr),
+        (3, &b"out"[..], &b"err"[..])
+    );
     assert_eq!(client.environment_status().await.unwrap().status, "ready");
     let error = client.run(ExecCommand::new(["no-such-program"])).await.unwrap_err();
     assert!(matches!(error, ExecServerError::Server { code: -32603, .. }), "{error}");

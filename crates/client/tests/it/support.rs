@@ -90,7 +90,8 @@ impl Fake {
     /// The opening of a session.
     pub async fn welcome(&mut self, capabilities: Value) -> Asked {
         let asked = self.expect("initialize").await;
-        let info = json!({"cwd": "file:///srv", "platformOs": "linux", "capabilities": capabilities});
+        let info =
+            json!({"cwd": "file:///srv", "platformOs": "linux", "capabilities": capabilities});
         self.reply(&asked, json!({"sessionId": "s1", "environmentInfo": info})).await;
         self.initialized().await;
         asked
@@ -173,7 +174,9 @@ pub async fn connect_with(
     (connecting.await.unwrap().unwrap(), fake, dialled)
 }
 
-pub async fn connect(capabilities: Value) -> (ExecServerClient, Fake, mpsc::UnboundedReceiver<Fake>) {
+pub async fn connect(
+    capabilities: Value,
+) -> (ExecServerClient, Fake, mpsc::UnboundedReceiver<Fake>) {
     connect_with(options(), capabilities).await
 }
 
