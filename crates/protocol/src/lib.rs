@@ -38,5 +38,14 @@ pub fn parse_params<P: serde::de::DeserializeOwned>(
     params: Option<&serde_json::value::RawValue>,
 ) -> Result<P, RpcError> {
     let text = params.map_or("{}", serde_json::value::RawValue::get);
-    serde_json::from_str(text).map_err(|error| RpcError::invalid_params(error.to_string()))
+    serde_json::from_str(text).map_err(|error| RpcError::invalid_params(without_place(&error)))
+}
+
+/// What is wrong, without a line and column: the reader of the message sees no text to count in.
+fn without_place(error: &serde_json::Error) -> String {
+    let mut message = error.to_string();
+    if let Some(place) = message.rfind(" at line ").filter(|_| error.line() > 0) {
+        message.truncate(place);
+    }
+    message
 }

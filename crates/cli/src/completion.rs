@@ -1,0 +1,23 @@
+//! `codex completion`: scripts for shells.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use clap_complete::Shell;
+
+/// Print a completion script for a shell
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex completion bash > ~/.local/share/bash-completion/completions/codex
+  codex completion zsh > \"${fpath[1]}/_codex\"
+  codex completion fish > ~/.config/fish/completions/codex.fish")]
+pub struct CompletionArgs {
+    /// Which shell
+    shell: Shell,
+}
+
+pub fn run(args: &CompletionArgs, command: &mut clap::Command) -> anyhow::Result<ExitCode> {
+    clap_complete::generate(args.shell, command, "codex", &mut std::io::stdout());
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,175 @@
+//! `codex exec-server`: the server.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use codex_exec_server::{
+    DEFAULT_LISTEN_URL, ExecServerRuntimePaths, ListenUrl, ServerConfig, WebSocketAuth,
+    run as serve, told_to_stop,
+};
+
+/// Serve this machine: run commands and touch files for the clients that connect
+///
+/// Prints the address it listens on, alone on one line of stdout, and serves until it gets SIGTERM
+/// or SIGINT; then it kills what it started and exits with 0.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex exec-server                                  listen on a free port of this machine
+  codex exec-server --listen ws://127.0.0.1:4500     listen on that port
+  codex exec-server --listen stdio                   one connection, over stdin and stdout
+  ssh host codex exec-server --listen stdio          the same, from another machine
+
+  Anybody who can connect can do what this user can. Before listening on an address that others
+  reach, ask for a token:
+    codex exec-server --listen ws://0.0.0.0:4500 --ws-auth capability-token --ws-token-file /run/token")]
+pub struct ExecServerArgs {
+    /// Where to listen: ws://IP:PORT (port 0 takes a free one), or stdio
+    #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL)]
+    listen: ListenUrl,
+
+    /// How many requests of one connection run at once; those that only wait do not count
+    #[arg(long, value_name = "N", default_value_t = ServerConfig::default().concurrent_requests,
+          value_parser = at_least_one)]
+    concurrent_requests: usize,
+
+    /// How long a session outlives its connection, and with it what it started: 30s, 5m, 2h, 0
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    detach_ttl: Duration,
+
+    #[command(flatten)]
+    auth: AuthArgs,
+}
+
+#[derive(Debug, Args)]
+struct AuthArgs {
+    /// What a client has to send as `Authorization: Bearer …`
+    #[arg(long, value_enum, value_name = "MODE")]
+    ws_auth: Option<AuthMode>,
+
+    /// A file that holds the capability token
+    #[arg(long, value_name = "PATH", conflicts_with = "ws_token_sha256")]
+    ws_token_file: Option<PathBuf>,
+
+    /// The SHA-256 of the capability token, in hexadecimal
+    #[arg(long, value_name = "HEX")]
+    ws_token_sha256: Option<String>,
+
+    /// A file that holds the secret that signs tokens (HS256), 32 bytes at least
+    #[arg(long, value_name = "PATH")]
+    ws_shared_secret_file: Option<PathBuf>,
+
+    /// The issuer that a signed token has to name
+    #[arg(long, value_name = "ISSUER", requires = "ws_shared_secret_file")]
+    ws_issuer: Option<String>,
+
+    /// The audience that a signed token has to name
+    #[arg(long, value_name = "AUDIENCE", requires = "ws_shared_secret_file")]
+    ws_audience: Option<String>,
+
+    /// How far the clock of whoever signs may be off
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    ws_max_clock_skew_seconds: u64,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum AuthMode {
+    /// One token, given by --ws-token-file or --ws-token-sha256
+    CapabilityToken,
+    /// A JWT signed with the secret of --ws-shared-secret-file
+    SignedBearerToken,
+}
+
+pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
+    let auth = args.auth.build()?;
+    let config = ServerConfig {
+        concurrent_requests: args.concurrent_requests,
+        detach_ttl: args.detach_ttl,
+        max_detach_ttl: ServerConfig::default().max_detach_ttl.max(args.detach_ttl),
+        ..ServerConfig::default()
+    };
+    let executable = std::env::current_exe().context("cannot find this executable")?;
+    let paths =
+        ExecServerRuntimePaths::new(executable, None).context("cannot find this executable")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(args.listen, auth, config, &paths, told_to_stop()))?;
+    // A thread that still reads stdin would keep the runtime from ending.
+    runtime.shutdown_background();
+    Ok(ExitCode::SUCCESS)
+}
+
+impl AuthArgs {
+    fn build(self) -> anyhow::Result<WebSocketAuth> {
+        let auth = match (self.ws_auth, &self.ws_shared_secret_file) {
+            (None, None) if self.ws_token_file.is_none() && self.ws_token_sha256.is_none() => {
+                return Ok(WebSocketAuth::Open);
+            }
+            (None, _) => anyhow::bail!(
+                "a token or secret was given without --ws-auth; add --ws-auth capability-token or \
+                 --ws-auth signed-bearer-token"
+            ),
+            (Some(AuthMode::CapabilityToken), _) => {
+                match (self.ws_token_file, self.ws_token_sha256) {
+                    (Some(file), _) => WebSocketAuth::capability_token_file(&file),
+                    (None, Some(digest)) => WebSocketAuth::capability_token_sha256(&digest),
+                    (None, None) => anyhow::bail!(
+                        "--ws-auth capability-token needs --ws-token-file or --ws-token-sha256"
+                    ),
+                }
+            }
+            (Some(AuthMode::SignedBearerToken), None) => {
+                anyhow::bail!("--ws-auth signed-bearer-token needs --ws-shared-secret-file")
+            }
+            (Some(AuthMode::SignedBearerToken), Some(file)) => WebSocketAuth::signed_bearer(
+                file,
+                self.ws_issuer,
+                self.ws_audience,
+                Duration::from_secs(self.ws_max_clock_skew_seconds),
+            ),
+        };
+        Ok(auth?)
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "a number from 1 on".to_owned())
+}
+
+/// A whole number with `ms`, `s`, `m`, `h` or `d`; seconds without.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let milliseconds: u64 = match unit {
+        "ms" => 1,
+        "" | "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err("use a whole number with ms, s, m, h or d, such as 30s".to_owned()),
+    };
+    number
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(milliseconds))
+        .map(Duration::from_millis)
+        .ok_or_else(|| "use a whole number with ms, s, m, h or d, such as 30s".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        assert_eq!(duration("0"), Ok(Duration::ZERO));
+        assert_eq!(duration("45"), Ok(Duration::from_secs(45)));
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("2h"), Ok(Duration::from_secs(7200)));
+        for bad in ["", "s", "1y", "-1s", "1.5s", "99999999999999999999d"] {
+            duration(bad).unwrap_err();
+        }
+    }
+}

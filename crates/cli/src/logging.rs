@@ -1,0 +1,38 @@
+//! Logs: to stderr, never to stdout.
+
+use clap::{Args, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+/// How the program logs.
+#[derive(Debug, Args)]
+pub struct LoggingArgs {
+    /// How log lines look; what is logged is set by RUST_LOG (default: warn)
+    #[arg(long, value_enum, default_value_t, global = true, value_name = "FORMAT")]
+    log_format: LogFormat,
+}
+
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// For programs: one JSON object a line
+    Json,
+}
+
+impl LoggingArgs {
+    /// Starts logging for the rest of the program.
+    pub fn start(&self) {
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+        let builder =
+            tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        match self.log_format {
+            LogFormat::Text => {
+                use std::io::IsTerminal;
+                let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+                builder.with_ansi(std::io::stderr().is_terminal() && !plain).init();
+            }
+            LogFormat::Json => builder.json().init(),
+        }
+    }
+}

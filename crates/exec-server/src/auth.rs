@@ -1,0 +1,301 @@
+//! Who may connect to the listener.
+//!
+//! Secrets are compared in constant time and shown by no `Debug`.
+
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hmac::{Hmac, KeyInit, Mac};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+/// What the upgrade request has to carry as `Authorization: Bearer …`.
+#[derive(Clone, Default)]
+pub enum WebSocketAuth {
+    /// Nothing: whoever reaches the port may connect.
+    #[default]
+    Open,
+    /// A token whose SHA-256 is this.
+    CapabilityToken {
+        /// The digest.
+        sha256: [u8; 32],
+    },
+    /// A JWT signed with HS256.
+    SignedBearerToken(SignedBearer),
+}
+
+/// How a signed token is checked.
+#[derive(Clone)]
+pub struct SignedBearer {
+    secret: Vec<u8>,
+    issuer: Option<String>,
+    audience: Option<String>,
+    max_clock_skew: Duration,
+}
+
+impl fmt::Debug for WebSocketAuth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Open => "Open",
+            Self::CapabilityToken { .. } => "CapabilityToken",
+            Self::SignedBearerToken(_) => "SignedBearerToken",
+        })
+    }
+}
+
+impl fmt::Debug for SignedBearer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SignedBearer")
+            .field("issuer", &self.issuer)
+            .field("audience", &self.audience)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A secret that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Unreadable {
+        /// Which.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file holds too little.
+    #[error("{path} must hold at least {minimum} bytes")]
+    TooShort {
+        /// Which.
+        path: String,
+        /// How much it has to hold.
+        minimum: usize,
+    },
+    /// Not the hex of a SHA-256.
+    #[error("--ws-token-sha256 must be 64 hexadecimal digits")]
+    BadDigest,
+}
+
+/// The shortest secret that signs tokens, in bytes.
+const MIN_SECRET: usize = 32;
+
+impl WebSocketAuth {
+    /// The token is what the file holds, without white space around it.
+    pub fn capability_token_file(path: &Path) -> Result<Self, AuthConfigError> {
+        let token = read(path, 1)?;
+        Ok(Self::CapabilityToken { sha256: Sha256::digest(token).into() })
+    }
+
+    /// The token's digest, in hexadecimal.
+    pub fn capability_token_sha256(hex: &str) -> Result<Self, AuthConfigError> {
+        let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+        let bytes: Option<Vec<u8>> = hex
+            .trim()
+            .as_bytes()
+            .chunks(2)
+            .map(|pair| match pair {
+                &[high, low] => Some(digit(high)? << 4 | digit(low)?),
+                _ => None,
+            })
+            .collect();
+        let sha256 = bytes.and_then(|bytes| bytes.try_into().ok());
+        Ok(Self::CapabilityToken { sha256: sha256.ok_or(AuthConfigError::BadDigest)? })
+    }
+
+    /// Tokens are signed with what the file holds, without white space around it.
+    pub fn signed_bearer(
+        secret_file: &Path,
+        issuer: Option<String>,
+        audience: Option<String>,
+        max_clock_skew: Duration,
+    ) -> Result<Self, AuthConfigError> {
+        let secret = read(secret_file, MIN_SECRET)?;
+        Ok(Self::SignedBearerToken(SignedBearer { secret, issuer, audience, max_clock_skew }))
+    }
+
+    /// Whether a connection with this `Authorization` header may be served.
+    pub(crate) fn admits(&self, authorization: Option<&str>) -> bool {
+        let token = authorization
+            .and_then(|value| value.split_once(' '))
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+            .map(|(_, token)| token.trim());
+        match (self, token) {
+            (Self::Open, _) => true,
+            (_, None) => false,
+            (Self::CapabilityToken { sha256 }, Some(token)) => {
+                Sha256::digest(token).as_slice().ct_eq(sha256).into()
+            }
+            (Self::SignedBearerToken(signed), Some(token)) => {
+                signed.admits(token, SystemTime::now()).is_some()
+            }
+        }
+    }
+}
+
+fn read(path: &Path, minimum: usize) -> Result<Vec<u8>, AuthConfigError> {
+    let shown = || path.display().to_string();
+    let text = std::fs::read(path)
+        .map_err(|source| AuthConfigError::Unreadable { path: shown(), source })?;
+    let text = text.trim_ascii();
+    if text.len() < minimum {
+        return Err(AuthConfigError::TooShort { path: shown(), minimum });
+    }
+    Ok(text.to_vec())
+}
+
+#[derive(Deserialize)]
+struct Header {
+    alg: String,
+}
+
+#[derive(Deserialize)]
+struct Claims {
+    exp: f64,
+    nbf: Option<f64>,
+    iss: Option<String>,
+    aud: Option<Audience>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Audience {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Audience {
+    fn includes(&self, name: &str) -> bool {
+        match self {
+            Self::One(one) => one == name,
+            Self::Many(many) => many.iter().any(|one| one == name),
+        }
+    }
+}
+
+impl SignedBearer {
+    /// `Some` if the token is signed, in time, and meant for us.
+    fn admits(&self, token: &str, now: SystemTime) -> Option<()> {
+        let (signed, signature) = token.rsplit_once('.')?;
+        let (header, claims) = signed.split_once('.')?;
+        let header: Header = part(header)?;
+        if header.alg != "HS256" {
+            return None;
+        }
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.secret).ok()?;
+        mac.update(signed.as_bytes());
+        mac.verify_slice(&base64(signature)?).ok()?;
+        let claims: Claims = part(claims)?;
+        let now = now.duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
+        let skew = self.max_clock_skew.as_secs_f64();
+        let in_time = now < claims.exp + skew && claims.nbf.is_none_or(|nbf| now >= nbf - skew);
+        let ours = self.issuer.is_none() || self.issuer == claims.iss;
+        let for_us = self.audience.as_ref().is_none_or(|audience| {
+            claims.aud.as_ref().is_some_and(|named| named.includes(audience))
+        });
+        (in_time && ours && for_us).then_some(())
+    }
+}
+
+fn base64(text: &str) -> Option<Vec<u8>> {
+    base64_simd::URL_SAFE_NO_PAD.decode_to_vec(text).ok()
+}
+
+fn part<T: for<'de> Deserialize<'de>>(text: &str) -> Option<T> {
+    serde_json::from_slice(&base64(text)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
+
+    fn token(header: &str, claims: &str, secret: &[u8]) -> String {
+        let encode = |text: &[u8]| base64_simd::URL_SAFE_NO_PAD.encode_to_string(text);
+        let signed = format!("{}.{}", encode(header.as_bytes()), encode(claims.as_bytes()));
+        let mut mac = Hmac::<Sha256>::new_from_slice(secret).unwrap();
+        mac.update(signed.as_bytes());
+        let signature = encode(&mac.finalize().into_bytes());
+        format!("{signed}.{signature}")
+    }
+
+    fn signed(issuer: Option<&str>, audience: Option<&str>) -> SignedBearer {
+        SignedBearer {
+            secret: SECRET.to_vec(),
+            issuer: issuer.map(Into::into),
+            audience: audience.map(Into::into),
+            max_clock_skew: Duration::from_secs(30),
+        }
+    }
+
+    const HS256: &str = r#"{"alg":"HS256","typ":"JWT"}"#;
+
+    #[test]
+    fn a_token_is_checked_for_signature_time_issuer_and_audience() {
+        let now = UNIX_EPOCH + Duration::from_secs(1000);
+        let check = |bearer: SignedBearer, header: &str, claims: &str, secret: &[u8]| {
+            bearer.admits(&token(header, claims, secret), now).is_some()
+        };
+        let open = || signed(None, None);
+        assert!(check(open(), HS256, r#"{"exp":1001}"#, SECRET));
+        assert!(check(open(), HS256, r#"{"exp":971}"#, SECRET), "within the skew");
+        assert!(!check(open(), HS256, r#"{"exp":970}"#, SECRET), "expired");
+        assert!(!check(open(), HS256, r#"{"exp":2000,"nbf":1031}"#, SECRET), "not yet");
+        assert!(!check(open(), HS256, "{}", SECRET), "never expires");
+        assert!(!check(open(), HS256, r#"{"exp":1001}"#, &[b'x'; 32]), "another secret");
+        assert!(!check(open(), r#"{"alg":"none"}"#, r#"{"exp":1001}"#, SECRET));
+        let claims = r#"{"exp":2000,"iss":"us","aud":["a","b"]}"#;
+        assert!(check(signed(Some("us"), Some("b")), HS256, claims, SECRET));
+        assert!(!check(signed(Some("them"), None), HS256, claims, SECRET));
+        assert!(!check(signed(None, Some("c")), HS256, claims, SECRET));
+        for garbage in ["", ".", "..", "a.b.c", "é.é.é"] {
+            assert!(open().admits(garbage, now).is_none());
+        }
+    }
+
+    #[test]
+    fn a_capability_token_has_to_be_the_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("token");
+        std::fs::write(&file, " sesame\n").unwrap();
+        let by_file = WebSocketAuth::capability_token_file(&file).unwrap();
+        let digest =
+            Sha256::digest("sesame").iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let by_digest = WebSocketAuth::capability_token_sha256(&digest).unwrap();
+        for auth in [by_file, by_digest] {
+            assert!(auth.admits(Some("Bearer sesame")));
+            assert!(auth.admits(Some("bearer  sesame ")));
+            assert!(!auth.admits(Some("Bearer open")));
+            assert!(!auth.admits(Some("Basic sesame")));
+            assert!(!auth.admits(Some("sesame")));
+            assert!(!auth.admits(None));
+        }
+        assert!(WebSocketAuth::Open.admits(None));
+    }
+
+    #[test]
+    fn secrets_that_cannot_be_used_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("secret");
+        let skew = Duration::ZERO;
+        WebSocketAuth::signed_bearer(&file, None, None, skew).unwrap_err();
+        std::fs::write(&file, "short").unwrap();
+        let error = WebSocketAuth::signed_bearer(&file, None, None, skew).unwrap_err();
+        assert!(error.to_string().contains("at least 32 bytes"));
+        for bad in ["", "abc", &"g".repeat(64), &"a".repeat(63)] {
+            WebSocketAuth::capability_token_sha256(bad).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn debug_shows_no_secret() {
+        let text = format!(
+            "{:?} {:?}",
+            signed(None, None),
+            WebSocketAuth::SignedBearerToken(signed(None, None))
+        );
+        assert!(!text.contains("0123"), "{text}");
+    }
+}

@@ -1,0 +1,51 @@
+//! Limits and times of a server, each with its default.
+
+use std::time::Duration;
+
+use codex_exec_host::process::ProcessConfig;
+use codex_exec_rpc::ConnectionConfig;
+use codex_exec_server_protocol::DecodeLimits;
+
+/// How a server behaves.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Every connection's transport.
+    pub connection: ConnectionConfig,
+    /// What one message may cost.
+    pub decode: DecodeLimits,
+    /// Every process.
+    pub process: ProcessConfig,
+    /// How long a session outlives its connection. Default 30 s.
+    pub detach_ttl: Duration,
+    /// The longest such time a client may ask for. Default 7 days.
+    pub max_detach_ttl: Duration,
+    /// Requests of one connection that run at once; those that only wait do not count.
+    /// Default 64.
+    pub concurrent_requests: usize,
+    /// Requests of one connection that are under way, waiting ones included. Default 4,096. A
+    /// connection that has more is not read from until one is answered.
+    pub pending_requests: usize,
+    /// Bytes of requests of one connection that are under way. Default 96 MiB. As above.
+    pub pending_bytes: usize,
+    /// Kernel memory for what a websocket's peer has not taken yet. Default 512 KiB.
+    pub send_buffer: usize,
+    /// How long a connection may take from being accepted to being a websocket. Default 10 s.
+    pub handshake_timeout: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            connection: ConnectionConfig::default(),
+            decode: DecodeLimits::default(),
+            process: ProcessConfig::default(),
+            detach_ttl: Duration::from_secs(30),
+            max_detach_ttl: Duration::from_secs(7 * 24 * 3600),
+            concurrent_requests: 64,
+            pending_requests: 4096,
+            pending_bytes: 96 << 20,
+            send_buffer: 512 << 10,
+            handshake_timeout: Duration::from_secs(10),
+        }
+    }
+}

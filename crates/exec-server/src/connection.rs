@@ -1,0 +1,302 @@
+//! One connection: its lifecycle, and the one place where methods are told apart.
+//!
+//! Messages are taken in order. What a request does to a process is queued with that process's
+//! owner before the next message is looked at, so requests that name the same process take effect
+//! in the order they came; their answers are awaited by tasks of their own, so none of them delays
+//! another.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use codex_exec_rpc::{Connection, Outbound, TransportError};
+use codex_exec_server_protocol::environment::EnvironmentStatusResponse;
+use codex_exec_server_protocol::session::{InitializeParams, InitializeResponse};
+use codex_exec_server_protocol::{
+    Call, Encode, Incoming, Method, Notice, RequestId, RpcError, call, encode, notice, parse_params,
+};
+use serde_json::value::RawValue;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::server::Server;
+use crate::session::{Attachment, Session};
+
+/// Where a connection is in its life.
+enum Stage {
+    /// Nothing was said yet.
+    New,
+    /// `initialize` was answered.
+    Greeted(Attached),
+    /// `initialized` has come.
+    Ready(Attached),
+}
+
+/// A connection's hold on its session.
+#[derive(Clone)]
+pub(crate) struct Attached {
+    pub session: Arc<Session>,
+    pub attachment: Attachment,
+}
+
+/// What a request carries until it is answered.
+pub(crate) struct Request {
+    pub id: RequestId,
+    outbound: Outbound,
+    /// Its share of what a connection may have under way.
+    _share: Share,
+}
+
+struct Share {
+    _count: OwnedSemaphorePermit,
+    _bytes: OwnedSemaphorePermit,
+}
+
+impl Request {
+    pub(crate) fn outbound(&self) -> &Outbound {
+        &self.outbound
+    }
+
+    /// Sends the answer; waits while the client does not read.
+    pub(crate) async fn answer<R: Encode>(self, result: Result<R, RpcError>) -> bool {
+        let message = match &result {
+            Ok(result) => encode::response(&self.id, result),
+            Err(error) => encode::error(&self.id, error),
+        };
+        self.outbound.send(message).await.is_ok()
+    }
+
+    /// Answers when `result` is there, without anybody waiting for it.
+    pub(crate) fn answer_later<R: Encode + Send + Sync + 'static>(
+        self,
+        result: impl Future<Output = Result<R, RpcError>> + Send + 'static,
+    ) {
+        tokio::spawn(async move {
+            tokio::select! {
+                result = result => { self.answer(result).await; }
+                // Nobody is left to answer to; what waits need not wait any longer.
+                () = self.outbound.closed() => {}
+            }
+        });
+    }
+}
+
+/// Serves a connection until it ends.
+pub(crate) async fn serve(server: Server, mut connection: Connection) {
+    let mut serving = Serving {
+        count: Arc::new(Semaphore::new(server.config().pending_requests)),
+        bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),
+        server,
+        stage: Stage::New,
+        outbound: connection.outbound().clone(),
+    };
+    loop {
+        let message = tokio::select! {
+            message = connection.next() => message,
+            () = serving.server.shutting_down() => None,
+        };
+        match message {
+            Some(Ok(message)) => serving.message(&message).await,
+            Some(Err(error @ TransportError::TooLong { .. })) => {
+                serving.malformed(error.to_string()).await;
+            }
+            Some(Err(error)) => {
+                tracing::debug!(%error, "connection failed");
+                break;
+            }
+            None => break,
+        }
+    }
+    serving.end();
+}
+
+struct Serving {
+    server: Server,
+    stage: Stage,
+    outbound: Outbound,
+    count: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+}
+
+impl Serving {
+    async fn message(&mut self, message: &Bytes) {
+        match Incoming::parse(message, &self.server.config().decode) {
+            Ok(Incoming::Request { id, method, params, trace }) => {
+                tracing::debug!(%id, method, ?trace, "request");
+                let request = self.request(id, message.len()).await;
+                self.dispatch(request, &method, params).await;
+            }
+            Ok(Incoming::Notification { method, .. }) => self.notification(&method).await,
+            // The server asks nothing, so nothing answers it.
+            Ok(Incoming::Response { id, .. } | Incoming::Error { id, .. }) => {
+                tracing::debug!(%id, "answer to nothing");
+            }
+            Err(error) => self.malformed(error.to_string()).await,
+        }
+    }
+
+    /// Waits until the connection may have one more request under way.
+    async fn request(&self, id: RequestId, len: usize) -> Request {
+        let len = len.min(self.server.config().pending_bytes);
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        // The semaphores live as long as `self` and are never closed.
+        let closed = "the semaphore is never closed";
+        let count = self.count.clone().acquire_owned().await.expect(closed);
+        let bytes = self.bytes.clone().acquire_many_owned(len).await.expect(closed);
+        let share = Share { _count: count, _bytes: bytes };
+        Request { id, outbound: self.outbound.clone(), _share: share }
+    }
+
+    async fn malformed(&self, message: String) {
+        tracing::debug!(message, "malformed message");
+        let error = RpcError::invalid_request(message);
+        let _ = self.outbound.send(encode::error(&RequestId::UNKNOWN, &error)).await;
+    }
+
+    async fn notification(&mut self, method: &str) {
+        if method != notice::Initialized::NAME {
+            return self.malformed(format!("unexpected notification `{method}`")).await;
+        }
+        self.stage = match std::mem::replace(&mut self.stage, Stage::New) {
+            Stage::Greeted(attached) => Stage::Ready(attached),
+            stage => {
+                let early = matches!(stage, Stage::New);
+                self.stage = stage;
+                if early {
+                    self.malformed("`initialized` came before `initialize`".into()).await;
+                }
+                return;
+            }
+        };
+    }
+
+    async fn dispatch(&mut self, request: Request, name: &str, params: Option<&RawValue>) {
+        let Some(method) = Method::from_name(name) else {
+            request.answer::<InitializeResponse>(Err(RpcError::method_not_found(name))).await;
+            return;
+        };
+        if method == Method::Initialize {
+            return self.initialize(request, params).await;
+        }
+        let attached = match &self.stage {
+            Stage::Ready(attached) => attached.clone(),
+            stage => {
+                let missing = match stage {
+                    Stage::New => "call initialize",
+                    _ => "send initialized",
+                };
+                let family = method.family().as_str();
+                let message = format!("client must {missing} before using {family} methods");
+                request.answer::<InitializeResponse>(Err(RpcError::invalid_request(message))).await;
+                return;
+            }
+        };
+        self.handle(request, method, params, attached).await;
+    }
+
+    /// The one match. Params are parsed here, once, into their type.
+    async fn handle(
+        &mut self,
+        request: Request,
+        method: Method,
+        params: Option<&RawValue>,
+        attached: Attached,
+    ) {
+        use crate::process;
+        let server = &self.server;
+        let session = &attached.session;
+        macro_rules! parsed {
+            ($call:ty) => {
+                match parse_params::<<$call as Call>::Params>(params) {
+                    Ok(params) => params,
+                    Err(error) => {
+                        request.answer::<<$call as Call>::Response>(Err(error)).await;
+                        return;
+                    }
+                }
+            };
+        }
+        match method {
+            Method::Initialize => {}
+            Method::ProcessStart => {
+                let params = parsed!(call::ProcessStart);
+                process::start(server, &attached, request, params);
+            }
+            Method::ProcessRead => {
+                let answer = process::read(session, parsed!(call::ProcessRead));
+                request.answer_later(answer);
+            }
+            Method::ProcessWrite => {
+                let answer = process::write(session, parsed!(call::ProcessWrite));
+                request.answer_later(answer);
+            }
+            Method::ProcessSignal => {
+                let answer = process::signal(session, &parsed!(call::ProcessSignal));
+                request.answer_later(answer);
+            }
+            Method::ProcessTerminate => {
+                let answer = process::terminate(session, &parsed!(call::ProcessTerminate));
+                request.answer_later(answer);
+            }
+            Method::ProcessResize => {
+                let answer = process::resize(session, &parsed!(call::ProcessResize));
+                request.answer_later(answer);
+            }
+            Method::ProcessList => request.answer_later(process::list(session)),
+            Method::EnvironmentInfo => {
+                request.answer(Ok(server.environment_info())).await;
+            }
+            Method::EnvironmentStatus => {
+                request.answer(Ok(EnvironmentStatusResponse { status: "ready".into() })).await;
+            }
+            _ => {
+                let error = RpcError::method_not_found(method.name());
+                request.answer::<InitializeResponse>(Err(error)).await;
+            }
+        }
+    }
+
+    async fn initialize(&mut self, request: Request, params: Option<&RawValue>) {
+        let result = self.open_session(params);
+        let attached = match result {
+            Ok(attached) => attached,
+            Err(error) => {
+                request.answer::<InitializeResponse>(Err(error)).await;
+                return;
+            }
+        };
+        self.stage = Stage::Greeted(attached.clone());
+        let response = InitializeResponse {
+            session_id: Some(attached.session.id().to_owned()),
+            environment_info: Some(self.server.environment_info()),
+        };
+        // Events of a resumed session follow the answer.
+        if request.answer(Ok(response)).await {
+            attached.session.attach_all(attached.attachment, &self.outbound);
+        }
+    }
+
+    fn open_session(&self, params: Option<&RawValue>) -> Result<Attached, RpcError> {
+        if !matches!(self.stage, Stage::New) {
+            let message = "initialize was already called on this connection";
+            return Err(RpcError::invalid_request(message));
+        }
+        let params: InitializeParams = parse_params(params)?;
+        let config = self.server.config();
+        let asked = params.detach_ttl_ms.map(Duration::from_millis);
+        let asked = asked.map(|ttl| ttl.min(config.max_detach_ttl));
+        let sessions = self.server.sessions();
+        let (session, attachment) = match &params.resume_session_id {
+            Some(id) => sessions.resume(id, asked)?,
+            None => sessions.create(asked.unwrap_or(config.detach_ttl)),
+        };
+        tracing::info!(client = params.client_name, session = session.id(), "session attached");
+        Ok(Attached { session, attachment })
+    }
+
+    fn end(self) {
+        if let Stage::Greeted(attached) | Stage::Ready(attached) = self.stage {
+            tracing::info!(session = attached.session.id(), "session detached");
+            self.server.sessions().detach(attached.session);
+        }
+    }
+}

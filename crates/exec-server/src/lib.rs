@@ -1,0 +1,42 @@
+//! The execution server: runs commands and touches files for a client on another machine.
+//!
+//! A [`Server`] serves [`Connection`]s: in memory ([`Server::connect`]), over websockets
+//! ([`WebSocketListener`]), over stdio. [`run_main`] is a whole server program.
+//!
+//! What happens to a request: [`Connection`] → envelope → one match in `connection` → handler →
+//! owner of the process → answer → the connection's bounded way out.
+
+mod auth;
+mod config;
+mod connection;
+mod listen_url;
+mod listener;
+mod process;
+mod run;
+mod server;
+mod session;
+mod sink;
+
+pub use codex_exec_host as host;
+pub use codex_exec_rpc::{Connection, ConnectionConfig, KeepAlive, OutboundConfig};
+pub use codex_exec_server_protocol as protocol;
+pub use codex_exec_server_protocol::environment::*;
+pub use codex_exec_server_protocol::files::*;
+pub use codex_exec_server_protocol::http::*;
+pub use codex_exec_server_protocol::process::*;
+pub use codex_exec_server_protocol::session::*;
+pub use codex_exec_server_protocol::{PathUri, RpcError};
+
+pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
+pub use config::ServerConfig;
+pub use listen_url::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenUrl};
+pub use listener::WebSocketListener;
+pub use run::{ExecServerRuntimePaths, RunError, run, run_main, told_to_stop};
+pub use server::Server;
+
+/// Becomes a helper of the server and never returns, if that is what this process was started as.
+///
+/// To be called first thing in `main`, before any thread exists.
+pub fn main_if_reentered() {
+    codex_exec_host::process::warden::main_if_reentered();
+}

@@ -1,0 +1,177 @@
+//! The websocket listener: HTTP up to the upgrade, the protocol after it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use codex_exec_rpc::{Connection, websocket_config, websocket_limits};
+use http_body_util::{Empty, Full};
+use hyper::body::Incoming;
+use hyper::header::{
+    AUTHORIZATION, CONNECTION, HeaderValue, ORIGIN, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY,
+    SEC_WEBSOCKET_VERSION, UPGRADE, WWW_AUTHENTICATE,
+};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use sha1::{Digest, Sha1};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_websockets::ServerBuilder;
+
+use crate::auth::WebSocketAuth;
+use crate::server::Server;
+
+/// Accepts connections until the server shuts down.
+#[derive(Debug)]
+pub struct WebSocketListener {
+    listener: TcpListener,
+    auth: Arc<WebSocketAuth>,
+}
+
+impl WebSocketListener {
+    /// Binds the address.
+    pub async fn bind(address: SocketAddr, auth: WebSocketAuth) -> io::Result<Self> {
+        Ok(Self { listener: TcpListener::bind(address).await?, auth: Arc::new(auth) })
+    }
+
+    /// The address it has.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves what connects. Returns when the server begins to shut down.
+    pub async fn serve(self, server: &Server) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = server.shutting_down() => return,
+            };
+            match accepted {
+                Ok((socket, peer)) => {
+                    tracing::debug!(%peer, "accepted");
+                    let (server, auth) = (server.clone(), self.auth.clone());
+                    server.connections().spawn(handshake(server.clone(), auth, socket));
+                }
+                // Out of descriptors, or a peer that was gone already: the next one may do.
+                Err(error) => {
+                    tracing::warn!(%error, "accept failed");
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                }
+            }
+        }
+    }
+}
+
+/// Speaks HTTP with a new connection until it is a websocket, or is done.
+async fn handshake(server: Server, auth: Arc<WebSocketAuth>, socket: TcpStream) {
+    // Without this, three small messages in a row cost 40 ms each round trip.
+    let _ = socket.set_nodelay(true);
+    // What can die inside a socket has to be less than what a process retains.
+    let sent = socket2::SockRef::from(&socket).set_send_buffer_size(server.config().send_buffer);
+    if let Err(error) = sent {
+        tracing::debug!(%error, "send buffer");
+    }
+    let timeout = server.config().handshake_timeout;
+    let service = {
+        let server = server.clone();
+        service_fn(move |request| {
+            let response = respond(&server, &auth, request);
+            async move { Ok::<_, std::convert::Infallible>(response) }
+        })
+    };
+    let http = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(timeout)
+        .max_buf_size(16 << 10)
+        .serve_connection(TokioIo::new(socket), service)
+        .with_upgrades();
+    tokio::select! {
+        result = http => if let Err(error) = result {
+            tracing::debug!(%error, "http ended");
+        },
+        () = server.shutting_down() => {}
+    }
+}
+
+type Body = http_body_util::Either<Empty<Bytes>, Full<Bytes>>;
+
+fn respond(
+    server: &Server,
+    auth: &WebSocketAuth,
+    mut request: Request<Incoming>,
+) -> Response<Body> {
+    // A page in a browser must not reach the server; a browser always says where it comes from.
+    if request.headers().contains_key(ORIGIN) {
+        return text(StatusCode::FORBIDDEN, "requests with an Origin header are refused\n");
+    }
+    match (request.method(), request.uri().path()) {
+        (&Method::GET, "/readyz") => text(StatusCode::OK, "ok\n"),
+        (&Method::GET, "/") => {
+            let authorization = request.headers().get(AUTHORIZATION);
+            if !auth.admits(authorization.and_then(|value| value.to_str().ok())) {
+                let mut response = text(StatusCode::UNAUTHORIZED, "a bearer token is required\n");
+                response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+                return response;
+            }
+            let Some(accept) = accept_key(&request) else {
+                return text(
+                    StatusCode::UPGRADE_REQUIRED,
+                    "this is an exec-server; connect to it with a websocket\n",
+                );
+            };
+            let upgrade = hyper::upgrade::on(&mut request);
+            tokio::spawn(upgraded(server.clone(), upgrade));
+            let mut response = Response::new(Body::Left(Empty::new()));
+            *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+            let headers = response.headers_mut();
+            headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+            headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+            headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
+            response
+        }
+        _ => text(StatusCode::NOT_FOUND, "not found; GET / upgrades to a websocket\n"),
+    }
+}
+
+async fn upgraded(server: Server, upgrade: hyper::upgrade::OnUpgrade) {
+    match upgrade.await {
+        Ok(io) => {
+            let config = &server.config().connection;
+            let socket = ServerBuilder::new()
+                .config(websocket_config())
+                .limits(websocket_limits(config))
+                .serve(TokioIo::new(io));
+            server.serve(Connection::websocket(socket, config));
+        }
+        Err(error) => tracing::debug!(%error, "upgrade failed"),
+    }
+}
+
+/// The answer to a request for a websocket (RFC 6455); `None` if it is none.
+fn accept_key(request: &Request<Incoming>) -> Option<HeaderValue> {
+    let has = |name, token: &str| {
+        request.headers().get_all(name).iter().any(|value| {
+            value.to_str().is_ok_and(|value| {
+                value.split(',').any(|part| part.trim().eq_ignore_ascii_case(token))
+            })
+        })
+    };
+    if !has(CONNECTION, "upgrade")
+        || !has(UPGRADE, "websocket")
+        || !has(SEC_WEBSOCKET_VERSION, "13")
+    {
+        return None;
+    }
+    let key = request.headers().get(SEC_WEBSOCKET_KEY)?;
+    let mut sha1 = Sha1::new();
+    sha1.update(key.as_bytes());
+    sha1.update(b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
+    HeaderValue::from_str(&base64_simd::STANDARD.encode_to_string(sha1.finalize())).ok()
+}
+
+fn text(status: StatusCode, body: &'static str) -> Response<Body> {
+    let mut response = Response::new(Body::Right(Full::from(body)));
+    *response.status_mut() = status;
+    response
+}

@@ -1,0 +1,203 @@
+//! The handlers of `process/*`.
+//!
+//! Each queues what it asks of the process before it returns, and returns the answer as a future.
+
+use codex_exec_host::process::{Group, Launch, LaunchError, StartError, environment};
+use codex_exec_server_protocol::RpcError;
+use codex_exec_server_protocol::process::{
+    ExecParams, ExecResponse, ListResponse, ProcessId, ReadParams, ReadResponse, ResizeParams,
+    ResizeResponse, SandboxType, SignalParams, SignalResponse, TerminalSize, TerminateParams,
+    TerminateResponse, WriteParams, WriteResponse, WriteStatus,
+};
+
+use crate::connection::{Attached, Request};
+use crate::server::Server;
+use crate::session::Session;
+
+/// Why a process did not start.
+enum StartFailure {
+    /// The request asks for what cannot be.
+    Refused(RpcError),
+    /// The host could not do it.
+    Failed(StartError),
+}
+
+impl From<StartError> for StartFailure {
+    fn from(error: StartError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<LaunchError> for StartFailure {
+    fn from(error: LaunchError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl StartFailure {
+    fn into_rpc(self, program: &str) -> RpcError {
+        match self {
+            Self::Refused(error) => error,
+            Self::Failed(StartError::Launch(error @ LaunchError::Nul(_))) => {
+                RpcError::internal(error.to_string())
+            }
+            Self::Failed(error @ (StartError::Launch(_) | StartError::Sandbox(_))) => {
+                RpcError::invalid_params(error.to_string())
+            }
+            Self::Failed(error @ (StartError::Spawn(_) | StartError::Setup { .. })) => {
+                RpcError::internal(format!("cannot start `{program}`: {error}"))
+            }
+        }
+    }
+}
+
+pub(crate) fn start(server: &Server, attached: &Attached, request: Request, params: ExecParams) {
+    let id = params.process_id.clone();
+    let program = params.argv.first().cloned().unwrap_or_default();
+    let session = attached.session.clone();
+    let mut started = None;
+    let inserted = session.insert(&id, || {
+        let group = session.group();
+        let launch = async move { launch(params, group) };
+        let (handle, answer) = server.host().start(launch);
+        started = Some(answer);
+        handle
+    });
+    let (attached, outbound) = (attached.clone(), request.outbound().clone());
+    tokio::spawn(async move {
+        let (Ok(process), Some(started)) = (inserted, started) else {
+            let message = format!("process id {id} is already in use");
+            request.answer::<ExecResponse>(Err(RpcError::invalid_request(message))).await;
+            return;
+        };
+        match started.await {
+            Ok(Ok(())) => {
+                let response =
+                    ExecResponse { process_id: id, sandbox_type: Some(SandboxType::None) };
+                // Its events follow the answer.
+                if request.answer(Ok(response)).await {
+                    attached.session.attach(&process, attached.attachment, &outbound);
+                }
+            }
+            Ok(Err(failure)) => {
+                request.answer::<ExecResponse>(Err(failure.into_rpc(&program))).await;
+            }
+            // The session ended before the process had begun.
+            Err(_) => {
+                let error = RpcError::internal("the session has ended");
+                request.answer::<ExecResponse>(Err(error)).await;
+            }
+        }
+    });
+}
+
+fn launch(params: ExecParams, group: Group) -> Result<Launch, StartFailure> {
+    let not_offered = [
+        (params.enforce_managed_network || params.managed_network.is_some(), "a managed network"),
+        (params.network_proxy.is_some(), "a network proxy"),
+        (params.shell_snapshot.is_some(), "a shell snapshot"),
+    ];
+    if let Some((_, what)) = not_offered.iter().find(|(asked, _)| *asked) {
+        let message = format!("{what} is not offered by this server");
+        return Err(StartFailure::Refused(RpcError::invalid_params(message)));
+    }
+    let environment = environment(&params)?;
+    Ok(Launch::new(params, &environment, group)?)
+}
+
+fn unknown(id: &ProcessId) -> RpcError {
+    RpcError::invalid_request(format!("unknown process id {id}"))
+}
+
+pub(crate) fn read(
+    session: &Session,
+    params: ReadParams,
+) -> impl Future<Output = Result<ReadResponse, RpcError>> + Send + 'static {
+    let id = params.process_id.clone();
+    let answer = session.process(&id).map(|process| process.read(params));
+    async move {
+        match answer {
+            Some(answer) => answer.await.map_err(|_| unknown(&id)),
+            None => Err(unknown(&id)),
+        }
+    }
+}
+
+pub(crate) fn write(
+    session: &Session,
+    params: WriteParams,
+) -> impl Future<Output = Result<WriteResponse, RpcError>> + Send + 'static {
+    let empty_id = params.write_id.as_deref() == Some("");
+    let process = session.process(&params.process_id).filter(|_| !empty_id);
+    let answer = process.map(|process| process.write(params));
+    async move {
+        if empty_id {
+            return Err(RpcError::invalid_params("writeId must not be empty"));
+        }
+        let status = match answer {
+            Some(answer) => answer.await.unwrap_or(WriteStatus::UnknownProcess),
+            None => WriteStatus::UnknownProcess,
+        };
+        Ok(WriteResponse { status })
+    }
+}
+
+pub(crate) fn signal(
+    session: &Session,
+    params: &SignalParams,
+) -> impl Future<Output = Result<SignalResponse, RpcError>> + Send + 'static {
+    let answer = session.process(&params.process_id).map(|process| process.signal(params.signal));
+    async move {
+        if let Some(answer) = answer {
+            let _ = answer.await;
+        }
+        Ok(SignalResponse {})
+    }
+}
+
+pub(crate) fn terminate(
+    session: &Session,
+    params: &TerminateParams,
+) -> impl Future<Output = Result<TerminateResponse, RpcError>> + Send + 'static {
+    let answer = session.process(&params.process_id).map(|process| process.terminate());
+    async move {
+        let running = match answer {
+            Some(answer) => answer.await.unwrap_or(false),
+            None => false,
+        };
+        Ok(TerminateResponse { running })
+    }
+}
+
+pub(crate) fn resize(
+    session: &Session,
+    params: &ResizeParams,
+) -> impl Future<Output = Result<ResizeResponse, RpcError>> + Send + 'static {
+    let size = TerminalSize { rows: params.rows, cols: params.cols };
+    let id = params.process_id.clone();
+    let answer = session.process(&id).map(|process| process.resize(size));
+    async move {
+        match answer {
+            None => Err(unknown(&id)),
+            Some(answer) => match answer.await {
+                Ok(Ok(())) => Ok(ResizeResponse {}),
+                Ok(Err(error)) => Err(RpcError::invalid_request(format!("{id}: {error}"))),
+                Err(_) => Err(unknown(&id)),
+            },
+        }
+    }
+}
+
+pub(crate) fn list(
+    session: &Session,
+) -> impl Future<Output = Result<ListResponse, RpcError>> + Send + 'static {
+    let answers: Vec<_> = session.processes().iter().map(|process| process.info()).collect();
+    async move {
+        let lines = futures_util::future::join_all(answers).await;
+        let mut processes: Vec<_> = lines.into_iter().flatten().collect();
+        processes.sort_by(|a, b| {
+            (a.started_at_ms, &a.process_id).cmp(&(b.started_at_ms, &b.process_id))
+        });
+        Ok(ListResponse { processes })
+    }
+}

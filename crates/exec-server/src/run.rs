@@ -1,0 +1,143 @@
+//! A whole server program: listen, say where, serve, stop when told.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use codex_exec_host::process::Lifeline;
+use codex_exec_rpc::Connection;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::auth::WebSocketAuth;
+use crate::config::ServerConfig;
+use crate::listen_url::ListenUrl;
+use crate::listener::WebSocketListener;
+use crate::server::Server;
+
+/// The files a server program is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecServerRuntimePaths {
+    /// The executable that is re-entered for sandboxes, helpers and the warden. It has to call
+    /// [`main_if_reentered`](crate::main_if_reentered) first thing in its `main`.
+    pub codex_self_exe: PathBuf,
+    /// Another executable for sandboxes, where that is not the same.
+    pub codex_linux_sandbox_exe: Option<PathBuf>,
+}
+
+impl ExecServerRuntimePaths {
+    /// Paths that exist and are absolute.
+    pub fn new(
+        codex_self_exe: impl AsRef<Path>,
+        codex_linux_sandbox_exe: Option<PathBuf>,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            codex_self_exe: codex_self_exe.as_ref().canonicalize()?,
+            codex_linux_sandbox_exe: codex_linux_sandbox_exe
+                .map(|path| path.canonicalize())
+                .transpose()?,
+        })
+    }
+}
+
+/// Why a server program could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Where it should listen is nowhere.
+    #[error(transparent)]
+    ListenUrl(#[from] crate::ExecServerListenUrlParseError),
+    /// The address cannot be had.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// Which.
+        address: std::net::SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The server could not be set up.
+    #[error("cannot set up the server: {0}")]
+    Setup(#[source] io::Error),
+}
+
+/// Runs a server with the default configuration until it is told to stop (SIGTERM, SIGINT) or, on
+/// stdio, until its input ends. Prints the address on stdout, alone on one line.
+///
+/// ```no_run
+/// use codex_exec_server::{DEFAULT_LISTEN_URL, ExecServerRuntimePaths, main_if_reentered, run_main};
+///
+/// fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///     main_if_reentered();
+///     let paths = ExecServerRuntimePaths::new(std::env::current_exe()?, None)?;
+///     tokio::runtime::Runtime::new()?.block_on(run_main(DEFAULT_LISTEN_URL, paths))
+/// }
+/// ```
+pub async fn run_main(
+    listen_url: &str,
+    runtime_paths: ExecServerRuntimePaths,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let listen_url = listen_url.parse().map_err(RunError::ListenUrl)?;
+    let auth = WebSocketAuth::default();
+    run(listen_url, auth, ServerConfig::default(), &runtime_paths, told_to_stop()).await?;
+    Ok(())
+}
+
+/// Runs a server until `stop` resolves or, on stdio, its input ends; then kills what was started.
+pub async fn run(
+    listen_url: ListenUrl,
+    auth: WebSocketAuth,
+    mut config: ServerConfig,
+    runtime_paths: &ExecServerRuntimePaths,
+    stop: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    config.process.lifeline = Lifeline::Warden { executable: runtime_paths.codex_self_exe.clone() };
+    match listen_url {
+        ListenUrl::WebSocket(address) => {
+            let bind = |source| RunError::Bind { address, source };
+            let listener = WebSocketListener::bind(address, auth).await.map_err(bind)?;
+            let address = listener.local_addr().map_err(bind)?;
+            let server = Server::new(config).map_err(RunError::Setup)?;
+            announce(&format!("ws://{address}")).map_err(RunError::Setup)?;
+            tokio::select! {
+                () = listener.serve(&server) => {}
+                () = stop => tracing::info!("stopping"),
+            }
+            server.shut_down().await;
+        }
+        ListenUrl::Stdio => {
+            let server = Server::new(config).map_err(RunError::Setup)?;
+            let connection = Connection::lines(
+                tokio::io::stdin(),
+                tokio::io::stdout(),
+                &server.config().connection,
+            );
+            tokio::select! {
+                () = server.serve_here(connection) => {}
+                () = stop => tracing::info!("stopping"),
+            }
+            server.shut_down().await;
+        }
+    }
+    Ok(())
+}
+
+/// The one line that ever goes to stdout.
+fn announce(url: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{url}")?;
+    stdout.flush()
+}
+
+/// Resolves on SIGTERM or SIGINT.
+pub async fn told_to_stop() {
+    let listen = |kind| async move {
+        match signal(kind) {
+            Ok(mut signals) => signals.recv().await,
+            Err(error) => {
+                tracing::error!(%error, "cannot listen for signals");
+                std::future::pending().await
+            }
+        }
+    };
+    tokio::select! {
+        _ = listen(SignalKind::terminate()) => {}
+        _ = listen(SignalKind::interrupt()) => {}
+    }
+}

@@ -1,0 +1,148 @@
+//! The server itself: what all connections share, and its end.
+
+use std::io;
+use std::sync::Arc;
+
+use codex_exec_host::machine;
+use codex_exec_host::process::ProcessHost;
+use codex_exec_rpc::{Connection, ConnectionConfig};
+use codex_exec_server_protocol::PathUri;
+use codex_exec_server_protocol::environment::{Capabilities, EnvironmentInfo, ShellInfo};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::ServerConfig;
+use crate::connection;
+use crate::session::Sessions;
+
+/// An execution server. Clones are handles to the same one.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// use codex_exec_server::{Server, ServerConfig};
+///
+/// let server = Server::new(ServerConfig::default())?;
+/// let mut client = server.connect();
+/// let hello = r#"{"id":1,"method":"initialize","params":{"clientName":"docs"}}"#;
+/// client.outbound().send(hello).await.unwrap();
+/// let answer = client.next().await.unwrap().unwrap();
+/// assert!(answer.starts_with(br#"{"id":1,"result":{"sessionId":"#));
+/// server.shut_down().await;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Server(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    config: ServerConfig,
+    host: ProcessHost,
+    sessions: Sessions,
+    environment_info: EnvironmentInfo,
+    shutdown: CancellationToken,
+    connections: TaskTracker,
+}
+
+impl Server {
+    /// A server that listens nowhere yet. To be made inside a runtime.
+    pub fn new(config: ServerConfig) -> io::Result<Self> {
+        let host = ProcessHost::new(config.process.clone())?;
+        Ok(Self(Arc::new(Shared {
+            sessions: Sessions::new(host.clone()),
+            environment_info: environment_info(),
+            config,
+            host,
+            shutdown: CancellationToken::new(),
+            connections: TaskTracker::new(),
+        })))
+    }
+
+    /// Serves a connection in a task of its own.
+    pub fn serve(&self, connection: Connection) {
+        self.0.connections.spawn(connection::serve(self.clone(), connection));
+    }
+
+    /// Serves a connection to its end.
+    pub async fn serve_here(&self, connection: Connection) {
+        let serving = connection::serve(self.clone(), connection);
+        self.0.connections.track_future(serving).await;
+    }
+
+    /// A connection to this server in memory.
+    pub fn connect(&self) -> Connection {
+        let (ours, theirs) =
+            Connection::pair(&ConnectionConfig { keep_alive: None, ..self.0.config.connection });
+        self.serve(ours);
+        theirs
+    }
+
+    /// Ends every connection, kills everything that was started, and returns when that is done.
+    pub async fn shut_down(&self) {
+        self.0.shutdown.cancel();
+        self.0.connections.close();
+        self.0.connections.wait().await;
+        self.0.sessions.end_all().await;
+    }
+
+    /// Resolves when the server begins to shut down.
+    pub async fn shutting_down(&self) {
+        self.0.shutdown.cancelled().await;
+    }
+
+    /// How it behaves.
+    pub fn config(&self) -> &ServerConfig {
+        &self.0.config
+    }
+
+    pub(crate) fn host(&self) -> &ProcessHost {
+        &self.0.host
+    }
+
+    pub(crate) fn sessions(&self) -> &Sessions {
+        &self.0.sessions
+    }
+
+    pub(crate) fn connections(&self) -> &TaskTracker {
+        &self.0.connections
+    }
+
+    pub(crate) fn environment_info(&self) -> EnvironmentInfo {
+        // The directory may be gone since.
+        let cwd = std::env::current_dir().ok();
+        EnvironmentInfo { cwd: cwd.as_deref().and_then(uri), ..self.0.environment_info.clone() }
+    }
+}
+
+fn uri(path: &std::path::Path) -> Option<PathUri> {
+    PathUri::try_from(path).ok()
+}
+
+fn environment_info() -> EnvironmentInfo {
+    let shell = machine::shell();
+    EnvironmentInfo {
+        shell: ShellInfo {
+            name: machine::shell_name(&shell),
+            path: shell.to_string_lossy().into_owned(),
+        },
+        executor_version: env!("CARGO_PKG_VERSION").to_owned(),
+        cwd: None,
+        user_home_dir: machine::home().as_deref().and_then(uri),
+        platform_os: std::env::consts::OS.to_owned(),
+        prepend_path_dirs: Vec::new(),
+        temporary_directories: Some(
+            machine::tmpdir().as_deref().and_then(uri).into_iter().collect(),
+        ),
+        temp_dir: uri(&std::env::temp_dir()),
+        capabilities: Capabilities {
+            process_resize: true,
+            process_list: true,
+            process_signals: true,
+            process_close_stdin: true,
+            process_retain: true,
+            session_detach_ttl: true,
+            ..Capabilities::default()
+        },
+    }
+}

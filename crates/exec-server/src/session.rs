@@ -1,0 +1,235 @@
+//! Sessions: who owns which processes, and what happens to them without a connection.
+//!
+//! ```text
+//!              create                detach                  period over
+//!  (none) ───────────────▶ Attached ────────▶ Detached ───────────────────▶ ended: all killed
+//!                             ▲                  │
+//!                             └──────────────────┘ resume
+//! ```
+//!
+//! Invariant: a session has at most one connection, and its processes end with it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use codex_exec_host::process::{Group, ProcessHandle, ProcessHost};
+use codex_exec_rpc::Outbound;
+use codex_exec_server_protocol::RpcError;
+use codex_exec_server_protocol::process::ProcessId;
+use tokio::time::sleep;
+
+use crate::sink::NotificationSink;
+
+/// All sessions of a server.
+#[derive(Debug, Clone)]
+pub(crate) struct Sessions {
+    host: ProcessHost,
+    by_id: Arc<Mutex<HashMap<String, Arc<Session>>>>,
+    last_group: Arc<AtomicU64>,
+}
+
+/// One session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    id: String,
+    group: Group,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    processes: HashMap<ProcessId, ProcessHandle>,
+    /// Forgotten processes are cleared away when there are this many.
+    clear_at: usize,
+    presence: Presence,
+    detach_ttl: Duration,
+    /// Counts connections, so that one that has ended neither ends the session of its successor nor
+    /// takes its events.
+    attachment: Attachment,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Presence {
+    Attached,
+    Detached,
+    Ended,
+}
+
+/// Which of a session's connections, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Attachment(u64);
+
+/// A name that is taken.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Taken;
+
+impl Sessions {
+    pub(crate) fn new(host: ProcessHost) -> Self {
+        Self { host, by_id: Arc::default(), last_group: Arc::default() }
+    }
+
+    /// A new session, attached.
+    pub(crate) fn create(&self, detach_ttl: Duration) -> (Arc<Session>, Attachment) {
+        let session = Arc::new(Session {
+            id: uuid::Uuid::new_v4().to_string(),
+            group: Group(self.last_group.fetch_add(1, Ordering::Relaxed)),
+            state: Mutex::new(State {
+                processes: HashMap::new(),
+                clear_at: 64,
+                presence: Presence::Attached,
+                detach_ttl,
+                attachment: Attachment(0),
+            }),
+        });
+        lock(&self.by_id).insert(session.id.clone(), session.clone());
+        (session, Attachment(0))
+    }
+
+    /// Attaches to a session that lost its connection.
+    pub(crate) fn resume(
+        &self,
+        id: &str,
+        detach_ttl: Option<Duration>,
+    ) -> Result<(Arc<Session>, Attachment), RpcError> {
+        let unknown = || RpcError::invalid_request(format!("unknown session id {id}"));
+        let session = lock(&self.by_id).get(id).cloned().ok_or_else(unknown)?;
+        let mut state = lock(&session.state);
+        match state.presence {
+            Presence::Attached => Err(RpcError::session_attached(format!(
+                "session {id} is attached to another connection; close that one first"
+            ))),
+            Presence::Ended => Err(unknown()),
+            Presence::Detached => {
+                state.presence = Presence::Attached;
+                state.attachment.0 += 1;
+                let attachment = state.attachment;
+                if let Some(ttl) = detach_ttl {
+                    state.detach_ttl = ttl;
+                }
+                drop(state);
+                Ok((session, attachment))
+            }
+        }
+    }
+
+    /// The session's connection has ended: its processes go on for the detach period.
+    pub(crate) fn detach(&self, session: Arc<Session>) {
+        let mut state = lock(&session.state);
+        if state.presence != Presence::Attached {
+            return;
+        }
+        state.presence = Presence::Detached;
+        for process in state.processes.values() {
+            process.detach();
+        }
+        let (ttl, attachment) = (state.detach_ttl, state.attachment);
+        drop(state);
+        let sessions = self.clone();
+        tokio::spawn(async move {
+            sleep(ttl).await;
+            let still = |state: &State| {
+                state.presence == Presence::Detached && state.attachment == attachment
+            };
+            sessions.end_if(&session, still).await;
+        });
+    }
+
+    /// Ends every session and kills all that was ever started.
+    pub(crate) async fn end_all(&self) {
+        let all: Vec<_> = lock(&self.by_id).values().cloned().collect();
+        futures_util::future::join_all(all.iter().map(|session| self.end_if(session, |_| true)))
+            .await;
+        self.host.shut_down().await;
+    }
+
+    async fn end_if(&self, session: &Arc<Session>, condition: impl FnOnce(&State) -> bool) {
+        let processes = {
+            let mut state = lock(&session.state);
+            if state.presence == Presence::Ended || !condition(&state) {
+                return;
+            }
+            state.presence = Presence::Ended;
+            std::mem::take(&mut state.processes)
+        };
+        lock(&self.by_id).remove(&session.id);
+        for process in processes.values() {
+            process.kill();
+        }
+        futures_util::future::join_all(processes.values().map(ProcessHandle::gone)).await;
+        self.host.end_group(session.group).await;
+    }
+}
+
+impl Session {
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(crate) fn group(&self) -> Group {
+        self.group
+    }
+
+    /// Sends the events of every process to this connection from now on.
+    pub(crate) fn attach_all(&self, attachment: Attachment, outbound: &Outbound) {
+        let state = lock(&self.state);
+        for process in state.processes.values() {
+            state.attach(process, attachment, outbound);
+        }
+    }
+
+    /// Sends the events of one process to this connection, unless it has been replaced.
+    pub(crate) fn attach(
+        &self,
+        process: &ProcessHandle,
+        attachment: Attachment,
+        outbound: &Outbound,
+    ) {
+        lock(&self.state).attach(process, attachment, outbound);
+    }
+
+    /// Begins a process under a name that is free.
+    pub(crate) fn insert(
+        &self,
+        id: &ProcessId,
+        start: impl FnOnce() -> ProcessHandle,
+    ) -> Result<ProcessHandle, Taken> {
+        let mut state = lock(&self.state);
+        if state.presence == Presence::Ended
+            || state.processes.get(id).is_some_and(|process| !process.is_gone())
+        {
+            return Err(Taken);
+        }
+        if state.processes.len() >= state.clear_at {
+            state.processes.retain(|_, process| !process.is_gone());
+            state.clear_at = (state.processes.len() * 2).max(64);
+        }
+        let process = start();
+        state.processes.insert(id.clone(), process.clone());
+        Ok(process)
+    }
+
+    /// The process of that name.
+    pub(crate) fn process(&self, id: &ProcessId) -> Option<ProcessHandle> {
+        lock(&self.state).processes.get(id).filter(|process| !process.is_gone()).cloned()
+    }
+
+    /// All processes that are not forgotten.
+    pub(crate) fn processes(&self) -> Vec<ProcessHandle> {
+        let state = lock(&self.state);
+        state.processes.values().filter(|process| !process.is_gone()).cloned().collect()
+    }
+}
+
+impl State {
+    fn attach(&self, process: &ProcessHandle, attachment: Attachment, outbound: &Outbound) {
+        if self.presence == Presence::Attached && self.attachment == attachment {
+            process.attach(Box::new(NotificationSink::new(outbound.clone())));
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

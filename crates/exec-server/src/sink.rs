@@ -1,0 +1,87 @@
+//! Events of processes on their way to the client: each encoded once, straight into its message.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use codex_exec_host::process::{EventKind, EventSink, ProcessEvent, SinkClosed};
+use codex_exec_rpc::{Closed, Outbound, Slot};
+use codex_exec_server_protocol::process::{
+    ExecClosedNotification, ExecExitedNotification, ExecOutputDeltaNotification,
+};
+use codex_exec_server_protocol::{Base64Bytes, encode, notice};
+
+type Reservation = Pin<Box<dyn Future<Output = Result<Slot, Closed>> + Send>>;
+
+/// Sends a process's events as notifications.
+pub(crate) struct NotificationSink {
+    outbound: Outbound,
+    /// Keeps its place among all that wait for the same connection.
+    waiting: Option<Reservation>,
+    slot: Option<Slot>,
+}
+
+impl NotificationSink {
+    pub(crate) fn new(outbound: Outbound) -> Self {
+        Self { outbound, waiting: None, slot: None }
+    }
+}
+
+impl EventSink for NotificationSink {
+    fn poll_ready(
+        &mut self,
+        cx: &mut Context<'_>,
+        event: &ProcessEvent,
+    ) -> Poll<Result<(), SinkClosed>> {
+        if self.slot.is_some() {
+            return Poll::Ready(Ok(()));
+        }
+        if self.waiting.is_none() {
+            let len = 128 + event.process_id.0.len() + event.len().div_ceil(3) * 4;
+            self.slot = self.outbound.try_reserve(len);
+            if self.slot.is_some() {
+                return Poll::Ready(Ok(()));
+            }
+            let outbound = self.outbound.clone();
+            self.waiting = Some(Box::pin(async move { outbound.reserve(len).await }));
+        }
+        if let Some(waiting) = &mut self.waiting {
+            let slot = ready!(waiting.as_mut().poll(cx));
+            self.waiting = None;
+            self.slot = Some(slot.map_err(|Closed| SinkClosed)?);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn send(&mut self, event: ProcessEvent) {
+        let Some(slot) = self.slot.take() else { return };
+        slot.send(notification(event));
+    }
+}
+
+fn notification(event: ProcessEvent) -> Vec<u8> {
+    let ProcessEvent { process_id, seq, kind } = event;
+    match kind {
+        EventKind::Output { stream, bytes } => {
+            encode::notification::<notice::ProcessOutput>(&ExecOutputDeltaNotification {
+                process_id,
+                seq,
+                stream,
+                chunk: Base64Bytes(bytes),
+            })
+        }
+        EventKind::Exited { code, sandbox_denied } => {
+            encode::notification::<notice::ProcessExited>(&ExecExitedNotification {
+                process_id,
+                seq,
+                exit_code: code,
+                sandbox_denied,
+            })
+        }
+        EventKind::Closed => {
+            encode::notification::<notice::ProcessClosed>(&ExecClosedNotification {
+                process_id,
+                seq: Some(seq),
+            })
+        }
+    }
+}
