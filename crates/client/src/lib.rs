@@ -31,7 +31,7 @@ mod process;
 mod shared;
 
 pub use approval::{Approval, Denial};
-pub use backoff::ReconnectPolicy;
+pub use backoff::{Jitter, ReconnectPolicy};
 pub use client::ExecServerClient;
 pub use dialer::{Dialer, Dialling, StdioDialer, WebsocketDialer};
 pub use error::{DialFailure, ExecServerError, Lost};

@@ -141,6 +141,7 @@ fn environment_info() -> EnvironmentInfo {
             process_signals: true,
             process_close_stdin: true,
             process_retain: true,
+            process_retain_until_read: true,
             session_detach_ttl: true,
             ..Capabilities::default()
         },

@@ -1,7 +1,9 @@
 //! The client against scripted servers, against this project's server, and against another one.
 
 mod interop;
+mod kill;
 mod lifecycle;
+mod ours;
 mod process;
 mod reconnect;
 mod support;

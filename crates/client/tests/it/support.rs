@@ -1,11 +1,10 @@
 //! A server whose every answer is written in the test.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use codex_exec_client::{
     Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ExecServerClient,
-    ExecServerClientConnectOptions, ReconnectPolicy,
+    ExecServerClientConnectOptions, Jitter, ReconnectPolicy,
 };
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
@@ -157,7 +156,7 @@ impl Dialer for FakeDialer {
 pub fn options() -> ExecServerClientConnectOptions {
     ExecServerClientConnectOptions {
         client_name: "test".into(),
-        reconnect: ReconnectPolicy::default().with_jitter(|| 1.0),
+        reconnect: ReconnectPolicy { jitter: Jitter::new(|| 1.0), ..Default::default() },
         ..Default::default()
     }
 }
@@ -191,5 +190,3 @@ pub fn go<T: Send + 'static>(
 ) -> tokio::task::JoinHandle<T> {
     tokio::spawn(future)
 }
-
-pub type Shared<T> = Arc<T>;
