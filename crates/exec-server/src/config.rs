@@ -1,7 +1,9 @@
 //! Limits and times of a server, each with its default.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use codex_exec_host::files::FilesConfig;
 use codex_exec_host::process::ProcessConfig;
 use codex_exec_rpc::ConnectionConfig;
 use codex_exec_server_protocol::DecodeLimits;
@@ -15,6 +17,8 @@ pub struct ServerConfig {
     pub decode: DecodeLimits,
     /// Every process.
     pub process: ProcessConfig,
+    /// Every filesystem request.
+    pub files: Arc<FilesConfig>,
     /// How long a session outlives its connection. Default 30 s.
     pub detach_ttl: Duration,
     /// The longest such time a client may ask for. Default 7 days.
@@ -39,6 +43,7 @@ impl Default for ServerConfig {
             connection: ConnectionConfig::default(),
             decode: DecodeLimits::default(),
             process: ProcessConfig::default(),
+            files: Arc::default(),
             detach_ttl: Duration::from_secs(30),
             max_detach_ttl: Duration::from_secs(7 * 24 * 3600),
             concurrent_requests: 64,

@@ -18,6 +18,7 @@ use codex_exec_server_protocol::{
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::files::Files;
 use crate::server::Server;
 use crate::session::{Attachment, Session};
 
@@ -58,11 +59,15 @@ impl Request {
 
     /// Sends the answer; waits while the client does not read.
     pub(crate) async fn answer<R: Encode>(self, result: Result<R, RpcError>) -> bool {
-        let message = match &result {
-            Ok(result) => encode::response(&self.id, result),
-            Err(error) => encode::error(&self.id, error),
-        };
-        self.outbound.send(message).await.is_ok()
+        match &result {
+            Ok(result) => self.respond(result).await,
+            Err(error) => self.outbound.send(encode::error(&self.id, error)).await.is_ok(),
+        }
+    }
+
+    /// Sends a result.
+    pub(crate) async fn respond<R: Encode>(self, result: &R) -> bool {
+        self.outbound.send(encode::response(&self.id, result)).await.is_ok()
     }
 
     /// Answers when `result` is there, without anybody waiting for it.
@@ -82,11 +87,15 @@ impl Request {
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(server: Server, mut connection: Connection) {
+    let config = server.config();
+    let files =
+        Files::new(config.files.clone(), connection.outbound().clone(), config.concurrent_requests);
     let mut serving = Serving {
         count: Arc::new(Semaphore::new(server.config().pending_requests)),
         bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),
         server,
         stage: Stage::New,
+        files,
         outbound: connection.outbound().clone(),
     };
     loop {
@@ -112,6 +121,7 @@ pub(crate) async fn serve(server: Server, mut connection: Connection) {
 struct Serving {
     server: Server,
     stage: Stage,
+    files: Files,
     outbound: Outbound,
     count: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
@@ -215,6 +225,12 @@ impl Serving {
                 }
             };
         }
+        macro_rules! file {
+            ($call:ty) => {{
+                let params = parsed!($call);
+                self.files.call(request, params);
+            }};
+        }
         match method {
             Method::Initialize => {}
             Method::ProcessStart => {
@@ -248,10 +264,32 @@ impl Serving {
             Method::EnvironmentStatus => {
                 request.answer(Ok(EnvironmentStatusResponse { status: "ready".into() })).await;
             }
-            _ => {
+            Method::HttpRequest => {
                 let error = RpcError::method_not_found(method.name());
                 request.answer::<InitializeResponse>(Err(error)).await;
             }
+            Method::FsReadFile => file!(call::FsReadFile),
+            Method::FsOpen => file!(call::FsOpen),
+            Method::FsReadBlock => file!(call::FsReadBlock),
+            Method::FsWriteBlock => file!(call::FsWriteBlock),
+            Method::FsClose => file!(call::FsClose),
+            Method::FsWriteFile => file!(call::FsWriteFile),
+            Method::FsCreateDirectory => file!(call::FsCreateDirectory),
+            Method::FsGetMetadata => file!(call::FsGetMetadata),
+            Method::FsCanonicalize => file!(call::FsCanonicalize),
+            Method::FsReadDirectory => file!(call::FsReadDirectory),
+            Method::FsWalk => file!(call::FsWalk),
+            Method::FsRemove => file!(call::FsRemove),
+            Method::FsCopy => file!(call::FsCopy),
+            Method::FsWatchMissing => file!(call::FsWatchMissing),
+            Method::FsRename => file!(call::FsRename),
+            Method::FsSymlink => file!(call::FsSymlink),
+            Method::FsSetMode => file!(call::FsSetMode),
+            Method::FsSearch => file!(call::FsSearch),
+            Method::FsCancelSearch => file!(call::FsCancelSearch),
+            Method::FsGlob => file!(call::FsGlob),
+            Method::FsWatch => file!(call::FsWatch),
+            Method::FsUnwatch => file!(call::FsUnwatch),
         }
     }
 

@@ -9,10 +9,12 @@
 mod auth;
 mod config;
 mod connection;
+mod files;
 mod listen_url;
 mod listener;
 mod process;
 mod run;
+mod sandbox;
 mod server;
 mod session;
 mod sink;

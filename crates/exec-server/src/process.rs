@@ -2,7 +2,9 @@
 //!
 //! Each queues what it asks of the process before it returns, and returns the answer as a future.
 
-use codex_exec_host::process::{Group, Launch, LaunchError, StartError, environment};
+use codex_exec_host::process::{
+    Group, Launch, LaunchError, ProcessHandle, StartError, environment,
+};
 use codex_exec_server_protocol::RpcError;
 use codex_exec_server_protocol::process::{
     ExecParams, ExecResponse, ListResponse, ProcessId, ReadParams, ReadResponse, ResizeParams,
@@ -11,6 +13,7 @@ use codex_exec_server_protocol::process::{
 };
 
 use crate::connection::{Attached, Request};
+use crate::sandbox;
 use crate::server::Server;
 use crate::session::Session;
 
@@ -97,6 +100,9 @@ fn launch(params: ExecParams, group: Group) -> Result<Launch, StartFailure> {
         (params.network_proxy.is_some(), "a network proxy"),
         (params.shell_snapshot.is_some(), "a shell snapshot"),
     ];
+    if params.sandbox.as_ref().is_some_and(sandbox::restricts) {
+        return Err(StartFailure::Refused(RpcError::invalid_params(sandbox::NOT_OFFERED)));
+    }
     if let Some((_, what)) = not_offered.iter().find(|(asked, _)| *asked) {
         let message = format!("{what} is not offered by this server");
         return Err(StartFailure::Refused(RpcError::invalid_params(message)));
@@ -191,7 +197,7 @@ pub(crate) fn resize(
 pub(crate) fn list(
     session: &Session,
 ) -> impl Future<Output = Result<ListResponse, RpcError>> + Send + 'static {
-    let answers: Vec<_> = session.processes().iter().map(|process| process.info()).collect();
+    let answers: Vec<_> = session.processes().iter().map(ProcessHandle::info).collect();
     async move {
         let lines = futures_util::future::join_all(answers).await;
         let mut processes: Vec<_> = lines.into_iter().flatten().collect();

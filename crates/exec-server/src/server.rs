@@ -136,6 +136,8 @@ fn environment_info() -> EnvironmentInfo {
         ),
         temp_dir: uri(&std::env::temp_dir()),
         capabilities: Capabilities {
+            file_write_streaming: true,
+            fs_watch_missing: true,
             process_resize: true,
             process_list: true,
             process_signals: true,
@@ -143,6 +145,11 @@ fn environment_info() -> EnvironmentInfo {
             process_retain: true,
             process_retain_until_read: true,
             session_detach_ttl: true,
+            fs_search: true,
+            fs_glob: true,
+            fs_watch: true,
+            fs_rename_link_mode: true,
+            fs_atomic_write: true,
             ..Capabilities::default()
         },
     }

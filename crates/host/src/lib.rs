@@ -1,4 +1,5 @@
 //! Processes and files on this machine.
 
+pub mod files;
 pub mod machine;
 pub mod process;

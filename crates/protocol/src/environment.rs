@@ -97,6 +97,17 @@ capabilities! {
     process_retain_until_read,
     /// **extension**: `detachTtlMs` of `initialize`.
     session_detach_ttl,
+    /// **extension**: `fs/search` and `fs/cancelSearch`.
+    fs_search,
+    /// **extension**: `fs/glob`.
+    fs_glob,
+    /// **extension**: `fs/watch` and `fs/unwatch`.
+    fs_watch,
+    /// **extension**: `fs/rename`, `fs/symlink` and `fs/setMode`.
+    fs_rename_link_mode,
+    /// **extension**: `atomic` and `mode` of `fs/writeFile`, mode `replaceAtomic` of `fs/open` with
+    /// `commit` of `fs/close`.
+    fs_atomic_write,
 }
 
 fn lenient_bool<'de, D: serde::Deserializer<'de>>(from: D) -> Result<bool, D::Error> {

@@ -222,7 +222,7 @@ methods! {
         /// Tells changes of a tree (extension).
         FsWatch "fs/watch" FsWatchParams => FsWatchResponse, Filesystem, FileRead;
         /// Ends a watch (extension).
-        FsUnwatch "fs/unwatch" FsUnwatchParams => FsUnwatchResponse, Filesystem, FileRead;
+        FsUnwatch "fs/unwatch" FsUnwatchParams => FsUnwatchResponse, Filesystem, FileWrite;
 
         /// An HTTP request from the server's place in the network.
         HttpRequest "http/request" HttpRequestParams => HttpRequestResponse, Http, Free;

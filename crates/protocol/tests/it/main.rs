@@ -1,4 +1,5 @@
 //! Golden messages: what is written and what is read, to the letter.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod docs;
 mod files;

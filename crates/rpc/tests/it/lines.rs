@@ -1,3 +1,5 @@
+//! Lines over byte streams.
+
 use codex_exec_rpc::{Connection, ConnectionConfig, TransportError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 

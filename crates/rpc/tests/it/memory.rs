@@ -1,3 +1,5 @@
+//! Two connections joined in memory.
+
 use codex_exec_rpc::{Closed, Connection, ConnectionConfig, OutboundConfig};
 use futures_util::FutureExt;
 

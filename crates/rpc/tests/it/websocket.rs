@@ -1,3 +1,5 @@
+//! Websockets over an in-memory pipe.
+
 use std::time::Duration;
 
 use codex_exec_rpc::{

@@ -1,0 +1,96 @@
+//! The handlers of `fs/*`.
+//!
+//! A request takes its place in the connection's order, and in the queue of those that may run at
+//! once, before the next message is looked at. Both queues are in order of arrival, so the oldest
+//! request that is not done can always run.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use codex_exec_host::files::{
+    Backend, EventSink, FileConnection, FileNotification, FileRequest, FilesConfig,
+};
+use codex_exec_rpc::Outbound;
+use codex_exec_server_protocol::{Encode, RpcError, encode, notice};
+use futures_util::FutureExt;
+use tokio::sync::Semaphore;
+
+use crate::connection::Request;
+use crate::sandbox;
+
+/// The filesystem requests of one connection.
+pub(crate) struct Files {
+    connection: FileConnection,
+    running: Arc<Semaphore>,
+}
+
+impl Files {
+    pub(crate) fn new(config: Arc<FilesConfig>, outbound: Outbound, at_once: usize) -> Self {
+        Self {
+            connection: FileConnection::new(config, Arc::new(Notifications(outbound))),
+            running: Arc::new(Semaphore::new(at_once)),
+        }
+    }
+
+    /// Runs a request and answers it, after those it may not overtake.
+    pub(crate) fn call<R>(&self, request: Request, mut params: R)
+    where
+        R: FileRequest,
+        R::Response: Encode + Sync,
+    {
+        if params.take_sandbox().is_some_and(|sandbox| sandbox::restricts(&sandbox)) {
+            let error = RpcError::invalid_request(sandbox::NOT_OFFERED);
+            request.answer_later(async { Err::<R::Response, _>(error) });
+            return;
+        }
+        let result = self.connection.call(Backend::Here, params);
+        // Polled once, it stands in the queue.
+        let mut permit = Box::pin(self.running.clone().acquire_owned());
+        let first = permit.as_mut().now_or_never();
+        tokio::spawn(async move {
+            let outbound = request.outbound().clone();
+            let work = async move {
+                let _permit = match first {
+                    Some(permit) => permit,
+                    None => permit.await,
+                };
+                result.await
+            };
+            let result = tokio::select! {
+                result = work => result,
+                // Nobody is left to answer to: dropping the work cancels it.
+                () = outbound.closed() => return,
+            };
+            match result {
+                // Dropped after it is sent: what it announces may only follow then.
+                Ok(answer) => {
+                    request.respond(&*answer).await;
+                }
+                Err(error) => {
+                    request.answer::<R::Response>(Err(RpcError::from(error))).await;
+                }
+            }
+        });
+    }
+}
+
+/// Notifications about files, on their way to the client.
+struct Notifications(Outbound);
+
+impl EventSink for Notifications {
+    fn deliver(
+        &self,
+        notification: FileNotification,
+    ) -> Pin<Box<dyn Future<Output = bool> + Send + '_>> {
+        let message = match &notification {
+            FileNotification::SearchMatches(params) => {
+                encode::notification::<notice::FsSearchMatches>(params)
+            }
+            FileNotification::Changed(params) => encode::notification::<notice::FsChanged>(params),
+            FileNotification::MissingChanged(params) => {
+                encode::notification::<notice::FsMissingChanged>(params)
+            }
+        };
+        Box::pin(async move { self.0.send(message).await.is_ok() })
+    }
+}

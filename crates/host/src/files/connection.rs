@@ -1,0 +1,528 @@
+//! The filesystem as one connection sees it: its order, its handles, its searches and watches.
+//!
+//! Invariant: everything belongs to the connection and ends with it. Blocking work runs on the
+//! runtime's blocking pool (watches on threads of their own), never on its workers; a call that is
+//! dropped is cancelled.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::ops::{ControlFlow, Deref};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use super::{
+    Cancel, Event, Executor, FileError, FileNotification, FileRequest, FilesConfig, HelperClient,
+    Operation, Outcome, Turn, Turns, handles,
+};
+
+/// Events between a running operation and its connection.
+const EVENTS: usize = 8;
+
+/// Where a request runs.
+#[derive(Debug, Clone)]
+pub enum Backend {
+    /// In this process: the request is not restricted.
+    Here,
+    /// In a helper that was started under the request's sandbox.
+    Helper(HelperClient),
+}
+
+/// Where notifications go: the connection's way out. It may wait; the search or watch then waits.
+pub trait EventSink: Send + Sync + 'static {
+    /// Queues one notification. False if the connection is gone.
+    fn deliver(
+        &self,
+        notification: FileNotification,
+    ) -> Pin<Box<dyn Future<Output = bool> + Send + '_>>;
+}
+
+impl EventSink for mpsc::Sender<FileNotification> {
+    fn deliver(
+        &self,
+        notification: FileNotification,
+    ) -> Pin<Box<dyn Future<Output = bool> + Send + '_>> {
+        Box::pin(async move { self.send(notification).await.is_ok() })
+    }
+}
+
+/// An answer. Send it, then drop this: the notifications of a watch wait for that.
+#[derive(Debug)]
+pub struct Answer<T> {
+    response: T,
+    /// Dropping it lets the watch speak.
+    _sent: Option<oneshot::Sender<()>>,
+}
+
+impl<T> Answer<T> {
+    /// The response alone; notifications may come at once.
+    pub fn into_response(self) -> T {
+        self.response
+    }
+}
+
+impl<T> Deref for Answer<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.response
+    }
+}
+
+/// The filesystem requests of one connection. Dropping it closes its handles and ends its watches.
+pub struct FileConnection(Arc<Inner>);
+
+struct Inner {
+    executor: Arc<Executor>,
+    turns: Turns,
+    /// Which backend has a handle.
+    routes: Mutex<HashMap<String, Backend>>,
+    searches: Mutex<HashMap<String, Cancel>>,
+    watches: Mutex<HashMap<WatchId, Watching>>,
+    sink: Arc<dyn EventSink>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum WatchId {
+    Path(i64),
+    Missing(i64),
+}
+
+struct Watching {
+    cancel: Cancel,
+    /// Tells one watch of an id from the next.
+    generation: u64,
+    /// `None` while it starts.
+    forwarding: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for FileConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileConnection").finish_non_exhaustive()
+    }
+}
+
+impl FileConnection {
+    /// A connection without open handles, whose notifications go to `sink`.
+    pub fn new(config: Arc<FilesConfig>, sink: Arc<dyn EventSink>) -> Self {
+        Self(Arc::new(Inner {
+            executor: Arc::new(Executor::new(config)),
+            turns: Turns::default(),
+            routes: Mutex::default(),
+            searches: Mutex::default(),
+            watches: Mutex::default(),
+            sink,
+        }))
+    }
+
+    /// Takes the request's place in the order now, and returns the work to be awaited (or spawned).
+    /// So call this in the order the requests arrived; the futures may be polled in any order.
+    ///
+    /// The request's `sandbox` is not looked at: `backend` says what came of it. Requests on a
+    /// handle run where the handle was opened, whatever `backend` says.
+    pub fn call<R: FileRequest>(
+        &self,
+        backend: Backend,
+        mut request: R,
+    ) -> impl Future<Output = Result<Answer<R::Response>, FileError>> + Send + use<R> {
+        request.take_sandbox();
+        let operation: Operation = request.into();
+        let turn = self.0.turns.take(operation.order());
+        let inner = self.0.clone();
+        async move {
+            let (outcome, sent) = inner.perform(backend, operation, turn).await?;
+            Ok(Answer { response: R::response(outcome)?, _sent: sent })
+        }
+    }
+
+    /// Like [`call`](Self::call), but only if nothing has to be waited for, and on this very
+    /// thread: for a request that costs less than the way to another thread would, such as
+    /// `fs/getMetadata` on a local disk. Gives the request back if it is not its turn, or does not
+    /// run here. Do not use it for what can block: a search, a watch, a network filesystem.
+    pub fn call_here<R: FileRequest + Clone>(
+        &self,
+        request: R,
+    ) -> Result<Result<R::Response, FileError>, R> {
+        let mut plain = request.clone();
+        plain.take_sandbox();
+        let operation: Operation = plain.into();
+        let simple = matches!(operation, Operation::GetMetadata(_) | Operation::Canonicalize(_));
+        let turn = self.0.turns.take(operation.order());
+        if !simple || !turn.has_come() {
+            return Err(request);
+        }
+        let emit = |_| ControlFlow::Continue(());
+        Ok(self.0.executor.execute(operation, &Cancel::new(), &emit).and_then(R::response))
+    }
+}
+
+impl Drop for FileConnection {
+    fn drop(&mut self) {
+        for watching in lock(&self.0.watches).values() {
+            watching.stop();
+        }
+        lock(&self.0.searches).values().for_each(Cancel::cancel);
+    }
+}
+
+type Performed = (Outcome, Option<oneshot::Sender<()>>);
+
+impl Inner {
+    async fn perform(
+        self: Arc<Self>,
+        backend: Backend,
+        operation: Operation,
+        mut turn: Turn,
+    ) -> Result<Performed, FileError> {
+        turn.come().await;
+        let outcome = match &operation {
+            Operation::Open(params) => {
+                let handle_id = params.handle_id.clone();
+                self.reserve_route(&handle_id, &backend)?;
+                let opened = self.run(&backend, operation, turn).await;
+                if opened.is_err() {
+                    lock(&self.routes).remove(&handle_id);
+                }
+                opened
+            }
+            Operation::ReadBlock(params) => {
+                let handle_id = params.handle_id.clone();
+                let backend = self.route(&handle_id)?;
+                let read = self.run(&backend, operation, turn).await;
+                if matches!(&read, Err(FileError::Os { .. } | FileError::Denied { .. })) {
+                    lock(&self.routes).remove(&handle_id);
+                }
+                read
+            }
+            Operation::WriteBlock(params) => {
+                let backend = self.route(&params.handle_id)?;
+                self.run(&backend, operation, turn).await
+            }
+            Operation::Close(params) => {
+                let backend = lock(&self.routes).remove(&params.handle_id).unwrap_or(Backend::Here);
+                self.run(&backend, operation, turn).await
+            }
+            Operation::Search(params) => {
+                let search_id = params.search_id.clone();
+                self.search(&backend, search_id, operation, turn).await
+            }
+            Operation::CancelSearch(params) => {
+                if let Some(cancel) = lock(&self.searches).get(&params.search_id) {
+                    cancel.cancel();
+                }
+                Ok(Outcome::Done)
+            }
+            Operation::Watch(params) => {
+                let id = WatchId::Path(params.watch_id);
+                return self.watch(backend, id, operation, turn).await;
+            }
+            Operation::WatchMissing(params) => {
+                let id = WatchId::Missing(params.watch_id);
+                return self.watch(backend, id, operation, turn).await;
+            }
+            Operation::Unwatch(params) => {
+                self.unwatch(WatchId::Path(params.watch_id)).await;
+                Ok(Outcome::Done)
+            }
+            _ => self.run(&backend, operation, turn).await,
+        };
+        Ok((outcome?, None))
+    }
+
+    /// Takes a handle id, so that ids and their number are one count over all backends.
+    fn reserve_route(&self, handle_id: &str, backend: &Backend) -> Result<(), FileError> {
+        let config = self.executor.config();
+        handles::check_id(handle_id, config)?;
+        let mut routes = lock(&self.routes);
+        if routes.contains_key(handle_id) {
+            return Err(FileError::HandleTaken { handle_id: handle_id.into() });
+        }
+        if routes.len() >= config.max_handles {
+            return Err(handles::too_many_handles(config));
+        }
+        routes.insert(handle_id.into(), backend.clone());
+        Ok(())
+    }
+
+    fn route(&self, handle_id: &str) -> Result<Backend, FileError> {
+        let unknown = || FileError::UnknownHandle { handle_id: handle_id.into() };
+        lock(&self.routes).get(handle_id).cloned().ok_or_else(unknown)
+    }
+
+    /// An operation that tells nothing while it runs.
+    async fn run(
+        &self,
+        backend: &Backend,
+        operation: Operation,
+        turn: Turn,
+    ) -> Result<Outcome, FileError> {
+        let (events, _none) = mpsc::channel(1);
+        self.run_with(backend, operation, turn, Cancel::new(), events).await
+    }
+
+    async fn run_with(
+        &self,
+        backend: &Backend,
+        operation: Operation,
+        turn: Turn,
+        cancel: Cancel,
+        events: mpsc::Sender<Event>,
+    ) -> Result<Outcome, FileError> {
+        match backend {
+            Backend::Here => {
+                let _cancel_if_dropped = cancel.drop_guard();
+                let executor = self.executor.clone();
+                let running = tokio::task::spawn_blocking(move || {
+                    // Until the work is over, whoever still waits for it.
+                    let _turn = turn;
+                    executor.execute(operation, &cancel, &|event| send_blocking(&events, event))
+                });
+                running.await.unwrap_or_else(|error| {
+                    Err(FileError::Helper { reason: format!("operation did not end: {error}") })
+                })
+            }
+            Backend::Helper(helper) => {
+                let _turn = turn;
+                helper.run(operation, &cancel, &events).await.map_err(FileError::in_sandbox)
+            }
+        }
+    }
+
+    async fn search(
+        &self,
+        backend: &Backend,
+        search_id: Option<String>,
+        operation: Operation,
+        turn: Turn,
+    ) -> Result<Outcome, FileError> {
+        let cancel = Cancel::new();
+        let _registered =
+            search_id.map(|id| self.register_search(id, cancel.clone())).transpose()?;
+        let (events, mut incoming) = mpsc::channel(EVENTS);
+        let running = self.run_with(backend, operation, turn, cancel.clone(), events);
+        tokio::pin!(running);
+        let result = loop {
+            tokio::select! {
+                biased;
+                Some(event) = incoming.recv() => self.deliver(event, &cancel).await,
+                result = &mut running => break result,
+            }
+        };
+        // All matches go out before the answer does.
+        while let Ok(event) = incoming.try_recv() {
+            self.deliver(event, &cancel).await;
+        }
+        result
+    }
+
+    fn register_search(&self, id: String, cancel: Cancel) -> Result<Registered<'_>, FileError> {
+        let limit = self.executor.config().max_searches;
+        let mut searches = lock(&self.searches);
+        if searches.contains_key(&id) {
+            let (what, reason) = ("searchId", "a search of this id is running");
+            return Err(FileError::Pattern {
+                pattern: format!("{what} {id}"),
+                reason: reason.into(),
+            });
+        }
+        if searches.len() >= limit {
+            let what = "running searches".into();
+            return Err(FileError::TooMany { what, limit: limit as u64 });
+        }
+        searches.insert(id.clone(), cancel);
+        Ok(Registered { searches: &self.searches, id })
+    }
+
+    async fn deliver(&self, event: Event, cancel: &Cancel) {
+        if let Event::Notify(notification) = event
+            && !self.sink.deliver(notification).await
+        {
+            cancel.cancel();
+        }
+    }
+
+    async fn watch(
+        self: Arc<Self>,
+        backend: Backend,
+        id: WatchId,
+        operation: Operation,
+        turn: Turn,
+    ) -> Result<Performed, FileError> {
+        let cancel = Cancel::new();
+        let generation = self.reserve_watch(id, &cancel)?;
+        let reserved = WatchReserved { inner: &self, id, generation, armed: true };
+        let cancel_if_dropped = cancel.drop_guard();
+        let (events, mut incoming) = mpsc::channel(EVENTS);
+        let mut ended = self.start_watch(backend, operation, cancel.clone(), events);
+        let started = incoming.recv().await;
+        drop(turn);
+        let Some(Event::Started(outcome)) = started else {
+            // It ended before it began; it says why.
+            return match (&mut ended).await {
+                Ok(Err(error)) => Err(error),
+                _ => Err(FileError::Helper { reason: "the watch did not start".into() }),
+            };
+        };
+        let (sent, answer_sent) = oneshot::channel::<()>();
+        let weak = Arc::downgrade(&self);
+        let sink = self.sink.clone();
+        let forwarding = tokio::spawn(async move {
+            let _cancel_if_dropped = cancel_if_dropped;
+            let _ = answer_sent.await;
+            while let Some(event) = incoming.recv().await {
+                if let Event::Notify(notification) = event
+                    && !sink.deliver(notification).await
+                {
+                    break;
+                }
+            }
+            if let Some(inner) = weak.upgrade() {
+                inner.forget_watch(id, generation);
+            }
+        });
+        let mut reserved = reserved;
+        reserved.armed = false;
+        let mut watches = lock(&self.watches);
+        match watches.get_mut(&id) {
+            Some(watching) if watching.generation == generation => {
+                // One that has ended already is forgotten here, for it could not do so itself.
+                if forwarding.is_finished() {
+                    watches.remove(&id);
+                } else {
+                    watching.forwarding = Some(forwarding);
+                }
+            }
+            // Ended by an unwatch while it started.
+            _ => forwarding.abort(),
+        }
+        Ok((outcome, Some(sent)))
+    }
+
+    fn reserve_watch(&self, id: WatchId, cancel: &Cancel) -> Result<u64, FileError> {
+        let limit = self.executor.config().max_watches;
+        let mut watches = lock(&self.watches);
+        match id {
+            // The newest one of an id counts.
+            WatchId::Missing(_) => {
+                if let Some(old) = watches.remove(&id) {
+                    old.stop();
+                }
+            }
+            WatchId::Path(number) if watches.contains_key(&id) => {
+                let id = number.to_string();
+                return Err(FileError::IdTaken { what: "watchId".into(), id });
+            }
+            WatchId::Path(_) => {}
+        }
+        if watches.len() >= limit {
+            return Err(FileError::TooMany { what: "watches".into(), limit: limit as u64 });
+        }
+        let generation = next_generation();
+        let watching = Watching { cancel: cancel.clone(), generation, forwarding: None };
+        watches.insert(id, watching);
+        Ok(generation)
+    }
+
+    fn forget_watch(&self, id: WatchId, generation: u64) {
+        let mut watches = lock(&self.watches);
+        if watches.get(&id).is_some_and(|watching| watching.generation == generation) {
+            watches.remove(&id);
+        }
+    }
+
+    fn start_watch(
+        &self,
+        backend: Backend,
+        operation: Operation,
+        cancel: Cancel,
+        events: mpsc::Sender<Event>,
+    ) -> oneshot::Receiver<Result<Outcome, FileError>> {
+        let (done, ended) = oneshot::channel();
+        match backend {
+            Backend::Here => {
+                let executor = self.executor.clone();
+                let run = move || {
+                    let emit = |event| send_blocking(&events, event);
+                    let _ = done.send(executor.execute(operation, &cancel, &emit));
+                };
+                // Without a thread `done` is dropped with the closure, and the caller learns it.
+                let _ = std::thread::Builder::new().name("fs-watch".into()).spawn(run);
+            }
+            Backend::Helper(helper) => {
+                tokio::spawn(async move {
+                    let result = helper.run(operation, &cancel, &events).await;
+                    let _ = done.send(result.map_err(FileError::in_sandbox));
+                });
+            }
+        }
+        ended
+    }
+
+    /// After this no notification of the watch is queued any more.
+    async fn unwatch(&self, id: WatchId) {
+        let watching = lock(&self.watches).remove(&id);
+        if let Some(watching) = watching {
+            watching.stop();
+            if let Some(forwarding) = watching.forwarding {
+                let _ = forwarding.await;
+            }
+        }
+    }
+}
+
+impl Watching {
+    fn stop(&self) {
+        self.cancel.cancel();
+        if let Some(forwarding) = &self.forwarding {
+            forwarding.abort();
+        }
+    }
+}
+
+/// Gives a watch id back if the watch does not come about.
+struct WatchReserved<'a> {
+    inner: &'a Inner,
+    id: WatchId,
+    generation: u64,
+    armed: bool,
+}
+
+impl Drop for WatchReserved<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.inner.forget_watch(self.id, self.generation);
+        }
+    }
+}
+
+/// Gives a search id back.
+struct Registered<'a> {
+    searches: &'a Mutex<HashMap<String, Cancel>>,
+    id: String,
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        lock(self.searches).remove(&self.id);
+    }
+}
+
+fn next_generation() -> u64 {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn send_blocking(events: &mpsc::Sender<Event>, event: Event) -> ControlFlow<()> {
+    match events.blocking_send(event) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(_) => ControlFlow::Break(()),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,128 @@
+//! Whole files: read, and written in place or by replacement.
+
+use bytes::Bytes;
+use codex_exec_server_protocol::PathUri;
+use codex_exec_server_protocol::files::{FsReadFileParams, FsReadFileResponse, FsWriteFileParams};
+use rustix::buffer::spare_capacity;
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+use super::replace::Replacement;
+use super::resolve::{self, Links, REGULAR, Resolver};
+use super::{Cancel, FileError};
+
+/// The content, read once into memory of its size.
+pub(super) fn read_file(
+    resolver: Resolver,
+    params: &FsReadFileParams,
+    limit: u64,
+    cancel: &Cancel,
+) -> Result<FsReadFileResponse, FileError> {
+    let path = &params.path;
+    let (fd, stat) = resolve::open_to_read(resolver, path, params.follow_symlinks.into())?;
+    let too_large = || FileError::TooLarge { path: path.clone(), limit };
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    if size > limit {
+        return Err(too_large());
+    }
+    let failed = |errno| FileError::os("read", path, errno);
+    let mut data = Vec::new();
+    // The size is a hint: the file may grow or shrink meanwhile, and in /proc it is 0.
+    data.try_reserve_exact(size as usize).map_err(|_| failed(Errno::NOMEM))?;
+    loop {
+        cancel.check()?;
+        if data.len() == data.capacity() {
+            // Most likely the end: find out without making room for more.
+            let mut probe = [0; 4096];
+            let got = retry_on_intr(|| rustix::io::read(&fd, &mut probe)).map_err(failed)?;
+            if got == 0 {
+                break;
+            }
+            data.try_reserve(got.max(64 << 10)).map_err(|_| failed(Errno::NOMEM))?;
+            data.extend_from_slice(&probe[..got]);
+        } else if retry_on_intr(|| rustix::io::read(&fd, spare_capacity(&mut data)))
+            .map_err(failed)?
+            == 0
+        {
+            break;
+        }
+        if data.len() as u64 > limit {
+            return Err(too_large());
+        }
+    }
+    Ok(FsReadFileResponse { data: Bytes::from(data).into() })
+}
+
+/// Replaces the content, in place unless `atomic` is asked for.
+pub(super) fn write_file(
+    resolver: Resolver,
+    params: &FsWriteFileParams,
+    cancel: &Cancel,
+) -> Result<(), FileError> {
+    cancel.check()?;
+    let (path, links) = (&params.path, Links::from(params.follow_symlinks));
+    let mode = params.mode.map(resolve::permission_bits).transpose()?;
+    // Once begun, a write is not cancelled: half a file helps nobody.
+    if params.atomic {
+        let replacement = Replacement::begin(resolver, path, links, mode)?;
+        write_all(replacement.file(), &params.data, path)?;
+        replacement.commit()
+    } else {
+        let file = open_to_write(resolver, path, links, mode)?;
+        write_all(&file, &params.data, path)
+    }
+}
+
+/// Opens a regular file for writing, empty: created, or truncated in place.
+pub(super) fn open_to_write(
+    resolver: Resolver,
+    path: &PathUri,
+    links: Links,
+    mode: Option<Mode>,
+) -> Result<OwnedFd, FileError> {
+    resolve::spare_special_files(path)?;
+    let open = |flags, mode| {
+        resolver
+            .open("open", path, OFlags::WRONLY | REGULAR | flags, mode, links)
+            .map_err(|error| resolve::name_special(error, path))
+    };
+    let default = Mode::from_raw_mode(0o666);
+    let fd = match mode {
+        None => open(OFlags::CREATE, default)?,
+        Some(mode) => match open(OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR) {
+            Ok(fd) => {
+                rustix::fs::fchmod(&fd, mode)
+                    .map_err(|errno| FileError::os("set the mode of", path, errno))?;
+                fd
+            }
+            Err(error) if is(&error, Errno::EXIST) => match open(OFlags::empty(), default) {
+                // A link that leads to nothing: what it names is created, as `open` would.
+                Err(error) if is(&error, Errno::NOENT) => {
+                    open(OFlags::CREATE, mode & Mode::from_raw_mode(0o777))?
+                }
+                other => other?,
+            },
+            Err(error) => return Err(error),
+        },
+    };
+    let (fd, stat) = resolve::require_regular(fd, path)?;
+    if stat.st_size != 0 {
+        rustix::fs::ftruncate(&fd, 0).map_err(|errno| FileError::os("truncate", path, errno))?;
+    }
+    Ok(fd)
+}
+
+fn is(error: &FileError, wanted: Errno) -> bool {
+    matches!(error, FileError::Os { errno, .. } if *errno == wanted.raw_os_error())
+}
+
+fn write_all(file: &OwnedFd, data: &[u8], path: &PathUri) -> Result<(), FileError> {
+    let mut rest = data;
+    while !rest.is_empty() {
+        let wrote = retry_on_intr(|| rustix::io::write(file, rest))
+            .map_err(|errno| FileError::os("write", path, errno))?;
+        rest = &rest[wrote..];
+    }
+    Ok(())
+}

@@ -1,0 +1,413 @@
+//! Copying a file, a link or a tree.
+//!
+//! Invariant: below the two paths themselves no link is followed on either side. A source file is
+//! opened and then described by its descriptor; a link in the destination tree is replaced, never
+//! written through. What a copy created and could not finish is removed again.
+
+use codex_exec_server_protocol::PathUri;
+use codex_exec_server_protocol::files::FsCopyParams;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat};
+use rustix::io::{Errno, retry_on_intr};
+
+use super::directory::{for_each_name, join};
+use super::replace::with_fresh_name;
+use super::resolve::{self, DIRECTORY, LISTING, Links, REGULAR, Resolver, bytes_path, file_type};
+use super::{Cancel, FileError};
+
+/// As deep as a copied tree may be: each level holds two descriptors.
+const MAX_DEPTH: usize = 256;
+/// How much is copied between two looks at the cancel token.
+const STEP: usize = 16 << 20;
+
+pub(super) fn copy(
+    resolver: Resolver,
+    params: &FsCopyParams,
+    cancel: &Cancel,
+) -> Result<(), FileError> {
+    let FsCopyParams { source_path, destination_path, recursive, .. } = params;
+    cancel.check()?;
+    let (directory, name) = resolver.parent("copy", source_path, Links::Follow)?;
+    let from = Place { directory: directory.as_fd(), name, path: source_path.clone() };
+    let stat = from.stat()?;
+    match file_type(&stat) {
+        FileType::RegularFile | FileType::Symlink => {}
+        FileType::Directory if *recursive => {}
+        FileType::Directory => {
+            let reason = "is a directory; copy it with recursive";
+            return Err(FileError::refused(source_path, reason));
+        }
+        other => return Err(resolve::not_regular(source_path, other)),
+    }
+    let (directory, name) = resolver.parent("copy to", destination_path, Links::Follow)?;
+    let to = Place { directory: directory.as_fd(), name, path: destination_path.clone() };
+    match file_type(&stat) {
+        FileType::Directory => {
+            refuse_into_itself(&stat, &to)?;
+            copy_tree(&from, &to, (stat.st_dev, stat.st_ino), cancel, 0)
+        }
+        FileType::Symlink => copy_link(&from, &to),
+        _ => copy_file(&from, &to, Existing::Follow, cancel),
+    }
+}
+
+/// A name in an open directory, and the path to speak of it.
+struct Place<'a> {
+    directory: BorrowedFd<'a>,
+    name: &'a [u8],
+    path: PathUri,
+}
+
+impl Place<'_> {
+    fn failed(&self) -> impl Fn(Errno) -> FileError + '_ {
+        |errno| FileError::os("copy", &self.path, errno)
+    }
+
+    fn stat(&self) -> Result<Stat, FileError> {
+        rustix::fs::statat(self.directory, bytes_path(self.name), AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(self.failed())
+    }
+
+    fn open(&self, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+        let name = bytes_path(self.name);
+        retry_on_intr(|| rustix::fs::openat(self.directory, name, flags | OFlags::CLOEXEC, mode))
+    }
+
+    fn unlink(&self) -> Result<(), Errno> {
+        rustix::fs::unlinkat(self.directory, bytes_path(self.name), AtFlags::empty())
+    }
+}
+
+/// What a destination that is a link means.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Existing {
+    /// The client named it: write to where it leads.
+    Follow,
+    /// It lies in a destination tree: it is in the way.
+    Replace,
+}
+
+fn same_file(a: &Stat, b: &Stat) -> bool {
+    (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
+}
+
+/// Climbs from the destination to the root, by descriptor, and looks for the source.
+fn refuse_into_itself(source: &Stat, to: &Place<'_>) -> Result<(), FileError> {
+    let refused = || FileError::refused(&to.path, "cannot copy a directory into itself");
+    let failed = to.failed();
+    let mut at = to
+        .open(DIRECTORY - OFlags::NOFOLLOW, Mode::empty())
+        .or_else(|_| rustix::fs::openat(to.directory, ".", DIRECTORY, Mode::empty()));
+    let mut below: Option<Stat> = None;
+    loop {
+        let fd = at.map_err(&failed)?;
+        let stat = rustix::fs::fstat(&fd).map_err(&failed)?;
+        if same_file(source, &stat) {
+            return Err(refused());
+        }
+        if below.is_some_and(|below| same_file(&below, &stat)) {
+            return Ok(());
+        }
+        below = Some(stat);
+        at = rustix::fs::openat(&fd, "..", DIRECTORY, Mode::empty());
+    }
+}
+
+fn copy_tree(
+    from: &Place<'_>,
+    to: &Place<'_>,
+    top: (u64, u64),
+    cancel: &Cancel,
+    depth: usize,
+) -> Result<(), FileError> {
+    if depth == MAX_DEPTH {
+        let reason = format!("is more than {MAX_DEPTH} directories deep; copy it in parts");
+        return Err(FileError::refused(&from.path, reason));
+    }
+    let source = from.open(LISTING, Mode::empty()).map_err(from.failed())?;
+    let stat = rustix::fs::fstat(&source).map_err(from.failed())?;
+    if depth > 0 && (stat.st_dev, stat.st_ino) == top {
+        return Err(FileError::refused(&from.path, "the tree was moved into itself"));
+    }
+    // Ours to write until it is filled, whatever the source's bits are.
+    let made = rustix::fs::mkdirat(to.directory, bytes_path(to.name), Mode::RWXU);
+    if !matches!(made, Ok(()) | Err(Errno::EXIST)) {
+        made.map_err(to.failed())?;
+    }
+    let follow = if depth == 0 { OFlags::NOFOLLOW } else { OFlags::empty() };
+    let destination = to.open(LISTING - follow, Mode::empty()).map_err(to.failed())?;
+    let mut names = Vec::new();
+    let each = |name: &[u8], _| {
+        names.push(name.to_vec());
+        Ok(true)
+    };
+    for_each_name(source.as_fd(), each, from.failed())?;
+    for name in names {
+        cancel.check()?;
+        let path = join(&from.path, &name)?;
+        let from = Place { directory: source.as_fd(), name: &name, path };
+        let path = join(&to.path, &name)?;
+        let to = Place { directory: destination.as_fd(), name: &name, path };
+        let stat = match from.stat() {
+            Ok(stat) => stat,
+            // Removed since it was listed: it is not part of the tree any more.
+            Err(FileError::Os { errno, .. }) if errno == Errno::NOENT.raw_os_error() => continue,
+            Err(error) => return Err(error),
+        };
+        match file_type(&stat) {
+            FileType::Directory => copy_tree(&from, &to, top, cancel, depth + 1)?,
+            FileType::RegularFile => copy_file(&from, &to, Existing::Replace, cancel)?,
+            FileType::Symlink => copy_link(&from, &to)?,
+            _ => {}
+        }
+    }
+    set_mode(destination.as_fd(), &stat, to)
+}
+
+fn copy_file(
+    from: &Place<'_>,
+    to: &Place<'_>,
+    existing: Existing,
+    cancel: &Cancel,
+) -> Result<(), FileError> {
+    let source = from
+        .open(OFlags::RDONLY | OFlags::NOFOLLOW | REGULAR, Mode::empty())
+        .map_err(from.failed())?;
+    let (source, stat) = resolve::require_regular(source, &from.path)?;
+    let (destination, created) = open_destination(to, existing)?;
+    let done = fill(&source, &stat, &destination, from, to, cancel);
+    if done.is_err() && created {
+        let _ = to.unlink();
+    }
+    done
+}
+
+fn fill(
+    source: &OwnedFd,
+    stat: &Stat,
+    destination: &OwnedFd,
+    from: &Place<'_>,
+    to: &Place<'_>,
+    cancel: &Cancel,
+) -> Result<(), FileError> {
+    let found = rustix::fs::fstat(destination).map_err(to.failed())?;
+    if file_type(&found) != FileType::RegularFile {
+        return Err(resolve::not_regular(&to.path, file_type(&found)));
+    }
+    if same_file(stat, &found) {
+        return Err(FileError::refused(&to.path, "is the file it would be copied from"));
+    }
+    if found.st_size != 0 {
+        rustix::fs::ftruncate(destination, 0).map_err(to.failed())?;
+    }
+    copy_content(source, stat, destination, from, to, cancel)?;
+    set_mode(destination.as_fd(), stat, to)
+}
+
+/// The destination, not yet truncated, and whether it is new.
+fn open_destination(to: &Place<'_>, existing: Existing) -> Result<(OwnedFd, bool), FileError> {
+    let named = |errno| resolve::name_special(to.failed()(errno), &to.path);
+    let fresh = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | REGULAR;
+    let private = Mode::RUSR | Mode::WUSR;
+    match to.open(fresh, private) {
+        Ok(fd) => return Ok((fd, true)),
+        Err(Errno::EXIST) => {}
+        Err(errno) => return Err(named(errno)),
+    }
+    let stat = to.stat()?;
+    match (file_type(&stat), existing) {
+        (FileType::RegularFile, _) => {}
+        (FileType::Symlink, Existing::Follow) => {
+            resolve::spare_special_files(&to.path)?;
+            let flags = OFlags::WRONLY | OFlags::CREATE | REGULAR;
+            let fd = to.open(flags, Mode::from_raw_mode(0o666)).map_err(named)?;
+            return Ok((fd, false));
+        }
+        (FileType::Symlink, Existing::Replace) => {
+            to.unlink().map_err(to.failed())?;
+            return Ok((to.open(fresh, private).map_err(named)?, true));
+        }
+        (other, _) => return Err(resolve::not_regular(&to.path, other)),
+    }
+    let fd = to.open(OFlags::WRONLY | OFlags::NOFOLLOW | REGULAR, Mode::empty()).map_err(named)?;
+    Ok((fd, false))
+}
+
+/// Shares the blocks where the filesystem can, else lets the kernel move them, else moves them.
+fn copy_content(
+    source: &OwnedFd,
+    stat: &Stat,
+    destination: &OwnedFd,
+    from: &Place<'_>,
+    to: &Place<'_>,
+    cancel: &Cancel,
+) -> Result<(), FileError> {
+    if rustix::fs::ioctl_ficlone(destination, source).is_ok() {
+        return Ok(());
+    }
+    // Files of /proc say 0 and have content; only reading them tells.
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let mut at = 0;
+    while at < size {
+        cancel.check()?;
+        // Holes stay holes. Where a filesystem cannot tell, all is data.
+        let data = match rustix::fs::seek(source, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(Errno::NXIO) => break,
+            Err(_) => at,
+        };
+        let hole = rustix::fs::seek(source, SeekFrom::Hole(data)).unwrap_or(size).min(size);
+        at = match copy_range(source, destination, data, hole, cancel) {
+            Ok(Some(at)) => at,
+            Ok(None) => break,
+            Err(Moved::Cancelled) => return Err(FileError::Cancelled),
+            Err(Moved::Failed(errno)) => return Err(to.failed()(errno)),
+        };
+    }
+    // What was added meanwhile, or what the size did not tell.
+    let end = move_rest(source, destination, at.max(size), size, from, to, cancel)?;
+    rustix::fs::ftruncate(destination, end).map_err(to.failed())
+}
+
+enum Moved {
+    Cancelled,
+    Failed(Errno),
+}
+
+/// Copies `at..end` in the kernel. `None` if the source has ended early.
+fn copy_range(
+    source: &OwnedFd,
+    destination: &OwnedFd,
+    at: u64,
+    end: u64,
+    cancel: &Cancel,
+) -> Result<Option<u64>, Moved> {
+    let (mut read, mut written) = (at, at);
+    while read < end {
+        cancel.check().map_err(|_| Moved::Cancelled)?;
+        let step = STEP.min(usize::try_from(end - read).unwrap_or(STEP));
+        let copied = rustix::fs::copy_file_range(
+            source,
+            Some(&mut read),
+            destination,
+            Some(&mut written),
+            step,
+        );
+        match copied {
+            Ok(0) => return move_range(source, destination, read, end, cancel),
+            Ok(_) | Err(Errno::INTR) => {}
+            // Not between these filesystems, not in this kernel, not for this file.
+            Err(
+                Errno::XDEV
+                | Errno::INVAL
+                | Errno::NOSYS
+                | Errno::OPNOTSUPP
+                | Errno::PERM
+                | Errno::IO
+                | Errno::BADF
+                | Errno::OVERFLOW,
+            ) => return move_range(source, destination, read, end, cancel),
+            Err(errno) => return Err(Moved::Failed(errno)),
+        }
+    }
+    Ok(Some(read))
+}
+
+fn move_range(
+    source: &OwnedFd,
+    destination: &OwnedFd,
+    mut at: u64,
+    end: u64,
+    cancel: &Cancel,
+) -> Result<Option<u64>, Moved> {
+    let mut buffer = vec![0; 256 << 10];
+    while at < end {
+        cancel.check().map_err(|_| Moved::Cancelled)?;
+        let step = buffer.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
+        let got = retry_on_intr(|| rustix::io::pread(source, &mut buffer[..step], at))
+            .map_err(Moved::Failed)?;
+        if got == 0 {
+            return Ok(None);
+        }
+        let mut done = 0;
+        while done < got {
+            done += retry_on_intr(|| {
+                rustix::io::pwrite(destination, &buffer[done..got], at + done as u64)
+            })
+            .map_err(Moved::Failed)?;
+        }
+        at += got as u64;
+    }
+    Ok(Some(at))
+}
+
+/// Copies from `at` to the end, wherever that is, and returns it.
+fn move_rest(
+    source: &OwnedFd,
+    destination: &OwnedFd,
+    at: u64,
+    size: u64,
+    from: &Place<'_>,
+    to: &Place<'_>,
+    cancel: &Cancel,
+) -> Result<u64, FileError> {
+    // The common case: nothing was added.
+    let mut probe = [0; 1];
+    if retry_on_intr(|| rustix::io::pread(source, &mut probe, at)).map_err(from.failed())? == 0 {
+        let now = rustix::fs::fstat(source).map_err(from.failed())?;
+        let now = u64::try_from(now.st_size).unwrap_or(0);
+        return Ok(if size == 0 { at } else { size.min(now) });
+    }
+    let mut at = at;
+    loop {
+        match move_range(source, destination, at, at + STEP as u64, cancel) {
+            Ok(Some(next)) => at = next,
+            Ok(None) => {
+                let stat = rustix::fs::fstat(destination).map_err(to.failed())?;
+                return Ok(u64::try_from(stat.st_size).unwrap_or(at));
+            }
+            Err(Moved::Cancelled) => return Err(FileError::Cancelled),
+            Err(Moved::Failed(errno)) => return Err(to.failed()(errno)),
+        }
+    }
+}
+
+/// The source's bits; set-id bits only where the copy belongs to the same user or group, or they
+/// would lend out the rights of another.
+fn set_mode(destination: BorrowedFd<'_>, source: &Stat, to: &Place<'_>) -> Result<(), FileError> {
+    let own = rustix::fs::fstat(destination).map_err(to.failed())?;
+    let mut mode = Mode::from_raw_mode(source.st_mode);
+    if own.st_uid != source.st_uid {
+        mode -= Mode::SUID;
+    }
+    if own.st_gid != source.st_gid {
+        mode -= Mode::SGID;
+    }
+    rustix::fs::fchmod(destination, mode).map_err(to.failed())
+}
+
+fn copy_link(from: &Place<'_>, to: &Place<'_>) -> Result<(), FileError> {
+    let target = rustix::fs::readlinkat(from.directory, bytes_path(from.name), Vec::new())
+        .map_err(from.failed())?;
+    match rustix::fs::symlinkat(&*target, to.directory, bytes_path(to.name)) {
+        Err(Errno::EXIST) => {}
+        done => return done.map_err(to.failed()),
+    }
+    // A file or link in the way is replaced in one step; a directory is not.
+    let (from, found) = (from.stat()?, to.stat()?);
+    if same_file(&from, &found) {
+        return Err(FileError::refused(&to.path, "is the link it would be copied from"));
+    }
+    if file_type(&found) == FileType::Directory {
+        return Err(to.failed()(Errno::ISDIR));
+    }
+    let ((), fresh) = with_fresh_name(to.name, |fresh| {
+        rustix::fs::symlinkat(&*target, to.directory, bytes_path(fresh))
+    })
+    .map_err(to.failed())?;
+    let (fresh, name) = (bytes_path(&fresh), bytes_path(to.name));
+    rustix::fs::renameat(to.directory, fresh, to.directory, name).map_err(|errno| {
+        let _ = rustix::fs::unlinkat(to.directory, fresh, AtFlags::empty());
+        to.failed()(errno)
+    })
+}

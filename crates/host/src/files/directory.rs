@@ -1,0 +1,165 @@
+//! Directories: listed and made.
+
+use std::mem::MaybeUninit;
+
+use codex_exec_server_protocol::PathUri;
+use codex_exec_server_protocol::files::{
+    FsCreateDirectoryParams, FsReadDirectoryEntry, FsReadDirectoryParams, FsReadDirectoryResponse,
+};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir};
+use rustix::io::Errno;
+
+use super::resolve::{self, DIRECTORY, LISTING, Links, Resolver, bytes_path, file_type};
+use super::{Cancel, FileError};
+
+/// One read of names from the kernel fills this much.
+const LISTING_BUFFER: usize = 32 << 10;
+
+/// Calls `each` with every name of a directory but `.` and `..`, until it says stop.
+pub(super) fn for_each_name(
+    directory: BorrowedFd<'_>,
+    mut each: impl FnMut(&[u8], FileType) -> Result<bool, FileError>,
+    failed: impl Fn(Errno) -> FileError,
+) -> Result<(), FileError> {
+    let mut buffer = Box::<[u8]>::new_uninit_slice(LISTING_BUFFER);
+    let buffer: &mut [MaybeUninit<u8>] = &mut buffer;
+    let mut names = RawDir::new(directory, buffer);
+    while let Some(entry) = names.next() {
+        let entry = match entry {
+            Ok(entry) => entry,
+            // The directory was removed while it was read: there are no more names.
+            Err(Errno::NOENT) => break,
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(failed(errno)),
+        };
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." && !each(name, entry.file_type())? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The kind of a name: what the listing said, or for links (and filesystems that do not say) what
+/// it leads to. `None` for a link that leads nowhere and a name that is gone.
+pub(super) fn kind_of_target(
+    directory: BorrowedFd<'_>,
+    name: &[u8],
+    listed: FileType,
+) -> Result<Option<FileType>, Errno> {
+    if !matches!(listed, FileType::Symlink | FileType::Unknown) {
+        return Ok(Some(listed));
+    }
+    match rustix::fs::statat(directory, bytes_path(name), AtFlags::empty()) {
+        Ok(stat) => Ok(Some(file_type(&stat))),
+        Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+pub(super) fn read_directory(
+    params: &FsReadDirectoryParams,
+    limit: usize,
+    cancel: &Cancel,
+) -> Result<FsReadDirectoryResponse, FileError> {
+    let path = &params.path;
+    let failed = |errno| FileError::os("read directory", path, errno);
+    let flags = LISTING - OFlags::NOFOLLOW;
+    let directory =
+        rustix::io::retry_on_intr(|| rustix::fs::open(path.as_path(), flags, Mode::empty()))
+            .map_err(failed)?;
+    let mut answer = FsReadDirectoryResponse::default();
+    let each = |name: &[u8], listed| {
+        if answer.entries.len().is_multiple_of(1024) {
+            cancel.check()?;
+        }
+        // A link whose target cannot be looked at is left out like one that leads nowhere.
+        let Ok(Some(kind)) = kind_of_target(directory.as_fd(), name, listed) else {
+            return Ok(true);
+        };
+        if answer.entries.len() == limit {
+            answer.truncated = true;
+            return Ok(false);
+        }
+        let text = String::from_utf8_lossy(name);
+        let lossy = matches!(text, std::borrow::Cow::Owned(_));
+        answer.entries.push(FsReadDirectoryEntry {
+            file_name_uri: lossy.then(|| join(path, name)).transpose()?,
+            file_name: text.into_owned(),
+            is_directory: kind == FileType::Directory,
+            is_file: kind == FileType::RegularFile,
+        });
+        Ok(true)
+    };
+    for_each_name(directory.as_fd(), each, failed)?;
+    answer.entries.sort_unstable_by(|a, b| a.file_name.cmp(&b.file_name));
+    Ok(answer)
+}
+
+pub(super) fn join(directory: &PathUri, name: &[u8]) -> Result<PathUri, FileError> {
+    directory.join(name).map_err(|error| FileError::refused(directory, error.to_string()))
+}
+
+pub(super) fn create_directory(
+    resolver: Resolver,
+    params: &FsCreateDirectoryParams,
+) -> Result<(), FileError> {
+    let FsCreateDirectoryParams { path, recursive, follow_symlinks, .. } = params;
+    let failed = |errno| FileError::os("create directory", path, errno);
+    let mode = Mode::from_raw_mode(0o777);
+    if path.file_name().is_empty() {
+        return if *recursive { Ok(()) } else { Err(failed(Errno::EXIST)) };
+    }
+    match (recursive, Links::from(*follow_symlinks)) {
+        (false, links) => {
+            let (parent, name) = resolver.parent("create directory", path, links)?;
+            let made = rustix::fs::mkdirat(&parent, bytes_path(name), mode);
+            if made == Err(Errno::EXIST) && links == Links::Refuse {
+                refuse_link(parent.as_fd(), name, path)?;
+            }
+            made.map_err(failed)
+        }
+        (true, Links::Follow) => std::fs::create_dir_all(path.as_path())
+            .map_err(|error| FileError::io("create directory", path, &error)),
+        (true, Links::Refuse) => make_all_without_links(path),
+    }
+}
+
+/// Each directory is made and then opened on the descriptor of its parent, so that a link put in
+/// its place meanwhile is met as what it is.
+fn make_all_without_links(path: &PathUri) -> Result<(), FileError> {
+    let failed = |errno| FileError::os("create directory", path, errno);
+    let mut at = rustix::fs::open("/", DIRECTORY, Mode::empty()).map_err(failed)?;
+    for name in path.as_bytes().split(|&b| b == b'/').filter(|name| !name.is_empty()) {
+        let open = || rustix::fs::openat(&at, bytes_path(name), DIRECTORY, Mode::empty());
+        let next = match open() {
+            Err(Errno::NOENT) => {
+                match rustix::fs::mkdirat(&at, bytes_path(name), Mode::from_raw_mode(0o777)) {
+                    Ok(()) | Err(Errno::EXIST) => open(),
+                    Err(errno) => Err(errno),
+                }
+            }
+            other => other,
+        };
+        at = match next {
+            Ok(next) => next,
+            Err(errno @ (Errno::NOTDIR | Errno::LOOP)) => {
+                refuse_link(at.as_fd(), name, path)?;
+                return Err(failed(errno));
+            }
+            Err(errno) => return Err(failed(errno)),
+        };
+    }
+    Ok(())
+}
+
+/// Names an error that is one already: was it a link?
+fn refuse_link(directory: BorrowedFd<'_>, name: &[u8], path: &PathUri) -> Result<(), FileError> {
+    match rustix::fs::statat(directory, bytes_path(name), AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) if resolve::file_type(&stat) == FileType::Symlink => {
+            Err(FileError::SymlinkRefused { path: path.clone() })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,95 @@
+//! Runs operations in this process, on the calling thread.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::handles::Handles;
+use super::resolve::Resolver;
+use super::{
+    Cancel, Event, FileError, FilesConfig, Operation, Outcome, content, copy, directory, glob,
+    metadata, missing, names, remove, search, walk, watch,
+};
+
+/// The filesystem of this process, and the handles one connection has opened on it. Dropping it
+/// closes them; what was not committed is gone.
+#[derive(Debug)]
+pub struct Executor {
+    config: Arc<FilesConfig>,
+    resolver: Resolver,
+    handles: Handles,
+}
+
+impl Executor {
+    /// An executor without open handles.
+    pub fn new(config: Arc<FilesConfig>) -> Self {
+        let resolver = Resolver::new(config.use_openat2);
+        Self { config, resolver, handles: Handles::default() }
+    }
+
+    /// Runs one operation to its end; it blocks, and does not need a runtime.
+    ///
+    /// Once `cancel` is cancelled, or `emit` breaks, it returns soon. [`Operation::Watch`] and
+    /// [`Operation::WatchMissing`] answer by [`Event::Started`] and then run on;
+    /// [`Operation::CancelSearch`] and [`Operation::Unwatch`] concern whoever holds the tokens, and
+    /// do nothing here.
+    pub fn execute(
+        &self,
+        operation: Operation,
+        cancel: &Cancel,
+        emit: &dyn Fn(Event) -> ControlFlow<()>,
+    ) -> Result<Outcome, FileError> {
+        cancel.check()?;
+        let (config, resolver, handles) = (&*self.config, self.resolver, &self.handles);
+        let done = |()| Outcome::Done;
+        match operation {
+            Operation::ReadFile(params) => {
+                content::read_file(resolver, &params, config.max_read_file_bytes, cancel)
+                    .map(Outcome::ReadFile)
+            }
+            Operation::Open(params) => handles.open(resolver, params, config).map(Outcome::Open),
+            Operation::ReadBlock(params) => {
+                handles.read_block(&params, config).map(Outcome::ReadBlock)
+            }
+            Operation::WriteBlock(params) => handles.write_block(&params, config).map(done),
+            Operation::Close(params) => handles.close(&params, cancel).map(done),
+            Operation::WriteFile(params) => {
+                content::write_file(resolver, &params, cancel).map(done)
+            }
+            Operation::CreateDirectory(params) => {
+                directory::create_directory(resolver, &params).map(done)
+            }
+            Operation::GetMetadata(params) => {
+                metadata::get_metadata(resolver, &params).map(Outcome::Metadata)
+            }
+            Operation::Canonicalize(params) => {
+                metadata::canonicalize(&params).map(Outcome::Canonicalize)
+            }
+            Operation::ReadDirectory(params) => {
+                directory::read_directory(&params, config.max_directory_entries, cancel)
+                    .map(Outcome::ReadDirectory)
+            }
+            Operation::Walk(params) => {
+                walk::walk(resolver, &params, config, cancel).map(Outcome::Walk)
+            }
+            Operation::Remove(params) => remove::remove(resolver, &params, cancel).map(done),
+            Operation::Copy(params) => copy::copy(resolver, &params, cancel).map(done),
+            Operation::Rename(params) => names::rename(resolver, &params).map(done),
+            Operation::Symlink(params) => names::symlink(resolver, &params).map(done),
+            Operation::SetMode(params) => metadata::set_mode(resolver, &params).map(done),
+            Operation::Search(params) => {
+                search::search(&params, config, cancel, emit).map(Outcome::Search)
+            }
+            Operation::Glob(params) => glob::glob(&params, config, cancel).map(Outcome::Glob),
+            Operation::WatchMissing(params) => {
+                missing::watch_missing(&params, config, cancel, emit).map(done)
+            }
+            Operation::Watch(params) => watch::watch(&params, config, cancel, emit).map(done),
+            Operation::CancelSearch(_) | Operation::Unwatch(_) => Ok(Outcome::Done),
+        }
+    }
+
+    /// The limits.
+    pub fn config(&self) -> &Arc<FilesConfig> {
+        &self.config
+    }
+}

@@ -1,0 +1,236 @@
+//! The server's side of a helper: many operations over one pair of pipes.
+//!
+//! Invariant: the task that reads never waits for a consumer, because each operation's events have
+//! as much room as the helper may send. A call that is dropped is cancelled in the helper; a helper
+//! that ends fails every call.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use tokio::task::AbortHandle;
+
+use super::frame::{self, Frame, Reply, Request, WINDOW};
+use crate::files::{Cancel, Event, FileError, FilesConfig, Operation, Outcome};
+
+/// Frames waiting to be written.
+const OUTBOUND: usize = 16;
+
+/// A running helper. Clones are the same one; its pipes close when the last is dropped.
+#[derive(Debug, Clone)]
+pub struct HelperClient(Arc<Client>);
+
+#[derive(Debug)]
+struct Client {
+    shared: Arc<Shared>,
+    outbound: mpsc::Sender<Frame>,
+    next_id: AtomicU64,
+    tasks: [AbortHandle; 2],
+}
+
+#[derive(Debug)]
+struct Shared {
+    calls: Mutex<Calls>,
+    /// Short messages that do not wait in line: at most a few for each call that runs.
+    urgent: Mutex<Vec<Request>>,
+    urgent_waiting: Notify,
+    slots: Semaphore,
+}
+
+#[derive(Debug, Default)]
+struct Calls {
+    running: HashMap<u64, Call>,
+    /// Why there will be no more.
+    ended: Option<String>,
+}
+
+#[derive(Debug)]
+struct Call {
+    events: mpsc::Sender<Event>,
+    done: oneshot::Sender<Result<Outcome, FileError>>,
+}
+
+impl std::fmt::Debug for Frame {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Frame")
+    }
+}
+
+impl HelperClient {
+    /// Speaks with a helper through its output and input. Needs a runtime.
+    pub fn new(
+        output: impl AsyncRead + Unpin + Send + 'static,
+        input: impl AsyncWrite + Unpin + Send + 'static,
+        config: &FilesConfig,
+    ) -> Self {
+        let shared = Arc::new(Shared {
+            calls: Mutex::new(Calls::default()),
+            urgent: Mutex::new(Vec::new()),
+            urgent_waiting: Notify::new(),
+            slots: Semaphore::new(config.max_helper_operations),
+        });
+        let (outbound, frames) = mpsc::channel(OUTBOUND);
+        let reading = tokio::spawn(read_replies(output, shared.clone())).abort_handle();
+        let writing = tokio::spawn(write_requests(input, frames, shared.clone())).abort_handle();
+        let (next_id, tasks) = (AtomicU64::new(1), [reading, writing]);
+        Self(Arc::new(Client { shared, outbound, next_id, tasks }))
+    }
+
+    /// Why the helper takes no more operations, if it does not.
+    pub fn ended(&self) -> Option<String> {
+        lock(&self.0.shared.calls).ended.clone()
+    }
+
+    /// Runs an operation in the helper, handing its events on as they come. `cancel` asks it to end
+    /// soon and is still answered; dropping the future cancels it too.
+    pub async fn run(
+        &self,
+        operation: Operation,
+        cancel: &Cancel,
+        events: &mpsc::Sender<Event>,
+    ) -> Result<Outcome, FileError> {
+        let shared = &self.0.shared;
+        let slot = if operation.is_watch() { None } else { shared.slots.acquire().await.ok() };
+        let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
+        let operation = Box::new(operation);
+        let frame = Frame::new(Request::Run { id, operation })
+            .map_err(|error| FileError::Helper { reason: error.to_string() })?;
+        let (sender, mut incoming) = mpsc::channel(WINDOW);
+        let (done, mut result) = oneshot::channel();
+        {
+            let mut calls = lock(&shared.calls);
+            if let Some(reason) = &calls.ended {
+                return Err(FileError::Helper { reason: reason.clone() });
+            }
+            calls.running.insert(id, Call { events: sender, done });
+        }
+        let mut guard = CancelCall { shared, id, armed: true };
+        if self.0.outbound.send(frame).await.is_err() {
+            return Err(shared.why_ended());
+        }
+        let weak = Arc::downgrade(shared);
+        cancel.on_cancel(move || {
+            if let Some(shared) = weak.upgrade() {
+                shared.hurry(Request::Cancel { id });
+            }
+        });
+        let result = loop {
+            tokio::select! {
+                biased;
+                Some(event) = incoming.recv() => {
+                    // A consumer that is gone takes everything.
+                    let _ = events.send(event).await;
+                    shared.hurry(Request::Taken { id });
+                }
+                result = &mut result => break result,
+            }
+        };
+        guard.armed = false;
+        drop(slot);
+        // Events sent before the result were received before it.
+        while let Ok(event) = incoming.try_recv() {
+            let _ = events.send(event).await;
+        }
+        result.unwrap_or_else(|_| Err(shared.why_ended()))
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+struct CancelCall<'a> {
+    shared: &'a Shared,
+    id: u64,
+    armed: bool,
+}
+
+impl Drop for CancelCall<'_> {
+    fn drop(&mut self) {
+        if self.armed && lock(&self.shared.calls).running.remove(&self.id).is_some() {
+            self.shared.hurry(Request::Cancel { id: self.id });
+        }
+    }
+}
+
+impl Shared {
+    fn hurry(&self, request: Request) {
+        lock(&self.urgent).push(request);
+        self.urgent_waiting.notify_one();
+    }
+
+    fn end(&self, reason: String) {
+        let mut calls = lock(&self.calls);
+        calls.ended.get_or_insert(reason);
+        calls.running.clear();
+    }
+
+    fn why_ended(&self) -> FileError {
+        let reason = lock(&self.calls).ended.clone();
+        FileError::Helper { reason: reason.unwrap_or_else(|| "it ended".into()) }
+    }
+}
+
+async fn read_replies(mut output: impl AsyncRead + Unpin, shared: Arc<Shared>) {
+    let reason = loop {
+        match frame::read_async(&mut output).await {
+            Ok(Some(Reply::Event { id, event })) => {
+                let calls = lock(&shared.calls);
+                if let Some(call) = calls.running.get(&id)
+                    && call.events.try_send(event).is_err()
+                {
+                    break "it sent more events than were asked for".to_owned();
+                }
+            }
+            Ok(Some(Reply::Done { id, result })) => {
+                if let Some(call) = lock(&shared.calls).running.remove(&id) {
+                    let _ = call.done.send(result);
+                }
+            }
+            Ok(None) => break "it ended".to_owned(),
+            Err(error) => break error.to_string(),
+        }
+    };
+    shared.end(reason);
+}
+
+async fn write_requests(
+    mut input: impl AsyncWrite + Unpin,
+    mut frames: mpsc::Receiver<Frame>,
+    shared: Arc<Shared>,
+) {
+    let error = loop {
+        let mut next = tokio::select! {
+            biased;
+            () = shared.urgent_waiting.notified() => None,
+            frame = frames.recv() => match frame {
+                Some(frame) => Some(frame),
+                None => return,
+            },
+        };
+        // A call comes before whatever is said about it: what is urgent now was said after its
+        // call was put in line, so all that is in line goes first.
+        let urgent = std::mem::take(&mut *lock(&shared.urgent));
+        let written = async {
+            while let Some(frame) = next.take().or_else(|| frames.try_recv().ok()) {
+                frame.write_async(&mut input).await?;
+            }
+            for request in urgent {
+                Frame::new(request)?.write_async(&mut input).await?;
+            }
+            Ok::<(), std::io::Error>(())
+        };
+        if let Err(error) = written.await {
+            break error;
+        }
+    };
+    shared.end(error.to_string());
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,157 @@
+//! The helper's side: blocking, a thread an operation, no runtime.
+//!
+//! Invariant: the thread that reads never waits for anything but input, so that a cancel or a taken
+//! event always gets through. When the input ends every operation is cancelled and waited for.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::ops::ControlFlow;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::frame::{self, Frame, Reply, Request, WINDOW};
+use crate::files::{Cancel, Event, Executor, FileError, FilesConfig, Operation};
+
+/// Runs what `input` asks and answers on `output`, until `input` ends or `output` breaks.
+///
+/// `output` is written in large pieces and flushed after each; a plain descriptor is best.
+pub fn serve_helper(
+    mut input: impl Read,
+    output: impl Write + Send,
+    config: Arc<FilesConfig>,
+) -> io::Result<()> {
+    let helper = Helper {
+        limit: config.max_helper_operations + config.max_watches,
+        executor: Executor::new(config),
+        output: Mutex::new(output),
+        running: Mutex::new(HashMap::new()),
+    };
+    std::thread::scope(|scope| {
+        let end = loop {
+            match frame::read(&mut input) {
+                Ok(Some(Request::Run { id, operation })) => {
+                    let Some(running) = helper.begin(id) else { continue };
+                    let helper = &helper;
+                    let run = move || helper.run(id, *operation, &running);
+                    if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, run) {
+                        break Err(error);
+                    }
+                }
+                Ok(Some(Request::Cancel { id })) => {
+                    if let Some(running) = lock(&helper.running).get(&id) {
+                        running.cancel.cancel();
+                    }
+                }
+                Ok(Some(Request::Taken { id })) => {
+                    if let Some(running) = lock(&helper.running).get(&id) {
+                        running.give();
+                    }
+                }
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        helper.cancel_all();
+        end
+    })
+}
+
+struct Helper<W> {
+    limit: usize,
+    executor: Executor,
+    output: Mutex<W>,
+    running: Mutex<HashMap<u64, Arc<Running>>>,
+}
+
+struct Running {
+    cancel: Cancel,
+    /// How many events may be sent.
+    window: Mutex<usize>,
+    wider: Condvar,
+}
+
+impl Running {
+    fn give(&self) {
+        *lock(&self.window) += 1;
+        self.wider.notify_one();
+    }
+
+    /// Waits for room for an event; false if it is cancelled first.
+    fn take(&self) -> bool {
+        let window = lock(&self.window);
+        let closed = |window: &mut usize| *window == 0 && !self.cancel.is_cancelled();
+        let mut window =
+            self.wider.wait_while(window, closed).unwrap_or_else(PoisonError::into_inner);
+        if self.cancel.is_cancelled() {
+            return false;
+        }
+        *window -= 1;
+        true
+    }
+}
+
+impl<W: Write> Helper<W> {
+    /// `None` if the other side breaks the rules, which it is told.
+    fn begin(&self, id: u64) -> Option<Arc<Running>> {
+        let running = Arc::new(Running {
+            cancel: Cancel::new(),
+            window: Mutex::new(WINDOW),
+            wider: Condvar::new(),
+        });
+        let refused = {
+            let mut all = lock(&self.running);
+            if all.len() >= self.limit {
+                Some(FileError::TooMany {
+                    what: "operations in a helper".into(),
+                    limit: self.limit as u64,
+                })
+            } else {
+                all.insert(id, running.clone());
+                None
+            }
+        };
+        if let Some(error) = refused {
+            self.send(Reply::Done { id, result: Err(error) });
+            return None;
+        }
+        let weak = Arc::downgrade(&running);
+        running.cancel.on_cancel(move || {
+            if let Some(running) = weak.upgrade() {
+                // Under the lock, or the wake could fall between a look and the wait after it.
+                drop(lock(&running.window));
+                running.wider.notify_all();
+            }
+        });
+        Some(running)
+    }
+
+    fn run(&self, id: u64, operation: Operation, running: &Running) {
+        let emit = |event: Event| {
+            if running.take() && self.send(Reply::Event { id, event }) {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        };
+        let result = self.executor.execute(operation, &running.cancel, &emit);
+        lock(&self.running).remove(&id);
+        self.send(Reply::Done { id, result });
+    }
+
+    /// False, and everything cancelled, if nobody reads any more.
+    fn send(&self, reply: Reply) -> bool {
+        let sent = Frame::new(reply).and_then(|frame| frame.write(&mut *lock(&self.output)));
+        if sent.is_err() {
+            self.cancel_all();
+        }
+        sent.is_ok()
+    }
+
+    fn cancel_all(&self) {
+        let all: Vec<_> = lock(&self.running).values().cloned().collect();
+        all.iter().for_each(|running| running.cancel.cancel());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,157 @@
+//! Tells once when a missing path appears or a present one changes.
+//!
+//! Invariant: watches are armed before the paths are looked at, so a change between the two is
+//! seen. The nearest directory that exists is watched for each missing path, and a slow look of
+//! our own covers what the kernel does not tell (network filesystems, targets of links).
+
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+
+use codex_exec_server_protocol::files::{
+    FsMissingChangedNotification, FsWatchMissingParams, FsWatchMissingResponse,
+};
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use rustix::fs::Stat;
+
+use super::watch::watcher;
+use super::{Cancel, Event, FileError, FileNotification, FilesConfig, Outcome};
+
+/// Runs until it has told, or is cancelled. Answers by [`Event::Started`].
+pub(super) fn watch_missing(
+    params: &FsWatchMissingParams,
+    config: &FilesConfig,
+    cancel: &Cancel,
+    emit: &dyn Fn(Event) -> ControlFlow<()>,
+) -> Result<(), FileError> {
+    let limit = config.max_missing_paths;
+    if params.missing.len() > limit {
+        let (what, count) = ("number of missing paths", params.missing.len() as u64);
+        return Err(FileError::out_of_range(what, count, format!("at most {limit}")));
+    }
+    let started =
+        |watching| emit(Event::Started(Outcome::WatchMissing(FsWatchMissingResponse { watching })));
+    if params.missing.is_empty() && params.present.is_none() {
+        let _ = started(false);
+        return Ok(());
+    }
+    let before = params.present.as_ref().map(|path| look(path.as_path()));
+    let touched = Arc::new(AtomicBool::new(false));
+    let (wake, woken) = sync_channel(1);
+    let watcher = {
+        let (wake, touched) = (wake.clone(), touched.clone());
+        let present = params.present.as_ref().map(|path| path.as_path().to_owned());
+        watcher(move |event: notify::Result<notify::Event>| {
+            let changes = |kind: &EventKind| !matches!(kind, EventKind::Access(_));
+            if let (Ok(event), Some(present)) = (&event, &present)
+                && changes(&event.kind)
+                && event.paths.iter().any(|path| path.starts_with(present))
+            {
+                touched.store(true, Ordering::Release);
+            }
+            // Whoever is awake already looks at everything again.
+            let _ = wake.try_send(());
+        })
+    };
+    let Ok(watcher) = watcher else {
+        let _ = started(false);
+        return Ok(());
+    };
+    let mut armed = Armed { watcher, places: HashSet::new() };
+    if !armed.arm(params) {
+        let _ = started(false);
+        return Ok(());
+    }
+    if started(true).is_break() {
+        return Ok(());
+    }
+    cancel.on_cancel(move || {
+        let _ = wake.try_send(());
+    });
+    loop {
+        if cancel.is_cancelled() {
+            return Ok(());
+        }
+        let appeared = params.missing.iter().any(|path| look(path.as_path()).is_some());
+        let changed = touched.load(Ordering::Acquire)
+            || params.present.as_ref().map(|path| look(path.as_path())) != before;
+        if appeared || changed {
+            let watch_id = params.watch_id;
+            let changed = FsMissingChangedNotification { watch_id };
+            let _ = emit(Event::Notify(FileNotification::MissingChanged(changed)));
+            return Ok(());
+        }
+        // Directories that have appeared bring the watch nearer; look again before waiting.
+        let nearer = armed.places.len();
+        armed.arm(params);
+        if armed.places.len() != nearer {
+            continue;
+        }
+        match woken.recv_timeout(config.missing_recheck) {
+            Ok(()) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        }
+    }
+}
+
+/// What tells one state of a path from another.
+#[derive(PartialEq, Eq)]
+struct Seen {
+    file: (u64, u64, u32),
+    size: i64,
+    modified: (i64, u64),
+    changed: (i64, u64),
+}
+
+fn look(path: &Path) -> Option<Seen> {
+    let stat: Stat = rustix::fs::stat(path).ok()?;
+    Some(Seen {
+        file: (stat.st_dev, stat.st_ino, stat.st_mode),
+        size: stat.st_size,
+        modified: (stat.st_mtime, stat.st_mtime_nsec),
+        changed: (stat.st_ctime, stat.st_ctime_nsec),
+    })
+}
+
+struct Armed {
+    watcher: RecommendedWatcher,
+    places: HashSet<PathBuf>,
+}
+
+impl Armed {
+    /// Watches what is to be watched now and is not yet. False if something cannot be.
+    fn arm(&mut self, params: &FsWatchMissingParams) -> bool {
+        let mut places: HashSet<PathBuf> =
+            params.missing.iter().filter_map(|path| nearest(path.as_path())).collect();
+        if let Some(present) = &params.present {
+            places.insert(present.as_path().to_owned());
+            places.extend(nearest(present.as_path()));
+        }
+        let mut all = true;
+        for place in places {
+            if self.places.contains(&place) {
+                continue;
+            }
+            match self.watcher.watch(&place, RecursiveMode::NonRecursive) {
+                Ok(()) => drop(self.places.insert(place)),
+                // Gone since: the one above tells.
+                Err(error) if matches!(error.kind, notify::ErrorKind::PathNotFound) => {}
+                Err(error) if is_missing(&error) => {}
+                Err(_) => all = false,
+            }
+        }
+        all
+    }
+}
+
+fn is_missing(error: &notify::Error) -> bool {
+    matches!(&error.kind, notify::ErrorKind::Io(io) if io.kind() == std::io::ErrorKind::NotFound)
+}
+
+/// The closest directory above that exists.
+fn nearest(path: &Path) -> Option<PathBuf> {
+    path.ancestors().skip(1).find(|above| above.is_dir()).map(Path::to_owned)
+}

@@ -1,0 +1,43 @@
+//! Files of this machine: every filesystem request, as data, run without surprises.
+//!
+//! ```text
+//! FileConnection (async, one a connection: order, handles, watches, searches)
+//!    ├─ Executor on the blocking pool          no sandbox
+//!    └─ HelperClient ═pipe═ serve_helper → Executor   a sandboxed process
+//! ```
+//!
+//! Absent here: JSON-RPC, policy (a request's sandbox chooses a [`Backend`], nothing more), and any
+//! check that is not made on the descriptor that is used.
+
+mod cancel;
+mod config;
+mod connection;
+mod content;
+mod copy;
+mod directory;
+mod error;
+mod executor;
+mod glob;
+mod handles;
+mod helper;
+mod metadata;
+mod missing;
+mod names;
+mod operation;
+mod order;
+mod remove;
+mod replace;
+mod resolve;
+mod scan;
+mod search;
+mod walk;
+mod watch;
+
+pub use cancel::{Cancel, CancelOnDrop};
+pub use config::FilesConfig;
+pub use connection::{Answer, Backend, EventSink, FileConnection};
+pub use error::{FileError, FileErrorKind};
+pub use executor::Executor;
+pub use helper::{HelperClient, serve_helper};
+pub use operation::{Event, FileNotification, FileRequest, Operation, Order, Outcome};
+pub use order::{Turn, Turns};

@@ -1,0 +1,274 @@
+//! A file that takes another's place in one step.
+//!
+//! Invariant: until [`Replacement::commit`] the old file is untouched, and a replacement that is
+//! dropped leaves no trace. The bytes go to an unnamed file (`O_TMPFILE`) in the directory of the
+//! old one, so even SIGKILL leaves nothing. Commit syncs it and gives it the name. If that name is
+//! taken, Linux wants a second name to rename from: a kill between those two system calls is the
+//! one moment that leaves a file, `.NAME.RANDOM.tmp`, complete and synced.
+//!
+//! Filesystems without unnamed files get a file of such a name from the start. It is removed when
+//! the replacement is dropped, also by a panic; a killed server leaves it.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use codex_exec_server_protocol::PathUri;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid};
+use rustix::io::{Errno, retry_on_intr};
+
+use super::FileError;
+use super::resolve::{self, Links, REGULAR, Resolver, bytes_path, file_type};
+
+/// As many links as the kernel itself would follow.
+const MAX_LINKS: usize = 40;
+
+/// A file being written that has not taken its place yet.
+#[derive(Debug)]
+pub(super) struct Replacement {
+    path: PathUri,
+    directory: OwnedFd,
+    name: Vec<u8>,
+    file: OwnedFd,
+    /// The name of `file`, if it has one of its own.
+    temporary: Mutex<Option<Vec<u8>>>,
+    attributes: Attributes,
+}
+
+#[derive(Debug)]
+enum Attributes {
+    /// Mode and owner of the file that is replaced.
+    Keep(Box<Stat>),
+    /// A new file with these bits.
+    Mode(Mode),
+    /// A new file with the bits any new file gets.
+    Default,
+}
+
+impl Replacement {
+    /// Makes the temporary file. `mode` is for a path where no file is yet.
+    pub fn begin(
+        resolver: Resolver,
+        path: &PathUri,
+        links: Links,
+        mode: Option<Mode>,
+    ) -> Result<Self, FileError> {
+        let failed = |errno| FileError::os("replace", path, errno);
+        let (mut directory, name) = resolver.parent("replace", path, links)?;
+        let mut name = name.to_vec();
+        if links == Links::Follow {
+            (directory, name) = follow_last(directory, name).map_err(failed)?;
+        }
+        let attributes = match (replaced(directory.as_fd(), &name, path, links)?, mode) {
+            (Some(stat), _) => Attributes::Keep(Box::new(stat)),
+            (None, Some(mode)) => Attributes::Mode(mode),
+            (None, None) => Attributes::Default,
+        };
+        let bits = match attributes {
+            Attributes::Default => Mode::from_raw_mode(0o666),
+            _ => Mode::RUSR | Mode::WUSR,
+        };
+        let (file, temporary) = make(directory.as_fd(), &name, bits).map_err(failed)?;
+        let temporary = Mutex::new(temporary);
+        Ok(Self { path: path.clone(), directory, name, file, temporary, attributes })
+    }
+
+    /// Where the bytes go.
+    pub fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    /// The path that is replaced.
+    pub fn path(&self) -> &PathUri {
+        &self.path
+    }
+
+    /// Syncs the file and puts it in its place.
+    pub fn commit(&self) -> Result<(), FileError> {
+        let failed = |errno| FileError::os("replace", &self.path, errno);
+        self.apply_attributes()?;
+        retry_on_intr(|| rustix::fs::fsync(&self.file)).map_err(failed)?;
+        let mut temporary = self.temporary.lock().unwrap_or_else(PoisonError::into_inner);
+        let directory = self.directory.as_fd();
+        if temporary.is_none() {
+            let fresh = !matches!(self.attributes, Attributes::Keep(_));
+            if fresh {
+                match link(&self.file, directory, &self.name) {
+                    Ok(()) => return self.sync_directory(),
+                    // Someone has made one since; it is replaced like any other.
+                    Err(Errno::EXIST) => {}
+                    Err(errno) => return Err(failed(errno)),
+                }
+            }
+            *temporary = Some(
+                with_fresh_name(&self.name, |name| link(&self.file, directory, name))
+                    .map_err(failed)?
+                    .1,
+            );
+        }
+        let from = temporary.as_deref().unwrap_or_default();
+        rustix::fs::renameat(directory, bytes_path(from), directory, bytes_path(&self.name))
+            .map_err(failed)?;
+        *temporary = None;
+        drop(temporary);
+        self.sync_directory()
+    }
+
+    fn apply_attributes(&self) -> Result<(), FileError> {
+        let failed = |errno| FileError::os("set the mode of", &self.path, errno);
+        match &self.attributes {
+            Attributes::Default => Ok(()),
+            Attributes::Mode(mode) => rustix::fs::fchmod(&self.file, *mode).map_err(failed),
+            Attributes::Keep(old) => {
+                let new = rustix::fs::fstat(&self.file).map_err(failed)?;
+                let uid = (old.st_uid != new.st_uid).then(|| Uid::from_raw(old.st_uid));
+                let gid = (old.st_gid != new.st_gid).then(|| Gid::from_raw(old.st_gid));
+                if uid.is_some() || gid.is_some() {
+                    // Replacing would silently give the file away; writing in place does not.
+                    rustix::fs::fchown(&self.file, uid, gid).map_err(|errno| {
+                        FileError::os(
+                            "keep the owner of (write it without atomic)",
+                            &self.path,
+                            errno,
+                        )
+                    })?;
+                }
+                // After fchown, which clears set-id bits.
+                rustix::fs::fchmod(&self.file, Mode::from_raw_mode(old.st_mode)).map_err(failed)
+            }
+        }
+    }
+
+    /// Makes the new name last. A directory that may be written but not read cannot be synced.
+    fn sync_directory(&self) -> Result<(), FileError> {
+        let synced = rustix::fs::openat(&self.directory, ".", resolve::LISTING, Mode::empty())
+            .and_then(|directory| retry_on_intr(|| rustix::fs::fsync(&directory)));
+        match synced {
+            Ok(()) | Err(Errno::ACCESS | Errno::INVAL | Errno::OPNOTSUPP) => Ok(()),
+            Err(errno) => Err(FileError::os("sync the directory of", &self.path, errno)),
+        }
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        let temporary = self.temporary.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(name) = temporary.take() {
+            let _ = rustix::fs::unlinkat(&self.directory, bytes_path(&name), AtFlags::empty());
+        }
+    }
+}
+
+/// Where a chain of links ends, whether or not something is there.
+fn follow_last(mut directory: OwnedFd, mut name: Vec<u8>) -> Result<(OwnedFd, Vec<u8>), Errno> {
+    for _ in 0..MAX_LINKS {
+        let target = match rustix::fs::readlinkat(&directory, bytes_path(&name), Vec::new()) {
+            Ok(target) => target.into_bytes(),
+            Err(Errno::INVAL | Errno::NOENT) => return Ok((directory, name)),
+            Err(errno) => return Err(errno),
+        };
+        let target = target.strip_suffix(b"/").unwrap_or(&target);
+        let (parent, last) = match target.iter().rposition(|&b| b == b'/') {
+            Some(0) => (b"/".as_slice(), &target[1..]),
+            Some(slash) => (&target[..slash], &target[slash + 1..]),
+            None => (b".".as_slice(), target),
+        };
+        if matches!(last, b"" | b"." | b"..") {
+            return Err(Errno::ISDIR);
+        }
+        let flags = resolve::DIRECTORY - OFlags::NOFOLLOW;
+        directory = rustix::fs::openat(&directory, bytes_path(parent), flags, Mode::empty())?;
+        name = last.to_vec();
+    }
+    Err(Errno::LOOP)
+}
+
+/// The file that is in the way. It has to be one we could write, as if it were written in place.
+fn replaced(
+    directory: BorrowedFd<'_>,
+    name: &[u8],
+    path: &PathUri,
+    links: Links,
+) -> Result<Option<Stat>, FileError> {
+    let failed = |errno| FileError::os("replace", path, errno);
+    let stat = match rustix::fs::statat(directory, bytes_path(name), AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(failed(errno)),
+    };
+    match file_type(&stat) {
+        FileType::RegularFile => {}
+        FileType::Symlink if links == Links::Refuse => {
+            return Err(FileError::SymlinkRefused { path: path.clone() });
+        }
+        other => return Err(resolve::not_regular(path, other)),
+    }
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | REGULAR;
+    match retry_on_intr(|| rustix::fs::openat(directory, bytes_path(name), flags, Mode::empty())) {
+        Ok(fd) => resolve::require_regular(fd, path).map(|(_, stat)| Some(stat)),
+        // A running program cannot be written in place, but replacing it is what atomic is for.
+        Err(Errno::TXTBSY) => Ok(Some(stat)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(failed(errno)),
+    }
+}
+
+/// An empty file in `directory`, unnamed if the filesystem can do that.
+fn make(
+    directory: BorrowedFd<'_>,
+    name: &[u8],
+    bits: Mode,
+) -> Result<(OwnedFd, Option<Vec<u8>>), Errno> {
+    if can_link_unnamed() {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        match retry_on_intr(|| rustix::fs::openat(directory, ".", flags, bits)) {
+            Ok(file) => return Ok((file, None)),
+            // Not on this filesystem (or not in this kernel, which sees a directory opened to write).
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    with_fresh_name(name, |fresh| {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        retry_on_intr(|| rustix::fs::openat(directory, bytes_path(fresh), flags, bits))
+    })
+    .map(|(file, name)| (file, Some(name)))
+}
+
+/// Without /proc only a privileged process can give an unnamed file a name.
+fn can_link_unnamed() -> bool {
+    static PROC: OnceLock<bool> = OnceLock::new();
+    *PROC.get_or_init(|| rustix::fs::stat("/proc/self/fd").is_ok())
+}
+
+/// Gives an unnamed file a name that is free.
+fn link(file: &OwnedFd, directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
+    match rustix::fs::linkat(file, "", directory, bytes_path(name), AtFlags::EMPTY_PATH) {
+        // Not permitted to this process in this kernel; through /proc anyone may.
+        Err(Errno::NOENT | Errno::PERM | Errno::INVAL) => {}
+        done => return done,
+    }
+    let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::linkat(CWD, itself, directory, bytes_path(name), AtFlags::SYMLINK_FOLLOW)
+}
+
+/// Tries names nobody else has until one is free.
+pub(super) fn with_fresh_name<T>(
+    name: &[u8],
+    mut make: impl FnMut(&[u8]) -> Result<T, Errno>,
+) -> Result<(T, Vec<u8>), Errno> {
+    for attempt in 0..64u32 {
+        let mut fresh = b".".to_vec();
+        // Names are at most 255 bytes; ours adds 22.
+        fresh.extend_from_slice(&name[..name.len().min(230)]);
+        let random = RandomState::new().hash_one(attempt);
+        fresh.extend_from_slice(format!(".{random:016x}.tmp").as_bytes());
+        match make(&fresh) {
+            Ok(made) => return Ok((made, fresh)),
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Err(Errno::EXIST)
+}

@@ -1,0 +1,291 @@
+//! From a path to a descriptor, with or without symbolic links.
+//!
+//! Invariant: with `Links::Refuse` no link is followed in any component, whatever happens to the
+//! tree meanwhile: the kernel resolves the whole path under `RESOLVE_NO_SYMLINKS`, or every
+//! component is opened by itself, without following, on the descriptor of the one before. Nothing
+//! is checked first and used later. Directories on the way are opened with `O_PATH`, which asks
+//! for the right to search them and no more.
+
+use std::path::Path;
+
+use codex_exec_server_protocol::PathUri;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::{Errno, retry_on_intr};
+
+use super::FileError;
+
+/// What to do with a symbolic link on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Links {
+    Follow,
+    Refuse,
+}
+
+impl From<bool> for Links {
+    fn from(follow_symlinks: bool) -> Self {
+        if follow_symlinks { Self::Follow } else { Self::Refuse }
+    }
+}
+
+/// A directory descriptor of the way only: nothing can be read through it.
+pub(super) const DIRECTORY: OFlags =
+    OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// A directory that is read.
+pub(super) const LISTING: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::CLOEXEC);
+
+/// For regular files: a FIFO, socket or device that is there instead neither blocks the open nor
+/// becomes our terminal.
+pub(super) const REGULAR: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
+
+/// Opens paths.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Resolver {
+    openat2: bool,
+}
+
+/// Why a path that must not have links could not be opened.
+enum NoLinks {
+    Link,
+    Os(Errno),
+}
+
+impl Resolver {
+    /// Asks the kernel once whether it has `openat2` (a seccomp filter may hide it).
+    pub fn new(use_openat2: bool) -> Self {
+        let probe = || {
+            rustix::fs::openat2(CWD, "/", DIRECTORY, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+                .is_ok()
+        };
+        Self { openat2: use_openat2 && probe() }
+    }
+
+    /// Opens a path. `flags` must not contain `NOFOLLOW`: `links` says it.
+    pub fn open(
+        self,
+        action: &str,
+        path: &PathUri,
+        flags: OFlags,
+        mode: Mode,
+        links: Links,
+    ) -> Result<OwnedFd, FileError> {
+        let flags = flags | OFlags::CLOEXEC;
+        match links {
+            Links::Follow => retry_on_intr(|| rustix::fs::open(path.as_path(), flags, mode))
+                .map_err(|errno| FileError::os(action, path, errno)),
+            Links::Refuse => {
+                self.open_no_links(CWD, path.as_path(), flags, mode).map_err(|why| match why {
+                    NoLinks::Link => FileError::SymlinkRefused { path: path.clone() },
+                    NoLinks::Os(errno) => FileError::os(action, path, errno),
+                })
+            }
+        }
+    }
+
+    /// Opens the directory a path's last component is in, and tells that component. The root has
+    /// none and is refused.
+    pub fn parent<'a>(
+        self,
+        action: &str,
+        path: &'a PathUri,
+        links: Links,
+    ) -> Result<(OwnedFd, &'a [u8]), FileError> {
+        let name = path.file_name();
+        if name.is_empty() {
+            return Err(FileError::refused(path, format!("cannot {action} the root directory")));
+        }
+        let parent = match &path.as_bytes()[..path.as_bytes().len() - name.len() - 1] {
+            b"" => b"/".as_slice(),
+            parent => parent,
+        };
+        let parent = bytes_path(parent);
+        let opened = match links {
+            Links::Follow => {
+                let flags = DIRECTORY - OFlags::NOFOLLOW;
+                retry_on_intr(|| rustix::fs::open(parent, flags, Mode::empty()))
+                    .map_err(NoLinks::Os)
+            }
+            Links::Refuse => {
+                let flags = DIRECTORY - OFlags::NOFOLLOW;
+                self.open_no_links(CWD, parent, flags, Mode::empty())
+            }
+        };
+        match opened {
+            Ok(fd) => Ok((fd, name)),
+            Err(NoLinks::Link) => Err(FileError::SymlinkRefused { path: path.clone() }),
+            Err(NoLinks::Os(errno)) => Err(FileError::os(action, path, errno)),
+        }
+    }
+
+    /// Opens a path below a directory; links in it are followed or refused with `ELOOP`.
+    pub fn open_below(
+        self,
+        root: BorrowedFd<'_>,
+        below: &[u8],
+        flags: OFlags,
+        links: Links,
+    ) -> Result<OwnedFd, Errno> {
+        let path = if below.is_empty() { b".".as_slice() } else { below };
+        match links {
+            Links::Follow => retry_on_intr(|| {
+                rustix::fs::openat(root, bytes_path(path), flags - OFlags::NOFOLLOW, Mode::empty())
+            }),
+            Links::Refuse => self
+                .open_no_links(root, bytes_path(path), flags - OFlags::NOFOLLOW, Mode::empty())
+                .map_err(|why| match why {
+                    NoLinks::Link => Errno::LOOP,
+                    NoLinks::Os(errno) => errno,
+                }),
+        }
+    }
+
+    fn open_no_links(
+        self,
+        start: BorrowedFd<'_>,
+        path: &Path,
+        flags: OFlags,
+        mode: Mode,
+    ) -> Result<OwnedFd, NoLinks> {
+        if self.openat2 {
+            return retry_on_intr(|| {
+                rustix::fs::openat2(start, path, flags, mode, ResolveFlags::NO_SYMLINKS)
+            })
+            .map_err(|errno| match errno {
+                Errno::LOOP => NoLinks::Link,
+                errno => NoLinks::Os(errno),
+            });
+        }
+        walk_no_links(start, path, flags, mode)
+    }
+}
+
+/// What `openat2` does with `RESOLVE_NO_SYMLINKS`, for kernels that lack it.
+fn walk_no_links(
+    start: BorrowedFd<'_>,
+    path: &Path,
+    flags: OFlags,
+    mode: Mode,
+) -> Result<OwnedFd, NoLinks> {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = path.as_os_str().as_bytes();
+    // As the kernel does, so that both ways agree on what is too long.
+    if bytes.len() >= 4096 {
+        return Err(NoLinks::Os(Errno::NAMETOOLONG));
+    }
+    let open = |dir: BorrowedFd<'_>, name: &[u8], flags: OFlags, mode: Mode| {
+        let name = bytes_path(name);
+        retry_on_intr(|| rustix::fs::openat(dir, name, flags | OFlags::NOFOLLOW, mode)).map_err(
+            |errno| match errno {
+                // O_NOFOLLOW says ELOOP, with O_DIRECTORY or O_PATH ENOTDIR: ask what it is, only
+                // to name the error, for it is one either way.
+                Errno::LOOP => NoLinks::Link,
+                Errno::NOTDIR if is_link(dir, name) => NoLinks::Link,
+                errno => NoLinks::Os(errno),
+            },
+        )
+    };
+    let mut names = bytes.split(|&b| b == b'/').filter(|name| !name.is_empty()).peekable();
+    let mut at = match bytes.first() {
+        Some(b'/') => retry_on_intr(|| rustix::fs::openat(start, "/", DIRECTORY, Mode::empty())),
+        _ => retry_on_intr(|| rustix::fs::openat(start, ".", DIRECTORY, Mode::empty())),
+    }
+    .map_err(NoLinks::Os)?;
+    while let Some(name) = names.next() {
+        if names.peek().is_none() {
+            let last = open(at.as_fd(), name, flags, mode)?;
+            // O_PATH with O_NOFOLLOW opens a link itself, if nothing asks for a directory.
+            if flags.contains(OFlags::PATH) {
+                let stat = rustix::fs::fstat(&last).map_err(NoLinks::Os)?;
+                if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+                    return Err(NoLinks::Link);
+                }
+            }
+            return Ok(last);
+        }
+        at = open(at.as_fd(), name, DIRECTORY, Mode::empty())?;
+    }
+    // The path is the start itself; open it again with the flags that were asked for.
+    open(at.as_fd(), b".", flags, mode)
+}
+
+fn is_link(dir: BorrowedFd<'_>, name: &Path) -> bool {
+    rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|stat| file_type(&stat) == FileType::Symlink)
+}
+
+/// A regular file, open, and what `fstat` says of it.
+pub(super) fn require_regular(fd: OwnedFd, path: &PathUri) -> Result<(OwnedFd, Stat), FileError> {
+    let stat = rustix::fs::fstat(&fd).map_err(|errno| FileError::os("stat", path, errno))?;
+    match file_type(&stat) {
+        FileType::RegularFile => Ok((fd, stat)),
+        other => Err(not_regular(path, other)),
+    }
+}
+
+/// Opens a regular file for reading, and nothing else.
+pub(super) fn open_to_read(
+    resolver: Resolver,
+    path: &PathUri,
+    links: Links,
+) -> Result<(OwnedFd, Stat), FileError> {
+    spare_special_files(path)?;
+    let opened = resolver.open("open", path, OFlags::RDONLY | REGULAR, Mode::empty(), links);
+    require_regular(opened.map_err(|error| name_special(error, path))?, path)
+}
+
+/// Opening a device can do something by itself (rewind a tape, arm a watchdog), and opening a FIFO
+/// wakes who waits at its other end. So a look first; what counts is still `fstat` after the open.
+pub(super) fn spare_special_files(path: &PathUri) -> Result<(), FileError> {
+    match rustix::fs::stat(path.as_path()).as_ref().map(file_type) {
+        Ok(FileType::RegularFile) | Err(_) => Ok(()),
+        Ok(other) => Err(not_regular(path, other)),
+    }
+}
+
+/// An open that fails because of what kind of file it is says so.
+pub(super) fn name_special(error: FileError, path: &PathUri) -> FileError {
+    match &error {
+        FileError::Os { errno, .. } => match Errno::from_raw_os_error(*errno) {
+            Errno::ISDIR => not_regular(path, FileType::Directory),
+            // A FIFO that nobody reads, a socket, a device without a driver.
+            Errno::NXIO | Errno::NODEV => not_regular(path, FileType::Unknown),
+            _ => error,
+        },
+        _ => error,
+    }
+}
+
+pub(super) fn not_regular(path: &PathUri, found: FileType) -> FileError {
+    let found = match found {
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a symbolic link",
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice => "a character device",
+        FileType::BlockDevice => "a block device",
+        _ => "a special file",
+    };
+    FileError::NotRegularFile { path: path.clone(), found: found.into() }
+}
+
+pub(super) fn file_type(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+/// Permission bits of a request.
+pub(super) fn permission_bits(mode: u32) -> Result<Mode, FileError> {
+    if mode > 0o7777 {
+        return Err(FileError::out_of_range("mode", u64::from(mode), "0 … 4095 (0o7777)"));
+    }
+    Ok(Mode::from_raw_mode(mode))
+}
+
+pub(super) fn bytes_path(bytes: &[u8]) -> &Path {
+    use std::os::unix::ffi::OsStrExt;
+    Path::new(std::ffi::OsStr::from_bytes(bytes))
+}

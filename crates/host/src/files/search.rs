@@ -1,0 +1,422 @@
+//! Lines that match a pattern.
+//!
+//! Invariant: a search holds at most a batch of lines (or, if they go into the answer, as many as
+//! the answer may have) and one line, or one file if matches span lines, within
+//! `max_search_memory`. Only regular files are opened, without following links.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use codex_exec_server_protocol::PathUri;
+use codex_exec_server_protocol::files::{
+    FsPathError, FsSearchFile, FsSearchLine, FsSearchLineKind, FsSearchMatchesNotification,
+    FsSearchParams, FsSearchRange, FsSearchResponse,
+};
+use grep_matcher::Matcher;
+use grep_regex::{RegexMatcher, RegexMatcherBuilder};
+use grep_searcher::{
+    BinaryDetection, Searcher, SearcherBuilder, Sink, SinkContext, SinkError, SinkMatch,
+};
+use rustix::fs::{CWD, Mode, OFlags};
+
+use super::resolve::{self, REGULAR};
+use super::scan::{self, Room, Rules};
+use super::{Cancel, Event, FileError, FileNotification, FilesConfig};
+
+/// JSON around a line, rounded up.
+const LINE_OVERHEAD: usize = 64;
+const RANGE_OVERHEAD: usize = 32;
+
+pub(super) fn search(
+    params: &FsSearchParams,
+    config: &FilesConfig,
+    cancel: &Cancel,
+    emit: &dyn Fn(Event) -> ControlFlow<()>,
+) -> Result<FsSearchResponse, FileError> {
+    let limits = Limits::of(params, config)?;
+    let matcher = compile(params, config)?;
+    let rules = Rules {
+        root: &params.path,
+        include: &params.include,
+        exclude: &params.exclude,
+        respect_gitignore: params.respect_gitignore,
+        hidden: params.hidden,
+        case_insensitive: false,
+    };
+    let mut searcher = SearcherBuilder::new()
+        .binary_detection(BinaryDetection::quit(0))
+        .line_number(true)
+        .multi_line(params.multiline)
+        .before_context(params.before_context as usize)
+        .after_context(params.after_context as usize)
+        .heap_limit(Some(config.max_search_memory))
+        .build();
+    let mut found = Found {
+        config,
+        search_id: params.search_id.as_deref(),
+        emit,
+        room: Room(config.max_scan_answer_bytes),
+        batch: Vec::new(),
+        batch_bytes: 0,
+        batch_since: None,
+        seq: 0,
+        answer: FsSearchResponse::default(),
+    };
+    for entry in rules.walk(config)? {
+        if cancel.is_cancelled() {
+            found.answer.cancelled = true;
+            break;
+        }
+        let entry = match entry {
+            Ok(entry) => entry,
+            Err(error) => {
+                let error = scan::walk_error(&params.path, &error);
+                scan::note(&mut found.answer.errors, error, config);
+                continue;
+            }
+        };
+        // The root was named by the client: a link there is followed.
+        let is_root = entry.depth() == 0;
+        if !entry.file_type().is_some_and(|kind| kind.is_file() || is_root && kind.is_symlink()) {
+            continue;
+        }
+        let Ok(path) = PathUri::try_from(entry.path()) else { continue };
+        match open(&path, is_root) {
+            Ok(Some((_, size))) if size > limits.file_bytes => continue,
+            Ok(Some((file, _))) => {
+                let done =
+                    search_file(&mut searcher, &matcher, &file, path, &limits, cancel, &mut found);
+                if done.is_break() {
+                    break;
+                }
+            }
+            Ok(None) => {}
+            Err(error) => {
+                scan::note(&mut found.answer.errors, error, config);
+            }
+        }
+        if found.send_if_due().is_break() {
+            return Err(FileError::Cancelled);
+        }
+    }
+    if found.send().is_break() {
+        return Err(FileError::Cancelled);
+    }
+    let mut answer = found.answer;
+    answer.truncated |= answer.cancelled;
+    Ok(answer)
+}
+
+struct Limits {
+    matches: u64,
+    matches_per_file: u64,
+    file_bytes: u64,
+}
+
+impl Limits {
+    fn of(params: &FsSearchParams, config: &FilesConfig) -> Result<Self, FileError> {
+        let matches = params.max_matches.unwrap_or(config.default_search_matches);
+        for (what, value, limit) in [
+            ("maxMatches", matches, config.max_search_matches),
+            ("beforeContext", params.before_context, config.max_search_context),
+            ("afterContext", params.after_context, config.max_search_context),
+        ] {
+            if value > limit {
+                let allowed = format!("at most {limit}");
+                return Err(FileError::out_of_range(what, value.into(), allowed));
+            }
+        }
+        Ok(Self {
+            matches: matches.into(),
+            matches_per_file: params.max_matches_per_file.map_or(u64::MAX, u64::from),
+            file_bytes: params.max_file_bytes.unwrap_or(u64::MAX),
+        })
+    }
+}
+
+fn compile(params: &FsSearchParams, config: &FilesConfig) -> Result<RegexMatcher, FileError> {
+    scan::check_patterns([params.pattern.as_str()], config)?;
+    let mut builder = RegexMatcherBuilder::new();
+    builder
+        .case_insensitive(params.case_insensitive)
+        .word(params.word)
+        .fixed_strings(params.literal)
+        .multi_line(true)
+        .size_limit(config.max_pattern_memory)
+        .dfa_size_limit(config.max_pattern_memory);
+    if !params.multiline {
+        // Lets the searcher go line by line, whatever the pattern says.
+        builder.line_terminator(Some(b'\n'));
+    }
+    builder.build(&params.pattern).map_err(|error| FileError::Pattern {
+        pattern: params.pattern.clone(),
+        reason: error.to_string(),
+    })
+}
+
+/// A regular file and its size; `None` for what is none (by now).
+fn open(path: &PathUri, follow: bool) -> Result<Option<(File, u64)>, FsPathError> {
+    let follow = if follow { OFlags::empty() } else { OFlags::NOFOLLOW };
+    let flags = OFlags::RDONLY | follow | REGULAR;
+    let failed = |error: &FileError| {
+        let message = match error {
+            FileError::Os { errno, .. } => super::error::words(*errno),
+            other => other.to_string(),
+        };
+        FsPathError { path: path.clone(), message }
+    };
+    let fd = rustix::fs::openat(CWD, path.as_path(), flags, Mode::empty())
+        .map_err(|errno| failed(&FileError::os("open", path, errno)))?;
+    match resolve::require_regular(fd, path) {
+        Ok((fd, stat)) => Ok(Some((fd.into(), u64::try_from(stat.st_size).unwrap_or(0)))),
+        Err(FileError::NotRegularFile { .. }) => Ok(None),
+        Err(error) => Err(failed(&error)),
+    }
+}
+
+fn search_file(
+    searcher: &mut Searcher,
+    matcher: &RegexMatcher,
+    file: &File,
+    path: PathUri,
+    limits: &Limits,
+    cancel: &Cancel,
+    found: &mut Found<'_>,
+) -> ControlFlow<()> {
+    found.answer.files_searched += 1;
+    let before = found.answer.matches;
+    let mut lines =
+        Lines { matcher, path: path.clone(), limits, cancel, found, in_file: 0, stop: None };
+    let done = searcher.search_reader(matcher, Stoppable { file, cancel }, &mut lines);
+    let stop = lines.stop.take();
+    if found.answer.matches > before {
+        found.answer.files_matched += 1;
+    }
+    if let Err(Failed(message)) = done
+        && !cancel.is_cancelled()
+    {
+        scan::note(&mut found.answer.errors, FsPathError { path, message }, found.config);
+    }
+    match stop {
+        None if cancel.is_cancelled() => {
+            found.answer.cancelled = true;
+            ControlFlow::Break(())
+        }
+        None | Some(Stop::File) => ControlFlow::Continue(()),
+        Some(Stop::Truncated) => {
+            found.answer.truncated = true;
+            ControlFlow::Break(())
+        }
+        Some(Stop::Cancelled) => {
+            found.answer.cancelled = true;
+            ControlFlow::Break(())
+        }
+    }
+}
+
+/// A file that has no more bytes once the search is cancelled, so that a large one without a match
+/// does not outlive its request.
+struct Stoppable<'a> {
+    file: &'a File,
+    cancel: &'a Cancel,
+}
+
+impl Read for Stoppable<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.cancel.is_cancelled() { Ok(0) } else { self.file.read(buffer) }
+    }
+}
+
+/// Why a file was not searched to its end.
+enum Stop {
+    /// It has as many matches as are wanted of one file.
+    File,
+    /// The search has as many as are wanted, or the answer is full.
+    Truncated,
+    Cancelled,
+}
+
+/// Takes the lines of one file from the searcher.
+struct Lines<'a, 'b> {
+    matcher: &'a RegexMatcher,
+    path: PathUri,
+    limits: &'a Limits,
+    cancel: &'a Cancel,
+    found: &'a mut Found<'b>,
+    in_file: u64,
+    stop: Option<Stop>,
+}
+
+/// A failed read, in words.
+struct Failed(String);
+
+impl SinkError for Failed {
+    fn error_message<T: std::fmt::Display>(message: T) -> Self {
+        Self(message.to_string())
+    }
+}
+
+impl Sink for Lines<'_, '_> {
+    type Error = Failed;
+
+    fn matched(&mut self, _: &Searcher, line: &SinkMatch<'_>) -> Result<bool, Failed> {
+        if self.cancel.is_cancelled() {
+            self.stop = Some(Stop::Cancelled);
+        } else if self.found.answer.matches >= self.limits.matches {
+            self.stop = Some(Stop::Truncated);
+        } else if self.in_file >= self.limits.matches_per_file {
+            self.stop = Some(Stop::File);
+        }
+        if self.stop.is_some() {
+            return Ok(false);
+        }
+        let ranges = self.ranges(line.bytes());
+        let added = self.add(line.line_number(), FsSearchLineKind::Match, line.bytes(), &ranges);
+        if added {
+            self.in_file += 1;
+            self.found.answer.matches += 1;
+        }
+        Ok(added)
+    }
+
+    fn context(&mut self, _: &Searcher, line: &SinkContext<'_>) -> Result<bool, Failed> {
+        Ok(self.add(line.line_number(), FsSearchLineKind::Context, line.bytes(), &[]))
+    }
+}
+
+impl Lines<'_, '_> {
+    fn ranges(&self, line: &[u8]) -> Vec<(usize, usize)> {
+        let mut ranges = Vec::new();
+        let _ = self.matcher.find_iter(line, |range| {
+            ranges.push((range.start(), range.end()));
+            ranges.len() < 1000
+        });
+        ranges
+    }
+
+    fn add(
+        &mut self,
+        number: Option<u64>,
+        kind: FsSearchLineKind,
+        bytes: &[u8],
+        ranges: &[(usize, usize)],
+    ) -> bool {
+        let line = to_line(number.unwrap_or(0), kind, bytes, ranges, self.found.config);
+        let added = self.found.add(&self.path, line);
+        if !added {
+            self.stop = Some(Stop::Truncated);
+        } else if self.found.send_if_due().is_break() {
+            self.stop = Some(Stop::Cancelled);
+            return false;
+        }
+        added
+    }
+}
+
+/// The line as it is told: text, at most so much of it, and the ranges in that text.
+fn to_line(
+    line_number: u64,
+    kind: FsSearchLineKind,
+    bytes: &[u8],
+    ranges: &[(usize, usize)],
+    config: &FilesConfig,
+) -> FsSearchLine {
+    let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+    let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
+    let shown = shorten(bytes, config.max_search_line_bytes);
+    let text = String::from_utf8_lossy(shown);
+    let is_exact = matches!(text, std::borrow::Cow::Borrowed(_));
+    // A replaced byte is longer in the text than in the file.
+    let position = |at: usize| {
+        let at = at.min(shown.len());
+        if is_exact { at } else { String::from_utf8_lossy(&shown[..at]).len().min(text.len()) }
+    };
+    let ranges = ranges
+        .iter()
+        .filter(|(start, _)| *start <= shown.len())
+        .map(|&(start, end)| FsSearchRange {
+            start: position(start) as u64,
+            end: position(end) as u64,
+        })
+        .collect();
+    let text_truncated = shown.len() < bytes.len();
+    FsSearchLine { line_number, kind, text: text.into_owned(), ranges, text_truncated }
+}
+
+/// The first bytes, not cut within a character.
+fn shorten(bytes: &[u8], limit: usize) -> &[u8] {
+    if bytes.len() <= limit {
+        return bytes;
+    }
+    let mut end = limit;
+    while end > limit.saturating_sub(3) && bytes[end] & 0xC0 == 0x80 {
+        end -= 1;
+    }
+    &bytes[..end]
+}
+
+/// What was found and not sent yet, or, without a `searchId`, all that was found.
+struct Found<'a> {
+    config: &'a FilesConfig,
+    search_id: Option<&'a str>,
+    emit: &'a dyn Fn(Event) -> ControlFlow<()>,
+    room: Room,
+    batch: Vec<FsSearchFile>,
+    batch_bytes: usize,
+    batch_since: Option<Instant>,
+    seq: u64,
+    answer: FsSearchResponse,
+}
+
+impl Found<'_> {
+    /// False if the answer has no room for the line.
+    fn add(&mut self, path: &PathUri, line: FsSearchLine) -> bool {
+        let streamed = self.search_id.is_some();
+        let files = if streamed { &mut self.batch } else { &mut self.answer.files };
+        let same_file = files.last().is_some_and(|file| file.path == *path);
+        // Escapes can make text longer in JSON, control characters sixfold.
+        let escaped = line.text.bytes().filter(|&b| b < 0x20 || b == b'"' || b == b'\\').count();
+        let mut bytes = line.text.len() + 5 * escaped;
+        bytes += LINE_OVERHEAD + RANGE_OVERHEAD * line.ranges.len();
+        if !same_file {
+            bytes += path.encoded_len() + LINE_OVERHEAD;
+        }
+        if !streamed && !self.room.take(bytes) {
+            return false;
+        }
+        match files.last_mut() {
+            Some(file) if same_file => file.lines.push(line),
+            _ => files.push(FsSearchFile { path: path.clone(), lines: vec![line] }),
+        }
+        if streamed {
+            self.batch_bytes += bytes;
+            self.batch_since.get_or_insert_with(Instant::now);
+        }
+        true
+    }
+
+    fn send_if_due(&mut self) -> ControlFlow<()> {
+        let old = |since: Instant| since.elapsed() >= self.config.search_batch_age;
+        if self.batch_bytes >= self.config.search_batch_bytes || self.batch_since.is_some_and(old) {
+            return self.send();
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn send(&mut self) -> ControlFlow<()> {
+        let Some(search_id) = self.search_id.filter(|_| !self.batch.is_empty()) else {
+            return ControlFlow::Continue(());
+        };
+        self.seq += 1;
+        self.batch_bytes = 0;
+        self.batch_since = None;
+        let matches = FsSearchMatchesNotification {
+            search_id: search_id.into(),
+            seq: self.seq,
+            files: std::mem::take(&mut self.batch),
+        };
+        (self.emit)(Event::Notify(FileNotification::SearchMatches(matches)))
+    }
+}

@@ -1,0 +1,249 @@
+//! A tree, breadth-first, names sorted, within its limits.
+//!
+//! Invariant: memory and answer are bounded by the request's limits, not by the tree. Directories
+//! are opened relative to the root's descriptor; unless links are followed on purpose, no link is
+//! followed below it, whatever happens to the tree meanwhile.
+
+use std::collections::{HashSet, VecDeque};
+
+use codex_exec_server_protocol::PathUri;
+use codex_exec_server_protocol::files::{
+    FsEntryKind, FsPathError, FsWalkEntry, FsWalkOptions, FsWalkParams, FsWalkResponse,
+};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+use super::directory::{for_each_name, join, kind_of_target};
+use super::error::words;
+use super::resolve::{LISTING, Links, Resolver};
+use super::{Cancel, FileError, FilesConfig};
+
+/// JSON around an entry or an error: braces, member names, kind, comma; rounded up.
+const ENTRY_OVERHEAD: usize = 40;
+/// What the answer has besides entries and errors.
+const ANSWER_OVERHEAD: usize = 128;
+
+pub(super) fn walk(
+    resolver: Resolver,
+    params: &FsWalkParams,
+    config: &FilesConfig,
+    cancel: &Cancel,
+) -> Result<FsWalkResponse, FileError> {
+    let FsWalkParams { path, options, .. } = params;
+    check_options(options, config)?;
+    let root = retry_on_intr(|| {
+        rustix::fs::open(path.as_path(), LISTING - OFlags::NOFOLLOW, Mode::empty())
+    })
+    .map_err(|errno| FileError::os("walk", path, errno))?;
+    Walk {
+        resolver,
+        options,
+        cancel,
+        root,
+        queue: VecDeque::from([Directory { path: path.clone(), below: Vec::new(), depth: 0 }]),
+        found: 1,
+        visited: HashSet::new(),
+        room: config.max_scan_answer_bytes.saturating_sub(ANSWER_OVERHEAD),
+        answer: FsWalkResponse::default(),
+    }
+    .run()
+}
+
+fn check_options(options: &FsWalkOptions, config: &FilesConfig) -> Result<(), FileError> {
+    for (what, value, limit) in [
+        ("maxDepth", options.max_depth, config.max_walk_depth),
+        ("maxDirectories", options.max_directories, config.max_walk_directories),
+        ("maxEntries", options.max_entries, config.max_walk_entries),
+    ] {
+        if value > limit {
+            return Err(FileError::out_of_range(what, value.into(), format!("at most {limit}")));
+        }
+    }
+    Ok(())
+}
+
+struct Walk<'a> {
+    resolver: Resolver,
+    options: &'a FsWalkOptions,
+    cancel: &'a Cancel,
+    root: OwnedFd,
+    queue: VecDeque<Directory>,
+    /// Directories that were ever in the queue.
+    found: usize,
+    /// Device and inode of directories read, if links are followed: each is read once.
+    visited: HashSet<(u64, u64)>,
+    /// Bytes the answer may still grow.
+    room: usize,
+    answer: FsWalkResponse,
+}
+
+struct Directory {
+    path: PathUri,
+    /// The same relative to the root.
+    below: Vec<u8>,
+    depth: u32,
+}
+
+type Name = (Vec<u8>, FileType);
+
+impl Walk<'_> {
+    fn run(mut self) -> Result<FsWalkResponse, FileError> {
+        if self.options.max_directories == 0 {
+            self.answer.truncated = true;
+            return Ok(self.answer);
+        }
+        while let Some(directory) = self.queue.pop_front() {
+            self.cancel.check()?;
+            match self.open(&directory) {
+                Ok(Some(fd)) => self.read(&directory, fd.as_fd())?,
+                Ok(None) => {}
+                Err(errno) => self.error(&directory.path, errno),
+            }
+            if self.is_full() {
+                // More directories wait, so more entries may.
+                self.answer.truncated |= !self.queue.is_empty();
+                break;
+            }
+        }
+        Ok(self.answer)
+    }
+
+    fn is_full(&self) -> bool {
+        self.room == 0 || self.answer.entries.len() >= self.options.max_entries as usize
+    }
+
+    /// `None` if the directory was read already, by another name.
+    fn open(&mut self, directory: &Directory) -> Result<Option<OwnedFd>, Errno> {
+        let links = Links::from(self.options.follow_directory_symlinks);
+        let fd = self.resolver.open_below(self.root.as_fd(), &directory.below, LISTING, links)?;
+        if links == Links::Follow {
+            let stat = rustix::fs::fstat(&fd)?;
+            if !self.visited.insert((stat.st_dev, stat.st_ino)) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(fd))
+    }
+
+    fn read(&mut self, directory: &Directory, fd: BorrowedFd<'_>) -> Result<(), FileError> {
+        let room = (self.options.max_entries as usize).saturating_sub(self.answer.entries.len());
+        let mut names = match first_names(fd, room, directory, self.cancel) {
+            Ok(names) => names,
+            Err(FileError::Os { errno, .. }) => {
+                self.error(&directory.path, Errno::from_raw_os_error(errno));
+                return Ok(());
+            }
+            Err(other) => return Err(other),
+        };
+        names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        for (name, listed) in names {
+            let kind = match kind_of_target(fd, &name, listed) {
+                Ok(Some(FileType::Directory)) => FsEntryKind::Directory,
+                Ok(Some(FileType::RegularFile)) => FsEntryKind::File,
+                // Special files have no kind here; links that lead nowhere are not there.
+                Ok(_) => continue,
+                Err(errno) => {
+                    self.error(&join(&directory.path, &name)?, errno);
+                    continue;
+                }
+            };
+            let is_directory = kind == FsEntryKind::Directory;
+            if is_directory && self.options.prune_hidden_directories && name.starts_with(b".") {
+                continue;
+            }
+            if self.is_full() {
+                self.answer.truncated = true;
+                return Ok(());
+            }
+            let path = join(&directory.path, &name)?;
+            // A path the system would not take is no use to the client as an entry.
+            if path.as_bytes().len() >= 4096 {
+                self.error(&path, Errno::NAMETOOLONG);
+                continue;
+            }
+            if !self.take(path.encoded_len()) {
+                return Ok(());
+            }
+            if is_directory {
+                self.enqueue(directory, &name, listed, &path);
+            }
+            self.answer.entries.push(FsWalkEntry { path, kind });
+        }
+        Ok(())
+    }
+
+    fn enqueue(&mut self, parent: &Directory, name: &[u8], listed: FileType, path: &PathUri) {
+        let through_link = listed == FileType::Symlink;
+        if through_link && !self.options.follow_directory_symlinks
+            || parent.depth >= self.options.max_depth
+        {
+            return;
+        }
+        if self.found >= self.options.max_directories as usize {
+            self.answer.truncated = true;
+            return;
+        }
+        self.found += 1;
+        let mut below = Vec::with_capacity(parent.below.len() + 1 + name.len());
+        below.extend_from_slice(&parent.below);
+        if !below.is_empty() {
+            below.push(b'/');
+        }
+        below.extend_from_slice(name);
+        self.queue.push_back(Directory { path: path.clone(), below, depth: parent.depth + 1 });
+    }
+
+    fn error(&mut self, path: &PathUri, errno: Errno) {
+        let message = words(errno.raw_os_error());
+        if self.take(path.encoded_len() + message.len()) {
+            self.answer.errors.push(FsPathError { path: path.clone(), message });
+        }
+    }
+
+    /// Takes room in the answer; without enough of it the answer ends here.
+    fn take(&mut self, bytes: usize) -> bool {
+        match self.room.checked_sub(bytes + ENTRY_OVERHEAD) {
+            Some(room) => {
+                self.room = room;
+                true
+            }
+            None => {
+                self.room = 0;
+                self.answer.truncated = true;
+                false
+            }
+        }
+    }
+}
+
+/// The names of a directory, or if there are many more than `room`, at least the first `room` of
+/// them in order, so that a huge directory costs no more memory than a large one.
+fn first_names(
+    fd: BorrowedFd<'_>,
+    room: usize,
+    directory: &Directory,
+    cancel: &Cancel,
+) -> Result<Vec<Name>, FileError> {
+    // Some names turn out to be nothing that is listed: keep a reserve for those, and one more so
+    // that the end of the room shows.
+    let keep = room.saturating_mul(2).saturating_add(1024);
+    let mut names: Vec<Name> = Vec::new();
+    let each = |name: &[u8], listed| {
+        let special = matches!(
+            listed,
+            FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice
+        );
+        if !special {
+            names.push((name.to_vec(), listed));
+        }
+        if names.len() >= 2 * keep {
+            cancel.check()?;
+            names.select_nth_unstable_by(keep, |a, b| a.0.cmp(&b.0));
+            names.truncate(keep);
+        }
+        Ok(true)
+    };
+    for_each_name(fd, each, |errno| FileError::os("walk", &directory.path, errno))?;
+    Ok(names)
+}

@@ -1,0 +1,355 @@
+//! Changes of a file or a tree, told in batches.
+//!
+//! Invariant: nothing is lost silently. What the kernel, the queue or a batch has no room for is
+//! told as `overflow`; a watch that cannot go on tells why in `ended`. Whatever a new directory
+//! held before the kernel watched it is found by looking into it.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use codex_exec_server_protocol::PathUri;
+use codex_exec_server_protocol::files::{
+    FsChange, FsChangeKind, FsChangedNotification, FsWatchParams,
+};
+use notify::event::{AccessKind, AccessMode, CreateKind, ModifyKind, RenameMode};
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+
+use super::{Cancel, Event, FileError, FileNotification, FilesConfig, Outcome};
+
+/// Events waiting to be looked at; more are an overflow.
+const QUEUE: usize = 8192;
+/// Shorter would tell each write of a save by itself, and leave no time for new watches.
+const MIN_DEBOUNCE: Duration = Duration::from_millis(10);
+
+/// Runs until it is cancelled or the path is gone. Answers by [`Event::Started`].
+pub(super) fn watch(
+    params: &FsWatchParams,
+    config: &FilesConfig,
+    cancel: &Cancel,
+    emit: &dyn Fn(Event) -> ControlFlow<()>,
+) -> Result<(), FileError> {
+    let debounce = params
+        .debounce_ms
+        .map_or(config.default_watch_debounce, |ms| Duration::from_millis(ms.into()));
+    if debounce > config.max_watch_debounce {
+        let allowed = format!("at most {}", config.max_watch_debounce.as_millis());
+        return Err(FileError::out_of_range("debounceMs", debounce.as_millis() as u64, allowed));
+    }
+    let target = Target::of(&params.path, params.recursive)?;
+    let source = Source::open(&target, &params.path, cancel)?;
+    if emit(Event::Started(Outcome::Done)).is_break() {
+        return Ok(());
+    }
+    let mut batch = Batch::new(target, params.watch_id, config);
+    batch.run(&source, debounce.max(MIN_DEBOUNCE), cancel, emit);
+    Ok(())
+}
+
+/// What the kernel is asked to watch. A file is watched through its directory, so that a watch
+/// outlives the file being replaced by a rename, as most editors do.
+struct Target {
+    watched: PathBuf,
+    identity: (u64, u64),
+    only: Option<PathBuf>,
+    recursive: bool,
+}
+
+impl Target {
+    fn of(path: &PathUri, recursive: bool) -> Result<Self, FileError> {
+        let native = path.as_path();
+        let failed = |error: &std::io::Error| FileError::io("watch", path, error);
+        let is_directory = std::fs::metadata(native).map_err(|e| failed(&e))?.is_dir();
+        let (watched, only) = match native.parent() {
+            Some(parent) if !is_directory => (parent.to_owned(), Some(native.to_owned())),
+            _ => (native.to_owned(), None),
+        };
+        let identity = identity(&watched).map_err(|e| failed(&e))?;
+        Ok(Self { watched, identity, recursive: recursive && only.is_none(), only })
+    }
+
+    fn concerns(&self, path: &Path) -> bool {
+        self.only.as_deref().is_none_or(|only| only == path)
+    }
+
+    fn is_gone(&self) -> bool {
+        identity(&self.watched).ok() != Some(self.identity)
+    }
+}
+
+fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).map(|found| (found.dev(), found.ino()))
+}
+
+/// Events of the kernel, through a queue with an end.
+struct Source {
+    events: Receiver<Message>,
+    overflow: Arc<AtomicBool>,
+    /// Watches as long as it lives.
+    _watcher: RecommendedWatcher,
+}
+
+enum Message {
+    Event(notify::Result<notify::Event>),
+    Stop,
+}
+
+impl Source {
+    fn open(target: &Target, path: &PathUri, cancel: &Cancel) -> Result<Self, FileError> {
+        let (sender, events) = sync_channel(QUEUE);
+        let overflow = Arc::new(AtomicBool::new(false));
+        let mut watcher = {
+            let (sender, overflow) = (sender.clone(), overflow.clone());
+            watcher(move |event| {
+                if sender.try_send(Message::Event(event)).is_err() {
+                    overflow.store(true, Ordering::Release);
+                }
+            })
+        }
+        .map_err(|error| notify_error(path, &error))?;
+        let mode =
+            if target.recursive { RecursiveMode::Recursive } else { RecursiveMode::NonRecursive };
+        watcher.watch(&target.watched, mode).map_err(|error| notify_error(path, &error))?;
+        stop_on_cancel(cancel, sender);
+        Ok(Self { events, overflow, _watcher: watcher })
+    }
+}
+
+fn stop_on_cancel(cancel: &Cancel, sender: SyncSender<Message>) {
+    // A full queue wakes the receiver too, which then looks at the token.
+    cancel.on_cancel(move || drop(sender.try_send(Message::Stop)));
+}
+
+/// A watcher that does not follow links below what it is told to watch.
+pub(super) fn watcher(
+    handler: impl FnMut(notify::Result<notify::Event>) + Send + 'static,
+) -> notify::Result<RecommendedWatcher> {
+    RecommendedWatcher::new(handler, notify::Config::default().with_follow_symlinks(false))
+}
+
+pub(super) fn notify_error(path: &PathUri, error: &notify::Error) -> FileError {
+    match &error.kind {
+        notify::ErrorKind::PathNotFound => FileError::os("watch", path, rustix::io::Errno::NOENT),
+        notify::ErrorKind::MaxFilesWatch => FileError::refused(path, limit_reached()),
+        notify::ErrorKind::Io(io) => match rustix::io::Errno::from_io_error(io) {
+            Some(rustix::io::Errno::NOSPC | rustix::io::Errno::MFILE) => {
+                FileError::refused(path, limit_reached())
+            }
+            _ => FileError::io("watch", path, io),
+        },
+        _ => FileError::refused(path, error.to_string()),
+    }
+}
+
+fn limit_reached() -> &'static str {
+    "the system's limit of file watches is reached (fs.inotify.max_user_watches, max_user_instances)"
+}
+
+/// Changes gathered since the last notification.
+struct Batch<'a> {
+    target: Target,
+    config: &'a FilesConfig,
+    watch_id: i64,
+    changes: BTreeMap<PathUri, FsChangeKind>,
+    overflow: bool,
+    ended: Option<String>,
+    /// Directories that are new: to look into now, and once more when the kernel surely watches.
+    new_directories: Vec<(PathBuf, bool)>,
+    /// What the first look has told already.
+    told: HashSet<PathUri>,
+}
+
+impl<'a> Batch<'a> {
+    fn new(target: Target, watch_id: i64, config: &'a FilesConfig) -> Self {
+        Self {
+            target,
+            config,
+            watch_id,
+            changes: BTreeMap::new(),
+            overflow: false,
+            ended: None,
+            new_directories: Vec::new(),
+            told: HashSet::new(),
+        }
+    }
+
+    fn run(
+        &mut self,
+        source: &Source,
+        debounce: Duration,
+        cancel: &Cancel,
+        emit: &dyn Fn(Event) -> ControlFlow<()>,
+    ) {
+        let mut due: Option<Instant> = None;
+        loop {
+            let message = match due {
+                None => source.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(due) => {
+                    source.events.recv_timeout(due.saturating_duration_since(Instant::now()))
+                }
+            };
+            if cancel.is_cancelled() {
+                return;
+            }
+            match message {
+                Ok(Message::Event(event)) => self.note(event),
+                Ok(Message::Stop) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.ended = Some("the system's watch ended".into());
+                }
+            }
+            self.overflow |= source.overflow.swap(false, Ordering::AcqRel);
+            let now = Instant::now();
+            if self.ended.is_none() && due.is_none_or(|due| now < due) {
+                if due.is_none() && self.has_news() {
+                    due = Some(now + debounce);
+                }
+                continue;
+            }
+            self.look_into_new_directories();
+            if self.send(emit).is_break() {
+                return;
+            }
+            due = self.has_news().then(|| now + debounce);
+        }
+    }
+
+    fn has_news(&self) -> bool {
+        !self.changes.is_empty()
+            || self.overflow
+            || self.ended.is_some()
+            || !self.new_directories.is_empty()
+    }
+
+    fn note(&mut self, event: notify::Result<notify::Event>) {
+        let event = match event {
+            Ok(event) => event,
+            Err(error) => {
+                if let notify::ErrorKind::MaxFilesWatch = error.kind {
+                    self.ended = Some(limit_reached().into());
+                }
+                self.overflow = true;
+                return;
+            }
+        };
+        if event.need_rescan() {
+            self.overflow = true;
+            return;
+        }
+        let kind = match event.kind {
+            EventKind::Create(_) | EventKind::Modify(ModifyKind::Name(RenameMode::To)) => {
+                FsChangeKind::Created
+            }
+            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => {
+                FsChangeKind::Removed
+            }
+            // Told by its two halves already.
+            EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => return,
+            EventKind::Modify(_) | EventKind::Access(AccessKind::Close(AccessMode::Write)) => {
+                FsChangeKind::Modified
+            }
+            EventKind::Access(_) => return,
+            EventKind::Any | EventKind::Other => FsChangeKind::Modified,
+        };
+        for path in event.paths {
+            if kind != FsChangeKind::Created && path == self.target.watched && self.target.is_gone()
+            {
+                self.ended = Some("the watched directory is gone".into());
+            }
+            if kind == FsChangeKind::Created
+                && self.target.recursive
+                && event.kind != EventKind::Create(CreateKind::File)
+                && std::fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir())
+            {
+                self.new_directories.push((path.clone(), false));
+            }
+            self.change(&path, kind);
+        }
+    }
+
+    fn change(&mut self, path: &Path, kind: FsChangeKind) {
+        if !self.target.concerns(path) {
+            return;
+        }
+        let Ok(path) = PathUri::try_from(path) else { return };
+        if self.changes.len() >= self.config.max_watch_changes && !self.changes.contains_key(&path)
+        {
+            self.overflow = true;
+            return;
+        }
+        self.changes
+            .entry(path)
+            .and_modify(|before| *before = merge(*before, kind))
+            .or_insert(kind);
+    }
+
+    fn look_into_new_directories(&mut self) {
+        let mut left = self.config.max_watch_changes;
+        let mut again = Vec::new();
+        let mut told = HashSet::new();
+        for (directory, seen) in std::mem::take(&mut self.new_directories) {
+            if left == 0 {
+                self.overflow = true;
+                break;
+            }
+            let mut below = vec![directory.clone()];
+            while let Some(at) = below.pop() {
+                let Ok(entries) = std::fs::read_dir(&at) else { continue };
+                for entry in entries.flatten() {
+                    if left == 0 {
+                        self.overflow = true;
+                        break;
+                    }
+                    left -= 1;
+                    let path = entry.path();
+                    if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                        below.push(path.clone());
+                    }
+                    let Ok(uri) = PathUri::try_from(path.as_path()) else { continue };
+                    if !self.told.contains(&uri) && !self.changes.contains_key(&uri) {
+                        self.change(&path, FsChangeKind::Created);
+                    }
+                    told.insert(uri);
+                }
+            }
+            if !seen {
+                again.push((directory, true));
+            }
+        }
+        self.new_directories = again;
+        self.told = told;
+    }
+
+    fn send(&mut self, emit: &dyn Fn(Event) -> ControlFlow<()>) -> ControlFlow<()> {
+        if self.changes.is_empty() && !self.overflow && self.ended.is_none() {
+            return ControlFlow::Continue(());
+        }
+        let changes = std::mem::take(&mut self.changes)
+            .into_iter()
+            .map(|(path, kind)| FsChange { path, kind })
+            .collect();
+        let ended = self.ended.take();
+        let last = ended.is_some();
+        let overflow = std::mem::take(&mut self.overflow);
+        let watch_id = self.watch_id;
+        let changed = FsChangedNotification { watch_id, changes, overflow, ended };
+        emit(Event::Notify(FileNotification::Changed(changed)))?;
+        if last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+/// Two changes of one path in one batch, as one.
+fn merge(before: FsChangeKind, after: FsChangeKind) -> FsChangeKind {
+    match (before, after) {
+        (FsChangeKind::Created, FsChangeKind::Modified) => FsChangeKind::Created,
+        (FsChangeKind::Removed, FsChangeKind::Created | FsChangeKind::Modified) => {
+            FsChangeKind::Modified
+        }
+        (_, after) => after,
+    }
+}

@@ -1,0 +1,35 @@
+//! Benchmarks that print ratios: the machine is noisy, so every figure is set against a floor that
+//! was measured in the same run, interleaved with it.
+
+mod client;
+pub mod floor;
+mod memory;
+mod process;
+mod report;
+mod target;
+
+use clap::Args;
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Only the figures whose name contains this
+    #[arg(default_value = "")]
+    only: String,
+    /// How many times the usual number of samples to take
+    #[arg(long, default_value_t = 1)]
+    effort: usize,
+}
+
+pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    target::build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut report = report::Report::new(&args.only);
+    runtime.block_on(async {
+        process::start_to_closed(&mut report, args.effort).await?;
+        process::keystroke_echo(&mut report, args.effort).await?;
+        process::stream(&mut report, args.effort).await?;
+        memory::idle(&mut report).await
+    })?;
+    report.finish()
+}

@@ -1,0 +1,27 @@
+//! Chores of this repository. `cargo xtask --help` lists them.
+
+mod bench;
+mod tidy;
+
+use clap::Parser;
+
+/// Chores of this repository
+#[derive(Debug, Parser)]
+#[command(name = "xtask")]
+enum Chore {
+    /// Measure, against floors measured in the same run
+    Bench(bench::BenchArgs),
+    /// Check what no compiler checks
+    Tidy,
+    /// A bare websocket peer: the floor that benchmarks measure against
+    #[command(hide = true)]
+    FloorServer(bench::floor::FloorArgs),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Chore::parse() {
+        Chore::Bench(args) => bench::run(&args),
+        Chore::Tidy => tidy::run(),
+        Chore::FloorServer(args) => bench::floor::serve(&args),
+    }
+}

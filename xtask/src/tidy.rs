@@ -1,0 +1,119 @@
+//! Checks that no compiler makes: how files open, how long they are, what dependencies allow.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+
+/// The longest a source file may be. A file that is longer holds more than one noun.
+const LONGEST: usize = 800;
+
+pub fn run() -> anyhow::Result<()> {
+    let mut complaints = Vec::new();
+    for file in tracked_files()? {
+        if file.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&file)?;
+            complaints.extend(source(&file, &text));
+        }
+    }
+    complaints.extend(licences()?);
+    for complaint in &complaints {
+        eprintln!("{complaint}");
+    }
+    ensure!(complaints.is_empty(), "{} complaints", complaints.len());
+    Ok(())
+}
+
+fn tracked_files() -> anyhow::Result<Vec<PathBuf>> {
+    let listed = Command::new("git").args(["ls-files", "-z"]).output()?;
+    ensure!(listed.status.success(), "git ls-files failed");
+    let names = String::from_utf8(listed.stdout)?;
+    Ok(names.split('\0').filter(|name| !name.is_empty()).map(PathBuf::from).collect())
+}
+
+fn source(file: &Path, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let mut complain = |what: String| complaints.push(format!("{}: {what}", file.display()));
+    let generated = text.contains("@generated");
+    if !text.starts_with("//!") && !generated {
+        complain("does not open with `//!`, its purpose".into());
+    }
+    let lines = text.lines().count();
+    if lines > LONGEST && !generated {
+        complain(format!("has {lines} lines; {LONGEST} are the most"));
+    }
+    let unfinished =
+        ["TO", "FIX"].map(|word| format!("{word}{}", if word == "TO" { "DO" } else { "ME" }));
+    for (number, line) in text.lines().enumerate() {
+        if unfinished.iter().any(|word| line.contains(word.as_str())) {
+            complain(format!("line {}: left unfinished", number + 1));
+        }
+    }
+    complaints
+}
+
+/// Every dependency has to be under a licence that `deny.toml` allows.
+fn licences() -> anyhow::Result<Vec<String>> {
+    let deny = std::fs::read_to_string("deny.toml").context("deny.toml")?;
+    let allowed: BTreeSet<&str> = deny
+        .lines()
+        .skip_while(|line| !line.starts_with("allow = ["))
+        .skip(1)
+        .take_while(|line| !line.starts_with(']'))
+        .filter_map(|line| line.trim().strip_prefix('"')?.split('"').next())
+        .collect();
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output =
+        Command::new(cargo).args(["metadata", "--format-version=1", "--locked"]).output()?;
+    ensure!(output.status.success(), "cargo metadata failed");
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let mut complaints = Vec::new();
+    for package in metadata["packages"].as_array().context("packages")? {
+        let (name, licence) = (&package["name"], package["license"].as_str().unwrap_or_default());
+        if !permits(licence, &allowed) {
+            complaints.push(format!("{name}: licence `{licence}` is not allowed by deny.toml"));
+        }
+    }
+    Ok(complaints)
+}
+
+/// SPDX as far as crates use it: `OR` of `AND` of names, in brackets or not, `/` for `OR`.
+fn permits(licence: &str, allowed: &BTreeSet<&str>) -> bool {
+    let plain = licence.replace(['(', ')'], "").replace('/', " OR ");
+    // `A AND (B OR C)` has lost its brackets: require what every reading requires.
+    if licence.contains(") AND") || licence.contains("AND (") {
+        return plain.split(" AND ").all(|part| any(part, allowed));
+    }
+    plain.split(" OR ").any(|part| part.split(" AND ").all(|name| allowed.contains(name.trim())))
+}
+
+fn any(alternatives: &str, allowed: &BTreeSet<&str>) -> bool {
+    alternatives.split(" OR ").any(|name| allowed.contains(name.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn licence_expressions() {
+        let allowed = BTreeSet::from(["MIT", "Apache-2.0", "Unicode-3.0"]);
+        for good in ["MIT", "MIT OR GPL-3.0", "MIT/Apache-2.0", "(MIT OR GPL-3.0) AND Unicode-3.0"]
+        {
+            assert!(permits(good, &allowed), "{good}");
+        }
+        for bad in ["", "GPL-3.0", "MIT AND GPL-3.0", "(MIT OR Apache-2.0) AND GPL-3.0"] {
+            assert!(!permits(bad, &allowed), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sources() {
+        let file = Path::new("x.rs");
+        assert_eq!(source(file, "//! Purpose.\n"), Vec::<String>::new());
+        assert_eq!(source(file, "fn f() {}\n").len(), 1);
+        assert_eq!(source(file, &format!("//! P.\n// {}{}\n", "TO", "DO")).len(), 1);
+        assert_eq!(source(file, &format!("//! P.\n{}", "\n".repeat(LONGEST))).len(), 1);
+    }
+}
