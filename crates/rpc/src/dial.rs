@@ -82,7 +82,9 @@ pub enum DialError {
         reason: String,
     },
     /// The token cannot be a header.
-    #[error("the bearer token has characters that no HTTP header can carry; check where it came from")]
+    #[error(
+        "the bearer token has characters that no HTTP header can carry; check where it came from"
+    )]
     Token,
     /// No such host.
     #[error("cannot find the host `{host}`: {source}; check the name and the network")]
@@ -175,7 +177,8 @@ struct Target {
 
 impl Target {
     fn parse(dial: &WebsocketDial) -> Result<Self, DialError> {
-        let bad = |reason: &str| DialError::Url { url: dial.shown_url(), reason: reason.to_owned() };
+        let bad =
+            |reason: &str| DialError::Url { url: dial.shown_url(), reason: reason.to_owned() };
         let uri: Uri = dial.url.parse().map_err(|e: http::uri::InvalidUri| bad(&e.to_string()))?;
         let tls = match uri.scheme_str() {
             Some("ws") => false,
@@ -205,18 +208,20 @@ async fn connect(
         let mut value =
             HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| DialError::Token)?;
         value.set_sensitive(true);
-        builder = builder
-            .add_header(header::AUTHORIZATION, value)
-            .map_err(|_| DialError::Token)?;
+        builder = builder.add_header(header::AUTHORIZATION, value).map_err(|_| DialError::Token)?;
     }
     let stream = tcp(dial, target).await?;
-    let stream = if target.tls { secure(dial, target, stream).await? } else { MaybeTlsStream::Plain(stream) };
+    let stream = if target.tls {
+        secure(dial, target, stream).await?
+    } else {
+        MaybeTlsStream::Plain(stream)
+    };
     let address = format!("{}:{}", target.host, target.port);
     match builder.connect_on(stream).await {
         Ok((socket, _)) => Ok(Connection::websocket(socket, config)),
-        Err(WebsocketError::Upgrade(upgrade::Error::DidNotSwitchProtocols(status @ (401 | 403)))) => {
-            Err(DialError::Refused { status })
-        }
+        Err(WebsocketError::Upgrade(upgrade::Error::DidNotSwitchProtocols(
+            status @ (401 | 403),
+        ))) => Err(DialError::Refused { status }),
         Err(error) => Err(DialError::NotWebsocket { address, reason: error.to_string() }),
     }
 }

@@ -17,12 +17,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::{Files, WalkItem, local};
 use crate::error::ExecServerError;
 
+type OnProgress = Arc<dyn Fn(&TransferProgress) + Send + Sync>;
+
 /// How to transfer.
 #[derive(Clone)]
 pub struct TransferOptions {
     /// Files of a tree that are transferred at once. Default 4.
     pub files_at_once: usize,
-    progress: Option<Arc<dyn Fn(&TransferProgress) + Send + Sync>>,
+    progress: Option<OnProgress>,
 }
 
 impl Default for TransferOptions {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use codex_exec_client::protocol::files::{FsEntryKind, FsRemoveParams, FsWalkOptions};
 use codex_exec_client::{
-    ExecServerClient, ExecServerError, PathUri, Patch, PatchError, RemoteExecServerConnectArgs,
+    ExecServerClient, ExecServerError, Patch, PatchError, PathUri, RemoteExecServerConnectArgs,
     TransferOptions, WalkItem,
 };
 use futures_util::TryStreamExt;
@@ -229,13 +229,17 @@ async fn a_patch_that_does_not_fit_changes_nothing() {
         std::fs::write(local.join("bad"), "b\n").unwrap();
         std::fs::create_dir(local.join("dir")).unwrap();
         let apply = async |body: &str| {
-            let text = format!("*** Begin Patch\n*** Update File: good\n@@\n-a\n+A\n{body}\n*** End Patch");
+            let text = format!(
+                "*** Begin Patch\n*** Update File: good\n@@\n-a\n+A\n{body}\n*** End Patch"
+            );
             let patch = Patch::parse(&text).unwrap();
             client.files().apply_patch(&patch, &root).await.unwrap_err()
         };
         let error = apply("*** Update File: bad\n@@\n-nope\n+c").await;
         assert!(matches!(&error, PatchError::Mismatch { hunk: 1, .. }), "{error}");
-        for body in ["*** Delete File: missing", "*** Update File: dir\n@@\n-x", "*** Delete File: dir"] {
+        for body in
+            ["*** Delete File: missing", "*** Update File: dir\n@@\n-x", "*** Delete File: dir"]
+        {
             let error = apply(body).await;
             assert!(matches!(&error, PatchError::Target { .. }), "{error}");
         }
@@ -249,7 +253,8 @@ async fn a_write_that_fails_half_way_says_what_was_done() {
     each(async |client, root, local| {
         std::fs::write(local.join("file"), "a\n").unwrap();
         // A file where a directory has to be is found only when it is made.
-        let text = "*** Begin Patch\n*** Add File: one\n+1\n*** Add File: file/two\n+2\n*** End Patch";
+        let text =
+            "*** Begin Patch\n*** Add File: one\n+1\n*** Add File: file/two\n+2\n*** End Patch";
         let patch = Patch::parse(text).unwrap();
         match client.files().apply_patch(&patch, &root).await.unwrap_err() {
             PatchError::Partial { done, undone, .. } => {

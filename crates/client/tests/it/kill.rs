@@ -69,11 +69,7 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, budget: i64, reset: 
     }
 }
 
-async fn copy(
-    mut from: impl AsyncRead + Unpin,
-    mut to: impl AsyncWrite + Unpin,
-    left: &AtomicI64,
-) {
+async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, left: &AtomicI64) {
     let mut buffer = vec![0; 16 << 10];
     loop {
         match from.read(&mut buffer).await {
@@ -112,7 +108,8 @@ async fn survive(kills: usize, seed: u64) {
 
     let directory = tempfile::tempdir().unwrap();
     let received = directory.path().join("stdin");
-    let script = format!("cat > '{}' & seq -f %015.0f 0 {}; wait; exit 7", received.display(), LINES - 1);
+    let script =
+        format!("cat > '{}' & seq -f %015.0f 0 {}; wait; exit 7", received.display(), LINES - 1);
     // A shell gives background jobs an empty stdin unless told otherwise.
     let script = format!("exec 3<&0; {}", script.replacen("cat >", "cat <&3 >", 1));
     let mut process = client.spawn(ExecCommand::shell(script).pipe_stdin()).await.unwrap();

@@ -1,3 +1,5 @@
+//! The opening of a session, errors, timeouts, and the end.
+
 use std::time::Duration;
 
 use codex_exec_client::protocol::process::ReadParams;
@@ -62,7 +64,8 @@ async fn what_is_no_exec_server_is_told() {
         }
         connecting.await.unwrap().unwrap_err()
     };
-    for garbage in ["hello", "[1]", r#"{"id":"initialize","result":7}"#, r#"{"id":5,"result":{}}"#] {
+    for garbage in ["hello", "[1]", r#"{"id":"initialize","result":7}"#, r#"{"id":5,"result":{}}"#]
+    {
         let error = open(Some(garbage)).await;
         assert!(matches!(error, ExecServerError::Protocol { .. }), "{garbage}: {error}");
     }
@@ -75,10 +78,8 @@ async fn what_is_no_exec_server_is_told() {
 #[tokio::test]
 async fn an_unknown_session_is_the_servers_error() {
     let (ours, mut fake) = pair();
-    let resume = ExecServerClientConnectOptions {
-        resume_session_id: Some("gone".into()),
-        ..options()
-    };
+    let resume =
+        ExecServerClientConnectOptions { resume_session_id: Some("gone".into()), ..options() };
     let connecting = go(ExecServerClient::connect_connection(ours, resume));
     let asked = fake.expect("initialize").await;
     assert_eq!(asked.params["resumeSessionId"], "gone");
@@ -165,7 +166,8 @@ async fn a_request_without_answer_ends_after_its_time_and_a_wait_comes_on_top() 
 
 #[tokio::test]
 async fn a_client_that_should_not_reconnect_does_not() {
-    let options = ExecServerClientConnectOptions { reconnect: ReconnectPolicy::never(), ..options() };
+    let options =
+        ExecServerClientConnectOptions { reconnect: ReconnectPolicy::never(), ..options() };
     let (client, fake, mut dialled) = connect_with(options, json!({})).await;
     drop(fake);
     let error = soon(client.environment_status()).await.unwrap_err();

@@ -152,7 +152,8 @@ async fn what_the_server_does_not_retain_is_told() {
         match event {
             codex_exec_client::ProcessEvent::Output { bytes, .. } => got += bytes.len() as u64,
             codex_exec_client::ProcessEvent::Lost(codex_exec_client::Lost::Output {
-                bytes, ..
+                bytes,
+                ..
             }) => lost += bytes.expect("this server counts"),
             _ => {}
         }

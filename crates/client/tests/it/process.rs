@@ -1,3 +1,5 @@
+//! Process handles against a scripted server: order, windows, input.
+
 use std::time::Duration;
 
 use codex_exec_client::{
@@ -8,7 +10,11 @@ use tokio::io::AsyncWriteExt;
 
 use crate::support::{Fake, base64, connect, go, soon, unbase64};
 
-async fn spawn(client: &ExecServerClient, fake: &mut Fake, command: ExecCommand) -> (Process, String) {
+async fn spawn(
+    client: &ExecServerClient,
+    fake: &mut Fake,
+    command: ExecCommand,
+) -> (Process, String) {
     let spawning = go({
         let client = client.clone();
         async move { client.spawn(command).await }
@@ -56,8 +62,12 @@ async fn events_that_come_early_late_and_twice_are_put_right() {
     let read = fake.expect("process/read").await;
     assert_eq!(read.params["afterSeq"], 0);
     let chunks = json!([{"seq": 1, "stream": "stderr", "chunk": base64(b"a")}]);
-    fake.reply(&read, json!({"chunks": chunks, "nextSeq": 2, "exited": true, "exitCode": 7,
-        "closed": true, "failure": null})).await;
+    fake.reply(
+        &read,
+        json!({"chunks": chunks, "nextSeq": 2, "exited": true, "exitCode": 7,
+        "closed": true, "failure": null}),
+    )
+    .await;
     let first = process.next_event().await.unwrap();
     assert!(matches!(first, ProcessEvent::Output { stream: OutputStream::Stderr, .. }));
     assert_eq!(text(&mut process).await, "b");
@@ -77,8 +87,12 @@ async fn an_older_server_leaves_numbers_and_flags_out() {
     let waiting = go(process.wait_with_output());
     let read = fake.expect("process/read").await;
     assert_eq!(read.params["afterSeq"], 2);
-    fake.reply(&read, json!({"chunks": [], "nextSeq": 3, "exited": true, "exitCode": 0, "closed": true,
-        "failure": null})).await;
+    fake.reply(
+        &read,
+        json!({"chunks": [], "nextSeq": 3, "exited": true, "exitCode": 0, "closed": true,
+        "failure": null}),
+    )
+    .await;
     assert_eq!(soon(waiting).await.unwrap().unwrap().stdout, b"hi");
 }
 
@@ -97,9 +111,11 @@ async fn a_full_window_disturbs_nobody_and_is_read_later() {
     assert_eq!(text(&mut slow).await, piece);
     let read = fake.expect("process/read").await;
     assert_eq!(read.params["afterSeq"], 1);
-    let chunk = |seq: u64| json!({"seq": seq, "stream": "stdout", "chunk": base64(piece.as_bytes())});
+    let chunk =
+        |seq: u64| json!({"seq": seq, "stream": "stdout", "chunk": base64(piece.as_bytes())});
     let chunks: Vec<Value> = (2..=5).map(chunk).collect();
-    fake.reply(&read, json!({"chunks": chunks, "nextSeq": 6, "exited": false, "closed": false})).await;
+    fake.reply(&read, json!({"chunks": chunks, "nextSeq": 6, "exited": false, "closed": false}))
+        .await;
     for _ in 2..=5 {
         assert_eq!(text(&mut slow).await, piece);
     }

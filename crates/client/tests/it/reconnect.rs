@@ -1,7 +1,9 @@
+//! Connections that drop, against a scripted server: what is made again, and what is told.
+
 use std::time::Duration;
 
-use codex_exec_client::protocol::process::{ReadParams, SignalParams};
 use codex_exec_client::protocol::process::ProcessSignal;
+use codex_exec_client::protocol::process::{ReadParams, SignalParams};
 use codex_exec_client::{
     ConnectionStatus, ExecCommand, ExecServerClient, ExecServerError, Lost, ProcessEvent,
 };
@@ -36,11 +38,10 @@ async fn missed_output_is_read_and_what_comes_twice_is_told_once() {
     fake.output(&id, 4, "four").await;
     let read = fake.expect("process/read").await;
     assert_eq!(read.params["afterSeq"], 1);
-    let chunk = |seq: u64, text: &str| {
-        json!({"seq": seq, "stream": "stdout", "chunk": base64(text.as_bytes())})
-    };
+    let chunk = |seq: u64, text: &str| json!({"seq": seq, "stream": "stdout", "chunk": base64(text.as_bytes())});
     let chunks = json!([chunk(2, "two"), chunk(3, "three"), chunk(4, "four")]);
-    fake.reply(&read, json!({"chunks": chunks, "nextSeq": 5, "exited": false, "closed": false})).await;
+    fake.reply(&read, json!({"chunks": chunks, "nextSeq": 5, "exited": false, "closed": false}))
+        .await;
     let read = fake.expect("process/read").await;
     assert_eq!(read.params["afterSeq"], 4);
     fake.reply(&read, json!({"chunks": [], "nextSeq": 5, "exited": false, "closed": false})).await;
@@ -100,8 +101,7 @@ async fn reads_are_made_again_and_the_rest_may_have_happened() {
     fake.expect("process/read").await;
     let signalling = go({
         let client = client.clone();
-        let params =
-            SignalParams { process_id: "p".into(), signal: ProcessSignal::Interrupt };
+        let params = SignalParams { process_id: "p".into(), signal: ProcessSignal::Interrupt };
         async move { client.process_signal(params).await }
     });
     fake.expect("process/signal").await;
@@ -122,10 +122,11 @@ async fn a_call_made_while_there_is_no_connection_waits_for_one() {
     let (client, fake, mut dialled) = connect(json!({})).await;
     let mut status = client.status();
     drop(fake);
-    soon(status.wait_for(|now| matches!(now, ConnectionStatus::Reconnecting { .. }))).await.unwrap();
+    soon(status.wait_for(|now| matches!(now, ConnectionStatus::Reconnecting { .. })))
+        .await
+        .unwrap();
     let signalling = go(async move {
-        let params =
-            SignalParams { process_id: "p".into(), signal: ProcessSignal::Interrupt };
+        let params = SignalParams { process_id: "p".into(), signal: ProcessSignal::Interrupt };
         client.process_signal(params).await
     });
     let mut fake = resumed(&mut dialled).await;

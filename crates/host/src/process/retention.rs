@@ -14,9 +14,7 @@ use std::io;
 
 use bytes::Bytes;
 use codex_exec_server_protocol::Base64Bytes;
-use codex_exec_server_protocol::process::{
-    OnFull, OutputStream, ProcessOutputChunk, RetainUntil,
-};
+use codex_exec_server_protocol::process::{OnFull, OutputStream, ProcessOutputChunk, RetainUntil};
 
 use super::spool::Spool;
 
