@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -158,6 +159,7 @@ impl Actor {
     pub(super) async fn run(mut self) {
         loop {
             self.close_if_done();
+            self.deliver_ready();
             self.answer_waiting().await;
             let event = self.next_event().await;
             if self.handle(event).await == Next::Forget {
@@ -301,6 +303,18 @@ impl Actor {
             self.undelivered.push_back(event);
         }
         seq
+    }
+
+    /// Hands over every event that there is room for now.
+    fn deliver_ready(&mut self) {
+        // Who is not ready is waited for by the loop, which leaves its own waker.
+        let mut cx = Context::from_waker(Waker::noop());
+        while let (Audience::Attached(sink), Some(event)) =
+            (&mut self.audience, self.undelivered.front())
+            && let Poll::Ready(Ok(())) = sink.poll_ready(&mut cx, event)
+        {
+            self.deliver();
+        }
     }
 
     /// Hands over the event that there is room for.
