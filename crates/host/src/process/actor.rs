@@ -201,7 +201,7 @@ impl Actor {
                 }
                 if self.backlog.as_ref().is_some_and(|backlog| backlog.until <= Instant::now()) {
                     self.backlog = None;
-                    self.parts.retention.release(self.delivered);
+                    self.parts.retention.sent(self.delivered);
                 }
             }
         }
@@ -323,7 +323,7 @@ impl Actor {
         self.delivered = event.seq;
         sink.send(event);
         if self.backlog.is_none() {
-            self.parts.retention.release(self.delivered);
+            self.parts.retention.sent(self.delivered);
         }
     }
 
@@ -436,7 +436,8 @@ impl Actor {
             }
         };
         let last = found.chunks.last().map(|chunk| chunk.seq);
-        self.was_read(last.unwrap_or(after.min(self.next_seq - 1)));
+        // What the answer carries may die on its way; what it was asked after has arrived.
+        self.was_read(after.min(self.next_seq - 1));
         let next_seq = match last {
             Some(last) if found.cut || params.max_bytes.is_some() => last + 1,
             _ => self.next_seq,
@@ -453,7 +454,7 @@ impl Actor {
         }
     }
 
-    /// A client has, or is being sent, everything up to `seq`.
+    /// A client has everything up to `seq`.
     fn was_read(&mut self, seq: u64) {
         if matches!(self.audience, Audience::Nobody) {
             return;
@@ -461,7 +462,7 @@ impl Actor {
         self.parts.retention.release(seq);
         if self.backlog.as_ref().is_some_and(|backlog| seq + 1 >= backlog.before) {
             self.backlog = None;
-            self.parts.retention.release(self.delivered);
+            self.parts.retention.sent(self.delivered);
         }
     }
 

@@ -153,6 +153,7 @@ impl ProcessHost {
             bytes: config.retain_bytes,
             chunks: config.retain_chunks,
             on_full: Default::default(),
+            until: Default::default(),
         };
         if let Some(retain) = retain {
             if retain.bytes > config.max_retain_bytes {
@@ -161,6 +162,7 @@ impl ProcessHost {
             }
             limits.bytes = retain.bytes;
             limits.on_full = retain.on_full;
+            limits.until = retain.until;
         }
         let mut spool = None;
         if limits.bytes > config.spool_above {
