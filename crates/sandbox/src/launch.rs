@@ -16,9 +16,10 @@ use rustix::pipe::PipeFlags;
 use crate::apply;
 use crate::capabilities::Capabilities;
 use crate::decide::facts::Facts;
+use crate::decide::order::is_within;
 use crate::decide::policy::{PolicyError, Resolved, Surroundings, resolve};
 use crate::host::HostFacts;
-use crate::plan::{self, Enforcement, Placeholder, Plan, PlanError, Program, Target};
+use crate::plan::{self, Enforcement, Plan, PlanError, Program, Target};
 use crate::reentry;
 use crate::seccomp;
 use crate::status::StatusReader;
@@ -52,7 +53,7 @@ pub struct Limits {
     pub glob_names: usize,
     /// Directories deep a pattern is expanded, where the policy does not say. Default 32.
     pub glob_depth: usize,
-    /// Names that are protected before they exist. Default 512.
+    /// Names that are protected before they exist. Default 4,096.
     pub placeholders: usize,
     /// Processes and threads in a sandbox at once. Default 8,192.
     pub processes: u32,
@@ -67,7 +68,7 @@ impl Default for Limits {
             glob_matches: 4_096,
             glob_names: 500_000,
             glob_depth: 32,
-            placeholders: 512,
+            placeholders: 4_096,
             processes: 8_192,
             shared_memory: 1 << 30,
         }
@@ -219,21 +220,21 @@ impl AsFd for PassedDescriptor {
 
 /// What may be left on the host if the spawned process is killed outright: the placeholders of names
 /// that may not come into being. The process removes them itself in every other case.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Cleanup {
-    placeholders: Vec<Placeholder>,
+    enforcement: Arc<Enforcement>,
 }
 
 impl Cleanup {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.placeholders.is_empty()
+        self.enforcement.tree.placeholders.is_empty()
     }
 
     /// Removes what nobody uses any more. Needed only if the spawned process died of a signal; may
     /// take some milliseconds then, while the processes inside are still dying.
     pub fn run(&self) {
-        apply::sweep(&self.placeholders);
+        apply::sweep(&self.enforcement.tree.placeholders);
     }
 }
 
@@ -357,24 +358,22 @@ impl Sandbox {
         {
             // Links are resolved so that the answer is about the place, not about its name.
             let cwd = std::fs::canonicalize(&program.cwd).unwrap_or_else(|_| program.cwd.clone());
-            let above_a_grant =
-                || policy.regions.range(cwd.clone()..).any(|(path, _)| path.starts_with(&cwd));
+            let above_a_grant = || policy.regions.iter().any(|(path, _)| is_within(path, &cwd));
             if policy.access.access(&cwd) == AccessMode::Deny && !above_a_grant() {
                 return Err(PrepareError::WorkingDirectory(program.cwd.clone()));
             }
         }
         let network_restricted = planned.enforcement.network_restricted
             || matches!(target, Target::Helper { .. });
-        let mut enforcement = (*planned.enforcement).clone();
-        enforcement.network_restricted = network_restricted;
-        let placeholders = enforcement.tree.placeholders.clone();
+        let enforcement = Arc::clone(&planned.enforcement);
+        let cleanup = Cleanup { enforcement: Arc::clone(&enforcement) };
         let seccomp = seccomp::programs(network_restricted).map_err(|error| {
             PrepareError::Unsupported {
                 reason: error.to_string(),
                 remedy: "run the server on x86-64 or arm64".to_owned(),
             }
         })?;
-        let plan = Plan { enforcement, seccomp, target };
+        let plan = Plan { enforcement, network_restricted, seccomp, target };
         let file = memory_file(&plan.encode()).map_err(io_error("writing the plan"))?;
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
             .map_err(io_error("making the status pipe"))?;
@@ -394,7 +393,7 @@ impl Sandbox {
                 },
             ],
             status: StatusReader::new(read),
-            cleanup: Cleanup { placeholders },
+            cleanup,
         })
     }
 }

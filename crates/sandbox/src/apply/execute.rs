@@ -53,7 +53,7 @@ pub(super) fn in_place(plan: &Plan, helpers: &[Helper]) -> Result<i32, Failure> 
         enter(&program.cwd)?;
     }
     sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(during(Stage::NoNewPrivileges))?;
-    landlock::enter(enforcement)?;
+    landlock::enter(plan)?;
     privileges::drop_capabilities(&enforcement.tree)?;
     privileges::load_seccomp(&plan.seccomp)?;
     match &plan.target {

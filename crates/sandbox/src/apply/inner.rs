@@ -28,7 +28,7 @@ pub(super) fn run(
         execute::enter(&program.cwd)?;
     }
     sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(during(Stage::NoNewPrivileges))?;
-    landlock::enter(enforcement)?;
+    landlock::enter(plan)?;
     privileges::drop_capabilities(&enforcement.tree)?;
     // Nobody inside may look into this process, though it holds nothing of value.
     sys::prctl(libc::PR_SET_DUMPABLE, 0).map_err(during(Stage::Capabilities))?;

@@ -9,7 +9,7 @@ use landlock::{
 };
 
 use super::{at, sys};
-use crate::plan::{Enforcement, Grant, Walls};
+use crate::plan::{Grant, Plan, Walls};
 use crate::status::{Failure, Stage};
 
 /// The newest version whose rights are understood here.
@@ -31,7 +31,8 @@ pub(crate) fn abi() -> u32 {
 }
 
 /// Step `Landlock`.
-pub(super) fn enter(enforcement: &Enforcement) -> Result<(), Failure> {
+pub(super) fn enter(plan: &Plan) -> Result<(), Failure> {
+    let enforcement = &plan.enforcement;
     let only_wall = enforcement.walls == Walls::LandlockOnly;
     let failed =
         |error: landlock::RulesetError| Failure::new(Stage::Landlock, 0, error.to_string());
@@ -41,7 +42,7 @@ pub(super) fn enter(enforcement: &Enforcement) -> Result<(), Failure> {
     if enforcement.rules.is_some() {
         ruleset = ruleset.handle_access(AccessFs::from_all(NEWEST)).map_err(failed)?;
     }
-    if enforcement.network_restricted {
+    if plan.network_restricted {
         ruleset = ruleset.handle_access(AccessNet::from_all(NEWEST)).map_err(failed)?;
     }
     let mut ruleset = ruleset

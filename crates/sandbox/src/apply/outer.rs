@@ -33,7 +33,7 @@ pub(super) fn run(
     let held = Held::create(&plan.enforcement.tree.placeholders)?;
     let (ready, tell_ready) =
         rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?;
-    let network = if plan.enforcement.network_restricted { libc::CLONE_NEWNET } else { 0 };
+    let network = if plan.network_restricted { libc::CLONE_NEWNET } else { 0 };
     // SAFETY: this process has one thread.
     let forked = unsafe { sys::fork_into((NAMESPACES | network) as u64, libc::SIGCHLD) };
     let (pid, pidfd) = match forked.map_err(during(Stage::Namespaces))? {

@@ -3,6 +3,7 @@
 //! Invariant: no path is followed through a link, and what is bound or masked is the very file that
 //! was planned for; somebody who replaces names while this runs makes it fail, not go elsewhere.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
@@ -76,9 +77,11 @@ fn open_sources(
     let mut sources = HashMap::new();
     for (index, operation) in tree.operations.iter().enumerate() {
         let (path, identity) = match operation {
-            Operation::Bind { path, identity, .. } => (path.clone(), Some(identity)),
-            Operation::PinnedLink { path, identity } => (path.clone(), Some(identity)),
-            Operation::Placeholder { index } if held.exists(*index as usize) => {
+            Operation::Bind { path, identity, .. } => (Cow::Borrowed(path.as_path()), Some(identity)),
+            Operation::PinnedLink { path, identity } => {
+                (Cow::Borrowed(path.as_path()), Some(identity))
+            }
+            Operation::Placeholder { index, .. } if held.exists(*index as usize) => {
                 (operation.path(&tree.placeholders), None)
             }
             _ => continue,
@@ -250,18 +253,22 @@ fn put(
         }
         Operation::Bind { .. } | Operation::PinnedLink { .. } | Operation::Placeholder { .. } => {
             let Some(source) = sources.remove(&index) else { return Ok(()) };
+            let placeholder = match operation {
+                Operation::Placeholder { index, level } => {
+                    let placeholder = &tree.placeholders[*index as usize];
+                    Some((placeholder.is_last(*level), placeholder.hidden))
+                }
+                _ => None,
+            };
             let attributes = match operation {
                 Operation::Bind { writable: true, device: true, .. } => ATTR_NOSUID,
+                _ if matches!(placeholder, Some((false, _))) => quiet,
                 Operation::Bind { writable: true, .. } => quiet,
                 Operation::Bind { device: true, .. } => ATTR_NOSUID | ATTR_RDONLY,
                 _ => quiet | ATTR_RDONLY,
             };
             sys::mount_attributes(&source, attributes, true).map_err(&failed)?;
-            let hidden = match operation {
-                Operation::Placeholder { index } => tree.placeholders[*index as usize].hidden,
-                _ => false,
-            };
-            if hidden { scratch.clone(MASKED_DIRECTORY, quiet | ATTR_RDONLY)? } else { source }
+            if placeholder == Some((true, true)) { scratch.clone(MASKED_DIRECTORY, quiet | ATTR_RDONLY)? } else { source }
         }
         Operation::Proc => proc(processes)?,
         Operation::Terminals => {

@@ -4,10 +4,12 @@
 //! both can be tested against a tree that exists only in memory. A [`Resolver`] asks for each path
 //! once, so a policy of many entries costs one lookup per distinct path.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Component, Path, PathBuf};
+
+use super::order::parent;
 
 /// What a name in a directory stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -70,7 +72,9 @@ pub enum Place {
 /// Follows paths, remembering every answer for as long as one policy is being prepared.
 pub struct Resolver<'a> {
     facts: &'a dyn Facts,
-    known: HashMap<PathBuf, Option<Node>>,
+    known: HashMap<OsString, Option<Node>>,
+    /// Directories that are reached without links.
+    without_links: HashSet<OsString>,
     /// Every link met on the way, with its target, in the order met.
     pub links: Vec<(PathBuf, PathBuf)>,
 }
@@ -87,7 +91,7 @@ const MAX_LINKS: usize = 40;
 impl<'a> Resolver<'a> {
     /// A resolver that knows nothing yet.
     pub fn new(facts: &'a dyn Facts) -> Self {
-        Self { facts, known: HashMap::new(), links: Vec::new() }
+        Self { facts, known: HashMap::new(), without_links: HashSet::new(), links: Vec::new() }
     }
 
     /// The facts behind it.
@@ -97,7 +101,7 @@ impl<'a> Resolver<'a> {
 
     /// What is at this path, links not followed; `Ok(None)` if nothing is.
     pub fn lookup(&mut self, path: &Path) -> io::Result<Option<Node>> {
-        if let Some(known) = self.known.get(path) {
+        if let Some(known) = self.known.get(path.as_os_str()) {
             return Ok(*known);
         }
         let node = match self.facts.lookup(path) {
@@ -105,12 +109,35 @@ impl<'a> Resolver<'a> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        self.known.insert(path.to_owned(), node);
+        self.known.insert(path.as_os_str().to_owned(), node);
         Ok(node)
     }
 
-    /// Follows every link of an absolute path.
+    /// Everything that was found, by its path.
+    pub fn into_known(self) -> HashMap<OsString, Option<Node>> {
+        self.known
+    }
+
+    /// Follows every link of an absolute, normal path.
     pub fn resolve(&mut self, path: &Path) -> Place {
+        // In a directory that is known to be reached without links, one look is enough.
+        if let Some(directory) = parent(path)
+            && self.without_links.contains(directory.as_os_str())
+            && let Ok(Some(node)) = self.lookup(path)
+            && node.kind != NodeKind::Link
+        {
+            return Place::Found(path.to_owned(), node);
+        }
+        let place = self.follow(path);
+        if let Place::Found(real, _) = &place
+            && let Some(directory) = parent(real)
+        {
+            self.without_links.insert(directory.as_os_str().to_owned());
+        }
+        place
+    }
+
+    fn follow(&mut self, path: &Path) -> Place {
         let mut pending: Vec<OsString> = names(path).map(OsStr::to_owned).collect();
         pending.reverse();
         let mut here = PathBuf::from("/");

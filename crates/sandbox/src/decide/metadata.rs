@@ -4,15 +4,16 @@
 //! them; in a workspace root they cannot come into being either. Otherwise a command could leave a
 //! hook behind that runs later, outside the sandbox.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
 use super::facts::{Node, NodeKind, Place, Resolver};
-use super::policy::{ProtectedName, Region, ResolvedPolicy};
+use super::policy::{ProtectedName, Region, Regions, ResolvedPolicy};
 
 /// The protected names.
 pub const NAMES: [&str; 3] = [".git", ".agents", ".codex"];
@@ -20,19 +21,19 @@ pub const NAMES: [&str; 3] = [".git", ".agents", ".codex"];
 /// Adds the read-only regions and protected names of every writable root.
 pub(super) fn protect(
     policy: &mut ResolvedPolicy,
+    regions: &mut Regions,
     workspace_roots: &[PathBuf],
     resolver: &mut Resolver<'_>,
 ) {
-    let mut roots: BTreeSet<PathBuf> = policy
-        .regions
+    let is_writable = |root: &&PathBuf| policy.access.access(root) == AccessMode::Write;
+    let workspaces: HashSet<PathBuf> =
+        workspace_roots.iter().filter(is_writable).cloned().collect();
+    let writable = regions
         .iter()
         .filter(|(_, region)| region.access == AccessMode::Write && region.is_directory())
-        .map(|(path, _)| path.clone())
-        .collect();
-    let is_writable_workspace =
-        |root: &&PathBuf| policy.access.access(root) == AccessMode::Write;
-    let workspaces: BTreeSet<PathBuf> =
-        workspace_roots.iter().filter(is_writable_workspace).cloned().collect();
+        .map(|(path, _)| PathBuf::from(path))
+        .filter(|path| !workspaces.contains(path));
+    let mut roots: Vec<PathBuf> = writable.collect();
     roots.extend(workspaces.iter().cloned());
     // Decided on the entries alone, before any of the additions below.
     let mut added: Vec<(PathBuf, Node)> = Vec::new();
@@ -42,7 +43,11 @@ pub(super) fn protect(
             if policy.access.named(&path).is_some() {
                 continue;
             }
-            let Ok(found) = resolver.lookup(&path) else { continue };
+            let found = match resolver.facts().lookup(&path) {
+                Ok(node) => Some(node),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(_) => continue,
+            };
             match found {
                 None if workspaces.contains(root) => policy.protected.push(ProtectedName {
                     parent: root.clone(),
@@ -68,22 +73,14 @@ pub(super) fn protect(
             }
         }
     }
+    let stays_writable = |(path, _): &(PathBuf, Node)| {
+        policy.access.access(path) != AccessMode::Write || policy.access.named(path).is_some()
+    };
+    added.retain(|place| !stays_writable(place));
     for (path, node) in added {
-        let writable = policy.access.access(&path) == AccessMode::Write;
-        if writable && policy.access.named(&path).is_none() {
-            policy.regions.insert(path, Region { access: AccessMode::Read, node });
-        }
-    }
-    let read_only: Vec<PathBuf> = policy
-        .regions
-        .iter()
-        .filter(|(_, region)| region.access == AccessMode::Read)
-        .map(|(path, _)| path.clone())
-        .collect();
-    for path in read_only {
-        if policy.access.named(&path).is_none() {
-            policy.access.insert(path, AccessMode::Read);
-        }
+        let region = Region { access: AccessMode::Read, node, named: true };
+        regions.insert(path.clone().into_os_string(), region);
+        policy.access.insert(path, AccessMode::Read);
     }
 }
 

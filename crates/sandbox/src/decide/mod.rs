@@ -4,5 +4,6 @@ pub mod access;
 pub mod facts;
 pub mod glob;
 pub mod metadata;
+pub mod order;
 pub mod policy;
 mod scan;

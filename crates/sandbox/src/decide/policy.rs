@@ -3,7 +3,7 @@
 //! Invariant: every path in a [`ResolvedPolicy`] is free of links, so that the kernel, which works
 //! on what a name leads to, and the entries, which are names, speak of the same thing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -16,6 +16,7 @@ use codex_exec_server_protocol::{
 use super::access::AccessMap;
 use super::facts::{Facts, Node, NodeKind, Place, Resolver};
 use super::glob::{Glob, GlobError};
+use super::order::order;
 use super::{metadata, scan};
 use crate::Limits;
 
@@ -89,6 +90,9 @@ pub struct Region {
     pub access: AccessMode,
     /// What is there.
     pub node: Node,
+    /// Named as a path, so that the name has to go on meaning this place. A file that only matched a
+    /// pattern is hidden wherever it is moved, and its name is free.
+    pub named: bool,
 }
 
 /// A name that has to stay absent.
@@ -107,14 +111,16 @@ pub struct ProtectedName {
 pub struct ResolvedPolicy {
     /// The access of every named path, whether it exists or not.
     pub access: AccessMap,
-    /// Places that exist, sorted, parents first.
-    pub regions: BTreeMap<PathBuf, Region>,
+    /// Places that exist, parents first (see [`order`]).
+    pub regions: Vec<(PathBuf, Region)>,
     /// Names that may not come into being.
     pub protected: Vec<ProtectedName>,
     /// Links met while resolving, with their targets.
     pub links: BTreeMap<PathBuf, PathBuf>,
     /// Links that may be neither replaced nor removed.
     pub pinned_links: BTreeMap<PathBuf, Node>,
+    /// Everything that was looked at on the way.
+    pub known: HashMap<OsString, Option<Node>>,
     /// Whether the network can be reached.
     pub network: NetworkPolicy,
 }
@@ -157,12 +163,14 @@ pub fn resolve(
         resolver: Resolver::new(facts),
         policy: ResolvedPolicy {
             access: AccessMap::default(),
-            regions: BTreeMap::new(),
+            regions: Vec::new(),
             protected: Vec::new(),
             links: BTreeMap::new(),
             pinned_links: BTreeMap::new(),
+            known: HashMap::new(),
             network,
         },
+        regions: HashMap::new(),
     };
     let cwd = context.cwd.as_ref().map(|cwd| cwd.as_path()).or(around.cwd);
     let roots: Vec<&Path> = if context.project_root_is_cwd {
@@ -179,9 +187,9 @@ pub fn resolve(
         &mut resolving.resolver,
     )?;
     for path in matches {
-        resolving.entry(&path, AccessMode::Deny, true);
+        resolving.pattern_match(&path);
     }
-    let Resolving { mut resolver, mut policy } = resolving;
+    let Resolving { mut resolver, mut policy, mut regions } = resolving;
     let roots: Vec<PathBuf> = roots
         .iter()
         .filter_map(|root| match resolver.resolve(root) {
@@ -189,20 +197,27 @@ pub fn resolve(
             _ => None,
         })
         .collect();
-    metadata::protect(&mut policy, &roots, &mut resolver);
+    metadata::protect(&mut policy, &mut regions, &roots, &mut resolver);
+    policy.regions = regions.into_iter().map(|(path, region)| (path.into(), region)).collect();
+    policy.regions.sort_unstable_by(|(a, _), (b, _)| order(a, b));
     // Only where it could be created does a missing name need protection.
     let access = &policy.access;
     policy.protected.retain(|name| access.access(&name.parent) == AccessMode::Write);
     policy.protected.sort();
     policy.protected.dedup_by(|a, b| a.parent == b.parent && a.missing == b.missing);
-    policy.links = resolver.links.into_iter().collect();
+    policy.links = std::mem::take(&mut resolver.links).into_iter().collect();
+    policy.known = resolver.into_known();
     Ok(Resolved::Restricted(Box::new(policy)))
 }
 
 struct Resolving<'a> {
     resolver: Resolver<'a>,
     policy: ResolvedPolicy,
+    regions: Regions,
 }
+
+/// Regions by path, while they are being collected.
+pub(super) type Regions = HashMap<OsString, Region>;
 
 impl Resolving<'_> {
     fn entries(
@@ -264,28 +279,37 @@ impl Resolving<'_> {
     }
 
     fn entry(&mut self, path: &Path, access: AccessMode, skip_missing: bool) {
-        let policy = &mut self.policy;
         match self.resolver.resolve(path) {
-            Place::Found(path, node) => {
-                policy
-                    .regions
-                    .entry(path.clone())
-                    .and_modify(|region| region.access = region.access.max(access))
-                    .or_insert(Region { access, node });
-                policy.access.insert(path, access);
-            }
+            Place::Found(path, node) => self.region(path, node, access, true),
             Place::Missing(parent, missing) if !skip_missing => {
                 let mut path = parent.clone();
                 path.extend(&missing);
-                policy.access.insert(path, access);
+                self.policy.access.insert(path, access);
                 if access != AccessMode::Write {
-                    policy.protected.push(ProtectedName { parent, missing, access });
+                    self.policy.protected.push(ProtectedName { parent, missing, access });
                 }
             }
             // What cannot be reached from here cannot be reached by the process either: it runs as
             // the same user.
             Place::Missing(..) | Place::Unreachable => {}
         }
+    }
+
+    fn pattern_match(&mut self, path: &Path) {
+        if let Place::Found(path, node) = self.resolver.resolve(path) {
+            self.region(path, node, AccessMode::Deny, false);
+        }
+    }
+
+    fn region(&mut self, path: PathBuf, node: Node, access: AccessMode, named: bool) {
+        self.regions
+            .entry(path.clone().into_os_string())
+            .and_modify(|region| {
+                region.access = region.access.max(access);
+                region.named |= named;
+            })
+            .or_insert(Region { access, node, named });
+        self.policy.access.insert(path, access);
     }
 }
 
@@ -303,6 +327,12 @@ fn below_root(subpath: Option<&str>) -> Result<PathBuf, PolicyError> {
 }
 
 impl ResolvedPolicy {
+    /// The region at exactly this path.
+    pub fn region(&self, path: &Path) -> Option<&Region> {
+        let found = self.regions.binary_search_by(|(at, _)| order(at, path));
+        found.ok().map(|index| &self.regions[index].1)
+    }
+
     /// Whether anything at all is kept from being read.
     pub fn restricts_reading(&self) -> bool {
         self.access.named(Path::new("/")).is_none_or(|access| access == AccessMode::Deny)
@@ -312,7 +342,7 @@ impl ResolvedPolicy {
     /// Whether anything at all is kept from being written.
     pub fn restricts_writing(&self) -> bool {
         self.access.named(Path::new("/")) != Some(AccessMode::Write)
-            || self.regions.values().any(|region| region.access != AccessMode::Write)
+            || self.regions.iter().any(|(_, region)| region.access != AccessMode::Write)
             || !self.protected.is_empty()
             || !self.pinned_links.is_empty()
     }

@@ -3,7 +3,8 @@
 //! Invariant: one pass over the regions in path order, with the enclosing regions on a stack, so the
 //! cost is linear; a step is emitted only where the access changes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::{AccessMode, NetworkPolicy};
@@ -12,6 +13,7 @@ use super::{Base, Enforcement, Grant, Operation, Placeholder, Rule, SkeletonNode
 use super::landlock_only;
 use crate::capabilities::Capabilities;
 use crate::decide::facts::{Facts, NodeKind};
+use crate::decide::order::{ancestors, is_within, order, parent};
 use crate::decide::policy::{Resolved, ResolvedPolicy};
 use crate::Limits;
 
@@ -102,7 +104,7 @@ struct Enclosing<'a> {
 
 fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
     let root = Path::new("/");
-    let (base, root_access) = match policy.regions.get(root).map(|region| region.access) {
+    let (base, root_access) = match policy.region(root).map(|region| region.access) {
         Some(AccessMode::Write) => (Base::WritableHost, AccessMode::Write),
         Some(AccessMode::Read) => (Base::ReadOnlyHost, AccessMode::Read),
         Some(AccessMode::Deny) | None => (Base::Nothing, AccessMode::Deny),
@@ -114,10 +116,10 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
     }
     building.kernel_trees(policy, facts, stack[0].skeleton);
     for (path, region) in &policy.regions {
-        if path == root || path.starts_with("/dev") {
+        if path == root || is_within(path, Path::new("/dev")) {
             continue;
         }
-        if path.starts_with("/proc") {
+        if is_within(path, Path::new("/proc")) {
             // Mounted anew: only what is denied there differs from any other sandbox.
             if region.access == AccessMode::Deny && path != Path::new("/proc") {
                 building.operations.push(Operation::Mask {
@@ -128,12 +130,15 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
             }
             continue;
         }
-        while !path.starts_with(stack[stack.len() - 1].path) {
+        while !is_within(path, stack[stack.len() - 1].path) {
             stack.pop();
         }
         let above = stack.len() - 1;
         if stack[above].access == region.access {
             continue;
+        }
+        if stack[above].access == AccessMode::Write && region.named {
+            building.pin_way(path, stack[above].path, policy);
         }
         let mut mask = None;
         if region.access == AccessMode::Deny {
@@ -153,6 +158,7 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
                 let inside = path.strip_prefix(enclosing.path).unwrap_or(path);
                 building.mount_point(index, inside, region.is_directory());
             }
+            building.mounted.insert(path.clone());
             building.operations.push(Operation::Bind {
                 path: path.clone(),
                 identity: region.node.identity,
@@ -163,6 +169,12 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
         stack.push(Enclosing { path, access: region.access, skeleton: None, mask });
     }
     building.links(policy);
+    for name in &policy.protected {
+        building.pin_from(&name.parent, policy);
+    }
+    for path in policy.pinned_links.keys() {
+        building.pin_from(parent(path).unwrap_or(root), policy);
+    }
     for (path, node) in &policy.pinned_links {
         building.operations.push(Operation::PinnedLink {
             path: path.clone(),
@@ -178,9 +190,11 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
             hidden: name.access == AccessMode::Deny,
         })
         .collect();
-    building
-        .operations
-        .extend((0..placeholders.len()).map(|n| Operation::Placeholder { index: n as u32 }));
+    for (index, placeholder) in placeholders.iter().enumerate() {
+        for level in 0..placeholder.missing.len() as u32 {
+            building.operations.push(Operation::Placeholder { index: index as u32, level });
+        }
+    }
     Tree { base, operations: building.finish(&placeholders), placeholders }
 }
 
@@ -189,6 +203,10 @@ struct Building {
     operations: Vec<Operation>,
     /// What each skeleton holds, by the index of its operation.
     nodes: BTreeMap<usize, BTreeMap<PathBuf, SkeletonNode>>,
+    /// Directories that were made mount points so that they keep their names.
+    pinned: HashSet<PathBuf>,
+    /// Places that are mount points already.
+    mounted: HashSet<PathBuf>,
 }
 
 impl Building {
@@ -231,6 +249,37 @@ impl Building {
         });
     }
 
+    /// A directory can be renamed from under a name below it, and another put in its place; a mount
+    /// point cannot. So every directory between a protected place and the mount around it is bound
+    /// onto itself.
+    fn pin_way(&mut self, path: &Path, mount: &Path, policy: &ResolvedPolicy) {
+        let Some(above) = parent(path) else { return };
+        for directory in ancestors(above).take_while(|directory| *directory != mount) {
+            if self.pinned.contains(directory) || self.mounted.contains(directory) {
+                break;
+            }
+            if let Some(Some(node)) = policy.known.get(directory.as_os_str()) {
+                self.pinned.insert(directory.to_owned());
+                self.operations.push(Operation::Bind {
+                    path: directory.to_owned(),
+                    identity: node.identity,
+                    writable: true,
+                    device: false,
+                });
+            }
+        }
+    }
+
+    /// The same for a directory itself, up to whatever mount it is in.
+    fn pin_from(&mut self, directory: &Path, policy: &ResolvedPolicy) {
+        let root = Path::new("/");
+        let mount = ancestors(directory).find(|above| self.mounted.contains(*above));
+        let mount = mount.unwrap_or(root).to_owned();
+        if directory != mount {
+            self.pin_way(&directory.join("."), &mount, policy);
+        }
+    }
+
     /// `/proc` and `/dev`, which no sandbox shares with the host.
     fn kernel_trees(&mut self, policy: &ResolvedPolicy, facts: &dyn Facts, root: Option<usize>) {
         if let Some(root) = root {
@@ -255,6 +304,9 @@ impl Building {
         }
         // Devices that an entry names come on top.
         for (path, region) in &policy.regions {
+            if !is_within(path, dev) {
+                continue;
+            }
             let Ok(inside) = path.strip_prefix(dev) else { continue };
             let bindable = matches!(region.node.kind, NodeKind::Other | NodeKind::Directory);
             if region.access == AccessMode::Deny
@@ -276,7 +328,7 @@ impl Building {
             self.mount_point(skeleton, Path::new("pts"), true);
             self.operations.push(Operation::Terminals);
         }
-        let writes = policy.regions.values().any(|region| region.access == AccessMode::Write);
+        let writes = policy.regions.iter().any(|(_, region)| region.access == AccessMode::Write);
         if writes && !bound.contains(Path::new("/dev/shm")) {
             self.mount_point(skeleton, Path::new("shm"), true);
             self.operations.push(Operation::SharedMemory);
@@ -305,7 +357,8 @@ impl Building {
             // The nearest region above decides whether the link is there anyway.
             let nearest = link.ancestors().skip(1).find_map(|above| {
                 let skeleton = at.get(above).copied();
-                let granted = policy.regions.get(above).is_some_and(|r| r.access != AccessMode::Deny);
+                let granted =
+                    policy.region(above).is_some_and(|region| region.access != AccessMode::Deny);
                 (skeleton.is_some() || granted).then_some((above, skeleton))
             });
             let Some((above, Some(skeleton))) = nearest else { continue };
@@ -321,32 +374,35 @@ impl Building {
     }
 
     fn finish(self, placeholders: &[Placeholder]) -> Vec<Operation> {
-        let Self { mut operations, mut nodes } = self;
+        let Self { mut operations, mut nodes, .. } = self;
         for (index, operation) in operations.iter_mut().enumerate() {
             if let Operation::Skeleton { nodes: held, .. } = operation {
                 *held = nodes.remove(&index).unwrap_or_default().into_values().collect();
             }
         }
         // Stable, so that equal paths keep their order.
-        operations.sort_by_cached_key(|operation| operation.path(placeholders));
+        operations.sort_by(|a, b| order(&a.path(placeholders), &b.path(placeholders)));
         operations
     }
 }
 
 impl Operation {
     /// Where the operation takes place.
-    pub fn path(&self, placeholders: &[Placeholder]) -> PathBuf {
+    pub fn path<'p>(&'p self, placeholders: &[Placeholder]) -> Cow<'p, Path> {
         match self {
             Self::Skeleton { path, .. }
             | Self::Bind { path, .. }
             | Self::Mask { path, .. }
-            | Self::PinnedLink { path, .. } => path.clone(),
-            Self::Placeholder { index } => {
-                placeholders.get(*index as usize).map(Placeholder::path).unwrap_or_default()
-            }
-            Self::Proc => "/proc".into(),
-            Self::Terminals => "/dev/pts".into(),
-            Self::SharedMemory => "/dev/shm".into(),
+            | Self::PinnedLink { path, .. } => Cow::Borrowed(path),
+            Self::Placeholder { index, level } => Cow::Owned(
+                placeholders
+                    .get(*index as usize)
+                    .map(|placeholder| placeholder.path_to(*level as usize + 1))
+                    .unwrap_or_default(),
+            ),
+            Self::Proc => Cow::Borrowed(Path::new("/proc")),
+            Self::Terminals => Cow::Borrowed(Path::new("/dev/pts")),
+            Self::SharedMemory => Cow::Borrowed(Path::new("/dev/shm")),
         }
     }
 }
@@ -356,7 +412,7 @@ fn rules(policy: &ResolvedPolicy) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     let mut stack: Vec<(&Path, AccessMode)> = Vec::new();
     for (path, region) in &policy.regions {
-        while stack.last().is_some_and(|(above, _)| !path.starts_with(above)) {
+        while stack.last().is_some_and(|(above, _)| !is_within(path, above)) {
             stack.pop();
         }
         let above = stack.iter().map(|(_, access)| *access).max();

@@ -36,24 +36,42 @@ impl Plan {
     }
 }
 
-/// Paths as their bytes; serde's own way needs them to be text.
+/// Paths as their bytes, in one piece; serde's own way needs them to be text.
 pub(super) mod path {
-    use std::ffi::OsString;
+    use std::ffi::{OsStr, OsString};
+    use std::fmt;
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
     use std::path::{Path, PathBuf};
 
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use serde::de::{Deserializer, Error, Visitor};
+    use serde::ser::Serializer;
 
     pub(in super::super) fn serialize<S: Serializer>(
         path: &Path,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        path.as_os_str().as_bytes().serialize(serializer)
+        serializer.serialize_bytes(path.as_os_str().as_bytes())
     }
 
     pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<PathBuf, D::Error> {
-        Ok(OsString::from_vec(Vec::<u8>::deserialize(deserializer)?).into())
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = PathBuf;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the bytes of a path")
+            }
+
+            fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<PathBuf, E> {
+                Ok(OsStr::from_bytes(bytes).into())
+            }
+
+            fn visit_byte_buf<E: Error>(self, bytes: Vec<u8>) -> Result<PathBuf, E> {
+                Ok(OsString::from_vec(bytes).into())
+            }
+        }
+        deserializer.deserialize_bytes(Bytes)
     }
 }

@@ -11,6 +11,7 @@ use codex_exec_server_protocol::AccessMode;
 use super::{Base, Enforcement, Grant, PlanError, Rule, Tree, Walls};
 use crate::capabilities::Capabilities;
 use crate::decide::facts::Facts;
+use crate::decide::order::is_within;
 use crate::decide::policy::{Resolved, ResolvedPolicy};
 
 /// The first Landlock version that keeps signals inside, which no other means does here.
@@ -65,7 +66,7 @@ pub(super) fn convert(
 fn inexpressible(policy: &ResolvedPolicy) -> Option<&Path> {
     let mut stack: Vec<(&Path, AccessMode)> = Vec::new();
     for (path, region) in &policy.regions {
-        while stack.last().is_some_and(|(above, _)| !path.starts_with(above)) {
+        while stack.last().is_some_and(|(above, _)| !is_within(path, above)) {
             stack.pop();
         }
         if let Some((_, above)) = stack.last() {

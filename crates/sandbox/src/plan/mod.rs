@@ -10,6 +10,7 @@ mod landlock_only;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +23,9 @@ pub use encoding::DecodeError;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Plan {
     /// What holds the target back.
-    pub enforcement: Enforcement,
+    pub enforcement: Arc<Enforcement>,
+    /// No network, for this target: because the policy says so, or because it is a helper.
+    pub network_restricted: bool,
     /// The seccomp programs to load, last first, as raw instructions.
     pub seccomp: Vec<Vec<u64>>,
     /// What runs once that is in place.
@@ -38,7 +41,7 @@ pub struct Enforcement {
     pub tree: Tree,
     /// Landlock rules; `None` if the file system is not restricted.
     pub rules: Option<Vec<Rule>>,
-    /// No network.
+    /// The policy allows no network.
     pub network_restricted: bool,
     /// As many processes and threads as there may be at once.
     pub processes: u32,
@@ -121,10 +124,12 @@ pub enum Operation {
         /// Which one it has to be.
         identity: Identity,
     },
-    /// A placeholder, read-only, by its place in [`Tree::placeholders`].
+    /// A placeholder, read-only or hidden; or a directory on the way to it, which only keeps its name.
     Placeholder {
-        /// Which.
+        /// Its place in [`Tree::placeholders`].
         index: u32,
+        /// Which of the missing names it is; the last is the placeholder itself.
+        level: u32,
     },
     /// A fresh `/proc` of the new PID namespace, read-only.
     Proc,
@@ -163,9 +168,19 @@ pub struct Placeholder {
 impl Placeholder {
     /// The protected path.
     pub fn path(&self) -> PathBuf {
+        self.path_to(self.missing.len())
+    }
+
+    /// The path of the first so many missing names.
+    fn path_to(&self, names: usize) -> PathBuf {
         let mut path = self.parent.clone();
-        path.extend(&self.missing);
+        path.extend(self.missing.iter().take(names));
         path
+    }
+
+    /// Whether a level is the placeholder itself.
+    pub(crate) fn is_last(&self, level: u32) -> bool {
+        level as usize + 1 == self.missing.len()
     }
 }
 

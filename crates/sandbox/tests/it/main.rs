@@ -1,0 +1,11 @@
+//! The sandbox, from outside: pure decisions against an oracle, and real programs held by a real
+//! kernel, as root where the tests run as root and always as an unprivileged user.
+
+mod attacks;
+mod bad_input;
+mod decisions;
+mod denial;
+mod landlock_only;
+mod lifecycle;
+mod promises;
+mod support;
