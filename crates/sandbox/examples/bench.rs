@@ -96,7 +96,8 @@ fn report(name: &str, took: Duration, plain: Duration) {
 }
 
 fn with_network() -> PermissionProfile {
-    let PermissionProfile::Managed { file_system, .. } = PermissionProfile::workspace_write() else {
+    let PermissionProfile::Managed { file_system, .. } = PermissionProfile::workspace_write()
+    else {
         unreachable!("workspace-write is managed");
     };
     PermissionProfile::Managed { file_system, network: NetworkPolicy::Enabled }
@@ -128,10 +129,8 @@ fn minimal() -> PermissionProfile {
 fn preparing(sandbox: &Sandbox, root: &Path) {
     let mut took = Vec::new();
     for count in [10, 1000] {
-        let mut entries = vec![entry(
-            FileSystemPath::Special { value: SpecialPath::Root },
-            AccessMode::Read,
-        )];
+        let mut entries =
+            vec![entry(FileSystemPath::Special { value: SpecialPath::Root }, AccessMode::Read)];
         for n in 1..count {
             let path = root.join(format!("root-{n}"));
             let _ = std::fs::create_dir(&path);

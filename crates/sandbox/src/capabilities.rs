@@ -130,11 +130,12 @@ impl Capabilities {
                 },
                 remedy: match self.landlock_abi {
                     0 => Some(
-                        "boot a kernel of 5.13 or newer with `landlock` in its lsm= list".to_owned(),
+                        "boot a kernel of 5.13 or newer with `landlock` in its lsm= list"
+                            .to_owned(),
                     ),
-                    1..6 if !self.namespaces() => Some(
-                        "without namespaces a kernel of 6.12 or newer is needed".to_owned(),
-                    ),
+                    1..6 if !self.namespaces() => {
+                        Some("without namespaces a kernel of 6.12 or newer is needed".to_owned())
+                    }
                     _ => None,
                 },
             },

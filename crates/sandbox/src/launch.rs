@@ -318,10 +318,9 @@ impl Sandbox {
         let limits = &self.config.limits;
         let resolved = resolve(context, around, facts, limits)?;
         let restrictions = match &resolved {
-            Resolved::Restricted(policy) => Restrictions {
-                read: policy.restricts_reading(),
-                write: policy.restricts_writing(),
-            },
+            Resolved::Restricted(policy) => {
+                Restrictions { read: policy.restricts_reading(), write: policy.restricts_writing() }
+            }
             Resolved::Unrestricted | Resolved::NetworkOnly => {
                 Restrictions { read: false, write: false }
             }
@@ -347,11 +346,7 @@ impl Sandbox {
     }
 
     /// Readies a planned policy for a request.
-    pub fn launch(
-        &self,
-        planned: &Planned,
-        request: &Request<'_>,
-    ) -> Result<Launch, PrepareError> {
+    pub fn launch(&self, planned: &Planned, request: &Request<'_>) -> Result<Launch, PrepareError> {
         let target = target(request)?;
         if let (Target::Program(program), Resolved::Restricted(policy)) =
             (&target, &*planned.resolved)
@@ -363,34 +358,27 @@ impl Sandbox {
                 return Err(PrepareError::WorkingDirectory(program.cwd.clone()));
             }
         }
-        let network_restricted = planned.enforcement.network_restricted
-            || matches!(target, Target::Helper { .. });
+        let network_restricted =
+            planned.enforcement.network_restricted || matches!(target, Target::Helper { .. });
         let enforcement = Arc::clone(&planned.enforcement);
         let cleanup = Cleanup { enforcement: Arc::clone(&enforcement) };
-        let seccomp = seccomp::programs(network_restricted).map_err(|error| {
-            PrepareError::Unsupported {
+        let seccomp =
+            seccomp::programs(network_restricted).map_err(|error| PrepareError::Unsupported {
                 reason: error.to_string(),
                 remedy: "run the server on x86-64 or arm64".to_owned(),
-            }
-        })?;
+            })?;
         let plan = Plan { enforcement, network_restricted, seccomp, target };
         let file = memory_file(&plan.encode()).map_err(io_error("writing the plan"))?;
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
             .map_err(io_error("making the status pipe"))?;
         Ok(Launch {
             program: self.config.executable.clone(),
-            args: vec![
-                self.config.executable.clone().into_os_string(),
-                reentry::WORD.into(),
-            ],
+            args: vec![self.config.executable.clone().into_os_string(), reentry::WORD.into()],
             env: Vec::new(),
             descriptors: vec![
                 PassedDescriptor { fd: Arc::new(file), number: reentry::PLAN },
                 PassedDescriptor { fd: Arc::new(write), number: reentry::STATUS },
-                PassedDescriptor {
-                    fd: Arc::clone(&self.lifeline.0),
-                    number: reentry::LIFELINE,
-                },
+                PassedDescriptor { fd: Arc::clone(&self.lifeline.0), number: reentry::LIFELINE },
             ],
             status: StatusReader::new(read),
             cleanup,

@@ -36,8 +36,7 @@ pub(super) fn enter(plan: &Plan) -> Result<(), Failure> {
     let only_wall = enforcement.walls == Walls::LandlockOnly;
     let failed =
         |error: landlock::RulesetError| Failure::new(Stage::Landlock, 0, error.to_string());
-    let level =
-        if only_wall { CompatLevel::HardRequirement } else { CompatLevel::BestEffort };
+    let level = if only_wall { CompatLevel::HardRequirement } else { CompatLevel::BestEffort };
     let mut ruleset = Ruleset::default().set_compatibility(level);
     if enforcement.rules.is_some() {
         ruleset = ruleset.handle_access(AccessFs::from_all(NEWEST)).map_err(failed)?;

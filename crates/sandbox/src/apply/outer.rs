@@ -110,11 +110,7 @@ pub(super) fn wait(pid: i32) -> i32 {
 
 /// What a wait status is as an exit code.
 pub(super) fn exit_code(status: i32) -> i32 {
-    if libc::WIFSIGNALED(status) {
-        128 + libc::WTERMSIG(status)
-    } else {
-        libc::WEXITSTATUS(status)
-    }
+    if libc::WIFSIGNALED(status) { 128 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) }
 }
 
 /// Every id stands for itself. All of them where this process may say so (root), else its own.

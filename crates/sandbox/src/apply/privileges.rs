@@ -76,12 +76,7 @@ pub(super) fn load_seccomp(programs: &[Vec<u64>]) -> Result<(), Failure> {
         // SAFETY: an instruction is eight bytes in the layout of `sock_filter`, and aligned for it;
         // program and header live across the call, which reads them only.
         let loaded = unsafe {
-            libc::syscall(
-                libc::SYS_seccomp,
-                libc::SECCOMP_SET_MODE_FILTER,
-                0,
-                &raw const header,
-            )
+            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const header)
         };
         sys::check(loaded).map_err(during(Stage::Seccomp))?;
     }

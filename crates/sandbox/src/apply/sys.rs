@@ -33,12 +33,8 @@ pub(crate) fn mount_attributes(
     set: u64,
     recursive: bool,
 ) -> rustix::io::Result<()> {
-    let attributes = MountAttributes {
-        set,
-        clear: 0,
-        propagation: libc::MS_PRIVATE,
-        user_namespace: 0,
-    };
+    let attributes =
+        MountAttributes { set, clear: 0, propagation: libc::MS_PRIVATE, user_namespace: 0 };
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the path is a C string, the attributes live across the call and their size is given.
     let result = unsafe {

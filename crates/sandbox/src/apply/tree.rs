@@ -77,7 +77,9 @@ fn open_sources(
     let mut sources = HashMap::new();
     for (index, operation) in tree.operations.iter().enumerate() {
         let (path, identity) = match operation {
-            Operation::Bind { path, identity, .. } => (Cow::Borrowed(path.as_path()), Some(identity)),
+            Operation::Bind { path, identity, .. } => {
+                (Cow::Borrowed(path.as_path()), Some(identity))
+            }
             Operation::PinnedLink { path, identity } => {
                 (Cow::Borrowed(path.as_path()), Some(identity))
             }
@@ -151,7 +153,8 @@ impl Scratch {
         let failed = during(Stage::Scratch);
         let size = size.to_string();
         let options = [("mode", "0755"), ("size", size.as_str())];
-        let mount = sys::new_mount(c"tmpfs", &options, ATTR_NOSUID | ATTR_NODEV).map_err(&failed)?;
+        let mount =
+            sys::new_mount(c"tmpfs", &options, ATTR_NOSUID | ATTR_NODEV).map_err(&failed)?;
         let umask = rustix::process::umask(Mode::empty());
         let made = fill(&mount, tree);
         rustix::process::umask(umask);
@@ -171,13 +174,14 @@ impl Scratch {
 }
 
 fn fill(mount: &OwnedFd, tree: &Tree) -> rustix::io::Result<()> {
-    let directory = |path: &Path, mode: u32| {
-        rustix::fs::mkdirat(mount, path, Mode::from_raw_mode(mode))
-    };
+    let directory =
+        |path: &Path, mode: u32| rustix::fs::mkdirat(mount, path, Mode::from_raw_mode(mode));
     let mut masks = (false, false);
     for (index, operation) in tree.operations.iter().enumerate() {
         match operation {
-            Operation::Mask { directory: true, .. } | Operation::Placeholder { .. } => masks.0 = true,
+            Operation::Mask { directory: true, .. } | Operation::Placeholder { .. } => {
+                masks.0 = true
+            }
             Operation::Mask { directory: false, .. } => masks.1 = true,
             Operation::SharedMemory => directory(Path::new(SHARED_MEMORY), 0o1777)?,
             Operation::Skeleton { nodes, listable, .. } => {
@@ -268,7 +272,11 @@ fn put(
                 _ => quiet | ATTR_RDONLY,
             };
             sys::mount_attributes(&source, attributes, true).map_err(&failed)?;
-            if placeholder == Some((true, true)) { scratch.clone(MASKED_DIRECTORY, quiet | ATTR_RDONLY)? } else { source }
+            if placeholder == Some((true, true)) {
+                scratch.clone(MASKED_DIRECTORY, quiet | ATTR_RDONLY)?
+            } else {
+                source
+            }
         }
         Operation::Proc => proc(processes)?,
         Operation::Terminals => {
@@ -300,7 +308,8 @@ fn proc(processes: u32) -> Result<OwnedFd, Failure> {
     let failed = during(Stage::Proc);
     let mount = sys::new_mount(c"proc", &[], ATTR_NOSUID | ATTR_NODEV).map_err(&failed)?;
     limit_pids(&mount, processes);
-    sys::mount_attributes(&mount, ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY, false).map_err(&failed)?;
+    sys::mount_attributes(&mount, ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY, false)
+        .map_err(&failed)?;
     Ok(mount)
 }
 

@@ -50,7 +50,8 @@ mod tests {
 
     #[test]
     fn agrees_with_components() {
-        let paths = ["/", "/a", "/a/b", "/a/b/c", "/a-b", "/a.b", "/ab", "/b", "/b/a"].map(Path::new);
+        let paths =
+            ["/", "/a", "/a/b", "/a/b/c", "/a-b", "/a.b", "/ab", "/b", "/b/a"].map(Path::new);
         for a in paths {
             assert_eq!(ancestors(a).collect::<Vec<_>>(), a.ancestors().collect::<Vec<_>>());
             for b in paths {

@@ -21,16 +21,8 @@ use super::{metadata, scan};
 use crate::Limits;
 
 /// What a program needs to start; those that exist.
-pub const MINIMAL: [&str; 8] = [
-    "/bin",
-    "/sbin",
-    "/usr",
-    "/etc",
-    "/lib",
-    "/lib64",
-    "/nix/store",
-    "/run/current-system/sw",
-];
+pub const MINIMAL: [&str; 8] =
+    ["/bin", "/sbin", "/usr", "/etc", "/lib", "/lib64", "/nix/store", "/run/current-system/sw"];
 
 /// Why a policy cannot be resolved. Nothing has run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -237,8 +229,9 @@ impl Resolving<'_> {
                     if access != AccessMode::Deny {
                         return Err(PolicyError::GlobAllows(pattern.clone()));
                     }
-                    let glob = Glob::parse(pattern).map_err(|source| {
-                        PolicyError::GlobInvalid { pattern: pattern.clone(), source }
+                    let glob = Glob::parse(pattern).map_err(|source| PolicyError::GlobInvalid {
+                        pattern: pattern.clone(),
+                        source,
                     })?;
                     if !glob.absolute && cwd.is_none() {
                         return Err(PolicyError::CwdNeeded);
@@ -316,9 +309,8 @@ impl Resolving<'_> {
 /// The relative path a `subpath` stands for.
 fn below_root(subpath: Option<&str>) -> Result<PathBuf, PolicyError> {
     let Some(subpath) = subpath else { return Ok(PathBuf::new()) };
-    let leaves = |component: Component<'_>| {
-        !matches!(component, Component::Normal(_) | Component::CurDir)
-    };
+    let leaves =
+        |component: Component<'_>| !matches!(component, Component::Normal(_) | Component::CurDir);
     let path = Path::new(OsStr::from_bytes(subpath.as_bytes()));
     if path.components().any(leaves) || subpath.contains('\0') {
         return Err(PolicyError::Subpath(subpath.to_owned()));

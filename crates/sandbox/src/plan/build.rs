@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::{AccessMode, NetworkPolicy};
 
-use super::{Base, Enforcement, Grant, Operation, Placeholder, Rule, SkeletonNode, Tree, Walls};
 use super::landlock_only;
+use super::{Base, Enforcement, Grant, Operation, Placeholder, Rule, SkeletonNode, Tree, Walls};
+use crate::Limits;
 use crate::capabilities::Capabilities;
 use crate::decide::facts::{Facts, NodeKind};
 use crate::decide::order::{ancestors, is_within, order, parent};
 use crate::decide::policy::{Resolved, ResolvedPolicy};
-use crate::Limits;
 
 /// Why a policy cannot be enforced here. Nothing has run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -176,10 +176,9 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
         building.pin_from(parent(path).unwrap_or(root), policy);
     }
     for (path, node) in &policy.pinned_links {
-        building.operations.push(Operation::PinnedLink {
-            path: path.clone(),
-            identity: node.identity,
-        });
+        building
+            .operations
+            .push(Operation::PinnedLink { path: path.clone(), identity: node.identity });
     }
     let placeholders: Vec<Placeholder> = policy
         .protected

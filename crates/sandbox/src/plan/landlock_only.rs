@@ -28,8 +28,7 @@ pub(super) fn convert(
     capabilities: &Capabilities,
 ) -> Result<(), PlanError> {
     let remedy = capabilities.namespace_remedy();
-    let unsupported =
-        |reason: String| PlanError::Unsupported { reason, remedy: remedy.to_owned() };
+    let unsupported = |reason: String| PlanError::Unsupported { reason, remedy: remedy.to_owned() };
     if !capabilities.seccomp {
         return Err(unsupported("neither namespaces nor seccomp are available".to_owned()));
     }

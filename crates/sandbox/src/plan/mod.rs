@@ -147,10 +147,7 @@ pub enum SkeletonNode {
     /// An empty file, to mount a file or a device on.
     File(#[serde(with = "encoding::path")] PathBuf),
     /// A link and its target.
-    Link(
-        #[serde(with = "encoding::path")] PathBuf,
-        #[serde(with = "encoding::path")] PathBuf,
-    ),
+    Link(#[serde(with = "encoding::path")] PathBuf, #[serde(with = "encoding::path")] PathBuf),
 }
 
 /// A name that may not come into being.

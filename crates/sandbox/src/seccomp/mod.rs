@@ -18,8 +18,7 @@ type Instruction = u64;
 
 /// The programs for a plan, in the order in which they are loaded.
 pub(crate) fn programs(network_restricted: bool) -> Result<Vec<Vec<Instruction>>, FilterError> {
-    static OPEN: LazyLock<Result<Vec<Instruction>, FilterError>> =
-        LazyLock::new(|| compile(false));
+    static OPEN: LazyLock<Result<Vec<Instruction>, FilterError>> = LazyLock::new(|| compile(false));
     static CLOSED: LazyLock<Result<Vec<Instruction>, FilterError>> =
         LazyLock::new(|| compile(true));
     let main = if network_restricted { &CLOSED } else { &OPEN };
@@ -67,10 +66,11 @@ fn rules(network_restricted: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Fi
     }
     for flag in table::NAMESPACE_FLAGS {
         let flag = *flag as u32 as u64;
-        rules
-            .entry(libc::SYS_clone)
-            .or_default()
-            .push(rule(vec![when(0, Op::MaskedEq(flag), flag)?])?);
+        rules.entry(libc::SYS_clone).or_default().push(rule(vec![when(
+            0,
+            Op::MaskedEq(flag),
+            flag,
+        )?])?);
     }
     let families: &[i32] =
         if network_restricted { &[libc::AF_UNIX] } else { table::ENABLED_FAMILIES };
@@ -82,10 +82,11 @@ fn rules(network_restricted: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Fi
         rules.entry(call).or_default().push(rule(others)?);
         if network_restricted {
             for kind in (0..16).filter(|kind| !table::RESTRICTED_UNIX_TYPES.contains(kind)) {
-                rules
-                    .entry(call)
-                    .or_default()
-                    .push(rule(vec![when(1, Op::MaskedEq(0xf), kind as u64)?])?);
+                rules.entry(call).or_default().push(rule(vec![when(
+                    1,
+                    Op::MaskedEq(0xf),
+                    kind as u64,
+                )?])?);
             }
         }
     }

@@ -115,10 +115,5 @@ pub(super) const ENABLED_FAMILIES: &[i32] =
 pub(super) const RESTRICTED_UNIX_TYPES: &[i32] = &[libc::SOCK_STREAM, libc::SOCK_SEQPACKET];
 
 /// With the network restricted: how a socket would reach or be reached by name.
-pub(super) const RESTRICTED_CALLS: &[c_long] = &[
-    libc::SYS_connect,
-    libc::SYS_bind,
-    libc::SYS_listen,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-];
+pub(super) const RESTRICTED_CALLS: &[c_long] =
+    &[libc::SYS_connect, libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4];

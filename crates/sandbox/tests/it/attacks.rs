@@ -161,18 +161,24 @@ fn what_is_denied_cannot_be_read() {
         symlink(".env", world.work.join("alias")).unwrap();
         world.own();
         for (name, policy) in [
-            ("named", vec![
-                root(AccessMode::Read),
-                project(AccessMode::Write),
-                at(&world.outside, AccessMode::Deny),
-                glob("**/.env"),
-            ]),
-            ("never granted", vec![
-                special(codex_exec_server_protocol::SpecialPath::Minimal, AccessMode::Read),
-                at(program().parent().unwrap(), AccessMode::Read),
-                project(AccessMode::Write),
-                glob(".env"),
-            ]),
+            (
+                "named",
+                vec![
+                    root(AccessMode::Read),
+                    project(AccessMode::Write),
+                    at(&world.outside, AccessMode::Deny),
+                    glob("**/.env"),
+                ],
+            ),
+            (
+                "never granted",
+                vec![
+                    special(codex_exec_server_protocol::SpecialPath::Minimal, AccessMode::Read),
+                    at(program().parent().unwrap(), AccessMode::Read),
+                    project(AccessMode::Write),
+                    glob(".env"),
+                ],
+            ),
         ] {
             for words in [
                 &["read", "{out}/secret"][..],
@@ -203,15 +209,10 @@ fn what_is_denied_cannot_be_read() {
                     .collect();
                 let words: Vec<&str> = words.iter().map(String::as_str).collect();
                 let done = world.attempt(managed(policy.clone()), &words);
-                assert!(
-                    (1..130).contains(&done.code),
-                    "{user:?}, {name}, {words:?}: {done:?}"
-                );
+                assert!((1..130).contains(&done.code), "{user:?}, {name}, {words:?}: {done:?}");
             }
             // Moving the directory around it does not bring it to light.
-            world
-                .shell(managed(policy), "mv deep moved && cat moved/.env; mv moved deep")
-                .ok();
+            world.shell(managed(policy), "mv deep moved && cat moved/.env; mv moved deep").ok();
         }
     }
 }

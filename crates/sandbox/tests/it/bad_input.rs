@@ -73,8 +73,11 @@ fn a_skipped_path_does_not_protect_its_name() {
     for user in users() {
         let world = World::new(user);
         let mut entry = at(&world.work.join("later"), AccessMode::Deny);
-        let strict =
-            managed(vec![root(AccessMode::Read), at(&world.work, AccessMode::Write), entry.clone()]);
+        let strict = managed(vec![
+            root(AccessMode::Read),
+            at(&world.work, AccessMode::Write),
+            entry.clone(),
+        ]);
         world.shell(strict, "mkdir later").kept_from();
         entry.missing_path_behavior = Some(MissingPathBehavior::Skip);
         let lax = managed(vec![root(AccessMode::Read), at(&world.work, AccessMode::Write), entry]);
@@ -116,8 +119,8 @@ fn patterns_that_cannot_be_kept_are_refused() {
     let done = world.run(managed(vec![root(AccessMode::Read), allows]), ["true"]);
     assert!(done.code == REFUSED && done.err.contains("can only deny"), "{done:?}");
     let leaves = SpecialPath::ProjectRoots { subpath: Some("../..".into()) };
-    let done =
-        world.run(managed(vec![root(AccessMode::Read), special(leaves, AccessMode::Write)]), ["true"]);
+    let done = world
+        .run(managed(vec![root(AccessMode::Read), special(leaves, AccessMode::Write)]), ["true"]);
     assert!(done.code == REFUSED && done.err.contains("leaves the workspace"), "{done:?}");
 }
 
@@ -125,8 +128,7 @@ fn patterns_that_cannot_be_kept_are_refused() {
 fn unknown_kinds_grant_nothing_and_deny_nothing_in_silence() {
     let world = World::new(User::Own);
     let unknown = || SpecialPath::Unknown(serde_json::json!({"kind": "moon"}));
-    let policy =
-        |access| managed(vec![root(AccessMode::Read), special(unknown(), access)]);
+    let policy = |access| managed(vec![root(AccessMode::Read), special(unknown(), access)]);
     world.shell(policy(AccessMode::Write), "echo x > x").kept_from();
     let done = world.run(policy(AccessMode::Deny), ["true"]);
     assert!(done.code == REFUSED && done.err.contains("unknown kind"), "{done:?}");

@@ -102,9 +102,8 @@ fn any_path() -> impl Strategy<Value = String> {
 
 /// The rule as it is written: ancestors, the most specific, precedence.
 fn oracle(entries: &[(String, AccessMode)], path: &str) -> AccessMode {
-    let is_ancestor = |above: &str| {
-        above == "/" || path == above || path.starts_with(&format!("{above}/"))
-    };
+    let is_ancestor =
+        |above: &str| above == "/" || path == above || path.starts_with(&format!("{above}/"));
     let depth = |path: &str| path.split('/').filter(|name| !name.is_empty()).count();
     let matching: Vec<_> = entries.iter().filter(|(above, _)| is_ancestor(above)).collect();
     let Some(deepest) = matching.iter().map(|(above, _)| depth(above)).max() else {
@@ -368,11 +367,8 @@ fn restrictions_and_keys() {
     assert_eq!(key, plan(&tree, &denies).unwrap().key());
     assert_ne!(key, plan(&tree, &read_only).unwrap().key());
     // Another inode at the same path is another key.
-    let replaced = Tree::new([
-        ("/a", Entry::Directory),
-        ("/w", Entry::Directory),
-        ("/w/x", Entry::File("")),
-    ]);
+    let replaced =
+        Tree::new([("/a", Entry::Directory), ("/w", Entry::Directory), ("/w/x", Entry::File(""))]);
     assert_ne!(key, plan(&replaced, &denies).unwrap().key());
 }
 
@@ -381,14 +377,14 @@ fn machines_that_cannot() {
     let tree = Tree::new([("/w", Entry::Directory)]);
     let writes = context(vec![root(AccessMode::Read), project(AccessMode::Write)]);
     let reads = SandboxContext::new(PermissionProfile::read_only());
-    let refused = |capabilities: Capabilities, context: &SandboxContext| {
-        match planner(capabilities).plan_with(context, Surroundings::default(), &tree) {
-            Err(error @ PrepareError::Unsupported { .. }) => {
-                assert!(error.is_unenforceable());
-                error.to_string()
-            }
-            other => panic!("{other:?}"),
+    let refused = |capabilities: Capabilities, context: &SandboxContext| match planner(capabilities)
+        .plan_with(context, Surroundings::default(), &tree)
+    {
+        Err(error @ PrepareError::Unsupported { .. }) => {
+            assert!(error.is_unenforceable());
+            error.to_string()
         }
+        other => panic!("{other:?}"),
     };
     let without = Capabilities { user_namespace: false, ..able() };
     assert!(planner(without.clone()).plan_with(&reads, Surroundings::default(), &tree).is_ok());

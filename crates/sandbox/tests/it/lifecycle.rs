@@ -44,7 +44,8 @@ fn start(
     let env = [("PATH".into(), "/usr/bin:/bin".into()), ("PS1".into(), "> ".into())];
     let command = Command::Program { argv: &argv, arg0: None, env: &env, cwd: &world.work };
     let context = world.context(workspace());
-    let Prepared::Enforced(launch) = sandbox.prepare(&context, &Request { command }).unwrap() else {
+    let Prepared::Enforced(launch) = sandbox.prepare(&context, &Request { command }).unwrap()
+    else {
         panic!("nothing to enforce");
     };
     let mut command = spawn::command(&launch);
@@ -80,7 +81,8 @@ fn the_program_is_found_as_outside() {
         let world = World::new(user);
         let script = world.work.join("script");
         std::fs::write(&script, "echo script $1\n").unwrap();
-        std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .unwrap();
         std::fs::write(world.work.join("plain"), "").unwrap();
         world.own();
         assert_eq!(world.run(workspace(), ["./script", "one"]).ok().out, "script one\n");
@@ -120,8 +122,7 @@ fn the_group_can_be_signalled() {
         (libc::SIGUSR1, "exit 51"),
         (libc::SIGQUIT, "exit 51"),
     ] {
-        let script =
-            format!("trap '{ending}' {signal}; sleep 600 & echo ready; wait");
+        let script = format!("trap '{ending}' {signal}; sleep 600 & echo ready; wait");
         let (mut child, failure, _) = start(&sandbox, &world, &["sh", "-c", &script], |_| {});
         assert_eq!(failure, None);
         let mut line = String::new();
@@ -130,7 +131,8 @@ fn the_group_can_be_signalled() {
         assert_eq!(child.wait().unwrap().code(), Some(51), "signal {signal}");
     }
     // Without a handler the target dies of it, and the exit code says so.
-    let (mut child, _, _) = start(&sandbox, &world, &["sh", "-c", "echo ready; exec sleep 600"], |_| {});
+    let (mut child, _, _) =
+        start(&sandbox, &world, &["sh", "-c", "echo ready; exec sleep 600"], |_| {});
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     kill(-(child.id() as i32), libc::SIGINT);
@@ -176,7 +178,8 @@ fn killing_the_child_ends_everything_inside() {
     let sandbox = sandbox();
     let world = World::new(User::Own);
     let alive = world.work.join("alive");
-    let script = "(setsid sh -c 'while :; do echo x > alive; sleep 0.01; done' &); echo ready; sleep 60";
+    let script =
+        "(setsid sh -c 'while :; do echo x > alive; sleep 0.01; done' &); echo ready; sleep 60";
     let (mut child, _, cleanup) = start(&sandbox, &world, &["sh", "-c", script], |_| {});
     let mut line = String::new();
     let mut out = BufReader::new(child.stdout.take().unwrap());
@@ -305,8 +308,7 @@ fn placeholders_are_shared() {
         // Waits for a line, then tries to take the name.
         let script = "read x; mkdir .git && echo taken";
         let mut second = world.server(&context, &world.work, ["sh", "-c", script]);
-        let mut second =
-            second.stdin(Stdio::piped()).env("TEST_ANNOUNCE", "1").spawn().unwrap();
+        let mut second = second.stdin(Stdio::piped()).env("TEST_ANNOUNCE", "1").spawn().unwrap();
         let mut line = String::new();
         let mut err = BufReader::new(second.stderr.take().unwrap());
         err.read_line(&mut line).unwrap();
@@ -346,7 +348,13 @@ fn terminal() -> (File, OwnedFd) {
     let null = std::ptr::null_mut();
     // SAFETY: both numbers and the size live across the call.
     let made = unsafe {
-        libc::openpty(&raw mut master, &raw mut slave, null, null.cast(), (&raw const size).cast_mut())
+        libc::openpty(
+            &raw mut master,
+            &raw mut slave,
+            null,
+            null.cast(),
+            (&raw const size).cast_mut(),
+        )
     };
     assert_eq!(made, 0);
     // SAFETY: just opened, and owned by nobody.
@@ -365,38 +373,61 @@ fn on_terminal(command: &mut std::process::Command, slave: &OwnedFd) {
     }
 }
 
-/// Reads until a text comes.
-fn read_until(master: &mut File, text: &str) -> String {
-    let mut seen = Vec::new();
-    let mut chunk = [0; 4096];
-    while !String::from_utf8_lossy(&seen).contains(text) {
-        match master.read(&mut chunk) {
-            Ok(0) | Err(_) => panic!("{text:?} never came: {}", String::from_utf8_lossy(&seen)),
-            Ok(n) => seen.extend(&chunk[..n]),
+/// What a terminal shows, read as far as it was looked at.
+struct Screen {
+    master: File,
+    seen: Vec<u8>,
+}
+
+impl Screen {
+    fn new(master: File) -> Self {
+        Self { master, seen: Vec::new() }
+    }
+
+    fn type_in(&mut self, text: &str) {
+        self.master.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Reads until a text comes; answers what came before it.
+    fn until(&mut self, text: &str) -> String {
+        let mut chunk = [0; 4096];
+        loop {
+            let found = self.seen.windows(text.len()).position(|window| window == text.as_bytes());
+            if let Some(at) = found {
+                let before = self.seen.drain(..at + text.len()).take(at).collect::<Vec<u8>>();
+                return String::from_utf8_lossy(&before).into_owned();
+            }
+            match self.master.read(&mut chunk) {
+                Ok(n @ 1..) => self.seen.extend(&chunk[..n]),
+                _ => panic!("{text:?} never came: {}", String::from_utf8_lossy(&self.seen)),
+            }
         }
     }
-    String::from_utf8_lossy(&seen).into_owned()
 }
 
 #[test]
 fn terminals_work() {
     let sandbox = sandbox();
     let world = World::new(User::Own);
-    let (mut master, slave) = terminal();
+    let (master, slave) = terminal();
     let script = "trap 'stty size' WINCH; test -t 0 && test -t 1 && echo isatty; \
                   echo through > /dev/tty; stty size; tty; sleep 600 & while :; do wait; done";
     let (mut child, failure, _) =
         start(&sandbox, &world, &["sh", "-c", script], |command| on_terminal(command, &slave));
     assert_eq!(failure, None);
     drop(slave);
-    let seen = read_until(&mut master, "24 80");
+    let mut screen = Screen::new(master);
+    let seen = screen.until("24 80");
     assert!(seen.contains("isatty") && seen.contains("through"), "{seen:?}");
     let size = libc::winsize { ws_row: 50, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: the size lives across the call.
-    assert_eq!(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) }, 0);
-    read_until(&mut master, "50 120");
+    assert_eq!(
+        unsafe { libc::ioctl(screen.master.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) },
+        0
+    );
+    screen.until("50 120");
     // Control-C from the terminal.
-    master.write_all(b"\x03").unwrap();
+    screen.type_in("\x03");
     assert_eq!(child.wait().unwrap().code(), Some(128 + libc::SIGINT));
 }
 
@@ -404,7 +435,7 @@ fn terminals_work() {
 fn job_control_works() {
     let sandbox = sandbox();
     let world = World::new(User::Own);
-    let (mut master, slave) = terminal();
+    let (master, slave) = terminal();
     let argv = ["bash", "--norc", "--noprofile", "-i"];
     let (mut child, failure, _) =
         start(&sandbox, &world, &argv, |command| on_terminal(command, &slave));
@@ -412,16 +443,17 @@ fn job_control_works() {
         return; // No bash here.
     }
     drop(slave);
-    let seen = read_until(&mut master, "> ");
+    let mut screen = Screen::new(master);
+    let seen = screen.until("> ");
     assert!(!seen.contains("no job control"), "{seen:?}");
     // The echo of the command does not end a line with that word; the job does.
-    master.write_all(b"sh -c 'echo up; exec sleep 600'\n").unwrap();
-    read_until(&mut master, "up\r\n");
-    master.write_all(b"\x1a").unwrap();
-    read_until(&mut master, "Stopped");
-    master.write_all(b"kill %1; wait; exit 9\n").unwrap();
-    let mut rest = Vec::new();
-    let _ = master.read_to_end(&mut rest);
+    screen.type_in("sh -c 'echo up; exec sleep 600'\n");
+    screen.until("up\r\n");
+    screen.type_in("\x1a");
+    screen.until("Stopped");
+    screen.until("> ");
+    screen.type_in("disown -a; exit 9\n");
+    let _ = screen.master.read_to_end(&mut screen.seen);
     assert_eq!(child.wait().unwrap().code(), Some(9));
 }
 

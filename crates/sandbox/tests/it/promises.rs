@@ -128,7 +128,8 @@ fn a_git_link_is_pinned() {
         std::fs::create_dir(world.work.join("real")).unwrap();
         symlink("real", world.work.join(".git")).unwrap();
         world.own();
-        for script in ["rm .git", "mv .git x", "ln -sfn other .git", "echo x > .git/x", "mv real x"] {
+        for script in ["rm .git", "mv .git x", "ln -sfn other .git", "echo x > .git/x", "mv real x"]
+        {
             world.shell(workspace(), script).kept_from();
         }
         world.shell(workspace(), "ls .git && echo ok > file").ok();
@@ -144,8 +145,11 @@ fn protected_places_keep_their_names() {
         std::fs::create_dir_all(&kept).unwrap();
         world.own();
         for access in [AccessMode::Read, AccessMode::Deny] {
-            let policy =
-                managed(vec![root(AccessMode::Read), project(AccessMode::Write), at(&kept, access)]);
+            let policy = managed(vec![
+                root(AccessMode::Read),
+                project(AccessMode::Write),
+                at(&kept, access),
+            ]);
             for script in ["mv a x", "mv a/b x", "rm -rf a", "mkdir a/b/kept/x", "mv a/b/kept x"] {
                 world.shell(policy.clone(), script).kept_from();
             }
@@ -176,7 +180,10 @@ fn nested_entries_decide_by_the_most_specific() {
             place("no/yes", AccessMode::Write),
         ]);
         world
-            .shell(policy.clone(), "echo x > f && echo x > ro/rw/f && cat ro/rw/no/ro/file && echo x > no/yes/f")
+            .shell(
+                policy.clone(),
+                "echo x > f && echo x > ro/rw/f && cat ro/rw/no/ro/file && echo x > no/yes/f",
+            )
             .ok();
         for script in [
             "echo x > ro/f",
@@ -199,10 +206,8 @@ fn temporary_directories() {
         let temporary = world.base.join("temporary");
         std::fs::create_dir(&temporary).unwrap();
         world.own();
-        let policy = managed(vec![
-            root(AccessMode::Read),
-            special(SpecialPath::Tmpdir, AccessMode::Write),
-        ]);
+        let policy =
+            managed(vec![root(AccessMode::Read), special(SpecialPath::Tmpdir, AccessMode::Write)]);
         let context = world.context(policy);
         let argv = ["sh", "-c", "echo x > \"$TMPDIR/x\""];
         let mut server = world.server(&context, &world.work, argv);
@@ -258,6 +263,7 @@ fn root_may_write_where_others_own() {
     }
     let mut world = World::new(User::Nobody);
     world.user = User::Own;
-    std::fs::set_permissions(&world.work, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    std::fs::set_permissions(&world.work, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .unwrap();
     world.shell(workspace(), "echo x > x && chown 1000 x && cat x").ok();
 }

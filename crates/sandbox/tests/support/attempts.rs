@@ -104,7 +104,9 @@ fn try_it(name: &str, args: &[String]) -> io::Result<()> {
                 last
             }
             "write-proc-sys" => std::fs::write("/proc/sys/kernel/core_pattern", "|/bin/true"),
-            "write-own-mem" => std::fs::OpenOptions::new().write(true).open("/proc/1/mem").map(drop),
+            "write-own-mem" => {
+                std::fs::OpenOptions::new().write(true).open("/proc/1/mem").map(drop)
+            }
             "swap-race" => swap_race(&args[0], &args[1]),
             "connect-inet" => {
                 let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
@@ -118,10 +120,9 @@ fn try_it(name: &str, args: &[String]) -> io::Result<()> {
                 let size = size_of::<libc::sockaddr_in>() as u32;
                 ok32(libc::connect(fd, (&raw const address).cast(), size))
             }
-            "socket" => socket(
-                args[0].parse().expect("a number"),
-                args[1].parse().expect("a number"),
-            ),
+            "socket" => {
+                socket(args[0].parse().expect("a number"), args[1].parse().expect("a number"))
+            }
             "socketpair" => {
                 let mut fds = [0; 2];
                 let kind = args[0].parse().expect("a number");
@@ -193,9 +194,7 @@ fn try_it(name: &str, args: &[String]) -> io::Result<()> {
             "count-pids" => {
                 let pids = std::fs::read_dir("/proc")?
                     .flatten()
-                    .filter(|entry| {
-                        entry.file_name().to_string_lossy().parse::<u32>().is_ok()
-                    })
+                    .filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok())
                     .count();
                 if pids > 3 { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
             }
@@ -208,9 +207,7 @@ fn try_it(name: &str, args: &[String]) -> io::Result<()> {
                     .count();
                 if extra > 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
             }
-            "gain-by-no-new-privs" => {
-                ok32(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 0, 0, 0, 0))
-            }
+            "gain-by-no-new-privs" => ok32(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 0, 0, 0, 0)),
             other => panic!("unknown attempt {other}"),
         }
     }

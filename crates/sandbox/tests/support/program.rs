@@ -58,17 +58,15 @@ fn run(args: &[OsString]) {
     let argv = &args[3..];
     let mut config = Config::new(std::env::current_exe().expect("an executable"));
     if std::env::var_os("TEST_LANDLOCK_ONLY").is_some() {
-        config.capabilities = Some(Capabilities {
-            user_namespace: false,
-            ..Capabilities::probe()
-        });
+        config.capabilities = Some(Capabilities { user_namespace: false, ..Capabilities::probe() });
     }
     if let Some(limit) = std::env::var("TEST_PROCESSES").ok().and_then(|n| n.parse().ok()) {
         config.limits.processes = limit;
     }
     let sandbox = Sandbox::new(config).expect("a pipe");
-    let env: Vec<(OsString, OsString)> =
-        std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TEST_")).collect();
+    let env: Vec<(OsString, OsString)> = std::env::vars_os()
+        .filter(|(name, _)| !name.to_string_lossy().starts_with("TEST_"))
+        .collect();
     let command = if args[2] == "--helper" {
         Command::Helper { name: argv[0].to_str().expect("text"), env: &env }
     } else {

@@ -38,7 +38,10 @@ pub fn command(launch: &Launch) -> Command {
 }
 
 /// Spawns and waits until the target runs or has failed to.
-pub fn spawn(mut command: Command, launch: Launch) -> io::Result<(Child, Option<Failure>, Cleanup)> {
+pub fn spawn(
+    mut command: Command,
+    launch: Launch,
+) -> io::Result<(Child, Option<Failure>, Cleanup)> {
     let Launch { descriptors, status, cleanup, .. } = launch;
     let child = command.spawn()?;
     drop(descriptors);
