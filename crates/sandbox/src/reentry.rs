@@ -36,10 +36,9 @@ pub struct Helper {
 /// before any thread or runtime.
 ///
 /// ```no_run
-/// fn main() {
-///     codex_linux_sandbox::reentry::main_if_reentered(&[]);
-///     // the usual main
-/// }
+/// // in `main`:
+/// codex_linux_sandbox::reentry::main_if_reentered(&[]);
+/// // and now the usual work
 /// ```
 pub fn main_if_reentered(helpers: &[Helper]) {
     let mut args = std::env::args_os();

@@ -18,7 +18,7 @@ pub(crate) mod probe;
 mod sys;
 mod tree;
 
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::io::{Errno, FdFlags};
@@ -60,14 +60,14 @@ pub(crate) fn main(helpers: &[Helper]) -> ! {
         eprintln!("this is a part of the exec server and is not meant to be run by hand");
         sys::exit_now(2)
     };
-    let plan = match plan.map(read_plan) {
+    let plan = match plan.as_ref().map(read_plan) {
         Some(Ok(plan)) => plan,
         Some(Err(failure)) => status.fail(&failure),
         None => status.fail(&Failure::new(Stage::ReadPlan, libc::EBADF, "")),
     };
     sys::block_signals();
     let result = match plan.enforcement.walls {
-        Walls::Namespaces => outer::run(&plan, &status, lifeline, helpers),
+        Walls::Namespaces => outer::run(&plan, &status, lifeline.as_ref(), helpers),
         Walls::LandlockOnly => {
             drop(lifeline);
             execute::in_place(&plan, helpers)
@@ -89,14 +89,14 @@ fn given(number: i32) -> Option<OwnedFd> {
     Some(fd)
 }
 
-fn read_plan(fd: OwnedFd) -> Result<Plan, Failure> {
+fn read_plan(fd: &OwnedFd) -> Result<Plan, Failure> {
     let failed = during(Stage::ReadPlan);
-    let size = rustix::fs::fstat(fd.as_fd()).map_err(&failed)?.st_size as usize;
+    let size = rustix::fs::fstat(fd).map_err(&failed)?.st_size as usize;
     let mut bytes = vec![0; size];
     let mut filled = 0;
     while filled < size {
         // From the start, wherever the writer left the common offset.
-        match rustix::io::pread(&fd, &mut bytes[filled..], filled as u64).map_err(&failed)? {
+        match rustix::io::pread(fd, &mut bytes[filled..], filled as u64).map_err(&failed)? {
             0 => break,
             read => filled += read,
         }

@@ -23,7 +23,7 @@ const NAMESPACES: i32 =
 pub(super) fn run(
     plan: &Plan,
     status: &Status,
-    lifeline: Option<OwnedFd>,
+    lifeline: Option<&OwnedFd>,
     helpers: &[Helper],
 ) -> Result<i32, Failure> {
     if lifeline.is_some() {
@@ -56,7 +56,7 @@ pub(super) fn run(
     let _ = rustix::io::write(&tell_ready, b"!");
     // From here on only the inner process may speak, and only it and the target hold the streams.
     close_given();
-    watch(&pidfd, lifeline.as_ref());
+    watch(&pidfd, lifeline);
     let code = wait(pid);
     held.release();
     drop(tell_ready);

@@ -180,7 +180,7 @@ fn fill(mount: &OwnedFd, tree: &Tree) -> rustix::io::Result<()> {
     for (index, operation) in tree.operations.iter().enumerate() {
         match operation {
             Operation::Mask { directory: true, .. } | Operation::Placeholder { .. } => {
-                masks.0 = true
+                masks.0 = true;
             }
             Operation::Mask { directory: false, .. } => masks.1 = true,
             Operation::SharedMemory => directory(Path::new(SHARED_MEMORY), 0o1777)?,

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use codex_exec_server_protocol::{
-    AccessMode, FileSystemPath, FileSystemPolicy, MissingPathBehavior, NetworkPolicy,
+    AccessMode, FileSystemPath, FileSystemPolicy, MissingPathBehavior, NetworkPolicy, PathUri,
     PermissionProfile, RestrictedFileSystem, SandboxContext, SpecialPath,
 };
 
@@ -164,11 +164,11 @@ pub fn resolve(
         },
         regions: HashMap::new(),
     };
-    let cwd = context.cwd.as_ref().map(|cwd| cwd.as_path()).or(around.cwd);
+    let cwd = context.cwd.as_ref().map(PathUri::as_path).or(around.cwd);
     let roots: Vec<&Path> = if context.project_root_is_cwd {
         cwd.into_iter().collect()
     } else {
-        context.workspace_roots.iter().map(|root| root.as_path()).collect()
+        context.workspace_roots.iter().map(PathUri::as_path).collect()
     };
     let globs = resolving.entries(file_system, cwd, &roots, around.tmpdir)?;
     let matches = scan::expand(

@@ -4,7 +4,7 @@
 //! Invariant: a Landlock rule grants and can never take back, so a policy that denies something, or
 //! keeps it read-only, inside of what it grants is refused here, never approximated.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
@@ -84,5 +84,5 @@ fn inexpressible(policy: &ResolvedPolicy) -> Option<&Path> {
         .protected
         .first()
         .map(|name| name.parent.as_path())
-        .or_else(|| policy.pinned_links.keys().next().map(|path| path.as_path()))
+        .or_else(|| policy.pinned_links.keys().next().map(PathBuf::as_path))
 }
