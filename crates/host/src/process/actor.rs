@@ -26,10 +26,12 @@ use codex_exec_server_protocol::process::{
     OutputStream, ProcessId, ProcessInfo, ReadParams, ReadResponse,
 };
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::child::Child;
 use super::config::ProcessConfig;
+use super::confinement::Confined;
 use super::event::{EventKind, EventSink, ProcessEvent, SinkClosed};
 use super::handle::{Command, NoTerminal};
 use super::output::{Output, READ_BYTES};
@@ -39,9 +41,6 @@ use super::stdin::Stdin;
 
 /// The longest a read waits, so that no clock overflows.
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 24 * 3600);
-
-/// Decides whether a sandbox caused an exit, from the exit code and what was written.
-pub type DenialCheck = Box<dyn FnOnce(i32, &mut dyn Iterator<Item = &[u8]>) -> bool + Send>;
 
 /// What a process is made of once it runs.
 pub(super) struct Parts {
@@ -55,7 +54,7 @@ pub(super) struct Parts {
     /// The terminal's master.
     pub terminal: Option<Arc<OwnedFd>>,
     pub retention: Retention,
-    pub denial: Option<DenialCheck>,
+    pub confined: Option<Confined>,
 }
 
 /// Who is told of events.
@@ -85,6 +84,7 @@ pub(super) struct Actor {
     closed: bool,
     failure: Option<String>,
     forget_at: Option<Instant>,
+    cleaning: Option<JoinHandle<()>>,
 }
 
 /// What a client that came back may still ask for before it can be dropped.
@@ -147,6 +147,7 @@ impl Actor {
             closed: false,
             failure: None,
             forget_at: None,
+            cleaning: None,
         }
     }
 
@@ -282,6 +283,9 @@ impl Actor {
         let Some(stream) = self.parts.outputs[n].as_ref().map(|output| output.stream) else {
             return;
         };
+        if let Some(confined) = &mut self.parts.confined {
+            confined.wrote(&bytes);
+        }
         if let Err(error) = self.parts.retention.push(self.next_seq, stream, bytes.clone()).await {
             self.failure = Some(format!("output cannot be kept: {error}"));
             // Nobody will read what it writes: it has to learn that, and to end.
@@ -332,11 +336,10 @@ impl Actor {
     async fn exited(&mut self, code: i32) {
         self.take_available().await;
         let mut sandbox_denied = false;
-        if code != 0
-            && let Some(denial) = self.parts.denial.take()
-        {
+        if code != 0 && self.parts.confined.is_some() {
             self.take_until(Instant::now() + self.config.denial_wait).await;
-            sandbox_denied = denial(code, &mut self.parts.retention.newest_in_memory());
+            let confined = self.parts.confined.as_ref();
+            sandbox_denied = confined.is_some_and(|confined| confined.denied(code));
         }
         let seq = self.publish(EventKind::Exited { code, sandbox_denied });
         self.exit = Some(Exit { seq, code, sandbox_denied });
@@ -386,6 +389,16 @@ impl Actor {
         self.parts.child.reap();
         self.parts.stdin.close();
         self.parts.terminal = None;
+        self.clean_up();
+    }
+
+    /// Takes away what a sandbox may have left on the host. One that was not killed has done so
+    /// itself.
+    fn clean_up(&mut self) {
+        let killed = self.exit.as_ref().is_none_or(|exit| exit.code > 128);
+        if let Some(confined) = self.parts.confined.take().filter(|_| killed) {
+            self.cleaning = Some(confined.clean_up());
+        }
     }
 
     /// A closed process is forgotten a while after its client was told all of it; and not while
@@ -503,6 +516,10 @@ impl Actor {
                 self.parts.child.exited().await;
             }
             self.parts.child.reap();
+            self.clean_up();
+        }
+        if let Some(cleaning) = self.cleaning {
+            let _ = cleaning.await;
         }
     }
 }
