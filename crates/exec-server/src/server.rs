@@ -143,6 +143,7 @@ fn environment_info() -> EnvironmentInfo {
             process_signals: true,
             process_close_stdin: true,
             process_retain: true,
+            process_retain_until_read: true,
             session_detach_ttl: true,
             fs_search: true,
             fs_glob: true,

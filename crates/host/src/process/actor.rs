@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -31,7 +32,6 @@ use super::child::Child;
 use super::config::ProcessConfig;
 use super::event::{EventKind, EventSink, ProcessEvent, SinkClosed};
 use super::handle::{Command, NoTerminal};
-use super::orphans::{Group, Orphans};
 use super::output::{Output, READ_BYTES};
 use super::pty;
 use super::retention::Retention;
@@ -48,7 +48,6 @@ pub(super) struct Parts {
     pub process_id: ProcessId,
     pub argv: Vec<String>,
     pub cwd: PathUri,
-    pub group: Group,
     pub child: Child,
     pub stdin: Stdin,
     /// stdout and stderr, or the terminal alone.
@@ -70,7 +69,6 @@ enum Audience {
 pub(super) struct Actor {
     parts: Parts,
     config: Arc<ProcessConfig>,
-    orphans: Orphans,
     mailbox: mpsc::UnboundedReceiver<Command>,
     started_at_ms: u64,
     next_seq: u64,
@@ -130,14 +128,12 @@ impl Actor {
     pub(super) fn new(
         parts: Parts,
         config: Arc<ProcessConfig>,
-        orphans: Orphans,
         mailbox: mpsc::UnboundedReceiver<Command>,
     ) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             parts,
             config,
-            orphans,
             mailbox,
             started_at_ms: now.as_millis() as u64,
             next_seq: 1,
@@ -158,6 +154,8 @@ impl Actor {
     pub(super) async fn run(mut self) {
         loop {
             self.close_if_done();
+            self.deliver_ready();
+            self.linger_once_told();
             self.answer_waiting().await;
             let event = self.next_event().await;
             if self.handle(event).await == Next::Forget {
@@ -203,7 +201,7 @@ impl Actor {
                 }
                 if self.backlog.as_ref().is_some_and(|backlog| backlog.until <= Instant::now()) {
                     self.backlog = None;
-                    self.parts.retention.release(self.delivered);
+                    self.parts.retention.sent(self.delivered);
                 }
             }
         }
@@ -286,6 +284,8 @@ impl Actor {
         };
         if let Err(error) = self.parts.retention.push(self.next_seq, stream, bytes.clone()).await {
             self.failure = Some(format!("output cannot be kept: {error}"));
+            // Nobody will read what it writes: it has to learn that, and to end.
+            self.parts.outputs.iter_mut().flatten().for_each(Output::end);
             return;
         }
         self.publish(EventKind::Output { stream, bytes });
@@ -303,6 +303,18 @@ impl Actor {
         seq
     }
 
+    /// Hands over every event that there is room for now.
+    fn deliver_ready(&mut self) {
+        // Who is not ready is waited for by the loop, which leaves its own waker.
+        let mut cx = Context::from_waker(Waker::noop());
+        while let (Audience::Attached(sink), Some(event)) =
+            (&mut self.audience, self.undelivered.front())
+            && let Poll::Ready(Ok(())) = sink.poll_ready(&mut cx, event)
+        {
+            self.deliver();
+        }
+    }
+
     /// Hands over the event that there is room for.
     fn deliver(&mut self) {
         let Audience::Attached(sink) = &mut self.audience else { return };
@@ -311,7 +323,7 @@ impl Actor {
         self.delivered = event.seq;
         sink.send(event);
         if self.backlog.is_none() {
-            self.parts.retention.release(self.delivered);
+            self.parts.retention.sent(self.delivered);
         }
     }
 
@@ -328,7 +340,6 @@ impl Actor {
         }
         let seq = self.publish(EventKind::Exited { code, sandbox_denied });
         self.exit = Some(Exit { seq, code, sandbox_denied });
-        self.orphans.exited(self.parts.child.pid(), self.parts.group);
     }
 
     async fn take_available(&mut self) {
@@ -350,11 +361,13 @@ impl Actor {
             let [first, second] = &mut self.parts.outputs;
             let open = |output: &Option<Output>| output.as_ref().is_some_and(Output::is_open);
             let (first_open, second_open) = (open(first), open(second));
+            if !first_open && !second_open {
+                break;
+            }
             let (n, bytes) = tokio::select! {
                 bytes = read(first), if first_open => (0, bytes),
                 bytes = read(second), if second_open => (1, bytes),
                 () = sleep_until(deadline) => break,
-                else => break,
             };
             if let Some(bytes) = bytes {
                 self.publish_output(n, bytes).await;
@@ -373,7 +386,17 @@ impl Actor {
         self.parts.child.reap();
         self.parts.stdin.close();
         self.parts.terminal = None;
-        self.forget_at = Some(Instant::now() + self.config.closed_linger);
+    }
+
+    /// A closed process is forgotten a while after its client was told all of it; and not while
+    /// nobody is attached, who could come back and ask.
+    fn linger_once_told(&mut self) {
+        let told = matches!(self.audience, Audience::Attached(_)) && self.undelivered.is_empty();
+        if !self.closed || !told {
+            self.forget_at = None;
+        } else if self.forget_at.is_none() {
+            self.forget_at = Some(Instant::now() + self.config.closed_linger);
+        }
     }
 
     /// Answers every read that has something to say, or has waited long enough.
@@ -413,7 +436,8 @@ impl Actor {
             }
         };
         let last = found.chunks.last().map(|chunk| chunk.seq);
-        self.was_read(last.unwrap_or(after.min(self.next_seq - 1)));
+        // What the answer carries may die on its way; what it was asked after has arrived.
+        self.was_read(after.min(self.next_seq - 1));
         let next_seq = match last {
             Some(last) if found.cut || params.max_bytes.is_some() => last + 1,
             _ => self.next_seq,
@@ -430,7 +454,7 @@ impl Actor {
         }
     }
 
-    /// A client has, or is being sent, everything up to `seq`.
+    /// A client has everything up to `seq`.
     fn was_read(&mut self, seq: u64) {
         if matches!(self.audience, Audience::Nobody) {
             return;
@@ -438,7 +462,7 @@ impl Actor {
         self.parts.retention.release(seq);
         if self.backlog.as_ref().is_some_and(|backlog| seq + 1 >= backlog.before) {
             self.backlog = None;
-            self.parts.retention.release(self.delivered);
+            self.parts.retention.sent(self.delivered);
         }
     }
 
@@ -468,14 +492,15 @@ impl Actor {
     }
 
     /// Kills what is left and takes it away.
+    ///
+    /// The mailbox stays open until that is done: whoever waits for the end of the process waits
+    /// for that of its mailbox. Commands that come meanwhile are answered as for an unknown process,
+    /// because their replies are dropped with it.
     async fn end(mut self) {
-        // Late commands are answered as for an unknown process: their replies are dropped.
-        self.mailbox.close();
         if !self.closed {
             self.parts.child.kill_tree().await;
             if self.exit.is_none() {
                 self.parts.child.exited().await;
-                self.orphans.exited(self.parts.child.pid(), self.parts.group);
             }
             self.parts.child.reap();
         }

@@ -64,10 +64,12 @@ impl ProcessHost {
             Lifeline::ParentDeathSignal => (Warden::none(), None),
             Lifeline::Warden { executable } => {
                 orphans.adopt_all()?;
-                (Warden::start(executable, &orphans)?, raise_descriptor_limit())
+                let warden = Warden::start(executable, &orphans)?;
+                orphans.announce_to(warden.clone());
+                (warden, raise_descriptor_limit())
             }
         };
-        let spawner = Spawner::start(config.spawn_threads.max(1), warden.pipe(), nofile)?;
+        let spawner = Spawner::start(config.spawn_threads.max(1), &warden, nofile)?;
         Ok(Self { config: Arc::new(config), spawner, warden, orphans })
     }
 
@@ -85,7 +87,7 @@ impl ProcessHost {
             match parts.await {
                 Ok(parts) => {
                     let _ = started.send(Ok(()));
-                    Actor::new(parts, host.config, host.orphans, commands).run().await;
+                    Actor::new(parts, host.config, commands).run().await;
                 }
                 Err(error) => {
                     // First forget the process, then say so: its id is free for whoever hears it.
@@ -126,7 +128,8 @@ impl ProcessHost {
         };
         let spawned = self.spawner.spawn(request).await?;
         let setup = |source| StartError::Setup { what: "the process", source };
-        let child = Child::new(spawned, self.warden.clone()).map_err(setup)?;
+        let (warden, orphans) = (self.warden.clone(), self.orphans.clone());
+        let child = Child::new(spawned, launch.group, warden, orphans).map_err(setup)?;
         let denial = match sandbox {
             None => None,
             Some((status, denial)) => Some(confined(status, denial).await?),
@@ -135,7 +138,6 @@ impl ProcessHost {
             process_id: launch.process_id,
             argv: launch.argv,
             cwd: launch.cwd,
-            group: launch.group,
             child,
             stdin: wires.stdin,
             outputs: wires.outputs,
@@ -151,6 +153,7 @@ impl ProcessHost {
             bytes: config.retain_bytes,
             chunks: config.retain_chunks,
             on_full: Default::default(),
+            until: Default::default(),
         };
         if let Some(retain) = retain {
             if retain.bytes > config.max_retain_bytes {
@@ -159,6 +162,7 @@ impl ProcessHost {
             }
             limits.bytes = retain.bytes;
             limits.on_full = retain.on_full;
+            limits.until = retain.until;
         }
         let mut spool = None;
         if limits.bytes > config.spool_above {

@@ -1,0 +1,257 @@
+//! The harness's endpoint: one physical socket, one stream that it opens.
+//!
+//! Invariant: the executor's keys are the pinned ones or the stream does not open.
+
+use std::fmt;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::Streams;
+use crate::config::{Config, ConfigError};
+use crate::entropy::{Entropy, EntropyError};
+use crate::error::{ProtocolError, SendError};
+use crate::event::Event;
+use crate::frame::{Body, Frame, FrameError};
+use crate::id::{Generation, StreamId};
+use crate::key::{NoiseIdentity, NoisePublicKey};
+use crate::message::{Deframer, Reassembler};
+use crate::noise::{Authorization, Binding, HandshakeError, Initiator, digest};
+use crate::stream::{Channel, Phase, Stream, StreamStats};
+
+/// How a harness's stream is secured. Chosen once; there is no falling back.
+#[derive(Debug, Clone)]
+pub enum HarnessMode {
+    /// A handshake with the keys the registry gave.
+    Noise {
+        identity: NoiseIdentity,
+        executor_key: NoisePublicKey,
+        environment_id: String,
+        registration_id: String,
+        authorization: Authorization,
+    },
+    /// The older revision: messages in clear.
+    Clear,
+}
+
+/// Why a stream was not opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    #[error("this endpoint has opened its stream already")]
+    AlreadyOpened,
+    #[error("the authorization is not of 1..={max} bytes")]
+    Authorization { max: usize },
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+    #[error(transparent)]
+    Entropy(#[from] EntropyError),
+}
+
+/// The harness's side of a physical socket. See the crate's documentation for how to drive it.
+pub struct Harness {
+    streams: Streams,
+    mode: HarnessMode,
+    entropy: Box<dyn Entropy>,
+    stream: Option<StreamId>,
+}
+
+impl Harness {
+    pub fn new(
+        config: Config,
+        mode: HarnessMode,
+        entropy: Box<dyn Entropy>,
+    ) -> Result<Self, ConfigError> {
+        Ok(Self { streams: Streams::new(config)?, mode, entropy, stream: None })
+    }
+
+    // --- getters ---
+
+    /// The limits it works under.
+    pub fn config(&self) -> &Config {
+        self.streams.config()
+    }
+
+    /// The stream it has opened, if any; also after its end.
+    pub fn stream(&self) -> Option<&StreamId> {
+        self.stream.as_ref()
+    }
+
+    /// What the stream holds; `None` once it has ended.
+    pub fn stats(&self) -> Option<StreamStats> {
+        self.streams.stats(self.stream.as_ref()?)
+    }
+
+    /// Whether the stream would outlive the loss of its physical socket.
+    pub fn can_resume(&self) -> bool {
+        self.stats().is_some_and(|stats| stats.open && stats.peer_acknowledges)
+    }
+
+    // --- inputs ---
+
+    /// There is a physical socket: the first, or another after a drop.
+    pub fn handle_connected(&mut self, now: Instant) {
+        let now = self.streams.tick(now);
+        self.streams.handle_connected(now);
+    }
+
+    /// The physical socket is gone. The stream ends unless its peer can resume.
+    pub fn handle_disconnected(&mut self, now: Instant) {
+        let now = self.streams.tick(now);
+        self.streams.handle_disconnected(now);
+    }
+
+    /// One binary websocket message. An error says why it was dropped; nothing else came of it.
+    pub fn handle_frame(&mut self, now: Instant, bytes: Bytes) -> Result<(), FrameError> {
+        let now = self.streams.tick(now);
+        let frame = Frame::decode(bytes, &self.config().frame)?;
+        if let Body::Handshake { payload } = &frame.body {
+            let payload = payload.clone();
+            self.on_handshake(&frame.stream_id, &payload, now);
+        } else if self.streams.has_ended(&frame.stream_id) {
+            // The executor goes on because a reset was lost; it is told again.
+            if !matches!(frame.body, Body::Reset { .. } | Body::Ack) {
+                self.streams.refuse(&frame.stream_id);
+            }
+        } else {
+            self.streams.handle_stream_frame(frame, now);
+        }
+        Ok(())
+    }
+
+    /// One text websocket message: never a frame.
+    pub fn handle_text(&mut self) -> Result<(), FrameError> {
+        Err(FrameError::Text)
+    }
+
+    /// The time given by [`Self::poll_timeout`] has come, or any other time.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let now = self.streams.tick(now);
+        self.streams.handle_timeout(now);
+    }
+
+    // --- commands ---
+
+    /// Opens the stream: announces it and begins the handshake. `Opened` follows, or `Closed`,
+    /// or `Reset`. Once per endpoint, before or after the socket is there.
+    pub fn open(&mut self, now: Instant) -> Result<StreamId, OpenError> {
+        let now = self.streams.tick(now);
+        if self.stream.is_some() {
+            return Err(OpenError::AlreadyOpened);
+        }
+        let id = StreamId::generate(&mut *self.entropy)?;
+        let config = self.streams.config().clone();
+        let stream = match &self.mode {
+            HarnessMode::Noise {
+                identity,
+                executor_key,
+                environment_id,
+                registration_id,
+                authorization,
+            } => {
+                let max = config.max_authorization_len;
+                if !(1..=max).contains(&authorization.expose().len()) {
+                    return Err(OpenError::Authorization { max });
+                }
+                let binding = Binding { environment_id, registration_id, stream_id: id.as_str() };
+                let (initiator, message) = Initiator::start(
+                    identity,
+                    executor_key,
+                    binding,
+                    authorization,
+                    &mut *self.entropy,
+                )?;
+                let deadline = now + config.handshake_timeout;
+                let phase = Phase::Opening { initiator, deadline };
+                let mut stream = Stream::new(id.clone(), Generation(1), phase);
+                stream.send_handshake(message);
+                stream
+            }
+            HarnessMode::Clear => {
+                let mut stream = Stream::new(id.clone(), Generation(1), Phase::Turning);
+                stream.open(Channel::Clear(Reassembler::default()), &config, now);
+                self.streams.emit(Event::Opened { stream: id.clone() });
+                stream
+            }
+        };
+        let mut stream = stream;
+        stream.announce();
+        self.streams.insert(stream);
+        self.stream = Some(id.clone());
+        Ok(id)
+    }
+
+    /// Queues one message. `Blocked` means that it was not taken and `Writable` follows.
+    pub fn send(&mut self, message: Bytes) -> Result<(), SendError> {
+        let id = self.stream.as_ref().ok_or(SendError::NotOpen)?;
+        self.streams.send(id, message)
+    }
+
+    /// Ends the stream at once; the peer sees `reason`. No event follows.
+    pub fn reset(&mut self, reason: &str) {
+        if let Some(id) = &self.stream {
+            self.streams.reset(id, reason);
+        }
+    }
+
+    /// Ends the stream once everything accepted has been sent and, by a peer that acknowledges,
+    /// received; then `Closed` with `Finished`.
+    pub fn close(&mut self) {
+        if let Some(id) = &self.stream {
+            self.streams.finish(id);
+        }
+    }
+
+    // --- outputs ---
+
+    /// The next frame for the physical socket.
+    pub fn poll_transmit(&mut self, now: Instant) -> Option<Bytes> {
+        let now = self.streams.tick(now);
+        self.streams.poll_transmit(now)
+    }
+
+    /// The next event. To be drained after every other call.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.streams.poll_event()
+    }
+
+    /// When to call [`Self::handle_timeout`].
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.streams.poll_timeout()
+    }
+
+    // --- inside ---
+
+    fn on_handshake(&mut self, id: &StreamId, answer: &[u8], now: Instant) {
+        let config = self.streams.config().clone();
+        let Some(stream) = self.streams.get_mut(id) else { return };
+        let seen = digest(answer);
+        match std::mem::replace(&mut stream.phase, Phase::Turning) {
+            Phase::Opening { initiator, .. } => match initiator.finish(answer) {
+                Ok(cipher) => {
+                    let channel = Channel::Noise { cipher, deframer: Deframer::default() };
+                    stream.handshake_seen = Some(seen);
+                    stream.open(channel, &config, now);
+                    self.streams.wake(id);
+                    self.streams.emit(Event::Opened { stream: id.clone() });
+                }
+                Err(error) => self.streams.close(id, ProtocolError::Handshake(error).into()),
+            },
+            phase => {
+                // The same answer again is a repetition on the way.
+                stream.phase = phase;
+                if stream.handshake_seen != Some(seen) {
+                    self.streams.close(id, ProtocolError::SecondHandshake.into());
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Harness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Harness")
+            .field("mode", &self.mode)
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,66 @@
+//! What the machine tells its driver.
+//!
+//! Per stream: an `AuthorizeRequest` at most once (executor only), `Opened` at most once, then
+//! messages, then exactly one of `Reset` and `Closed`, after which nothing. Streams that end
+//! before either of the first two (a failed handshake) show as `HandshakeFailed` only. A stream
+//! the driver resets itself ends without an event.
+
+use std::fmt;
+
+use bytes::Bytes;
+
+use crate::error::CloseCause;
+use crate::id::{Generation, StreamId};
+use crate::key::NoisePublicKey;
+use crate::noise::{Authorization, HandshakeError};
+
+/// Something for the driver to act on. `Debug` shows no message and no secret.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// Executor: ask the registry about this key, then call `authorize` with the generation.
+    AuthorizeRequest {
+        stream: StreamId,
+        generation: Generation,
+        harness_key: NoisePublicKey,
+        authorization: Authorization,
+    },
+    /// The stream takes and gives messages from here on.
+    Opened { stream: StreamId },
+    /// The next message of a stream, whole.
+    Message { stream: StreamId, message: Bytes },
+    /// A stream whose `send` answered `Blocked` has room again.
+    Writable { stream: StreamId },
+    /// The peer ended the stream. The reason is not authenticated: for logs, not for people.
+    Reset { stream: StreamId, reason: String },
+    /// This side ended the stream.
+    Closed { stream: StreamId, cause: CloseCause },
+    /// Executor: a handshake failed before it came to a request.
+    HandshakeFailed { stream: StreamId, error: HandshakeError },
+    /// Executor: too many handshakes failed on this physical socket; close it.
+    PhysicalClose,
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AuthorizeRequest { stream, generation, harness_key, .. } => f
+                .debug_struct("AuthorizeRequest")
+                .field("stream", stream)
+                .field("generation", generation)
+                .field("harness_key", harness_key)
+                .finish_non_exhaustive(),
+            Self::Opened { stream } => write!(f, "Opened({stream})"),
+            Self::Message { stream, message } => {
+                write!(f, "Message({stream}, {} bytes)", message.len())
+            }
+            Self::Writable { stream } => write!(f, "Writable({stream})"),
+            Self::Reset { stream, reason } => write!(f, "Reset({stream}, {reason:?})"),
+            Self::Closed { stream, cause } => write!(f, "Closed({stream}, {cause:?})"),
+            Self::HandshakeFailed { stream, error } => {
+                write!(f, "HandshakeFailed({stream}, {error:?})")
+            }
+            Self::PhysicalClose => f.write_str("PhysicalClose"),
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! A wait that doubles while it is fruitless and ends after a number of times.
+//!
+//! Counted in firings rather than in elapsed time, so a clock that jumps ahead (a machine that
+//! slept) costs one firing and not the stream.
+
+use std::time::{Duration, Instant};
+
+use crate::config::Config;
+
+#[derive(Default)]
+pub(crate) struct Probe {
+    at: Option<Instant>,
+    fired: u32,
+}
+
+/// What a due probe asks for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Firing {
+    NotDue,
+    Again,
+    GiveUp,
+}
+
+impl Probe {
+    pub(crate) fn at(&self) -> Option<Instant> {
+        self.at
+    }
+
+    /// Starts the wait if it is wanted and not running; stops it if it is not wanted.
+    pub(crate) fn set(&mut self, wanted: bool, first: Duration, now: Instant) {
+        if !wanted {
+            *self = Self::default();
+        } else if self.at.is_none() {
+            self.at = Some(now + first);
+        }
+    }
+
+    /// Starts over, since there was progress.
+    pub(crate) fn restart(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Looks at the clock; `next` gives the wait after this many firings.
+    pub(crate) fn on_timeout(
+        &mut self,
+        config: &Config,
+        now: Instant,
+        next: impl FnOnce(u32) -> Duration,
+    ) -> Firing {
+        if self.at.is_none_or(|at| at > now) {
+            return Firing::NotDue;
+        }
+        self.fired += 1;
+        if self.fired >= config.max_probes {
+            self.at = None;
+            return Firing::GiveUp;
+        }
+        self.at = Some(now + next(self.fired));
+        Firing::Again
+    }
+}
+
+/// The first wait, doubled for every firing.
+pub(crate) fn doubling(config: &Config) -> impl FnOnce(u32) -> Duration {
+    let (first, max) = (config.initial_retransmit, config.max_retransmit);
+    move |fired| first.saturating_mul(1 << fired.min(16)).min(max)
+}
