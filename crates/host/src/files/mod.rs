@@ -20,6 +20,7 @@ mod executor;
 mod glob;
 mod handles;
 mod helper;
+mod ignored;
 mod metadata;
 mod missing;
 mod names;
