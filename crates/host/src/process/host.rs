@@ -132,10 +132,7 @@ impl ProcessHost {
         };
         let request =
             SpawnRequest { command, stdio: wires.theirs, tty: launch.terminal.is_some(), pass };
-        let spawned = self.spawner.spawn(request).await?;
-        let setup = |source| StartError::Setup { what: "the process", source };
-        let (warden, orphans) = (self.warden.clone(), self.orphans.clone());
-        let child = Child::new(spawned, launch.group, warden, orphans).map_err(setup)?;
+        let child = self.spawn(request, launch.group).await?;
         let confined = match sandbox {
             None => None,
             Some((status, cleanup)) => {
@@ -154,6 +151,17 @@ impl ProcessHost {
             retention,
             confined,
         })
+    }
+
+    /// Starts a process that dies with this one.
+    pub(super) async fn spawn(
+        &self,
+        request: SpawnRequest,
+        group: Group,
+    ) -> Result<Child, StartError> {
+        let spawned = self.spawner.spawn(request).await?;
+        let setup = |source| StartError::Setup { what: "the process", source };
+        Child::new(spawned, group, self.warden.clone(), self.orphans.clone()).map_err(setup)
     }
 
     async fn retention(&self, retain: Option<Retain>) -> Result<Retention, StartError> {
