@@ -69,7 +69,7 @@ impl ProcessHost {
                 (warden, raise_descriptor_limit())
             }
         };
-        let spawner = Spawner::start(config.spawn_threads.max(1), &warden, nofile)?;
+        let spawner = Spawner::start(config.spawn_threads.max(1), &warden, &orphans, nofile)?;
         Ok(Self { config: Arc::new(config), spawner, warden, orphans })
     }
 
@@ -121,6 +121,7 @@ impl ProcessHost {
             None => (Vec::new(), None),
         };
         let request = SpawnRequest {
+            group: launch.group,
             command: launch.command,
             stdio: wires.theirs,
             tty: launch.terminal.is_some(),
@@ -129,7 +130,7 @@ impl ProcessHost {
         let spawned = self.spawner.spawn(request).await?;
         let setup = |source| StartError::Setup { what: "the process", source };
         let (warden, orphans) = (self.warden.clone(), self.orphans.clone());
-        let child = Child::new(spawned, launch.group, warden, orphans).map_err(setup)?;
+        let child = Child::new(spawned, warden, orphans).map_err(setup)?;
         let denial = match sandbox {
             None => None,
             Some((status, denial)) => Some(confined(status, denial).await?),

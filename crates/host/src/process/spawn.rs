@@ -20,11 +20,14 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use super::command::Command;
+use super::orphans::Group;
 use super::warden::Record;
 
 /// What a child is started with besides its [`Command`].
 #[derive(Debug)]
 pub struct SpawnRequest {
+    /// With whom it is killed in the end.
+    pub group: Group,
     /// What to execute.
     pub command: Command,
     /// Its descriptors 0, 1 and 2.
