@@ -1,4 +1,10 @@
 //! Golden messages: what is written and what is read, to the letter.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod envelope;
+mod environment;
 mod files;
+mod golden;
+mod http;
+mod processes;
+mod sessions;
