@@ -50,7 +50,8 @@ impl ProcessHost {
         let nowhere = rustix::fs::open("/dev/null", flags, Mode::empty());
         let nowhere = nowhere.map_err(|errno| setup(errno.into()))?;
         let stdio = [their_input.into(), their_output.into(), nowhere];
-        let child = self.spawn(SpawnRequest { command, stdio, tty: false, pass }, GROUP).await?;
+        let request = SpawnRequest { group: GROUP, command, stdio, tty: false, pass };
+        let child = self.spawn(request).await?;
         entered(status).await?;
         Ok(HelperProcess {
             output: pipe::Receiver::from_owned_fd(output.into()).map_err(setup)?,

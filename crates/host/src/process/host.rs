@@ -76,7 +76,7 @@ impl ProcessHost {
                 (warden, raise_descriptor_limit())
             }
         };
-        let spawner = Spawner::start(config.spawn_threads.max(1), &warden, nofile)?;
+        let spawner = Spawner::start(config.spawn_threads.max(1), &warden, &orphans, nofile)?;
         Ok(Self { config: Arc::new(config), spawner, warden, orphans })
     }
 
@@ -130,9 +130,14 @@ impl ProcessHost {
                 (command, pass, Some((status, cleanup)))
             }
         };
-        let request =
-            SpawnRequest { command, stdio: wires.theirs, tty: launch.terminal.is_some(), pass };
-        let child = self.spawn(request, launch.group).await?;
+        let request = SpawnRequest {
+            group: launch.group,
+            command,
+            stdio: wires.theirs,
+            tty: launch.terminal.is_some(),
+            pass,
+        };
+        let child = self.spawn(request).await?;
         let confined = match sandbox {
             None => None,
             Some((status, cleanup)) => {
@@ -154,14 +159,10 @@ impl ProcessHost {
     }
 
     /// Starts a process that dies with this one.
-    pub(super) async fn spawn(
-        &self,
-        request: SpawnRequest,
-        group: Group,
-    ) -> Result<Child, StartError> {
+    pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Child, StartError> {
         let spawned = self.spawner.spawn(request).await?;
         let setup = |source| StartError::Setup { what: "the process", source };
-        Child::new(spawned, group, self.warden.clone(), self.orphans.clone()).map_err(setup)
+        Child::new(spawned, self.warden.clone(), self.orphans.clone()).map_err(setup)
     }
 
     async fn retention(&self, retain: Option<Retain>) -> Result<Retention, StartError> {
