@@ -19,6 +19,10 @@ mod server;
 mod session;
 mod sink;
 
+pub use codex_exec_client as client;
+pub use codex_exec_client::{
+    ExecServerClient, ExecServerClientConnectOptions, ExecServerError, RemoteExecServerConnectArgs,
+};
 pub use codex_exec_host as host;
 pub use codex_exec_rpc::{Connection, ConnectionConfig, KeepAlive, OutboundConfig};
 pub use codex_exec_server_protocol as protocol;
