@@ -95,7 +95,10 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     let paths =
         ExecServerRuntimePaths::new(executable, None).context("cannot find this executable")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(args.listen, auth, config, &paths, told_to_stop()))?;
+    runtime.block_on(async {
+        let stop = told_to_stop();
+        serve(args.listen, auth, config, &paths, stop).await
+    })?;
     // A thread that still reads stdin would keep the runtime from ending.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)

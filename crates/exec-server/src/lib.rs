@@ -45,4 +45,5 @@ pub use server::Server;
 /// To be called first thing in `main`, before any thread exists.
 pub fn main_if_reentered() {
     codex_exec_host::process::warden::main_if_reentered();
+    codex_linux_sandbox::reentry::main_if_reentered(&[]);
 }

@@ -2,13 +2,77 @@
 //!
 //! Invariant: what cannot be enforced is refused; nothing runs with less protection than asked.
 
-use codex_exec_server_protocol::{PermissionProfile, SandboxContext};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
 
-/// The answer to a request that asks for confinement.
+use codex_exec_host::process::env::Environment;
+use codex_exec_server_protocol::process::ExecParams;
+use codex_exec_server_protocol::{PermissionProfile, RpcError, SandboxContext};
+use codex_linux_sandbox::{Command, Config, Launch, PrepareError, Prepared, Request, Sandbox};
+
+/// What confines, if anything can here.
+#[derive(Debug, Clone)]
+pub(crate) struct Confiner(Option<Arc<Sandbox>>);
+
+impl Confiner {
+    /// Re-enters `executable`; without one nothing can be confined.
+    pub(crate) fn new(executable: Option<PathBuf>) -> io::Result<Self> {
+        let sandbox = executable.map(|executable| Sandbox::new(Config::new(executable)));
+        Ok(Self(sandbox.transpose()?.map(Arc::new)))
+    }
+
+    /// The sandbox to start a process in; `None` if it needs none.
+    pub(crate) async fn confine(
+        &self,
+        context: SandboxContext,
+        params: &ExecParams,
+        environment: &Environment,
+    ) -> Result<Option<Launch>, RpcError> {
+        if !restricts(&context) {
+            return Ok(None);
+        }
+        let Some(sandbox) = self.0.clone() else {
+            return Err(RpcError::invalid_params(NOT_OFFERED));
+        };
+        let argv: Vec<OsString> = params.argv.iter().map(OsString::from).collect();
+        let arg0 = params.arg0.clone();
+        let cwd = params.cwd.as_path().to_owned();
+        let env: Vec<_> = environment.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+        // Resolving a policy looks at files.
+        let prepared = tokio::task::spawn_blocking(move || {
+            let arg0 = arg0.as_deref().map(OsStr::new);
+            let command = Command::Program { argv: &argv, arg0, env: &env, cwd: &cwd };
+            sandbox.prepare(&context, &Request { command })
+        });
+        match prepared.await {
+            Ok(Ok(Prepared::Unrestricted)) => Ok(None),
+            Ok(Ok(Prepared::Enforced(launch))) => Ok(Some(launch)),
+            Ok(Err(error)) => Err(refusal(&error)),
+            Err(error) => Err(RpcError::internal(format!("the sandbox was not prepared: {error}"))),
+        }
+    }
+}
+
+/// The answer to a request that asks for confinement where there is none.
 pub(crate) const NOT_OFFERED: &str =
     "this server cannot enforce a sandbox; send no sandbox, or permissions of type `disabled`";
 
 /// Whether the request has to be confined at all.
 pub(crate) fn restricts(sandbox: &SandboxContext) -> bool {
     !matches!(sandbox.permissions, PermissionProfile::Disabled)
+}
+
+fn refusal(error: &PrepareError) -> RpcError {
+    let mut message = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        message = format!("{message}: {cause}");
+        source = cause.source();
+    }
+    match error.is_unenforceable() {
+        true => RpcError::invalid_params(message),
+        false => RpcError::internal(message),
+    }
 }

@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::ServerConfig;
 use crate::connection;
+use crate::sandbox::Confiner;
 use crate::session::Sessions;
 
 /// An execution server. Clones are handles to the same one.
@@ -40,6 +41,7 @@ struct Shared {
     config: ServerConfig,
     host: ProcessHost,
     sessions: Sessions,
+    confiner: Confiner,
     environment_info: EnvironmentInfo,
     shutdown: CancellationToken,
     connections: TaskTracker,
@@ -51,6 +53,7 @@ impl Server {
         let host = ProcessHost::new(config.process.clone())?;
         Ok(Self(Arc::new(Shared {
             sessions: Sessions::new(host.clone()),
+            confiner: Confiner::new(config.sandbox_executable.clone())?,
             environment_info: environment_info(),
             config,
             host,
@@ -98,6 +101,10 @@ impl Server {
 
     pub(crate) fn host(&self) -> &ProcessHost {
         &self.0.host
+    }
+
+    pub(crate) fn confiner(&self) -> &Confiner {
+        &self.0.confiner
     }
 
     pub(crate) fn sessions(&self) -> &Sessions {

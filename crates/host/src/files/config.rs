@@ -27,6 +27,8 @@ pub struct FilesConfig {
     pub max_scan_answer_bytes: usize,
     /// Errors told in an answer of `fs/search` or `fs/glob`. 100.
     pub max_scan_errors: usize,
+    /// Names in one directory that `fs/search` and `fs/glob` sort; a larger one is an error. 1,000,000.
+    pub max_scan_names: usize,
     /// `maxMatches` of an `fs/search` that names none. 1,000.
     pub default_search_matches: u32,
     /// The largest `maxMatches` of `fs/search`. 100,000.
@@ -84,6 +86,7 @@ impl Default for FilesConfig {
             max_walk_entries: 50_000,
             max_scan_answer_bytes: 4 << 20,
             max_scan_errors: 100,
+            max_scan_names: 1_000_000,
             default_search_matches: 1_000,
             max_search_matches: 100_000,
             max_search_context: 50,

@@ -192,14 +192,15 @@ impl FileError {
     }
 
     /// The error as a sandboxed request reports it: where the system would not let us, say that it
-    /// was not permitted, for a read-only mount or a missing right is how a sandbox refuses.
+    /// was not permitted, for a read-only mount, a border between mounts, a mount point or a missing
+    /// right is how a sandbox refuses.
     #[must_use]
     pub fn in_sandbox(self) -> Self {
         match self {
             Self::Os { action, path, errno }
                 if matches!(
                     Errno::from_raw_os_error(errno),
-                    Errno::ACCESS | Errno::PERM | Errno::ROFS
+                    Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::XDEV | Errno::BUSY
                 ) =>
             {
                 Self::Denied { action, path, errno }

@@ -20,6 +20,7 @@ mod executor;
 mod glob;
 mod handles;
 mod helper;
+mod ignored;
 mod metadata;
 mod missing;
 mod names;
@@ -32,6 +33,7 @@ mod scan;
 mod search;
 mod walk;
 mod watch;
+mod watches;
 
 pub use cancel::{Cancel, CancelOnDrop};
 pub use config::FilesConfig;

@@ -26,13 +26,14 @@ use codex_exec_server_protocol::process::{
     OutputStream, ProcessId, ProcessInfo, ReadParams, ReadResponse,
 };
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::child::Child;
 use super::config::ProcessConfig;
+use super::confinement::Confined;
 use super::event::{EventKind, EventSink, ProcessEvent, SinkClosed};
 use super::handle::{Command, NoTerminal};
-use super::orphans::{Group, Orphans};
 use super::output::{Output, READ_BYTES};
 use super::pty;
 use super::retention::Retention;
@@ -41,15 +42,11 @@ use super::stdin::Stdin;
 /// The longest a read waits, so that no clock overflows.
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Decides whether a sandbox caused an exit, from the exit code and what was written.
-pub type DenialCheck = Box<dyn FnOnce(i32, &mut dyn Iterator<Item = &[u8]>) -> bool + Send>;
-
 /// What a process is made of once it runs.
 pub(super) struct Parts {
     pub process_id: ProcessId,
     pub argv: Vec<String>,
     pub cwd: PathUri,
-    pub group: Group,
     pub child: Child,
     pub stdin: Stdin,
     /// stdout and stderr, or the terminal alone.
@@ -57,7 +54,7 @@ pub(super) struct Parts {
     /// The terminal's master.
     pub terminal: Option<Arc<OwnedFd>>,
     pub retention: Retention,
-    pub denial: Option<DenialCheck>,
+    pub confined: Option<Confined>,
 }
 
 /// Who is told of events.
@@ -71,7 +68,6 @@ enum Audience {
 pub(super) struct Actor {
     parts: Parts,
     config: Arc<ProcessConfig>,
-    orphans: Orphans,
     mailbox: mpsc::UnboundedReceiver<Command>,
     started_at_ms: u64,
     next_seq: u64,
@@ -88,6 +84,7 @@ pub(super) struct Actor {
     closed: bool,
     failure: Option<String>,
     forget_at: Option<Instant>,
+    cleaning: Option<JoinHandle<()>>,
 }
 
 /// What a client that came back may still ask for before it can be dropped.
@@ -131,14 +128,12 @@ impl Actor {
     pub(super) fn new(
         parts: Parts,
         config: Arc<ProcessConfig>,
-        orphans: Orphans,
         mailbox: mpsc::UnboundedReceiver<Command>,
     ) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             parts,
             config,
-            orphans,
             mailbox,
             started_at_ms: now.as_millis() as u64,
             next_seq: 1,
@@ -152,6 +147,7 @@ impl Actor {
             closed: false,
             failure: None,
             forget_at: None,
+            cleaning: None,
         }
     }
 
@@ -160,6 +156,7 @@ impl Actor {
         loop {
             self.close_if_done();
             self.deliver_ready();
+            self.linger_once_told();
             self.answer_waiting().await;
             let event = self.next_event().await;
             if self.handle(event).await == Next::Forget {
@@ -286,8 +283,13 @@ impl Actor {
         let Some(stream) = self.parts.outputs[n].as_ref().map(|output| output.stream) else {
             return;
         };
+        if let Some(confined) = &mut self.parts.confined {
+            confined.wrote(&bytes);
+        }
         if let Err(error) = self.parts.retention.push(self.next_seq, stream, bytes.clone()).await {
             self.failure = Some(format!("output cannot be kept: {error}"));
+            // Nobody will read what it writes: it has to learn that, and to end.
+            self.parts.outputs.iter_mut().flatten().for_each(Output::end);
             return;
         }
         self.publish(EventKind::Output { stream, bytes });
@@ -334,15 +336,13 @@ impl Actor {
     async fn exited(&mut self, code: i32) {
         self.take_available().await;
         let mut sandbox_denied = false;
-        if code != 0
-            && let Some(denial) = self.parts.denial.take()
-        {
+        if code != 0 && self.parts.confined.is_some() {
             self.take_until(Instant::now() + self.config.denial_wait).await;
-            sandbox_denied = denial(code, &mut self.parts.retention.newest_in_memory());
+            let confined = self.parts.confined.as_ref();
+            sandbox_denied = confined.is_some_and(|confined| confined.denied(code));
         }
         let seq = self.publish(EventKind::Exited { code, sandbox_denied });
         self.exit = Some(Exit { seq, code, sandbox_denied });
-        self.orphans.exited(self.parts.child.pid(), self.parts.group);
     }
 
     async fn take_available(&mut self) {
@@ -364,11 +364,13 @@ impl Actor {
             let [first, second] = &mut self.parts.outputs;
             let open = |output: &Option<Output>| output.as_ref().is_some_and(Output::is_open);
             let (first_open, second_open) = (open(first), open(second));
+            if !first_open && !second_open {
+                break;
+            }
             let (n, bytes) = tokio::select! {
                 bytes = read(first), if first_open => (0, bytes),
                 bytes = read(second), if second_open => (1, bytes),
                 () = sleep_until(deadline) => break,
-                else => break,
             };
             if let Some(bytes) = bytes {
                 self.publish_output(n, bytes).await;
@@ -387,7 +389,27 @@ impl Actor {
         self.parts.child.reap();
         self.parts.stdin.close();
         self.parts.terminal = None;
-        self.forget_at = Some(Instant::now() + self.config.closed_linger);
+        self.clean_up();
+    }
+
+    /// Takes away what a sandbox may have left on the host. One that was not killed has done so
+    /// itself.
+    fn clean_up(&mut self) {
+        let killed = self.exit.as_ref().is_none_or(|exit| exit.code > 128);
+        if let Some(confined) = self.parts.confined.take().filter(|_| killed) {
+            self.cleaning = Some(confined.clean_up());
+        }
+    }
+
+    /// A closed process is forgotten a while after its client was told all of it; and not while
+    /// nobody is attached, who could come back and ask.
+    fn linger_once_told(&mut self) {
+        let told = matches!(self.audience, Audience::Attached(_)) && self.undelivered.is_empty();
+        if !self.closed || !told {
+            self.forget_at = None;
+        } else if self.forget_at.is_none() {
+            self.forget_at = Some(Instant::now() + self.config.closed_linger);
+        }
     }
 
     /// Answers every read that has something to say, or has waited long enough.
@@ -483,16 +505,21 @@ impl Actor {
     }
 
     /// Kills what is left and takes it away.
+    ///
+    /// The mailbox stays open until that is done: whoever waits for the end of the process waits
+    /// for that of its mailbox. Commands that come meanwhile are answered as for an unknown process,
+    /// because their replies are dropped with it.
     async fn end(mut self) {
-        // Late commands are answered as for an unknown process: their replies are dropped.
-        self.mailbox.close();
         if !self.closed {
             self.parts.child.kill_tree().await;
             if self.exit.is_none() {
                 self.parts.child.exited().await;
-                self.orphans.exited(self.parts.child.pid(), self.parts.group);
             }
             self.parts.child.reap();
+            self.clean_up();
+        }
+        if let Some(cleaning) = self.cleaning {
+            let _ = cleaning.await;
         }
     }
 }

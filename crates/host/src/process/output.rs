@@ -38,6 +38,11 @@ impl Output {
         self.fd.is_some()
     }
 
+    /// Ends the stream from our side: what is written to it from now on fails.
+    pub(super) fn end(&mut self) {
+        self.fd = None;
+    }
+
     /// Waits for bytes; `None` at the end of the stream. Cancel safe.
     pub(super) async fn read(&mut self) -> Option<Bytes> {
         let fd = self.fd.as_ref()?;
