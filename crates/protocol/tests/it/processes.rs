@@ -56,7 +56,7 @@ fn starts() {
         network_proxy: opaque(r#"{"a":[1]}"#),
         shell_snapshot: opaque("1"),
         size: Some(TerminalSize { rows: 5, cols: 7 }),
-        retain: Some(Retain { bytes: 9, on_full: OnFull::Drop }),
+        retain: Some(Retain { bytes: 9, on_full: OnFull::Drop, until: RetainUntil::Sent }),
         ..least()
     };
     golden(
@@ -91,8 +91,14 @@ fn policies_for_the_environment() {
 
 #[test]
 fn how_much_is_kept() {
-    reads_as(r#"{"bytes":9}"#, &Retain { bytes: 9, on_full: OnFull::Wait });
-    golden(&Retain { bytes: 9, on_full: OnFull::Wait }, r#"{"bytes":9,"onFull":"wait"}"#);
+    reads_as(
+        r#"{"bytes":9}"#,
+        &Retain { bytes: 9, on_full: OnFull::Wait, until: RetainUntil::Sent },
+    );
+    golden(
+        &Retain { bytes: 9, on_full: OnFull::Wait, until: RetainUntil::Sent },
+        r#"{"bytes":9,"onFull":"wait"}"#,
+    );
     refuses::<Retain>(r#"{"onFull":"wait"}"#);
     refuses::<Retain>(r#"{"bytes":9,"onFull":"grow"}"#);
 }
