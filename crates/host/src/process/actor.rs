@@ -169,19 +169,19 @@ impl Actor {
     async fn next_event(&mut self) -> Event {
         let deadline = self.deadline();
         let may_read = self.may_read();
-        let Parts { child, stdin, outputs: [first, second], .. } = &mut self.parts;
-        let open = |output: &Option<Output>| output.as_ref().is_some_and(Output::is_open);
-        let (first_open, second_open) = (open(first), open(second));
+        let Parts { child, stdin, outputs, .. } = &mut self.parts;
         tokio::select! {
+            // What a client asks comes first: it must not wait behind output that never ends. Of
+            // the rest, output comes last, for it alone can be ready always.
+            biased;
             command = self.mailbox.recv() => Event::Command(command),
             result = deliverable(&mut self.audience, self.undelivered.front()) => {
                 Event::Deliver(result)
             }
-            bytes = read(first), if may_read && first_open => Event::Output(0, bytes),
-            bytes = read(second), if may_read && second_open => Event::Output(1, bytes),
             code = child.exited(), if self.exit.is_none() => Event::Exited(code),
             () = stdin.flush(), if stdin.has_output() => Event::StdinMoved,
             () = due(deadline) => Event::Due,
+            (n, bytes) = read_either(outputs), if may_read => Event::Output(n, bytes),
         }
     }
 
@@ -360,16 +360,9 @@ impl Actor {
 
     /// Takes output until all streams have ended or the time has come.
     async fn take_until(&mut self, deadline: Instant) {
-        while self.may_read() {
-            let [first, second] = &mut self.parts.outputs;
-            let open = |output: &Option<Output>| output.as_ref().is_some_and(Output::is_open);
-            let (first_open, second_open) = (open(first), open(second));
-            if !first_open && !second_open {
-                break;
-            }
+        while self.may_read() && self.parts.outputs.iter().flatten().any(Output::is_open) {
             let (n, bytes) = tokio::select! {
-                bytes = read(first), if first_open => (0, bytes),
-                bytes = read(second), if second_open => (1, bytes),
+                output = read_either(&mut self.parts.outputs) => output,
                 () = sleep_until(deadline) => break,
             };
             if let Some(bytes) = bytes {
@@ -528,8 +521,18 @@ impl Actor {
     }
 }
 
-async fn read(output: &mut Option<Output>) -> Option<Bytes> {
-    output.as_mut()?.read().await
+/// Waits for output on either stream, neither before the other; for ever once both have ended.
+async fn read_either([first, second]: &mut [Option<Output>; 2]) -> (usize, Option<Bytes>) {
+    async fn read(output: &mut Option<Output>) -> Option<Bytes> {
+        match output.as_mut().filter(|output| output.is_open()) {
+            Some(output) => output.read().await,
+            None => std::future::pending().await,
+        }
+    }
+    tokio::select! {
+        bytes = read(first) => (0, bytes),
+        bytes = read(second) => (1, bytes),
+    }
 }
 
 /// Resolves when the next event can be sent; never if there is none or nobody to send it to.
