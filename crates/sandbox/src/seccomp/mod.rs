@@ -211,7 +211,7 @@ mod tests {
             let jump = |condition: bool| if condition { yes } else { no };
             match code {
                 LOAD => {
-                    accumulator = [number, architecture].get(k as usize / 4).copied().unwrap_or(0)
+                    accumulator = [number, architecture].get(k as usize / 4).copied().unwrap_or(0);
                 }
                 JUMP => at += k as usize,
                 JUMP_EQUAL => at += jump(accumulator == k),
