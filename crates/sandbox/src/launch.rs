@@ -371,23 +371,25 @@ impl Sandbox {
                 reason: error.to_string(),
                 remedy: "run the server on x86-64 or arm64".to_owned(),
             })?;
-        let plan = Plan { enforcement, network_restricted, seccomp, target };
-        let file = memory_file(&plan.encode()).map_err(io_error("writing the plan"))?;
-        let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
-            .map_err(io_error("making the status pipe"))?;
         let pass = |fd: &Arc<OwnedFd>, number| PassedDescriptor { fd: Arc::clone(fd), number };
-        let mut descriptors = vec![
-            pass(&Arc::new(file), reentry::PLAN),
-            pass(&Arc::new(write), reentry::STATUS),
-            pass(&self.lifeline.0, reentry::LIFELINE),
-        ];
-        if network_restricted && planned.enforcement.walls == Walls::Namespaces {
-            let network = self.empty_network.get_or_init(EmptyNetwork::make);
-            if let Some(EmptyNetwork { network, user }) = network {
+        let mut descriptors = Vec::new();
+        if planned.enforcement.walls == Walls::Namespaces {
+            descriptors.push(pass(&self.lifeline.0, reentry::LIFELINE));
+            if network_restricted
+                && let Some(EmptyNetwork { network, user }) =
+                    self.empty_network.get_or_init(EmptyNetwork::make)
+            {
                 descriptors.push(pass(network, reentry::NETWORK));
                 descriptors.extend(user.iter().map(|user| pass(user, reentry::USER)));
             }
         }
+        let passed = descriptors.iter().map(|descriptor| descriptor.number).collect();
+        let plan = Plan { enforcement, network_restricted, passed, seccomp, target };
+        let file = memory_file(&plan.encode()).map_err(io_error("writing the plan"))?;
+        let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
+            .map_err(io_error("making the status pipe"))?;
+        descriptors.push(pass(&Arc::new(file), reentry::PLAN));
+        descriptors.push(pass(&Arc::new(write), reentry::STATUS));
         Ok(Launch {
             program: self.config.executable.clone(),
             args: vec![self.config.executable.clone().into_os_string(), reentry::WORD.into()],

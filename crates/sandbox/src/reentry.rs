@@ -26,9 +26,6 @@ pub(crate) const NETWORK: i32 = 6;
 /// The number of the user namespace it belongs to.
 pub(crate) const USER: i32 = 7;
 
-/// All of them, in order.
-pub(crate) const NUMBERS: [i32; 5] = [PLAN, STATUS, LIFELINE, NETWORK, USER];
-
 /// A function that can run inside a sandbox in place of a program. Its standard streams are those the
 /// server gave; what it returns is the exit code.
 #[derive(Debug, Clone, Copy)]

@@ -56,7 +56,7 @@ impl Status {
 
 /// The whole life of the re-entered process.
 pub(crate) fn main(helpers: &[Helper]) -> ! {
-    let [plan, status, lifeline, network, user] = reentry::NUMBERS.map(given);
+    let [plan, status] = [reentry::PLAN, reentry::STATUS].map(given);
     let Some(status) = status.map(Status) else {
         eprintln!("this is a part of the exec server and is not meant to be run by hand");
         sys::exit_now(2)
@@ -69,13 +69,15 @@ pub(crate) fn main(helpers: &[Helper]) -> ! {
     sys::block_signals();
     let result = match plan.enforcement.walls {
         Walls::Namespaces => {
-            let given = outer::Given { lifeline, network, user };
+            let passed = |number| plan.passed.contains(&number).then(|| given(number)).flatten();
+            let given = outer::Given {
+                lifeline: passed(reentry::LIFELINE),
+                network: passed(reentry::NETWORK),
+                user: passed(reentry::USER),
+            };
             outer::run(&plan, &status, &given, helpers)
         }
-        Walls::LandlockOnly => {
-            drop(lifeline);
-            execute::in_place(&plan, helpers)
-        }
+        Walls::LandlockOnly => execute::in_place(&plan, helpers),
     };
     match result {
         Ok(code) => sys::exit_now(code),

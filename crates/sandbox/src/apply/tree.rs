@@ -33,6 +33,7 @@ pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<(), Failur
     let mut sources = open_sources(tree, &host, held)?;
     base(tree, &host)?;
     let scratch = Scratch::make(tree, enforcement.shared_memory)?;
+    scratch.bury(tree, &host)?;
     let root = match tree.base {
         Base::ReadOnlyHost | Base::WritableHost => host,
         Base::Nothing => {
@@ -167,6 +168,21 @@ impl Scratch {
         rustix::process::umask(umask);
         made.map_err(failed)?;
         Ok(Self { mount: Some(mount) })
+    }
+
+    /// Mounts it where something else will be mounted on top. A mount that is in no tree would have to
+    /// be taken apart when its descriptor is closed, for which the kernel waits for all processors;
+    /// this one goes with the whole tree.
+    fn bury(&self, tree: &Tree, host: &OwnedFd) -> Result<(), Failure> {
+        let covered = tree.operations.iter().find_map(|operation| match operation {
+            Operation::Skeleton { path, .. } => Some(path),
+            _ => None,
+        });
+        if let (Some(mount), Some(path)) = (&self.mount, covered) {
+            let place = sys::open_place(host, path).map_err(at(Stage::Scratch, path))?;
+            sys::attach(mount, place).map_err(at(Stage::Scratch, path))?;
+        }
+        Ok(())
     }
 
     /// One of its directories as a mount of its own.

@@ -123,7 +123,8 @@ impl<'a> Resolver<'a> {
         // In a directory that is known to be reached without links, one look is enough.
         if let Some(directory) = parent(path)
             && self.without_links.contains(directory.as_os_str())
-            && let Ok(Some(node)) = self.lookup(path)
+            // Not worth remembering: few paths are named twice.
+            && let Ok(node) = self.facts.lookup(path)
             && node.kind != NodeKind::Link
         {
             return Place::Found(path.to_owned(), node);

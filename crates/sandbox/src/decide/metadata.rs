@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use codex_exec_server_protocol::AccessMode;
 
 use super::facts::{Node, NodeKind, Place, Resolver};
-use super::policy::{ProtectedName, Region, Regions, ResolvedPolicy};
+use super::policy::{ProtectedName, Region, ResolvedPolicy};
 
 /// The protected names.
 pub const NAMES: [&str; 3] = [".git", ".agents", ".codex"];
@@ -21,25 +21,28 @@ pub const NAMES: [&str; 3] = [".git", ".agents", ".codex"];
 /// Adds the read-only regions and protected names of every writable root.
 pub(super) fn protect(
     policy: &mut ResolvedPolicy,
-    regions: &mut Regions,
     workspace_roots: &[PathBuf],
     resolver: &mut Resolver<'_>,
 ) {
     let is_writable = |root: &&PathBuf| policy.access.access(root) == AccessMode::Write;
     let workspaces: HashSet<PathBuf> =
         workspace_roots.iter().filter(is_writable).cloned().collect();
-    let writable = regions
+    let writable = policy
+        .regions
         .iter()
         .filter(|(_, region)| region.access == AccessMode::Write && region.is_directory())
-        .map(|(path, _)| PathBuf::from(path))
-        .filter(|path| !workspaces.contains(path));
-    let mut roots: Vec<PathBuf> = writable.collect();
-    roots.extend(workspaces.iter().cloned());
+        .map(|(path, _)| path)
+        .filter(|path| !workspaces.contains(*path));
+    let roots: Vec<&PathBuf> = writable.chain(&workspaces).collect();
     // Decided on the entries alone, before any of the additions below.
     let mut added: Vec<(PathBuf, Node)> = Vec::new();
-    for root in &roots {
+    let (mut protected, mut pinned) = (Vec::new(), Vec::new());
+    let mut path = PathBuf::new();
+    for root in roots {
+        path.clone_from(root);
+        path.push("name");
         for name in NAMES {
-            let path = root.join(name);
+            path.set_file_name(name);
             if policy.access.named(&path).is_some() {
                 continue;
             }
@@ -49,7 +52,7 @@ pub(super) fn protect(
                 Err(_) => continue,
             };
             match found {
-                None if workspaces.contains(root) => policy.protected.push(ProtectedName {
+                None if workspaces.contains(root) => protected.push(ProtectedName {
                     parent: root.clone(),
                     missing: vec![OsString::from(name)],
                     access: AccessMode::Read,
@@ -59,7 +62,7 @@ pub(super) fn protect(
                     if let Place::Found(target, node) = resolver.resolve(&path) {
                         added.push((target, node));
                     }
-                    policy.pinned_links.insert(path, node);
+                    pinned.push((path.clone(), node));
                 }
                 Some(node) => {
                     if name == ".git"
@@ -68,19 +71,21 @@ pub(super) fn protect(
                     {
                         added.push(target);
                     }
-                    added.push((path, node));
+                    added.push((path.clone(), node));
                 }
             }
         }
     }
+    policy.protected.append(&mut protected);
+    policy.pinned_links.extend(pinned);
     let stays_writable = |(path, _): &(PathBuf, Node)| {
         policy.access.access(path) != AccessMode::Write || policy.access.named(path).is_some()
     };
     added.retain(|place| !stays_writable(place));
     for (path, node) in added {
         let region = Region { access: AccessMode::Read, node, named: true };
-        regions.insert(path.clone().into_os_string(), region);
-        policy.access.insert(path, AccessMode::Read);
+        policy.access.insert(path.clone(), AccessMode::Read);
+        policy.regions.push((path, region));
     }
 }
 

@@ -162,7 +162,6 @@ pub fn resolve(
             known: HashMap::new(),
             network,
         },
-        regions: HashMap::new(),
     };
     let cwd = context.cwd.as_ref().map(PathUri::as_path).or(around.cwd);
     let roots: Vec<&Path> = if context.project_root_is_cwd {
@@ -181,17 +180,18 @@ pub fn resolve(
     for path in matches {
         resolving.pattern_match(&path);
     }
-    let Resolving { mut resolver, mut policy, mut regions } = resolving;
+    let Resolving { mut resolver, mut policy } = resolving;
     let roots: Vec<PathBuf> = roots
         .iter()
         .filter_map(|root| match resolver.resolve(root) {
-            Place::Found(path, _) => Some(path),
+            // Remembered, for it may have to keep its name.
+            Place::Found(path, _) => resolver.lookup(&path).is_ok().then_some(path),
             _ => None,
         })
         .collect();
-    metadata::protect(&mut policy, &mut regions, &roots, &mut resolver);
-    policy.regions = regions.into_iter().map(|(path, region)| (path.into(), region)).collect();
-    policy.regions.sort_unstable_by(|(a, _), (b, _)| order(a, b));
+    merge(&mut policy.regions);
+    metadata::protect(&mut policy, &roots, &mut resolver);
+    merge(&mut policy.regions);
     // Only where it could be created does a missing name need protection.
     let access = &policy.access;
     policy.protected.retain(|name| access.access(&name.parent) == AccessMode::Write);
@@ -205,11 +205,20 @@ pub fn resolve(
 struct Resolving<'a> {
     resolver: Resolver<'a>,
     policy: ResolvedPolicy,
-    regions: Regions,
 }
 
-/// Regions by path, while they are being collected.
-pub(super) type Regions = HashMap<OsString, Region>;
+/// Sorts regions, and makes one of several at the same path.
+fn merge(regions: &mut Vec<(PathBuf, Region)>) {
+    regions.sort_by(|(a, _), (b, _)| order(a, b));
+    regions.dedup_by(|(path, next), (above, kept)| {
+        let same = path.as_os_str() == above.as_os_str();
+        if same {
+            kept.access = kept.access.max(next.access);
+            kept.named |= next.named;
+        }
+        same
+    });
+}
 
 impl Resolving<'_> {
     fn entries(
@@ -295,14 +304,8 @@ impl Resolving<'_> {
     }
 
     fn region(&mut self, path: PathBuf, node: Node, access: AccessMode, named: bool) {
-        self.regions
-            .entry(path.clone().into_os_string())
-            .and_modify(|region| {
-                region.access = region.access.max(access);
-                region.named |= named;
-            })
-            .or_insert(Region { access, node, named });
-        self.policy.access.insert(path, access);
+        self.policy.access.insert(path.clone(), access);
+        self.policy.regions.push((path, Region { access, node, named }));
     }
 }
 
@@ -319,6 +322,14 @@ fn below_root(subpath: Option<&str>) -> Result<PathBuf, PolicyError> {
 }
 
 impl ResolvedPolicy {
+    /// What is at a directory above a region, or at a region.
+    pub fn node(&self, path: &Path) -> Option<Node> {
+        match self.known.get(path.as_os_str()) {
+            Some(known) => *known,
+            None => self.region(path).map(|region| region.node),
+        }
+    }
+
     /// The region at exactly this path.
     pub fn region(&self, path: &Path) -> Option<&Region> {
         let found = self.regions.binary_search_by(|(at, _)| order(at, path));

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::{AccessMode, NetworkPolicy};
@@ -158,7 +159,7 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
                 let inside = path.strip_prefix(enclosing.path).unwrap_or(path);
                 building.mount_point(index, inside, region.is_directory());
             }
-            building.mounted.insert(path.clone());
+            building.mounted.insert(path.as_os_str());
             building.operations.push(Operation::Bind {
                 path: path.clone(),
                 identity: region.node.identity,
@@ -198,17 +199,17 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
 }
 
 #[derive(Default)]
-struct Building {
+struct Building<'a> {
     operations: Vec<Operation>,
     /// What each skeleton holds, by the index of its operation.
     nodes: BTreeMap<usize, BTreeMap<PathBuf, SkeletonNode>>,
     /// Directories that were made mount points so that they keep their names.
-    pinned: HashSet<PathBuf>,
+    pinned: HashSet<OsString>,
     /// Places that are mount points already.
-    mounted: HashSet<PathBuf>,
+    mounted: HashSet<&'a OsStr>,
 }
 
-impl Building {
+impl<'a> Building<'a> {
     fn skeleton(&mut self, path: &Path, listable: bool) -> usize {
         let index = self.operations.len();
         self.operations.push(Operation::Skeleton {
@@ -254,11 +255,14 @@ impl Building {
     fn pin_way(&mut self, path: &Path, mount: &Path, policy: &ResolvedPolicy) {
         let Some(above) = parent(path) else { return };
         for directory in ancestors(above).take_while(|directory| *directory != mount) {
-            if self.pinned.contains(directory) || self.mounted.contains(directory) {
+            let name = directory.as_os_str();
+            if self.pinned.contains(name) || self.mounted.contains(name) {
                 break;
             }
-            if let Some(Some(node)) = policy.known.get(directory.as_os_str()) {
-                self.pinned.insert(directory.to_owned());
+            let node = policy.node(directory);
+            debug_assert!(node.is_some(), "{} was never looked at", directory.display());
+            if let Some(node) = node {
+                self.pinned.insert(name.to_owned());
                 self.operations.push(Operation::Bind {
                     path: directory.to_owned(),
                     identity: node.identity,
@@ -272,7 +276,7 @@ impl Building {
     /// The same for a directory itself, up to whatever mount it is in.
     fn pin_from(&mut self, directory: &Path, policy: &ResolvedPolicy) {
         let root = Path::new("/");
-        let mount = ancestors(directory).find(|above| self.mounted.contains(*above));
+        let mount = ancestors(directory).find(|above| self.mounted.contains(above.as_os_str()));
         let mount = mount.unwrap_or(root).to_owned();
         if directory != mount {
             self.pin_way(&directory.join("."), &mount, policy);

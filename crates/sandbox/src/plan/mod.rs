@@ -26,6 +26,9 @@ pub struct Plan {
     pub enforcement: Arc<Enforcement>,
     /// No network, for this target: because the policy says so, or because it is a helper.
     pub network_restricted: bool,
+    /// The numbers at which descriptors are passed besides the plan's own and the status pipe. Said
+    /// here, since any number may be open for some other reason.
+    pub passed: Vec<i32>,
     /// The seccomp program to load, as raw instructions.
     pub seccomp: Arc<[u64]>,
     /// What runs once that is in place.

@@ -420,11 +420,10 @@ fn terminals_work() {
     let seen = screen.until("24 80");
     assert!(seen.contains("isatty") && seen.contains("through"), "{seen:?}");
     let size = libc::winsize { ws_row: 50, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
-    assert_eq!(
-        // SAFETY: the size lives across the call.
-        unsafe { libc::ioctl(screen.master.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) },
-        0
-    );
+    let terminal = screen.master.as_raw_fd();
+    // SAFETY: the size lives across the call.
+    let resized = unsafe { libc::ioctl(terminal, libc::TIOCSWINSZ, &raw const size) };
+    assert_eq!(resized, 0);
     screen.until("50 120");
     // Control-C from the terminal.
     screen.type_in("\x03");
