@@ -1,6 +1,7 @@
 //! `codex`: parse, run, exit code.
 
 mod completion;
+mod doctor;
 mod exec_server;
 mod exit;
 mod logging;
@@ -26,6 +27,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     ExecServer(exec_server::ExecServerArgs),
+    Doctor(doctor::DoctorArgs),
     Completion(completion::CompletionArgs),
 }
 
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
     cli.logging.start();
     let result = match cli.command {
         Command::ExecServer(args) => exec_server::run(args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Completion(args) => completion::run(&args, &mut Cli::command()),
     };
     match result {

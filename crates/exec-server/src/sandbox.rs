@@ -4,23 +4,55 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 
+use codex_exec_host::files::{Backend, FileError, Helpers, Needs};
+use codex_exec_host::process::ProcessHost;
 use codex_exec_host::process::env::Environment;
 use codex_exec_server_protocol::process::ExecParams;
 use codex_exec_server_protocol::{PermissionProfile, RpcError, SandboxContext};
 use codex_linux_sandbox::{Command, Config, Launch, PrepareError, Prepared, Request, Sandbox};
 
+use crate::config::ServerConfig;
+
 /// What confines, if anything can here.
 #[derive(Debug, Clone)]
-pub(crate) struct Confiner(Option<Arc<Sandbox>>);
+pub(crate) struct Confiner(Option<Confining>);
+
+#[derive(Debug, Clone)]
+struct Confining {
+    sandbox: Arc<Sandbox>,
+    helpers: Helpers,
+}
 
 impl Confiner {
-    /// Re-enters `executable`; without one nothing can be confined.
-    pub(crate) fn new(executable: Option<PathBuf>) -> io::Result<Self> {
-        let sandbox = executable.map(|executable| Sandbox::new(Config::new(executable)));
-        Ok(Self(sandbox.transpose()?.map(Arc::new)))
+    /// Re-enters the configured executable; without one nothing can be confined.
+    pub(crate) fn new(config: &ServerConfig, host: &ProcessHost) -> io::Result<Self> {
+        let Some(executable) = &config.sandbox_executable else { return Ok(Self(None)) };
+        let sandbox = Arc::new(Sandbox::new(Config::new(executable))?);
+        let helpers = Helpers::new(sandbox.clone(), host.clone(), config.files.clone());
+        Ok(Self(Some(Confining { sandbox, helpers })))
+    }
+
+    /// Whether anything can be confined.
+    pub(crate) fn is_offered(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Where a filesystem request that is held to `context` has to run.
+    pub(crate) fn backend(
+        &self,
+        context: Option<SandboxContext>,
+        needs: Needs,
+    ) -> impl Future<Output = Result<Backend, FileError>> + Send + use<> {
+        let confining = self.0.clone();
+        async move {
+            match (context.filter(restricts), confining) {
+                (None, _) => Ok(Backend::Here),
+                (Some(context), Some(confining)) => confining.helpers.backend(context, needs).await,
+                (Some(_), None) => Err(FileError::Sandbox { reason: NOT_OFFERED.into() }),
+            }
+        }
     }
 
     /// The sandbox to start a process in; `None` if it needs none.
@@ -33,7 +65,7 @@ impl Confiner {
         if !restricts(&context) {
             return Ok(None);
         }
-        let Some(sandbox) = self.0.clone() else {
+        let Some(Confining { sandbox, .. }) = self.0.clone() else {
             return Err(RpcError::invalid_params(NOT_OFFERED));
         };
         let argv: Vec<OsString> = params.argv.iter().map(OsString::from).collect();
@@ -56,11 +88,11 @@ impl Confiner {
 }
 
 /// The answer to a request that asks for confinement where there is none.
-pub(crate) const NOT_OFFERED: &str =
+const NOT_OFFERED: &str =
     "this server cannot enforce a sandbox; send no sandbox, or permissions of type `disabled`";
 
 /// Whether the request has to be confined at all.
-pub(crate) fn restricts(sandbox: &SandboxContext) -> bool {
+fn restricts(sandbox: &SandboxContext) -> bool {
     !matches!(sandbox.permissions, PermissionProfile::Disabled)
 }
 

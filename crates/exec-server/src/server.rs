@@ -51,10 +51,11 @@ impl Server {
     /// A server that listens nowhere yet. To be made inside a runtime.
     pub fn new(config: ServerConfig) -> io::Result<Self> {
         let host = ProcessHost::new(config.process.clone())?;
+        let confiner = Confiner::new(&config, &host)?;
         Ok(Self(Arc::new(Shared {
             sessions: Sessions::new(host.clone()),
-            confiner: Confiner::new(config.sandbox_executable.clone())?,
-            environment_info: environment_info(),
+            environment_info: environment_info(confiner.is_offered()),
+            confiner,
             config,
             host,
             shutdown: CancellationToken::new(),
@@ -126,7 +127,7 @@ fn uri(path: &std::path::Path) -> Option<PathUri> {
     PathUri::try_from(path).ok()
 }
 
-fn environment_info() -> EnvironmentInfo {
+fn environment_info(sandboxed: bool) -> EnvironmentInfo {
     let shell = machine::shell();
     EnvironmentInfo {
         shell: ShellInfo {
@@ -143,6 +144,7 @@ fn environment_info() -> EnvironmentInfo {
         ),
         temp_dir: uri(&std::env::temp_dir()),
         capabilities: Capabilities {
+            sandboxed_file_streaming: sandboxed,
             file_write_streaming: true,
             fs_watch_missing: true,
             process_resize: true,

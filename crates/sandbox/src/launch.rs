@@ -7,19 +7,20 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use codex_exec_server_protocol::{AccessMode, SandboxContext};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::pipe::PipeFlags;
 
 use crate::apply;
+use crate::apply::network::EmptyNetwork;
 use crate::capabilities::Capabilities;
 use crate::decide::facts::Facts;
 use crate::decide::order::is_within;
 use crate::decide::policy::{PolicyError, Resolved, Surroundings, resolve};
 use crate::host::HostFacts;
-use crate::plan::{self, Enforcement, Plan, PlanError, Program, Target};
+use crate::plan::{self, Enforcement, Plan, PlanError, Program, Target, Walls};
 use crate::reentry;
 use crate::seccomp;
 use crate::status::StatusReader;
@@ -284,6 +285,8 @@ pub struct Sandbox {
     capabilities: Capabilities,
     /// Never written to: its end tells every running sandbox that the server is gone.
     lifeline: (Arc<OwnedFd>, OwnedFd),
+    /// Made when the first sandbox without network is.
+    empty_network: OnceLock<Option<EmptyNetwork>>,
 }
 
 impl Sandbox {
@@ -291,7 +294,8 @@ impl Sandbox {
     pub fn new(config: Config) -> io::Result<Self> {
         let capabilities = config.capabilities.clone().unwrap_or_else(Capabilities::probe);
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        Ok(Self { config, capabilities, lifeline: (Arc::new(read), write) })
+        let lifeline = (Arc::new(read), write);
+        Ok(Self { config, capabilities, lifeline, empty_network: OnceLock::new() })
     }
 
     /// What this machine can enforce.
@@ -363,7 +367,7 @@ impl Sandbox {
         let enforcement = Arc::clone(&planned.enforcement);
         let cleanup = Cleanup { enforcement: Arc::clone(&enforcement) };
         let seccomp =
-            seccomp::programs(network_restricted).map_err(|error| PrepareError::Unsupported {
+            seccomp::program(network_restricted).map_err(|error| PrepareError::Unsupported {
                 reason: error.to_string(),
                 remedy: "run the server on x86-64 or arm64".to_owned(),
             })?;
@@ -371,15 +375,24 @@ impl Sandbox {
         let file = memory_file(&plan.encode()).map_err(io_error("writing the plan"))?;
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
             .map_err(io_error("making the status pipe"))?;
+        let pass = |fd: &Arc<OwnedFd>, number| PassedDescriptor { fd: Arc::clone(fd), number };
+        let mut descriptors = vec![
+            pass(&Arc::new(file), reentry::PLAN),
+            pass(&Arc::new(write), reentry::STATUS),
+            pass(&self.lifeline.0, reentry::LIFELINE),
+        ];
+        if network_restricted && planned.enforcement.walls == Walls::Namespaces {
+            let network = self.empty_network.get_or_init(EmptyNetwork::make);
+            if let Some(EmptyNetwork { network, user }) = network {
+                descriptors.push(pass(network, reentry::NETWORK));
+                descriptors.extend(user.iter().map(|user| pass(user, reentry::USER)));
+            }
+        }
         Ok(Launch {
             program: self.config.executable.clone(),
             args: vec![self.config.executable.clone().into_os_string(), reentry::WORD.into()],
             env: Vec::new(),
-            descriptors: vec![
-                PassedDescriptor { fd: Arc::new(file), number: reentry::PLAN },
-                PassedDescriptor { fd: Arc::new(write), number: reentry::STATUS },
-                PassedDescriptor { fd: Arc::clone(&self.lifeline.0), number: reentry::LIFELINE },
-            ],
+            descriptors,
             status: StatusReader::new(read),
             cleanup,
         })

@@ -25,7 +25,7 @@ mod status;
 pub use capabilities::{Capabilities, Check};
 pub use host::HostFacts;
 pub use launch::{
-    Cleanup, Command, Config, Launch, Limits, PassedDescriptor, PolicyKey, PrepareError, Prepared,
-    Request, Restrictions, Sandbox,
+    Cleanup, Command, Config, Launch, Limits, PassedDescriptor, Planned, PolicyKey, PrepareError,
+    Prepared, Request, Restrictions, Sandbox,
 };
 pub use status::{Failure, Stage, StatusReader};

@@ -21,6 +21,13 @@ pub(crate) const PLAN: i32 = 3;
 pub(crate) const STATUS: i32 = 4;
 /// The number of the pipe whose end means that the server is gone.
 pub(crate) const LIFELINE: i32 = 5;
+/// The number of the empty network.
+pub(crate) const NETWORK: i32 = 6;
+/// The number of the user namespace it belongs to.
+pub(crate) const USER: i32 = 7;
+
+/// All of them, in order.
+pub(crate) const NUMBERS: [i32; 5] = [PLAN, STATUS, LIFELINE, NETWORK, USER];
 
 /// A function that can run inside a sandbox in place of a program. Its standard streams are those the
 /// server gave; what it returns is the exit code.

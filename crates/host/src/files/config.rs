@@ -66,6 +66,10 @@ pub struct FilesConfig {
     pub max_missing_paths: usize,
     /// How often `fs/watchMissing` looks by itself, for filesystems that tell nothing. 2 s.
     pub missing_recheck: Duration,
+    /// Sandboxed helper processes kept for their policies. 32.
+    pub max_helpers: usize,
+    /// How long one is kept that nobody uses. 60 s.
+    pub helper_idle: Duration,
     /// Operations a helper process runs at once; more wait in its pipe. 64.
     pub max_helper_operations: usize,
     /// Use `openat2` where the kernel has it. False walks component by component, as on kernels
@@ -105,6 +109,8 @@ impl Default for FilesConfig {
             max_watch_changes: 1_000,
             max_missing_paths: 256,
             missing_recheck: Duration::from_secs(2),
+            max_helpers: 32,
+            helper_idle: Duration::from_secs(60),
             max_helper_operations: 64,
             use_openat2: true,
         }

@@ -114,6 +114,12 @@ pub enum FileError {
         /// Why.
         reason: String,
     },
+    /// The request's sandbox cannot be built; nothing ran.
+    #[error("the sandbox cannot be enforced: {reason}")]
+    Sandbox {
+        /// Why.
+        reason: String,
+    },
     /// The client went away, or asked for the end.
     #[error("request cancelled")]
     Cancelled,
@@ -187,6 +193,7 @@ impl FileError {
             | Self::Refused { .. }
             | Self::Pattern { .. } => FileErrorKind::InvalidInput,
             Self::Cancelled => FileErrorKind::Cancelled,
+            Self::Sandbox { .. } => FileErrorKind::InvalidInput,
             Self::Helper { .. } => FileErrorKind::Other,
         }
     }

@@ -451,6 +451,10 @@ impl Actor {
         let last = found.chunks.last().map(|chunk| chunk.seq);
         // What the answer carries may die on its way; what it was asked after has arrived.
         self.was_read(after.min(self.next_seq - 1));
+        if let Some(backlog) = self.backlog.as_mut().filter(|_| !found.cut) {
+            // All of it is on its way: a client that now only listens must not hang its process.
+            backlog.until = backlog.until.min(Instant::now() + self.config.resume_read_grace);
+        }
         let next_seq = match last {
             Some(last) if found.cut || params.max_bytes.is_some() => last + 1,
             _ => self.next_seq,

@@ -76,7 +76,7 @@ impl ProcessHost {
                 (warden, raise_descriptor_limit())
             }
         };
-        let spawner = Spawner::start(config.spawn_threads.max(1), &warden, nofile)?;
+        let spawner = Spawner::start(config.spawn_threads.max(1), &warden, &orphans, nofile)?;
         Ok(Self { config: Arc::new(config), spawner, warden, orphans })
     }
 
@@ -130,12 +130,14 @@ impl ProcessHost {
                 (command, pass, Some((status, cleanup)))
             }
         };
-        let request =
-            SpawnRequest { command, stdio: wires.theirs, tty: launch.terminal.is_some(), pass };
-        let spawned = self.spawner.spawn(request).await?;
-        let setup = |source| StartError::Setup { what: "the process", source };
-        let (warden, orphans) = (self.warden.clone(), self.orphans.clone());
-        let child = Child::new(spawned, launch.group, warden, orphans).map_err(setup)?;
+        let request = SpawnRequest {
+            group: launch.group,
+            command,
+            stdio: wires.theirs,
+            tty: launch.terminal.is_some(),
+            pass,
+        };
+        let child = self.spawn(request).await?;
         let confined = match sandbox {
             None => None,
             Some((status, cleanup)) => {
@@ -154,6 +156,13 @@ impl ProcessHost {
             retention,
             confined,
         })
+    }
+
+    /// Starts a process that dies with this one.
+    pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Child, StartError> {
+        let spawned = self.spawner.spawn(request).await?;
+        let setup = |source| StartError::Setup { what: "the process", source };
+        Child::new(spawned, self.warden.clone(), self.orphans.clone()).map_err(setup)
     }
 
     async fn retention(&self, retain: Option<Retain>) -> Result<Retention, StartError> {

@@ -21,11 +21,14 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::command::Command;
+use super::orphans::Group;
 use super::warden::Record;
 
 /// What a child is started with besides its [`Command`].
 #[derive(Debug)]
 pub struct SpawnRequest {
+    /// With whom it is killed in the end.
+    pub group: Group,
     /// What to execute.
     pub command: Command,
     /// Its descriptors 0, 1 and 2.

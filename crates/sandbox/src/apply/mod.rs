@@ -11,6 +11,7 @@
 mod execute;
 mod inner;
 pub(crate) mod landlock;
+pub(crate) mod network;
 mod outer;
 pub(crate) mod placeholder;
 mod privileges;
@@ -55,7 +56,7 @@ impl Status {
 
 /// The whole life of the re-entered process.
 pub(crate) fn main(helpers: &[Helper]) -> ! {
-    let [plan, status, lifeline] = [reentry::PLAN, reentry::STATUS, reentry::LIFELINE].map(given);
+    let [plan, status, lifeline, network, user] = reentry::NUMBERS.map(given);
     let Some(status) = status.map(Status) else {
         eprintln!("this is a part of the exec server and is not meant to be run by hand");
         sys::exit_now(2)
@@ -67,7 +68,10 @@ pub(crate) fn main(helpers: &[Helper]) -> ! {
     };
     sys::block_signals();
     let result = match plan.enforcement.walls {
-        Walls::Namespaces => outer::run(&plan, &status, lifeline.as_ref(), helpers),
+        Walls::Namespaces => {
+            let given = outer::Given { lifeline, network, user };
+            outer::run(&plan, &status, &given, helpers)
+        }
         Walls::LandlockOnly => {
             drop(lifeline);
             execute::in_place(&plan, helpers)

@@ -20,20 +20,37 @@ use crate::status::{Failure, Stage};
 const NAMESPACES: i32 =
     libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
 
+/// What the server gave besides the plan.
+pub(super) struct Given {
+    /// Its end means that the server is gone.
+    pub(super) lifeline: Option<OwnedFd>,
+    /// The empty network.
+    pub(super) network: Option<OwnedFd>,
+    /// The user namespace it belongs to.
+    pub(super) user: Option<OwnedFd>,
+}
+
 pub(super) fn run(
     plan: &Plan,
     status: &Status,
-    lifeline: Option<&OwnedFd>,
+    given: &Given,
     helpers: &[Helper],
 ) -> Result<i32, Failure> {
-    if lifeline.is_some() {
+    if given.lifeline.is_some() {
         // The server's end is told by the lifeline, so that there is time to tidy up.
         sys::prctl(libc::PR_SET_PDEATHSIG, 0).map_err(during(Stage::Namespaces))?;
     }
     let held = Held::create(&plan.enforcement.tree.placeholders)?;
     let (ready, tell_ready) =
         rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?;
-    let network = if plan.network_restricted { libc::CLONE_NEWNET } else { 0 };
+    let network = match &given.network {
+        _ if !plan.network_restricted => 0,
+        None => libc::CLONE_NEWNET,
+        Some(network) => {
+            super::network::enter(network, given.user.as_ref())?;
+            0
+        }
+    };
     // SAFETY: this process has one thread.
     let forked = unsafe { sys::fork_into((NAMESPACES | network) as u64, libc::SIGCHLD) };
     let (pid, pidfd) = match forked.map_err(during(Stage::Namespaces))? {
@@ -56,7 +73,7 @@ pub(super) fn run(
     let _ = rustix::io::write(&tell_ready, b"!");
     // From here on only the inner process may speak, and only it and the target hold the streams.
     close_given();
-    watch(&pidfd, lifeline);
+    watch(&pidfd, given.lifeline.as_ref());
     let code = wait(pid);
     held.release();
     drop(tell_ready);
@@ -114,7 +131,7 @@ pub(super) fn exit_code(status: i32) -> i32 {
 }
 
 /// Every id stands for itself. All of them where this process may say so (root), else its own.
-fn map_identities(pid: i32) -> io::Result<()> {
+pub(super) fn map_identities(pid: i32) -> io::Result<()> {
     let write = |name: &str, text: &str| fs::write(format!("/proc/{pid}/{name}"), text);
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     if user.is_root()

@@ -18,9 +18,6 @@ const KEPT_BY_ROOT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::FOWNER)
     .union(CapabilitySet::FSETID);
 
-/// More numbers than there will be capabilities for a long time.
-const ALL_CAPABILITIES: u64 = 64;
-
 /// Step `Limits`. Counts this user's processes in this user namespace only; root is never counted,
 /// which the bound of the PID namespace makes up for.
 pub(super) fn limit_processes(processes: u32) -> Result<(), Failure> {
@@ -33,7 +30,8 @@ pub(super) fn limit_processes(processes: u32) -> Result<(), Failure> {
     }
 }
 
-/// Step `Capabilities`.
+/// Step `Capabilities`. The bounding set can stay: without new privileges no program gets what is not
+/// permitted here.
 pub(super) fn drop_capabilities(tree: &Tree) -> Result<(), Failure> {
     let failed = during(Stage::Capabilities);
     // A masked directory is closed to all but those who may override permissions.
@@ -49,36 +47,21 @@ pub(super) fn drop_capabilities(tree: &Tree) -> Result<(), Failure> {
     } else {
         CapabilitySet::empty()
     };
-    for number in 0..ALL_CAPABILITIES {
-        if keep.bits() & (1 << number) == 0 {
-            match sys::prctl(libc::PR_CAPBSET_DROP, number) {
-                Ok(()) => {}
-                // Beyond the last one the kernel knows.
-                Err(Errno::INVAL) => break,
-                // Without the capability to drop there are none to be kept from either.
-                Err(Errno::PERM) => break,
-                Err(errno) => return Err(failed(errno)),
-            }
-        }
-    }
     let sets =
         CapabilitySets { effective: keep, permitted: keep, inheritable: CapabilitySet::empty() };
     rustix::thread::set_capabilities(None, sets).map_err(failed)
 }
 
 /// Step `Seccomp`.
-pub(super) fn load_seccomp(programs: &[Vec<u64>]) -> Result<(), Failure> {
-    for program in programs {
-        let header = libc::sock_fprog {
-            len: program.len() as u16,
-            filter: program.as_ptr().cast_mut().cast::<libc::sock_filter>(),
-        };
-        // SAFETY: an instruction is eight bytes in the layout of `sock_filter`, and aligned for it;
-        // program and header live across the call, which reads them only.
-        let loaded = unsafe {
-            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const header)
-        };
-        sys::check(loaded).map_err(during(Stage::Seccomp))?;
-    }
-    Ok(())
+pub(super) fn load_seccomp(program: &[u64]) -> Result<(), Failure> {
+    let header = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_ptr().cast_mut().cast::<libc::sock_filter>(),
+    };
+    // SAFETY: an instruction is eight bytes in the layout of `sock_filter`, and aligned for it; program
+    // and header live across the call, which reads them only.
+    let loaded = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const header)
+    };
+    sys::check(loaded).map_err(during(Stage::Seccomp)).map(drop)
 }

@@ -80,12 +80,18 @@ pub(crate) fn node_of(fd: impl AsFd) -> rustix::io::Result<Node> {
 
 /// A detached copy of a place, and of what is mounted below it.
 pub(crate) fn clone_tree(place: impl AsFd) -> rustix::io::Result<OwnedFd> {
+    clone_named(place, Path::new(""))
+}
+
+/// The same by a name that nobody else can change the meaning of.
+pub(crate) fn clone_named(root: impl AsFd, name: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::mount::open_tree(
-        place,
-        c"",
+        root,
+        name,
         OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_EMPTY_PATH
+            | OpenTreeFlags::AT_SYMLINK_NOFOLLOW
             | OpenTreeFlags::AT_RECURSIVE,
     )
 }
@@ -99,6 +105,16 @@ pub(crate) fn attach(tree: impl AsFd, place: impl AsFd) -> rustix::io::Result<()
         c"",
         MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH,
     )
+}
+
+/// The same by a name that nobody else can change the meaning of.
+pub(crate) fn attach_named(
+    tree: impl AsFd,
+    root: impl AsFd,
+    name: &Path,
+) -> rustix::io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    rustix::mount::move_mount(tree, c"", root, name, flags)
 }
 
 /// A mount of a new file system, not attached anywhere.

@@ -17,6 +17,7 @@ use super::placeholder::Held;
 use super::sys::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
 use super::{at, during};
 use crate::decide::facts::Identity;
+use crate::decide::order::is_within;
 use crate::plan::{Base, Enforcement, Operation, SkeletonNode, Tree};
 use crate::status::{CHANGED, Failure, Stage};
 
@@ -77,6 +78,12 @@ fn open_sources(
     let mut sources = HashMap::new();
     for (index, operation) in tree.operations.iter().enumerate() {
         let (path, identity) = match operation {
+            // Only root can change the host's devices, and root needs no detour.
+            Operation::Bind { path, device: true, .. } => {
+                let source = sys::clone_named(host, inside(path));
+                sources.insert(index, source.map_err(at(Stage::Sources, path))?);
+                continue;
+            }
             Operation::Bind { path, identity, .. } => {
                 (Cow::Borrowed(path.as_path()), Some(identity))
             }
@@ -166,9 +173,11 @@ impl Scratch {
     fn clone(&self, name: &str, attributes: u64) -> Result<OwnedFd, Failure> {
         let failed = during(Stage::Scratch);
         let mount = self.mount.as_ref().ok_or_else(|| failed(Errno::NOENT))?;
-        let place = sys::open_place(mount, Path::new(name)).map_err(&failed)?;
-        let clone = sys::clone_tree(place).map_err(&failed)?;
-        sys::mount_attributes(&clone, attributes, false).map_err(&failed)?;
+        let clone = sys::clone_named(mount, Path::new(name)).map_err(&failed)?;
+        // The private file system has no devices and no owners' rights to begin with.
+        if attributes & ATTR_RDONLY != 0 {
+            sys::mount_attributes(&clone, attributes, false).map_err(&failed)?;
+        }
         Ok(clone)
     }
 }
@@ -193,10 +202,9 @@ fn fill(mount: &OwnedFd, tree: &Tree) -> rustix::io::Result<()> {
                             directory(&Path::new(&top).join(path), 0o755)?;
                         }
                         SkeletonNode::File(path) => {
-                            let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
                             let mode = Mode::from_raw_mode(0o444);
                             let path = Path::new(&top).join(path);
-                            rustix::fs::openat(mount, path, flags, mode)?;
+                            rustix::fs::mknodat(mount, path, FileType::RegularFile, mode, 0)?;
                         }
                         SkeletonNode::Link(path, target) => {
                             rustix::fs::symlinkat(target, mount, Path::new(&top).join(path))?;
@@ -271,7 +279,9 @@ fn put(
                 Operation::Bind { device: true, .. } => ATTR_NOSUID | ATTR_RDONLY,
                 _ => quiet | ATTR_RDONLY,
             };
-            sys::mount_attributes(&source, attributes, true).map_err(&failed)?;
+            if attributes != ATTR_NOSUID {
+                sys::mount_attributes(&source, attributes, true).map_err(&failed)?;
+            }
             if placeholder == Some((true, true)) {
                 scratch.clone(MASKED_DIRECTORY, quiet | ATTR_RDONLY)?
             } else {
@@ -285,6 +295,9 @@ fn put(
         }
         Operation::SharedMemory => scratch.clone(SHARED_MEMORY, quiet)?,
     };
+    if is_ours(operation, &path) {
+        return sys::attach_named(&what, root, inside(&path)).map_err(failed);
+    }
     let place = match sys::open_place(root, &path) {
         Ok(place) => place,
         // A denied path of the kernel's own trees that the new ones do not have.
@@ -300,6 +313,20 @@ fn put(
         same(&place, identity, Stage::Tree, &path)?;
     }
     sys::attach(&what, &place).map_err(failed)
+}
+
+/// Whether the place is in `/dev` as it was just built, where nobody else changes names.
+fn is_ours(operation: &Operation, path: &Path) -> bool {
+    match operation {
+        Operation::Terminals | Operation::SharedMemory => true,
+        Operation::Bind { device: true, .. } => is_within(path, Path::new("/dev")),
+        _ => false,
+    }
+}
+
+/// A path as seen from the root.
+fn inside(path: &Path) -> &Path {
+    path.strip_prefix("/").unwrap_or(path)
 }
 
 /// Step `Proc`: shows this namespace's processes only, and takes no writes: to the kernel, root inside

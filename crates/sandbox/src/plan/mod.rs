@@ -26,8 +26,8 @@ pub struct Plan {
     pub enforcement: Arc<Enforcement>,
     /// No network, for this target: because the policy says so, or because it is a helper.
     pub network_restricted: bool,
-    /// The seccomp programs to load, last first, as raw instructions.
-    pub seccomp: Vec<Vec<u64>>,
+    /// The seccomp program to load, as raw instructions.
+    pub seccomp: Arc<[u64]>,
     /// What runs once that is in place.
     pub target: Target,
 }

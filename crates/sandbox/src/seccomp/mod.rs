@@ -1,12 +1,17 @@
 //! Seccomp: the table compiled to kernel programs, once per server.
 //!
-//! Invariant: compiling happens where the plan is made, loading in the sandbox; the two programs of a
-//! plan together refuse everything in the [table] and every call of a foreign architecture.
+//! Invariant: compiling happens where the plan is made, loading in the sandbox. The program refuses
+//! everything in the [table] and every call of a foreign architecture.
+//!
+//! The kernel runs a program for every number there is when it is loaded, so a list of comparisons
+//! one by one would be among the most expensive steps of a start. Hence two parts: a search tree over
+//! the numbers, which decides all but a few at once, and what `seccompiler` makes of the few whose
+//! arguments have to be looked at.
 
 mod table;
 
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Op, SeccompCondition,
@@ -16,13 +21,12 @@ use seccompiler::{
 /// An instruction as the eight bytes the kernel reads.
 type Instruction = u64;
 
-/// The programs for a plan, in the order in which they are loaded.
-pub(crate) fn programs(network_restricted: bool) -> Result<Vec<Vec<Instruction>>, FilterError> {
-    static OPEN: LazyLock<Result<Vec<Instruction>, FilterError>> = LazyLock::new(|| compile(false));
-    static CLOSED: LazyLock<Result<Vec<Instruction>, FilterError>> =
-        LazyLock::new(|| compile(true));
-    let main = if network_restricted { &CLOSED } else { &OPEN };
-    Ok(vec![numbers(), LazyLock::force(main).clone()?])
+/// The program for a plan.
+pub(crate) fn program(network_restricted: bool) -> Result<Arc<[Instruction]>, FilterError> {
+    type Compiled = LazyLock<Result<Arc<[Instruction]>, FilterError>>;
+    static OPEN: Compiled = LazyLock::new(|| compile(false));
+    static CLOSED: Compiled = LazyLock::new(|| compile(true));
+    LazyLock::force(if network_restricted { &CLOSED } else { &OPEN }).clone()
 }
 
 /// The table cannot be compiled for this architecture.
@@ -30,33 +34,43 @@ pub(crate) fn programs(network_restricted: bool) -> Result<Vec<Vec<Instruction>>
 #[error("the seccomp table cannot be compiled: {0}")]
 pub struct FilterError(String);
 
-impl<E: std::error::Error> From<Box<E>> for FilterError {
-    fn from(error: Box<E>) -> Self {
-        Self(error.to_string())
-    }
-}
-
 fn failed(error: impl std::fmt::Display) -> FilterError {
     FilterError(error.to_string())
 }
 
-fn compile(network_restricted: bool) -> Result<Vec<Instruction>, FilterError> {
+fn compile(network_restricted: bool) -> Result<Arc<[Instruction]>, FilterError> {
+    let by_arguments = by_arguments(network_restricted)?;
+    let mut verdicts: BTreeMap<u32, Verdict> =
+        by_arguments.keys().map(|number| (*number as u32, Verdict::ByArguments)).collect();
+    verdicts.extend(refused(network_restricted).map(|number| (number, Verdict::Refuse)));
+    verdicts.insert(libc::SYS_clone3 as u32, Verdict::Absent);
     let filter = SeccompFilter::new(
-        rules(network_restricted)?,
+        by_arguments,
         SeccompAction::Allow,
         SeccompAction::Errno(libc::EPERM as u32),
         TargetArch::try_from(std::env::consts::ARCH).map_err(failed)?,
     )
     .map_err(failed)?;
     let program: BpfProgram = filter.try_into().map_err(failed)?;
-    Ok(program.into_iter().map(|i| pack(i.code, i.jt, i.jf, i.k)).collect())
+    // It begins by comparing the architecture; so does the tree.
+    let [load_architecture, compare, ..] = &program[..] else {
+        return Err(failed("the program is empty"));
+    };
+    let mut whole = tree(load_architecture.k, compare.k, &verdicts);
+    whole.extend(program.iter().map(|i| pack(i.code, i.jt, i.jf, i.k)));
+    Ok(whole.into())
 }
 
-fn rules(network_restricted: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, FilterError> {
+/// What is refused by number alone.
+fn refused(network_restricted: bool) -> impl Iterator<Item = u32> {
+    let always = table::REFUSED.iter().flat_map(|(_, calls)| calls.iter());
+    let restricted = if network_restricted { table::RESTRICTED_CALLS } else { &[] };
+    always.chain(restricted).map(|number| *number as u32)
+}
+
+/// What is refused with some arguments.
+fn by_arguments(network_restricted: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, FilterError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    for call in table::REFUSED.iter().flat_map(|(_, calls)| calls.iter()) {
-        rules.insert(*call, Vec::new());
-    }
     let when = |argument: u8, op: Op, value: u64| {
         SeccompCondition::new(argument, Len::Dword, op, value).map_err(failed)
     };
@@ -81,39 +95,97 @@ fn rules(network_restricted: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Fi
         }
         rules.entry(call).or_default().push(rule(others)?);
         if network_restricted {
-            for kind in (0..16).filter(|kind| !table::RESTRICTED_UNIX_TYPES.contains(kind)) {
+            for (mask, value) in table::REFUSED_UNIX_TYPES {
                 rules.entry(call).or_default().push(rule(vec![when(
                     1,
-                    Op::MaskedEq(0xf),
-                    kind as u64,
+                    Op::MaskedEq(*mask),
+                    *value,
                 )?])?);
             }
-        }
-    }
-    if network_restricted {
-        for call in table::RESTRICTED_CALLS {
-            rules.insert(*call, Vec::new());
         }
     }
     Ok(rules)
 }
 
-/// The part that compares call numbers themselves, which the compiler has no words for: `clone3` is
-/// answered `ENOSYS`, and so is the second set of numbers x86-64 has for 32-bit pointers, which
-/// would otherwise be a way around every number in the table.
-fn numbers() -> Vec<Instruction> {
-    const LOAD_NUMBER: u16 = 0x20;
-    const JUMP_EQUAL: u16 = 0x15;
-    const JUMP_AT_LEAST: u16 = 0x35;
-    const RETURN: u16 = 0x06;
+const LOAD: u16 = 0x20;
+const JUMP: u16 = 0x05;
+const JUMP_EQUAL: u16 = 0x15;
+const JUMP_AT_LEAST: u16 = 0x35;
+const RETURN: u16 = 0x06;
+
+/// What is to be done about a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Allow,
+    /// `EPERM`.
+    Refuse,
+    /// `ENOSYS`, upon which C libraries take an older call.
+    Absent,
+    /// Goes on to the program that follows.
+    ByArguments,
+}
+
+/// The tree, to be followed by the program for [`Verdict::ByArguments`].
+///
+/// The second set of numbers x86-64 has, for 32-bit pointers, is absent: it would be a way around
+/// every number in the table.
+fn tree(offset: u32, architecture: u32, verdicts: &BTreeMap<u32, Verdict>) -> Vec<Instruction> {
     const X32: u32 = 0x4000_0000;
-    vec![
-        pack(LOAD_NUMBER, 0, 0, 0),
-        pack(JUMP_EQUAL, 1, 0, libc::SYS_clone3 as u32),
-        pack(JUMP_AT_LEAST, 0, 1, X32),
-        pack(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
-        pack(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ]
+    // Where the verdict changes, from the number 0 on.
+    let mut ranges: Vec<(u32, Verdict)> = vec![(0, Verdict::Allow)];
+    for (&number, &verdict) in verdicts {
+        ranges.retain(|(start, _)| *start != number);
+        if ranges.last().is_none_or(|(_, last)| *last != verdict) {
+            ranges.push((number, verdict));
+        }
+        ranges.push((number + 1, Verdict::Allow));
+    }
+    ranges.push((X32, Verdict::Absent));
+    let mut program = vec![
+        pack(LOAD, 0, 0, offset),
+        pack(JUMP_EQUAL, 1, 0, architecture),
+        // A foreign one goes straight to the program that follows, which ends it.
+        0,
+        pack(LOAD, 0, 0, 0),
+    ];
+    let mut goes_on = vec![2];
+    branch(&ranges, &mut program, &mut goes_on);
+    for at in goes_on {
+        program[at] = pack(JUMP, 0, 0, (program.len() - at - 1) as u32);
+    }
+    program
+}
+
+fn branch(ranges: &[(u32, Verdict)], program: &mut Vec<Instruction>, goes_on: &mut Vec<usize>) {
+    if let [(_, verdict)] = ranges {
+        program.push(match verdict {
+            Verdict::Allow => pack(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+            Verdict::Refuse => pack(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            Verdict::Absent => pack(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+            Verdict::ByArguments => {
+                goes_on.push(program.len());
+                0
+            }
+        });
+        return;
+    }
+    let (low, high) = ranges.split_at(ranges.len() / 2);
+    // A conditional jump reaches 255 instructions, an unconditional one any number.
+    program.push(pack(JUMP_AT_LEAST, 0, 1, high[0].0));
+    let at = program.len();
+    program.push(0);
+    branch(low, program, goes_on);
+    let skipped = program.len() - at - 1;
+    if let Ok(near) = u8::try_from(skipped) {
+        program.remove(at);
+        program[at - 1] = pack(JUMP_AT_LEAST, near, 0, high[0].0);
+        for place in goes_on.iter_mut().filter(|place| **place > at) {
+            *place -= 1;
+        }
+    } else {
+        program[at] = pack(JUMP, 0, 0, skipped as u32);
+    }
+    branch(high, program, goes_on);
 }
 
 /// `struct sock_filter` in memory order.
@@ -127,13 +199,61 @@ fn pack(code: u16, jt: u8, jf: u8, k: u32) -> Instruction {
 mod tests {
     use super::*;
 
-    #[test]
-    fn both_programs_compile_and_fit() {
-        for restricted in [false, true] {
-            let programs = programs(restricted).unwrap();
-            assert_eq!(programs.len(), 2);
-            assert!(programs.iter().all(|program| (5..=4096).contains(&program.len())));
+    /// Runs a program as the kernel would, for a call without arguments.
+    fn run(program: &[Instruction], architecture: u32, number: u32) -> u32 {
+        let (mut at, mut accumulator) = (0, 0u32);
+        loop {
+            let bytes = program[at].to_ne_bytes();
+            let code = u16::from_ne_bytes([bytes[0], bytes[1]]);
+            let (yes, no) = (usize::from(bytes[2]), usize::from(bytes[3]));
+            let k = u32::from_ne_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+            at += 1;
+            let jump = |condition: bool| if condition { yes } else { no };
+            match code {
+                LOAD => {
+                    accumulator = [number, architecture].get(k as usize / 4).copied().unwrap_or(0);
+                }
+                JUMP => at += k as usize,
+                JUMP_EQUAL => at += jump(accumulator == k),
+                JUMP_AT_LEAST => at += jump(accumulator >= k),
+                0x54 => accumulator &= k,
+                RETURN => return k,
+                other => panic!("instruction {other:#x}"),
+            }
         }
-        assert_ne!(programs(false).unwrap()[1], programs(true).unwrap()[1]);
+    }
+
+    #[test]
+    fn the_program_says_what_the_table_says() {
+        for restricted in [false, true] {
+            let program = program(restricted).unwrap();
+            assert!(program.len() < 400, "{}", program.len());
+            let own = u32::from_ne_bytes(program[1].to_ne_bytes()[4..].try_into().unwrap());
+            let by_arguments = by_arguments(restricted).unwrap();
+            let refused: Vec<u32> = refused(restricted).collect();
+            for number in (0..600).filter(|number| !by_arguments.contains_key(&i64::from(*number)))
+            {
+                let expected = if i64::from(number) == libc::SYS_clone3 {
+                    libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32
+                } else if refused.contains(&number) {
+                    libc::SECCOMP_RET_ERRNO | libc::EPERM as u32
+                } else {
+                    libc::SECCOMP_RET_ALLOW
+                };
+                assert_eq!(run(&program, own, number), expected, "{number}");
+            }
+            // With all arguments zero a socket is of no family, and the others are harmless.
+            for number in [libc::SYS_socket, libc::SYS_socketpair] {
+                let verdict = run(&program, own, number as u32);
+                assert_eq!(verdict, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
+            }
+            for number in [libc::SYS_clone, libc::SYS_ioctl] {
+                assert_eq!(run(&program, own, number as u32), libc::SECCOMP_RET_ALLOW);
+            }
+            let x32 = run(&program, own, 0x4000_0000 | 521);
+            assert_eq!(x32, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32);
+            assert_eq!(run(&program, own ^ 1, 0), libc::SECCOMP_RET_KILL_PROCESS);
+        }
+        assert_ne!(program(false).unwrap(), program(true).unwrap());
     }
 }

@@ -110,9 +110,11 @@ pub(super) const NAMESPACE_FLAGS: &[i32] = &[
 pub(super) const ENABLED_FAMILIES: &[i32] =
     &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
-/// With the network restricted there are connected pairs of these types and nothing else: a datagram
-/// socket could name any socket file of the host with each message it sends.
-pub(super) const RESTRICTED_UNIX_TYPES: &[i32] = &[libc::SOCK_STREAM, libc::SOCK_SEQPACKET];
+/// With the network restricted there are connected pairs of streams (type 1) and of sequenced packets
+/// (type 5) and nothing else: a datagram socket could name any socket file of the host with each
+/// message it sends. As bits that tell the other types: the low four are the type.
+pub(super) const REFUSED_UNIX_TYPES: &[(u64, u64)] =
+    &[(0b0001, 0), (0b0010, 0b0010), (0b1000, 0b1000)];
 
 /// With the network restricted: how a socket would reach or be reached by name.
 pub(super) const RESTRICTED_CALLS: &[c_long] =

@@ -420,8 +420,8 @@ fn terminals_work() {
     let seen = screen.until("24 80");
     assert!(seen.contains("isatty") && seen.contains("through"), "{seen:?}");
     let size = libc::winsize { ws_row: 50, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: the size lives across the call.
     assert_eq!(
+        // SAFETY: the size lives across the call.
         unsafe { libc::ioctl(screen.master.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) },
         0
     );
