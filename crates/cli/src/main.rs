@@ -1,9 +1,11 @@
 //! `codex`: parse, run, exit code.
 
 mod completion;
+mod environments;
 mod exec_server;
 mod exit;
 mod logging;
+mod rendezvous;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -26,6 +28,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     ExecServer(exec_server::ExecServerArgs),
+    Rendezvous(rendezvous::RendezvousArgs),
+    Environments(environments::EnvironmentsArgs),
     Completion(completion::CompletionArgs),
 }
 
@@ -43,6 +47,8 @@ fn main() -> ExitCode {
     cli.logging.start();
     let result = match cli.command {
         Command::ExecServer(args) => exec_server::run(args),
+        Command::Rendezvous(args) => rendezvous::run(args),
+        Command::Environments(args) => environments::run(args),
         Command::Completion(args) => completion::run(&args, &mut Cli::command()),
     };
     match result {
