@@ -17,8 +17,13 @@ use crate::rendezvous::span;
 #[derive(Debug, Args)]
 pub struct EnvironmentsArgs {
     /// The registry: https://HOST, as `codex rendezvous serve` prints it
-    #[arg(long, value_name = "URL", global = true, env = "CODEX_REGISTRY_URL",
-          default_value = "http://127.0.0.1:4600")]
+    #[arg(
+        long,
+        value_name = "URL",
+        global = true,
+        env = "CODEX_REGISTRY_URL",
+        default_value = "http://127.0.0.1:4600"
+    )]
     registry: String,
 
     /// A file with the token (default: the variable CODEX_API_KEY)

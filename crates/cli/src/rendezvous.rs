@@ -72,8 +72,12 @@ struct ServeArgs {
 #[derive(Debug, Args)]
 struct DataArgs {
     /// Where tokens and registrations are kept; made if it is missing
-    #[arg(long, value_name = "DIR", env = "CODEX_RENDEZVOUS_DATA",
-          default_value = "codex-rendezvous-data")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "CODEX_RENDEZVOUS_DATA",
+        default_value = "codex-rendezvous-data"
+    )]
     data: PathBuf,
 }
 

@@ -79,7 +79,9 @@ pub enum ClientError {
         message: String,
     },
     /// It said something else.
-    #[error("the registry's answer ({status}) cannot be understood; is the url that of a registry?")]
+    #[error(
+        "the registry's answer ({status}) cannot be understood; is the url that of a registry?"
+    )]
     Answer {
         /// The status of http.
         status: u16,

@@ -216,7 +216,7 @@ impl Environment {
     }
 
     /// A frame that the environment's socket gave.
-    pub(crate) async fn from_executor(&self, socket: u64, frame: Bytes) {
+    pub(crate) async fn executor_frame(&self, socket: u64, frame: Bytes) {
         let Ok(seen) = peek(&frame, &self.config.frame) else {
             return self.metrics.dropped(Dropped::Invalid);
         };
@@ -225,7 +225,7 @@ impl Environment {
             if inner.executor.as_ref().is_none_or(|executor| executor.socket != socket) {
                 return self.metrics.dropped(Dropped::Away);
             }
-            match inner.table.from_executor(seen) {
+            match inner.table.executor_frame(seen) {
                 FromExecutor::To(link) => inner.links.get(&link).map(|link| link.outbound.clone()),
                 FromExecutor::Drop(why) => return self.metrics.dropped(why),
                 FromExecutor::Unknown => {
@@ -301,13 +301,13 @@ impl Environment {
     }
 
     /// A frame that a harness's socket gave.
-    pub(crate) async fn from_harness(&self, link: &LinkHandle, frame: Bytes) {
+    pub(crate) async fn harness_frame(&self, link: &LinkHandle, frame: Bytes) {
         let Ok(seen) = peek(&frame, &self.config.frame) else {
             return self.metrics.dropped(Dropped::Invalid);
         };
         let to = {
             let mut inner = self.lock();
-            let verdict = inner.table.from_harness(link.id, &link.harness, seen);
+            let verdict = inner.table.harness_frame(link.id, &link.harness, seen);
             let back = |reason| {
                 if let Some(link) = inner.links.get(&link.id) {
                     link.outbound.refuse(seen.stream_id, reason);

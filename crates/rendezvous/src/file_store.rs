@@ -290,3 +290,60 @@ impl TokenFile {
         Ok(tokens)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registration(environment: &str) -> Registration {
+        Registration {
+            environment: environment.into(),
+            id: format!("reg_{environment}"),
+            executor_key: None,
+            token: "tok".into(),
+            registered: 1,
+            online_since: None,
+            last_seen: 1,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_refuses_and_recovers() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = FileStore::open(dir.path(), 1).unwrap();
+        store.register(registration("before")).await.unwrap();
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let real = lock(&store.state).journal.divert(full);
+        store.register(registration("refused")).await.unwrap_err();
+        store.use_once("refused", 100, 1).await.unwrap_err();
+        assert!(!store.remove("nobody").await.unwrap());
+        store.remove("before").await.unwrap_err();
+        // What could not be kept did not happen.
+        assert_eq!(store.registrations(), [registration("before")]);
+        lock(&store.state).journal.divert(real);
+        store.register(registration("after")).await.unwrap();
+        assert!(store.use_once("refused", 100, 1).await.unwrap());
+        drop(store);
+        let store = FileStore::open(dir.path(), 2).unwrap();
+        assert_eq!(store.registrations(), [registration("after"), registration("before")]);
+        assert!(!store.use_once("refused", 100, 2).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn the_journal_does_not_grow_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = FileStore::open(dir.path(), 1).unwrap();
+        store.register(registration("e")).await.unwrap();
+        {
+            let mut state = lock(&store.state);
+            for number in 0..50_000u64 {
+                let record = Record::Used { name: format!("{number:032}"), expires: number };
+                state.write(record, false).unwrap();
+                state.compact_if_large(number);
+            }
+        }
+        let len = dir.path().join("state.log").metadata().unwrap().len();
+        assert!(len <= COMPACT_BYTES + 1024, "{len}");
+        assert_eq!(store.registrations().len(), 1);
+    }
+}

@@ -159,7 +159,7 @@ async fn answer(
     match call {
         Call::Rendezvous => {
             rendezvous(service, from, Request::from_parts(parts, body), share).await
-        },
+        }
         Call::List => {
             let environments = registry.list(&caller).await?;
             json(&ListAnswer { environments })
@@ -353,9 +353,14 @@ mod tests {
             assert_eq!(call(bad), Err(ApiError::NotFound), "{bad}");
         }
         let long = format!("/cloud/environment/{}/connect", "x".repeat(129));
-        for bad in ["/cloud/environment//register", "/cloud/environment/a%2", "/cloud/environment/%zz",
-            "/cloud/environment/a%2Fb/register", "/cloud/environment/a%00/connect", &long]
-        {
+        for bad in [
+            "/cloud/environment//register",
+            "/cloud/environment/a%2",
+            "/cloud/environment/%zz",
+            "/cloud/environment/a%2Fb/register",
+            "/cloud/environment/a%00/connect",
+            &long,
+        ] {
             assert_eq!(call(bad), Err(ApiError::EnvironmentId), "{bad}");
         }
         assert_eq!(call("/cloud/environment/e1/register/more"), Err(ApiError::NotFound));

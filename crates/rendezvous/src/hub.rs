@@ -13,7 +13,7 @@ use tokio_websockets::WebSocketStream;
 use crate::config::Config;
 use crate::environment::{AttachError, Detached, Environment, LinkHandle};
 use crate::metrics::{Gauges, Metrics};
-use crate::socket::{self, Outbound, Queue, REGISTERED_AGAIN, Received, Reason};
+use crate::socket::{self, Outbound, Queue, REGISTERED_AGAIN, Reason, Received};
 use crate::store::Store;
 use crate::table::Dropped;
 
@@ -151,7 +151,7 @@ impl Hub {
                 self.note(&who, true).await;
                 while let Some(received) = reader.next().await {
                     match received {
-                        Received::Frame(frame) => environment.from_executor(number, frame).await,
+                        Received::Frame(frame) => environment.executor_frame(number, frame).await,
                         Received::Text => self.metrics.dropped(Dropped::Invalid),
                     }
                 }
@@ -162,7 +162,7 @@ impl Hub {
                 tracing::debug!(environment = who.environment, "harness here");
                 while let Some(received) = reader.next().await {
                     match received {
-                        Received::Frame(frame) => environment.from_harness(&link, frame).await,
+                        Received::Frame(frame) => environment.harness_frame(&link, frame).await,
                         Received::Text => self.metrics.dropped(Dropped::Invalid),
                     }
                 }
@@ -199,11 +199,7 @@ impl Hub {
         self.note(who, false).await;
     }
 
-    fn harness_gone(
-        &self,
-        environment: &Arc<Environment>,
-        link: &LinkHandle,
-    ) {
+    fn harness_gone(&self, environment: &Arc<Environment>, link: &LinkHandle) {
         if environment.detach_link(link) {
             let (environment, grace) = (environment.clone(), self.config.grace);
             tokio::spawn(async move {
@@ -241,14 +237,12 @@ impl Hub {
         let tokens: BTreeSet<String> =
             environments.iter().flat_map(|environment| environment.tokens()).collect();
         let now = self.config.clock.now();
-        for token in tokens {
-            // A store that cannot be asked is no reason to close anything.
-            let Ok(found) = self.store.token_by_id(&token).await else { continue };
-            if found.is_none_or(|record| record.is_expired(now)) {
-                tracing::info!(token, "closing the sockets of a token that no longer holds");
-                environments.iter().for_each(|environment| environment.revoke(&token));
-                self.lock().retain(|_, environment| !environment.is_over());
-            }
+        // A store that cannot be asked is no reason to close anything.
+        let Ok(dead) = self.store.dead_tokens(tokens, now).await else { return };
+        for token in dead {
+            tracing::info!(token, "closing the sockets of a token that no longer holds");
+            environments.iter().for_each(|environment| environment.revoke(&token));
+            self.lock().retain(|_, environment| !environment.is_over());
         }
     }
 

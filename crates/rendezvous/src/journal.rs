@@ -41,9 +41,10 @@ impl Journal {
     /// Adds a record; `durable` says that it has to survive the machine too.
     pub(crate) fn append<R: Serialize>(&mut self, record: &R, durable: bool) -> io::Result<()> {
         let line = line(record)?;
-        let written = self.file.write_all(&line).and_then(|()| {
-            if durable { self.file.sync_data() } else { Ok(()) }
-        });
+        let written = self
+            .file
+            .write_all(&line)
+            .and_then(|()| if durable { self.file.sync_data() } else { Ok(()) });
         match written {
             Ok(()) => {
                 self.len += line.len() as u64;
@@ -83,6 +84,12 @@ impl Journal {
         self.file = file;
         self.len = text.len() as u64;
         Ok(())
+    }
+
+    /// Writes go elsewhere; gives where they went.
+    #[cfg(test)]
+    pub(crate) fn divert(&mut self, file: File) -> File {
+        std::mem::replace(&mut self.file, file)
     }
 
     fn cut(&mut self) -> io::Result<()> {
@@ -178,7 +185,7 @@ fn parse<R: DeserializeOwned>(text: &[u8]) -> (Vec<R>, usize) {
     let records = text[..whole].split(|byte| *byte == b'\n').filter_map(|line| {
         let (check, json) = line.split_at_checked(CHECK_LEN)?;
         let json = json.strip_prefix(b" ")?;
-        if digest(json)[..CHECK_LEN].as_bytes() != check {
+        if &digest(json).as_bytes()[..CHECK_LEN] != check {
             tracing::warn!("a damaged record was skipped");
             return None;
         }

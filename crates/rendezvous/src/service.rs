@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -244,12 +245,17 @@ pub async fn serve(
         None => format!("{scheme}://{}", listener.local_addr().map_err(bind)?),
     };
     let service = Service::new(config, store);
+    tokio::pin!(stop);
+    // Whoever reads the address may stop us right away: what listens for that has to listen now.
+    let told = stop.as_mut().now_or_never().is_some();
     announce(&base).map_err(ServeError::Announce)?;
     let accepting = tokio::spawn({
         let service = service.clone();
         async move { service.serve(listener, tls).await }
     });
-    stop.await;
+    if !told {
+        stop.await;
+    }
     tracing::info!("stopping");
     service.drain().await;
     accepting.abort();

@@ -4,7 +4,7 @@
 //! directory of one service; tokens in it are also written by the command line, and every
 //! lookup sees what is in the file at that moment.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 
@@ -61,18 +61,30 @@ pub(crate) enum TokenChange {
 }
 
 /// The tokens that are not revoked.
-#[derive(Debug, Default, Clone)]
+#[derive(Default, Clone)]
 pub(crate) struct Tokens {
     by_digest: HashMap<String, TokenRecord>,
+    digests: HashMap<String, String>,
+}
+
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.digests.keys()).finish()
+    }
 }
 
 impl Tokens {
     pub(crate) fn apply(&mut self, change: TokenChange) {
         match change {
             TokenChange::Create(record) => {
+                self.digests.insert(record.id.clone(), record.digest.clone());
                 self.by_digest.insert(record.digest.clone(), record);
             }
-            TokenChange::Revoke(id) => self.by_digest.retain(|_, record| record.id != id),
+            TokenChange::Revoke(id) => {
+                if let Some(digest) = self.digests.remove(&id) {
+                    self.by_digest.remove(&digest);
+                }
+            }
         }
     }
 
@@ -81,7 +93,7 @@ impl Tokens {
     }
 
     pub(crate) fn by_id(&self, id: &str) -> Option<&TokenRecord> {
-        self.by_digest.values().find(|record| record.id == id)
+        self.by_digest.get(self.digests.get(id)?)
     }
 
     /// The oldest first.
@@ -111,6 +123,21 @@ impl Store {
     pub async fn token_by_id(&self, id: &str) -> Result<Option<TokenRecord>, StoreError> {
         match self {
             Self::File(store) => Ok(store.tokens()?.by_id(id).cloned()),
+        }
+    }
+
+    /// Those of these tokens that are revoked or over.
+    pub(crate) async fn dead_tokens(
+        &self,
+        ids: BTreeSet<String>,
+        now: u64,
+    ) -> Result<Vec<String>, StoreError> {
+        match self {
+            Self::File(store) => {
+                let tokens = store.tokens()?;
+                let dead = |id: &String| tokens.by_id(id).is_none_or(|token| token.is_expired(now));
+                Ok(ids.into_iter().filter(dead).collect())
+            }
         }
     }
 

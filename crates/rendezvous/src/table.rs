@@ -97,7 +97,7 @@ impl Table {
         self.streams.values().any(|entry| &*entry.harness == harness)
     }
 
-    pub(crate) fn from_harness(
+    pub(crate) fn harness_frame(
         &mut self,
         link: LinkId,
         harness: &Arc<str>,
@@ -139,7 +139,7 @@ impl Table {
         FromHarness::Forward
     }
 
-    pub(crate) fn from_executor(&mut self, frame: Peek<'_>) -> FromExecutor {
+    pub(crate) fn executor_frame(&mut self, frame: Peek<'_>) -> FromExecutor {
         let Some(entry) = self.streams.get_mut(frame.stream_id) else {
             return match frame.kind {
                 BodyKind::Ack | BodyKind::Reset => FromExecutor::Drop(Dropped::Unknown),
@@ -219,18 +219,18 @@ mod tests {
     fn a_stream_is_its_claimants_only() {
         let (mut table, ann, bob) = table();
         let data = |id| frame(id, BodyKind::Data);
-        assert_eq!(table.from_harness(1, &ann, data("s")), FromHarness::Refuse("unknown_stream"));
-        assert_eq!(table.from_executor(data("s")), FromExecutor::Unknown);
+        assert_eq!(table.harness_frame(1, &ann, data("s")), FromHarness::Refuse("unknown_stream"));
+        assert_eq!(table.executor_frame(data("s")), FromExecutor::Unknown);
         let claim = frame("s", BodyKind::Resume);
-        assert_eq!(table.from_harness(1, &ann, claim), FromHarness::Forward);
-        assert_eq!(table.from_harness(1, &ann, data("s")), FromHarness::Forward);
+        assert_eq!(table.harness_frame(1, &ann, claim), FromHarness::Forward);
+        assert_eq!(table.harness_frame(1, &ann, data("s")), FromHarness::Forward);
         for kind in [BodyKind::Data, BodyKind::Resume, BodyKind::Handshake, BodyKind::Reset] {
-            let verdict = table.from_harness(2, &bob, frame("s", kind));
+            let verdict = table.harness_frame(2, &bob, frame("s", kind));
             assert_eq!(verdict, FromHarness::Drop(Dropped::NotOwned), "{kind:?}");
         }
-        assert_eq!(table.from_executor(data("s")), FromExecutor::To(1));
-        assert_eq!(table.from_executor(frame("s", BodyKind::Reset)), FromExecutor::To(1));
-        assert_eq!(table.from_executor(data("s")), FromExecutor::Unknown);
+        assert_eq!(table.executor_frame(data("s")), FromExecutor::To(1));
+        assert_eq!(table.executor_frame(frame("s", BodyKind::Reset)), FromExecutor::To(1));
+        assert_eq!(table.executor_frame(data("s")), FromExecutor::Unknown);
     }
 
     #[test]
@@ -238,11 +238,11 @@ mod tests {
         let (mut table, ann, bob) = table();
         let claim = |id| frame(id, BodyKind::Resume);
         let refused = FromHarness::Refuse("too_many_streams");
-        assert_eq!(table.from_harness(1, &ann, claim("a")), FromHarness::Forward);
-        assert_eq!(table.from_harness(1, &ann, claim("b")), FromHarness::Forward);
-        assert_eq!(table.from_harness(1, &ann, claim("c")), refused);
-        assert_eq!(table.from_harness(2, &bob, claim("c")), FromHarness::Forward);
-        assert_eq!(table.from_harness(2, &bob, claim("d")), refused);
+        assert_eq!(table.harness_frame(1, &ann, claim("a")), FromHarness::Forward);
+        assert_eq!(table.harness_frame(1, &ann, claim("b")), FromHarness::Forward);
+        assert_eq!(table.harness_frame(1, &ann, claim("c")), refused);
+        assert_eq!(table.harness_frame(2, &bob, claim("c")), FromHarness::Forward);
+        assert_eq!(table.harness_frame(2, &bob, claim("d")), refused);
         assert_eq!(table.len(), 3);
     }
 
@@ -251,23 +251,23 @@ mod tests {
         let now = Instant::now();
         let (mut table, ann, _) = table();
         for stream in ["plain", "acking"] {
-            table.from_harness(1, &ann, frame(stream, BodyKind::Resume));
+            table.harness_frame(1, &ann, frame(stream, BodyKind::Resume));
         }
-        table.from_harness(1, &ann, frame("acking", BodyKind::Ack));
-        table.from_harness(1, &ann, frame("plain", BodyKind::Ack));
-        table.from_executor(frame("acking", BodyKind::Ack));
+        table.harness_frame(1, &ann, frame("acking", BodyKind::Ack));
+        table.harness_frame(1, &ann, frame("plain", BodyKind::Ack));
+        table.executor_frame(frame("acking", BodyKind::Ack));
         assert_eq!(table.executor_gone(), [(1, "plain".into())]);
         assert_eq!(table.link_gone(1, now), []);
         assert_eq!(
-            table.from_executor(frame("acking", BodyKind::Data)),
+            table.executor_frame(frame("acking", BodyKind::Data)),
             FromExecutor::Drop(Dropped::Away)
         );
         // Back on another socket.
         assert_eq!(
-            table.from_harness(2, &ann, frame("acking", BodyKind::Resume)),
+            table.harness_frame(2, &ann, frame("acking", BodyKind::Resume)),
             FromHarness::Forward
         );
-        assert_eq!(table.from_executor(frame("acking", BodyKind::Data)), FromExecutor::To(2));
+        assert_eq!(table.executor_frame(frame("acking", BodyKind::Data)), FromExecutor::To(2));
         // Gone for good.
         assert_eq!(table.link_gone(2, now), []);
         assert_eq!(table.expire(now - Duration::from_secs(1)), []);
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn a_plain_stream_ends_with_its_harness() {
         let (mut table, ann, _) = table();
-        table.from_harness(1, &ann, frame("s", BodyKind::Handshake));
+        table.harness_frame(1, &ann, frame("s", BodyKind::Handshake));
         assert!(table.knows("ann") && !table.knows("bob"));
         assert_eq!(table.link_gone(1, Instant::now()), ["s".into()]);
         assert!(!table.knows("ann"));
