@@ -30,6 +30,9 @@ pub(crate) struct Environment {
     metrics: Arc<Metrics>,
     /// Since when this process knows it.
     known_since: Instant,
+    /// Held while it is noted in the store whether the environment is here, so that what is
+    /// noted last is true.
+    pub noting: tokio::sync::Mutex<()>,
     inner: Mutex<Inner>,
 }
 
@@ -102,7 +105,8 @@ impl Environment {
             over: false,
         };
         let known_since = Instant::now();
-        Self { registration, config, metrics, known_since, inner: Mutex::new(inner) }
+        let noting = tokio::sync::Mutex::default();
+        Self { registration, config, metrics, known_since, noting, inner: Mutex::new(inner) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

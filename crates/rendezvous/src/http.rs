@@ -203,10 +203,7 @@ async fn rendezvous(
         let _share = share;
         match upgrade.await {
             Ok(io) => hub.run(seat, socket::builder(&config).serve(TokioIo::new(io))).await,
-            Err(error) => {
-                tracing::debug!(%error, "upgrade failed");
-                hub.abandon(seat).await;
-            }
+            Err(error) => tracing::debug!(%error, "upgrade failed"),
         }
     });
     let mut response = Response::new(Full::default());

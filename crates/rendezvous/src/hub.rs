@@ -37,9 +37,16 @@ pub(crate) struct Who {
     pub harness: Option<String>,
 }
 
-/// A place for a websocket, taken before the upgrade is answered.
+/// A place for a websocket, taken before the upgrade is answered. One that is dropped, because the
+/// client went before it had its websocket, is given back.
 #[derive(Debug)]
 pub(crate) struct Seat {
+    hub: Arc<Hub>,
+    taken: Option<Taken>,
+}
+
+#[derive(Debug)]
+struct Taken {
     who: Who,
     environment: Arc<Environment>,
     side: Side,
@@ -100,8 +107,8 @@ impl Hub {
         }
     }
 
-    /// Takes a place for a websocket.
-    pub(crate) fn seat(self: &Arc<Self>, who: Who) -> Result<Seat, AttachError> {
+    /// Takes a place for a websocket. That an environment is here is kept before it is told so.
+    pub(crate) async fn seat(self: &Arc<Self>, who: Who) -> Result<Seat, AttachError> {
         let (outbound, queue) = socket::queue(&self.config);
         let (environment, fresh) = self.entry(&who)?;
         let side = match &who.harness {
@@ -120,7 +127,13 @@ impl Hub {
                 Side::Harness(link)
             }
         };
-        Ok(Seat { who, environment, side, outbound, queue })
+        let noted = who.harness.is_none().then(|| (who.clone(), environment.clone()));
+        let taken = Taken { who, environment, side, outbound, queue };
+        let seat = Seat { hub: self.clone(), taken: Some(taken) };
+        if let Some((who, environment)) = noted {
+            self.note(&who, &environment).await;
+        }
+        Ok(seat)
     }
 
     fn entry(&self, who: &Who) -> Result<(Arc<Environment>, bool), AttachError> {
@@ -139,16 +152,16 @@ impl Hub {
     }
 
     /// Runs a websocket until it ends.
-    pub(crate) async fn run<T>(self: &Arc<Self>, seat: Seat, socket: WebSocketStream<T>)
+    pub(crate) async fn run<T>(self: &Arc<Self>, mut seat: Seat, socket: WebSocketStream<T>)
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Seat { who, environment, side, outbound, queue } = seat;
+        let Some(taken) = seat.taken.take() else { return };
+        let Taken { who, environment, side, outbound, queue } = taken;
         let mut reader = socket::start(socket, outbound, queue, self.config.clone(), &self.tasks);
         match side {
             Side::Executor(number) => {
                 tracing::info!(environment = who.environment, "environment online");
-                self.note(&who, true).await;
                 while let Some(received) = reader.next().await {
                     match received {
                         Received::Frame(frame) => environment.executor_frame(number, frame).await,
@@ -172,16 +185,6 @@ impl Hub {
         }
     }
 
-    /// A websocket for which there was a place did not come to be.
-    pub(crate) async fn abandon(self: &Arc<Self>, seat: Seat) {
-        match seat.side {
-            Side::Executor(number) => {
-                self.executor_gone(&seat.who, &seat.environment, number).await;
-            }
-            Side::Harness(link) => self.harness_gone(&seat.environment, &link),
-        }
-    }
-
     async fn executor_gone(
         self: &Arc<Self>,
         who: &Who,
@@ -196,7 +199,7 @@ impl Hub {
         if let Detached::Waiting(epoch) = detached {
             self.give_up_later(who, environment.clone(), epoch);
         }
-        self.note(who, false).await;
+        self.note(who, environment).await;
     }
 
     fn harness_gone(&self, environment: &Arc<Environment>, link: &LinkHandle) {
@@ -222,7 +225,10 @@ impl Hub {
         });
     }
 
-    async fn note(&self, who: &Who, online: bool) {
+    /// Notes in the store whether an environment is here.
+    async fn note(&self, who: &Who, environment: &Environment) {
+        let _turn = environment.noting.lock().await;
+        let online = environment.online_since().is_some();
         let now = self.config.clock.now();
         let seen = self.store.seen(&who.environment, &who.registration, online, now).await;
         if let Err(error) = seen {
@@ -249,5 +255,20 @@ impl Hub {
     /// Closes all sockets.
     pub(crate) fn close_sockets(&self, reason: Reason) {
         self.all().iter().for_each(|environment| environment.close_sockets(reason));
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let Some(taken) = self.taken.take() else { return };
+        let hub = self.hub.clone();
+        tokio::spawn(async move {
+            match taken.side {
+                Side::Executor(number) => {
+                    hub.executor_gone(&taken.who, &taken.environment, number).await;
+                }
+                Side::Harness(link) => hub.harness_gone(&taken.environment, &link),
+            }
+        });
     }
 }

@@ -256,7 +256,7 @@ impl Registry {
             token: ticket.token,
             harness: ticket.harness,
         };
-        self.hub.seat(who).map_err(|error| match error {
+        self.hub.seat(who).await.map_err(|error| match error {
             AttachError::Over => ApiError::Replaced,
             AttachError::Full => ApiError::TooManyHarnesses,
         })

@@ -248,3 +248,25 @@ async fn streams_that_nobody_claims_are_refused_once_nobody_can_be_on_the_way() 
     send(&mut environment, data("old", b"hello?")).await;
     assert_eq!(next(&mut environment).await, "old reset harness_disconnected");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_goes_before_it_has_its_websocket_leaves_nothing() {
+    use tokio::io::AsyncWriteExt;
+    let world = World::new();
+    let token = world.token();
+    let (url, _) = world.register("e1", &token).await;
+    let path = url.strip_prefix("ws://rdv.test").unwrap();
+    for _ in 0..3 {
+        let mut pipe = world.pipe();
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: rdv.test\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        );
+        pipe.write_all(request.as_bytes()).await.unwrap();
+        drop(pipe);
+    }
+    while world.metric("connections").await > 1 || world.metric("environments_online").await > 0 {
+        tokio::task::yield_now().await;
+    }
+    world.websocket(&url).await.unwrap();
+}
