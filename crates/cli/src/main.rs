@@ -2,9 +2,11 @@
 
 mod completion;
 mod doctor;
+mod environments;
 mod exec_server;
 mod exit;
 mod logging;
+mod rendezvous;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -28,6 +30,8 @@ struct Cli {
 enum Command {
     ExecServer(exec_server::ExecServerArgs),
     Doctor(doctor::DoctorArgs),
+    Rendezvous(rendezvous::RendezvousArgs),
+    Environments(environments::EnvironmentsArgs),
     Completion(completion::CompletionArgs),
 }
 
@@ -46,6 +50,8 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::ExecServer(args) => exec_server::run(args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Rendezvous(args) => rendezvous::run(args),
+        Command::Environments(args) => environments::run(args),
         Command::Completion(args) => completion::run(&args, &mut Cli::command()),
     };
     match result {

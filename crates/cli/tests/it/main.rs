@@ -6,6 +6,7 @@ mod auth;
 mod endings;
 mod logging;
 mod memory;
+mod rendezvous;
 mod stdio;
 mod support;
 mod usage;
