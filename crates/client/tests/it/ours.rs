@@ -178,3 +178,51 @@ async fn holding_the_connection_makes_the_process_wait() {
     assert_eq!(output.stdout.len(), 24_000_000);
     listening.server.shut_down().await;
 }
+
+#[tokio::test]
+async fn a_read_that_waits_acknowledges_at_once() {
+    use codex_exec_client::protocol::process::{
+        Env, EnvPolicy, ExecParams, OnFull, ProcessId, ReadParams, Retain, RetainUntil,
+    };
+    let (_server, client) = embedded().await;
+    let id = ProcessId::from("p");
+    let params = ExecParams {
+        process_id: id.clone(),
+        argv: ["head", "-c", "3000000", "/dev/zero"].map(str::to_owned).to_vec(),
+        cwd: "/".parse().unwrap(),
+        env: Env::default(),
+        env_policy: Some(EnvPolicy::default()),
+        tty: false,
+        pipe_stdin: false,
+        arg0: None,
+        sandbox: None,
+        enforce_managed_network: false,
+        metadata: None,
+        managed_network: None,
+        network_proxy: None,
+        shell_snapshot: None,
+        size: None,
+        // A store that is full long before the end.
+        retain: Some(Retain { bytes: 100_000, on_full: OnFull::Wait, until: RetainUntil::Read }),
+    };
+    client.process_start(params).await.unwrap();
+    let (mut after, mut bytes) = (0, 0);
+    loop {
+        let params = ReadParams {
+            process_id: id.clone(),
+            after_seq: Some(after),
+            max_bytes: None,
+            wait_ms: Some(60_000),
+        };
+        let read = soon(client.process_read(params)).await.unwrap();
+        assert_eq!(read.dropped_bytes, 0);
+        for chunk in &read.chunks {
+            after = chunk.seq;
+            bytes += chunk.chunk.len();
+        }
+        if read.closed && read.chunks.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(bytes, 3_000_000);
+}

@@ -212,6 +212,8 @@ impl Actor {
     async fn command(&mut self, command: Command) -> Next {
         match command {
             Command::Read(params, reply) => {
+                // Now, not when it is answered: it may wait for output that needs the room.
+                self.was_read(params.after_seq.unwrap_or(0).min(self.next_seq - 1));
                 let wait = Duration::from_millis(params.wait_ms.unwrap_or(0)).min(LONGEST_WAIT);
                 let until = Instant::now() + wait;
                 self.waiting.push(WaitingRead { params, until, reply });
