@@ -1,7 +1,7 @@
 //! Output that goes to a file.
 
 use codex_exec_host::process::{ProcessConfig, ProcessHost, StartError};
-use codex_exec_server_protocol::process::{OnFull, ReadParams, Retain};
+use codex_exec_server_protocol::process::{OnFull, ReadParams, Retain, RetainUntil};
 
 use crate::support::*;
 
@@ -19,7 +19,8 @@ async fn a_spool_has_no_name_and_gives_its_room_back() {
     let directory = tempfile::tempdir().unwrap();
     let host = ProcessHost::new(config(directory.path())).unwrap();
     let mut params = params("seq 100000; exec sleep 1000");
-    params.retain = Some(Retain { bytes: 8 << 20, on_full: OnFull::Wait });
+    params.retain =
+        Some(Retain { bytes: 8 << 20, on_full: OnFull::Wait, until: RetainUntil::Sent });
     let handle = start(&host, params).await.unwrap();
     // Nobody is attached, so nothing is delivered; but it can be read.
     let expected: String = (1..=100_000).map(|n| format!("{n}\n")).collect();
@@ -61,10 +62,11 @@ async fn a_spool_that_cannot_be_had_is_an_error_at_the_start() {
     let nowhere = directory.path().join("nowhere");
     let host = ProcessHost::new(config(&nowhere)).unwrap();
     let mut wants = params("true");
-    wants.retain = Some(Retain { bytes: 8 << 20, on_full: OnFull::Wait });
+    wants.retain = Some(Retain { bytes: 8 << 20, on_full: OnFull::Wait, until: RetainUntil::Sent });
     let error = start(&host, wants.clone()).await.unwrap_err();
     assert!(matches!(error, StartError::Setup { .. }), "{error}");
-    wants.retain = Some(Retain { bytes: 101 << 20, on_full: OnFull::Wait });
+    wants.retain =
+        Some(Retain { bytes: 101 << 20, on_full: OnFull::Wait, until: RetainUntil::Sent });
     let error = start(&host, wants).await.unwrap_err();
     assert!(matches!(error, StartError::Launch(_)), "{error}");
 }

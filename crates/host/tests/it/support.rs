@@ -25,7 +25,7 @@ pub async fn start(host: &ProcessHost, params: ExecParams) -> Result<ProcessHand
         Ok::<_, StartError>(Launch::new(params, &environment, Group(0))?)
     };
     let (handle, started) = host.start(launch);
-    started.await.unwrap().map(|()| handle)
+    started.await.unwrap().map(|_| handle)
 }
 
 /// Everything a process has written after a number, once there is something.
