@@ -22,6 +22,9 @@ pub mod reentry;
 mod seccomp;
 mod status;
 
+/// Permission bits of the directory that stands for a protected name that does not exist. Inside a
+/// sandbox it is a mount point; nobody's own directory looks like that.
+pub use apply::placeholder::MODE as PLACEHOLDER_MODE;
 pub use capabilities::{Capabilities, Check};
 pub use host::HostFacts;
 pub use launch::{

@@ -121,8 +121,31 @@ pub(super) fn create_directory(
             made.map_err(failed)
         }
         (true, Links::Follow) => std::fs::create_dir_all(path.as_path())
-            .map_err(|error| FileError::io("create directory", path, &error)),
-        (true, Links::Refuse) => make_all_without_links(path),
+            .map_err(|error| FileError::io("create directory", path, &error))
+            .and_then(|()| refuse_placeholder(path)),
+        (true, Links::Refuse) => {
+            make_all_without_links(path)?;
+            refuse_placeholder(path)
+        }
+    }
+}
+
+/// Inside a sandbox a protected name that does not exist is held by a placeholder. It is there, but
+/// it is not the directory that was asked for, and will not be there afterwards.
+fn refuse_placeholder(path: &PathUri) -> Result<(), FileError> {
+    let found = rustix::fs::statx(
+        rustix::fs::CWD,
+        path.as_path(),
+        AtFlags::empty(),
+        rustix::fs::StatxFlags::MODE,
+    );
+    let is_placeholder = found.is_ok_and(|found| {
+        found.stx_attributes.contains(rustix::fs::StatxAttributes::MOUNT_ROOT)
+            && u32::from(found.stx_mode) & 0o7777 == codex_linux_sandbox::PLACEHOLDER_MODE
+    });
+    match is_placeholder {
+        true => Err(FileError::os("create directory", path, Errno::ROFS)),
+        false => Ok(()),
     }
 }
 

@@ -13,7 +13,7 @@ mod inner;
 pub(crate) mod landlock;
 pub(crate) mod network;
 mod outer;
-pub(crate) mod placeholder;
+pub mod placeholder;
 mod privileges;
 pub(crate) mod probe;
 mod sys;

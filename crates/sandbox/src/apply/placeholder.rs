@@ -23,7 +23,7 @@ use crate::status::{Failure, Stage};
 
 /// Readable by all, writable by none, and sticky, which means nothing for such a directory: nobody
 /// else makes one.
-pub(crate) const MODE: u32 = 0o1555;
+pub const MODE: u32 = 0o1555;
 
 /// How often, and how long apart, the exclusive lock is tried for after a sandbox was killed: its
 /// processes are dying, which takes the kernel some time.
