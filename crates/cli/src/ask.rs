@@ -26,7 +26,10 @@ pub async fn yes_or_no(question: &str, signals: &Signals) -> Approval {
     });
     let answer = tokio::select! {
         answer = answer => answer.ok().and_then(Result::ok).unwrap_or_default(),
-        _ = signals.end() => return Approval::Refused,
+        _ = signals.end() => {
+            let _ = writeln!(std::io::stderr());
+            return Approval::Refused;
+        }
     };
     match answer.trim().to_lowercase().as_str() {
         "y" | "yes" => Approval::Approved,

@@ -225,10 +225,14 @@ impl Drive<'_> {
             }
         }
         match stdin.shutdown().await {
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => tell(format_args!(
-                "this server cannot close a command's input, so the command may wait for more; \
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                // Most commands do not wait for it.
+                tokio::time::sleep(EXPLANATION).await;
+                tell(format_args!(
+                    "this server cannot close a command's input, so the command may wait for more; \
                  Ctrl-C stops it, -n gives it none"
-            )),
+                ));
+            }
             _ => {}
         }
         std::future::pending().await

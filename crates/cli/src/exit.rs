@@ -83,8 +83,12 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
 /// A failure and its causes for people, each word once: a client's error tells its own causes, and
 /// a server's words stand without the protocol's.
 fn words(error: &anyhow::Error) -> String {
-    let mut parts = Vec::new();
+    let mut parts: Vec<String> = Vec::new();
     for cause in error.chain() {
+        // Some tell their cause themselves.
+        if parts.last().is_some_and(|last| last.contains(&cause.to_string())) {
+            continue;
+        }
         match cause.downcast_ref::<ExecServerError>() {
             Some(ExecServerError::Server { message, .. }) => parts.push(message.clone()),
             Some(error) => parts.push(error.to_string()),

@@ -61,11 +61,13 @@ impl LsArgs {
             return Ok(if self.long { line(&metadata, &name, 0) } else { format!("{name}\n") });
         }
         let listed = files.read_directory(path).await?;
-        let entries: Vec<_> = listed
+        let mut entries: Vec<_> = listed
             .entries
             .into_iter()
             .filter(|entry| self.all || !entry.file_name.starts_with('.'))
             .collect();
+        // Not every server does it.
+        entries.sort_by(|a, b| a.file_name.cmp(&b.file_name));
         if listed.truncated {
             tell(format_args!("there are more names than the server lists"));
         }

@@ -6,6 +6,7 @@ mod attach;
 mod cat;
 mod completion;
 mod cp;
+mod doctor;
 mod drive;
 mod escapes;
 mod exec_server;
@@ -69,6 +70,7 @@ enum Command {
     ApplyPatch(apply_patch::ApplyPatchArgs),
     Info(info::InfoArgs),
     ExecServer(exec_server::ExecServerArgs),
+    Doctor(doctor::DoctorArgs),
     Completion(completion::CompletionArgs),
 }
 
@@ -100,6 +102,7 @@ fn main() -> ExitCode {
         Command::ApplyPatch(args) => apply_patch::run(&args),
         Command::Info(args) => info::run(&args),
         Command::ExecServer(args) => exec_server::run(args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Completion(args) => completion::run(&args, &mut Cli::command()),
     };
     match result {

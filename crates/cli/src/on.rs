@@ -208,7 +208,8 @@ impl Connected {
 
 fn embedded() -> anyhow::Result<Server> {
     let executable = std::env::current_exe().context("cannot find this executable")?;
-    let mut config = ServerConfig::default();
+    let mut config =
+        ServerConfig { sandbox_executable: Some(executable.clone()), ..ServerConfig::default() };
     config.process.lifeline = Lifeline::Warden { executable };
     Server::new(config).context("cannot start a server in this process")
 }

@@ -168,7 +168,7 @@ impl RunArgs {
         let ask = async |denial: Denial<'_, Ending>| self.ask(&denial, drive).await;
         match client.drive_with_approval(command, show, status, ask).await {
             Ok(ending) => Ok(ending),
-            Err(error) => Err(self.explain(error)),
+            Err(error) => Err(self.explain(connected, error).await),
         }
     }
 
@@ -253,10 +253,17 @@ impl RunArgs {
     }
 
     /// Why it was not started, with the exit code a shell would have.
-    fn explain(&self, error: ExecServerError) -> anyhow::Error {
+    async fn explain(&self, connected: &Connected, error: ExecServerError) -> anyhow::Error {
         let program = style::printable(&self.command[0]);
         let words = error.to_string();
         let at_execution = error.code().is_some() && !words.contains("working directory");
+        if at_execution
+            && let Some(cwd) = &self.cwd
+            && let Ok(path) = remote_path::resolve(&connected.client, cwd)
+            && !connected.client.files().metadata(&path).await.is_ok_and(|is| is.is_directory)
+        {
+            return anyhow::anyhow!("there is no directory {cwd} there; give another --cwd");
+        }
         if at_execution && words.contains("No such file or directory") {
             let error = anyhow::anyhow!(
                 "there is no command `{program}` there; check its name and the PATH it is looked \
@@ -335,7 +342,10 @@ async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
     }
     let retain = Retain { bytes: DETACHED_OUTPUT, on_full: OnFull::Drop, until: RetainUntil::Sent };
     let command = args.exec_command(&connected, false)?.process_id(name.to_string()).retain(retain);
-    let process = client.spawn(command).await.map_err(|error| args.explain(error))?;
+    let process = match client.spawn(command).await {
+        Ok(process) => process,
+        Err(error) => return Err(args.explain(&connected, error).await),
+    };
     let saved = Saved::new(name, url, &session, &process.id().0, args.tty);
     saved.write()?;
     connected.close().await;

@@ -103,7 +103,6 @@ impl ShellArgs {
         let client = &connected.client;
         let info = client.info();
         let path = if info.shell.path.is_empty() { "/bin/sh" } else { &info.shell.path };
-        let name = path.rsplit('/').next().unwrap_or(path);
         let cwd = match &self.cwd {
             Some(cwd) => remote_path::resolve(client, cwd)?,
             None if connected.is_embedded() => remote_path::working_directory(client)?,
@@ -111,9 +110,9 @@ impl ShellArgs {
                 .or_else(|_| remote_path::working_directory(client))
                 .context("say by --cwd where to start")?,
         };
-        let command = ExecCommand::new([path])
-            // By this a shell knows that it is the first of a login.
-            .arg0(format!("-{name}"))
+        // Every shell knows this flag. A name that begins with a dash says the same, but not every
+        // server can give a process in a terminal another name.
+        let command = ExecCommand::new([path, "-l"])
             .cwd_uri(cwd)
             .process_id("shell")
             .env_policy(Some(env_policy(connected.is_embedded())));

@@ -115,6 +115,14 @@ impl Shared {
         }
     }
 
+    /// Resolves when the link of that epoch has ended.
+    pub(crate) async fn link_lost(&self, epoch: u64) {
+        let mut states = self.link.subscribe();
+        let lost = |state: &LinkState| !matches!(state, LinkState::Up(up) if up.epoch == epoch);
+        // An error means that the client is gone, and with it the link.
+        let _ = states.wait_for(lost).await;
+    }
+
     /// Makes a request, again after a reconnect if that is safe.
     pub(crate) async fn call<C: Call>(
         &self,

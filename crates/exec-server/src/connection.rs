@@ -98,9 +98,7 @@ impl Request {
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(server: Server, mut connection: Connection) {
-    let config = server.config();
-    let files =
-        Files::new(config.files.clone(), connection.outbound().clone(), config.concurrent_requests);
+    let files = Files::new(&server, connection.outbound().clone());
     let mut serving = Serving {
         count: Arc::new(Semaphore::new(server.config().pending_requests)),
         bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),

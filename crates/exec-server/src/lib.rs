@@ -44,5 +44,8 @@ pub use server::Server;
 ///
 /// To be called first thing in `main`, before any thread exists.
 pub fn main_if_reentered() {
+    use codex_exec_host::files::{HELPER, run_helper};
+    use codex_linux_sandbox::reentry::Helper;
     codex_exec_host::process::warden::main_if_reentered();
+    codex_linux_sandbox::reentry::main_if_reentered(&[Helper { name: HELPER, run: run_helper }]);
 }

@@ -88,6 +88,8 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     config.process.lifeline = Lifeline::Warden { executable: runtime_paths.codex_self_exe.clone() };
+    let sandbox = runtime_paths.codex_linux_sandbox_exe.as_ref();
+    config.sandbox_executable = Some(sandbox.unwrap_or(&runtime_paths.codex_self_exe).clone());
     match listen_url {
         ListenUrl::WebSocket(address) => {
             let bind = |source| RunError::Bind { address, source };

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use codex_exec_client::{
-    ExecCommand, ExecServerClient, ProcessEvent, ReconnectPolicy, RemoteExecServerConnectArgs,
+    ExecCommand, ExecServerClient, PathUri, ProcessEvent, ReconnectPolicy,
+    RemoteExecServerConnectArgs, TransferOptions,
 };
 use codex_exec_server::ServerConfig;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -34,7 +35,8 @@ async fn proxy(upstream: SocketAddr, kills: usize, seed: u64) -> (SocketAddr, Ar
             let server = TcpSocket::new_v4().unwrap();
             // A proxy that buffers more than a server retains would lose what no client can ask for.
             server.set_recv_buffer_size(BUFFER).unwrap();
-            let server = server.connect(upstream).await.unwrap();
+            // The end of the test: the server is gone.
+            let Ok(server) = server.connect(upstream).await else { return };
             let doomed = count.load(Ordering::Relaxed) < kills;
             // Some die in the opening, most in the middle of the stream.
             let budget = match random.u8(0..10) {
@@ -89,22 +91,30 @@ async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin,
 /// 64 MiB of numbered lines of 16 bytes.
 const LINES: u64 = 4 << 20;
 
-async fn survive(kills: usize, seed: u64) {
-    let listening = listening(ServerConfig::default()).await;
-    let (address, killed) = proxy(listening.address, kills, seed).await;
+fn persistent(address: SocketAddr) -> RemoteExecServerConnectArgs {
     let mut args = RemoteExecServerConnectArgs::new(format!("ws://{address}"), "test");
     args.reconnect = ReconnectPolicy {
         first_delay: Duration::from_millis(2),
         max_delay: Duration::from_millis(20),
         ..ReconnectPolicy::default()
     };
-    // The very first connection has to live until there is a session.
-    let client = loop {
+    args
+}
+
+/// The very first connection has to live until there is a session.
+async fn connect(args: RemoteExecServerConnectArgs) -> ExecServerClient {
+    loop {
         match ExecServerClient::connect_websocket(args.clone()).await {
-            Ok(client) => break client,
+            Ok(client) => return client,
             Err(error) => eprintln!("not yet: {error}"),
         }
-    };
+    }
+}
+
+async fn survive(kills: usize, seed: u64) {
+    let listening = listening(ServerConfig::default()).await;
+    let (address, killed) = proxy(listening.address, kills, seed).await;
+    let client = connect(persistent(address)).await;
 
     let directory = tempfile::tempdir().unwrap();
     let received = directory.path().join("stdin");
@@ -165,4 +175,37 @@ async fn survive(kills: usize, seed: u64) {
 async fn two_hundred_killed_connections_cost_no_byte() {
     let seed = std::env::var("KILL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     tokio::time::timeout(Duration::from_secs(300), survive(200, seed)).await.expect("in time");
+}
+
+/// A file goes up and comes back through connections that die.
+async fn transfer(kills: usize, seed: u64, upload: bool) {
+    let listening = listening(ServerConfig::default()).await;
+    let (address, killed) = proxy(listening.address, kills, seed).await;
+    let mut args = persistent(address);
+    args.tuning.file_block = 64 << 10;
+    let client = connect(args).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (from, to) = (directory.path().join("from"), directory.path().join("to"));
+    let content: Vec<u8> = (0..5_000_000u32).flat_map(u32::to_le_bytes).collect();
+    std::fs::write(&from, &content).unwrap();
+    let options = TransferOptions::default();
+    let done = if upload {
+        client.files().upload(&from, &PathUri::try_from(&*to).unwrap(), &options).await
+    } else {
+        client.files().download(&PathUri::try_from(&*from).unwrap(), &to, &options).await
+    };
+    assert_eq!(done.unwrap().bytes, content.len() as u64, "seed {seed}");
+    assert!(std::fs::read(&to).unwrap() == content, "seed {seed}");
+    assert!(killed.load(Ordering::Relaxed) >= kills, "seed {seed}");
+    listening.server.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_download_goes_on_where_it_was() {
+    tokio::time::timeout(Duration::from_secs(120), transfer(20, 7, false)).await.expect("in time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_starts_over() {
+    tokio::time::timeout(Duration::from_secs(120), transfer(4, 8, true)).await.expect("in time");
 }

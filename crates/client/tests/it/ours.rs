@@ -167,7 +167,7 @@ async fn holding_the_connection_makes_the_process_wait() {
     let listening = listening(ServerConfig::default()).await;
     let args = RemoteExecServerConnectArgs::new(listening.url(), "test");
     let client = soon(ExecServerClient::connect_websocket(args)).await.unwrap();
-    let command = ExecCommand::shell("head -c 60000000 /dev/zero")
+    let command = ExecCommand::shell("head -c 24000000 /dev/zero")
         .window(64 << 10)
         .when_slow(codex_exec_client::WhenSlow::Hold);
     let process = client.spawn(command).await.unwrap();
@@ -175,6 +175,6 @@ async fn holding_the_connection_makes_the_process_wait() {
     let early = tokio::time::timeout(std::time::Duration::from_millis(300), process.wait()).await;
     assert!(early.is_err());
     let output = soon(process.wait_with_output()).await.unwrap();
-    assert_eq!(output.stdout.len(), 60_000_000);
+    assert_eq!(output.stdout.len(), 24_000_000);
     listening.server.shut_down().await;
 }

@@ -217,3 +217,42 @@ async fn one_process_has_one_handle() {
     let error = client.spawn(command()).await.unwrap_err();
     assert!(matches!(error, ExecServerError::Invalid(_)), "{error}");
 }
+
+#[tokio::test]
+async fn a_streamed_body_comes_in_order_and_ends() {
+    use codex_exec_client::protocol::http::HttpRequestParams;
+    use futures_util::TryStreamExt;
+    let (client, mut fake, _dialled) = connect(json!({})).await;
+    let params: HttpRequestParams =
+        serde_json::from_value(json!({"method": "GET", "url": "http://example.org"})).unwrap();
+    let ask = |client: ExecServerClient, params: HttpRequestParams| {
+        go(async move { client.http_stream(params).await })
+    };
+    let asking = ask(client.clone(), params.clone());
+    let asked = fake.expect("http/request").await;
+    let id = asked.params["requestId"].clone();
+    assert_eq!(asked.params["streamResponse"], true);
+    fake.reply(&asked, json!({"status": 200, "headers": [], "bodyBase64": ""})).await;
+    let (head, body) = asking.await.unwrap().unwrap();
+    assert_eq!(head.status, 200);
+    for (seq, text, done) in [(1, "one", false), (2, "two", false), (3, "", true)] {
+        let delta = base64(text.as_bytes());
+        let other =
+            json!({"requestId": "other", "seq": 9, "deltaBase64": "", "done": true, "error": null});
+        fake.notify("http/request/bodyDelta", other).await;
+        let piece =
+            json!({"requestId": id, "seq": seq, "deltaBase64": delta, "done": done, "error": null});
+        fake.notify("http/request/bodyDelta", piece).await;
+    }
+    let pieces: Vec<_> = soon(body.try_collect()).await.unwrap();
+    assert_eq!(pieces, ["one", "two"]);
+
+    // A connection that drops ends the body, with an error.
+    let asking = ask(client.clone(), params);
+    let asked = fake.expect("http/request").await;
+    fake.reply(&asked, json!({"status": 200, "headers": [], "bodyBase64": ""})).await;
+    let (_, body) = asking.await.unwrap().unwrap();
+    drop((fake, client, _dialled));
+    let error = soon(body.try_collect::<Vec<_>>()).await.unwrap_err();
+    assert!(error.may_have_happened(), "{error}");
+}

@@ -205,11 +205,12 @@ async fn a_full_ring_makes_the_process_wait_and_a_resume_loses_nothing() {
     const TOTAL: usize = 3_000_000;
     let server = server_with(|config| {
         config.detach_ttl = Duration::from_secs(1000);
-        config.process.retain_bytes = 1 << 20;
     });
     let (mut client, session) = greeted(&server).await;
     let script = format!("echo $$; read go; seq 1 10000000 | head -c {TOTAL}");
-    client.start(sh("p", &script).piped()).await.unwrap();
+    // Whoever only reads, and lets notifications pass, says so.
+    let retain = json!({"bytes": 1 << 20, "until": "read"});
+    client.start(sh("p", &script).piped().with("retain", retain)).await.unwrap();
     let first = client.until("p", "\n").await;
     let pid = numbers(&first.text())[0];
     let go = client.ask("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;

@@ -109,14 +109,28 @@ impl FileConnection {
     pub fn call<R: FileRequest>(
         &self,
         backend: Backend,
-        mut request: R,
+        request: R,
     ) -> impl Future<Output = Result<Answer<R::Response>, FileError>> + Send + use<R> {
+        self.call_in(std::future::ready(Ok(backend)), request)
+    }
+
+    /// Like [`call`](Self::call), with a backend that is found out when the request's turn has come:
+    /// what an earlier request changed may change what its policy means.
+    pub fn call_in<R: FileRequest, B>(
+        &self,
+        backend: B,
+        mut request: R,
+    ) -> impl Future<Output = Result<Answer<R::Response>, FileError>> + Send + use<R, B>
+    where
+        B: Future<Output = Result<Backend, FileError>> + Send + 'static,
+    {
         request.take_sandbox();
         let operation: Operation = request.into();
-        let turn = self.0.turns.take(operation.order());
+        let mut turn = self.0.turns.take(operation.order());
         let inner = self.0.clone();
         async move {
-            let (outcome, sent) = inner.perform(backend, operation, turn).await?;
+            turn.come().await;
+            let (outcome, sent) = inner.perform(backend.await?, operation, turn).await?;
             Ok(Answer { response: R::response(outcome)?, _sent: sent })
         }
     }

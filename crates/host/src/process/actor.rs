@@ -26,10 +26,12 @@ use codex_exec_server_protocol::process::{
     OutputStream, ProcessId, ProcessInfo, ReadParams, ReadResponse,
 };
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::child::Child;
 use super::config::ProcessConfig;
+use super::confinement::Confined;
 use super::event::{EventKind, EventSink, ProcessEvent, SinkClosed};
 use super::handle::{Command, NoTerminal};
 use super::output::{Output, READ_BYTES};
@@ -39,9 +41,6 @@ use super::stdin::Stdin;
 
 /// The longest a read waits, so that no clock overflows.
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 24 * 3600);
-
-/// Decides whether a sandbox caused an exit, from the exit code and what was written.
-pub type DenialCheck = Box<dyn FnOnce(i32, &mut dyn Iterator<Item = &[u8]>) -> bool + Send>;
 
 /// What a process is made of once it runs.
 pub(super) struct Parts {
@@ -55,7 +54,7 @@ pub(super) struct Parts {
     /// The terminal's master.
     pub terminal: Option<Arc<OwnedFd>>,
     pub retention: Retention,
-    pub denial: Option<DenialCheck>,
+    pub confined: Option<Confined>,
 }
 
 /// Who is told of events.
@@ -85,6 +84,7 @@ pub(super) struct Actor {
     closed: bool,
     failure: Option<String>,
     forget_at: Option<Instant>,
+    cleaning: Option<JoinHandle<()>>,
 }
 
 /// What a client that came back may still ask for before it can be dropped.
@@ -147,6 +147,7 @@ impl Actor {
             closed: false,
             failure: None,
             forget_at: None,
+            cleaning: None,
         }
     }
 
@@ -168,19 +169,19 @@ impl Actor {
     async fn next_event(&mut self) -> Event {
         let deadline = self.deadline();
         let may_read = self.may_read();
-        let Parts { child, stdin, outputs: [first, second], .. } = &mut self.parts;
-        let open = |output: &Option<Output>| output.as_ref().is_some_and(Output::is_open);
-        let (first_open, second_open) = (open(first), open(second));
+        let Parts { child, stdin, outputs, .. } = &mut self.parts;
         tokio::select! {
+            // What a client asks comes first: it must not wait behind output that never ends. Of
+            // the rest, output comes last, for it alone can be ready always.
+            biased;
             command = self.mailbox.recv() => Event::Command(command),
             result = deliverable(&mut self.audience, self.undelivered.front()) => {
                 Event::Deliver(result)
             }
-            bytes = read(first), if may_read && first_open => Event::Output(0, bytes),
-            bytes = read(second), if may_read && second_open => Event::Output(1, bytes),
             code = child.exited(), if self.exit.is_none() => Event::Exited(code),
             () = stdin.flush(), if stdin.has_output() => Event::StdinMoved,
             () = due(deadline) => Event::Due,
+            (n, bytes) = read_either(outputs), if may_read => Event::Output(n, bytes),
         }
     }
 
@@ -282,6 +283,9 @@ impl Actor {
         let Some(stream) = self.parts.outputs[n].as_ref().map(|output| output.stream) else {
             return;
         };
+        if let Some(confined) = &mut self.parts.confined {
+            confined.wrote(&bytes);
+        }
         if let Err(error) = self.parts.retention.push(self.next_seq, stream, bytes.clone()).await {
             self.failure = Some(format!("output cannot be kept: {error}"));
             // Nobody will read what it writes: it has to learn that, and to end.
@@ -332,11 +336,10 @@ impl Actor {
     async fn exited(&mut self, code: i32) {
         self.take_available().await;
         let mut sandbox_denied = false;
-        if code != 0
-            && let Some(denial) = self.parts.denial.take()
-        {
+        if code != 0 && self.parts.confined.is_some() {
             self.take_until(Instant::now() + self.config.denial_wait).await;
-            sandbox_denied = denial(code, &mut self.parts.retention.newest_in_memory());
+            let confined = self.parts.confined.as_ref();
+            sandbox_denied = confined.is_some_and(|confined| confined.denied(code));
         }
         let seq = self.publish(EventKind::Exited { code, sandbox_denied });
         self.exit = Some(Exit { seq, code, sandbox_denied });
@@ -357,16 +360,9 @@ impl Actor {
 
     /// Takes output until all streams have ended or the time has come.
     async fn take_until(&mut self, deadline: Instant) {
-        while self.may_read() {
-            let [first, second] = &mut self.parts.outputs;
-            let open = |output: &Option<Output>| output.as_ref().is_some_and(Output::is_open);
-            let (first_open, second_open) = (open(first), open(second));
-            if !first_open && !second_open {
-                break;
-            }
+        while self.may_read() && self.parts.outputs.iter().flatten().any(Output::is_open) {
             let (n, bytes) = tokio::select! {
-                bytes = read(first), if first_open => (0, bytes),
-                bytes = read(second), if second_open => (1, bytes),
+                output = read_either(&mut self.parts.outputs) => output,
                 () = sleep_until(deadline) => break,
             };
             if let Some(bytes) = bytes {
@@ -386,6 +382,16 @@ impl Actor {
         self.parts.child.reap();
         self.parts.stdin.close();
         self.parts.terminal = None;
+        self.clean_up();
+    }
+
+    /// Takes away what a sandbox may have left on the host. One that was not killed has done so
+    /// itself.
+    fn clean_up(&mut self) {
+        let killed = self.exit.as_ref().is_none_or(|exit| exit.code > 128);
+        if let Some(confined) = self.parts.confined.take().filter(|_| killed) {
+            self.cleaning = Some(confined.clean_up());
+        }
     }
 
     /// A closed process is forgotten a while after its client was told all of it; and not while
@@ -438,6 +444,10 @@ impl Actor {
         let last = found.chunks.last().map(|chunk| chunk.seq);
         // What the answer carries may die on its way; what it was asked after has arrived.
         self.was_read(after.min(self.next_seq - 1));
+        if let Some(backlog) = self.backlog.as_mut().filter(|_| !found.cut) {
+            // All of it is on its way: a client that now only listens must not hang its process.
+            backlog.until = backlog.until.min(Instant::now() + self.config.resume_read_grace);
+        }
         let next_seq = match last {
             Some(last) if found.cut || params.max_bytes.is_some() => last + 1,
             _ => self.next_seq,
@@ -503,12 +513,26 @@ impl Actor {
                 self.parts.child.exited().await;
             }
             self.parts.child.reap();
+            self.clean_up();
+        }
+        if let Some(cleaning) = self.cleaning {
+            let _ = cleaning.await;
         }
     }
 }
 
-async fn read(output: &mut Option<Output>) -> Option<Bytes> {
-    output.as_mut()?.read().await
+/// Waits for output on either stream, neither before the other; for ever once both have ended.
+async fn read_either([first, second]: &mut [Option<Output>; 2]) -> (usize, Option<Bytes>) {
+    async fn read(output: &mut Option<Output>) -> Option<Bytes> {
+        match output.as_mut().filter(|output| output.is_open()) {
+            Some(output) => output.read().await,
+            None => std::future::pending().await,
+        }
+    }
+    tokio::select! {
+        bytes = read(first) => (0, bytes),
+        bytes = read(second) => (1, bytes),
+    }
 }
 
 /// Resolves when the next event can be sent; never if there is none or nobody to send it to.

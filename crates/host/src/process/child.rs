@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use tokio::io::unix::AsyncFd;
 
 use super::descendants;
-use super::orphans::{Group, Orphans};
+use super::orphans::Orphans;
 use super::readiness::register;
 use super::spawn::Spawned;
 use super::warden::Warden;
@@ -33,14 +33,8 @@ struct Held {
 }
 
 impl Child {
-    pub(super) fn new(
-        spawned: Spawned,
-        group: Group,
-        warden: Warden,
-        orphans: Orphans,
-    ) -> io::Result<Self> {
+    pub(super) fn new(spawned: Spawned, warden: Warden, orphans: Orphans) -> io::Result<Self> {
         let pid = Pid::from_raw(spawned.pid).ok_or(io::ErrorKind::InvalidData)?;
-        orphans.started(pid, group);
         let held = Held { pid, reaped: false, warden, orphans };
         Ok(Self { pidfd: register(spawned.pidfd)?, held })
     }

@@ -7,8 +7,8 @@
 //!
 //! Whose orphan is it? That of the process whose (Unix) session it is in. Else that of the process
 //! that has just died: it became our child at that death, and whoever died since the last look and
-//! may have left it is still there as a zombie. If those are of several groups, nobody's in
-//! particular, and it is killed with the server only: better to leave a daemon than to kill that of
+//! may have left it is still there as a zombie (or was started a moment ago and is not known yet). If
+//! those are of several groups, nobody's in particular, and it is killed with the server only: better to leave a daemon than to kill that of
 //! another client.
 
 use std::collections::{HashMap, HashSet};
@@ -35,6 +35,9 @@ struct State {
     warden: Option<Warden>,
     /// Children of ours that are none (the warden).
     ignored: HashSet<Pid>,
+    /// Processes that are being started: they may run, and be dead already, before we learn their
+    /// pids.
+    starting: Vec<Group>,
     /// What we started ourselves and did not reap yet.
     started: HashMap<Pid, Started>,
     orphans: HashMap<Pid, Orphan>,
@@ -90,11 +93,22 @@ impl Orphans {
         self.lock().ignored.remove(&pid);
     }
 
-    /// We have started a process.
-    pub(super) fn started(&self, pid: Pid, group: Group) {
+    /// We are about to start a process.
+    pub(super) fn starting(&self, group: Group) {
         let mut state = self.lock();
         if state.adopting {
-            state.started.insert(pid, Started { group, settled: false });
+            state.starting.push(group);
+        }
+    }
+
+    /// We have started it, or have not.
+    pub(super) fn started(&self, group: Group, pid: Option<Pid>) {
+        let mut state = self.lock();
+        if let Some(at) = state.starting.iter().position(|starting| *starting == group) {
+            state.starting.swap_remove(at);
+            if let Some(pid) = pid {
+                state.started.insert(pid, Started { group, settled: false });
+            }
         }
     }
 
@@ -177,7 +191,7 @@ impl State {
         if new.is_empty() {
             return;
         }
-        let left_by = self.dead_groups();
+        let left_by = self.dead_group();
         for pid in new {
             let session = rustix::process::getsid(Some(pid)).ok();
             let group = session.and_then(|session| self.group_of(session)).or(left_by);
@@ -192,13 +206,15 @@ impl State {
     }
 
     /// The group of everybody who may have left an orphan just now, if it is one.
-    fn dead_groups(&self) -> Option<Group> {
+    fn dead_group(&self) -> Option<Group> {
         let started = self.started.iter().filter(|(_, started)| !started.settled);
         let started = started.map(|(&pid, started)| (pid, Some(started.group)));
         let orphans = self.orphans.iter().map(|(&pid, orphan)| (pid, orphan.group));
-        let mut dead = started.chain(orphans).filter(|(pid, _)| is_zombie(*pid));
-        let (_, first) = dead.next()?;
-        dead.all(|(_, group)| group == first).then_some(first)?
+        let dead = started.chain(orphans).filter(|(pid, _)| is_zombie(*pid));
+        let mut groups =
+            dead.map(|(_, group)| group).chain(self.starting.iter().copied().map(Some));
+        let first = groups.next()?;
+        groups.all(|group| group == first).then_some(first)?
     }
 
     /// The group of the leader of a session. As long as the session has a member, its number can be

@@ -222,11 +222,6 @@ impl Retention {
         }
         Ok(Found { chunks, cut: to < self.chunks.len(), dropped_bytes: self.dropped.after(seq) })
     }
-
-    /// The newest bytes, at most `max` of them, for the search for words of denial.
-    pub(super) fn newest_in_memory(&self) -> impl Iterator<Item = &[u8]> {
-        self.chunks.iter().map(|kept| &kept.bytes[..])
-    }
 }
 
 #[cfg(test)]

@@ -18,13 +18,17 @@ use std::ffi::{c_char, c_int, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
+use std::sync::Arc;
 
 use super::command::Command;
+use super::orphans::Group;
 use super::warden::Record;
 
 /// What a child is started with besides its [`Command`].
 #[derive(Debug)]
 pub struct SpawnRequest {
+    /// With whom it is killed in the end.
+    pub group: Group,
     /// What to execute.
     pub command: Command,
     /// Its descriptors 0, 1 and 2.
@@ -32,7 +36,7 @@ pub struct SpawnRequest {
     /// Descriptor 0 is a terminal, to be the controlling one.
     pub tty: bool,
     /// Further descriptors to pass: the first becomes 3, the second 4, and so on.
-    pub pass: Vec<OwnedFd>,
+    pub pass: Vec<Arc<OwnedFd>>,
 }
 
 /// What starting children needs of its surroundings.
@@ -220,7 +224,7 @@ pub(super) fn spawn(
 /// can put them in place one after the other.
 fn clear_of_targets(request: &SpawnRequest) -> io::Result<Vec<OwnedFd>> {
     let end = (request.stdio.len() + request.pass.len()) as RawFd;
-    let all = request.stdio.iter().chain(&request.pass);
+    let all = request.stdio.iter().chain(request.pass.iter().map(|fd| &**fd));
     Ok(all.map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, end)).collect::<Result<_, _>>()?)
 }
 

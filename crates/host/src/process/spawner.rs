@@ -11,6 +11,7 @@ use std::{io, thread};
 use rustix::process::Pid;
 use tokio::sync::oneshot;
 
+use super::orphans::Orphans;
 use super::spawn::{self, SpawnError, SpawnRequest, Spawned, Stack, Surroundings};
 use super::warden::Warden;
 
@@ -35,13 +36,14 @@ impl Spawner {
     pub(super) fn start(
         threads: usize,
         warden: &Warden,
+        orphans: &Orphans,
         nofile: Option<libc::rlimit>,
     ) -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let queue = Arc::new(Mutex::new(queue));
         for n in 0..threads {
             let mut stack = Stack::new()?;
-            let (queue, warden) = (queue.clone(), warden.clone());
+            let (queue, warden, orphans) = (queue.clone(), warden.clone(), orphans.clone());
             thread::Builder::new().name(format!("exec-spawn-{n}")).spawn(move || {
                 loop {
                     let job = lock(&queue).recv();
@@ -49,10 +51,11 @@ impl Spawner {
                     // If whoever asked has gone, nothing is started, or nothing is left running.
                     if !done.is_closed()
                         && let Err(Ok(spawned)) =
-                            done.send(spawn(&request, &warden, nofile, &mut stack))
+                            done.send(spawn(&request, &warden, &orphans, nofile, &mut stack))
                     {
                         if let Some(pid) = Pid::from_raw(spawned.pid) {
                             warden.reaped(pid);
+                            orphans.reaped(pid);
                         }
                         spawned.kill_and_reap();
                     }
@@ -77,13 +80,18 @@ impl Spawner {
 fn spawn(
     request: &SpawnRequest,
     warden: &Warden,
+    orphans: &Orphans,
     nofile: Option<libc::rlimit>,
     stack: &mut Stack,
 ) -> Result<Spawned, SpawnError> {
     // Held while the child may write to it.
     let pipe = warden.pipe();
     let surroundings = Surroundings { warden: pipe.as_ref().map(AsRawFd::as_raw_fd), nofile };
-    let spawned = spawn::spawn(request, &surroundings, stack)?;
+    orphans.starting(request.group);
+    let spawned = spawn::spawn(request, &surroundings, stack);
+    let pid = spawned.as_ref().ok().and_then(|spawned| Pid::from_raw(spawned.pid));
+    orphans.started(request.group, pid);
+    let spawned = spawned?;
     warden.started(spawned.pid, pipe.as_ref());
     Ok(spawned)
 }

@@ -289,3 +289,62 @@ fn globs_match_names_below_the_path() {
     assert_eq!(f.code(FsGlobParams::new(f.path(""), ["{"])), INVALID);
     assert_eq!(f.code(FsGlobParams::new(f.path("none"), ["*"])), NOT_FOUND);
 }
+
+#[test]
+fn a_tree_cannot_harm_who_searches_it() {
+    let f = Fixture::new();
+    f.dir("fifo");
+    f.fifo("fifo/.gitignore");
+    f.socket("fifo/.ignore");
+    f.dir("endless");
+    f.link("/dev/zero", "endless/.gitignore");
+    f.dir("large");
+    f.file("large/.gitignore", format!("first\n{}", "x".repeat(5 << 20)));
+    f.fifo(".ignore");
+    for name in ["fifo", "endless", "large"] {
+        f.file(&format!("{name}/first"), "needle\n");
+    }
+    f.file("endless/.git/info/x", "");
+    f.fifo("endless/.git/info/exclude");
+    assert_eq!(places(&f, |_| {}), ["endless/first:1", "fifo/first:1"]);
+    assert_eq!(glob(&f, &["*/first"], |_| {}), ["endless/first", "fifo/first"]);
+}
+
+#[test]
+fn rules_reach_down_and_the_innermost_decides() {
+    let f = Fixture::new();
+    f.file("outer/.gitignore", "*.log\n/only-here\n");
+    f.file("outer/repo/.git/info/exclude", "excluded\n");
+    f.file("outer/repo/.gitignore", "*.tmp\n!keep.tmp\n");
+    f.file("outer/repo/.ignore", "!forced.tmp\n");
+    f.file("outer/plain/.gitignore", "!a.log\n");
+    for name in [
+        "outer/a.log",
+        "outer/only-here",
+        "outer/plain/a.log",
+        "outer/plain/b.log",
+        "outer/plain/only-here",
+        "outer/repo/a.log",
+        "outer/repo/a.tmp",
+        "outer/repo/keep.tmp",
+        "outer/repo/forced.tmp",
+        "outer/repo/excluded",
+        "outer/repo/deep/x.tmp",
+    ] {
+        f.file(name, "needle\n");
+    }
+    let all = [
+        "outer/plain/a.log:1",
+        "outer/plain/only-here:1",
+        "outer/repo/a.log:1",
+        "outer/repo/forced.tmp:1",
+        "outer/repo/keep.tmp:1",
+    ];
+    assert_eq!(places(&f, |_| {}), all);
+    // The same from within, where the rules are above the root.
+    assert_eq!(places(&f, |p| p.path = f.path("outer/plain")), all[..2]);
+    assert_eq!(places(&f, |p| p.path = f.path("outer/repo/deep")), [""; 0]);
+    f.link("outer/plain", "by-link");
+    let by_link = search(&f, |p| p.path = f.path("by-link"));
+    assert_eq!(by_link.matches, 2, "rules above a link to the root are found too");
+}
