@@ -1,5 +1,6 @@
 //! `codex completion`: scripts for shells.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -18,6 +19,9 @@ pub struct CompletionArgs {
 }
 
 pub fn run(args: &CompletionArgs, command: &mut clap::Command) -> anyhow::Result<ExitCode> {
-    clap_complete::generate(args.shell, command, "codex", &mut std::io::stdout());
+    // Not straight to stdout: a reader that has gone would be a panic.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, command, "codex", &mut script);
+    std::io::stdout().write_all(&script)?;
     Ok(ExitCode::SUCCESS)
 }

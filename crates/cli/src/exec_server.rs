@@ -161,6 +161,15 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "use a whole number with ms, s, m, h or d, such as 30s".to_owned())
 }
 
+/// A duration as [`duration`] reads it.
+pub fn span(duration: Duration) -> String {
+    let milliseconds = duration.as_millis();
+    let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+    let unit =
+        units.into_iter().find(|(_, unit)| milliseconds > 0 && milliseconds.is_multiple_of(*unit));
+    unit.map_or("0s".to_owned(), |(name, unit)| format!("{}{name}", milliseconds / unit))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,6 +180,9 @@ mod tests {
         assert_eq!(duration("45"), Ok(Duration::from_secs(45)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(duration("2h"), Ok(Duration::from_secs(7200)));
+        for text in ["0s", "250ms", "90s", "2h", "1d"] {
+            assert_eq!(duration(text).map(span).as_deref(), Ok(text));
+        }
         for bad in ["", "s", "1y", "-1s", "1.5s", "99999999999999999999d"] {
             duration(bad).unwrap_err();
         }

@@ -6,8 +6,16 @@ use tracing_subscriber::EnvFilter;
 /// How the program logs.
 #[derive(Debug, Args)]
 pub struct LoggingArgs {
-    /// How log lines look; what is logged is set by RUST_LOG (default: warn)
-    #[arg(long, value_enum, default_value_t, global = true, value_name = "FORMAT")]
+    /// How log lines look, text or json; what is logged is set by RUST_LOG (default: warn)
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        global = true,
+        value_name = "FORMAT",
+        hide_possible_values = true,
+        display_order = 900
+    )]
     log_format: LogFormat,
 }
 

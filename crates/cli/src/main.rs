@@ -1,12 +1,39 @@
 //! `codex`: parse, run, exit code.
 
+mod apply_patch;
+mod ask;
+mod attach;
+mod cat;
 mod completion;
+mod cp;
 mod doctor;
+mod drive;
 mod environments;
+mod escapes;
 mod exec_server;
 mod exit;
+mod info;
+mod input;
+mod kill;
 mod logging;
+mod logs;
+mod ls;
+mod on;
+mod output;
+mod ps;
+mod remote_path;
 mod rendezvous;
+mod rm;
+mod run;
+mod sandbox;
+mod saved;
+mod screen_modes;
+mod search;
+mod shell;
+mod signals;
+mod style;
+mod target;
+mod terminal;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -14,11 +41,14 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// Run commands and touch files on this machine for somebody on another one
+/// Run commands and touch files on another machine as if it were this one
+///
+/// `codex exec-server` serves a machine; every other command works on a server given by --on or
+/// $CODEX_EXEC_SERVER_URL, or with none on this machine.
 ///
 /// An independent implementation of the codex exec-server protocol; not affiliated with OpenAI.
 #[derive(Debug, Parser)]
-#[command(name = "codex", version, max_term_width = 100)]
+#[command(name = "codex", version, max_term_width = 100, after_help = exit::HELP)]
 struct Cli {
     #[command(flatten)]
     logging: logging::LoggingArgs,
@@ -28,6 +58,19 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(run::RunArgs),
+    Shell(shell::ShellArgs),
+    Ps(ps::PsArgs),
+    Attach(attach::AttachArgs),
+    Logs(logs::LogsArgs),
+    Kill(kill::KillArgs),
+    Cp(cp::CpArgs),
+    Cat(cat::CatArgs),
+    Ls(ls::LsArgs),
+    Rm(rm::RmArgs),
+    Search(search::SearchArgs),
+    ApplyPatch(apply_patch::ApplyPatchArgs),
+    Info(info::InfoArgs),
     ExecServer(exec_server::ExecServerArgs),
     Doctor(doctor::DoctorArgs),
     Rendezvous(rendezvous::RendezvousArgs),
@@ -38,6 +81,7 @@ enum Command {
 fn main() -> ExitCode {
     // A helper of a running server: nothing else of this program applies to it.
     codex_exec_server::main_if_reentered();
+    terminal::main_if_guard();
     let cli = match Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
         Err(error) => {
@@ -48,6 +92,19 @@ fn main() -> ExitCode {
     };
     cli.logging.start();
     let result = match cli.command {
+        Command::Run(args) => run::run(&args),
+        Command::Shell(args) => shell::run(&args),
+        Command::Ps(args) => ps::run(&args),
+        Command::Attach(args) => attach::run(&args),
+        Command::Logs(args) => logs::run(&args),
+        Command::Kill(args) => kill::run(&args),
+        Command::Cp(args) => cp::run(&args),
+        Command::Cat(args) => cat::run(&args),
+        Command::Ls(args) => ls::run(&args),
+        Command::Rm(args) => rm::run(&args),
+        Command::Search(args) => search::run(&args),
+        Command::ApplyPatch(args) => apply_patch::run(&args),
+        Command::Info(args) => info::run(&args),
         Command::ExecServer(args) => exec_server::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Rendezvous(args) => rendezvous::run(args),

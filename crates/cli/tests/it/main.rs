@@ -1,12 +1,22 @@
-//! The program as it is installed: what it prints, how it ends, what it leaves behind.
+//! The program as it is installed: what it prints, how it ends, what it leaves behind; over pipes and
+//! terminals, with its embedded server and over websockets.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod auth;
+mod commands;
 mod endings;
+mod errors;
+mod files;
 mod logging;
 mod memory;
+mod patch;
 mod rendezvous;
+mod run;
+mod sandbox;
+mod sessions;
+mod shell;
 mod stdio;
 mod support;
+mod terminal;
 mod usage;

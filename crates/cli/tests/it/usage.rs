@@ -39,6 +39,31 @@ fn help_is_what_was_agreed() {
 }
 
 #[test]
+fn every_command_that_works_anywhere_says_so_and_gives_examples() {
+    for subcommand in [
+        "run",
+        "shell",
+        "ps",
+        "attach",
+        "logs",
+        "kill",
+        "cp",
+        "cat",
+        "ls",
+        "rm",
+        "search",
+        "apply-patch",
+        "info",
+    ] {
+        let output = run(&[subcommand, "--help"]);
+        let help = text(&output.stdout);
+        assert!(help.contains("Examples:"), "{subcommand}");
+        assert!(help.contains("--on <WHERE>"), "{subcommand}");
+        snapshot(&format!("{subcommand}-help"), help);
+    }
+}
+
+#[test]
 fn help_is_on_stdout_and_the_version_too() {
     let version = run(&["--version"]);
     assert_eq!(text(&version.stdout), concat!("codex ", env!("CARGO_PKG_VERSION"), "\n"));

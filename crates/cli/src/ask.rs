@@ -1,0 +1,38 @@
+//! A question at the terminal, whatever stdin is.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+
+use codex_exec_server::client::Approval;
+
+use crate::exit::tell;
+use crate::signals::Signals;
+
+/// Asks, and takes anything but yes for no: another answer, no terminal, a signal.
+pub async fn yes_or_no(question: &str, signals: &Signals) -> Approval {
+    let Ok(mut terminal) = File::options().read(true).write(true).open("/dev/tty") else {
+        tell(format_args!(
+            "the sandbox denied it something, and there is no terminal to ask at; run it from one, \
+             or without --sandbox"
+        ));
+        return Approval::Refused;
+    };
+    let question = question.to_owned();
+    let answer = tokio::task::spawn_blocking(move || {
+        terminal.write_all(question.as_bytes())?;
+        let mut line = String::new();
+        BufReader::new(terminal).read_line(&mut line)?;
+        std::io::Result::Ok(line)
+    });
+    let answer = tokio::select! {
+        answer = answer => answer.ok().and_then(Result::ok).unwrap_or_default(),
+        _ = signals.end() => {
+            let _ = writeln!(std::io::stderr());
+            return Approval::Refused;
+        }
+    };
+    match answer.trim().to_lowercase().as_str() {
+        "y" | "yes" => Approval::Approved,
+        _ => Approval::Refused,
+    }
+}

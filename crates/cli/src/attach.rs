@@ -1,0 +1,76 @@
+//! `codex attach`: back to a process that was left.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::Args;
+use codex_exec_server::client::ExecCommand;
+
+use crate::drive::{Drive, Ending};
+use crate::exit::{self, NOT_RUN, tell};
+use crate::on::{Wants, block_on};
+use crate::signals::Signals;
+use crate::target::TargetArgs;
+use crate::terminal::{self, Terminal};
+
+/// Come back to a process that was left
+///
+/// Shows what it said so far, as far as the server has kept it, and goes on from there. One with a
+/// terminal is typed to, and left again with ~. after Enter. To another one Ctrl-C goes; codex logs
+/// -f only watches. When it has ended, its exit code becomes ours.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex attach build                                         what codex run --detach build started
+  codex attach --on ws://127.0.0.1:4500 --session 8c4c… p1   by ids")]
+pub struct AttachArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+}
+
+pub fn run(args: &AttachArgs) -> anyhow::Result<ExitCode> {
+    block_on(attach(args)).map_err(exit::code(NOT_RUN))
+}
+
+async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
+    let signals = Signals::listen()?;
+    let target = args.target.open(Wants::default()).await?;
+    let client = &target.connected.client;
+    let interactive = target.has_terminal() && std::io::stdin().is_terminal();
+    let terminal = interactive.then(|| Terminal::open("codex attach")).transpose()?;
+    let like = match target.has_terminal() {
+        true => ExecCommand::new(["-"]).tty(),
+        false => ExecCommand::new(["-"]),
+    };
+    let process = client.attach(target.process.clone(), 0, like).await?;
+    if interactive && let Some((rows, cols)) = terminal::size() {
+        // A server that cannot is no reason not to come back.
+        let _ = process.resize(rows, cols).await;
+    }
+    let drive = Drive {
+        terminal: terminal.as_ref(),
+        forward_stdin: interactive,
+        escapes: interactive,
+        json: false,
+        timeout: None,
+        signals: &signals,
+    };
+    let ending = drive.to_the_end(process).await;
+    drop(terminal);
+    if matches!(ending, Ending::Exited { .. } | Ending::Stopped(_)) {
+        target.forget()?;
+    }
+    let name = target.saved.as_ref().map(|saved| saved.name.clone());
+    target.connected.close().await;
+    match ending {
+        Ending::Exited { code, .. } | Ending::Stopped(code) => Ok(exit::passed_on(code)),
+        Ending::Left => {
+            match name {
+                Some(name) => tell(format_args!("left; it goes on: codex attach {name}")),
+                None => tell(format_args!("left; it goes on")),
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Ending::Failed(error) => Err(error),
+    }
+}

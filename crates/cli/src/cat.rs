@@ -1,0 +1,54 @@
+//! `codex cat`: files of the other side on stdout.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use tokio::io::AsyncWriteExt;
+
+use crate::exit;
+use crate::on::{OnArgs, Wants, block_on};
+use crate::remote_path::{self, unmarked};
+
+/// Print files of the other side
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex cat --on ws://127.0.0.1:4500 /etc/os-release
+  codex cat ~/log.gz | gunzip | less                   quote ~ if it is the server's that you mean")]
+pub struct CatArgs {
+    #[command(flatten)]
+    on: OnArgs,
+
+    /// Which; a leading colon, as in cp, is allowed
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+}
+
+pub fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
+    block_on(async {
+        let connected = args.on.connect(Wants::default()).await?;
+        let files = connected.client.files();
+        let mut stdout = tokio::io::stdout();
+        let mut code = ExitCode::SUCCESS;
+        for written in &args.paths {
+            let path = remote_path::resolve(&connected.client, unmarked(written))?;
+            let copied = async {
+                let mut reader = files.open(&path).await?;
+                while let Some(block) = reader.next_block().await? {
+                    stdout.write_all(&block).await?;
+                }
+                stdout.flush().await?;
+                anyhow::Ok(())
+            };
+            if let Err(error) = copied.await.with_context(|| format!("cannot print {written}")) {
+                code = exit::report(&error);
+                if code == ExitCode::from(exit::BROKEN_PIPE) {
+                    break;
+                }
+            }
+        }
+        connected.close().await;
+        Ok(code)
+    })
+}

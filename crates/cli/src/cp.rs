@@ -1,0 +1,263 @@
+//! `codex cp`: files and trees, from here to there and back.
+
+use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use codex_exec_server::client::{Files, TransferOptions, TransferReport};
+use codex_exec_server::{ExecServerClient, PathUri};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::exit::{self, tell};
+use crate::on::{OnArgs, Wants, block_on};
+use crate::remote_path;
+use crate::signals::Signals;
+
+/// Copy files to the other side, from it, or within it
+///
+/// A path of the other side begins with a colon. A file appears under its name when it is complete;
+/// until then whatever was there stays. Programs stay executable.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "codex cp [OPTIONS] <SOURCE>... <DESTINATION>",
+    after_help = "\
+Examples:
+  codex cp notes.txt :/srv/app/            to the server's /srv/app
+  codex cp :/srv/app/result.tar .          from the server to here
+  codex cp -r src :app                     a tree; `app` is relative to where the server works
+  codex cp :~/a :~/b                       within the server
+
+Links to files are followed, links to directories left out and told."
+)]
+pub struct CpArgs {
+    #[command(flatten)]
+    on: OnArgs,
+
+    /// Copy directories with all that is in them
+    #[arg(short, long)]
+    recursive: bool,
+
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// What to copy, and last where to; the other side's paths begin with a colon
+    #[arg(required = true, num_args = 2.., value_names = ["SOURCE", "DESTINATION"])]
+    paths: Vec<OsString>,
+}
+
+/// One end of a copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum End {
+    Here(PathBuf),
+    There(String),
+}
+
+impl End {
+    fn parse(text: &OsStr) -> anyhow::Result<Self> {
+        match text.as_bytes().strip_prefix(b":") {
+            None => Ok(Self::Here(text.into())),
+            Some(path) => {
+                let path = std::str::from_utf8(path).context(
+                    "a path of the other side is written in UTF-8; write other bytes as a file: URI",
+                )?;
+                Ok(Self::There(if path.is_empty() { "." } else { path }.to_owned()))
+            }
+        }
+    }
+}
+
+pub fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
+    let Some((destination, sources)) = args.paths.split_last() else {
+        bail!("name what to copy and where to");
+    };
+    let destination = End::parse(destination)?;
+    let sources = sources.iter().map(|text| End::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let here = |end: &End| matches!(end, End::Here(_));
+    if here(&destination) && sources.iter().any(here) {
+        bail!(
+            "none of these paths is on the other side; begin those that are with a colon: codex cp \
+             FILE :/tmp/"
+        );
+    }
+    block_on(async {
+        let signals = Signals::listen()?;
+        let connected = args.on.connect(Wants::default()).await?;
+        let copy = Copy { args, client: &connected.client, files: connected.client.files() };
+        let result = tokio::select! {
+            result = copy.all(&sources, &destination) => result.map(|()| ExitCode::SUCCESS),
+            code = signals.end() => {
+                tell(format_args!("interrupted; files that were not complete are not there"));
+                Ok(exit::passed_on(code))
+            }
+        };
+        connected.close().await;
+        result
+    })
+}
+
+struct Copy<'a> {
+    args: &'a CpArgs,
+    client: &'a ExecServerClient,
+    files: Files,
+}
+
+impl Copy<'_> {
+    async fn all(&self, sources: &[End], destination: &End) -> anyhow::Result<()> {
+        let into = self.is_directory(destination).await?;
+        if sources.len() > 1 && !into {
+            bail!("several files need a directory to go to, and the last path is none; create it");
+        }
+        for source in sources {
+            match (source, destination) {
+                (End::Here(from), End::There(to)) => self.upload(from, to, into).await?,
+                (End::There(from), End::Here(to)) => self.download(from, to, into).await?,
+                (End::There(from), End::There(to)) => self.within(from, to, into).await?,
+                (End::Here(from), End::Here(_)) => {
+                    bail!("{} is here, and so is the destination; use cp", from.display())
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether copies go into the destination rather than become it.
+    async fn is_directory(&self, destination: &End) -> anyhow::Result<bool> {
+        let (is, shown, slash) = match destination {
+            End::Here(path) => (
+                path.is_dir(),
+                path.display().to_string(),
+                path.as_os_str().as_bytes().ends_with(b"/"),
+            ),
+            End::There(text) => {
+                let path = remote_path::resolve(self.client, text)?;
+                let is = match self.files.metadata(&path).await {
+                    Ok(metadata) => metadata.is_directory,
+                    Err(error) if error.is_not_found() => false,
+                    Err(error) => return Err(error.into()),
+                };
+                (is, format!(":{text}"), text.ends_with('/'))
+            }
+        };
+        if slash && !is && !self.args.recursive {
+            bail!("{shown} is no directory; create it first, or leave out the slash at its end");
+        }
+        Ok(is)
+    }
+
+    async fn upload(&self, from: &Path, to: &str, into: bool) -> anyhow::Result<()> {
+        let metadata =
+            std::fs::metadata(from).with_context(|| format!("cannot read {}", from.display()))?;
+        self.check(metadata.is_dir(), &from.display().to_string())?;
+        let mut to = remote_path::resolve(self.client, to)?;
+        if into {
+            let whole = from.canonicalize()?;
+            let name = whole
+                .file_name()
+                .context("a path without a name cannot be copied into a directory")?;
+            to = to.join(name.as_bytes())?;
+        }
+        let (bar, options) = self.progress(&from.display().to_string());
+        let result = self.files.upload(from, &to, &options).await;
+        bar.finish_and_clear();
+        let report = result.with_context(|| format!("copying {} failed", from.display()))?;
+        tell_skipped(&report);
+        Ok(())
+    }
+
+    async fn download(&self, from: &str, to: &Path, into: bool) -> anyhow::Result<()> {
+        let path = remote_path::resolve(self.client, from)?;
+        self.check_there(&path, from).await?;
+        let mut to = to.to_owned();
+        if into {
+            to.push(OsStr::from_bytes(name_of(&path)?));
+        }
+        let (bar, options) = self.progress(&format!(":{from}"));
+        let result = self.files.download(&path, &to, &options).await;
+        bar.finish_and_clear();
+        let report = result.with_context(|| format!("copying :{from} failed"))?;
+        tell_skipped(&report);
+        Ok(())
+    }
+
+    async fn within(&self, from: &str, to: &str, into: bool) -> anyhow::Result<()> {
+        let source = remote_path::resolve(self.client, from)?;
+        self.check_there(&source, from).await?;
+        let mut to = remote_path::resolve(self.client, to)?;
+        if into {
+            to = to.join(name_of(&source)?)?;
+        }
+        self.files
+            .copy(&source, &to, self.args.recursive)
+            .await
+            .with_context(|| format!("copying :{from} failed"))
+    }
+
+    async fn check_there(&self, path: &PathUri, written: &str) -> anyhow::Result<()> {
+        let metadata =
+            self.files.metadata(path).await.with_context(|| format!("cannot read :{written}"))?;
+        self.check(metadata.is_directory, &format!(":{written}"))
+    }
+
+    fn check(&self, is_directory: bool, shown: &str) -> anyhow::Result<()> {
+        if is_directory && !self.args.recursive {
+            bail!("{shown} is a directory; add -r to copy it with all that is in it");
+        }
+        Ok(())
+    }
+
+    /// A bar on a terminal, nothing elsewhere.
+    fn progress(&self, shown: &str) -> (ProgressBar, TransferOptions) {
+        if self.args.quiet || !std::io::stderr().is_terminal() {
+            return (ProgressBar::hidden(), TransferOptions::default());
+        }
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        let template = "{msg}  {wide_bar} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("━━─"));
+        }
+        let shown = crate::style::printable(shown);
+        bar.set_message(shown.clone());
+        let told = bar.clone();
+        let options = TransferOptions::default().on_progress(move |at| {
+            told.set_length(at.total_bytes);
+            told.set_position(at.bytes);
+            if at.total_files > 1 {
+                told.set_message(format!("{shown}: {}/{} files", at.files, at.total_files));
+            }
+        });
+        (bar, options)
+    }
+}
+
+fn name_of(path: &PathUri) -> anyhow::Result<&[u8]> {
+    match path.file_name() {
+        b"" => {
+            bail!("the root has no name to be copied under; name a directory that is not there yet")
+        }
+        name => Ok(name),
+    }
+}
+
+fn tell_skipped(report: &TransferReport) {
+    for skipped in &report.skipped {
+        tell(format_args!("left out {}", crate::style::printable(skipped)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_colon_is_the_other_side() {
+        let parse = |text: &str| End::parse(OsStr::new(text)).unwrap();
+        assert_eq!(parse("a:b"), End::Here("a:b".into()));
+        assert_eq!(parse(":a"), End::There("a".into()));
+        assert_eq!(parse(":"), End::There(".".into()));
+    }
+}

@@ -1,0 +1,347 @@
+//! A process and whoever started it: output out, input in, signals over, until it ends.
+//!
+//! Four things go on at once and none waits for another: what the process says is written, what is
+//! typed is sent, signals are passed on, and the connection is watched. The first that has an end
+//! to tell ends all.
+
+use std::cell::Cell;
+use std::io::{self, IsTerminal, Write};
+use std::pin::pin;
+use std::time::Duration;
+
+use codex_exec_server::client::{
+    ConnectionStatus, Process, ProcessEvent, ProcessEvents, ProcessStdin,
+};
+use codex_exec_server::{
+    ExecServerClient, ProcessId, ProcessSignal, SignalParams, TerminateParams,
+};
+use futures_util::StreamExt;
+use tokio::io::AsyncWriteExt;
+
+use crate::escapes::{self, Escapes, Typed};
+use crate::exec_server::span;
+use crate::exit::{BROKEN_PIPE, TIMED_OUT, tell};
+use crate::input::Input;
+use crate::output::Sink;
+use crate::signals::{Signalled, Signals, exit_code};
+use crate::terminal::{self, Terminal};
+
+/// How a process is shown.
+#[derive(Debug)]
+pub struct Drive<'a> {
+    /// The local terminal is the process's terminal.
+    pub terminal: Option<&'a Terminal>,
+    /// What is typed or piped in here goes there.
+    pub forward_stdin: bool,
+    /// Look for `~.` in it.
+    pub escapes: bool,
+    /// One JSON object a line instead of what it says.
+    pub json: bool,
+    /// How long it may run.
+    pub timeout: Option<Duration>,
+    pub signals: &'a Signals,
+}
+
+/// How it ended, for us.
+#[derive(Debug)]
+pub enum Ending {
+    /// By itself, with this code.
+    Exited { code: i32, sandbox_denied: bool },
+    /// We ended it, and exit with this code.
+    Stopped(i32),
+    /// It goes on without us.
+    Left,
+    /// We do not know.
+    Failed(anyhow::Error),
+}
+
+/// Signals of one kind after which a process that does not listen is killed.
+const INSISTENCE: u32 = 3;
+/// How long a terminal is still read from after the process in it has exited: what is left in it
+/// comes at once, and a daemon that keeps it open never closes it.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+/// After how long it is said what is waited for.
+const EXPLANATION: Duration = Duration::from_secs(2);
+/// How long a kill may take.
+const KILL: Duration = Duration::from_secs(3);
+
+impl Drive<'_> {
+    /// Shows the process to its end.
+    pub async fn to_the_end(&self, mut process: Process) -> Ending {
+        let (client, id) = (process.client().clone(), process.id().clone());
+        let Some(events) = process.take_events() else {
+            return Ending::Failed(anyhow::anyhow!("the events of the process were taken"));
+        };
+        let raw = match self.terminal.map(Terminal::raw).transpose() {
+            Ok(raw) => raw,
+            Err(error) => return Ending::Failed(error),
+        };
+        let exited = Cell::new(None);
+        let mut sink = Sink::new(self.json);
+        let ending = {
+            let mut showing = pin!(self.show(events, &mut sink, &exited));
+            let typing = self.type_in(process.take_stdin());
+            let passing = self.pass_on(&client, &id, &exited);
+            let watching = self.watch(&client);
+            let limit = async {
+                match self.timeout {
+                    Some(limit) => tokio::time::sleep(limit).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                ending = &mut showing => ending,
+                ending = typing => ending,
+                ending = passing => ending,
+                () = watching => Ending::Left,
+                () = limit => {
+                    kill(&client, &id).await;
+                    // What it had said by then.
+                    let _ = tokio::time::timeout(KILL, showing).await;
+                    Ending::Stopped(TIMED_OUT.into())
+                }
+            }
+        };
+        if let Ending::Stopped(code) = ending
+            && code != i32::from(TIMED_OUT)
+            && exited.get().is_none()
+        {
+            kill(&client, &id).await;
+        }
+        if self.terminal.is_some() && !matches!(ending, Ending::Exited { .. }) {
+            // Whatever is said now begins on a line of its own.
+            let _ = io::stderr().write_all(b"\r\n");
+        }
+        drop(raw);
+        if let Ending::Stopped(code) = ending
+            && code == i32::from(TIMED_OUT)
+        {
+            let limit = self.timeout.unwrap_or_default();
+            tell(format_args!(
+                "the command was killed: it ran longer than {}, its --timeout",
+                span(limit)
+            ));
+        }
+        ending
+    }
+
+    /// Writes what it says, in order.
+    async fn show(
+        &self,
+        mut events: ProcessEvents,
+        sink: &mut Sink,
+        exited: &Cell<Option<(i32, bool)>>,
+    ) -> Ending {
+        let mut explained = false;
+        loop {
+            let next = match exited.get() {
+                Some((code, sandbox_denied)) if self.terminal.is_some() => {
+                    match tokio::time::timeout(LAST_WORDS, events.next()).await {
+                        Ok(next) => next,
+                        Err(_) => return Ending::Exited { code, sandbox_denied },
+                    }
+                }
+                Some(_) if !explained && io::stderr().is_terminal() => {
+                    match tokio::time::timeout(EXPLANATION, events.next()).await {
+                        Ok(next) => next,
+                        Err(_) => {
+                            explained = true;
+                            tell(format_args!(
+                                "the command has exited, but something it started holds its \
+                                 output open; Ctrl-C stops waiting"
+                            ));
+                            continue;
+                        }
+                    }
+                }
+                _ => events.next().await,
+            };
+            let written = match next {
+                Some(ProcessEvent::Output { stream, bytes }) => {
+                    if let Some(terminal) = self.terminal {
+                        terminal.watch(&bytes);
+                    }
+                    sink.output(stream, &bytes).await
+                }
+                Some(ProcessEvent::Lost(lost)) => sink.lost(&lost).await,
+                Some(ProcessEvent::Exited(status)) => {
+                    exited.set(Some((status.code, status.sandbox_denied)));
+                    sink.exited(status).await
+                }
+                Some(ProcessEvent::Failed(error)) => return Ending::Failed(error.into()),
+                Some(ProcessEvent::Closed) | None => {
+                    if let Err(error) = sink.closed().await {
+                        return refused(&error);
+                    }
+                    return match exited.get() {
+                        Some((code, sandbox_denied)) => Ending::Exited { code, sandbox_denied },
+                        None => Ending::Failed(anyhow::anyhow!(
+                            "the server did not tell how the command ended"
+                        )),
+                    };
+                }
+            };
+            if let Err(error) = written {
+                return refused(&error);
+            }
+        }
+    }
+
+    /// Sends what is typed; resolves when the one who types wants to leave, or is gone.
+    async fn type_in(&self, stdin: Option<ProcessStdin>) -> Ending {
+        let Some(mut stdin) = stdin.filter(|_| self.forward_stdin) else {
+            return std::future::pending().await;
+        };
+        let mut input = match Input::start() {
+            Ok(input) => input,
+            Err(error) => return Ending::Failed(error.into()),
+        };
+        let mut escapes = Escapes::default();
+        loop {
+            let chunk = match input.next().await {
+                Ok(Some(chunk)) => chunk,
+                // A raw terminal has no end of input: it is gone.
+                Ok(None) | Err(_) if self.terminal.is_some() => {
+                    return Ending::Stopped(exit_code(ProcessSignal::Hangup));
+                }
+                Ok(None) | Err(_) => break,
+            };
+            let typed = match self.escapes {
+                true => escapes.take(&chunk),
+                false => vec![Typed::Keys(chunk.to_vec())],
+            };
+            for typed in typed {
+                match typed {
+                    Typed::Keys(keys) => {
+                        if stdin.write_all(&keys).await.is_err() {
+                            // It takes no more; its end is told elsewhere.
+                            return std::future::pending().await;
+                        }
+                    }
+                    Typed::Detach => return Ending::Left,
+                    Typed::Help => self.remark(escapes::HELP),
+                }
+            }
+        }
+        match stdin.shutdown().await {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                // Most commands do not wait for it.
+                tokio::time::sleep(EXPLANATION).await;
+                tell(format_args!(
+                    "this server cannot close a command's input, so the command may wait for more; \
+                 Ctrl-C stops it, -n gives it none"
+                ));
+            }
+            _ => {}
+        }
+        std::future::pending().await
+    }
+
+    /// Passes signals on; resolves when it is better to end.
+    async fn pass_on(
+        &self,
+        client: &ExecServerClient,
+        id: &ProcessId,
+        exited: &Cell<Option<(i32, bool)>>,
+    ) -> Ending {
+        let (mut last, mut times) = (None, 0);
+        loop {
+            let signal = match self.signals.next().await {
+                Signalled::Resized => {
+                    if self.terminal.is_some() {
+                        resize(client, id);
+                    }
+                    continue;
+                }
+                Signalled::Pass(signal) => signal,
+            };
+            times = if last == Some(signal) { times + 1 } else { 1 };
+            last = Some(signal);
+            let connected = matches!(*client.status().borrow(), ConnectionStatus::Connected);
+            if let Some((code, sandbox_denied)) = exited.get() {
+                return Ending::Exited { code, sandbox_denied };
+            }
+            if !connected || times >= INSISTENCE {
+                return Ending::Stopped(exit_code(signal));
+            }
+            if self.terminal.is_some() && signal != ProcessSignal::Interrupt {
+                // Our terminal goes; so does the one it stands for.
+                send(client, id, ProcessSignal::Hangup).await;
+                return Ending::Stopped(exit_code(signal));
+            }
+            // A server that knows only one signal can still end the process.
+            if signal != ProcessSignal::Interrupt && !client.capabilities().process_signals {
+                return Ending::Stopped(exit_code(signal));
+            }
+            let (client, id) = (client.clone(), id.clone());
+            tokio::spawn(async move { send(&client, &id, signal).await });
+        }
+    }
+
+    /// Says when the connection is lost and back; resolves never.
+    async fn watch(&self, client: &ExecServerClient) {
+        let mut status = client.status();
+        let mut told = false;
+        while status.changed().await.is_ok() {
+            let words = match &*status.borrow_and_update() {
+                ConnectionStatus::Reconnecting { reason, .. } if !told => {
+                    told = true;
+                    format!("connection lost ({reason}); trying to get it back")
+                }
+                ConnectionStatus::Connected if told => {
+                    told = false;
+                    "connected again".to_owned()
+                }
+                _ => continue,
+            };
+            if io::stderr().is_terminal() {
+                self.remark(&format!("codex: {words}"));
+            }
+        }
+        std::future::pending::<()>().await;
+    }
+
+    /// Words of ours in between, on lines of their own.
+    fn remark(&self, words: &str) {
+        let words = match self.terminal {
+            Some(_) => format!("\r\n{}\r\n", words.replace('\n', "\r\n")),
+            None => format!("{words}\n"),
+        };
+        let _ = io::stderr().write_all(words.as_bytes());
+    }
+}
+
+/// Our output cannot be written. Who reads it is gone: that needs no words.
+fn refused(error: &io::Error) -> Ending {
+    if error.kind() != io::ErrorKind::BrokenPipe {
+        tell(format_args!("cannot write what the command says: {error}"));
+        return Ending::Stopped(crate::exit::NOT_RUN.into());
+    }
+    Ending::Stopped(BROKEN_PIPE.into())
+}
+
+async fn send(client: &ExecServerClient, id: &ProcessId, signal: ProcessSignal) {
+    let params = SignalParams { process_id: id.clone(), signal };
+    let sent = tokio::time::timeout(KILL, client.process_signal(params)).await;
+    tracing::debug!(?sent, ?signal, "signal passed on");
+}
+
+fn resize(client: &ExecServerClient, id: &ProcessId) {
+    let Some((rows, cols)) = terminal::size() else { return };
+    if !client.capabilities().process_resize {
+        return;
+    }
+    let (client, process_id) = (client.clone(), id.clone());
+    tokio::spawn(async move {
+        let params = codex_exec_server::ResizeParams { process_id, rows, cols };
+        let resized = client.process_resize(params).await;
+        tracing::debug!(?resized, "terminal resized");
+    });
+}
+
+async fn kill(client: &ExecServerClient, id: &ProcessId) {
+    let params = TerminateParams { process_id: id.clone() };
+    let killed = tokio::time::timeout(KILL, client.process_terminate(params)).await;
+    tracing::debug!(?killed, "process killed");
+}

@@ -1,0 +1,98 @@
+//! `~.` and `~?` at the beginning of a line: words to this program inside what is typed to another.
+
+/// What was typed, apart.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Typed {
+    /// For the other side.
+    Keys(Vec<u8>),
+    /// Leave.
+    Detach,
+    /// Show what can be typed.
+    Help,
+}
+
+/// Finds the words.
+#[derive(Debug)]
+pub struct Escapes {
+    /// The next key is the first of a line.
+    at_start: bool,
+    /// A tilde that may be the beginning of a word.
+    tilde: bool,
+}
+
+/// What `~?` shows.
+pub const HELP: &str = "\
+~.   leave; on a server the process goes on
+~?   this help
+~~   a tilde
+They work at the beginning of a line: after Enter.";
+
+impl Default for Escapes {
+    fn default() -> Self {
+        Self { at_start: true, tilde: false }
+    }
+}
+
+impl Escapes {
+    /// Takes what was typed apart, in order.
+    pub fn take(&mut self, typed: &[u8]) -> Vec<Typed> {
+        let mut found = Vec::new();
+        let mut keys = Vec::new();
+        let flush = |keys: &mut Vec<u8>, found: &mut Vec<Typed>| {
+            if !keys.is_empty() {
+                found.push(Typed::Keys(std::mem::take(keys)));
+            }
+        };
+        for &key in typed {
+            if std::mem::take(&mut self.tilde) {
+                match key {
+                    b'.' | b'?' => {
+                        flush(&mut keys, &mut found);
+                        found.push(if key == b'.' { Typed::Detach } else { Typed::Help });
+                        // What follows is as if the line had just begun.
+                        self.at_start = true;
+                        continue;
+                    }
+                    b'~' => {}
+                    _ => keys.push(b'~'),
+                }
+            } else if self.at_start && key == b'~' {
+                self.tilde = true;
+                continue;
+            }
+            keys.push(key);
+            self.at_start = matches!(key, b'\r' | b'\n');
+        }
+        flush(&mut keys, &mut found);
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(text: &str) -> Typed {
+        Typed::Keys(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn words_are_found_at_the_beginning_of_a_line_only() {
+        let take = |typed: &str| Escapes::default().take(typed.as_bytes());
+        assert_eq!(take("~."), [Typed::Detach]);
+        assert_eq!(take("ls ~.\r~?"), [keys("ls ~.\r"), Typed::Help]);
+        assert_eq!(take("~~."), [keys("~.")]);
+        assert_eq!(take("~/bin\r"), [keys("~/bin\r")]);
+        assert_eq!(take("a\r~.b"), [keys("a\r"), Typed::Detach, keys("b")]);
+    }
+
+    #[test]
+    fn a_word_may_come_in_pieces() {
+        let mut escapes = Escapes::default();
+        assert_eq!(escapes.take(b"x\r"), [keys("x\r")]);
+        assert_eq!(escapes.take(b"~"), []);
+        assert_eq!(escapes.take(b"."), [Typed::Detach]);
+        assert_eq!(escapes.take(b"~"), []);
+        assert_eq!(escapes.take(b"q"), [keys("~q")]);
+    }
+}

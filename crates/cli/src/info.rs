@@ -1,0 +1,90 @@
+//! `codex info`: what the other side is and can do.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Args;
+use codex_exec_server::{EnvironmentInfo, ExecServerClient};
+
+use crate::on::{OnArgs, Wants, block_on};
+use crate::remote_path::shown;
+use crate::style::{Style, printable};
+
+/// Show what the other side is and what it can do
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex info                                 this machine
+  codex info --on ws://127.0.0.1:4500        a server
+  codex info --json | jq .capabilities       for programs")]
+pub struct InfoArgs {
+    #[command(flatten)]
+    on: OnArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
+    block_on(async {
+        let connected = args.on.connect(Wants::default()).await?;
+        let info = connected.client.info();
+        let text = if args.json {
+            format!("{}\n", serde_json::to_string_pretty(&*info)?)
+        } else {
+            describe(&args.on.shown(), &connected.client, &info)
+        };
+        std::io::stdout().write_all(text.as_bytes())?;
+        connected.close().await;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn describe(place: &str, client: &ExecServerClient, info: &EnvironmentInfo) -> String {
+    let style = Style::stdout();
+    let mut out = String::new();
+    let mut row = |name: &str, value: &str| {
+        let value = if value.is_empty() { "(not told)" } else { value };
+        out.push_str(&format!("{}  {value}\n", style.bold(&format!("{name:<18}"))));
+    };
+    row("server", &printable(place));
+    row("version", &printable(&info.executor_version));
+    row("system", &printable(&info.platform_os));
+    row("works in", &info.cwd.as_ref().map(shown).unwrap_or_default());
+    row("home", &info.user_home_dir.as_ref().map(shown).unwrap_or_default());
+    row("temporary files", &info.temp_dir.as_ref().map(shown).unwrap_or_default());
+    row("shell", &printable(&info.shell.path));
+    row("session", &printable(&client.session_id().unwrap_or_default()));
+    out.push('\n');
+    out.push_str(&format!("{}\n", style.bold("can")));
+    for (name, has) in info.capabilities.list() {
+        let about = about(name);
+        if about.is_empty() {
+            continue;
+        }
+        let mark = if has { style.green("yes") } else { style.dim("no ") };
+        out.push_str(&format!("  {mark}  {about}\n"));
+    }
+    out
+}
+
+/// A capability in words of the command line; empty for those that it has no use for.
+fn about(name: &str) -> &'static str {
+    match name {
+        "sandboxed_file_streaming" => "stream large files under a sandbox",
+        "file_write_streaming" => "take large files in blocks (cp)",
+        "process_resize" => "resize terminals (shell, run -t)",
+        "process_list" => "list processes (ps)",
+        "process_signals" => "take every signal (kill --signal, Ctrl-\\)",
+        "process_close_stdin" => "close a command's input (run < FILE)",
+        "process_retain" => "keep as much output as asked (run --detach)",
+        "process_retain_until_read" => "keep output until it has arrived",
+        "session_detach_ttl" => "keep sessions as long as asked (run --detach)",
+        "fs_search" => "search in files (search)",
+        "fs_glob" => "find files by name",
+        "fs_watch" => "watch files",
+        "fs_rename_link_mode" => "rename, link and set permissions (cp keeps programs executable)",
+        "fs_atomic_write" => "replace files all at once (cp)",
+        _ => "",
+    }
+}

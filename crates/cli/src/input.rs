@@ -1,0 +1,112 @@
+//! Our stdin, read only when somebody wants more of it.
+//!
+//! Invariant: what is read was asked for. Keys typed after the command has ended, and lines meant
+//! for the next command of a script, stay where they are. So there is a thread that waits for input
+//! *and* for the end of interest, and reads at most once for each time it is asked.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc as blocking;
+use std::thread;
+
+use bytes::Bytes;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FileType, fstat, makedev, tell};
+use rustix::stdio::stdin;
+use tokio::sync::mpsc;
+
+/// The most that is read at once.
+const CHUNK: usize = 64 << 10;
+
+/// Our stdin.
+#[derive(Debug)]
+pub struct Input {
+    asks: blocking::Sender<()>,
+    chunks: mpsc::Receiver<io::Result<Bytes>>,
+    /// One chunk is on its way.
+    asked: bool,
+    /// Closed when interest ends.
+    _interest: OwnedFd,
+}
+
+impl Input {
+    pub fn start() -> io::Result<Self> {
+        let (gone, interest) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let (asks, asked) = blocking::channel();
+        let (send, chunks) = mpsc::channel(1);
+        thread::Builder::new().name("stdin".to_owned()).spawn(move || {
+            while asked.recv().is_ok() {
+                match wait_and_read(&gone) {
+                    Some(chunk) => {
+                        let over = chunk.as_ref().map_or(true, Bytes::is_empty);
+                        if send.blocking_send(chunk).is_err() || over {
+                            return;
+                        }
+                    }
+                    None => return,
+                }
+            }
+        })?;
+        Ok(Self { asks, chunks, asked: false, _interest: interest })
+    }
+
+    /// The next bytes, as they come; `None` at the end. Nothing is lost if the future is dropped.
+    pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
+        if !self.asked {
+            // A thread that has ended says so below.
+            let _ = self.asks.send(());
+            self.asked = true;
+        }
+        let chunk = self.chunks.recv().await;
+        self.asked = false;
+        chunk.transpose().map(|chunk| chunk.filter(|bytes| !bytes.is_empty()))
+    }
+}
+
+/// `None` when nobody is interested any more.
+fn wait_and_read(gone: &OwnedFd) -> Option<io::Result<Bytes>> {
+    let stdin = stdin();
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let mut both =
+            [PollFd::new(gone, PollFlags::IN), PollFd::from_borrowed_fd(stdin, PollFlags::IN)];
+        match poll(&mut both, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Some(Err(error.into())),
+            Ok(_) => {}
+        }
+        if !both[0].revents().is_empty() {
+            return None;
+        }
+        if both[1].revents().is_empty() {
+            continue;
+        }
+        match rustix::io::read(stdin, &mut buffer) {
+            // Somebody else took it, or has made it non-blocking.
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+            Err(error) => return Some(Err(error.into())),
+            Ok(len) => {
+                buffer.truncate(len);
+                return Some(Ok(buffer.into()));
+            }
+        }
+    }
+}
+
+/// Whether stdin has nothing and will have nothing, as far as can be told without reading.
+pub fn is_at_end() -> bool {
+    let Ok(stat) = fstat(stdin()) else { return true };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::CharacterDevice => stat.st_rdev == makedev(1, 3),
+        FileType::RegularFile => {
+            tell(stdin()).is_ok_and(|at| at >= u64::try_from(stat.st_size).unwrap_or(0))
+        }
+        _ => {
+            let mut one = [PollFd::from_borrowed_fd(stdin(), PollFlags::IN)];
+            let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            matches!(poll(&mut one, Some(&now)), Ok(1))
+                && one[0].revents().contains(PollFlags::HUP)
+                && !one[0].revents().contains(PollFlags::IN)
+        }
+    }
+}

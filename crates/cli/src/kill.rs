@@ -1,0 +1,99 @@
+//! `codex kill`: a signal to a process that was left.
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use codex_exec_server::{ProcessSignal, SignalParams, TerminateParams};
+
+use crate::exit::tell;
+use crate::on::{Wants, block_on};
+use crate::target::TargetArgs;
+
+/// End a process that was left, or send it a signal
+///
+/// Its whole process group gets the signal. kill reaches every descendant, also those that have left
+/// the group. The name of a process that has ended already is set free.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex kill build                     asks it to end (SIGTERM)
+  codex kill --signal kill build       ends it, and all it has started
+  codex kill --signal user1 build      whatever that means to it")]
+pub struct KillArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+
+    /// Which signal
+    #[arg(short, long, value_enum, default_value_t = Signal::Terminate)]
+    signal: Signal,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Signal {
+    #[value(alias = "int", alias = "INT")]
+    Interrupt,
+    #[value(alias = "term", alias = "TERM")]
+    Terminate,
+    #[value(alias = "KILL", alias = "9")]
+    Kill,
+    #[value(alias = "hup", alias = "HUP")]
+    Hangup,
+    #[value(alias = "QUIT")]
+    Quit,
+    #[value(alias = "usr1", alias = "USR1")]
+    User1,
+    #[value(alias = "usr2", alias = "USR2")]
+    User2,
+    #[value(alias = "STOP")]
+    Stop,
+    #[value(alias = "cont", alias = "CONT")]
+    Continue,
+}
+
+impl From<Signal> for ProcessSignal {
+    fn from(signal: Signal) -> Self {
+        match signal {
+            Signal::Interrupt => Self::Interrupt,
+            Signal::Terminate => Self::Terminate,
+            Signal::Kill => Self::Kill,
+            Signal::Hangup => Self::Hangup,
+            Signal::Quit => Self::Quit,
+            Signal::User1 => Self::User1,
+            Signal::User2 => Self::User2,
+            Signal::Stop => Self::Stop,
+            Signal::Continue => Self::Continue,
+        }
+    }
+}
+
+pub fn run(args: &KillArgs) -> anyhow::Result<ExitCode> {
+    block_on(async {
+        let target = args.target.open(Wants::default()).await?;
+        let client = &target.connected.client;
+        let process_id = target.process.clone();
+        if let Some(info) = &target.info
+            && info.exited
+        {
+            target.forget()?;
+            let code = info.exit_code.unwrap_or_default();
+            tell(format_args!("it has ended already, with exit code {code}"));
+        } else if let Signal::Kill = args.signal {
+            let killed = client.process_terminate(TerminateParams { process_id }).await?;
+            if !killed.running {
+                tell(format_args!("it has ended already"));
+            }
+            target.forget()?;
+        } else {
+            let signal = ProcessSignal::from(args.signal);
+            if signal != ProcessSignal::Interrupt && !client.capabilities().process_signals {
+                bail!(
+                    "this server knows interrupt and kill only; add --signal interrupt or --signal kill"
+                );
+            }
+            client.process_signal(SignalParams { process_id, signal }).await?;
+        }
+        target.connected.close().await;
+        Ok(ExitCode::SUCCESS)
+    })
+}

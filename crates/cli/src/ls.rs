@@ -1,0 +1,171 @@
+//! `codex ls`: what is in a directory of the other side.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use codex_exec_server::client::Files;
+use codex_exec_server::{ExecServerError, FsGetMetadataResponse, FsReadDirectoryEntry, PathUri};
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+use crate::exit::tell;
+use crate::on::{OnArgs, Wants, block_on};
+use crate::remote_path::{self, unmarked};
+use crate::style::{Style, printable};
+
+/// List a directory of the other side
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex ls --on ws://127.0.0.1:4500            where the server works
+  codex ls -l /srv/app                         with permissions, size and time (UTC)")]
+pub struct LsArgs {
+    #[command(flatten)]
+    on: OnArgs,
+
+    /// Permissions, size and time of change too
+    #[arg(short, long)]
+    long: bool,
+
+    /// Names that begin with a dot too
+    #[arg(short, long)]
+    all: bool,
+
+    /// Which directory, or file
+    #[arg(value_name = "PATH", default_value = ".")]
+    path: String,
+}
+
+/// Questions about files that are under way at once.
+const AT_ONCE: usize = 32;
+
+pub fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
+    block_on(async {
+        let connected = args.on.connect(Wants::default()).await?;
+        let files = connected.client.files();
+        let path = remote_path::resolve(&connected.client, unmarked(&args.path))?;
+        let text =
+            args.list(&files, &path).await.with_context(|| format!("cannot list {}", args.path))?;
+        std::io::stdout().write_all(text.as_bytes())?;
+        connected.close().await;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+impl LsArgs {
+    async fn list(&self, files: &Files, path: &PathUri) -> anyhow::Result<String> {
+        let metadata = files.metadata(path).await?;
+        if !metadata.is_directory {
+            let name = printable(&self.path);
+            return Ok(if self.long { line(&metadata, &name, 0) } else { format!("{name}\n") });
+        }
+        let listed = files.read_directory(path).await?;
+        let mut entries: Vec<_> = listed
+            .entries
+            .into_iter()
+            .filter(|entry| self.all || !entry.file_name.starts_with('.'))
+            .collect();
+        // Not every server does it.
+        entries.sort_by(|a, b| a.file_name.cmp(&b.file_name));
+        if listed.truncated {
+            tell(format_args!("there are more names than the server lists"));
+        }
+        if !self.long {
+            return Ok(entries.iter().map(|entry| format!("{}\n", shown(entry))).collect());
+        }
+        let long: Vec<_> = stream::iter(&entries)
+            .map(|entry| async move {
+                let of = match &entry.file_name_uri {
+                    Some(uri) => uri.clone(),
+                    None => path.join(&entry.file_name)?,
+                };
+                match files.metadata(&of).await {
+                    Ok(metadata) => anyhow::Ok((entry, metadata)),
+                    // Gone since, or not ours to look at: its name is all there is.
+                    Err(ExecServerError::Server { .. }) => {
+                        Ok((entry, FsGetMetadataResponse::default()))
+                    }
+                    Err(error) => Err(error.into()),
+                }
+            })
+            .buffered(AT_ONCE)
+            .try_collect()
+            .await?;
+        let width = long.iter().map(|(_, metadata)| metadata.size.to_string().len()).max();
+        Ok(long
+            .iter()
+            .map(|(entry, metadata)| line(metadata, &shown(entry), width.unwrap_or(0)))
+            .collect())
+    }
+}
+
+/// A name as a terminal should see it; as it is for a program.
+fn shown(entry: &FsReadDirectoryEntry) -> String {
+    if !std::io::stdout().is_terminal() {
+        return entry.file_name.clone();
+    }
+    let name = printable(&entry.file_name);
+    if entry.is_directory { format!("{}/", Style::stdout().blue(&name)) } else { name }
+}
+
+fn line(metadata: &FsGetMetadataResponse, name: &str, width: usize) -> String {
+    let kind = match metadata {
+        FsGetMetadataResponse { is_symlink: true, .. } => 'l',
+        FsGetMetadataResponse { is_directory: true, .. } => 'd',
+        _ => '-',
+    };
+    let mode = match metadata.mode {
+        Some(mode) => (0..9)
+            .map(|bit| if mode >> (8 - bit) & 1 == 1 { ['r', 'w', 'x'][bit % 3] } else { '-' })
+            .collect(),
+        None => "?????????".to_owned(),
+    };
+    let time = time(metadata.modified_at_ms);
+    format!("{kind}{mode}  {:>width$}  {time}  {name}\n", metadata.size)
+}
+
+/// `2026-11-15 22:04`, UTC.
+fn time(milliseconds: i64) -> String {
+    if milliseconds == 0 {
+        return "               -".to_owned();
+    }
+    let minutes = milliseconds.div_euclid(60_000);
+    let (days, minute) = (minutes.div_euclid(1440), minutes.rem_euclid(1440));
+    // Years that begin in March, in eras of 400 of them.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}", minute / 60, minute % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        assert_eq!(time(1), "1970-01-01 00:00");
+        assert_eq!(time(951_782_400_000), "2000-02-29 00:00");
+        assert_eq!(time(1_794_787_440_000), "2026-11-16 00:04");
+        assert_eq!(time(-60_000), "1969-12-31 23:59");
+    }
+
+    #[test]
+    fn a_long_line() {
+        let metadata = FsGetMetadataResponse {
+            is_file: true,
+            size: 42,
+            modified_at_ms: 1,
+            mode: Some(0o755),
+            ..FsGetMetadataResponse::default()
+        };
+        assert_eq!(line(&metadata, "x", 4), "-rwxr-xr-x    42  1970-01-01 00:00  x\n");
+    }
+}

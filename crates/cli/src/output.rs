@@ -1,0 +1,98 @@
+//! Where a process's words go: to our stdout and stderr, or as one JSON object a line.
+
+use std::io;
+
+use codex_exec_server::client::{ExitStatus, Lost};
+use codex_exec_server::{OutputStream, SandboxType};
+use serde::Serialize;
+use tokio::io::{AsyncWrite, AsyncWriteExt, Stderr, Stdout};
+
+use crate::exit::tell;
+
+/// Our stdout and stderr.
+#[derive(Debug)]
+pub struct Sink {
+    stdout: Stdout,
+    stderr: Stderr,
+    json: bool,
+}
+
+/// A line of `--json`.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Line<'a> {
+    /// It runs.
+    Started {
+        process_id: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        session_id: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        sandbox_type: Option<SandboxType>,
+    },
+    /// It said something: text, or base64 where that is no UTF-8.
+    Output {
+        stream: &'static str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        text: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        base64: Option<String>,
+    },
+    /// Output is missing here.
+    Lost { message: String },
+    /// It has exited.
+    Exited { exit_code: i32, sandbox_denied: bool },
+    /// Nothing more comes.
+    Closed,
+    /// The sandbox denied it, and somebody was asked.
+    Asked { approved: bool },
+}
+
+impl Sink {
+    pub fn new(json: bool) -> Self {
+        Self { stdout: tokio::io::stdout(), stderr: tokio::io::stderr(), json }
+    }
+
+    pub async fn output(&mut self, stream: OutputStream, bytes: &[u8]) -> io::Result<()> {
+        if self.json {
+            let text = std::str::from_utf8(bytes).ok();
+            let base64 = text.is_none().then(|| base64_simd::STANDARD.encode_to_string(bytes));
+            return self.line(&Line::Output { stream: stream.as_str(), text, base64 }).await;
+        }
+        match stream {
+            OutputStream::Stderr => write(&mut self.stderr, bytes).await,
+            OutputStream::Stdout | OutputStream::Pty => write(&mut self.stdout, bytes).await,
+        }
+    }
+
+    pub async fn lost(&mut self, lost: &Lost) -> io::Result<()> {
+        if self.json {
+            return self.line(&Line::Lost { message: lost.to_string() }).await;
+        }
+        tell(format_args!("{lost}"));
+        Ok(())
+    }
+
+    pub async fn exited(&mut self, status: ExitStatus) -> io::Result<()> {
+        let ExitStatus { code: exit_code, sandbox_denied } = status;
+        self.line_if_json(&Line::Exited { exit_code, sandbox_denied }).await
+    }
+
+    pub async fn closed(&mut self) -> io::Result<()> {
+        self.line_if_json(&Line::Closed).await
+    }
+
+    pub async fn line_if_json(&mut self, line: &Line<'_>) -> io::Result<()> {
+        if self.json { self.line(line).await } else { Ok(()) }
+    }
+
+    async fn line(&mut self, line: &Line<'_>) -> io::Result<()> {
+        let mut text = serde_json::to_vec(line)?;
+        text.push(b'\n');
+        write(&mut self.stdout, &text).await
+    }
+}
+
+async fn write(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
+    to.write_all(bytes).await?;
+    to.flush().await
+}

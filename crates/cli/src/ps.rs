@@ -1,0 +1,180 @@
+//! `codex ps`: what was left, and how it does.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use codex_exec_server::ProcessInfo;
+use futures_util::future::join_all;
+
+use crate::exit::tell;
+use crate::on::{OnArgs, Wants, block_on};
+use crate::saved::Saved;
+use crate::style::{Style, printable, quoted, table};
+use crate::target;
+
+/// List processes that were left
+///
+/// Without a session, everything that was left by codex run --detach or codex shell, on any server.
+/// With one, all processes in it. A session whose time was over is forgotten.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex ps                                                  all that was left
+  codex ps build                                            the processes of one session
+  codex ps --on ws://127.0.0.1:4500 --session 8c4c…         by its id
+  codex ps --json | jq -r '.[] | select(.exited) | .name'   for programs")]
+pub struct PsArgs {
+    #[command(flatten)]
+    on: OnArgs,
+
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+
+    /// A session's id, with --on, or a saved name
+    #[arg(long, value_name = "ID", conflicts_with = "name")]
+    session: Option<String>,
+
+    /// A saved name
+    name: Option<String>,
+}
+
+/// How long a server may take to tell.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A line of the table, or an object of the array.
+#[derive(Debug, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+    /// Why nothing can be told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+    #[serde(flatten)]
+    process: Option<ProcessInfo>,
+}
+
+pub fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
+    block_on(async {
+        let rows = match args.session.as_ref().or(args.name.as_ref()) {
+            Some(session) => of_session(args, session).await?,
+            None => {
+                let saved = Saved::all()?;
+                join_all(saved.iter().map(|saved| of_saved(&args.on, saved))).await
+            }
+        };
+        let text = if args.json {
+            format!("{}\n", serde_json::to_string_pretty(&rows)?)
+        } else if rows.is_empty() {
+            tell(format_args!(
+                "nothing was left; codex run --detach NAME starts something to leave"
+            ));
+            String::new()
+        } else {
+            render(&rows)
+        };
+        std::io::stdout().write_all(text.as_bytes())?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+async fn of_session(args: &PsArgs, session: &str) -> anyhow::Result<Vec<Row>> {
+    let (connected, saved) = target::connect(&args.on, session, Wants::default()).await?;
+    let listed = connected.client.process_list().await;
+    connected.close().await;
+    let row = |process| Row {
+        name: saved.as_ref().map(|saved| saved.name.clone()),
+        url: None,
+        problem: None,
+        process: Some(process),
+    };
+    Ok(listed?.processes.into_iter().map(row).collect())
+}
+
+async fn of_saved(on: &OnArgs, saved: &Saved) -> Row {
+    let look = async {
+        let wants = Wants { at_once: true, ..Wants::default() };
+        let connected = target::resume(on, saved, wants).await?;
+        let listed = connected.client.process_list().await;
+        connected.close().await;
+        anyhow::Ok(listed?.processes)
+    };
+    let (problem, process) = match tokio::time::timeout(PATIENCE, look).await {
+        Err(_) => (Some("no answer".to_owned()), None),
+        Ok(Err(error)) => (Some(brief(&error)), None),
+        Ok(Ok(processes)) => {
+            match processes.into_iter().find(|process| *process.process_id.0 == *saved.process_id) {
+                Some(process) => (None, Some(process)),
+                None => (Some("ended".to_owned()), None),
+            }
+        }
+    };
+    Row { name: Some(saved.name.clone()), url: Some(saved.url.clone()), problem, process }
+}
+
+/// A failure in a cell of a table.
+fn brief(error: &anyhow::Error) -> String {
+    let words = format!("{error:#}");
+    let known = [
+        ("is attached to another", "in use elsewhere"),
+        ("is gone:", "gone"),
+        ("Connection refused", "server not there"),
+        ("HTTP 401", "token refused"),
+        ("HTTP 403", "token refused"),
+        ("cannot list its processes", "(server cannot tell)"),
+    ];
+    let found = known.iter().find(|(part, _)| words.contains(part));
+    found.map_or(words.clone(), |(_, brief)| (*brief).to_owned())
+}
+
+fn render(rows: &[Row]) -> String {
+    let sessions = rows.iter().any(|row| row.url.is_some());
+    let mut cells: Vec<Vec<String>> = Vec::new();
+    let heading = match sessions {
+        true => vec!["NAME", "STATE", "SINCE", "SERVER", "COMMAND"],
+        false => vec!["ID", "PID", "STATE", "SINCE", "COMMAND"],
+    };
+    cells.push(heading.into_iter().map(str::to_owned).collect());
+    for row in rows {
+        let process = row.process.as_ref();
+        let state = match (&row.problem, process) {
+            (Some(problem), _) => printable(problem),
+            (None, Some(ProcessInfo { exited: true, exit_code, .. })) => {
+                format!("exited {}", exit_code.unwrap_or_default())
+            }
+            _ => "running".to_owned(),
+        };
+        let since = process.map(|process| age(process.started_at_ms)).unwrap_or_default();
+        let command = process.map(|process| {
+            printable(&process.argv.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "))
+        });
+        let command = command.unwrap_or_default();
+        cells.push(if sessions {
+            let url = printable(row.url.as_deref().unwrap_or_default());
+            vec![row.name.clone().unwrap_or_default(), state, since, url, command]
+        } else {
+            let id = process.map(|process| printable(&process.process_id.0)).unwrap_or_default();
+            let pid = process.and_then(|process| process.pid).map(|pid| pid.to_string());
+            vec![id, pid.unwrap_or_default(), state, since, command]
+        });
+    }
+    let style = Style::stdout();
+    table(&cells, |heading| style.bold(heading))
+}
+
+/// `5s`, `12m`, `3h`, `2d`.
+fn age(started_at_ms: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = now.saturating_sub(Duration::from_millis(started_at_ms)).as_secs();
+    match seconds {
+        0..=119 => format!("{seconds}s"),
+        120..=7199 => format!("{}m", seconds / 60),
+        7200..=172_799 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}

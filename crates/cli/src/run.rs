@@ -1,0 +1,358 @@
+//! `codex run`: a command there, as if it were here.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use codex_exec_server::client::{Approval, Denial, ExecCommand, ExitStatus, Process};
+use codex_exec_server::{
+    EnvInherit, EnvPolicy, ExecServerError, OnFull, PathUri, Retain, RetainUntil,
+};
+
+use crate::drive::{Drive, Ending};
+use crate::exec_server::duration;
+use crate::exit::{self, NOT_EXECUTABLE, NOT_FOUND, NOT_RUN, tell};
+use crate::on::{Connected, OnArgs, TOKEN_VARIABLE, Wants, block_on};
+use crate::output::{Line, Sink};
+use crate::sandbox::SandboxArgs;
+use crate::saved::{Name, Saved};
+use crate::signals::Signals;
+use crate::terminal::{self, Terminal};
+use crate::{ask, input, remote_path, style};
+
+/// Run a command
+///
+/// What it writes to stdout and stderr comes out here, what is piped or typed in here goes to its
+/// stdin, signals are passed on, and its exit code becomes ours. A dropped connection is made again;
+/// nothing is lost or repeated.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex run -- make test                               here, with no server
+  codex run --on ws://127.0.0.1:4500 -- make test      on a server
+  codex run -t -- vim notes.txt                        in a terminal
+  tar c . | codex run --cwd /srv/app -- tar x          stdin is passed on
+  codex run --sandbox workspace-write -- ./configure   writes only below the working directory
+  codex run --sandbox read-only --ask -- npm install   asks before it runs without the sandbox
+  codex run --timeout 5m --json -- make | jq .         events for a program
+  codex run --on ws://… --detach build -- make         goes on without us: see codex attach build
+
+Environment:
+  Here, the command gets the environment of this program. On a server it gets the server's, less
+  names like *KEY*, *SECRET* and *TOKEN*; --inherit core takes only PATH, HOME and the like, and
+  --inherit none nothing. -e adds to it, and -t sets TERM.
+
+Exit codes: those of the command; 124 --timeout was over; 125 this program failed; 126 and 127 the
+  command cannot be executed, is not found; 128+N it died of signal N.")]
+pub struct RunArgs {
+    #[command(flatten)]
+    on: OnArgs,
+
+    /// Run it in a terminal, of the size of this one
+    #[arg(short, long, conflicts_with = "json")]
+    tty: bool,
+
+    /// Give it no input: its stdin is empty, and ours is left to the next command of a script
+    #[arg(short, long)]
+    no_stdin: bool,
+
+    /// Where to run it; relative to where the server works
+    #[arg(short = 'C', long, value_name = "DIR")]
+    cwd: Option<String>,
+
+    /// Set a variable; NAME alone passes on ours
+    #[arg(short, long = "env", value_name = "NAME=VALUE")]
+    env: Vec<String>,
+
+    /// What to take of the server's environment [default: all]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    inherit: Option<Inherit>,
+
+    #[command(flatten)]
+    sandbox: SandboxArgs,
+
+    /// If the sandbox denies it something, ask whether to run it again without
+    #[arg(long, requires = "sandbox")]
+    ask: bool,
+
+    /// Kill it after this long and exit with 124: 500ms, 30s, 5m, 2h
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    timeout: Option<Duration>,
+
+    /// Print what happens as JSON, one event a line
+    #[arg(long)]
+    json: bool,
+
+    /// Start it under this name and leave: see codex ps, attach, logs and kill
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["ask", "timeout", "json"])]
+    detach: Option<Name>,
+
+    /// With --detach: how long the server keeps it while nobody is attached
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "24h",
+          requires = "detach")]
+    keep: Duration,
+
+    /// The command and its arguments; no shell is involved. Everything after it is its own
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    command: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Inherit {
+    /// All of it, less what looks like a secret
+    All,
+    /// PATH, HOME, SHELL, LANG, USER and a few more
+    Core,
+    /// Nothing; give PATH by -e, or write the command as a path
+    None,
+}
+
+/// What the server keeps of a process that nobody watches: the newest of it.
+const DETACHED_OUTPUT: u64 = 16 << 20;
+
+pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let result = match &args.detach {
+        Some(name) => block_on(detach(args, name)),
+        None => run_here(args),
+    };
+    result.map_err(exit::code(NOT_RUN))
+}
+
+fn run_here(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    // Before anything else: a server in this process takes every child for its own.
+    let terminal = args.tty.then(|| Terminal::open("-t")).transpose()?;
+    block_on(async {
+        let signals = Signals::listen()?;
+        let connected = tokio::select! {
+            connected = args.on.connect(Wants::default()) => connected?,
+            code = signals.end() => return Ok(exit::passed_on(code)),
+        };
+        let drive = Drive {
+            terminal: terminal.as_ref(),
+            forward_stdin: !args.no_stdin,
+            escapes: false,
+            json: args.json,
+            timeout: args.timeout,
+            signals: &signals,
+        };
+        let ending = args.drive(&connected, &drive).await;
+        drop(terminal);
+        connected.close().await;
+        match ending? {
+            Ending::Exited { code, .. } | Ending::Stopped(code) => Ok(exit::passed_on(code)),
+            Ending::Left => Ok(ExitCode::SUCCESS),
+            Ending::Failed(error) => Err(error),
+        }
+    })
+}
+
+impl RunArgs {
+    async fn drive(&self, connected: &Connected, drive: &Drive<'_>) -> anyhow::Result<Ending> {
+        let client = &connected.client;
+        let command = self.exec_command(connected, drive.forward_stdin)?;
+        let status = |ending: &Ending| match *ending {
+            Ending::Exited { code, sandbox_denied } => ExitStatus { code, sandbox_denied },
+            _ => ExitStatus { code: 0, sandbox_denied: false },
+        };
+        let show = async |process: Process| {
+            self.announce(&process).await;
+            Ok(drive.to_the_end(process).await)
+        };
+        let ask = async |denial: Denial<'_, Ending>| self.ask(&denial, drive).await;
+        match client.drive_with_approval(command, show, status, ask).await {
+            Ok(ending) => Ok(ending),
+            Err(error) => Err(self.explain(connected, error).await),
+        }
+    }
+
+    /// What to start, before it is said how it is connected to us.
+    fn exec_command(&self, connected: &Connected, stdin: bool) -> anyhow::Result<ExecCommand> {
+        let client = &connected.client;
+        let cwd = self.directory(connected)?;
+        let mut command = ExecCommand::new(&self.command)
+            .sandbox(self.sandbox.context(&cwd)?)
+            .cwd_uri(cwd)
+            .env_policy(self.env_policy(connected.is_embedded()));
+        if self.tty {
+            command = in_terminal(command);
+        } else if stdin && (client.capabilities().process_close_stdin || !input::is_at_end()) {
+            command = command.pipe_stdin();
+        }
+        for pair in &self.env {
+            let (name, value) = match pair.split_once('=') {
+                Some((name, value)) => (name, value.to_owned()),
+                None => (pair.as_str(), own_variable(pair)?),
+            };
+            if name.is_empty() {
+                bail!("`{pair}` names no variable; write -e NAME=VALUE");
+            }
+            command = command.env(name, value);
+        }
+        Ok(command)
+    }
+
+    fn directory(&self, connected: &Connected) -> anyhow::Result<PathUri> {
+        match &self.cwd {
+            Some(cwd) => remote_path::resolve(&connected.client, cwd),
+            None => remote_path::working_directory(&connected.client)
+                .context("say by --cwd where to run it"),
+        }
+    }
+
+    fn env_policy(&self, embedded: bool) -> Option<EnvPolicy> {
+        let inherit = match self.inherit {
+            Some(Inherit::None) => return None,
+            Some(Inherit::Core) => EnvInherit::Core,
+            Some(Inherit::All) | None => EnvInherit::All,
+        };
+        Some(EnvPolicy { inherit, ..env_policy(embedded) })
+    }
+
+    async fn announce(&self, process: &Process) {
+        let session = process.client().session_id();
+        let line = Line::Started {
+            process_id: &process.id().0,
+            session_id: session.as_deref(),
+            sandbox_type: process.sandbox_type(),
+        };
+        if self.json {
+            let _ = Sink::new(true).line_if_json(&line).await;
+        }
+    }
+
+    async fn ask(&self, denial: &Denial<'_, Ending>, drive: &Drive<'_>) -> Approval {
+        let command = self.command.iter().map(|word| style::quoted(word)).collect::<Vec<_>>();
+        let command = style::printable(&command.join(" "));
+        if !self.ask {
+            if !self.json {
+                tell(format_args!(
+                    "the sandbox probably denied it something; --ask asks whether to run it \
+                     without"
+                ));
+            }
+            return Approval::Refused;
+        }
+        let question = format!(
+            "codex: the sandbox denied it something (exit code {}):\n  {command}\n\
+             Run it again without the sandbox? [y/N] ",
+            denial.status.code
+        );
+        let approval = ask::yes_or_no(&question, drive.signals).await;
+        if self.json {
+            let line = Line::Asked { approved: approval == Approval::Approved };
+            let _ = Sink::new(true).line_if_json(&line).await;
+        }
+        approval
+    }
+
+    /// Why it was not started, with the exit code a shell would have.
+    async fn explain(&self, connected: &Connected, error: ExecServerError) -> anyhow::Error {
+        let program = style::printable(&self.command[0]);
+        let words = error.to_string();
+        let at_execution = error.code().is_some() && !words.contains("working directory");
+        if at_execution
+            && let Some(cwd) = &self.cwd
+            && let Ok(path) = remote_path::resolve(&connected.client, cwd)
+            && !connected.client.files().metadata(&path).await.is_ok_and(|is| is.is_directory)
+        {
+            return anyhow::anyhow!("there is no directory {cwd} there; give another --cwd");
+        }
+        if at_execution && words.contains("No such file or directory") {
+            let error = anyhow::anyhow!(
+                "there is no command `{program}` there; check its name and the PATH it is looked \
+                 up in (-e PATH=…)"
+            );
+            return exit::code(NOT_FOUND)(error);
+        }
+        if at_execution && words.contains("Permission denied") {
+            let error = anyhow::anyhow!(
+                "`{program}` cannot be executed there; check that it is a program and executable"
+            );
+            return exit::code(NOT_EXECUTABLE)(error);
+        }
+        if words.contains("working directory") {
+            return anyhow::Error::from(error)
+                .context("it cannot run where it should; give another --cwd");
+        }
+        error.into()
+    }
+}
+
+/// The server's environment, less what looks like a secret; all of ours if the server is in this
+/// process: whoever runs a command here could have run it without us.
+pub fn env_policy(embedded: bool) -> EnvPolicy {
+    EnvPolicy {
+        ignore_default_excludes: embedded,
+        exclude: vec![TOKEN_VARIABLE.to_owned()],
+        ..EnvPolicy::default()
+    }
+}
+
+/// A command in a terminal like ours.
+pub fn in_terminal(command: ExecCommand) -> ExecCommand {
+    let (rows, cols) = terminal::size().unwrap_or((24, 80));
+    let term = std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned());
+    command.size(rows, cols).env("TERM", term)
+}
+
+fn own_variable(name: &str) -> anyhow::Result<String> {
+    std::env::var(name)
+        .with_context(|| format!("cannot pass on ${name}; set it, or write -e {name}=VALUE"))
+}
+
+/// Starts it, notes how to come back, and leaves.
+async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
+    let Some(place) = &args.on.on else {
+        bail!(
+            "--detach needs a server that outlives this command; start one with `codex exec-server \
+             --listen ws://127.0.0.1:4500` and add --on ws://127.0.0.1:4500"
+        );
+    };
+    let Some(url) = place.url() else {
+        bail!(
+            "--detach needs a server that outlives this command, and one behind stdio: ends with \
+             its connection; give --on ws://…"
+        );
+    };
+    if Saved::find(name)?.is_some() {
+        bail!(
+            "the name `{name}` is taken: `codex ps` shows by what, `codex attach {name}` collects it, \
+             `codex kill {name}` ends it"
+        );
+    }
+    let wants = Wants { keep: Some(args.keep), ..Wants::default() };
+    let connected = args.on.connect(wants).await?;
+    let client = &connected.client;
+    let Some(session) = client.session_id() else {
+        bail!("this server names no sessions, so there is no coming back; run it without --detach");
+    };
+    let capabilities = client.capabilities();
+    if !capabilities.session_detach_ttl {
+        tell(format_args!(
+            "this server decides for itself how long it keeps a command that nobody watches, \
+             usually 30 s; attach before that"
+        ));
+    }
+    let retain = Retain { bytes: DETACHED_OUTPUT, on_full: OnFull::Drop, until: RetainUntil::Sent };
+    let command = args.exec_command(&connected, false)?.process_id(name.to_string()).retain(retain);
+    let process = match client.spawn(command).await {
+        Ok(process) => process,
+        Err(error) => return Err(args.explain(&connected, error).await),
+    };
+    let saved = Saved::new(name, url, &session, &process.id().0, args.tty);
+    saved.write()?;
+    connected.close().await;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{name}")?;
+    tell(format_args!(
+        "it goes on as `{name}`: codex attach {name}, codex logs -f {name}, codex kill {name}"
+    ));
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,176 @@
+//! Sessions by name: where they are and how to come back to them.
+//!
+//! One file a session, `$XDG_STATE_HOME/codex/sessions/NAME.json`, for its owner alone: whoever knows
+//! a session's id and can connect can take it over. No token is ever in it.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+/// A name for a session: letters, digits, `-`, `_` and `.`, and no path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Name(String);
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if text.is_empty()
+            || text.starts_with(['.', '-'])
+            || text.len() > 64
+            || !text.chars().all(fine)
+        {
+            return Err("use up to 64 letters, digits, -, _ and ., and begin with neither - nor ."
+                .to_owned());
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A session that was left.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Saved {
+    #[serde(skip)]
+    pub name: String,
+    /// The server.
+    pub url: String,
+    /// The session.
+    pub session_id: String,
+    /// The process that gave it its name.
+    pub process_id: String,
+    /// It has a terminal.
+    #[serde(default)]
+    pub tty: bool,
+}
+
+impl Saved {
+    pub fn new(name: &Name, url: &str, session: &str, process: &str, tty: bool) -> Self {
+        Self {
+            name: name.to_string(),
+            url: url.to_owned(),
+            session_id: session.to_owned(),
+            process_id: process.to_owned(),
+            tty,
+        }
+    }
+
+    /// The session of that name, if one was saved.
+    pub fn find(name: &Name) -> anyhow::Result<Option<Self>> {
+        let path = directory()?.join(format!("{name}.json"));
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", path.display()));
+            }
+        };
+        let saved: Self = serde_json::from_slice(&text)
+            .with_context(|| format!("{} describes no session; remove it", path.display()))?;
+        Ok(Some(Self { name: name.to_string(), ..saved }))
+    }
+
+    /// Every saved session, by name.
+    pub fn all() -> anyhow::Result<Vec<Self>> {
+        let directory = directory()?;
+        let entries = match fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", directory.display()));
+            }
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let file = entry?.file_name();
+            let name = file.to_str().and_then(|file| file.strip_suffix(".json"));
+            if let Some(Ok(name)) = name.map(str::parse)
+                && let Some(saved) = Self::find(&name)?
+            {
+                all.push(saved);
+            }
+        }
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    /// Where it is saved.
+    pub fn file(&self) -> anyhow::Result<PathBuf> {
+        Ok(directory()?.join(format!("{}.json", self.name)))
+    }
+
+    /// Saves it, whole or not at all.
+    pub fn write(&self) -> anyhow::Result<()> {
+        let file = self.file()?;
+        let failed = || format!("cannot save the session in {}", file.display());
+        let directory = directory()?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
+            .with_context(failed)?;
+        let mut text = serde_json::to_vec_pretty(self)?;
+        text.push(b'\n');
+        let fresh = directory.join(format!(".{}.{}", self.name, std::process::id()));
+        let written = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&fresh)
+            .and_then(|mut to| to.write_all(&text))
+            .and_then(|()| fs::rename(&fresh, &file));
+        if written.is_err() {
+            let _ = fs::remove_file(&fresh);
+        }
+        written.with_context(failed)
+    }
+
+    /// Forgets it.
+    pub fn remove(&self) -> anyhow::Result<()> {
+        let file = self.file()?;
+        match fs::remove_file(&file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot remove {}", file.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn directory() -> anyhow::Result<PathBuf> {
+    let absolute =
+        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
+        .context("cannot tell where sessions are saved; set HOME or XDG_STATE_HOME")?;
+    Ok(state.join("codex/sessions"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_no_path() {
+        for good in ["build", "a.b-c_1"] {
+            good.parse::<Name>().unwrap();
+        }
+        for bad in ["", ".", "..", "a/b", "-x", ".hidden", "a b", "ä"] {
+            bad.parse::<Name>().unwrap_err();
+        }
+    }
+}

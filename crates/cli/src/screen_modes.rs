@@ -1,0 +1,105 @@
+//! Which modes a program has put the terminal into: the other screen, a hidden cursor, a mouse that
+//! reports. A program that ends takes them back itself; one that we leave, or that is killed, does
+//! not, and then we do.
+
+use std::collections::BTreeSet;
+
+/// The modes in force, as far as what was shown tells.
+#[derive(Debug, Default)]
+pub struct ScreenModes {
+    state: State,
+    /// Private modes that are on, or off for the cursor.
+    changed: BTreeSet<u16>,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Text,
+    Escape,
+    /// After `ESC [`: what came since.
+    Sequence(Vec<u8>),
+}
+
+/// Cursor keys, the other screens, mouse, focus, bracketed paste.
+const TRACKED: [u16; 12] = [1, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004];
+/// The only one that is on at first.
+const CURSOR: u16 = 25;
+/// More parameters than any sequence of interest has.
+const LONGEST: usize = 32;
+
+impl ScreenModes {
+    /// Looks at more of what is shown; true if the modes have changed.
+    pub fn watch(&mut self, output: &[u8]) -> bool {
+        let mut news = false;
+        for &byte in output {
+            match (&mut self.state, byte) {
+                (_, 0x1b) => self.state = State::Escape,
+                (State::Text, _) => {}
+                (State::Escape, b'[') => self.state = State::Sequence(Vec::new()),
+                (State::Escape, _) => self.state = State::Text,
+                (State::Sequence(so_far), 0x20..=0x3f) if so_far.len() < LONGEST => {
+                    so_far.push(byte);
+                }
+                (State::Sequence(so_far), end) => {
+                    let sequence = std::mem::take(so_far);
+                    self.state = State::Text;
+                    news |= self.sequence(&sequence, end);
+                }
+            }
+        }
+        news
+    }
+
+    fn sequence(&mut self, sequence: &[u8], end: u8) -> bool {
+        let Some(numbers) = sequence.strip_prefix(b"?") else { return false };
+        let set = match end {
+            b'h' => true,
+            b'l' => false,
+            _ => return false,
+        };
+        let mut news = false;
+        let numbers = String::from_utf8_lossy(numbers);
+        for mode in numbers.split(';').filter_map(|number| number.parse::<u16>().ok()) {
+            let changed = match mode {
+                CURSOR => !set,
+                mode if TRACKED.contains(&mode) => set,
+                _ => continue,
+            };
+            news |= if changed { self.changed.insert(mode) } else { self.changed.remove(&mode) };
+        }
+        news
+    }
+
+    /// What takes them all back.
+    pub fn reset(&self) -> Vec<u8> {
+        let mut reset = Vec::new();
+        for mode in &self.changed {
+            let end = if *mode == CURSOR { 'h' } else { 'l' };
+            reset.extend_from_slice(format!("\x1b[?{mode}{end}").as_bytes());
+        }
+        if !reset.is_empty() {
+            reset.extend_from_slice(b"\x1b[0m");
+        }
+        reset
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_set_is_taken_back_wherever_the_output_is_cut() {
+        let whole = b"text\x1b[?1049h\x1b[?25l\x1b[31mred\x1b[?1000;1006h";
+        for cut in 0..whole.len() {
+            let mut modes = ScreenModes::default();
+            modes.watch(&whole[..cut]);
+            modes.watch(&whole[cut..]);
+            let reset = b"\x1b[?25h\x1b[?1000l\x1b[?1006l\x1b[?1049l\x1b[0m";
+            assert_eq!(modes.reset(), reset);
+            assert!(modes.watch(b"\x1b[?1006;1000l\x1b[?1049l\x1b[?25h"));
+            assert_eq!(modes.reset(), b"");
+        }
+    }
+}

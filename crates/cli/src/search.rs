@@ -1,0 +1,229 @@
+//! `codex search`: lines that match, in files of the other side.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::Args;
+use codex_exec_server::{
+    FsSearchFile, FsSearchLineKind, FsSearchParams, FsSearchResponse, PathUri,
+};
+
+use crate::exit::{self, tell};
+use crate::on::{OnArgs, Wants, block_on};
+use crate::remote_path::{self, unmarked};
+use crate::style::{Style, printable, quoted};
+
+/// Search in files of the other side
+///
+/// Lines that match a regular expression, in a directory and all that is below it. What .gitignore
+/// names, hidden files and binary ones are left out.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex search 'fn main' --on ws://127.0.0.1:4500
+  codex search -i -g '*.rs' -C 2 'unwrap\\(\\)' src
+  codex search -F 'a.b[0]' . | cut -d: -f1 | sort -u   in a pipe: PATH:LINE:TEXT
+
+Exit codes: 0 something matches; 1 nothing does; 2 it failed.")]
+pub struct SearchArgs {
+    #[command(flatten)]
+    on: OnArgs,
+
+    /// Upper and lower case are the same
+    #[arg(short, long)]
+    ignore_case: bool,
+
+    /// The pattern is plain text
+    #[arg(short = 'F', long)]
+    fixed_strings: bool,
+
+    /// Match whole words
+    #[arg(short, long)]
+    word: bool,
+
+    /// Only files that match; with a leading !, all but those
+    #[arg(short, long, value_name = "GLOB")]
+    glob: Vec<String>,
+
+    /// Lines around each match
+    #[arg(short = 'C', long, value_name = "N", default_value_t = 0)]
+    context: u32,
+
+    /// Hidden files too
+    #[arg(long)]
+    hidden: bool,
+
+    /// What .gitignore names too
+    #[arg(long)]
+    no_ignore: bool,
+
+    /// Stop after this many lines
+    #[arg(short, long, value_name = "N", default_value_t = 10_000)]
+    max: u32,
+
+    /// What to look for
+    pattern: String,
+
+    /// Where
+    #[arg(default_value = ".")]
+    path: String,
+}
+
+pub fn run(args: &SearchArgs) -> anyhow::Result<ExitCode> {
+    block_on(args.search()).map_err(exit::code(2))
+}
+
+impl SearchArgs {
+    async fn search(&self) -> anyhow::Result<ExitCode> {
+        let connected = self.on.connect(Wants::default()).await?;
+        if !connected.client.capabilities().fs_search {
+            bail!(
+                "this server cannot search; let a command do it: codex run{} -- grep -rn {} {}",
+                self.on.flag(),
+                quoted(&self.pattern),
+                quoted(unmarked(&self.path))
+            );
+        }
+        let root = remote_path::resolve(&connected.client, unmarked(&self.path))?;
+        let found = connected.client.fs_search(self.params(root.clone())).await?;
+        let mut out =
+            Printer { root: &root, written: unmarked(&self.path), style: Style::stdout() };
+        let printed = out.print(&found);
+        connected.close().await;
+        printed?;
+        for error in &found.errors {
+            tell(format_args!(
+                "{}: {}",
+                remote_path::shown(&error.path),
+                printable(&error.message)
+            ));
+        }
+        if found.truncated {
+            tell(format_args!(
+                "there is more: {} lines are shown; raise --max, or search for less",
+                found.matches
+            ));
+        }
+        Ok(if found.matches > 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+
+    fn params(&self, root: PathUri) -> FsSearchParams {
+        let mut params = FsSearchParams::new(root, &self.pattern);
+        params.literal = self.fixed_strings;
+        params.case_insensitive = self.ignore_case;
+        params.word = self.word;
+        params.hidden = self.hidden;
+        params.respect_gitignore = !self.no_ignore;
+        params.before_context = self.context;
+        params.after_context = self.context;
+        params.max_matches = Some(self.max);
+        for glob in &self.glob {
+            match glob.strip_prefix('!') {
+                Some(glob) => params.exclude.push(glob.to_owned()),
+                None => params.include.push(glob.clone()),
+            }
+        }
+        params
+    }
+}
+
+struct Printer<'a> {
+    root: &'a PathUri,
+    written: &'a str,
+    style: Style,
+}
+
+impl Printer<'_> {
+    fn print(&mut self, found: &FsSearchResponse) -> std::io::Result<()> {
+        let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+        let headings = std::io::stdout().is_terminal();
+        for (at, file) in found.files.iter().enumerate() {
+            if headings && at > 0 {
+                writeln!(out)?;
+            }
+            self.file(&mut out, file, headings)?;
+        }
+        out.flush()
+    }
+
+    fn file(
+        &self,
+        out: &mut impl Write,
+        file: &FsSearchFile,
+        heading: bool,
+    ) -> std::io::Result<()> {
+        let name = self.name(&file.path);
+        if heading {
+            writeln!(out, "{}", self.style.magenta(&name))?;
+        }
+        let mut last = None;
+        for line in &file.lines {
+            if last.is_some_and(|last| line.line_number > last + 1) && self.has_context(file) {
+                writeln!(out, "--")?;
+            }
+            last = Some(line.line_number);
+            let (mark, number) = match line.kind {
+                FsSearchLineKind::Match => (':', self.style.green(&line.line_number.to_string())),
+                FsSearchLineKind::Context => ('-', line.line_number.to_string()),
+            };
+            let ranges = line.ranges.iter().map(|range| (range.start, range.end));
+            let text = self.text(&line.text, ranges);
+            let cut = if line.text_truncated { "…" } else { "" };
+            if heading {
+                writeln!(out, "{number}{mark}{text}{cut}")?;
+            } else {
+                writeln!(out, "{name}{mark}{number}{mark}{text}{cut}")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn has_context(&self, file: &FsSearchFile) -> bool {
+        file.lines.iter().any(|line| line.kind == FsSearchLineKind::Context)
+    }
+
+    /// As a path that begins as the search was written.
+    fn name(&self, path: &PathUri) -> String {
+        let root = self.root.as_bytes();
+        let tail =
+            path.as_bytes().strip_prefix(root).map(|tail| tail.strip_prefix(b"/").unwrap_or(tail));
+        match tail {
+            None => remote_path::shown(path),
+            Some(b"") => printable(self.written),
+            Some(tail) => {
+                let tail = printable(&String::from_utf8_lossy(tail));
+                match self.written {
+                    "." | "./" => tail,
+                    written => format!("{}/{tail}", printable(written.trim_end_matches('/'))),
+                }
+            }
+        }
+    }
+
+    /// A terminal sees matches marked and nothing that moves the cursor; a program the line itself.
+    fn text(&self, text: &str, ranges: impl Iterator<Item = (u64, u64)>) -> String {
+        if !self.style.is_on() {
+            return if std::io::stdout().is_terminal() { tame(text) } else { text.to_owned() };
+        }
+        let mut out = String::new();
+        let mut at = 0;
+        for (start, end) in ranges {
+            let (Ok(start), Ok(end)) = (usize::try_from(start), usize::try_from(end)) else {
+                break;
+            };
+            let (Some(before), Some(hit)) = (text.get(at..start), text.get(start..end)) else {
+                break;
+            };
+            out.push_str(&tame(before));
+            out.push_str(&self.style.red(&tame(hit)));
+            at = end;
+        }
+        out.push_str(&tame(text.get(at..).unwrap_or_default()));
+        out
+    }
+}
+
+fn tame(text: &str) -> String {
+    text.split('\t').map(printable).collect::<Vec<_>>().join("\t")
+}

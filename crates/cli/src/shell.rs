@@ -1,0 +1,141 @@
+//! `codex shell`: a login shell on the other side, in this terminal.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use codex_exec_server::client::ExecCommand;
+
+use crate::drive::{Drive, Ending};
+use crate::exec_server::{duration, span};
+use crate::exit::{self, NOT_RUN, tell};
+use crate::on::{Connected, OnArgs, Wants, block_on};
+use crate::remote_path;
+use crate::run::{env_policy, in_terminal};
+use crate::saved::{Name, Saved};
+use crate::signals::Signals;
+use crate::terminal::Terminal;
+
+/// Open a login shell in this terminal
+///
+/// When the connection drops, it is made again and the shell goes on where it was. This terminal is
+/// put back as it was, however this ends.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex shell --on ws://127.0.0.1:4500
+  codex shell --on 'stdio:ssh host codex exec-server --listen stdio'
+  codex shell --on ws://… --name work          leave with ~. and come back with: codex attach work
+
+Keys, after Enter:
+  ~.   leave; the shell goes on for --keep, and codex attach comes back to it. A shell on this
+       machine or behind stdio: ends instead
+  ~?   show these
+  ~~   a tilde
+
+Exit codes: that of the shell; 125 this program failed; 128+N it died of signal N.")]
+pub struct ShellArgs {
+    #[command(flatten)]
+    on: OnArgs,
+
+    /// Where it starts [default: the home directory]
+    #[arg(short = 'C', long, value_name = "DIR")]
+    cwd: Option<String>,
+
+    /// The name to come back by after ~. [default: made up]
+    #[arg(long)]
+    name: Option<Name>,
+
+    /// How long the server keeps the shell while nobody is there
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1h")]
+    keep: Duration,
+}
+
+pub fn run(args: &ShellArgs) -> anyhow::Result<ExitCode> {
+    args.open().map_err(exit::code(NOT_RUN))
+}
+
+impl ShellArgs {
+    fn open(&self) -> anyhow::Result<ExitCode> {
+        // Before anything else: a server in this process takes every child for its own.
+        let terminal = Terminal::open("codex shell")?;
+        block_on(async {
+            let signals = Signals::listen()?;
+            let wants = Wants {
+                keep: Some(self.keep),
+                // As long as there is something to come back to.
+                patience: Some(self.keep),
+                ..Wants::default()
+            };
+            let connected = tokio::select! {
+                connected = self.on.connect(wants) => connected?,
+                code = signals.end() => {
+                    return Ok(exit::passed_on(code));
+                }
+            };
+            let process = connected.client.spawn(self.command(&connected)?).await?;
+            let id = process.id().to_string();
+            let drive = Drive {
+                terminal: Some(&terminal),
+                forward_stdin: true,
+                escapes: true,
+                json: false,
+                timeout: None,
+                signals: &signals,
+            };
+            let ending = drive.to_the_end(process).await;
+            drop(terminal);
+            let session = connected.client.session_id();
+            connected.close().await;
+            match ending {
+                Ending::Exited { code, .. } | Ending::Stopped(code) => Ok(exit::passed_on(code)),
+                Ending::Left => {
+                    self.left(session.as_deref(), &id)?;
+                    Ok(ExitCode::SUCCESS)
+                }
+                Ending::Failed(error) => Err(error),
+            }
+        })
+    }
+
+    fn command(&self, connected: &Connected) -> anyhow::Result<ExecCommand> {
+        let client = &connected.client;
+        let info = client.info();
+        let path = if info.shell.path.is_empty() { "/bin/sh" } else { &info.shell.path };
+        let cwd = match &self.cwd {
+            Some(cwd) => remote_path::resolve(client, cwd)?,
+            None if connected.is_embedded() => remote_path::working_directory(client)?,
+            None => remote_path::resolve(client, "~")
+                .or_else(|_| remote_path::working_directory(client))
+                .context("say by --cwd where to start")?,
+        };
+        // Every shell knows this flag. A name that begins with a dash says the same, but not every
+        // server can give a process in a terminal another name.
+        let command = ExecCommand::new([path, "-l"])
+            .cwd_uri(cwd)
+            .process_id("shell")
+            .env_policy(Some(env_policy(connected.is_embedded())));
+        Ok(in_terminal(command))
+    }
+
+    /// Notes how to come back, where that is possible.
+    fn left(&self, session: Option<&str>, process: &str) -> anyhow::Result<()> {
+        let url = self.on.on.as_ref().and_then(|place| place.url());
+        let (Some(url), Some(session)) = (url, session) else {
+            tell(format_args!("left; the shell has ended"));
+            return Ok(());
+        };
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None => {
+                let mark: String = session.chars().filter(char::is_ascii_alphanumeric).collect();
+                let mark = mark.get(..4).unwrap_or("left");
+                format!("shell-{mark}").parse().map_err(anyhow::Error::msg)?
+            }
+        };
+        Saved::new(&name, url, session, process, true).write()?;
+        tell(format_args!("left; the shell goes on for {}: codex attach {name}", span(self.keep)));
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! Signals to this program, meant for the process it shows.
+
+use codex_exec_server::ProcessSignal;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Mutex;
+
+/// Every signal that is passed on. Whoever asks first gets the next one.
+#[derive(Debug)]
+pub struct Signals(Mutex<Kinds>);
+
+#[derive(Debug)]
+struct Kinds {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+    quit: Signal,
+    resized: Signal,
+}
+
+/// One that came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signalled {
+    /// To be passed on.
+    Pass(ProcessSignal),
+    /// The local terminal has another size.
+    Resized,
+}
+
+impl Signals {
+    /// Takes them from now on.
+    pub fn listen() -> std::io::Result<Self> {
+        Ok(Self(Mutex::new(Kinds {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+            quit: signal(SignalKind::quit())?,
+            resized: signal(SignalKind::window_change())?,
+        })))
+    }
+
+    pub async fn next(&self) -> Signalled {
+        let mut kinds = self.0.lock().await;
+        let kinds = &mut *kinds;
+        tokio::select! {
+            Some(()) = kinds.interrupt.recv() => Signalled::Pass(ProcessSignal::Interrupt),
+            Some(()) = kinds.terminate.recv() => Signalled::Pass(ProcessSignal::Terminate),
+            Some(()) = kinds.hangup.recv() => Signalled::Pass(ProcessSignal::Hangup),
+            Some(()) = kinds.quit.recv() => Signalled::Pass(ProcessSignal::Quit),
+            Some(()) = kinds.resized.recv() => Signalled::Resized,
+            else => std::future::pending().await,
+        }
+    }
+
+    /// Resolves when this program is told to end.
+    pub async fn end(&self) -> i32 {
+        loop {
+            if let Signalled::Pass(signal) = self.next().await {
+                return exit_code(signal);
+            }
+        }
+    }
+}
+
+/// 128 + the signal's number.
+pub fn exit_code(signal: ProcessSignal) -> i32 {
+    128 + match signal {
+        ProcessSignal::Hangup => 1,
+        ProcessSignal::Interrupt => 2,
+        ProcessSignal::Quit => 3,
+        ProcessSignal::Kill => 9,
+        ProcessSignal::User1 => 10,
+        ProcessSignal::User2 => 12,
+        ProcessSignal::Terminate => 15,
+        ProcessSignal::Continue => 18,
+        ProcessSignal::Stop => 19,
+    }
+}

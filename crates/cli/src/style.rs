@@ -1,0 +1,116 @@
+//! How words look: colour on a terminal and never with `NO_COLOR`, names that can be pasted.
+
+use std::io::IsTerminal;
+
+/// A few words of a terminal's language, or none of them.
+#[derive(Debug, Clone, Copy)]
+pub struct Style {
+    on: bool,
+}
+
+impl Style {
+    /// For what goes to stdout.
+    pub fn stdout() -> Self {
+        Self { on: std::io::stdout().is_terminal() && wanted() }
+    }
+
+    /// Whether there is a terminal that shows colours.
+    pub fn is_on(self) -> bool {
+        self.on
+    }
+
+    pub fn bold(self, text: &str) -> String {
+        self.wrap("1", text)
+    }
+
+    pub fn dim(self, text: &str) -> String {
+        self.wrap("2", text)
+    }
+
+    pub fn red(self, text: &str) -> String {
+        self.wrap("1;31", text)
+    }
+
+    pub fn green(self, text: &str) -> String {
+        self.wrap("32", text)
+    }
+
+    pub fn blue(self, text: &str) -> String {
+        self.wrap("1;34", text)
+    }
+
+    pub fn magenta(self, text: &str) -> String {
+        self.wrap("35", text)
+    }
+
+    fn wrap(self, code: &str, text: &str) -> String {
+        if self.on && !text.is_empty() {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+}
+
+fn wanted() -> bool {
+    let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// A word as a shell takes it.
+pub fn quoted(word: &str) -> String {
+    match shlex::try_quote(word) {
+        Ok(quoted) => quoted.into_owned(),
+        Err(_) => word.to_owned(),
+    }
+}
+
+/// Words of another machine, made harmless: a file's name must not move the cursor.
+pub fn printable(text: &str) -> String {
+    if !text.chars().any(char::is_control) {
+        return text.to_owned();
+    }
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// Columns under headings, as wide as what is in them. The last column is not padded.
+pub fn table(rows: &[Vec<String>], heading: impl Fn(&str) -> String) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+    };
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let mut out = String::new();
+    for (at, row) in rows.iter().enumerate() {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            line.push_str(cell);
+            if column + 1 < row.len() {
+                let pad = widths[column] - cell.chars().count() + 2;
+                line.extend(std::iter::repeat_n(' ', pad));
+            }
+        }
+        let line = line.trim_end();
+        out.push_str(&if at == 0 { heading(line) } else { line.to_owned() });
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [vec!["A", "BB"], vec!["long", "x"]];
+        let rows: Vec<Vec<String>> =
+            rows.into_iter().map(|row| row.into_iter().map(str::to_owned).collect()).collect();
+        assert_eq!(table(&rows, str::to_owned), "A     BB\nlong  x\n");
+    }
+
+    #[test]
+    fn names_cannot_speak_to_the_terminal() {
+        assert_eq!(printable("a\x1b[2Jb"), "a\u{fffd}[2Jb");
+    }
+}

@@ -1,0 +1,134 @@
+//! Which process of which session: by a saved name, or by ids.
+
+use anyhow::{Context, bail};
+use clap::Args;
+use codex_exec_server::{ProcessId, ProcessInfo};
+
+use crate::on::{Connected, OnArgs, Place, Wants};
+use crate::saved::{Name, Saved};
+
+#[derive(Debug, Args)]
+pub struct TargetArgs {
+    #[command(flatten)]
+    pub on: OnArgs,
+
+    /// The session the process is in: its id, with --on, or a saved name
+    #[arg(long, value_name = "ID")]
+    session: Option<String>,
+
+    /// A name given by --detach or told on leaving a shell; with --session, a process's id
+    #[arg(value_name = "ID")]
+    id: String,
+}
+
+/// A process that was found.
+#[derive(Debug)]
+pub struct Target {
+    pub connected: Connected,
+    pub process: ProcessId,
+    pub saved: Option<Saved>,
+    /// What the server tells of it, if it can.
+    pub info: Option<ProcessInfo>,
+}
+
+impl TargetArgs {
+    /// Connects to the session, and looks for the process in it.
+    pub async fn open(&self, wants: Wants) -> anyhow::Result<Target> {
+        let (connected, saved) = match &self.session {
+            Some(session) => connect(&self.on, session, wants).await?,
+            None => {
+                let Some(saved) = find(&self.id)? else {
+                    bail!(
+                        "nothing was left under the name `{}`; `codex ps` lists the names, and \
+                         --session with --on finds others",
+                        self.id
+                    );
+                };
+                (resume(&self.on, &saved, wants).await?, Some(saved))
+            }
+        };
+        let process = match (&self.session, &saved) {
+            (None, Some(saved)) => saved.process_id.as_str(),
+            _ => self.id.as_str(),
+        };
+        let process = ProcessId::from(process);
+        let mut info = None;
+        if connected.client.capabilities().process_list {
+            let listed = connected.client.process_list().await?.processes;
+            let names: Vec<String> =
+                listed.iter().map(|process| process.process_id.to_string()).collect();
+            info = listed.into_iter().find(|candidate| candidate.process_id == process);
+            if info.is_none() {
+                if let (None, Some(saved)) = (&self.session, &saved) {
+                    saved.remove()?;
+                    bail!("`{}` has ended, and its output was collected", saved.name);
+                }
+                match names.as_slice() {
+                    [] => bail!("the session has no processes any more"),
+                    names => bail!(
+                        "the session has no process `{process}`; it has {}",
+                        crate::style::printable(&names.join(", "))
+                    ),
+                }
+            }
+        }
+        Ok(Target { connected, process, saved, info })
+    }
+}
+
+impl Target {
+    /// Whether it has a terminal.
+    pub fn has_terminal(&self) -> bool {
+        match &self.info {
+            Some(info) => info.tty,
+            None => self.saved.as_ref().is_some_and(|saved| saved.tty),
+        }
+    }
+
+    /// It has ended and was told of: nobody needs its name any more.
+    pub fn forget(&self) -> anyhow::Result<()> {
+        self.saved.as_ref().map_or(Ok(()), Saved::remove)
+    }
+}
+
+/// A saved session, if the text can be the name of one.
+pub fn find(text: &str) -> anyhow::Result<Option<Saved>> {
+    match text.parse::<Name>() {
+        Ok(name) => Saved::find(&name),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Connects to a session by its saved name or its id.
+pub async fn connect(
+    on: &OnArgs,
+    session: &str,
+    wants: Wants,
+) -> anyhow::Result<(Connected, Option<Saved>)> {
+    if let Some(saved) = find(session)? {
+        return Ok((resume(on, &saved, wants).await?, Some(saved)));
+    }
+    if on.on.is_none() {
+        bail!("no session was saved as `{session}`; if it is a session's id, add --on ws://…");
+    }
+    let wants = Wants { session: Some(session.to_owned()), ..wants };
+    Ok((on.connect(wants).await?, None))
+}
+
+/// Connects to a saved session. One that the server does not know any more is forgotten.
+pub async fn resume(on: &OnArgs, saved: &Saved, wants: Wants) -> anyhow::Result<Connected> {
+    let on = on.at(Place::Websocket(saved.url.clone()));
+    let wants = Wants { session: Some(saved.session_id.clone()), ..wants };
+    match on.connect(wants).await {
+        Ok(connected) => Ok(connected),
+        Err(error) if error.to_string().contains("unknown session id") => {
+            saved.remove()?;
+            bail!(
+                "`{}` is gone: its time was over, or the server was restarted; its name is free \
+                 again",
+                saved.name
+            )
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot go back to `{}`", saved.name)),
+    }
+}

@@ -1,0 +1,140 @@
+//! How the tests start the binary, and a server for it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+/// The binary, with nothing of the tester's own settings.
+pub fn codex() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_codex"));
+    for name in ["CODEX_EXEC_SERVER_URL", "CODEX_EXEC_SERVER_TOKEN", "NO_COLOR", "RUST_LOG"] {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs it to its end.
+pub fn output(command: &mut Command) -> Said {
+    said(&command.output().expect("the binary runs"))
+}
+
+/// Runs it to its end with this input.
+pub fn output_of(command: &mut Command, input: &[u8]) -> Said {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let input = input.to_vec();
+    let writer = std::thread::spawn(move || {
+        // It may not want all of it.
+        let _ = stdin.write_all(&input);
+    });
+    let output = child.wait_with_output().expect("it ends");
+    writer.join().expect("the writer ends");
+    said(&output)
+}
+
+/// What it said, and its exit code.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Said {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+fn said(output: &Output) -> Said {
+    Said {
+        code: output.status.code(),
+        out: String::from_utf8_lossy(&output.stdout).into_owned(),
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+impl Said {
+    /// It ended well and complained of nothing.
+    #[track_caller]
+    pub fn well(self) -> String {
+        assert_eq!((self.code, self.err.as_str()), (Some(0), ""), "{self:?}");
+        self.out
+    }
+
+    /// It failed with this code, and its words contain this.
+    #[track_caller]
+    pub fn failed(&self, code: i32, words: &str) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert!(self.err.contains(words), "{self:?}");
+    }
+}
+
+/// A server of its own.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    pub url: String,
+}
+
+impl Server {
+    pub fn start() -> Self {
+        Self::with(&[])
+    }
+
+    pub fn with(arguments: &[&str]) -> Self {
+        let mut child = codex()
+            .arg("exec-server")
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("the server starts");
+        let mut url = String::new();
+        let stdout = child.stdout.take().expect("a pipe");
+        BufReader::new(stdout).read_line(&mut url).expect("it tells where it listens");
+        Self { child, url: url.trim().to_owned() }
+    }
+
+    /// A command on this server.
+    pub fn codex(&self, subcommand: &str) -> Command {
+        let mut command = codex();
+        command.args([subcommand, "--on", &self.url]);
+        command
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs the same test with the embedded server and with one behind a websocket.
+pub fn everywhere(test: impl Fn(&dyn Fn(&str) -> Command)) {
+    test(&|subcommand| {
+        let mut command = codex();
+        command.arg(subcommand);
+        command
+    });
+    let server = Server::start();
+    test(&|subcommand| server.codex(subcommand));
+}
+
+/// A file's content.
+pub fn read(path: impl AsRef<Path>) -> String {
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{:?}: {error}", path.as_ref()))
+}
+
+/// Reads until the text is there.
+pub fn read_until(from: &mut impl Read, text: &str) -> String {
+    let mut all = Vec::new();
+    let mut buffer = [0; 1024];
+    while !String::from_utf8_lossy(&all).contains(text) {
+        let len = from.read(&mut buffer).expect("readable");
+        assert!(len > 0, "ended before `{text}`: {}", String::from_utf8_lossy(&all));
+        all.extend_from_slice(&buffer[..len]);
+    }
+    String::from_utf8_lossy(&all).into_owned()
+}

@@ -1,0 +1,109 @@
+//! Whatever is on the other side, the words say what to do.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread;
+
+use crate::commands::{Server, codex, output};
+
+/// A server that answers whoever connects with this, and closes or not.
+fn answering(answer: &'static [u8], close: bool) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let mut kept = Vec::new();
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(answer);
+            if !close {
+                kept.push(stream);
+            }
+        }
+    });
+    address.to_string()
+}
+
+fn info_on(place: &str) -> crate::commands::Said {
+    output(codex().args(["info", "--on", place]))
+}
+
+#[test]
+fn places_that_are_none() {
+    info_on("http://127.0.0.1:1").failed(2, "ws://HOST:PORT");
+    info_on("ws://127.0.0.1:0").failed(1, "port 0");
+    info_on("stdio:").failed(2, "name a command");
+    info_on("stdio:/no/such/program").failed(1, "check that it is installed");
+    info_on("stdio:sh -c 'echo oops >&2; exit 4'").failed(1, "oops");
+}
+
+#[test]
+fn nobody_listens() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    info_on(&format!("ws://{address}")).failed(1, "check that the server runs");
+    output(codex().args(["run", "--on", &format!("ws://{address}"), "--", "ls"]))
+        .failed(125, "check that the server runs");
+}
+
+#[test]
+fn a_server_of_another_kind() {
+    let web = answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", false);
+    info_on(&format!("ws://{web}")).failed(1, "does not speak websocket");
+    let garbage = answering(b"220 mail.example.org ESMTP\r\n", true);
+    info_on(&format!("ws://{garbage}")).failed(1, "does not speak websocket");
+    info_on("stdio:echo hello").failed(1, "exec-server");
+    info_on("stdio:cat").failed(1, "exec-server");
+}
+
+#[test]
+fn a_server_that_says_nothing() {
+    let silent = answering(b"", false);
+    info_on(&format!("ws://{silent}")).failed(1, "check the address");
+}
+
+#[test]
+fn tls_to_a_port_without() {
+    let server = Server::start();
+    info_on(&server.url.replace("ws://", "wss://")).failed(1, "reached by ws://");
+}
+
+#[test]
+fn tokens() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    std::fs::write(&file, "right\n").unwrap();
+    let file = file.to_str().unwrap();
+    let server = Server::with(&["--ws-auth", "capability-token", "--ws-token-file", file]);
+    info_on(&server.url).failed(1, "--token-file");
+    output(server.codex("info").env("CODEX_EXEC_SERVER_TOKEN", "wrong")).failed(1, "--token-file");
+    output(server.codex("info").env("CODEX_EXEC_SERVER_TOKEN", "right")).well();
+    output(server.codex("info").args(["--token-file", file])).well();
+    output(server.codex("info").args(["--token-file", "/no/such"]))
+        .failed(1, "cannot read the token");
+}
+
+#[test]
+fn the_environment_names_the_server() {
+    let server = Server::start();
+    let said = output(codex().arg("info").env("CODEX_EXEC_SERVER_URL", &server.url)).well();
+    assert!(said.contains(&server.url), "{said}");
+    let said = output(codex().arg("info")).well();
+    assert!(said.contains("this machine"), "{said}");
+}
+
+#[test]
+fn a_command_as_the_server() {
+    let binary = env!("CARGO_BIN_EXE_codex");
+    let place = format!("stdio:{binary} exec-server --listen stdio");
+    let said = output(codex().args(["run", "--on", &place, "--", "echo", "hello"]));
+    assert_eq!(said.well(), "hello\n");
+}
+
+#[test]
+fn info_as_json() {
+    let said = output(codex().args(["info", "--json"])).well();
+    let info: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(info["capabilities"]["processList"], true);
+}

@@ -1,0 +1,158 @@
+//! `codex cp`, `cat`, `ls`, `rm` and `search`.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use crate::commands::{codex, everywhere, output, read};
+
+fn write(path: &Path, text: &str) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, text).unwrap();
+}
+
+#[test]
+fn files_there_and_back() {
+    everywhere(|codex| {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let there = |name: &str| format!(":{}", path(name).display());
+        write(&path("a.txt"), "hello\n");
+        std::fs::create_dir(path("into")).unwrap();
+        let cp = |arguments: &[&str]| output(codex("cp").args(arguments).current_dir(&directory));
+        assert_eq!(cp(&["a.txt", &there("b.txt")]).well(), "");
+        assert_eq!(read(path("b.txt")), "hello\n");
+        cp(&["a.txt", "b.txt", &there("into")]).well();
+        assert_eq!(read(path("into/a.txt")), "hello\n");
+        assert_eq!(read(path("into/b.txt")), "hello\n");
+        cp(&[&there("b.txt"), "c.txt"]).well();
+        assert_eq!(read(path("c.txt")), "hello\n");
+        cp(&[&there("b.txt"), &there("d.txt")]).well();
+        assert_eq!(read(path("d.txt")), "hello\n");
+
+        cp(&["a.txt", "e.txt"]).failed(1, "begin those that are with a colon");
+        cp(&["none.txt", &there("e.txt")]).failed(1, "cannot read none.txt");
+        cp(&[&there("none.txt"), "e.txt"]).failed(1, "none.txt");
+        cp(&[&there("a.txt"), "/proc/e.txt"]).failed(1, "cannot write /proc/e.txt");
+        cp(&["a.txt", ":/proc/e.txt"]).failed(1, "/proc/e.txt");
+        cp(&["a.txt", &there("none/")]).failed(1, "no directory");
+        cp(&["into", &there("x")]).failed(1, "add -r");
+        cp(&[&there("into"), "x"]).failed(1, "add -r");
+        let names: Vec<_> = std::fs::read_dir(&directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.starts_with('.') || name == "e.txt" || name == "x")
+            .collect();
+        assert_eq!(names, [""; 0], "something half-written was left");
+    });
+}
+
+#[test]
+fn trees_keep_programs_executable() {
+    everywhere(|codex| {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        write(&path("tree/deep/er/file"), "x");
+        write(&path("tree/program"), "#!/bin/sh\n");
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(path("tree/program"), executable).unwrap();
+        let there = format!(":{}", path("there").display());
+        let cp = |arguments: &[&str]| output(codex("cp").args(arguments).current_dir(&directory));
+        cp(&["-r", "tree", &there]).well();
+        cp(&["-r", &there, "back"]).well();
+        cp(&["-r", "tree", &there]).well();
+        for copy in ["there", "back", "there/tree"] {
+            assert_eq!(read(path(copy).join("deep/er/file")), "x");
+            let mode = path(copy).join("program").metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o755);
+        }
+    });
+}
+
+#[test]
+fn large_files_arrive_whole() {
+    everywhere(|codex| {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let content: Vec<u8> = (0..3u32 << 20).flat_map(u32::to_le_bytes).collect();
+        std::fs::write(path("a"), &content).unwrap();
+        let there = format!(":{}", path("b").display());
+        let mut cp = codex("cp");
+        output(cp.current_dir(&directory).args(["a", &there])).well();
+        let mut cp = codex("cp");
+        output(cp.current_dir(&directory).args([&there, "c"])).well();
+        assert!(std::fs::read(path("c")).unwrap() == content);
+        let cat = codex("cat").arg(path("b")).output().unwrap();
+        assert!(cat.stdout == content);
+    });
+}
+
+#[test]
+fn listing_and_removing() {
+    everywhere(|codex| {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        write(&path("d/file"), "12345");
+        write(&path("d/.hidden"), "");
+        write(&path("d/sub/x"), "");
+        let ls = |arguments: &[&str]| output(codex("ls").args(arguments).arg(path("d")));
+        assert_eq!(ls(&[]).well(), "file\nsub\n");
+        assert_eq!(ls(&["-a"]).well(), ".hidden\nfile\nsub\n");
+        let long = ls(&["-l"]).well();
+        assert!(long.starts_with("-rw-"), "{long}");
+        assert!(long.contains("     5  20"), "{long}");
+        output(codex("ls").arg("/no/such")).failed(1, "cannot list /no/such");
+
+        let rm = |arguments: &[&str]| output(codex("rm").args(arguments).current_dir("/"));
+        let shown = |name: &str| path(name).display().to_string();
+        rm(&[&shown("d")]).failed(1, "add -r");
+        rm(&[&shown("none")]).failed(1, "cannot remove");
+        rm(&["-f", &shown("none")]).well();
+        rm(&["-rf", "/"]).failed(1, "everything");
+        rm(&[&shown("d/file")]).well();
+        rm(&["-r", &format!(":{}", shown("d"))]).well();
+        assert!(!path("d").exists());
+    });
+}
+
+#[test]
+fn searching() {
+    everywhere(|codex| {
+        let directory = tempfile::tempdir().unwrap();
+        write(&directory.path().join("a.rs"), "fn main() {\n    hello();\n}\n");
+        write(&directory.path().join("b.txt"), "Hello\n");
+        let search =
+            |arguments: &[&str]| output(codex("search").args(arguments).arg(directory.path()));
+        let root = directory.path().display();
+        assert_eq!(search(&["hello"]).well(), format!("{root}/a.rs:2:    hello();\n"));
+        let both = search(&["-i", "HELLO"]).well();
+        assert_eq!(both.lines().count(), 2, "{both}");
+        assert_eq!(
+            search(&["-i", "-g", "*.txt", "hello"]).well(),
+            format!("{root}/b.txt:1:Hello\n")
+        );
+        assert_eq!(search(&["-F", "main("]).well(), format!("{root}/a.rs:1:fn main() {{\n"));
+        let around = search(&["-C", "1", "hello"]).well();
+        assert!(around.contains("a.rs-1-fn main"), "{around}");
+        assert_eq!(search(&["nothing"]).code, Some(1));
+        search(&["("]).failed(2, "pattern");
+        search(&["--max", "1", "-i", "hello|fn"]).err.contains("there is more");
+    });
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure_worth_a_word() {
+    let directory = tempfile::tempdir().unwrap();
+    let large = directory.path().join("large");
+    std::fs::write(&large, vec![b'x'; 8 << 20]).unwrap();
+    for arguments in
+        [vec!["cat", large.to_str().unwrap()], vec!["completion", "bash"], vec!["ls", "/usr/bin"]]
+    {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let child =
+            codex().args(&arguments).stdout(writer).stderr(std::process::Stdio::piped()).spawn();
+        let output = child.unwrap().wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(141), "{arguments:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
+    }
+}

@@ -1,0 +1,192 @@
+//! `codex run`.
+
+use std::io::{Read, Write};
+use std::process::Stdio;
+
+use crate::commands::{Server, codex, everywhere, output, output_of, read_until};
+use crate::terminal::Terminal;
+
+#[test]
+fn streams_and_exit_code_are_passed_on() {
+    everywhere(|codex| {
+        let said = output(codex("run").args(["--", "sh", "-c", "echo out; echo err >&2; exit 7"]));
+        assert_eq!((said.code, &*said.out, &*said.err), (Some(7), "out\n", "err\n"));
+        let killed = output(codex("run").args(["--", "sh", "-c", "kill -9 $$"]));
+        assert_eq!(killed.code, Some(137));
+    });
+}
+
+#[test]
+fn a_megabyte_of_input_comes_out_as_it_went_in() {
+    let input: Vec<u8> = (0..1u32 << 18).flat_map(u32::to_le_bytes).collect();
+    everywhere(|codex| {
+        let mut child = codex("run")
+            .args(["--", "sh", "-c", "cat; echo the end >&2"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let bytes = input.clone();
+        let writer = std::thread::spawn(move || stdin.write_all(&bytes));
+        let output = child.wait_with_output().unwrap();
+        writer.join().unwrap().unwrap();
+        assert!(output.status.success());
+        assert!(output.stdout == input, "{} bytes came out", output.stdout.len());
+        assert_eq!(output.stderr, b"the end\n");
+    });
+}
+
+#[test]
+fn input_that_nobody_asked_for_is_left_to_the_next_command() {
+    let script = r#"while read -r line; do "$0" run -n -- echo "got $line"; done"#;
+    let mut shell = codex();
+    let binary = shell.get_program().to_owned();
+    shell = std::process::Command::new("sh");
+    shell.args(["-c", script]).arg(binary).env_remove("CODEX_EXEC_SERVER_URL");
+    let said = output_of(&mut shell, b"one\ntwo\nthree\n");
+    assert_eq!(said.well(), "got one\ngot two\ngot three\n");
+}
+
+#[test]
+fn signals_are_passed_on() {
+    use rustix::process::{Pid, Signal, kill_process};
+    everywhere(|codex| {
+        for (signal, name, code) in
+            [(Signal::INT, "INT", 11), (Signal::TERM, "TERM", 12), (Signal::HUP, "HUP", 13)]
+        {
+            let script = format!(
+                "trap 'echo told; exit {code}' {name}; echo ready; while :; do sleep 0.1; done"
+            );
+            let mut child = codex("run")
+                .args(["-n", "--", "sh", "-c", &script])
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut stdout = child.stdout.take().unwrap();
+            read_until(&mut stdout, "ready");
+            kill_process(Pid::from_child(&child), signal).unwrap();
+            read_until(&mut stdout, "told");
+            assert_eq!(child.wait().unwrap().code(), Some(code));
+        }
+    });
+}
+
+#[test]
+fn a_timeout_kills_and_says_so() {
+    everywhere(|codex| {
+        let mut run = codex("run");
+        let said =
+            output(run.args(["--timeout", "300ms", "--", "sh", "-c", "echo early; sleep 60"]));
+        said.failed(124, "longer than 300ms");
+        assert_eq!(said.out, "early\n");
+    });
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure_worth_a_word() {
+    everywhere(|codex| {
+        let mut child = codex("run")
+            .args(["--", "yes"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = child.stdout.take().unwrap();
+        stdout.read_exact(&mut [0; 10]).unwrap();
+        drop(stdout);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(141));
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    });
+}
+
+#[test]
+fn output_of_what_the_command_left_behind_still_comes() {
+    let said = output(codex().args(["run", "--", "sh", "-c", "(sleep 0.3; echo late) & echo now"]));
+    assert_eq!(said.well(), "now\nlate\n");
+}
+
+#[test]
+fn the_environment_is_ours_here_and_the_servers_there() {
+    let show =
+        ["--", "sh", "-c", "echo [$GREETING] [$API_TOKEN] [$EXTRA] [$CODEX_EXEC_SERVER_TOKEN]"];
+    let ours = |command: &mut std::process::Command| {
+        command.env("GREETING", "hi").env("API_TOKEN", "t").env("CODEX_EXEC_SERVER_TOKEN", "x");
+        command.args(["-e", "EXTRA=more"]).args(show);
+        output(command).well()
+    };
+    assert_eq!(ours(codex().arg("run")), "[hi] [t] [more] []\n");
+    let server = Server::start();
+    assert_eq!(ours(&mut server.codex("run")), "[] [] [more] []\n");
+    let passed =
+        output(server.codex("run").env("GREETING", "hi").args(["-e", "GREETING"]).args(show));
+    assert_eq!(passed.well(), "[hi] [] [] []\n");
+    let none = output(server.codex("run").args(["--inherit", "none", "--", "/usr/bin/env"]));
+    assert_eq!(none.well(), "");
+}
+
+#[test]
+fn events_as_json() {
+    everywhere(|codex| {
+        let script = r"printf 'a\377'; exit 3";
+        let said = output(codex("run").args(["--json", "--", "bash", "-c", script]));
+        assert_eq!(said.code, Some(3));
+        let lines: Vec<serde_json::Value> =
+            said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let kinds: Vec<&str> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
+        assert_eq!(kinds, ["started", "output", "exited", "closed"]);
+        assert_eq!(lines[1]["base64"], "Yf8=");
+        assert_eq!(lines[2]["exitCode"], 3);
+    });
+}
+
+#[test]
+fn what_cannot_be_started_has_the_codes_of_a_shell() {
+    everywhere(|codex| {
+        output(codex("run").args(["--", "no-such-command"]))
+            .failed(127, "no command `no-such-command`");
+        output(codex("run").args(["--", "/etc/passwd"])).failed(126, "cannot be executed");
+        output(codex("run").args(["-C", "/no/such", "--", "ls"])).failed(125, "--cwd");
+    });
+    output(codex().args(["run", "-t", "--", "ls"])).failed(125, "-t needs a terminal");
+    output(codex().args(["run"])).failed(2, "COMMAND");
+}
+
+#[test]
+fn a_terminal_for_the_command_of_the_size_of_ours() {
+    everywhere(|codex| {
+        let mut run = codex("run");
+        run.args(["-t", "--", "bash", "--norc"]);
+        let mut terminal = Terminal::start(&run);
+        let before = terminal.settings();
+        terminal.type_in("stty size; echo $TERM; tty -s && echo yes\n");
+        terminal.shows("24 80\r\nxterm\r\nyes");
+        terminal.resize(30, 100);
+        terminal.type_in(
+            "until [ \"$(stty size)\" = '30 100' ]; do sleep 0.05; done; echo re''sized\n",
+        );
+        terminal.shows("resized");
+        // Ctrl-C is a key like others.
+        terminal
+            .type_in("sh -c 'trap \"echo in''terrupted; exit\" INT; echo ar''med; sleep 1000'\n");
+        terminal.shows("armed");
+        terminal.type_in("\x03");
+        terminal.shows("interrupted");
+        terminal.shows("bash-");
+        terminal.type_in("exit 9\n");
+        assert_eq!(terminal.ends().code(), Some(9));
+        terminal.is_again(&before);
+    });
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let pid = directory.path().join("pid");
+    let script = format!("setsid sleep 1000 >/dev/null 2>&1 & echo $! > {}", pid.display());
+    output(codex().args(["run", "--", "bash", "-c", &script])).well();
+    let pid = std::fs::read_to_string(pid).unwrap();
+    assert!(!std::path::Path::new(&format!("/proc/{}", pid.trim())).exists());
+}

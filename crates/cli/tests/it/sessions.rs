@@ -1,0 +1,114 @@
+//! `codex run --detach`, `ps`, `logs`, `attach` and `kill`.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use crate::commands::{Said, Server, codex, output};
+
+struct Home {
+    directory: tempfile::TempDir,
+    server: Server,
+}
+
+impl Home {
+    fn new() -> Self {
+        Self { directory: tempfile::tempdir().unwrap(), server: Server::start() }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = codex();
+        command.args(arguments).env("XDG_STATE_HOME", self.directory.path());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Said {
+        output(&mut self.command(arguments))
+    }
+
+    fn detach(&self, name: &str, script: &str) -> Said {
+        self.run(&["run", "--on", &self.server.url, "--detach", name, "--", "sh", "-c", script])
+    }
+
+    fn processes(&self) -> serde_json::Value {
+        serde_json::from_str(&self.run(&["ps", "--json"]).out).unwrap()
+    }
+}
+
+#[test]
+fn a_command_goes_on_without_us_and_is_collected() {
+    let home = Home::new();
+    let gate = home.directory.path().join("gate");
+    let script = format!(
+        "echo one; echo two >&2; until [ -e {} ]; do sleep 0.05; done; echo three; exit 5",
+        gate.display()
+    );
+    let said = home.detach("build", &script);
+    assert_eq!((said.code, &*said.out), (Some(0), "build\n"), "{said:?}");
+    let file = home.directory.path().join("codex/sessions/build.json");
+    assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+
+    assert_eq!(home.processes()[0]["exited"], false);
+    let table = home.run(&["ps"]).well();
+    assert!(table.contains("build  running"), "{table}");
+    let table = home.run(&["ps", "build"]).well();
+    assert!(table.starts_with("ID "), "{table}");
+    home.detach("build", "true").failed(125, "is taken");
+
+    std::fs::write(&gate, "").unwrap();
+    let followed = home.run(&["logs", "-f", "build"]);
+    assert_eq!((&*followed.out, &*followed.err), ("one\nthree\n", "two\n"));
+    let attached = home.run(&["attach", "build"]);
+    assert_eq!((attached.code, &*attached.out), (Some(5), "one\nthree\n"), "{attached:?}");
+    home.run(&["attach", "build"]).failed(125, "nothing was left under the name `build`");
+    assert_eq!(home.processes().as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn signals_and_names_set_free() {
+    let home = Home::new();
+    home.detach("s", "sleep 1000");
+    home.run(&["kill", "s"]).well();
+    home.run(&["logs", "-f", "s"]).well();
+    assert_eq!(home.processes()[0]["exitCode"], 143);
+    let said = home.run(&["kill", "s"]);
+    assert!(said.err.contains("ended already, with exit code 143"), "{said:?}");
+    home.detach("s", "trap '' TERM; sleep 1000");
+    home.run(&["kill", "--signal", "kill", "s"]).well();
+    home.run(&["kill", "s"]).failed(1, "nothing was left");
+}
+
+#[test]
+fn sessions_by_their_ids() {
+    let home = Home::new();
+    home.detach("p", "echo hello");
+    let file = home.directory.path().join("codex/sessions/p.json");
+    let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let session = saved["sessionId"].as_str().unwrap();
+    let url = home.server.url.as_str();
+    let with = |subcommand, id| home.run(&[subcommand, "--on", url, "--session", session, id]);
+    assert_eq!(with("logs", "p").well(), "hello\n");
+    with("logs", "q").failed(1, "it has p");
+    assert_eq!(with("attach", "p").well(), "hello\n");
+    home.run(&["logs", "--session", session, "p"]).failed(1, "add --on");
+    home.run(&["logs", "--on", url, "--session", "nonsense", "p"]).failed(1, "unknown session");
+}
+
+#[test]
+fn what_cannot_be_left_says_what_to_do() {
+    let home = Home::new();
+    home.run(&["run", "--detach", "x", "--", "ls"]).failed(125, "codex exec-server");
+    home.run(&["run", "--on", "stdio:cat", "--detach", "x", "--", "ls"]).failed(125, "--on ws://");
+    home.run(&["run", "--detach", "../x", "--", "ls"]).failed(2, "letters");
+    home.run(&["attach", "none"]).failed(125, "codex ps");
+}
+
+#[test]
+fn a_session_whose_server_is_gone() {
+    let mut home = Home::new();
+    home.detach("x", "sleep 1000");
+    home.server = Server::start();
+    let table = home.run(&["ps"]).well();
+    assert!(table.contains("server not there"), "{table}");
+    home.run(&["logs", "x"]).failed(1, "cannot go back to `x`");
+}

@@ -1,0 +1,150 @@
+//! `codex shell` in a real terminal.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use rustix::process::Signal;
+
+use crate::commands::{Server, codex, everywhere, output};
+use crate::terminal::Terminal;
+
+/// A login shell without the tester's own settings.
+fn shell(mut command: std::process::Command) -> std::process::Command {
+    command.env("HOME", "/");
+    command
+}
+
+#[test]
+fn a_login_shell_that_is_typed_to() {
+    everywhere(|codex| {
+        let mut terminal = Terminal::start(&shell(codex("shell")));
+        let before = terminal.settings();
+        terminal.type_in("echo $0 is $((6 * 7))\n");
+        let shown = terminal.shows("is 42");
+        assert!(shown.contains("sh is 42"), "{shown}");
+        terminal.type_in("~?");
+        terminal.shows("leave; on a server");
+        terminal.type_in("exit 3\n");
+        assert_eq!(terminal.ends().code(), Some(3));
+        terminal.is_again(&before);
+    });
+}
+
+#[test]
+fn the_terminal_is_sane_however_it_ends() {
+    everywhere(|codex| {
+        for (signal, code) in [
+            (Signal::TERM, Some(143)),
+            (Signal::HUP, Some(129)),
+            (Signal::QUIT, Some(131)),
+            (Signal::KILL, None),
+        ] {
+            let mut terminal = Terminal::start(&shell(codex("shell")));
+            let before = terminal.settings();
+            // The other screen, and no cursor.
+            terminal.type_in("printf '\\033[?1049h\\033[?25lre%s\\n' ady\n");
+            terminal.shows("ready");
+            assert_ne!(terminal.settings(), before, "it is raw");
+            terminal.signal(signal);
+            terminal.shows("\x1b[?25h\x1b[?1049l");
+            assert_eq!(terminal.ends().code(), code);
+            terminal.is_again(&before);
+        }
+    });
+}
+
+#[test]
+fn left_and_come_back_to() {
+    let home = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    let mut command = shell(server.codex("shell"));
+    command.args(["--name", "work"]).env("XDG_STATE_HOME", home.path());
+    let mut terminal = Terminal::start(&command);
+    let before = terminal.settings();
+    terminal.type_in("x=kept; echo rea''dy\n");
+    terminal.shows("ready");
+    terminal.type_in("\r~.");
+    terminal.shows("codex attach work");
+    assert_eq!(terminal.ends().code(), Some(0));
+    terminal.is_again(&before);
+
+    let mut attach = codex();
+    attach.args(["attach", "work"]).env("XDG_STATE_HOME", home.path());
+    let mut terminal = Terminal::start(&attach);
+    terminal.type_in("echo $x is he''re; exit 4\n");
+    terminal.shows("kept is here");
+    assert_eq!(terminal.ends().code(), Some(4));
+    let mut ps = codex();
+    ps.arg("ps").env("XDG_STATE_HOME", home.path());
+    assert_eq!(output(&mut ps).out, "");
+}
+
+#[test]
+fn a_dropped_connection_costs_nothing() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.url.strip_prefix("ws://").unwrap());
+    let mut command = shell(codex());
+    command.args(["shell", "--on", &format!("ws://{}", proxy.address)]);
+    let mut terminal = Terminal::start(&command);
+    terminal.type_in("x=kept; echo rea''dy\n");
+    terminal.shows("ready");
+    for round in 0..3 {
+        proxy.drop_all();
+        terminal.shows("connection lost");
+        terminal.shows("connected again");
+        terminal.type_in(&format!("echo $x {round} is he''re\n"));
+        terminal.shows(&format!("kept {round} is here"));
+    }
+    terminal.type_in("exit\n");
+    assert_eq!(terminal.ends().code(), Some(0));
+}
+
+#[test]
+fn without_a_terminal() {
+    output(codex().arg("shell")).failed(125, "needs a terminal");
+}
+
+/// Passes bytes on until it is told to drop its connections.
+struct Proxy {
+    address: String,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Proxy {
+    fn start(to: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let open = Arc::new(Mutex::new(Vec::new()));
+        let (to, streams) = (to.to_owned(), open.clone());
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (here, there) = (stream.unwrap(), TcpStream::connect(&to).unwrap());
+                let both = [here.try_clone().unwrap(), there.try_clone().unwrap()];
+                streams.lock().unwrap().extend(both);
+                pass(here.try_clone().unwrap(), there.try_clone().unwrap());
+                pass(there, here);
+            }
+        });
+        Self { address, open }
+    }
+
+    fn drop_all(&self) {
+        for stream in self.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream) {
+    thread::spawn(move || {
+        let mut buffer = [0; 16 << 10];
+        while let Ok(len @ 1..) = from.read(&mut buffer) {
+            if to.write_all(&buffer[..len]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Both);
+    });
+}

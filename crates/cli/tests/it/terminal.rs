@@ -1,0 +1,130 @@
+//! A real terminal with the binary in it.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcgetattr, tcsetwinsize};
+
+/// Longer than anything takes, even on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A terminal, seen from the side of whoever types.
+#[derive(Debug)]
+pub struct Terminal {
+    master: File,
+    slave: OwnedFd,
+    pub child: Child,
+    /// All that was shown and not yet asked for.
+    screen: String,
+}
+
+impl Terminal {
+    /// Starts the command with the terminal as its own.
+    pub fn start(command: &Command) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        grantpt(&master).expect("granted");
+        unlockpt(&master).expect("unlocked");
+        let name = ptsname(&master, Vec::new()).expect("a name");
+        let slave = rustix::fs::open(&name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty())
+            .expect("its other side");
+        let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&slave, size).expect("a size");
+        let mut inside = Command::new("setsid");
+        inside.arg("--ctty").arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => inside.env(name, value),
+                None => inside.env_remove(name),
+            };
+        }
+        let end = || slave.try_clone().expect("another");
+        inside.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
+        let child = inside.spawn().expect("it runs");
+        Self { master: File::from(master), slave, child, screen: String::new() }
+    }
+
+    pub fn type_in(&mut self, text: &str) {
+        self.master.write_all(text.as_bytes()).expect("the terminal takes it");
+    }
+
+    /// Waits until the text is shown, and returns all that was shown up to its end.
+    #[track_caller]
+    pub fn shows(&mut self, text: &str) -> String {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(at) = self.screen.find(text) {
+                let rest = self.screen.split_off(at + text.len());
+                return std::mem::replace(&mut self.screen, rest);
+            }
+            assert!(self.read_more(until), "`{text}` was not shown: {:?}", self.screen);
+        }
+    }
+
+    fn read_more(&mut self, until: Instant) -> bool {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(0), tv_nsec: 0 };
+        let mut one = [PollFd::new(&self.master, PollFlags::IN)];
+        if !matches!(poll(&mut one, Some(&left)), Ok(1..)) {
+            return false;
+        }
+        let mut buffer = [0; 4096];
+        match self.master.read(&mut buffer) {
+            Ok(len @ 1..) => {
+                self.screen.push_str(&String::from_utf8_lossy(&buffer[..len]));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub fn resize(&self, rows: u16, cols: u16) {
+        let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&self.master, size).expect("resized");
+    }
+
+    /// How the terminal is set, as text that can be compared.
+    pub fn settings(&self) -> String {
+        format!("{:?}", tcgetattr(&self.slave).expect("settings"))
+    }
+
+    /// Waits until the terminal is set like that again.
+    #[track_caller]
+    pub fn is_again(&self, settings: &str) {
+        let until = Instant::now() + PATIENCE;
+        while self.settings() != settings {
+            assert!(Instant::now() < until, "{}\nis not\n{settings}", self.settings());
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("signalled");
+    }
+
+    /// Waits for the end, reading on so that nothing waits for us.
+    #[track_caller]
+    pub fn ends(&mut self) -> ExitStatus {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                return status;
+            }
+            assert!(Instant::now() < until, "it does not end: {:?}", self.screen);
+            self.read_more(Instant::now() + Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
