@@ -2,10 +2,11 @@
 //!
 //! A [`Connection`] is a stream of messages in and an [`Outbound`] queue for messages out. Only its
 //! constructor knows what carries them: [`Connection::websocket`], [`Connection::lines`] (stdio),
-//! [`Connection::pair`] (memory), [`Connection::channel`] (a relay stream). [`Pending`] matches
-//! answers to requests.
+//! [`Connection::pair`] (memory), [`Connection::channel`] (a relay stream). [`WebsocketDial`] makes
+//! one to a `ws://` or `wss://` address. [`Pending`] matches answers to requests.
 
 mod connection;
+mod dial;
 mod lines;
 mod memory;
 mod outbound;
@@ -13,6 +14,7 @@ mod pending;
 mod websocket;
 
 pub use connection::{Connection, ConnectionConfig, KeepAlive, TransportError};
+pub use dial::{DialError, WebsocketDial, tls_from_roots};
 pub use outbound::{Closed, Outbound, OutboundConfig, Slot};
 pub use pending::{Answer, OnAnswer, Pending};
 pub use websocket::{websocket_config, websocket_limits};

@@ -110,8 +110,8 @@ impl Outbound {
         self.queue.is_closed()
     }
 
-    /// Queues a ping, which needs no room: the caller never has two under way.
-    pub(crate) fn ping(&self) {
+    /// Queues a keep-alive ping, where the transport has one. It needs no room: callers send few.
+    pub fn ping(&self) {
         let _ = self.queue.send(Queued::Ping);
     }
 

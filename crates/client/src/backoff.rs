@@ -1,0 +1,90 @@
+//! When to dial again. Pure: randomness comes in from outside, time is only computed.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a client does when its connection drops.
+#[derive(Clone)]
+pub struct ReconnectPolicy {
+    /// False: a dropped connection is the end. Default true.
+    pub enabled: bool,
+    /// The longest wait before the first attempt. Default 50 ms.
+    pub first_delay: Duration,
+    /// The longest wait before any attempt; each wait is up to twice the one before. Default 5 s.
+    pub max_delay: Duration,
+    /// How long after the loss the client gives up. Default 60 s: sessions are kept for 30 s unless
+    /// the server was told otherwise, and the server may notice the loss later than the client.
+    pub give_up_after: Duration,
+    /// How long one attempt may take. Default 10 s.
+    pub attempt_timeout: Duration,
+    jitter: Jitter,
+}
+
+#[derive(Clone)]
+struct Jitter(Arc<dyn Fn() -> f64 + Send + Sync>);
+
+impl ReconnectPolicy {
+    /// Do not reconnect.
+    pub fn never() -> Self {
+        Self { enabled: false, ..Self::default() }
+    }
+
+    /// Takes the randomness of the waits from `jitter`, which returns numbers from 0 to 1.
+    #[must_use]
+    pub fn with_jitter(mut self, jitter: impl Fn() -> f64 + Send + Sync + 'static) -> Self {
+        self.jitter = Jitter(Arc::new(jitter));
+        self
+    }
+
+    /// The wait before the attempt of this number, from 0: between half and all of the longest.
+    pub fn delay(&self, attempt: u32) -> Duration {
+        let longest = self
+            .first_delay
+            .saturating_mul(2u32.saturating_pow(attempt.min(20)))
+            .min(self.max_delay);
+        longest.mul_f64(0.5 + 0.5 * (self.jitter.0)().clamp(0.0, 1.0))
+    }
+}
+
+impl Default for ReconnectPolicy {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            first_delay: Duration::from_millis(50),
+            max_delay: Duration::from_secs(5),
+            give_up_after: Duration::from_secs(60),
+            attempt_timeout: Duration::from_secs(10),
+            jitter: Jitter(Arc::new(fastrand::f64)),
+        }
+    }
+}
+
+impl fmt::Debug for ReconnectPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReconnectPolicy")
+            .field("enabled", &self.enabled)
+            .field("first_delay", &self.first_delay)
+            .field("max_delay", &self.max_delay)
+            .field("give_up_after", &self.give_up_after)
+            .field("attempt_timeout", &self.attempt_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_the_longest_and_jitter_only_shortens_them() {
+        let all = ReconnectPolicy::default().with_jitter(|| 1.0);
+        let half = ReconnectPolicy::default().with_jitter(|| 0.0);
+        let millis = |policy: &ReconnectPolicy, n| policy.delay(n).as_millis();
+        assert_eq!(
+            [0, 1, 2, 6, 7, 1000].map(|n| millis(&all, n)),
+            [50, 100, 200, 3200, 5000, 5000]
+        );
+        assert_eq!([0, 1, 7].map(|n| millis(&half, n)), [25, 50, 2500]);
+    }
+}

@@ -1,0 +1,299 @@
+//! What can go wrong, told apart by what the caller can do about it.
+//!
+//! Invariant: every message ends in, or is, something to do; none shows a token, an environment
+//! value or a file's content.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use codex_exec_rpc::DialError;
+use codex_exec_server_protocol::error as code;
+use codex_exec_server_protocol::process::ProcessId;
+
+/// Why a call, a process handle or a transfer failed. Cheap to clone.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExecServerError {
+    /// No connection came about.
+    #[error("cannot connect to {endpoint}: {cause}")]
+    Connect {
+        /// What was dialled, without secrets.
+        endpoint: String,
+        /// Why.
+        #[source]
+        cause: DialFailure,
+    },
+
+    /// The peer does not speak the protocol, or broke it.
+    #[error("{during}: {detail}; check that the other side is an exec-server of a known version")]
+    Protocol {
+        /// What was going on.
+        during: String,
+        /// What was wrong.
+        detail: String,
+    },
+
+    /// The server answered with an error.
+    #[error("the server refused {method}: {message} (code {code}){}", hint(*.code))]
+    Server {
+        /// Which request.
+        method: &'static str,
+        /// One of the codes in [`protocol::error`](codex_exec_server_protocol::error).
+        code: i64,
+        /// The server's words.
+        message: String,
+    },
+
+    /// No answer in time. The request may or may not have taken effect.
+    #[error(
+        "no answer to {method} within {} s; it may or may not have happened: look before you retry, or raise the timeout",
+        after.as_secs_f32()
+    )]
+    Timeout {
+        /// Which request.
+        method: &'static str,
+        /// How long it had.
+        after: Duration,
+    },
+
+    /// The client was closed, or its connection ended and is not to be re-made.
+    #[error("the connection is closed: {reason}; connect again")]
+    Closed {
+        /// Why.
+        reason: String,
+    },
+
+    /// Something is gone that no retry brings back.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+
+    /// The server lacks a capability that this needs.
+    #[error("this server cannot {what}; {instead}")]
+    Unsupported {
+        /// What was asked.
+        what: String,
+        /// What to do instead.
+        instead: String,
+    },
+
+    /// Bytes for stdin were not taken.
+    #[error("process {process} takes no input: {why}")]
+    Stdin {
+        /// Whose stdin.
+        process: ProcessId,
+        /// Why not, and what to do.
+        why: &'static str,
+    },
+
+    /// What was asked for cannot be sent.
+    #[error("{0}")]
+    Invalid(String),
+
+    /// Something on this side's disk.
+    #[error("{doing}: {cause}")]
+    Local {
+        /// What was going on.
+        doing: String,
+        /// The system's words.
+        #[source]
+        cause: Arc<io::Error>,
+    },
+}
+
+/// What is gone.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Lost {
+    /// The session, and with it every process and all output that had not arrived.
+    #[error(
+        "the session {} is lost: {reason}; its processes are killed by the server and what they had left to say is gone: connect again and start over",
+        session.as_deref().unwrap_or("(unnamed)")
+    )]
+    Session {
+        /// Its id, if the server gave one.
+        session: Option<String>,
+        /// Why it cannot be resumed.
+        reason: String,
+    },
+
+    /// Output that the server dropped before it could be fetched again.
+    #[error(
+        "{} of process {process} are lost: the server no longer retains them; read faster, or start it with a larger `retain`",
+        amount(*.chunks, *.bytes)
+    )]
+    Output {
+        /// Whose output.
+        process: ProcessId,
+        /// How many chunks of it.
+        chunks: u64,
+        /// How many bytes of it, if the server counts.
+        bytes: Option<u64>,
+    },
+
+    /// A process that the server has forgotten.
+    #[error(
+        "the server no longer knows process {process}: its exit code and any output after the last event are lost; results are kept for a short time only, so collect them sooner"
+    )]
+    Process {
+        /// Which one.
+        process: ProcessId,
+    },
+
+    /// The answer to a request that was under way when the connection died.
+    #[error(
+        "the connection died while {method} was under way; it may or may not have happened: look before you retry"
+    )]
+    Answer {
+        /// Which request.
+        method: &'static str,
+    },
+
+    /// A part of a notification stream that came faster than it was taken.
+    #[error("{count} notifications of {name} were dropped because they were not taken in time")]
+    Notices {
+        /// Which notification.
+        name: &'static str,
+        /// How many.
+        count: u64,
+    },
+}
+
+/// Why a [`Dialer`](crate::Dialer) produced no connection.
+#[derive(Clone)]
+pub struct DialFailure {
+    permanent: bool,
+    source: Arc<dyn Error + Send + Sync>,
+}
+
+impl DialFailure {
+    /// A failure that may pass: the next attempt can succeed.
+    pub fn transient(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { permanent: false, source: source.into().into() }
+    }
+
+    /// A failure that will not pass: there is no next attempt.
+    pub fn permanent(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { permanent: true, source: source.into().into() }
+    }
+
+    /// Whether trying again is useless.
+    pub fn is_permanent(&self) -> bool {
+        self.permanent
+    }
+}
+
+impl fmt::Debug for DialFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DialFailure")
+            .field("permanent", &self.permanent)
+            .field("source", &self.source.to_string())
+            .finish()
+    }
+}
+
+impl fmt::Display for DialFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+impl Error for DialFailure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.source()
+    }
+}
+
+impl From<DialError> for DialFailure {
+    fn from(error: DialError) -> Self {
+        Self { permanent: error.is_permanent(), source: Arc::new(error) }
+    }
+}
+
+impl ExecServerError {
+    /// The server's error code, if the server answered with one.
+    pub fn code(&self) -> Option<i64> {
+        match self {
+            Self::Server { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// Whether the server said that there is no such file, directory or file handle.
+    pub fn is_not_found(&self) -> bool {
+        self.code() == Some(code::NOT_FOUND)
+    }
+
+    /// Whether the server does not know the method.
+    pub fn is_method_not_found(&self) -> bool {
+        self.code() == Some(code::METHOD_NOT_FOUND)
+    }
+
+    /// Whether the request may have taken effect although it failed.
+    pub fn may_have_happened(&self) -> bool {
+        matches!(self, Self::Timeout { .. } | Self::Lost(Lost::Answer { .. }))
+    }
+
+    /// Whether a file handle ended with the connection it was opened on.
+    pub(crate) fn is_handle_gone(&self) -> bool {
+        match self {
+            Self::Lost(Lost::Answer { .. }) => true,
+            Self::Server { method, code, .. } => {
+                *code == code::NOT_FOUND && matches!(*method, "fs/readBlock" | "fs/writeBlock")
+            }
+            _ => false,
+        }
+    }
+
+    pub(crate) fn protocol(during: impl Into<String>, detail: impl fmt::Display) -> Self {
+        Self::Protocol { during: during.into(), detail: detail.to_string() }
+    }
+
+    pub(crate) fn local(doing: impl Into<String>, cause: io::Error) -> Self {
+        // An error of ours that went through an `io` trait comes back as itself.
+        match cause.downcast::<Self>() {
+            Ok(own) => own,
+            Err(cause) => Self::Local { doing: doing.into(), cause: Arc::new(cause) },
+        }
+    }
+}
+
+impl From<ExecServerError> for io::Error {
+    fn from(error: ExecServerError) -> Self {
+        let kind = match &error {
+            ExecServerError::Closed { .. } => io::ErrorKind::NotConnected,
+            ExecServerError::Lost(_) => io::ErrorKind::ConnectionAborted,
+            ExecServerError::Timeout { .. } => io::ErrorKind::TimedOut,
+            ExecServerError::Stdin { .. } => io::ErrorKind::BrokenPipe,
+            ExecServerError::Unsupported { .. } => io::ErrorKind::Unsupported,
+            ExecServerError::Invalid(_) => io::ErrorKind::InvalidInput,
+            ExecServerError::Connect { .. } => io::ErrorKind::ConnectionRefused,
+            ExecServerError::Protocol { .. } => io::ErrorKind::InvalidData,
+            ExecServerError::Server { code: code::NOT_FOUND, .. } => io::ErrorKind::NotFound,
+            ExecServerError::Server { .. } => io::ErrorKind::Other,
+            ExecServerError::Local { cause, .. } => cause.kind(),
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// What to do about a code, where the code alone tells.
+fn hint(code: i64) -> &'static str {
+    match code {
+        code::METHOD_NOT_FOUND => "; the server is older or lacks this: see its capabilities",
+        code::SESSION_ATTACHED => {
+            "; another connection holds the session: close it, or wait until the server notices that it is gone"
+        }
+        _ => "",
+    }
+}
+
+fn amount(chunks: u64, bytes: Option<u64>) -> String {
+    match bytes {
+        Some(bytes) => format!("{bytes} bytes of output"),
+        None if chunks == 1 => "1 chunk of output".to_owned(),
+        None => format!("{chunks} chunks of output"),
+    }
+}

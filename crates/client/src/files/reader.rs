@@ -1,0 +1,272 @@
+//! A file as a stream of bytes, several blocks under way at once.
+//!
+//! Invariant: bytes come in order, each once. A handle ends with its connection; then the file is
+//! opened again and read on from the same place, if it is still the same file.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use codex_exec_server_protocol::files::*;
+use codex_exec_server_protocol::{PathUri, call};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesOrdered;
+use tokio::io::{AsyncRead, ReadBuf};
+
+use super::Files;
+use crate::error::ExecServerError;
+
+/// A file of the server, read in order, see [`Files::open`].
+pub struct FileReader {
+    state: State,
+    metadata: FsGetMetadataResponse,
+    current: Bytes,
+}
+
+/// The blocks live in a future while one is waited for.
+enum State {
+    Idle(Box<Blocks>),
+    Reading(
+        Pin<Box<dyn Future<Output = (Box<Blocks>, Result<Option<Bytes>, ExecServerError>)> + Send>>,
+    ),
+    Poisoned,
+}
+
+type Answer = Result<FsReadBlockResponse, ExecServerError>;
+
+struct Blocks {
+    files: Files,
+    path: PathUri,
+    metadata: FsGetMetadataResponse,
+    handle: Option<String>,
+    /// Where the next block that is asked for starts.
+    asked: u64,
+    /// Where the next block that is delivered starts.
+    delivered: u64,
+    under_way: FuturesOrdered<Pin<Box<dyn Future<Output = Answer> + Send>>>,
+    lengths: VecDeque<u64>,
+    retries: u32,
+    done: bool,
+    /// The server cannot read in blocks.
+    whole: bool,
+}
+
+impl FileReader {
+    pub(super) async fn open(files: Files, path: PathUri) -> Result<Self, ExecServerError> {
+        let metadata = files.metadata(&path).await?;
+        let whole = !files.can_read_blocks();
+        let mut blocks = Box::new(Blocks {
+            files,
+            path,
+            metadata: metadata.clone(),
+            handle: None,
+            asked: 0,
+            delivered: 0,
+            under_way: FuturesOrdered::new(),
+            lengths: VecDeque::new(),
+            retries: 0,
+            done: false,
+            whole,
+        });
+        if !whole {
+            blocks.open().await?;
+        }
+        Ok(Self { state: State::Idle(blocks), metadata, current: Bytes::new() })
+    }
+
+    /// What the file was when it was opened.
+    pub fn metadata(&self) -> &FsGetMetadataResponse {
+        &self.metadata
+    }
+
+    /// The next bytes, as many as came in one block; `None` at the end.
+    pub async fn next_block(&mut self) -> Result<Option<Bytes>, ExecServerError> {
+        if self.current.has_remaining() {
+            return Ok(Some(std::mem::take(&mut self.current)));
+        }
+        std::future::poll_fn(|cx| self.poll_block(cx)).await
+    }
+
+    fn poll_block(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, ExecServerError>> {
+        loop {
+            match std::mem::replace(&mut self.state, State::Poisoned) {
+                State::Idle(mut blocks) => {
+                    self.state = State::Reading(Box::pin(async move {
+                        let block = blocks.next().await;
+                        (blocks, block)
+                    }));
+                }
+                State::Reading(mut reading) => match reading.as_mut().poll(cx) {
+                    Poll::Ready((blocks, block)) => {
+                        self.state = State::Idle(blocks);
+                        return Poll::Ready(block);
+                    }
+                    Poll::Pending => {
+                        self.state = State::Reading(reading);
+                        return Poll::Pending;
+                    }
+                },
+                State::Poisoned => {
+                    let reason = "reading a file panicked".to_owned();
+                    return Poll::Ready(Err(ExecServerError::Closed { reason }));
+                }
+            }
+        }
+    }
+}
+
+impl AsyncRead for FileReader {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.current.has_remaining() {
+            match ready!(self.poll_block(cx))? {
+                Some(block) => self.current = block,
+                None => return Poll::Ready(Ok(())),
+            }
+        }
+        let len = self.current.len().min(buffer.remaining());
+        buffer.put_slice(&self.current.split_to(len));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl fmt::Debug for FileReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileReader").field("size", &self.metadata.size).finish_non_exhaustive()
+    }
+}
+
+impl Blocks {
+    async fn open(&mut self) -> Result<(), ExecServerError> {
+        let id = self.files.client.shared.fresh_id("r");
+        let params = FsOpenParams::new(&id, self.path.clone(), FsOpenMode::Read);
+        match self.files.call::<call::FsOpen>(params).await {
+            Ok(_) => self.handle = Some(id),
+            Err(error) if error.is_method_not_found() => self.whole = true,
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    async fn next(&mut self) -> Result<Option<Bytes>, ExecServerError> {
+        loop {
+            if self.done {
+                return Ok(None);
+            }
+            if self.whole {
+                self.done = true;
+                let params = FsReadFileParams::new(self.path.clone());
+                let data = self.files.call::<call::FsReadFile>(params).await?.data.0;
+                return Ok(Some(data.slice(self.delivered.min(data.len() as u64) as usize..)));
+            }
+            if self.handle.is_none() {
+                if let Err(error) = self.reopen().await {
+                    self.retry(error)?;
+                }
+                continue;
+            }
+            self.ask();
+            let (Some(answer), Some(len)) = (self.under_way.next().await, self.lengths.pop_front())
+            else {
+                continue;
+            };
+            match answer {
+                Ok(block) => {
+                    self.retries = 0;
+                    let got = block.chunk.len() as u64;
+                    self.delivered += got;
+                    if block.eof {
+                        self.close();
+                    } else if got < len {
+                        self.rewind();
+                    }
+                    if got > 0 {
+                        return Ok(Some(block.chunk.0));
+                    }
+                }
+                Err(error) => self.retry(error)?,
+            }
+        }
+    }
+
+    /// Keeps enough blocks under way.
+    fn ask(&mut self) {
+        let tuning = &self.files.client.shared.tuning;
+        let len = tuning.file_block.clamp(1, 1 << 20) as u64;
+        // Past the end there is nothing but the answer that it is the end.
+        let likely_end = self.metadata.size.max(self.delivered);
+        while self.under_way.is_empty()
+            || (self.under_way.len() < tuning.file_in_flight && self.asked <= likely_end)
+        {
+            let Some(handle) = &self.handle else { return };
+            let params = FsReadBlockParams::new(handle, self.asked, len);
+            let files = self.files.clone();
+            self.under_way
+                .push_back(Box::pin(async move { files.call::<call::FsReadBlock>(params).await }));
+            self.lengths.push_back(len);
+            self.asked += len;
+        }
+    }
+
+    /// The connection is a new one: opens the file again, if it is still the same.
+    async fn reopen(&mut self) -> Result<(), ExecServerError> {
+        let now = self.files.metadata(&self.path).await?;
+        let same = now.size == self.metadata.size
+            && now.modified_at_ms == self.metadata.modified_at_ms
+            && now.inode == self.metadata.inode;
+        if !same {
+            return Err(ExecServerError::Invalid(format!(
+                "{} was changed while it was read; read it again",
+                self.path
+            )));
+        }
+        self.open().await
+    }
+
+    /// After a failure that another connection may heal: everything under way is asked anew.
+    fn retry(&mut self, error: ExecServerError) -> Result<(), ExecServerError> {
+        self.retries += 1;
+        if !error.is_handle_gone()
+            || self.retries > self.files.client.shared.tuning.transfer_retries
+        {
+            self.done = true;
+            return Err(error);
+        }
+        self.handle = None;
+        self.rewind();
+        Ok(())
+    }
+
+    fn rewind(&mut self) {
+        self.under_way = FuturesOrdered::new();
+        self.lengths.clear();
+        self.asked = self.delivered;
+    }
+
+    fn close(&mut self) {
+        self.done = true;
+        self.rewind();
+        if let Some(handle) = self.handle.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let files = self.files.clone();
+            runtime.spawn(async move {
+                // It would end with the connection anyway.
+                let _ = files.call::<call::FsClose>(FsCloseParams::new(handle)).await;
+            });
+        }
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,205 @@
+//! A tree as a stream, however large.
+//!
+//! A server answers a walk in one piece and cuts it off at its limits. A piece that was cut is
+//! thrown away and the directory is listed instead, and each of its directories walked on its own;
+//! so every entry comes once and none is passed over.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use codex_exec_server_protocol::files::*;
+use codex_exec_server_protocol::{PathUri, call};
+use futures_util::Stream;
+
+use super::Files;
+use crate::error::ExecServerError;
+
+/// What a walk comes across.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WalkItem {
+    /// A directory or a file.
+    Entry(FsWalkEntry),
+    /// Something that could not be looked at, and why. The walk goes on.
+    Unreadable(FsPathError),
+}
+
+/// Everything below a directory, see [`Files::walk`]. A directory comes before what is in it; apart
+/// from that the order is the server's.
+pub struct Walk {
+    state: State,
+}
+
+enum State {
+    Idle(Box<Walker>),
+    Asking(Pin<Box<dyn Future<Output = (Box<Walker>, Result<(), ExecServerError>)> + Send>>),
+    Done,
+}
+
+struct Walker {
+    files: Files,
+    options: FsWalkOptions,
+    /// Directories to walk, with how deep they may still go.
+    todo: VecDeque<(PathUri, u32)>,
+    found: VecDeque<WalkItem>,
+    /// Entries that may still come.
+    left: u64,
+}
+
+impl Walk {
+    pub(super) fn new(files: Files, root: PathUri, options: FsWalkOptions) -> Self {
+        // The default asks for all that a server gives at once; here it means no limit at all.
+        let all = FsWalkOptions::default();
+        let depth = if options.max_depth == all.max_depth { u32::MAX } else { options.max_depth };
+        let left = if options.max_entries == all.max_entries {
+            u64::MAX
+        } else {
+            options.max_entries.into()
+        };
+        let todo = VecDeque::from([(root, depth)]);
+        let walker = Walker { files, options, todo, found: VecDeque::new(), left };
+        Self { state: State::Idle(Box::new(walker)) }
+    }
+}
+
+impl Stream for Walk {
+    type Item = Result<WalkItem, ExecServerError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            match &mut self.state {
+                State::Done => return Poll::Ready(None),
+                State::Asking(asking) => {
+                    let (walker, asked) = ready!(asking.as_mut().poll(cx));
+                    self.state = State::Idle(walker);
+                    if let Err(error) = asked {
+                        self.state = State::Done;
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                }
+                State::Idle(walker) => {
+                    if let Some(item) = walker.found.pop_front() {
+                        return Poll::Ready(Some(Ok(item)));
+                    }
+                    let next = walker.todo.pop_front().filter(|_| walker.left > 0);
+                    let State::Idle(mut walker) = std::mem::replace(&mut self.state, State::Done)
+                    else {
+                        return Poll::Ready(None);
+                    };
+                    let Some((directory, depth)) = next else { return Poll::Ready(None) };
+                    self.state = State::Asking(Box::pin(async move {
+                        let asked = walker.ask(directory, depth).await;
+                        (walker, asked)
+                    }));
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Walk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Walk").finish_non_exhaustive()
+    }
+}
+
+impl Walker {
+    async fn ask(&mut self, directory: PathUri, depth: u32) -> Result<(), ExecServerError> {
+        let at_once = FsWalkOptions::default();
+        let options = FsWalkOptions {
+            max_depth: depth.min(at_once.max_depth),
+            max_entries: at_once.max_entries,
+            ..self.options.clone()
+        };
+        let max_depth = options.max_depth;
+        let params = FsWalkParams::new(directory.clone(), options);
+        let walked = self.files.call::<call::FsWalk>(params).await?;
+        if walked.truncated {
+            return self.list(&directory, depth).await;
+        }
+        if depth > max_depth {
+            // Directories at the depth where the server stopped are walked on their own.
+            let base = components(&directory);
+            let parents: std::collections::HashSet<&[u8]> =
+                walked.entries.iter().map(|entry| parent(&entry.path)).collect();
+            for entry in &walked.entries {
+                let level = components(&entry.path).saturating_sub(base);
+                if entry.kind == FsEntryKind::Directory
+                    && level >= max_depth as usize
+                    && !parents.contains(entry.path.as_bytes())
+                {
+                    let deeper = depth.saturating_sub(u32::try_from(level).unwrap_or(u32::MAX));
+                    self.todo.push_back((entry.path.clone(), deeper));
+                }
+            }
+        }
+        self.found.extend(walked.errors.into_iter().map(WalkItem::Unreadable));
+        walked.entries.into_iter().for_each(|entry| self.find(entry));
+        Ok(())
+    }
+
+    /// One level, where a whole walk is too much for one answer.
+    async fn list(&mut self, directory: &PathUri, depth: u32) -> Result<(), ExecServerError> {
+        let listed = self.files.read_directory(directory).await?;
+        if listed.truncated {
+            let message = "it has more names than the server lists".to_owned();
+            self.found
+                .push_back(WalkItem::Unreadable(FsPathError { path: directory.clone(), message }));
+        }
+        for entry in listed.entries {
+            let path = match entry.file_name_uri {
+                Some(path) => path,
+                None => match directory.join(&entry.file_name) {
+                    Ok(path) => path,
+                    Err(_) => continue,
+                },
+            };
+            let hidden = entry.file_name.starts_with('.');
+            if entry.is_directory {
+                if hidden && self.options.prune_hidden_directories {
+                    continue;
+                }
+                if depth > 0 && self.may_enter(&path).await? {
+                    self.todo.push_back((path.clone(), depth - 1));
+                }
+                self.find(FsWalkEntry { path, kind: FsEntryKind::Directory });
+            } else if entry.is_file {
+                self.find(FsWalkEntry { path, kind: FsEntryKind::File });
+            }
+        }
+        Ok(())
+    }
+
+    /// A listing does not tell links to directories from directories.
+    async fn may_enter(&self, path: &PathUri) -> Result<bool, ExecServerError> {
+        if self.options.follow_directory_symlinks {
+            return Ok(true);
+        }
+        match self.files.metadata(path).await {
+            Ok(metadata) => Ok(!metadata.is_symlink),
+            Err(ExecServerError::Server { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn find(&mut self, entry: FsWalkEntry) {
+        if self.left > 0 {
+            self.left -= 1;
+            self.found.push_back(WalkItem::Entry(entry));
+        }
+    }
+}
+
+fn components(path: &PathUri) -> usize {
+    path.as_bytes().split(|&b| b == b'/').filter(|part| !part.is_empty()).count()
+}
+
+fn parent(path: &PathUri) -> &[u8] {
+    let bytes = path.as_bytes();
+    match bytes.iter().rposition(|&b| b == b'/') {
+        Some(0) | None => b"/",
+        Some(slash) => &bytes[..slash],
+    }
+}

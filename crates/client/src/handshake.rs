@@ -1,0 +1,71 @@
+//! The opening of a connection: `initialize`, its answer, `initialized`.
+
+use std::time::Duration;
+
+use codex_exec_rpc::Connection;
+use codex_exec_server_protocol::session::{
+    InitializeParams, InitializeResponse, InitializedParams,
+};
+use codex_exec_server_protocol::{
+    DecodeLimits, Incoming, RequestId, RpcError, call, encode, notice,
+};
+
+/// Why a fresh connection did not become a session.
+#[derive(Debug, Clone)]
+pub(crate) enum HandshakeError {
+    /// It ended.
+    Ended(String),
+    /// No answer in time.
+    Timeout(Duration),
+    /// The server's error.
+    Server(RpcError),
+    /// What came back is no answer to `initialize`.
+    Protocol(String),
+}
+
+pub(crate) async fn handshake(
+    connection: &mut Connection,
+    params: &InitializeParams,
+    timeout: Duration,
+) -> Result<InitializeResponse, HandshakeError> {
+    match tokio::time::timeout(timeout, exchange(connection, params)).await {
+        Ok(result) => result,
+        Err(_) => Err(HandshakeError::Timeout(timeout)),
+    }
+}
+
+async fn exchange(
+    connection: &mut Connection,
+    params: &InitializeParams,
+) -> Result<InitializeResponse, HandshakeError> {
+    // A text id cannot meet an id of the requests that follow.
+    let own = RequestId::Text("initialize".to_owned());
+    let ended = |_| HandshakeError::Ended("it was closed at once".to_owned());
+    let request = encode::request::<call::Initialize>(&own, params);
+    connection.outbound().send(request).await.map_err(ended)?;
+    let response = loop {
+        let message = match connection.next().await {
+            Some(Ok(message)) => message,
+            Some(Err(error)) => return Err(HandshakeError::Ended(error.to_string())),
+            None => {
+                return Err(HandshakeError::Ended("it was closed before the answer".to_owned()));
+            }
+        };
+        match Incoming::parse(&message, &DecodeLimits::default()) {
+            Ok(Incoming::Response { id, result }) if id == own => {
+                break serde_json::from_str(result.get())
+                    .map_err(|error| HandshakeError::Protocol(error.to_string()))?;
+            }
+            Ok(Incoming::Error { id, error }) if id == own || id == RequestId::UNKNOWN => {
+                return Err(HandshakeError::Server(error));
+            }
+            // Events of a resumed session; they are read again later.
+            Ok(Incoming::Notification { .. }) => {}
+            Ok(_) => return Err(HandshakeError::Protocol("it answered something else".to_owned())),
+            Err(error) => return Err(HandshakeError::Protocol(error.to_string())),
+        }
+    };
+    let initialized = encode::notification::<notice::Initialized>(&InitializedParams {});
+    connection.outbound().send(initialized).await.map_err(ended)?;
+    Ok(response)
+}

@@ -1,0 +1,120 @@
+//! HTTP requests that the server makes, with the body as a stream.
+
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use codex_exec_server_protocol::http::{HttpRequestParams, HttpRequestResponse};
+use codex_exec_server_protocol::{call, notice};
+use futures_util::{Stream, StreamExt};
+
+use crate::client::ExecServerClient;
+use crate::error::{ExecServerError, Lost};
+use crate::notices::Notices;
+
+/// The body of an answer, piece by piece, see [`ExecServerClient::http_stream`].
+///
+/// It is bound to its connection: one that drops ends it with an error.
+pub struct HttpBody {
+    request_id: String,
+    pieces: Notices<notice::HttpRequestBodyDelta>,
+    next: u64,
+    /// The connection that carries it.
+    epoch: u64,
+    client: ExecServerClient,
+    lost: Pin<Box<dyn Future<Output = ()> + Send>>,
+    done: bool,
+}
+
+impl ExecServerClient {
+    /// Makes a request and returns its answer's head, and the body as it comes. Whatever
+    /// `request_id` and `stream_response` are in `params` is replaced.
+    pub async fn http_stream(
+        &self,
+        mut params: HttpRequestParams,
+    ) -> Result<(HttpRequestResponse, HttpBody), ExecServerError> {
+        params.request_id = self.fresh_id();
+        params.stream_response = true;
+        let request_id = params.request_id.clone();
+        let pieces = self.subscribe();
+        let epoch = self.shared.link().await?.epoch;
+        let head = self.call::<call::HttpRequest>(params).await?;
+        let shared = self.shared.clone();
+        let lost = Box::pin(async move {
+            // Ends with the connection, whether there is another one or not.
+            let _ = shared.link_after(epoch).await;
+        });
+        let body = HttpBody {
+            request_id,
+            pieces,
+            next: 1,
+            epoch,
+            client: self.clone(),
+            lost,
+            done: false,
+        };
+        Ok((head, body))
+    }
+}
+
+impl Stream for HttpBody {
+    type Item = Result<Bytes, ExecServerError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if self.done {
+                return Poll::Ready(None);
+            }
+            let piece = match self.pieces.poll_next_unpin(cx) {
+                Poll::Ready(piece) => piece,
+                Poll::Pending => {
+                    ready!(self.lost.as_mut().poll(cx));
+                    self.done = true;
+                    let method = "http/request";
+                    return Poll::Ready(Some(Err(Lost::Answer { method }.into())));
+                }
+            };
+            let piece = match piece {
+                Some(Ok(piece)) if piece.request_id != self.request_id => continue,
+                Some(Ok(piece)) => piece,
+                Some(Err(error)) => {
+                    self.done = true;
+                    return Poll::Ready(Some(Err(error)));
+                }
+                None => {
+                    self.done = true;
+                    let method = "http/request";
+                    return Poll::Ready(Some(Err(Lost::Answer { method }.into())));
+                }
+            };
+            self.done = piece.done || piece.error.is_some();
+            if let Some(why) = piece.error {
+                return Poll::Ready(Some(Err(ExecServerError::Server {
+                    method: "http/request",
+                    code: codex_exec_server_protocol::error::INTERNAL_ERROR,
+                    message: format!("the body ended early: {why}"),
+                })));
+            }
+            if piece.seq != self.next {
+                self.done = true;
+                let detail = format!("piece {} came instead of {}", piece.seq, self.next);
+                return Poll::Ready(Some(Err(ExecServerError::protocol("reading a body", detail))));
+            }
+            self.next += 1;
+            if !piece.delta.is_empty() {
+                return Poll::Ready(Some(Ok(piece.delta.0)));
+            }
+        }
+    }
+}
+
+impl fmt::Debug for HttpBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpBody")
+            .field("request_id", &self.request_id)
+            .field("connection", &self.epoch)
+            .field("client", &self.client)
+            .finish_non_exhaustive()
+    }
+}

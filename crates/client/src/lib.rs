@@ -1,0 +1,57 @@
+//! A client of an exec-server: run commands and touch files on another machine, and never lose a
+//! byte to a dropped connection.
+//!
+//! [`ExecServerClient`] is a session. It connects [by websocket](ExecServerClient::connect_websocket),
+//! [through a command](ExecServerClient::connect_stdio_command), over [a connection in
+//! memory](ExecServerClient::connect_connection), or through [any dialer](Dialer).
+//! [`spawn`](ExecServerClient::spawn) starts an [`ExecCommand`] and gives a [`Process`];
+//! [`files`](ExecServerClient::files) reads, writes, walks and transfers.
+//!
+//! When the connection drops, it is dialled again and the session resumed: processes go on, missed
+//! output is fetched, input is sent exactly once. What cannot be recovered is told by
+//! [`ExecServerError::Lost`], never passed over.
+//!
+//! This crate knows no operating system of the server and runs nothing itself.
+
+mod approval;
+mod backoff;
+mod calls;
+mod client;
+mod dialer;
+mod driver;
+mod error;
+mod files;
+mod handshake;
+mod http;
+mod link;
+mod notices;
+mod options;
+mod patch;
+mod process;
+mod shared;
+
+pub use approval::{Approval, Denial};
+pub use backoff::ReconnectPolicy;
+pub use client::ExecServerClient;
+pub use dialer::{Dialer, Dialling, StdioDialer, WebsocketDialer};
+pub use error::{DialFailure, ExecServerError, Lost};
+pub use files::{
+    FileReader, FileWriter, Files, TransferOptions, TransferProgress, TransferReport, Walk,
+    WalkItem,
+};
+pub use http::HttpBody;
+pub use notices::Notices;
+pub use options::{ClientTuning, ExecServerClientConnectOptions, RemoteExecServerConnectArgs};
+pub use patch::{
+    Hunk, HunkLine, Patch, PatchChange, PatchChangeKind, PatchError, PatchReport, PatchSection,
+};
+pub use process::{
+    ExecCommand, ExitStatus, Output, Process, ProcessEvent, ProcessEvents, ProcessOutput,
+    ProcessStdin, WhenSlow,
+};
+pub use shared::ConnectionStatus;
+
+pub use codex_exec_rpc::{Connection, ConnectionConfig, WebsocketDial};
+pub use codex_exec_server_protocol as protocol;
+pub use codex_exec_server_protocol::process::OutputStream;
+pub use codex_exec_server_protocol::{PathUri, PermissionProfile, SandboxContext};

@@ -1,0 +1,175 @@
+//! One connection in use: requests out, their answers back.
+//!
+//! Invariant: a request that was added to a link is answered exactly once: by the peer, or by
+//! [`Link::fail`] when the connection ends. A failed link takes no more requests.
+
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use codex_exec_rpc::{Answer, Outbound, Pending};
+use codex_exec_server_protocol::{Call, RequestId, RpcError, SandboxContext, encode};
+use serde_json::value::RawValue;
+use tokio::sync::oneshot;
+
+/// Locks; a panic elsewhere does not make our data wrong.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why a request on a link has no result.
+#[derive(Debug, Clone)]
+pub(crate) enum LinkError {
+    /// The connection had ended before it could be sent.
+    NotSent,
+    /// The connection ended while it was under way.
+    Interrupted,
+    /// The peer's error.
+    Server(RpcError),
+    /// The peer's answer does not decode, or was too long to take.
+    Protocol(String),
+}
+
+pub(crate) struct Link {
+    /// Which connection of the client this is, from 1.
+    pub(crate) epoch: u64,
+    outbound: Outbound,
+    requests: Mutex<Requests>,
+}
+
+struct Requests {
+    pending: Pending<LinkError>,
+    open: bool,
+}
+
+impl Link {
+    pub(crate) fn new(epoch: u64, outbound: Outbound) -> Arc<Self> {
+        let requests = Mutex::new(Requests { pending: Pending::default(), open: true });
+        Arc::new(Self { epoch, outbound, requests })
+    }
+
+    pub(crate) fn outbound(&self) -> &Outbound {
+        &self.outbound
+    }
+
+    /// Sends a request; the answer is awaited apart. Requests sent one after the other through
+    /// here arrive in that order.
+    pub(crate) async fn send<C: Call>(
+        self: &Arc<Self>,
+        params: &C::Params,
+        sandbox: Option<&SandboxContext>,
+    ) -> Result<AnswerOf<C>, LinkError> {
+        let (sender, receiver) = oneshot::channel();
+        let id = {
+            let mut requests = lock(&self.requests);
+            if !requests.open {
+                return Err(LinkError::NotSent);
+            }
+            requests.pending.add(Box::new(move |answer| {
+                let result = match answer {
+                    Ok(raw) => serde_json::from_str::<C::Response>(raw.get())
+                        .map_err(|error| LinkError::Protocol(error.to_string())),
+                    Err(Answer::Error(error)) => Err(LinkError::Server(error)),
+                    Err(Answer::Failed(error)) => Err(error),
+                };
+                // The caller may have gone; then nobody wants it.
+                let _ = sender.send(result);
+            }))
+        };
+        let message = encode::request::<C>(&id, params);
+        let message = match sandbox {
+            Some(sandbox) => with_sandbox(message, sandbox),
+            None => message,
+        };
+        let answer =
+            AnswerOf { link: self.clone(), id, receiver, answered: false, call: PhantomData };
+        match self.outbound.send(message).await {
+            Ok(()) => Ok(answer),
+            Err(_) => Err(LinkError::NotSent),
+        }
+    }
+
+    /// Hands an answer to its request.
+    pub(crate) fn answer(&self, id: &RequestId, answer: Result<&RawValue, RpcError>) -> bool {
+        lock(&self.requests).pending.answer(id, answer)
+    }
+
+    /// The connection goes on, but one of these answers was thrown away.
+    pub(crate) fn answer_lost(&self, why: &str) {
+        lock(&self.requests).pending.fail_all(&LinkError::Protocol(why.to_owned()));
+    }
+
+    /// The connection has ended.
+    pub(crate) fn fail(&self) {
+        let mut requests = lock(&self.requests);
+        requests.open = false;
+        requests.pending.fail_all(&LinkError::Interrupted);
+    }
+}
+
+/// The answer to come. Dropping it forgets the request.
+pub(crate) struct AnswerOf<C: Call> {
+    link: Arc<Link>,
+    id: RequestId,
+    receiver: oneshot::Receiver<Result<C::Response, LinkError>>,
+    answered: bool,
+    call: PhantomData<fn(C)>,
+}
+
+impl<C: Call> Future for AnswerOf<C> {
+    type Output = Result<C::Response, LinkError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let answer = ready!(Pin::new(&mut self.receiver).poll(cx));
+        self.answered = true;
+        Poll::Ready(answer.unwrap_or(Err(LinkError::Interrupted)))
+    }
+}
+
+impl<C: Call> Drop for AnswerOf<C> {
+    fn drop(&mut self) {
+        if !self.answered {
+            lock(&self.link.requests).pending.forget(&self.id);
+        }
+    }
+}
+
+/// Adds the member `sandbox` to the params of an encoded request.
+fn with_sandbox(mut message: Vec<u8>, sandbox: &SandboxContext) -> Vec<u8> {
+    let empty = message.ends_with(b"{}}");
+    // `…"params":{…}}`: the params end right before the message does.
+    message.truncate(message.len() - 2);
+    message.extend_from_slice(if empty { b"\"sandbox\":" } else { b",\"sandbox\":" });
+    // Writing to a Vec cannot fail, and permissions are strings and numbers.
+    if serde_json::to_writer(&mut message, sandbox).is_err() {
+        message.extend_from_slice(b"null");
+    }
+    message.extend_from_slice(b"}}");
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use codex_exec_server_protocol::files::FsReadFileParams;
+    use codex_exec_server_protocol::{PermissionProfile, call};
+
+    #[test]
+    fn a_sandbox_is_a_member_of_the_params() {
+        let params = FsReadFileParams::new("/a".parse().unwrap());
+        let plain = encode::request::<call::FsReadFile>(&7.into(), &params);
+        let sandbox = SandboxContext::new(PermissionProfile::read_only());
+        let text = with_sandbox(plain, &sandbox);
+        let value: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        assert_eq!(value["id"], 7);
+        assert_eq!(value["params"]["path"], "file:///a");
+        assert_eq!(value["params"]["sandbox"]["permissions"]["type"], "managed");
+
+        let bare = br#"{"id":1,"method":"m","params":{}}"#.to_vec();
+        let value: serde_json::Value =
+            serde_json::from_slice(&with_sandbox(bare, &sandbox)).unwrap();
+        assert!(value["params"]["sandbox"].is_object());
+    }
+}

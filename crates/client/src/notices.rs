@@ -1,0 +1,135 @@
+//! Subscriptions to notifications, each with its own bounded queue.
+//!
+//! Invariant: a subscription that is not read costs its queue and nothing else; what does not fit
+//! is counted, and the count is told in its place in the stream.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use codex_exec_server_protocol::{DecodeLimits, Incoming, Notice};
+use futures_util::Stream;
+
+use crate::error::{ExecServerError, Lost};
+use crate::link::lock;
+
+/// Notifications of one kind as they come, see
+/// [`ExecServerClient::subscribe`](crate::ExecServerClient::subscribe). Ends with the client.
+///
+/// Notifications are bound to a connection: after a reconnect the server starts anew.
+pub struct Notices<N: Notice> {
+    queue: Arc<Mutex<Queue>>,
+    notice: PhantomData<fn(N)>,
+}
+
+struct Queue {
+    items: VecDeque<Item>,
+    capacity: usize,
+    ended: bool,
+    waker: Option<Waker>,
+}
+
+enum Item {
+    Message(Bytes),
+    Dropped(u64),
+}
+
+#[derive(Default)]
+pub(crate) struct Subscriptions {
+    open: Mutex<Vec<(&'static str, Weak<Mutex<Queue>>)>>,
+}
+
+impl Subscriptions {
+    pub(crate) fn subscribe<N: Notice>(&self, capacity: usize) -> Notices<N> {
+        let queue = Arc::new(Mutex::new(Queue {
+            items: VecDeque::new(),
+            capacity: capacity.max(1),
+            ended: false,
+            waker: None,
+        }));
+        let mut open = lock(&self.open);
+        open.retain(|(_, queue)| queue.strong_count() > 0);
+        open.push((N::NAME, Arc::downgrade(&queue)));
+        Notices { queue, notice: PhantomData }
+    }
+
+    /// Passes a notification on to whoever subscribed to its name.
+    pub(crate) fn publish(&self, name: &str, message: &Bytes) {
+        for (subscribed, queue) in lock(&self.open).iter() {
+            if let Some(queue) = queue.upgrade()
+                && *subscribed == name
+            {
+                lock(&queue).push(message);
+            }
+        }
+    }
+
+    pub(crate) fn end(&self) {
+        for (_, queue) in lock(&self.open).drain(..) {
+            if let Some(queue) = queue.upgrade() {
+                let mut queue = lock(&queue);
+                queue.ended = true;
+                queue.wake();
+            }
+        }
+    }
+}
+
+impl Queue {
+    fn push(&mut self, message: &Bytes) {
+        if self.items.len() < self.capacity {
+            self.items.push_back(Item::Message(message.clone()));
+        } else if let Some(Item::Dropped(count)) = self.items.back_mut() {
+            *count += 1;
+        } else {
+            self.items.push_back(Item::Dropped(1));
+        }
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl<N: Notice> Stream for Notices<N> {
+    type Item = Result<N::Params, ExecServerError>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut queue = lock(&self.queue);
+        match queue.items.pop_front() {
+            Some(Item::Message(message)) => Poll::Ready(Some(parse::<N>(&message))),
+            Some(Item::Dropped(count)) => {
+                Poll::Ready(Some(Err(Lost::Notices { name: N::NAME, count }.into())))
+            }
+            None if queue.ended => Poll::Ready(None),
+            None => {
+                queue.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+fn parse<N: Notice>(message: &[u8]) -> Result<N::Params, ExecServerError> {
+    let bad = |detail: String| ExecServerError::protocol(format!("reading {}", N::NAME), detail);
+    match Incoming::parse(message, &DecodeLimits::default()) {
+        Ok(Incoming::Notification { params, .. }) => {
+            codex_exec_server_protocol::parse_params(params).map_err(|error| bad(error.message))
+        }
+        Ok(_) => Err(bad("not a notification".to_owned())),
+        Err(error) => Err(bad(error.to_string())),
+    }
+}
+
+impl<N: Notice> fmt::Debug for Notices<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Notices").field("name", &N::NAME).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,204 @@
+//! Hunks against the lines of a file. Pure.
+//!
+//! Invariant: only lines that a hunk removes or inserts change; context stays byte for byte as the
+//! file has it, and so do line ends and whether the last line has one.
+
+use super::PatchError;
+use super::parse::{Hunk, HunkLine};
+
+/// The content after the hunks.
+pub(super) fn update(path: &str, content: &[u8], hunks: &[Hunk]) -> Result<Vec<u8>, PatchError> {
+    let ended = content.last().is_none_or(|&last| last == b'\n');
+    let mut lines: Vec<&[u8]> = content.split(|&b| b == b'\n').collect();
+    if ended {
+        lines.pop();
+    }
+    let windows = lines.iter().filter(|line| line.ends_with(b"\r")).count() * 2 > lines.len();
+
+    let mut out: Vec<Vec<u8>> = Vec::with_capacity(lines.len());
+    let mut at = 0;
+    for (n, hunk) in hunks.iter().enumerate() {
+        let start = place(path, n + 1, hunk, &lines, at)?;
+        out.extend(lines[at..start].iter().map(|line| line.to_vec()));
+        at = start;
+        for line in &hunk.lines {
+            match line {
+                HunkLine::Keep(_) => {
+                    out.push(lines[at].to_vec());
+                    at += 1;
+                }
+                HunkLine::Remove(_) => at += 1,
+                HunkLine::Insert(text) => {
+                    let mut line = text.clone().into_bytes();
+                    if windows {
+                        line.push(b'\r');
+                    }
+                    out.push(line);
+                }
+            }
+        }
+    }
+    out.extend(lines[at..].iter().map(|line| line.to_vec()));
+    let mut content = out.join(&b'\n');
+    if ended && !out.is_empty() {
+        content.push(b'\n');
+    }
+    Ok(content)
+}
+
+/// Where the hunk's old lines start, at or after `from`.
+fn place(
+    path: &str,
+    number: usize,
+    hunk: &Hunk,
+    lines: &[&[u8]],
+    from: usize,
+) -> Result<usize, PatchError> {
+    let mismatch = |problem: String, wanted: &[&str]| PatchError::Mismatch {
+        path: path.to_owned(),
+        hunk: number,
+        problem,
+        wanted: wanted.join("\n"),
+    };
+    let mut at = from;
+    for header in &hunk.headers {
+        let wanted = [header.as_str()];
+        at = match find(lines, &wanted, at, false) {
+            Some(found) => found + 1,
+            None => {
+                let problem = format!("its `@@` line is not there after line {at}");
+                return Err(mismatch(problem, &wanted));
+            }
+        };
+    }
+    let old: Vec<&str> = hunk
+        .lines
+        .iter()
+        .filter_map(|line| match line {
+            HunkLine::Keep(text) | HunkLine::Remove(text) => Some(text.as_str()),
+            HunkLine::Insert(_) => None,
+        })
+        .collect();
+    if old.is_empty() {
+        // Nothing to look for: after the header, or at the end.
+        return Ok(if hunk.headers.is_empty() || hunk.at_end { lines.len() } else { at });
+    }
+    let found = find(lines, &old, at, hunk.at_end).or_else(|| {
+        // The header itself may be the first line of context.
+        hunk.headers
+            .last()
+            .and_then(|_| find(lines, &old, at.saturating_sub(1).max(from), hunk.at_end))
+    });
+    found.ok_or_else(|| {
+        let place = if hunk.at_end { "at the end of the file" } else { "after" };
+        let problem = if hunk.at_end {
+            format!("its lines are not {place}")
+        } else {
+            format!("its lines are not there {place} line {at}")
+        };
+        mismatch(problem, &old)
+    })
+}
+
+/// Finds consecutive lines, exactly first, then with less and less regard to white space and
+/// typography.
+fn find(lines: &[&[u8]], wanted: &[&str], from: usize, at_end: bool) -> Option<usize> {
+    let last = lines.len().checked_sub(wanted.len())?;
+    let first = if at_end { last.max(from) } else { from };
+    if first > last {
+        return None;
+    }
+    (0..4).find_map(|care| {
+        let wanted: Vec<String> = wanted.iter().map(|line| relaxed(line, care)).collect();
+        (first..=last).find(|&start| {
+            wanted.iter().zip(&lines[start..]).all(|(wanted, line)| {
+                let line = line.strip_suffix(b"\r").unwrap_or(line);
+                match std::str::from_utf8(line) {
+                    Ok(line) => relaxed(line, care) == *wanted,
+                    Err(_) => line == wanted.as_bytes(),
+                }
+            })
+        })
+    })
+}
+
+/// The line as it is compared: 0 exactly, 1 without white space at its end, 2 nor at its start, 3
+/// with typographic characters as their ASCII kin.
+fn relaxed(line: &str, care: u8) -> String {
+    match care {
+        0 => line.to_owned(),
+        1 => line.trim_end().to_owned(),
+        2 => line.trim().to_owned(),
+        _ => line.trim().chars().map(plain).collect(),
+    }
+}
+
+fn plain(c: char) -> char {
+    match c {
+        '\u{2010}'..='\u{2015}' | '\u{2212}' => '-',
+        '\u{2018}'..='\u{201B}' => '\'',
+        '\u{201C}'..='\u{201F}' => '"',
+        '\u{00A0}' | '\u{2000}'..='\u{200A}' | '\u{202F}' | '\u{205F}' | '\u{3000}' => ' ',
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse::{Patch, PatchSection};
+    use super::*;
+
+    fn apply(content: &str, hunks: &str) -> Result<String, PatchError> {
+        let text = format!("*** Begin Patch\n*** Update File: f\n{hunks}\n*** End Patch");
+        let patch = Patch::parse(&text).unwrap();
+        let PatchSection::Update { hunks, .. } = &patch.sections[0] else { panic!() };
+        update("f", content.as_bytes(), hunks).map(|bytes| String::from_utf8(bytes).unwrap())
+    }
+
+    #[test]
+    fn hunks_go_forward_from_each_other() {
+        assert_eq!(apply("a\nb\na\nb\n", "@@\n-a\n+1\n@@\n-a\n+2").unwrap(), "1\nb\n2\nb\n");
+        assert_eq!(apply("a\nb\na\n", "@@ b\n-a\n+2").unwrap(), "a\nb\n2\n");
+        let code = "class A\n  def f\n    x\nclass B\n  def f\n    x\n";
+        let changed = apply(code, "@@ class B\n@@   def f\n-    x\n+    y").unwrap();
+        assert_eq!(changed, "class A\n  def f\n    x\nclass B\n  def f\n    y\n");
+    }
+
+    #[test]
+    fn insertions_go_after_the_header_or_to_the_end() {
+        assert_eq!(apply("a\nb\n", "@@ a\n+x").unwrap(), "a\nx\nb\n");
+        assert_eq!(apply("a\nb\n", "@@\n+x").unwrap(), "a\nb\nx\n");
+        assert_eq!(apply("", "@@\n+x").unwrap(), "x\n");
+    }
+
+    #[test]
+    fn the_end_is_an_anchor() {
+        assert_eq!(apply("a\nb\na\n", "@@\n-a\n+z\n*** End of File").unwrap(), "a\nb\nz\n");
+        let error = apply("a\nb\n", "@@\n-a\n+z\n*** End of File").unwrap_err();
+        assert!(error.to_string().contains("end of the file"), "{error}");
+    }
+
+    #[test]
+    fn line_ends_are_kept() {
+        assert_eq!(apply("a\r\nb\r\n", "@@\n a\n-b\n+c").unwrap(), "a\r\nc\r\n");
+        assert_eq!(apply("a\nb", "@@\n-b\n+c").unwrap(), "a\nc");
+        assert_eq!(apply("a\n", "@@\n-a").unwrap(), "");
+    }
+
+    #[test]
+    fn context_is_found_with_less_care_and_kept_as_it_is() {
+        assert_eq!(apply("  a  \nb\n", "@@\n a\n-b\n+c").unwrap(), "  a  \nc\n");
+        assert_eq!(
+            apply("say “hi” – ok\nb\n", "@@\n say \"hi\" - ok\n-b\n+c").unwrap(),
+            "say “hi” – ok\nc\n"
+        );
+        assert_eq!(apply(" x\nx\n", "@@\n-x\n+y").unwrap(), " x\ny\n", "exact comes first");
+    }
+
+    #[test]
+    fn a_mismatch_names_the_hunk_and_the_lines() {
+        let error = apply("a\n", "@@\n-a\n+b\n@@\n-nope\n+c").unwrap_err();
+        let words = error.to_string();
+        assert!(words.contains("hunk 2 of f") && words.contains("nope"), "{words}");
+    }
+}

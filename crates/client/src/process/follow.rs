@@ -1,0 +1,39 @@
+//! The task beside each process handle: it reads what notifications did not bring.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use codex_exec_server_protocol::process::{ProcessId, ReadParams};
+use codex_exec_server_protocol::{call, error as code};
+
+use super::track::Need;
+use super::tracked::Tracked;
+use crate::error::ExecServerError;
+use crate::shared::{Repeat, Shared};
+
+pub(crate) async fn follow(shared: Arc<Shared>, tracked: Arc<Tracked>, process_id: ProcessId) {
+    let patience = shared.tuning.reorder_patience;
+    while let Some(need) = poll_fn(|cx| tracked.poll_need(cx, Need::Nothing)).await {
+        if need == Need::Soon {
+            let settled = poll_fn(|cx| tracked.poll_need(cx, Need::Soon));
+            if tokio::time::timeout(patience, settled).await.is_ok() {
+                continue;
+            }
+        }
+        let (after, max_bytes) = tracked.peek(|track| (track.delivered(), track.read_size()));
+        let params = ReadParams {
+            process_id: process_id.clone(),
+            after_seq: Some(after),
+            max_bytes: Some(max_bytes),
+            wait_ms: None,
+        };
+        let timeout = shared.tuning.request_timeout;
+        match shared.call::<call::ProcessRead>(&params, None, Repeat::Safe, timeout).await {
+            Ok(answer) => tracked.feed(|track| track.read(after, answer)),
+            Err(ExecServerError::Server { code: code::INVALID_REQUEST, .. }) => {
+                tracked.feed(super::track::Track::gone);
+            }
+            Err(error) => tracked.feed(|track| track.fail(error)),
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! The handle on a process.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use codex_exec_server_protocol::process::{
+    OutputStream, ProcessId, ProcessSignal, ResizeParams, SandboxType, SignalParams,
+    TerminateParams,
+};
+use codex_exec_server_protocol::{PathUri, call, error as code};
+use futures_util::{Stream, StreamExt};
+
+use super::command::ExecCommand;
+use super::delivery::Side;
+use super::event::{ExitStatus, Output, ProcessEvent};
+use super::follow::follow;
+use super::output::ProcessOutput;
+use super::stdin::ProcessStdin;
+use super::track::Track;
+use super::tracked::Tracked;
+use crate::client::ExecServerClient;
+use crate::error::{ExecServerError, Lost};
+use crate::shared::Repeat;
+
+/// A process on the server.
+///
+/// Its output is taken in one of two ways: all events in order ([`next_event`](Self::next_event) or
+/// [`take_events`](Self::take_events)), or stdout and stderr as byte streams ([`take_stdout`](Self::take_stdout)). Dropping the handle and
+/// everything taken from it lets the process go on unobserved, unless
+/// [`ExecCommand::terminate_on_drop`] was asked.
+///
+/// ```no_run
+/// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), codex_exec_client::ExecServerError> {
+/// use codex_exec_client::{ExecCommand, ProcessEvent};
+///
+/// let mut process = client.spawn(ExecCommand::new(["make", "-j4"]).cwd("/srv/app")?).await?;
+/// while let Some(event) = process.next_event().await {
+///     match event {
+///         ProcessEvent::Output { stream, bytes } => println!("{stream:?}: {} bytes", bytes.len()),
+///         ProcessEvent::Exited(status) => println!("exit code {}", status.code),
+///         ProcessEvent::Lost(lost) => eprintln!("{lost}"),
+///         ProcessEvent::Failed(error) => return Err(error),
+///         ProcessEvent::Closed => {}
+///     }
+/// }
+/// # Ok(()) }
+/// ```
+pub struct Process {
+    handle: Arc<Handle>,
+    sandbox_type: Option<SandboxType>,
+    stdin: Option<ProcessStdin>,
+    taken: Taken,
+    events: Option<ProcessEvents>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Taken {
+    events: bool,
+    stdout: bool,
+    stderr: bool,
+}
+
+/// What the handle and everything taken from it share.
+pub(super) struct Handle {
+    pub(super) client: ExecServerClient,
+    pub(super) id: ProcessId,
+    pub(super) tracked: Arc<Tracked>,
+    pub(super) tty: bool,
+    terminate_on_drop: bool,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.client.shared.untrack(&self.id);
+        self.tracked.abandon();
+        let over = self.tracked.peek(|track| track.exit().is_some() || track.end().is_some());
+        if self.terminate_on_drop
+            && !over
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            // Keeps the connection until it is done.
+            let (client, process_id) = (self.client.clone(), self.id.clone());
+            runtime.spawn(async move {
+                let params = TerminateParams { process_id };
+                let _ = client.call::<call::ProcessTerminate>(params).await;
+            });
+        }
+    }
+}
+
+impl ExecServerClient {
+    /// Starts a command.
+    pub async fn spawn(&self, command: ExecCommand) -> Result<Process, ExecServerError> {
+        let chosen = command.process_id.is_some();
+        let id = match &command.process_id {
+            Some(id) => id.clone(),
+            None => ProcessId::from(self.shared.fresh_id("p")),
+        };
+        let mut process = self.observe(
+            id.clone(),
+            Track::new(id.clone(), self.window(&command), 0, false),
+            &command,
+        )?;
+        let params = command.params(id, self.default_cwd());
+        match self.start(&params, chosen).await {
+            Ok(sandbox_type) => process.sandbox_type = sandbox_type,
+            Err(error) => {
+                process.forget();
+                return Err(error);
+            }
+        }
+        process.follow();
+        Ok(process)
+    }
+
+    /// Runs a command to its end and returns all it said. For commands whose output fits in memory.
+    pub async fn run(&self, command: ExecCommand) -> Result<Output, ExecServerError> {
+        self.spawn(command).await?.wait_with_output().await
+    }
+
+    /// A handle on a process of this session that was started before, with its events after the
+    /// number `after` (0 for all that the server retains). Only one handle at a time is possible.
+    /// Whether the process has a terminal is asked of the server if it can tell; say so by
+    /// [`ExecCommand::tty`] in `like` otherwise, which also gives window and slowness.
+    pub async fn attach(
+        &self,
+        id: impl Into<ProcessId>,
+        after: u64,
+        like: ExecCommand,
+    ) -> Result<Process, ExecServerError> {
+        let id = id.into();
+        let mut like = like;
+        like.pipe_stdin = true;
+        if self.capabilities().process_list {
+            let listed = self.process_list().await?;
+            let found = listed.processes.iter().find(|process| process.process_id == id);
+            match found {
+                Some(process) => like.tty |= process.tty,
+                None => return Err(Lost::Process { process: id }.into()),
+            }
+        }
+        let track = Track::new(id.clone(), self.window(&like), after, true);
+        let mut process = self.observe(id, track, &like)?;
+        if let Some(stdin) = &mut process.stdin {
+            stdin.leave_open();
+        }
+        process.follow();
+        Ok(process)
+    }
+
+    fn observe(
+        &self,
+        id: ProcessId,
+        track: Track,
+        command: &ExecCommand,
+    ) -> Result<Process, ExecServerError> {
+        let tracked = Arc::new(Tracked::new(track, command.when_slow));
+        if !self.shared.track(&id, &tracked) {
+            return Err(ExecServerError::Invalid(format!(
+                "this client already has a handle on a process `{id}`; use that one, or another id"
+            )));
+        }
+        let handle = Arc::new(Handle {
+            client: self.clone(),
+            id,
+            tracked,
+            tty: command.tty,
+            terminate_on_drop: command.terminate_on_drop,
+        });
+        let stdin = (command.tty || command.pipe_stdin).then(|| ProcessStdin::new(handle.clone()));
+        Ok(Process { handle, sandbox_type: None, stdin, taken: Taken::default(), events: None })
+    }
+
+    /// `process/start` names the process, so that it can be repeated after a reconnect: either the
+    /// first request never arrived, or the second is told that the process exists.
+    async fn start(
+        &self,
+        params: &codex_exec_server_protocol::process::ExecParams,
+        chosen: bool,
+    ) -> Result<Option<SandboxType>, ExecServerError> {
+        let timeout = self.shared.tuning.request_timeout;
+        let first =
+            self.shared.call::<call::ProcessStart>(params, None, Repeat::Unsafe, timeout).await;
+        let again = match first {
+            Ok(response) => return Ok(response.sandbox_type),
+            Err(ExecServerError::Lost(Lost::Answer { .. })) => {
+                self.shared.call::<call::ProcessStart>(params, None, Repeat::Safe, timeout).await
+            }
+            Err(error) => return Err(error),
+        };
+        match again {
+            Ok(response) => Ok(response.sandbox_type),
+            Err(ExecServerError::Server { code: code::INVALID_REQUEST, message, .. })
+                if !chosen && message.contains("exist") =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn window(&self, command: &ExecCommand) -> usize {
+        command.window.unwrap_or(self.shared.tuning.event_window).max(1)
+    }
+
+    /// Where a command runs that names no directory.
+    fn default_cwd(&self) -> PathUri {
+        let info = self.info();
+        let place = info.cwd.clone().or_else(|| info.user_home_dir.clone());
+        place.unwrap_or_else(root)
+    }
+}
+
+fn root() -> PathUri {
+    match PathUri::from_native("/") {
+        Ok(root) => root,
+        Err(error) => unreachable!("the root is a path: {error}"),
+    }
+}
+
+impl Process {
+    /// Its name in the session.
+    pub fn id(&self) -> &ProcessId {
+        &self.handle.id
+    }
+
+    /// The client it was started with.
+    pub fn client(&self) -> &ExecServerClient {
+        &self.handle.client
+    }
+
+    /// What confines it; `None` if the server did not tell.
+    pub fn sandbox_type(&self) -> Option<SandboxType> {
+        self.sandbox_type
+    }
+
+    /// All its events in order; `None` if they, stdout or stderr were taken already.
+    pub fn take_events(&mut self) -> Option<ProcessEvents> {
+        if self.taken != Taken::default() {
+            return None;
+        }
+        self.taken.events = true;
+        Some(ProcessEvents { handle: self.handle.clone(), ended: false })
+    }
+
+    /// The next event; `None` after the last, and if events, stdout or stderr were taken.
+    pub async fn next_event(&mut self) -> Option<ProcessEvent> {
+        if self.events.is_none() {
+            self.events = self.take_events();
+        }
+        self.events.as_mut()?.next().await
+    }
+
+    /// Its stdout, or all that appears on its terminal; `None` if taken already. Take (and drop, if
+    /// it is not wanted) stderr too: a stream that is not read ends up holding the other one back.
+    pub fn take_stdout(&mut self) -> Option<ProcessOutput> {
+        if self.taken.events || std::mem::replace(&mut self.taken.stdout, true) {
+            return None;
+        }
+        Some(self.output(Side::Out))
+    }
+
+    /// Its stderr; `None` if taken already. Empty for a process with a terminal.
+    pub fn take_stderr(&mut self) -> Option<ProcessOutput> {
+        if self.taken.events || std::mem::replace(&mut self.taken.stderr, true) {
+            return None;
+        }
+        Some(self.output(Side::Err))
+    }
+
+    fn output(&self, side: Side) -> ProcessOutput {
+        self.handle.tracked.feed(|track| track.delivery.split());
+        ProcessOutput { handle: self.handle.clone(), side }
+    }
+
+    /// Its stdin; `None` if it has none ([`ExecCommand::pipe_stdin`], [`ExecCommand::tty`]) or it was
+    /// taken already.
+    pub fn take_stdin(&mut self) -> Option<ProcessStdin> {
+        self.stdin.take()
+    }
+
+    /// Waits for its exit. Output is neither taken nor needed to be, unless it
+    /// [holds](crate::WhenSlow::Hold) the connection.
+    pub async fn wait(&self) -> Result<ExitStatus, ExecServerError> {
+        poll_fn(|cx| {
+            self.handle.tracked.poll_take(cx, |track| match (track.exit(), track.end()) {
+                (Some(status), _) => Some(Ok(status)),
+                (None, Some(Err(error))) => Some(Err(error.clone())),
+                // Closed without an exit: the server never told how it ended.
+                (None, Some(Ok(()))) => {
+                    Some(Err(Lost::Process { process: self.handle.id.clone() }.into()))
+                }
+                (None, None) => None,
+            })
+        })
+        .await
+    }
+
+    /// Closes stdin if it was not taken, collects all output, and waits for the end. Lost output is
+    /// an error.
+    pub async fn wait_with_output(mut self) -> Result<Output, ExecServerError> {
+        if self.taken.stdout || self.taken.stderr || (self.taken.events && self.events.is_none()) {
+            return Err(ExecServerError::Invalid(
+                "the output of this process was taken; collect it from there".to_owned(),
+            ));
+        }
+        drop(self.stdin.take());
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        while let Some(event) = self.next_event().await {
+            match event {
+                ProcessEvent::Output { stream: OutputStream::Stderr, bytes } => {
+                    stderr.extend_from_slice(&bytes);
+                }
+                ProcessEvent::Output { bytes, .. } => stdout.extend_from_slice(&bytes),
+                ProcessEvent::Lost(lost) => return Err(lost.into()),
+                ProcessEvent::Failed(error) => return Err(error),
+                ProcessEvent::Exited(_) | ProcessEvent::Closed => {}
+            }
+        }
+        Ok(Output { status: self.wait().await?, stdout, stderr })
+    }
+
+    /// Sets the size of its terminal.
+    pub async fn resize(&self, rows: u16, cols: u16) -> Result<(), ExecServerError> {
+        if !self.handle.client.capabilities().process_resize {
+            return Err(ExecServerError::Unsupported {
+                what: "resize a terminal".to_owned(),
+                instead: "it stays at 24 rows and 80 columns; `stty rows R cols C` in it helps"
+                    .to_owned(),
+            });
+        }
+        let params = ResizeParams { process_id: self.handle.id.clone(), rows, cols };
+        self.handle.client.call::<call::ProcessResize>(params).await?;
+        Ok(())
+    }
+
+    /// Signals its process group. All but `interrupt` need the capability `processSignals`.
+    pub async fn signal(&self, signal: ProcessSignal) -> Result<(), ExecServerError> {
+        let client = &self.handle.client;
+        if signal != ProcessSignal::Interrupt && !client.capabilities().process_signals {
+            return Err(ExecServerError::Unsupported {
+                what: format!("send the signal {signal:?}").to_lowercase(),
+                instead: "send interrupt, or terminate the process".to_owned(),
+            });
+        }
+        let params = SignalParams { process_id: self.handle.id.clone(), signal };
+        client.call::<call::ProcessSignal>(params).await?;
+        Ok(())
+    }
+
+    /// Kills it, its group and its descendants; true if it was running.
+    pub async fn terminate(&self) -> Result<bool, ExecServerError> {
+        let params = TerminateParams { process_id: self.handle.id.clone() };
+        Ok(self.handle.client.call::<call::ProcessTerminate>(params).await?.running)
+    }
+
+    /// The number of the last event that was put in order, to [attach](ExecServerClient::attach)
+    /// after it later.
+    pub fn last_seq(&self) -> u64 {
+        self.handle.tracked.peek(Track::delivered)
+    }
+
+    fn follow(&self) {
+        let handle = &self.handle;
+        tokio::spawn(follow(
+            handle.client.shared.clone(),
+            handle.tracked.clone(),
+            handle.id.clone(),
+        ));
+    }
+
+    /// It was never started.
+    fn forget(mut self) {
+        if let Some(stdin) = &mut self.stdin {
+            stdin.leave_open();
+        }
+        self.handle.tracked.feed(|track| {
+            track.fail(Lost::Process { process: self.handle.id.clone() }.into());
+        });
+    }
+}
+
+impl fmt::Debug for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Process").field("id", &self.handle.id).finish_non_exhaustive()
+    }
+}
+
+/// The events of a process in order, each once; ends after
+/// [`Closed`](ProcessEvent::Closed) or [`Failed`](ProcessEvent::Failed).
+pub struct ProcessEvents {
+    handle: Arc<Handle>,
+    ended: bool,
+}
+
+impl Stream for ProcessEvents {
+    type Item = ProcessEvent;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ProcessEvent>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let event = self.handle.tracked.poll_take(cx, |track| track.delivery.pop());
+        if let Poll::Ready(ProcessEvent::Closed | ProcessEvent::Failed(_)) = event {
+            self.ended = true;
+        }
+        event.map(Some)
+    }
+}
+
+impl fmt::Debug for ProcessEvents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessEvents").field("process", &self.handle.id).finish_non_exhaustive()
+    }
+}

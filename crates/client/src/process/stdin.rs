@@ -1,0 +1,370 @@
+//! A process's stdin.
+//!
+//! Invariant: bytes reach the process in the order in which they were written, each once, whatever
+//! happens to the connection. Every write has an id, writes that were not acknowledged are sent
+//! again in order on the next connection, and the server leaves out those it has.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use codex_exec_server_protocol::call;
+use codex_exec_server_protocol::process::{ProcessId, WriteParams, WriteStatus};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesOrdered;
+use tokio::io::AsyncWrite;
+
+use super::handle::Handle;
+use crate::client::ExecServerClient;
+use crate::error::ExecServerError;
+use crate::link::{Link, LinkError, lock};
+use crate::shared::call_error;
+
+/// The stdin of a process, see [`Process::take_stdin`](crate::Process::take_stdin).
+///
+/// A write is done when it is queued; it waits while more than
+/// [`ClientTuning::stdin_window`](crate::ClientTuning::stdin_window) bytes are not accepted by the
+/// server. `flush` waits until all are. `shutdown` flushes and closes the process's stdin (on a
+/// terminal it types the end-of-file character); dropping a pipe's stdin does so in the background.
+/// A server without the capability `processCloseStdin` cannot close a pipe: there `shutdown` is an
+/// error of the kind [`Unsupported`](io::ErrorKind::Unsupported).
+pub struct ProcessStdin {
+    handle: Arc<Handle>,
+    queue: Arc<Mutex<Queue>>,
+    pumping: bool,
+    close_on_drop: bool,
+}
+
+struct Queue {
+    /// Oldest first; the first `sent` of them are under way on the current connection.
+    writes: VecDeque<Write>,
+    bytes: usize,
+    sent: usize,
+    end: Closing,
+    /// The last handle is gone.
+    dropped: bool,
+    error: Option<ExecServerError>,
+    writer: Option<Waker>,
+    pump: Option<Waker>,
+}
+
+#[derive(Clone)]
+struct Write {
+    id: String,
+    bytes: Bytes,
+    close: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Closing {
+    Open,
+    /// The close is queued.
+    Asked,
+    Done,
+}
+
+/// How long a process that is still starting is left alone.
+const STARTING: Duration = Duration::from_millis(20);
+
+/// What a terminal takes for the end of input.
+const END_OF_TRANSMISSION: &[u8] = &[4];
+
+impl ProcessStdin {
+    pub(super) fn new(handle: Arc<Handle>) -> Self {
+        let queue = Arc::new(Mutex::new(Queue {
+            writes: VecDeque::new(),
+            bytes: 0,
+            sent: 0,
+            end: Closing::Open,
+            dropped: false,
+            error: None,
+            writer: None,
+            pump: None,
+        }));
+        let close_on_drop = !handle.tty;
+        Self { handle, queue, pumping: false, close_on_drop }
+    }
+
+    /// Dropping this does not close the process's stdin.
+    pub fn leave_open(&mut self) {
+        self.close_on_drop = false;
+    }
+
+    fn pump(&mut self) {
+        if !self.pumping {
+            self.pumping = true;
+            let (client, id) = (self.handle.client.clone(), self.handle.id.clone());
+            tokio::spawn(pump(client, id, self.queue.clone()));
+        }
+    }
+
+    fn push(&self, queue: &mut Queue, bytes: Bytes, close: bool) {
+        queue.bytes += bytes.len();
+        queue.writes.push_back(Write { id: self.handle.client.shared.fresh_id("w"), bytes, close });
+        if close {
+            queue.end = Closing::Asked;
+        }
+        if let Some(pump) = queue.pump.take() {
+            pump.wake();
+        }
+    }
+
+    fn can_close(&self) -> bool {
+        self.handle.client.capabilities().process_close_stdin
+    }
+}
+
+impl Queue {
+    fn wait(&mut self, cx: &Context<'_>) {
+        self.writer = Some(cx.waker().clone());
+    }
+
+    fn wake_writer(&mut self) {
+        if let Some(writer) = self.writer.take() {
+            writer.wake();
+        }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        match &self.error {
+            Some(error) => Err(error.clone().into()),
+            None => Ok(()),
+        }
+    }
+
+    fn fail(&mut self, error: ExecServerError) {
+        self.error = Some(error);
+        self.writes.clear();
+        self.bytes = 0;
+        self.wake_writer();
+    }
+}
+
+impl AsyncWrite for ProcessStdin {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.pump();
+        let tuning = &self.handle.client.shared.tuning;
+        let mut queue = lock(&self.queue);
+        queue.check()?;
+        if queue.end != Closing::Open {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        let room = tuning.stdin_window.saturating_sub(queue.bytes);
+        if room == 0 {
+            queue.wait(cx);
+            return Poll::Pending;
+        }
+        let len = bytes.len().min(room).min(tuning.stdin_chunk.max(1));
+        self.push(&mut queue, Bytes::copy_from_slice(&bytes[..len]), false);
+        Poll::Ready(Ok(len))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut queue = lock(&self.queue);
+        queue.check()?;
+        if queue.writes.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        queue.wait(cx);
+        Poll::Pending
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.pump();
+        let mut queue = lock(&self.queue);
+        queue.check()?;
+        if queue.end == Closing::Open {
+            if self.can_close() {
+                self.push(&mut queue, Bytes::new(), true);
+            } else if self.handle.tty {
+                self.push(&mut queue, Bytes::from_static(END_OF_TRANSMISSION), false);
+                queue.end = Closing::Asked;
+            } else if !queue.writes.is_empty() {
+                // First everything else, then the bad news.
+                queue.wait(cx);
+                return Poll::Pending;
+            } else {
+                let error = ExecServerError::Unsupported {
+                    what: "close a process's stdin".to_owned(),
+                    instead: "end the input in the program's own way, run it in a terminal, or terminate it".to_owned(),
+                };
+                return Poll::Ready(Err(error.into()));
+            }
+        }
+        if queue.writes.is_empty() {
+            queue.end = Closing::Done;
+            return Poll::Ready(Ok(()));
+        }
+        queue.wait(cx);
+        Poll::Pending
+    }
+}
+
+impl Drop for ProcessStdin {
+    fn drop(&mut self) {
+        let close = self.close_on_drop && self.can_close();
+        // Nothing can be sent once the runtime is gone.
+        if close && tokio::runtime::Handle::try_current().is_ok() {
+            self.pump();
+        }
+        let mut queue = lock(&self.queue);
+        if close && queue.end == Closing::Open && queue.error.is_none() {
+            self.push(&mut queue, Bytes::new(), true);
+        }
+        queue.dropped = true;
+        if let Some(pump) = queue.pump.take() {
+            pump.wake();
+        }
+    }
+}
+
+impl fmt::Debug for ProcessStdin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessStdin").field("process", &self.handle.id).finish_non_exhaustive()
+    }
+}
+
+/// Sends what is queued, until everything is accepted and nobody can write any more.
+async fn pump(client: ExecServerClient, process: ProcessId, queue: Arc<Mutex<Queue>>) {
+    let mut link = match client.shared.link().await {
+        Ok(link) => link,
+        Err(error) => return lock(&queue).fail(error),
+    };
+    let mut pump = Pump { client, process, queue, confirmed: false };
+    loop {
+        match pump.serve(&link).await {
+            Served::Done => return,
+            Served::Failed(error) => return lock(&pump.queue).fail(error),
+            Served::LinkEnded => {}
+        }
+        lock(&pump.queue).sent = 0;
+        link = match pump.client.shared.link_after(link.epoch).await {
+            Ok(link) => link,
+            Err(error) => return lock(&pump.queue).fail(error),
+        };
+    }
+}
+
+struct Pump {
+    client: ExecServerClient,
+    process: ProcessId,
+    queue: Arc<Mutex<Queue>>,
+    /// A write was accepted, so none will be told to come later: they can go out one after the
+    /// other without waiting.
+    confirmed: bool,
+}
+
+enum Served {
+    Done,
+    LinkEnded,
+    Failed(ExecServerError),
+}
+
+impl Pump {
+    async fn serve(&mut self, link: &Arc<Link>) -> Served {
+        let mut answers = FuturesOrdered::new();
+        loop {
+            let in_flight = self.client.shared.tuning.stdin_in_flight.max(1);
+            let may_send = answers.len() < if self.confirmed { in_flight } else { 1 };
+            let step = tokio::select! {
+                biased;
+                Some(answer) = answers.next() => Step::Answered(answer),
+                next = poll_fn(|cx| self.poll_unsent(cx)), if may_send => Step::Send(next),
+            };
+            match step {
+                Step::Send(None) if answers.is_empty() => return Served::Done,
+                // Done when the answers are there.
+                Step::Send(None) => match answers.next().await {
+                    Some(answer) => {
+                        if let Some(end) = self.answered(answer).await {
+                            return end;
+                        }
+                    }
+                    None => return Served::Done,
+                },
+                Step::Send(Some(write)) => {
+                    let params = WriteParams {
+                        process_id: self.process.clone(),
+                        chunk: write.bytes.into(),
+                        write_id: Some(write.id),
+                        close_stdin: write.close,
+                    };
+                    match link.send::<call::ProcessWrite>(&params, None).await {
+                        Ok(answer) => answers.push_back(answer),
+                        Err(_) => return Served::LinkEnded,
+                    }
+                }
+                Step::Answered(answer) => {
+                    if let Some(end) = self.answered(answer).await {
+                        return end;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The next write that is not under way; `None` when there will be none.
+    fn poll_unsent(&self, cx: &mut Context<'_>) -> Poll<Option<Write>> {
+        let mut queue = lock(&self.queue);
+        if let Some(write) = queue.writes.get(queue.sent).cloned() {
+            queue.sent += 1;
+            return Poll::Ready(Some(write));
+        }
+        if queue.dropped {
+            return Poll::Ready(None);
+        }
+        queue.pump = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    async fn answered(
+        &mut self,
+        answer: Result<codex_exec_server_protocol::process::WriteResponse, LinkError>,
+    ) -> Option<Served> {
+        let why = match answer {
+            Ok(response) => match response.status {
+                WriteStatus::Accepted => {
+                    self.confirmed = true;
+                    let mut queue = lock(&self.queue);
+                    if let Some(write) = queue.writes.pop_front() {
+                        queue.bytes -= write.bytes.len();
+                        queue.sent -= 1;
+                    }
+                    queue.wake_writer();
+                    return None;
+                }
+                WriteStatus::Starting => {
+                    // Only ever alone under way: nothing has overtaken it.
+                    tokio::time::sleep(STARTING).await;
+                    lock(&self.queue).sent = 0;
+                    return None;
+                }
+                WriteStatus::UnknownProcess => "the server does not know it any more",
+                WriteStatus::StdinClosed => {
+                    "its stdin is closed; start it with `pipe_stdin` or `tty` to keep it open"
+                }
+            },
+            Err(LinkError::NotSent | LinkError::Interrupted) => return Some(Served::LinkEnded),
+            Err(error) => return Some(Served::Failed(call_error("process/write", error))),
+        };
+        Some(Served::Failed(ExecServerError::Stdin { process: self.process.clone(), why }))
+    }
+}
+
+enum Step {
+    Answered(Result<codex_exec_server_protocol::process::WriteResponse, LinkError>),
+    Send(Option<Write>),
+}

@@ -1,0 +1,451 @@
+//! Puts the events of one process in order, each once, whatever way they come.
+//!
+//! Pure: no clock, no task, no socket. Events come as notifications (perhaps out of order, twice,
+//! or unnumbered) and as answers of `process/read`; out go [`ProcessEvent`]s in order, and the wish
+//! to read ([`Track::need`]).
+//!
+//! ```text
+//!   notifications ──┐                                  ┌─▶ delivery (in order)
+//!                   ├─▶ early: numbers ≥ next ─ drain ─┤
+//!   read answers ───┘                                  └─▶ next
+//! ```
+//!
+//! Invariant: every number below `next` was delivered, or is the number of the exit, or was told as
+//! lost. A read answer is the authority on what exists: a number that it passes over is no output.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use codex_exec_server_protocol::process::{OutputStream, ProcessId, ReadResponse};
+
+use super::delivery::{Delivery, cost_of};
+use super::event::{ExitStatus, ProcessEvent};
+use crate::error::{ExecServerError, Lost};
+
+#[derive(Debug)]
+pub(crate) struct Track {
+    process: ProcessId,
+    window: usize,
+    /// The lowest number that is not delivered.
+    next: u64,
+    early: BTreeMap<u64, Early>,
+    early_cost: usize,
+    /// Numbers below this exist and no notification of them will come.
+    missing_until: u64,
+    /// Notifications may have been missed: read until there is nothing more.
+    resync: bool,
+    /// Read at least once, even if there is no room: whether it has exited must be known.
+    probe: bool,
+    /// A close without a number came.
+    closed_unnumbered: bool,
+    exit: Option<Exit>,
+    end: Option<Result<(), ExecServerError>>,
+    pub(crate) delivery: Delivery,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Exit {
+    status: ExitStatus,
+    delivered: bool,
+    place: Place,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Known from a read, which does not tell it.
+    Unknown,
+    /// The notification had none.
+    Unnumbered,
+    /// A read passed over one number, which is probably the exit's.
+    Guessed(u64),
+    Known(u64),
+}
+
+impl Place {
+    fn is_open(self) -> bool {
+        matches!(self, Self::Unknown | Self::Unnumbered)
+    }
+}
+
+#[derive(Debug)]
+enum Early {
+    Output(OutputStream, Bytes),
+    Exited,
+    Closed,
+    /// Numbers from here to before `end` are no retained output.
+    Passed {
+        end: u64,
+        dropped: u64,
+    },
+}
+
+/// Whether a `process/read` is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// No.
+    Nothing,
+    /// At once.
+    Now,
+    /// If what is missing does not come by itself soon.
+    Soon,
+}
+
+/// What became of a notification of output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// Kept, or known already.
+    Yes,
+    /// There was no room; it will be read later.
+    Later,
+}
+
+impl Track {
+    /// Of a process that is being started (`after` 0), or of one that is joined.
+    pub(crate) fn new(process: ProcessId, window: usize, after: u64, resync: bool) -> Self {
+        Self {
+            process,
+            window,
+            next: after + 1,
+            early: BTreeMap::new(),
+            early_cost: 0,
+            missing_until: 0,
+            resync,
+            probe: false,
+            closed_unnumbered: false,
+            exit: None,
+            end: None,
+            delivery: Delivery::new(),
+        }
+    }
+
+    pub(crate) fn exit(&self) -> Option<ExitStatus> {
+        self.exit.map(|exit| exit.status)
+    }
+
+    /// How it ended, once the last event is with the consumer.
+    pub(crate) fn end(&self) -> Option<&Result<(), ExecServerError>> {
+        self.end.as_ref()
+    }
+
+    /// The number of the last event delivered.
+    pub(crate) fn delivered(&self) -> u64 {
+        self.next - 1
+    }
+
+    /// Whether output of this length would be kept now.
+    pub(crate) fn has_room(&self, len: usize) -> bool {
+        let waiting = self.delivery.cost() + self.early_cost;
+        waiting == 0 || waiting + cost_of(len) <= self.window
+    }
+
+    pub(crate) fn need(&self) -> Need {
+        if self.end.is_some() {
+            return Need::Nothing;
+        }
+        if self.probe {
+            return Need::Now;
+        }
+        if self.is_full() {
+            return Need::Nothing;
+        }
+        if self.resync || self.closed_unnumbered || self.missing_until > self.next {
+            return Need::Now;
+        }
+        if self.early.is_empty() { Need::Nothing } else { Need::Soon }
+    }
+
+    /// Too much waits for the consumer to read more.
+    fn is_full(&self) -> bool {
+        self.delivery.cost() > self.window / 2
+    }
+
+    /// How many bytes a read should ask for; one chunk comes in any case.
+    pub(crate) fn read_size(&self) -> u64 {
+        if self.is_full() {
+            return 1;
+        }
+        (self.window / 4).clamp(1, 8 << 20) as u64
+    }
+
+    /// The connection was lost and made again.
+    pub(crate) fn reconnected(&mut self) {
+        self.resync = true;
+        self.probe = true;
+    }
+
+    pub(crate) fn output(&mut self, seq: Option<u64>, stream: OutputStream, bytes: Bytes) -> Taken {
+        let seq = seq.unwrap_or_else(|| self.after_all());
+        if self.end.is_some() || seq < self.next || self.early.contains_key(&seq) {
+            return Taken::Yes;
+        }
+        if !self.has_room(bytes.len()) {
+            self.missing_until = self.missing_until.max(seq + 1);
+            return Taken::Later;
+        }
+        self.keep(seq, stream, bytes);
+        self.drain();
+        Taken::Yes
+    }
+
+    pub(crate) fn exited(&mut self, seq: Option<u64>, status: ExitStatus) {
+        if self.end.is_some() {
+            return;
+        }
+        let exit =
+            self.exit.get_or_insert(Exit { status, delivered: false, place: Place::Unknown });
+        let Some(seq) = seq else {
+            if exit.place == Place::Unknown {
+                exit.place = Place::Unnumbered;
+            }
+            self.drain();
+            return;
+        };
+        let before = std::mem::replace(&mut exit.place, Place::Known(seq));
+        if let Place::Guessed(guess) = before
+            && guess != seq
+        {
+            // The number that was taken for the exit's was output after all.
+            self.lost(1, 0);
+        }
+        if seq >= self.next {
+            self.early.insert(seq, Early::Exited);
+            self.drain();
+        } else {
+            self.deliver_exit();
+        }
+    }
+
+    pub(crate) fn closed(&mut self, seq: Option<u64>) {
+        match seq {
+            _ if self.end.is_some() => {}
+            Some(seq) if seq >= self.next => {
+                self.early.insert(seq, Early::Closed);
+                self.drain();
+            }
+            _ => self.closed_unnumbered = true,
+        }
+    }
+
+    /// The answer of a read after `after`.
+    pub(crate) fn read(&mut self, after: u64, answer: ReadResponse) {
+        if self.end.is_some() {
+            return;
+        }
+        self.probe = false;
+        if answer.exited && self.exit.is_none() {
+            let status = ExitStatus {
+                code: answer.exit_code.unwrap_or(-1),
+                sandbox_denied: answer.sandbox_denied,
+            };
+            self.exit = Some(Exit { status, delivered: false, place: Place::Unknown });
+        }
+        let nothing_more = answer.chunks.is_empty();
+        let mut from = after + 1;
+        let mut dropped = answer.dropped_bytes;
+        for chunk in answer.chunks {
+            self.pass(from, chunk.seq, std::mem::take(&mut dropped));
+            from = chunk.seq + 1;
+            if chunk.seq >= self.next && !self.early.contains_key(&chunk.seq) {
+                self.keep(chunk.seq, chunk.stream, chunk.chunk.0);
+            }
+        }
+        if !nothing_more {
+            // The exit's place is known when there is nothing more to read.
+            self.resync |= self.exit.is_some_and(|exit| exit.place == Place::Unknown);
+            self.drain();
+            return;
+        }
+
+        // Beyond `after` there is no output: every number up to the server's next is the exit, the
+        // close, or lost.
+        let closed = answer.closed || self.closed_unnumbered;
+        self.finish_reading(from, answer.next_seq, dropped, closed);
+        self.resync = false;
+        if let Some(why) = answer.failure.filter(|_| self.end.is_none()) {
+            let error = ExecServerError::Server {
+                method: "process/read",
+                code: codex_exec_server_protocol::error::INTERNAL_ERROR,
+                message: format!("process {} cannot go on: {why}", self.process),
+            };
+            self.fail(error);
+        }
+    }
+
+    fn finish_reading(&mut self, from: u64, end: u64, dropped: u64, closed: bool) {
+        self.drain();
+        if self.end.is_some() {
+            return;
+        }
+        let start = from.max(self.next);
+        let mut unknown = 0;
+        let mut at = start;
+        for (&n, early) in self.early.range(start..end.max(start)) {
+            unknown += n.saturating_sub(at);
+            at = if let Early::Passed { end, .. } = early { *end } else { n + 1 };
+        }
+        unknown += end.saturating_sub(at);
+        let exit_unplaced = self.exit.is_some_and(|exit| exit.place.is_open());
+        let close_unplaced = closed && !self.early.values().any(|e| matches!(e, Early::Closed));
+        let explained = u64::from(exit_unplaced) + u64::from(close_unplaced);
+        if dropped > 0 || unknown > explained {
+            self.lost(unknown.saturating_sub(explained).max(1), dropped);
+        }
+        // What is known beyond the unknown numbers follows them.
+        while self.next < end && self.end.is_none() {
+            match self.early.keys().next() {
+                Some(&n) if n < end => self.next = n,
+                _ => self.next = end,
+            }
+            self.drain();
+        }
+        if exit_unplaced {
+            self.deliver_exit();
+        }
+        if closed {
+            self.drain_all();
+            self.close();
+        }
+    }
+
+    /// The server does not know the process any more.
+    pub(crate) fn gone(&mut self) {
+        if self.end.is_some() {
+            return;
+        }
+        let close_known =
+            self.closed_unnumbered || self.early.values().any(|e| matches!(e, Early::Closed));
+        if !close_known {
+            self.fail(Lost::Process { process: self.process.clone() }.into());
+            return;
+        }
+        self.drain_all();
+        self.close();
+    }
+
+    /// Nothing more will be known.
+    pub(crate) fn fail(&mut self, error: ExecServerError) {
+        if self.end.is_none() {
+            self.early.clear();
+            self.early_cost = 0;
+            self.delivery.push(ProcessEvent::Failed(error.clone()));
+            self.end = Some(Err(error));
+        }
+    }
+
+    /// A number after all that are known, for what came without one.
+    fn after_all(&self) -> u64 {
+        self.early.keys().next_back().map_or(self.next, |last| last + 1)
+    }
+
+    fn keep(&mut self, seq: u64, stream: OutputStream, bytes: Bytes) {
+        self.early_cost += cost_of(bytes.len());
+        self.early.insert(seq, Early::Output(stream, bytes));
+    }
+
+    /// A read passed over the numbers from `from` to before `end`.
+    fn pass(&mut self, from: u64, end: u64, dropped: u64) {
+        let mut at = from.max(self.next);
+        while at < end {
+            let stop = match self.early.range(at..end).next() {
+                Some((&n, Early::Passed { end, .. })) if n == at => {
+                    at = *end;
+                    continue;
+                }
+                Some((&n, _)) if n == at => {
+                    at += 1;
+                    continue;
+                }
+                Some((&n, _)) => n,
+                None => end,
+            };
+            self.early.insert(at, Early::Passed { end: stop, dropped });
+            at = stop;
+        }
+    }
+
+    /// Delivers what is next, as far as it is there.
+    fn drain(&mut self) {
+        while self.end.is_none()
+            && let Some(early) = self.early.remove(&self.next)
+        {
+            let at = self.next;
+            self.next += 1;
+            match early {
+                Early::Output(stream, bytes) => {
+                    self.early_cost -= cost_of(bytes.len());
+                    self.delivery.push(ProcessEvent::Output { stream, bytes });
+                }
+                Early::Exited => self.deliver_exit(),
+                Early::Closed => self.close(),
+                Early::Passed { end, dropped } => {
+                    self.next = end;
+                    self.passed(at, end - at, dropped);
+                }
+            }
+        }
+        // An exit that has no number comes as soon as nothing known stands before it.
+        if self.exit.is_some_and(|exit| exit.place == Place::Unnumbered)
+            && self.early.is_empty()
+            && !self.resync
+            && self.missing_until <= self.next
+        {
+            self.deliver_exit();
+        }
+    }
+
+    /// Delivers everything that is there; the gaps are lost.
+    fn drain_all(&mut self) {
+        self.drain();
+        while self.end.is_none()
+            && let Some(&at) = self.early.keys().next()
+        {
+            let from = std::mem::replace(&mut self.next, at);
+            self.passed(from, at - from, 0);
+            self.drain();
+        }
+    }
+
+    /// These numbers are no retained output: one may be the exit's, others are lost.
+    fn passed(&mut self, at: u64, count: u64, dropped: u64) {
+        if let Some(exit) = &mut self.exit
+            && exit.place.is_open()
+            && count == 1
+            && dropped == 0
+        {
+            exit.place = Place::Guessed(at);
+            self.deliver_exit();
+            return;
+        }
+        self.lost(count, dropped);
+    }
+
+    fn lost(&mut self, chunks: u64, dropped: u64) {
+        let bytes = Some(dropped).filter(|&n| n > 0);
+        let process = self.process.clone();
+        self.delivery.push(ProcessEvent::Lost(Lost::Output { process, chunks, bytes }));
+    }
+
+    fn deliver_exit(&mut self) {
+        if let Some(exit) = &mut self.exit
+            && !exit.delivered
+        {
+            exit.delivered = true;
+            self.delivery.push(ProcessEvent::Exited(exit.status));
+        }
+    }
+
+    fn close(&mut self) {
+        if self.end.is_some() {
+            return;
+        }
+        self.deliver_exit();
+        self.early.clear();
+        self.early_cost = 0;
+        self.delivery.push(ProcessEvent::Closed);
+        self.end = Some(Ok(()));
+    }
+}
+
+#[cfg(test)]
+#[path = "track_tests.rs"]
+mod tests;

@@ -1,0 +1,129 @@
+//! A [`Track`] shared between the connection, which feeds it, and its consumers, who wait for it.
+
+use std::sync::Mutex;
+use std::task::{Context, Poll, Waker};
+
+use super::track::{Need, Track};
+use crate::link::lock;
+
+/// What happens to the connection when a process's window is full.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WhenSlow {
+    /// Notifications that do not fit are dropped and fetched again later from what the server
+    /// retains; other processes go on. What the server no longer has by then is told as
+    /// [`ProcessEvent::Lost`](crate::ProcessEvent::Lost).
+    #[default]
+    Refetch,
+    /// The connection is not read until there is room, so that in the end the process waits, as at
+    /// a full pipe, and nothing is ever lost; but everything else on the connection waits too.
+    /// For a connection with a single process, whose output is taken.
+    Hold,
+}
+
+pub(crate) struct Tracked {
+    state: Mutex<State>,
+    pub(crate) when_slow: WhenSlow,
+}
+
+struct State {
+    track: Track,
+    /// Nobody will look at it any more.
+    abandoned: bool,
+    consumers: Vec<Waker>,
+    /// The task that reads.
+    follower: Option<Waker>,
+    /// The connection, held for room.
+    holder: Option<Waker>,
+}
+
+impl Tracked {
+    pub(crate) fn new(track: Track, when_slow: WhenSlow) -> Self {
+        let state =
+            State { track, abandoned: false, consumers: Vec::new(), follower: None, holder: None };
+        Self { state: Mutex::new(state), when_slow }
+    }
+
+    /// Looks at it.
+    pub(crate) fn peek<R>(&self, look: impl FnOnce(&Track) -> R) -> R {
+        look(&lock(&self.state).track)
+    }
+
+    /// Feeds it, and wakes whoever waits.
+    pub(crate) fn feed<R>(&self, change: impl FnOnce(&mut Track) -> R) -> R {
+        let mut state = lock(&self.state);
+        let result = change(&mut state.track);
+        let consumers = std::mem::take(&mut state.consumers);
+        let follower = state.take_follower();
+        drop(state);
+        consumers.into_iter().for_each(Waker::wake);
+        if let Some(follower) = follower {
+            follower.wake();
+        }
+        result
+    }
+
+    /// Takes something out, or waits until there is something.
+    pub(crate) fn poll_take<R>(
+        &self,
+        cx: &mut Context<'_>,
+        take: impl FnOnce(&mut Track) -> Option<R>,
+    ) -> Poll<R> {
+        let mut state = lock(&self.state);
+        let Some(result) = take(&mut state.track) else {
+            if !state.consumers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                state.consumers.push(cx.waker().clone());
+            }
+            return Poll::Pending;
+        };
+        let (follower, holder) = (state.take_follower(), state.holder.take());
+        drop(state);
+        for waker in [follower, holder].into_iter().flatten() {
+            waker.wake();
+        }
+        Poll::Ready(result)
+    }
+
+    /// Waits for room for that many bytes, if the connection is to be held.
+    pub(crate) fn poll_room(&self, cx: &mut Context<'_>, len: usize) -> Poll<()> {
+        let mut state = lock(&self.state);
+        if self.when_slow == WhenSlow::Refetch || state.abandoned || state.track.has_room(len) {
+            return Poll::Ready(());
+        }
+        state.holder = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// Waits until a read is wanted; `None` when there is nothing more to follow.
+    pub(crate) fn poll_need(&self, cx: &mut Context<'_>, until: Need) -> Poll<Option<Need>> {
+        let mut state = lock(&self.state);
+        if state.abandoned || state.track.end().is_some() {
+            return Poll::Ready(None);
+        }
+        match state.track.need() {
+            need if need != until => Poll::Ready(Some(need)),
+            _ => {
+                state.follower = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Nobody takes events any more.
+    pub(crate) fn abandon(&self) {
+        let mut state = lock(&self.state);
+        state.abandoned = true;
+        state.track.delivery.discard_all();
+        let wakers = [state.follower.take(), state.holder.take()];
+        drop(state);
+        wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
+impl State {
+    /// The follower's waker, if it has something to do now. What it waits for may be that a need
+    /// goes away, so it is woken on every change while there is one.
+    fn take_follower(&mut self) -> Option<Waker> {
+        let waits = self.track.need() == Need::Nothing && self.track.end().is_none();
+        if waits { None } else { self.follower.take() }
+    }
+}

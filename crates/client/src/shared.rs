@@ -1,0 +1,234 @@
+//! What a client's handles, its driver and its helpers share: the link of the moment, the tracked
+//! processes, the subscriptions.
+//!
+//! Invariant: the link state goes up → down → up … and at last to dead, and never leaves dead.
+//! Every call that starts after that fails with the same error.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use codex_exec_server_protocol::environment::EnvironmentInfo;
+use codex_exec_server_protocol::process::ProcessId;
+use codex_exec_server_protocol::{Call, Method, SandboxContext};
+use tokio::sync::watch;
+
+use crate::error::{ExecServerError, Lost};
+use crate::link::{Link, LinkError, lock};
+use crate::notices::Subscriptions;
+use crate::options::ClientTuning;
+use crate::process::Tracked;
+
+/// How a client's connection is, see
+/// [`ExecServerClient::status`](crate::ExecServerClient::status).
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum ConnectionStatus {
+    /// Up.
+    Connected,
+    /// Lost, and being made again.
+    Reconnecting {
+        /// The attempt under way or waited for, from 1.
+        attempt: u32,
+        /// Why the last attempt failed, or why the connection was lost.
+        reason: String,
+    },
+    /// Ended for good.
+    Closed(ExecServerError),
+}
+
+#[derive(Clone)]
+pub(crate) enum LinkState {
+    Up(Arc<Link>),
+    Down,
+    Dead(ExecServerError),
+}
+
+pub(crate) struct Shared {
+    pub(crate) tuning: ClientTuning,
+    pub(crate) endpoint: String,
+    pub(crate) link: watch::Sender<LinkState>,
+    pub(crate) status: watch::Sender<ConnectionStatus>,
+    pub(crate) subscriptions: Subscriptions,
+    pub(crate) session: Mutex<Option<String>>,
+    pub(crate) info: Mutex<Arc<EnvironmentInfo>>,
+    processes: Mutex<HashMap<ProcessId, Arc<Tracked>>>,
+    /// Makes ids that are unique in this process and, with its random prefix, among clients.
+    ids: AtomicU64,
+    prefix: String,
+}
+
+impl Shared {
+    pub(crate) fn new(tuning: ClientTuning, endpoint: String, link: Arc<Link>) -> Self {
+        let prefix = uuid::Uuid::new_v4().simple().to_string();
+        Self {
+            tuning,
+            endpoint,
+            link: watch::Sender::new(LinkState::Up(link)),
+            status: watch::Sender::new(ConnectionStatus::Connected),
+            subscriptions: Subscriptions::default(),
+            session: Mutex::new(None),
+            info: Mutex::default(),
+            processes: Mutex::default(),
+            ids: AtomicU64::new(0),
+            prefix: prefix[..12].to_owned(),
+        }
+    }
+
+    /// An id that nobody else uses, at most 32 bytes.
+    pub(crate) fn fresh_id(&self, kind: &str) -> String {
+        format!("{kind}{}-{}", self.prefix, self.ids.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    pub(crate) fn info(&self) -> Arc<EnvironmentInfo> {
+        lock(&self.info).clone()
+    }
+
+    /// The link, as soon as there is one.
+    pub(crate) async fn link(&self) -> Result<Arc<Link>, ExecServerError> {
+        let mut states = self.link.subscribe();
+        loop {
+            match &*states.borrow_and_update() {
+                LinkState::Up(link) => return Ok(link.clone()),
+                LinkState::Dead(error) => return Err(error.clone()),
+                LinkState::Down => {}
+            }
+            if states.changed().await.is_err() {
+                return Err(ExecServerError::Closed { reason: "the client is gone".to_owned() });
+            }
+        }
+    }
+
+    /// The link after the one of that epoch, as soon as there is one.
+    pub(crate) async fn link_after(&self, epoch: u64) -> Result<Arc<Link>, ExecServerError> {
+        let mut states = self.link.subscribe();
+        loop {
+            match &*states.borrow_and_update() {
+                LinkState::Up(link) if link.epoch > epoch => return Ok(link.clone()),
+                LinkState::Dead(error) => return Err(error.clone()),
+                _ => {}
+            }
+            if states.changed().await.is_err() {
+                return Err(ExecServerError::Closed { reason: "the client is gone".to_owned() });
+            }
+        }
+    }
+
+    /// Makes a request, again after a reconnect if that is safe.
+    pub(crate) async fn call<C: Call>(
+        &self,
+        params: &C::Params,
+        sandbox: Option<&SandboxContext>,
+        repeat: Repeat,
+        timeout: Option<Duration>,
+    ) -> Result<C::Response, ExecServerError> {
+        let method = C::METHOD.name();
+        let mut link = self.link().await?;
+        loop {
+            let attempt = async {
+                match link.send::<C>(params, sandbox).await {
+                    Ok(answer) => answer.await,
+                    Err(error) => Err(error),
+                }
+            };
+            let result = match timeout {
+                None => attempt.await,
+                Some(after) => match tokio::time::timeout(after, attempt).await {
+                    Ok(result) => result,
+                    Err(_) => return Err(ExecServerError::Timeout { method, after }),
+                },
+            };
+            match result {
+                Ok(response) => return Ok(response),
+                Err(LinkError::NotSent) => {}
+                Err(LinkError::Interrupted) if repeat == Repeat::Safe => {}
+                Err(LinkError::Interrupted) => return Err(Lost::Answer { method }.into()),
+                Err(error) => return Err(call_error(method, error)),
+            }
+            link = self.link_after(link.epoch).await?;
+        }
+    }
+
+    pub(crate) fn track(&self, id: &ProcessId, tracked: &Arc<Tracked>) -> bool {
+        let mut processes = lock(&self.processes);
+        if processes.contains_key(id) {
+            return false;
+        }
+        processes.insert(id.clone(), tracked.clone());
+        true
+    }
+
+    pub(crate) fn untrack(&self, id: &ProcessId) {
+        lock(&self.processes).remove(id);
+    }
+
+    pub(crate) fn tracked(&self, id: &ProcessId) -> Option<Arc<Tracked>> {
+        lock(&self.processes).get(id).cloned()
+    }
+
+    pub(crate) fn all_tracked(&self) -> Vec<Arc<Tracked>> {
+        lock(&self.processes).values().cloned().collect()
+    }
+
+    /// The end: every call and every process learns of it.
+    pub(crate) fn die(&self, error: &ExecServerError) {
+        let died = self.link.send_if_modified(|state| {
+            if matches!(state, LinkState::Dead(_)) {
+                return false;
+            }
+            if let LinkState::Up(link) = state {
+                link.fail();
+            }
+            *state = LinkState::Dead(error.clone());
+            true
+        });
+        if died {
+            self.status.send_replace(ConnectionStatus::Closed(error.clone()));
+            for tracked in self.all_tracked() {
+                tracked.feed(|track| track.fail(error.clone()));
+            }
+            self.subscriptions.end();
+        }
+    }
+}
+
+/// What to do with a request that was under way when its connection died.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Repeat {
+    /// Once more does no harm.
+    Safe,
+    /// It may have happened.
+    Unsafe,
+}
+
+impl Repeat {
+    /// What a method alone tells: reads can be repeated, and what sets an absolute state.
+    pub(crate) fn of(method: Method) -> Self {
+        use Method::*;
+        match method {
+            ProcessRead | ProcessTerminate | ProcessResize | ProcessList | EnvironmentInfo
+            | EnvironmentStatus | FsReadFile | FsGetMetadata | FsCanonicalize | FsReadDirectory
+            | FsWalk | FsGlob | FsSearch | FsCancelSearch | FsUnwatch => Self::Safe,
+            // File handles end with their connection, so a repetition would find none; whoever
+            // holds one opens it again.
+            Initialize | ProcessStart | ProcessWrite | ProcessSignal | FsOpen | FsReadBlock
+            | FsWriteBlock | FsClose | FsWriteFile | FsCreateDirectory | FsRemove | FsCopy
+            | FsWatchMissing | FsRename | FsSymlink | FsSetMode | FsWatch | HttpRequest => {
+                Self::Unsafe
+            }
+        }
+    }
+}
+
+pub(crate) fn call_error(method: &'static str, error: LinkError) -> ExecServerError {
+    match error {
+        LinkError::Server(error) => {
+            ExecServerError::Server { method, code: error.code, message: error.message }
+        }
+        LinkError::Protocol(detail) => {
+            ExecServerError::protocol(format!("the answer to {method} cannot be read"), detail)
+        }
+        LinkError::NotSent | LinkError::Interrupted => Lost::Answer { method }.into(),
+    }
+}

@@ -1,0 +1,157 @@
+//! Against an exec-server that is not ours: the program named by `CODEX_INTEROP_BIN`, if it is set.
+
+use std::process::Stdio;
+
+use codex_exec_client::{
+    ExecCommand, ExecServerClient, ExecServerError, ProcessEvent, RemoteExecServerConnectArgs,
+};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::support::{options, soon};
+
+/// A server of its own for each test.
+pub struct Server {
+    pub url: String,
+    _child: Child,
+    _home: tempfile::TempDir,
+}
+
+fn binary() -> Option<String> {
+    let binary = std::env::var("CODEX_INTEROP_BIN").ok();
+    if binary.is_none() {
+        eprintln!("skipped: CODEX_INTEROP_BIN is not set");
+    }
+    binary
+}
+
+pub async fn server() -> Option<Server> {
+    let home = tempfile::tempdir().unwrap();
+    let mut child = Command::new(binary()?)
+        .args(["exec-server", "--listen", "ws://127.0.0.1:0"])
+        .env("CODEX_HOME", home.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let url = soon(lines.next_line()).await.unwrap().unwrap();
+    Some(Server { url, _child: child, _home: home })
+}
+
+async fn connect(server: &Server) -> ExecServerClient {
+    let args = RemoteExecServerConnectArgs::new(&server.url, "interop");
+    soon(ExecServerClient::connect_websocket(args)).await.unwrap()
+}
+
+#[tokio::test]
+async fn commands_run_and_say_what_they_say() {
+    let Some(server) = server().await else { return };
+    let client = connect(&server).await;
+    assert!(client.session_id().is_some());
+    let command = ExecCommand::shell("printf out; printf err >&2; exit 3").cwd("/tmp").unwrap();
+    let output = soon(client.run(command)).await.unwrap();
+    assert_eq!(
+        (output.status.code, &*output.stdout, &*output.stderr),
+        (3, &b"out"[..], &b"err"[..])
+    );
+    assert_eq!(client.environment_status().await.unwrap().status, "ready");
+    let error = client.run(ExecCommand::new(["no-such-program"])).await.unwrap_err();
+    assert!(matches!(error, ExecServerError::Server { code: -32603, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn the_environment_is_the_servers_with_changes() {
+    let Some(server) = server().await else { return };
+    let client = connect(&server).await;
+    let command = ExecCommand::shell("test -n \"$PATH\" && echo $GREETING").env("GREETING", "hi");
+    let output = soon(client.run(command)).await.unwrap();
+    assert_eq!(output.stdout, b"hi\n");
+}
+
+#[tokio::test]
+async fn sixteen_mebibytes_come_whole() {
+    let Some(server) = server().await else { return };
+    let client = connect(&server).await;
+    let command = ExecCommand::shell("head -c 16777216 /dev/zero | tr '\\0' x");
+    let output = soon(client.run(command)).await.unwrap();
+    assert_eq!(output.stdout.len(), 16 << 20);
+    assert!(output.stdout.iter().all(|&b| b == b'x'));
+}
+
+#[tokio::test]
+async fn a_terminal_echoes_what_is_typed() {
+    let Some(server) = server().await else { return };
+    let client = connect(&server).await;
+    let mut process = client.spawn(ExecCommand::new(["cat"]).tty()).await.unwrap();
+    let mut stdin = process.take_stdin().unwrap();
+    let mut stdout = process.take_stdout().unwrap();
+    stdin.write_all(b"hello\n").await.unwrap();
+    let mut said = [0; 14];
+    soon(stdout.read_exact(&mut said)).await.unwrap();
+    assert_eq!(&said, b"hello\r\nhello\r\n");
+    let error = process.resize(10, 20).await.unwrap_err();
+    assert!(matches!(error, ExecServerError::Unsupported { .. }), "{error}");
+    // The terminal's end of file, typed by us where the server cannot.
+    soon(stdin.shutdown()).await.unwrap();
+    assert_eq!(soon(process.wait()).await.unwrap().code, 0);
+}
+
+#[tokio::test]
+async fn input_is_piped_and_the_process_terminated() {
+    let Some(server) = server().await else { return };
+    let client = connect(&server).await;
+    let mut process = client.spawn(ExecCommand::new(["cat"]).pipe_stdin()).await.unwrap();
+    let mut stdin = process.take_stdin().unwrap();
+    let mut stdout = process.take_stdout().unwrap();
+    let text: Vec<u8> = (0..300_000u32).flat_map(u32::to_le_bytes).collect();
+    let mut back = vec![0; text.len()];
+    let (wrote, read) =
+        soon(async { tokio::join!(stdin.write_all(&text), stdout.read_exact(&mut back)) }).await;
+    wrote.unwrap();
+    read.unwrap();
+    assert!(back == text, "the bytes come back in order");
+    let error = soon(stdin.shutdown()).await.unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::Unsupported, "{error}");
+    assert!(process.terminate().await.unwrap());
+    assert_eq!(soon(process.wait()).await.unwrap().code, 137);
+}
+
+#[tokio::test]
+async fn a_session_is_resumed_with_its_processes() {
+    let Some(server) = server().await else { return };
+    let client = connect(&server).await;
+    let command = ExecCommand::shell("echo one; sleep 0.5; echo two; exit 4").process_id("job");
+    let process = client.spawn(command).await.unwrap();
+    let session = client.session_id();
+    client.close().await;
+    drop((process, client));
+
+    let mut args = RemoteExecServerConnectArgs::new(&server.url, "interop");
+    args.resume_session_id = session;
+    let client = soon(ExecServerClient::connect_websocket(args)).await.unwrap();
+    let process = client.attach("job", 0, ExecCommand::new(["x"])).await.unwrap();
+    let output = soon(process.wait_with_output()).await.unwrap();
+    assert_eq!((output.status.code, &*output.stdout), (4, &b"one\ntwo\n"[..]));
+}
+
+#[tokio::test]
+async fn a_command_speaks_over_its_stdin_and_stdout() {
+    let Some(binary) = binary() else { return };
+    let argv = [binary.as_str(), "exec-server", "--listen", "stdio"];
+    let client = soon(ExecServerClient::connect_stdio_command(argv, options())).await.unwrap();
+    let mut process = client.spawn(ExecCommand::shell("echo hi")).await.unwrap();
+    let mut events = Vec::new();
+    while let Some(event) = soon(process.next_event()).await {
+        events.push(event);
+    }
+    // The exit may be published before the output has been read.
+    let has = |wanted: fn(&ProcessEvent) -> bool| events.iter().filter(|e| wanted(e)).count() == 1;
+    assert!(has(|e| matches!(e, ProcessEvent::Output { .. })), "{events:?}");
+    assert!(has(|e| matches!(e, ProcessEvent::Exited(_))), "{events:?}");
+    assert!(matches!(events.last(), Some(ProcessEvent::Closed)), "{events:?}");
+    client.close().await;
+    let error = client.environment_status().await.unwrap_err();
+    assert!(matches!(error, ExecServerError::Closed { .. }), "{error}");
+}

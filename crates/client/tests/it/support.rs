@@ -1,0 +1,195 @@
+//! A server whose every answer is written in the test.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use codex_exec_client::{
+    Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ExecServerClient,
+    ExecServerClientConnectOptions, ReconnectPolicy,
+};
+use serde_json::{Value, json};
+use tokio::sync::{Mutex, mpsc};
+
+/// The server's end of a connection.
+pub struct Fake {
+    connection: Connection,
+}
+
+/// A request as it came.
+#[derive(Debug)]
+pub struct Asked {
+    pub id: Value,
+    pub method: String,
+    pub params: Value,
+}
+
+impl Fake {
+    pub fn new(connection: Connection) -> Self {
+        Self { connection }
+    }
+
+    /// The next message; `None` at the end.
+    pub async fn message(&mut self) -> Option<Value> {
+        let bytes = self.connection.next().await?.unwrap();
+        Some(serde_json::from_slice(&bytes).unwrap())
+    }
+
+    /// The next request.
+    pub async fn asked(&mut self) -> Asked {
+        let message = self.message().await.expect("the client is still there");
+        Asked {
+            id: message["id"].clone(),
+            method: message["method"].as_str().unwrap().to_owned(),
+            params: message["params"].clone(),
+        }
+    }
+
+    /// The next request, which has to be of this method.
+    pub async fn expect(&mut self, method: &str) -> Asked {
+        let asked = self.asked().await;
+        assert_eq!(asked.method, method, "{asked:?}");
+        asked
+    }
+
+    pub async fn send(&self, message: Value) {
+        self.connection.outbound().send(message.to_string()).await.unwrap();
+    }
+
+    pub async fn send_text(&self, message: &str) {
+        self.connection.outbound().send(message.to_owned()).await.unwrap();
+    }
+
+    pub async fn reply(&self, asked: &Asked, result: Value) {
+        self.send(json!({"id": asked.id, "result": result})).await;
+    }
+
+    pub async fn refuse(&self, asked: &Asked, code: i64, message: &str) {
+        self.send(json!({"id": asked.id, "error": {"code": code, "message": message}})).await;
+    }
+
+    pub async fn notify(&self, method: &str, params: Value) {
+        self.send(json!({"method": method, "params": params})).await;
+    }
+
+    pub async fn output(&self, process: &str, seq: u64, text: &str) {
+        let chunk = base64(text.as_bytes());
+        let params = json!({"processId": process, "seq": seq, "stream": "stdout", "chunk": chunk});
+        self.notify("process/output", params).await;
+    }
+
+    pub async fn exited(&self, process: &str, seq: u64, code: i32) {
+        let params =
+            json!({"processId": process, "seq": seq, "exitCode": code, "sandboxDenied": false});
+        self.notify("process/exited", params).await;
+    }
+
+    pub async fn closed(&self, process: &str, seq: u64) {
+        self.notify("process/closed", json!({"processId": process, "seq": seq})).await;
+    }
+
+    /// The opening of a session.
+    pub async fn welcome(&mut self, capabilities: Value) -> Asked {
+        let asked = self.expect("initialize").await;
+        let info =
+            json!({"cwd": "file:///srv", "platformOs": "linux", "capabilities": capabilities});
+        self.reply(&asked, json!({"sessionId": "s1", "environmentInfo": info})).await;
+        self.initialized().await;
+        asked
+    }
+
+    pub async fn initialized(&mut self) {
+        let message = self.message().await.unwrap();
+        assert_eq!(message["method"], "initialized");
+    }
+
+    /// Answers `process/start`, and tells the process's id.
+    pub async fn started(&mut self) -> String {
+        let asked = self.expect("process/start").await;
+        self.reply(&asked, json!({"processId": asked.params["processId"]})).await;
+        asked.params["processId"].as_str().unwrap().to_owned()
+    }
+}
+
+pub fn base64(bytes: &[u8]) -> String {
+    let json = serde_json::to_value(codex_exec_client::protocol::Base64Bytes::from(bytes)).unwrap();
+    json.as_str().unwrap().to_owned()
+}
+
+pub fn unbase64(text: &Value) -> Vec<u8> {
+    serde_json::from_value::<codex_exec_client::protocol::Base64Bytes>(text.clone())
+        .unwrap()
+        .to_vec()
+}
+
+/// A dialer whose other end the test holds: each connection dialled comes out of the channel.
+pub struct FakeDialer {
+    servers: mpsc::UnboundedSender<Fake>,
+    /// Errors to give before any connection.
+    failures: Mutex<Vec<DialFailure>>,
+}
+
+impl FakeDialer {
+    pub fn new() -> (Self, mpsc::UnboundedReceiver<Fake>) {
+        let (servers, dialled) = mpsc::unbounded_channel();
+        (Self { servers, failures: Mutex::default() }, dialled)
+    }
+}
+
+impl Dialer for FakeDialer {
+    fn dial(&self) -> Dialling<'_> {
+        Box::pin(async {
+            if let Some(failure) = self.failures.lock().await.pop() {
+                return Err(failure);
+            }
+            let (ours, theirs) = Connection::pair(&ConnectionConfig::default());
+            match self.servers.send(Fake::new(theirs)) {
+                Ok(()) => Ok(ours),
+                Err(_) => Err(DialFailure::transient("nobody listens")),
+            }
+        })
+    }
+
+    fn endpoint(&self) -> String {
+        "the test".to_owned()
+    }
+}
+
+pub fn options() -> ExecServerClientConnectOptions {
+    ExecServerClientConnectOptions {
+        client_name: "test".into(),
+        reconnect: ReconnectPolicy::default().with_jitter(|| 1.0),
+        ..Default::default()
+    }
+}
+
+/// A client and its scripted server, and the channel of further connections.
+pub async fn connect_with(
+    options: ExecServerClientConnectOptions,
+    capabilities: Value,
+) -> (ExecServerClient, Fake, mpsc::UnboundedReceiver<Fake>) {
+    let (dialer, mut dialled) = FakeDialer::new();
+    let connecting = tokio::spawn(ExecServerClient::connect(dialer, options));
+    let mut fake = dialled.recv().await.unwrap();
+    fake.welcome(capabilities).await;
+    (connecting.await.unwrap().unwrap(), fake, dialled)
+}
+
+pub async fn connect(
+    capabilities: Value,
+) -> (ExecServerClient, Fake, mpsc::UnboundedReceiver<Fake>) {
+    connect_with(options(), capabilities).await
+}
+
+/// Fails a test that hangs.
+pub async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), future).await.expect("in time")
+}
+
+/// Runs something in the background, for a script that answers it.
+pub fn go<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> tokio::task::JoinHandle<T> {
+    tokio::spawn(future)
+}
+
+pub type Shared<T> = Arc<T>;

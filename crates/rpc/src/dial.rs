@@ -1,0 +1,311 @@
+//! Dialling out: a `ws://` or `wss://` URL becomes a [`Connection`].
+//!
+//! Invariant: neither errors nor `Debug` ever show the bearer token, nor a password, query or
+//! fragment of the URL.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use http::{HeaderValue, Uri, header};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
+use tokio_websockets::{ClientBuilder, Error as WebsocketError, MaybeTlsStream, upgrade};
+
+use crate::connection::{Connection, ConnectionConfig};
+use crate::websocket::{websocket_config, websocket_limits};
+
+/// Where to dial, and how.
+#[derive(Clone)]
+pub struct WebsocketDial {
+    /// `ws://HOST:PORT/…` or `wss://HOST/…`.
+    pub url: String,
+    /// Sent as `Authorization: Bearer …` on the upgrade.
+    pub bearer_token: Option<String>,
+    /// For the name lookup, TCP, TLS and the upgrade together. Default 10 s.
+    pub timeout: Duration,
+    /// `SO_RCVBUF` of the socket; `None` leaves it to the system. What sits in this buffer when a
+    /// connection dies has to be asked for again, so it should stay well below what the peer
+    /// retains. Default 1 MiB.
+    pub receive_buffer: Option<u32>,
+    /// How to speak TLS; the system's root certificates where `None`.
+    pub tls: Option<Arc<ClientConfig>>,
+}
+
+impl WebsocketDial {
+    /// This URL, no token, default limits.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            bearer_token: None,
+            timeout: Duration::from_secs(10),
+            receive_buffer: Some(1 << 20),
+            tls: None,
+        }
+    }
+
+    /// The URL as far as it may be shown: scheme, host, port and path.
+    pub fn shown_url(&self) -> String {
+        let end = self.url.find(['?', '#']).unwrap_or(self.url.len());
+        let url = &self.url[..end];
+        let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+        let authority = rest.find('/').unwrap_or(rest.len());
+        let host = rest[..authority].rfind('@').map_or(0, |at| at + 1);
+        format!("{scheme}://{}", &rest[host..])
+    }
+}
+
+impl fmt::Debug for WebsocketDial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WebsocketDial")
+            .field("url", &self.shown_url())
+            .field("bearer_token", &self.bearer_token.as_ref().map(|_| "…"))
+            .field("timeout", &self.timeout)
+            .field("receive_buffer", &self.receive_buffer)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why no connection came about.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// Not a URL of ours.
+    #[error("`{url}` is not a websocket URL ({reason}); write ws://HOST:PORT or wss://HOST")]
+    Url {
+        /// As far as it may be shown.
+        url: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The token cannot be a header.
+    #[error("the bearer token has characters that no HTTP header can carry; check where it came from")]
+    Token,
+    /// No such host.
+    #[error("cannot find the host `{host}`: {source}; check the name and the network")]
+    Resolve {
+        /// The name.
+        host: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// No TCP connection.
+    #[error("cannot reach {address}: {source}; check that the server runs and listens there")]
+    Tcp {
+        /// Where.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// No TLS.
+    #[error("TLS to `{host}` failed: {source}; a server without TLS is reached by ws://")]
+    Tls {
+        /// With whom.
+        host: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Told by status 401 or 403.
+    #[error("the server refused the connection (HTTP {status}); give the right bearer token")]
+    Refused {
+        /// 401 or 403.
+        status: u16,
+    },
+    /// It speaks, but no websocket.
+    #[error("the server at {address} does not speak websocket: {reason}; check the port")]
+    NotWebsocket {
+        /// Where.
+        address: String,
+        /// What it did instead.
+        reason: String,
+    },
+    /// Too slow.
+    #[error("no connection to {address} within {} s; check the address and the network", after.as_secs_f32())]
+    Timeout {
+        /// Where.
+        address: String,
+        /// How long it had.
+        after: Duration,
+    },
+}
+
+impl DialError {
+    /// Whether dialling again can only fail the same way.
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, Self::Url { .. } | Self::Token | Self::Refused { .. })
+    }
+}
+
+impl Connection {
+    /// Dials a websocket and wraps it. The connection is up when this returns.
+    pub async fn dial(dial: &WebsocketDial, config: &ConnectionConfig) -> Result<Self, DialError> {
+        let target = Target::parse(dial)?;
+        let address = format!("{}:{}", target.host, target.port);
+        match tokio::time::timeout(dial.timeout, connect(dial, &target, config)).await {
+            Ok(result) => result,
+            Err(_) => Err(DialError::Timeout { address, after: dial.timeout }),
+        }
+    }
+}
+
+/// A TLS configuration that trusts exactly these certificates.
+pub fn tls_from_roots(
+    roots: impl IntoIterator<Item = CertificateDer<'static>>,
+) -> Result<Arc<ClientConfig>, rustls::Error> {
+    let mut store = RootCertStore::empty();
+    store.add_parsable_certificates(roots);
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(store)
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+struct Target {
+    uri: Uri,
+    /// Without the brackets of an IPv6 address.
+    host: String,
+    port: u16,
+    tls: bool,
+}
+
+impl Target {
+    fn parse(dial: &WebsocketDial) -> Result<Self, DialError> {
+        let bad = |reason: &str| DialError::Url { url: dial.shown_url(), reason: reason.to_owned() };
+        let uri: Uri = dial.url.parse().map_err(|e: http::uri::InvalidUri| bad(&e.to_string()))?;
+        let tls = match uri.scheme_str() {
+            Some("ws") => false,
+            Some("wss") => true,
+            Some(other) => return Err(bad(&format!("the scheme is `{other}`"))),
+            None => return Err(bad("it has no scheme")),
+        };
+        let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| bad("no host"))?;
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
+        if port == 0 {
+            return Err(bad("port 0 can be listened on, not dialled"));
+        }
+        Ok(Self { uri, host, port, tls })
+    }
+}
+
+async fn connect(
+    dial: &WebsocketDial,
+    target: &Target,
+    config: &ConnectionConfig,
+) -> Result<Connection, DialError> {
+    let mut builder = ClientBuilder::from_uri(target.uri.clone())
+        .config(websocket_config())
+        .limits(websocket_limits(config));
+    if let Some(token) = &dial.bearer_token {
+        let mut value =
+            HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| DialError::Token)?;
+        value.set_sensitive(true);
+        builder = builder
+            .add_header(header::AUTHORIZATION, value)
+            .map_err(|_| DialError::Token)?;
+    }
+    let stream = tcp(dial, target).await?;
+    let stream = if target.tls { secure(dial, target, stream).await? } else { MaybeTlsStream::Plain(stream) };
+    let address = format!("{}:{}", target.host, target.port);
+    match builder.connect_on(stream).await {
+        Ok((socket, _)) => Ok(Connection::websocket(socket, config)),
+        Err(WebsocketError::Upgrade(upgrade::Error::DidNotSwitchProtocols(status @ (401 | 403)))) => {
+            Err(DialError::Refused { status })
+        }
+        Err(error) => Err(DialError::NotWebsocket { address, reason: error.to_string() }),
+    }
+}
+
+/// Tries each address of the host in turn.
+async fn tcp(dial: &WebsocketDial, target: &Target) -> Result<TcpStream, DialError> {
+    let (host, port) = (target.host.as_str(), target.port);
+    let addresses = tokio::net::lookup_host((host, port))
+        .await
+        .map_err(|source| DialError::Resolve { host: host.to_owned(), source })?;
+    let mut last = None;
+    for address in addresses {
+        match tcp_to(dial, address).await {
+            Ok(stream) => return Ok(stream),
+            Err(source) => last = Some(DialError::Tcp { address: address.to_string(), source }),
+        }
+    }
+    Err(last.unwrap_or_else(|| DialError::Resolve {
+        host: host.to_owned(),
+        source: io::Error::new(io::ErrorKind::NotFound, "the name has no address"),
+    }))
+}
+
+async fn tcp_to(dial: &WebsocketDial, address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    if let Some(bytes) = dial.receive_buffer {
+        socket.set_recv_buffer_size(bytes)?;
+    }
+    socket.set_nodelay(true)?;
+    socket.connect(address).await
+}
+
+async fn secure(
+    dial: &WebsocketDial,
+    target: &Target,
+    stream: TcpStream,
+) -> Result<MaybeTlsStream<TcpStream>, DialError> {
+    let failed = |source| DialError::Tls { host: target.host.clone(), source };
+    let config = match &dial.tls {
+        Some(config) => config.clone(),
+        None => system_tls().map_err(|error| failed(io::Error::other(error)))?,
+    };
+    let name = ServerName::try_from(target.host.clone())
+        .map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
+    let stream = TlsConnector::from(config).connect(name, stream).await.map_err(failed)?;
+    Ok(MaybeTlsStream::Rustls(stream))
+}
+
+/// The system's root certificates, read once.
+fn system_tls() -> Result<Arc<ClientConfig>, String> {
+    static SYSTEM: OnceLock<Result<Arc<ClientConfig>, String>> = OnceLock::new();
+    SYSTEM
+        .get_or_init(|| {
+            let found = rustls_native_certs::load_native_certs();
+            if found.certs.is_empty() {
+                return Err("the system has no root certificates; set SSL_CERT_FILE".to_owned());
+            }
+            tls_from_roots(found.certs).map_err(|error| error.to_string())
+        })
+        .clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_secret_is_shown() {
+        let mut dial = WebsocketDial::new("wss://user:pass@host:1/path?token=secret#x");
+        dial.bearer_token = Some("hunter2".into());
+        let shown = format!("{dial:?}");
+        assert!(shown.contains("wss://host:1/path"), "{shown}");
+        for secret in ["pass", "secret", "hunter2", "user"] {
+            assert!(!shown.replace("wss://host:1/path", "").contains(secret), "{shown}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_dialled_says_why() {
+        for (url, why) in [
+            ("http://h", "scheme is `http`"),
+            ("h:1", "scheme"),
+            ("ws://127.0.0.1:0", "port 0"),
+            ("ws://", "ws://"),
+            ("", "websocket URL"),
+        ] {
+            let error = Target::parse(&WebsocketDial::new(url)).err().unwrap();
+            assert!(error.to_string().contains(why), "{url}: {error}");
+            assert!(error.is_permanent());
+        }
+    }
+}
