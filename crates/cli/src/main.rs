@@ -4,6 +4,8 @@ mod completion;
 mod exec_server;
 mod exit;
 mod logging;
+mod login;
+mod remote;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -25,7 +27,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    ExecServer(exec_server::ExecServerArgs),
+    ExecServer(Box<exec_server::ExecServerArgs>),
+    Login(login::LoginArgs),
+    /// Forget the credentials that codex login has kept
+    Logout,
     Completion(completion::CompletionArgs),
 }
 
@@ -42,7 +47,9 @@ fn main() -> ExitCode {
     };
     cli.logging.start();
     let result = match cli.command {
-        Command::ExecServer(args) => exec_server::run(args),
+        Command::ExecServer(args) => exec_server::run(*args),
+        Command::Login(args) => login::run(args),
+        Command::Logout => login::run_logout(),
         Command::Completion(args) => completion::run(&args, &mut Cli::command()),
     };
     match result {

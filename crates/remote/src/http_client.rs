@@ -36,7 +36,7 @@ pub enum HttpError {
     #[error("the URL cannot be asked; write https://HOST/…")]
     Url,
     /// There is no connection.
-    #[error("{0}")]
+    #[error(transparent)]
     Dial(#[from] DialError),
     /// The exchange broke off.
     #[error("the HTTP exchange failed: {0}")]

@@ -11,6 +11,7 @@
 mod base_url;
 mod entropy;
 mod http_client;
+mod login;
 mod noise_key;
 mod registry;
 mod relay;
@@ -20,6 +21,10 @@ mod sign_in;
 pub use base_url::{BaseUrl, BaseUrlError};
 pub use entropy::entropy;
 pub use http_client::{Answer, HttpClient, HttpConfig, HttpError, Payload};
+pub use login::{
+    BrowserLogin, CallbackError, DeviceLogin, LoginError, login_issuer, login_with_api_key,
+    login_with_tokens, logout,
+};
 pub use noise_key::{NoiseKeyJson, key_to_json};
 pub use registry::{Admission, Registration, Registry, RegistryError, SECURITY_PROFILE};
 pub use relay::{
@@ -28,6 +33,6 @@ pub use relay::{
 };
 pub use secret::Secret;
 pub use sign_in::{
-    AgentIdentity, AuthFile, AuthFileError, AuthJson, ChatGptTokens, Claims, Issuer, OauthError,
-    SignIn, SignInError, SignInKind, SignInSources, TokenSet, claims, rfc3339,
+    AgentIdentity, AuthFile, AuthFileError, AuthJson, ChatGptTokens, Claims, IssuedTokens, Issuer,
+    OauthError, SignIn, SignInError, SignInKind, SignInSources, TokenSet, claims, rfc3339,
 };

@@ -33,12 +33,12 @@ pub struct Registry {
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     /// No answer.
-    #[error("cannot ask the registry at {base}: {source}")]
+    #[error("cannot ask the registry at {base}: {cause}")]
     Unreachable {
         /// Which registry.
         base: BaseUrl,
         /// Why.
-        source: HttpError,
+        cause: HttpError,
     },
     /// 401 or 403.
     #[error(
@@ -70,7 +70,7 @@ impl RegistryError {
     /// Whether the same question may be answered better later.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { source, .. } => !matches!(source, HttpError::Url),
+            Self::Unreachable { cause, .. } => !matches!(cause, HttpError::Url),
             Self::Refused { status, .. } => matches!(status, 408 | 429 | 500..),
             Self::SignIn(error) => error.is_transient(),
             Self::Authentication { .. } | Self::Answer(_) => false,
@@ -272,7 +272,7 @@ impl Registry {
         self.http
             .ask(Method::POST, &url, headers, payload)
             .await
-            .map_err(|source| RegistryError::Unreachable { base: self.base.clone(), source })
+            .map_err(|cause| RegistryError::Unreachable { base: self.base.clone(), cause })
     }
 }
 

@@ -135,7 +135,6 @@ impl<E: Endpoint> Pump<E> {
 
     pub(crate) fn on_connected(&mut self) {
         self.connected = true;
-        self.condemned = false;
         self.endpoint.handle_connected(now());
     }
 
@@ -143,6 +142,7 @@ impl<E: Endpoint> Pump<E> {
         self.connected = false;
         self.endpoint.handle_disconnected(now());
         while self.handle_events() {}
+        self.condemned = false;
     }
 
     /// Works until `until` resolves, the socket ends or, for a harness, the stream does. Without a
@@ -185,7 +185,9 @@ impl<E: Endpoint> Pump<E> {
                 () = drained.notified(), if paused => {}
                 () = sleep_until(wake) => {
                     self.endpoint.handle_timeout(now());
-                    if socket.as_deref_mut().is_some_and(|socket| !socket.on_timer(Instant::now())) {
+                    let silent =
+                        |socket: &mut RelaySocket| !socket.on_timer(Instant::now(), paused);
+                    if socket.as_deref_mut().is_some_and(silent) {
                         tracing::info!("the rendezvous is silent");
                         return Drove::SocketEnded;
                     }
@@ -197,6 +199,7 @@ impl<E: Endpoint> Pump<E> {
     fn wake_at(&self, socket: Option<&RelaySocket>) -> Option<Instant> {
         let patience = self.config.inbox_patience;
         let overrun = self.overrun.values().map(|since| *since + patience).min();
+        let overrun = overrun.filter(|_| !self.lives_for_one);
         let core = self.endpoint.poll_timeout().map(Instant::from_std);
         [core, overrun, socket.map(RelaySocket::timer)].into_iter().flatten().min()
     }
@@ -312,6 +315,11 @@ impl<E: Endpoint> Pump<E> {
         }
         let (ports, bound) = (&self.ports, self.config.inbox_bytes);
         self.overrun.retain(|stream, _| ports.get(stream).is_some_and(|p| p.inbox.held() > bound));
+        // Whoever has one stream holds up nobody: it waits, sends no acknowledgements, and so stops
+        // the peer.
+        if self.lives_for_one {
+            return;
+        }
         let late = |since: &Instant| since.elapsed() >= self.config.inbox_patience;
         let over: Vec<StreamId> = self
             .overrun

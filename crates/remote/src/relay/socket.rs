@@ -37,7 +37,7 @@ pub enum RendezvousError {
     Url,
     /// Not reached.
     #[error("cannot reach the rendezvous: {0}")]
-    Unreachable(#[source] DialError),
+    Unreachable(DialError),
 }
 
 impl RendezvousError {
@@ -167,8 +167,12 @@ impl RelaySocket {
         }
     }
 
-    /// Pings when it is time. False if the peer has been silent for too long.
-    pub(crate) fn on_timer(&mut self, now: Instant) -> bool {
+    /// Pings when it is time. False if the peer has been silent for too long; while it is not
+    /// `unheard` of our own will, silence means nothing.
+    pub(crate) fn on_timer(&mut self, now: Instant, unheard: bool) -> bool {
+        if unheard {
+            self.pinged = None;
+        }
         if self.pinged.is_some_and(|pinged| now >= pinged + self.pong_timeout) {
             return false;
         }

@@ -24,11 +24,13 @@ use crate::secret::Secret;
 
 pub use agent::AgentIdentity;
 pub use auth_file::{AuthFile, AuthFileError, AuthJson, TokenSet};
-pub use issuer::{Issuer, OauthError};
+pub(crate) use issuer::refusal;
+pub use issuer::{IssuedTokens, Issuer, OauthError};
 pub use jwt::{Claims, claims};
 pub use sources::{SignInKind, SignInSources};
 pub use timestamp::rfc3339;
 pub use tokens::ChatGptTokens;
+pub(crate) use tokens::DEFAULT_ISSUER;
 
 /// The account that a ChatGPT token acts for.
 pub(crate) const ACCOUNT_ID: HeaderName = HeaderName::from_static("chatgpt-account-id");
