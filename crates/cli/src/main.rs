@@ -1,11 +1,14 @@
 //! `codex`: parse, run, exit code.
 
 mod completion;
+mod doctor;
+mod environments;
 mod exec_server;
 mod exit;
 mod logging;
 mod login;
 mod remote;
+mod rendezvous;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -31,6 +34,9 @@ enum Command {
     Login(login::LoginArgs),
     /// Forget the credentials that codex login has kept
     Logout,
+    Doctor(doctor::DoctorArgs),
+    Rendezvous(rendezvous::RendezvousArgs),
+    Environments(environments::EnvironmentsArgs),
     Completion(completion::CompletionArgs),
 }
 
@@ -50,6 +56,9 @@ fn main() -> ExitCode {
         Command::ExecServer(args) => exec_server::run(*args),
         Command::Login(args) => login::run(args),
         Command::Logout => login::run_logout(),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Rendezvous(args) => rendezvous::run(args),
+        Command::Environments(args) => environments::run(args),
         Command::Completion(args) => completion::run(&args, &mut Cli::command()),
     };
     match result {

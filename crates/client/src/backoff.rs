@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// What a client does when its connection drops.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct ReconnectPolicy {
     /// False: a dropped connection is the end. Default true.
     pub enabled: bool,
@@ -18,23 +18,37 @@ pub struct ReconnectPolicy {
     pub give_up_after: Duration,
     /// How long one attempt may take. Default 10 s.
     pub attempt_timeout: Duration,
-    jitter: Jitter,
+    /// The randomness of the waits. Default: a random number.
+    pub jitter: Jitter,
 }
 
+/// Where the randomness of waits comes from.
 #[derive(Clone)]
-struct Jitter(Arc<dyn Fn() -> f64 + Send + Sync>);
+pub struct Jitter(Arc<dyn Fn() -> f64 + Send + Sync>);
+
+impl Jitter {
+    /// Numbers from 0 to 1 from this function.
+    pub fn new(next: impl Fn() -> f64 + Send + Sync + 'static) -> Self {
+        Self(Arc::new(next))
+    }
+}
+
+impl Default for Jitter {
+    fn default() -> Self {
+        Self::new(fastrand::f64)
+    }
+}
+
+impl fmt::Debug for Jitter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Jitter")
+    }
+}
 
 impl ReconnectPolicy {
     /// Do not reconnect.
     pub fn never() -> Self {
         Self { enabled: false, ..Self::default() }
-    }
-
-    /// Takes the randomness of the waits from `jitter`, which returns numbers from 0 to 1.
-    #[must_use]
-    pub fn with_jitter(mut self, jitter: impl Fn() -> f64 + Send + Sync + 'static) -> Self {
-        self.jitter = Jitter(Arc::new(jitter));
-        self
     }
 
     /// The wait before the attempt of this number, from 0: between half and all of the longest.
@@ -55,20 +69,8 @@ impl Default for ReconnectPolicy {
             max_delay: Duration::from_secs(5),
             give_up_after: Duration::from_secs(60),
             attempt_timeout: Duration::from_secs(10),
-            jitter: Jitter(Arc::new(fastrand::f64)),
+            jitter: Jitter::default(),
         }
-    }
-}
-
-impl fmt::Debug for ReconnectPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReconnectPolicy")
-            .field("enabled", &self.enabled)
-            .field("first_delay", &self.first_delay)
-            .field("max_delay", &self.max_delay)
-            .field("give_up_after", &self.give_up_after)
-            .field("attempt_timeout", &self.attempt_timeout)
-            .finish_non_exhaustive()
     }
 }
 
@@ -78,8 +80,11 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_the_longest_and_jitter_only_shortens_them() {
-        let all = ReconnectPolicy::default().with_jitter(|| 1.0);
-        let half = ReconnectPolicy::default().with_jitter(|| 0.0);
+        let with = |jitter: f64| ReconnectPolicy {
+            jitter: Jitter::new(move || jitter),
+            ..ReconnectPolicy::default()
+        };
+        let (all, half) = (with(1.0), with(0.0));
         let millis = |policy: &ReconnectPolicy, n| policy.delay(n).as_millis();
         assert_eq!(
             [0, 1, 2, 6, 7, 1000].map(|n| millis(&all, n)),

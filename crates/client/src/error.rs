@@ -241,7 +241,8 @@ impl ExecServerError {
         match self {
             Self::Lost(Lost::Answer { .. }) => true,
             Self::Server { method, code, .. } => {
-                *code == code::NOT_FOUND && matches!(*method, "fs/readBlock" | "fs/writeBlock")
+                *code == code::NOT_FOUND
+                    && matches!(*method, "fs/readBlock" | "fs/writeBlock" | "fs/close")
             }
             _ => false,
         }

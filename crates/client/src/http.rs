@@ -20,9 +20,9 @@ pub struct HttpBody {
     request_id: String,
     pieces: Notices<notice::HttpRequestBodyDelta>,
     next: u64,
-    /// The connection that carries it.
-    epoch: u64,
+    /// Keeps the connection.
     client: ExecServerClient,
+    /// Resolves when the connection that carries it has ended.
     lost: Pin<Box<dyn Future<Output = ()> + Send>>,
     done: bool,
 }
@@ -41,19 +41,9 @@ impl ExecServerClient {
         let epoch = self.shared.link().await?.epoch;
         let head = self.call::<call::HttpRequest>(params).await?;
         let shared = self.shared.clone();
-        let lost = Box::pin(async move {
-            // Ends with the connection, whether there is another one or not.
-            let _ = shared.link_after(epoch).await;
-        });
-        let body = HttpBody {
-            request_id,
-            pieces,
-            next: 1,
-            epoch,
-            client: self.clone(),
-            lost,
-            done: false,
-        };
+        let lost = Box::pin(async move { shared.link_lost(epoch).await });
+        let body =
+            HttpBody { request_id, pieces, next: 1, client: self.clone(), lost, done: false };
         Ok((head, body))
     }
 }
@@ -113,7 +103,6 @@ impl fmt::Debug for HttpBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpBody")
             .field("request_id", &self.request_id)
-            .field("connection", &self.epoch)
             .field("client", &self.client)
             .finish_non_exhaustive()
     }

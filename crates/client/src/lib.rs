@@ -32,7 +32,7 @@ mod process;
 mod shared;
 
 pub use approval::{Approval, Denial};
-pub use backoff::ReconnectPolicy;
+pub use backoff::{Jitter, ReconnectPolicy};
 pub use client::ExecServerClient;
 pub use dialer::{Dialer, Dialling, StdioDialer, WebsocketDialer};
 pub use environment::EnvironmentDialer;

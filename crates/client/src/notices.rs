@@ -40,7 +40,12 @@ enum Item {
 
 #[derive(Default)]
 pub(crate) struct Subscriptions {
-    open: Mutex<Vec<(&'static str, Weak<Mutex<Queue>>)>>,
+    open: Mutex<Vec<Open>>,
+}
+
+struct Open {
+    name: &'static str,
+    queue: Weak<Mutex<Queue>>,
 }
 
 impl Subscriptions {
@@ -52,25 +57,23 @@ impl Subscriptions {
             waker: None,
         }));
         let mut open = lock(&self.open);
-        open.retain(|(_, queue)| queue.strong_count() > 0);
-        open.push((N::NAME, Arc::downgrade(&queue)));
+        open.retain(|open| open.queue.strong_count() > 0);
+        open.push(Open { name: N::NAME, queue: Arc::downgrade(&queue) });
         Notices { queue, notice: PhantomData }
     }
 
     /// Passes a notification on to whoever subscribed to its name.
     pub(crate) fn publish(&self, name: &str, message: &Bytes) {
-        for (subscribed, queue) in lock(&self.open).iter() {
-            if let Some(queue) = queue.upgrade()
-                && *subscribed == name
-            {
+        for open in lock(&self.open).iter().filter(|open| open.name == name) {
+            if let Some(queue) = open.queue.upgrade() {
                 lock(&queue).push(message);
             }
         }
     }
 
     pub(crate) fn end(&self) {
-        for (_, queue) in lock(&self.open).drain(..) {
-            if let Some(queue) = queue.upgrade() {
+        for open in lock(&self.open).drain(..) {
+            if let Some(queue) = open.queue.upgrade() {
                 let mut queue = lock(&queue);
                 queue.ended = true;
                 queue.wake();

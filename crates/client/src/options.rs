@@ -55,7 +55,7 @@ pub struct ClientTuning {
     /// for writes to stdin (the process decides) nor for `http/request` (it has its own), and a
     /// `process/read` gets its `waitMs` on top. Default 120 s.
     pub request_timeout: Option<Duration>,
-    /// Bytes of output that wait for the consumer of one process. Default 4 MiB.
+    /// Bytes of output that wait for the consumer of one process. Default 8 MiB.
     pub event_window: usize,
     /// How long a missing event is waited for before it is fetched. Default 200 ms.
     pub reorder_patience: Duration,
@@ -85,7 +85,7 @@ impl Default for ClientTuning {
     fn default() -> Self {
         Self {
             request_timeout: Some(Duration::from_secs(120)),
-            event_window: 4 << 20,
+            event_window: 8 << 20,
             reorder_patience: Duration::from_millis(200),
             stdin_window: 256 << 10,
             stdin_chunk: 64 << 10,

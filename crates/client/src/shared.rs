@@ -115,6 +115,14 @@ impl Shared {
         }
     }
 
+    /// Resolves when the link of that epoch has ended.
+    pub(crate) async fn link_lost(&self, epoch: u64) {
+        let mut states = self.link.subscribe();
+        let lost = |state: &LinkState| !matches!(state, LinkState::Up(up) if up.epoch == epoch);
+        // An error means that the client is gone, and with it the link.
+        let _ = states.wait_for(lost).await;
+    }
+
     /// Makes a request, again after a reconnect if that is safe.
     pub(crate) async fn call<C: Call>(
         &self,
@@ -152,15 +160,28 @@ impl Shared {
 
     pub(crate) fn track(&self, id: &ProcessId, tracked: &Arc<Tracked>) -> bool {
         let mut processes = lock(&self.processes);
-        if processes.contains_key(id) {
+        if processes.get(id).is_some_and(|other| !other.is_abandoned()) {
             return false;
         }
-        processes.insert(id.clone(), tracked.clone());
+        let before = processes.insert(id.clone(), tracked.clone());
+        drop(processes);
+        if let Some(before) = before {
+            // Its follower has nothing to do any more.
+            before.feed(|track| track.fail(Lost::Process { process: id.clone() }.into()));
+        }
         true
     }
 
     pub(crate) fn untrack(&self, id: &ProcessId) {
         lock(&self.processes).remove(id);
+    }
+
+    /// Forgets this very process; another may have its name by now.
+    pub(crate) fn untrack_if(&self, id: &ProcessId, tracked: &Arc<Tracked>) {
+        let mut processes = lock(&self.processes);
+        if processes.get(id).is_some_and(|other| Arc::ptr_eq(other, tracked)) {
+            processes.remove(id);
+        }
     }
 
     pub(crate) fn tracked(&self, id: &ProcessId) -> Option<Arc<Tracked>> {

@@ -1,5 +1,6 @@
 //! Limits and times of a server, each with its default.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,10 @@ pub struct ServerConfig {
     pub process: ProcessConfig,
     /// Every filesystem request.
     pub files: Arc<FilesConfig>,
+    /// The executable that is re-entered to confine what is started; it has to call
+    /// [`main_if_reentered`](crate::main_if_reentered) first thing in its `main`. Without one, a
+    /// request that asks for a sandbox is refused. Default none; [`run`](crate::run) sets it.
+    pub sandbox_executable: Option<PathBuf>,
     /// How long a session outlives its connection. Default 30 s.
     pub detach_ttl: Duration,
     /// The longest such time a client may ask for. Default 7 days.
@@ -44,6 +49,7 @@ impl Default for ServerConfig {
             decode: DecodeLimits::default(),
             process: ProcessConfig::default(),
             files: Arc::default(),
+            sandbox_executable: None,
             detach_ttl: Duration::from_secs(30),
             max_detach_ttl: Duration::from_secs(7 * 24 * 3600),
             concurrent_requests: 64,

@@ -47,6 +47,9 @@ pub(crate) struct Request {
     _share: Share,
 }
 
+/// An answer of more bytes is encoded only when it can be sent.
+const LARGE: usize = 16 << 10;
+
 struct Share {
     _count: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
@@ -57,7 +60,9 @@ impl Request {
         &self.outbound
     }
 
-    /// Sends the answer; waits while the client does not read.
+    /// Sends the answer; waits while the client does not read. What is large waits as what it is
+    /// and becomes a message only when there is room for that: many answers that wait may share the
+    /// bytes they carry, their messages would not.
     pub(crate) async fn answer<R: Encode>(self, result: Result<R, RpcError>) -> bool {
         match &result {
             Ok(result) => self.respond(result).await,
@@ -65,8 +70,14 @@ impl Request {
         }
     }
 
-    /// Sends a result.
+    /// Sends a result, as [`answer`](Self::answer) does.
     pub(crate) async fn respond<R: Encode>(self, result: &R) -> bool {
+        let hint = result.size_hint();
+        if hint > LARGE {
+            let Ok(slot) = self.outbound.reserve(hint).await else { return false };
+            slot.send(encode::response(&self.id, result));
+            return true;
+        }
         self.outbound.send(encode::response(&self.id, result)).await.is_ok()
     }
 
@@ -87,9 +98,7 @@ impl Request {
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(server: Server, mut connection: Connection) {
-    let config = server.config();
-    let files =
-        Files::new(config.files.clone(), connection.outbound().clone(), config.concurrent_requests);
+    let files = Files::new(&server, connection.outbound().clone());
     let mut serving = Serving {
         count: Arc::new(Semaphore::new(server.config().pending_requests)),
         bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),
@@ -98,22 +107,27 @@ pub(crate) async fn serve(server: Server, mut connection: Connection) {
         files,
         outbound: connection.outbound().clone(),
     };
-    loop {
-        let message = tokio::select! {
-            message = connection.next() => message,
-            () = serving.server.shutting_down() => None,
-        };
-        match message {
-            Some(Ok(message)) => serving.message(&message).await,
-            Some(Err(error @ TransportError::TooLong { .. })) => {
-                serving.malformed(error.to_string()).await;
+    let shutdown = serving.server.clone();
+    let work = async {
+        loop {
+            match connection.next().await {
+                Some(Ok(message)) => serving.message(&message).await,
+                Some(Err(error @ TransportError::TooLong { .. })) => {
+                    serving.malformed(error.to_string()).await;
+                }
+                Some(Err(error)) => {
+                    tracing::debug!(%error, "connection failed");
+                    break;
+                }
+                None => break,
             }
-            Some(Err(error)) => {
-                tracing::debug!(%error, "connection failed");
-                break;
-            }
-            None => break,
         }
+    };
+    // Whatever it waits for, a client that does not read included.
+    tokio::select! {
+        biased;
+        () = shutdown.shutting_down() => {}
+        () = work => {}
     }
     serving.end();
 }

@@ -7,28 +7,31 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use codex_exec_host::files::{
-    Backend, EventSink, FileConnection, FileNotification, FileRequest, FilesConfig,
-};
+use codex_exec_host::files::{EventSink, FileConnection, FileNotification, FileRequest};
 use codex_exec_rpc::Outbound;
 use codex_exec_server_protocol::{Encode, RpcError, encode, notice};
 use futures_util::FutureExt;
 use tokio::sync::Semaphore;
 
 use crate::connection::Request;
-use crate::sandbox;
+use crate::sandbox::Confiner;
+use crate::server::Server;
 
 /// The filesystem requests of one connection.
 pub(crate) struct Files {
     connection: FileConnection,
+    confiner: Confiner,
     running: Arc<Semaphore>,
 }
 
 impl Files {
-    pub(crate) fn new(config: Arc<FilesConfig>, outbound: Outbound, at_once: usize) -> Self {
+    pub(crate) fn new(server: &Server, outbound: Outbound) -> Self {
+        let config = server.config();
+        let sink = Arc::new(Notifications(outbound));
         Self {
-            connection: FileConnection::new(config, Arc::new(Notifications(outbound))),
-            running: Arc::new(Semaphore::new(at_once)),
+            connection: FileConnection::new(config.files.clone(), sink),
+            confiner: server.confiner().clone(),
+            running: Arc::new(Semaphore::new(config.concurrent_requests)),
         }
     }
 
@@ -38,12 +41,8 @@ impl Files {
         R: FileRequest,
         R::Response: Encode + Sync,
     {
-        if params.take_sandbox().is_some_and(|sandbox| sandbox::restricts(&sandbox)) {
-            let error = RpcError::invalid_request(sandbox::NOT_OFFERED);
-            request.answer_later(async { Err::<R::Response, _>(error) });
-            return;
-        }
-        let result = self.connection.call(Backend::Here, params);
+        let backend = self.confiner.backend(params.take_sandbox(), params.needs());
+        let result = self.connection.call_in(backend, params);
         // Polled once, it stands in the queue.
         let mut permit = Box::pin(self.running.clone().acquire_owned());
         let first = permit.as_mut().now_or_never();

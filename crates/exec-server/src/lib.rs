@@ -22,6 +22,10 @@ mod server;
 mod session;
 mod sink;
 
+pub use codex_exec_client as client;
+pub use codex_exec_client::{
+    ExecServerClient, ExecServerClientConnectOptions, ExecServerError, RemoteExecServerConnectArgs,
+};
 pub use codex_exec_host as host;
 pub use codex_exec_remote as remote_mode;
 pub use codex_exec_rpc::{Connection, ConnectionConfig, KeepAlive, OutboundConfig};
@@ -49,5 +53,8 @@ pub use server::Server;
 ///
 /// To be called first thing in `main`, before any thread exists.
 pub fn main_if_reentered() {
+    use codex_exec_host::files::{HELPER, run_helper};
+    use codex_linux_sandbox::reentry::Helper;
     codex_exec_host::process::warden::main_if_reentered();
+    codex_linux_sandbox::reentry::main_if_reentered(&[Helper { name: HELPER, run: run_helper }]);
 }

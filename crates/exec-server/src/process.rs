@@ -3,7 +3,7 @@
 //! Each queues what it asks of the process before it returns, and returns the answer as a future.
 
 use codex_exec_host::process::{
-    Group, Launch, LaunchError, ProcessHandle, StartError, environment,
+    Group, Launch, LaunchError, ProcessHandle, StartError, Started, environment,
 };
 use codex_exec_server_protocol::RpcError;
 use codex_exec_server_protocol::process::{
@@ -13,7 +13,7 @@ use codex_exec_server_protocol::process::{
 };
 
 use crate::connection::{Attached, Request};
-use crate::sandbox;
+use crate::sandbox::Confiner;
 use crate::server::Server;
 use crate::session::Session;
 
@@ -44,6 +44,10 @@ impl StartFailure {
             Self::Failed(StartError::Launch(error @ LaunchError::Nul(_))) => {
                 RpcError::internal(error.to_string())
             }
+            // The program or its directory, not the sandbox: the same as without one.
+            Self::Failed(StartError::Sandbox(failure)) if failure.is_target() => {
+                RpcError::internal(format!("cannot start `{program}`: {failure}"))
+            }
             Self::Failed(error @ (StartError::Launch(_) | StartError::Sandbox(_))) => {
                 RpcError::invalid_params(error.to_string())
             }
@@ -61,7 +65,7 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     let mut started = None;
     let inserted = session.insert(&id, || {
         let group = session.group();
-        let launch = async move { launch(params, group) };
+        let launch = launch(server.confiner().clone(), params, group);
         let (handle, answer) = server.host().start(launch);
         started = Some(answer);
         handle
@@ -74,9 +78,9 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
             return;
         };
         match started.await {
-            Ok(Ok(())) => {
-                let response =
-                    ExecResponse { process_id: id, sandbox_type: Some(SandboxType::None) };
+            Ok(Ok(Started { confined })) => {
+                let kind = if confined { SandboxType::LinuxSeccomp } else { SandboxType::None };
+                let response = ExecResponse { process_id: id, sandbox_type: Some(kind) };
                 // Its events follow the answer.
                 if request.answer(Ok(response)).await {
                     attached.session.attach(&process, attached.attachment, &outbound);
@@ -94,21 +98,32 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     });
 }
 
-fn launch(params: ExecParams, group: Group) -> Result<Launch, StartFailure> {
+async fn launch(
+    confiner: Confiner,
+    mut params: ExecParams,
+    group: Group,
+) -> Result<Launch, StartFailure> {
     let not_offered = [
         (params.enforce_managed_network || params.managed_network.is_some(), "a managed network"),
         (params.network_proxy.is_some(), "a network proxy"),
         (params.shell_snapshot.is_some(), "a shell snapshot"),
     ];
-    if params.sandbox.as_ref().is_some_and(sandbox::restricts) {
-        return Err(StartFailure::Refused(RpcError::invalid_params(sandbox::NOT_OFFERED)));
-    }
     if let Some((_, what)) = not_offered.iter().find(|(asked, _)| *asked) {
         let message = format!("{what} is not offered by this server");
         return Err(StartFailure::Refused(RpcError::invalid_params(message)));
     }
+    if params.argv.is_empty() {
+        return Err(LaunchError::EmptyArgv.into());
+    }
     let environment = environment(&params)?;
-    Ok(Launch::new(params, &environment, group)?)
+    let sandbox = match params.sandbox.take() {
+        Some(context) => confiner.confine(context, &params, &environment).await,
+        None => Ok(None),
+    };
+    match sandbox.map_err(StartFailure::Refused)? {
+        Some(sandbox) => Ok(Launch::confined(params, sandbox, group)?),
+        None => Ok(Launch::new(params, &environment, group)?),
+    }
 }
 
 fn unknown(id: &ProcessId) -> RpcError {

@@ -88,6 +88,8 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     config.process.lifeline = Lifeline::Warden { executable: runtime_paths.codex_self_exe.clone() };
+    let sandbox = runtime_paths.codex_linux_sandbox_exe.as_ref();
+    config.sandbox_executable = Some(sandbox.unwrap_or(&runtime_paths.codex_self_exe).clone());
     match listen_url {
         ListenUrl::WebSocket(address) => {
             let bind = |source| RunError::Bind { address, source };
@@ -108,11 +110,15 @@ pub async fn run(
                 tokio::io::stdout(),
                 &server.config().connection,
             );
+            let outbound = connection.outbound().clone();
             tokio::select! {
                 () = server.serve_here(connection) => {}
                 () = stop => tracing::info!("stopping"),
             }
             server.shut_down().await;
+            // The answers to what came before the end of the input.
+            let patience = server.config().connection.close_timeout;
+            let _ = tokio::time::timeout(patience, outbound.drained()).await;
         }
     }
     Ok(())
@@ -125,19 +131,26 @@ fn announce(url: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Resolves on SIGTERM or SIGINT.
-pub async fn told_to_stop() {
-    let listen = |kind| async move {
-        match signal(kind) {
-            Ok(mut signals) => signals.recv().await,
-            Err(error) => {
-                tracing::error!(%error, "cannot listen for signals");
-                std::future::pending().await
+/// Resolves on SIGTERM or SIGINT that come from now on: they are listened for by the time this
+/// returns. To be called inside a runtime.
+pub fn told_to_stop() -> impl Future<Output = ()> {
+    let listen = |kind| {
+        let signals = signal(kind);
+        async move {
+            match signals {
+                Ok(mut signals) => signals.recv().await,
+                Err(error) => {
+                    tracing::error!(%error, "cannot listen for signals");
+                    std::future::pending().await
+                }
             }
         }
     };
-    tokio::select! {
-        _ = listen(SignalKind::terminate()) => {}
-        _ = listen(SignalKind::interrupt()) => {}
+    let (terminate, interrupt) = (listen(SignalKind::terminate()), listen(SignalKind::interrupt()));
+    async move {
+        tokio::select! {
+            _ = terminate => {}
+            _ = interrupt => {}
+        }
     }
 }

@@ -2,13 +2,109 @@
 //!
 //! Invariant: what cannot be enforced is refused; nothing runs with less protection than asked.
 
-use codex_exec_server_protocol::{PermissionProfile, SandboxContext};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::sync::Arc;
 
-/// The answer to a request that asks for confinement.
-pub(crate) const NOT_OFFERED: &str =
+use codex_exec_host::files::{Backend, FileError, Helpers, Needs};
+use codex_exec_host::process::ProcessHost;
+use codex_exec_host::process::env::Environment;
+use codex_exec_server_protocol::process::ExecParams;
+use codex_exec_server_protocol::{PermissionProfile, RpcError, SandboxContext};
+use codex_linux_sandbox::{Command, Config, Launch, PrepareError, Prepared, Request, Sandbox};
+
+use crate::config::ServerConfig;
+
+/// What confines, if anything can here.
+#[derive(Debug, Clone)]
+pub(crate) struct Confiner(Option<Confining>);
+
+#[derive(Debug, Clone)]
+struct Confining {
+    sandbox: Arc<Sandbox>,
+    helpers: Helpers,
+}
+
+impl Confiner {
+    /// Re-enters the configured executable; without one nothing can be confined.
+    pub(crate) fn new(config: &ServerConfig, host: &ProcessHost) -> io::Result<Self> {
+        let Some(executable) = &config.sandbox_executable else { return Ok(Self(None)) };
+        let sandbox = Arc::new(Sandbox::new(Config::new(executable))?);
+        let helpers = Helpers::new(sandbox.clone(), host.clone(), config.files.clone());
+        Ok(Self(Some(Confining { sandbox, helpers })))
+    }
+
+    /// Whether anything can be confined.
+    pub(crate) fn is_offered(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Where a filesystem request that is held to `context` has to run.
+    pub(crate) fn backend(
+        &self,
+        context: Option<SandboxContext>,
+        needs: Needs,
+    ) -> impl Future<Output = Result<Backend, FileError>> + Send + use<> {
+        let confining = self.0.clone();
+        async move {
+            match (context.filter(restricts), confining) {
+                (None, _) => Ok(Backend::Here),
+                (Some(context), Some(confining)) => confining.helpers.backend(context, needs).await,
+                (Some(_), None) => Err(FileError::Sandbox { reason: NOT_OFFERED.into() }),
+            }
+        }
+    }
+
+    /// The sandbox to start a process in; `None` if it needs none.
+    pub(crate) async fn confine(
+        &self,
+        context: SandboxContext,
+        params: &ExecParams,
+        environment: &Environment,
+    ) -> Result<Option<Launch>, RpcError> {
+        if !restricts(&context) {
+            return Ok(None);
+        }
+        let Some(Confining { sandbox, .. }) = self.0.clone() else {
+            return Err(RpcError::invalid_params(NOT_OFFERED));
+        };
+        let argv: Vec<OsString> = params.argv.iter().map(OsString::from).collect();
+        let arg0 = params.arg0.clone();
+        let cwd = params.cwd.as_path().to_owned();
+        let env: Vec<_> = environment.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+        // Resolving a policy looks at files.
+        let prepared = tokio::task::spawn_blocking(move || {
+            let arg0 = arg0.as_deref().map(OsStr::new);
+            let command = Command::Program { argv: &argv, arg0, env: &env, cwd: &cwd };
+            sandbox.prepare(&context, &Request { command })
+        });
+        match prepared.await {
+            Ok(Ok(Prepared::Unrestricted)) => Ok(None),
+            Ok(Ok(Prepared::Enforced(launch))) => Ok(Some(launch)),
+            Ok(Err(error)) => Err(refusal(&error)),
+            Err(error) => Err(RpcError::internal(format!("the sandbox was not prepared: {error}"))),
+        }
+    }
+}
+
+/// The answer to a request that asks for confinement where there is none.
+const NOT_OFFERED: &str =
     "this server cannot enforce a sandbox; send no sandbox, or permissions of type `disabled`";
 
 /// Whether the request has to be confined at all.
-pub(crate) fn restricts(sandbox: &SandboxContext) -> bool {
+fn restricts(sandbox: &SandboxContext) -> bool {
     !matches!(sandbox.permissions, PermissionProfile::Disabled)
+}
+
+fn refusal(error: &PrepareError) -> RpcError {
+    let mut message = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        message = format!("{message}: {cause}");
+        source = cause.source();
+    }
+    match error.is_unenforceable() {
+        true => RpcError::invalid_params(message),
+        false => RpcError::internal(message),
+    }
 }

@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::ServerConfig;
 use crate::connection;
+use crate::sandbox::Confiner;
 use crate::session::Sessions;
 
 /// An execution server. Clones are handles to the same one.
@@ -40,6 +41,7 @@ struct Shared {
     config: ServerConfig,
     host: ProcessHost,
     sessions: Sessions,
+    confiner: Confiner,
     environment_info: EnvironmentInfo,
     shutdown: CancellationToken,
     connections: TaskTracker,
@@ -49,9 +51,11 @@ impl Server {
     /// A server that listens nowhere yet. To be made inside a runtime.
     pub fn new(config: ServerConfig) -> io::Result<Self> {
         let host = ProcessHost::new(config.process.clone())?;
+        let confiner = Confiner::new(&config, &host)?;
         Ok(Self(Arc::new(Shared {
             sessions: Sessions::new(host.clone()),
-            environment_info: environment_info(),
+            environment_info: environment_info(confiner.is_offered()),
+            confiner,
             config,
             host,
             shutdown: CancellationToken::new(),
@@ -100,6 +104,10 @@ impl Server {
         &self.0.host
     }
 
+    pub(crate) fn confiner(&self) -> &Confiner {
+        &self.0.confiner
+    }
+
     pub(crate) fn sessions(&self) -> &Sessions {
         &self.0.sessions
     }
@@ -119,7 +127,7 @@ fn uri(path: &std::path::Path) -> Option<PathUri> {
     PathUri::try_from(path).ok()
 }
 
-fn environment_info() -> EnvironmentInfo {
+fn environment_info(sandboxed: bool) -> EnvironmentInfo {
     let shell = machine::shell();
     EnvironmentInfo {
         shell: ShellInfo {
@@ -136,6 +144,7 @@ fn environment_info() -> EnvironmentInfo {
         ),
         temp_dir: uri(&std::env::temp_dir()),
         capabilities: Capabilities {
+            sandboxed_file_streaming: sandboxed,
             file_write_streaming: true,
             fs_watch_missing: true,
             process_resize: true,
@@ -143,6 +152,7 @@ fn environment_info() -> EnvironmentInfo {
             process_signals: true,
             process_close_stdin: true,
             process_retain: true,
+            process_retain_until_read: true,
             session_detach_ttl: true,
             fs_search: true,
             fs_glob: true,

@@ -19,6 +19,7 @@ use codex_exec_rpc::Outbound;
 use codex_exec_server_protocol::RpcError;
 use codex_exec_server_protocol::process::ProcessId;
 use tokio::time::sleep;
+use tokio_util::task::TaskTracker;
 
 use crate::sink::NotificationSink;
 
@@ -28,6 +29,8 @@ pub(crate) struct Sessions {
     host: ProcessHost,
     by_id: Arc<Mutex<HashMap<String, Arc<Session>>>>,
     last_group: Arc<AtomicU64>,
+    /// Sessions that are being ended.
+    ending: TaskTracker,
 }
 
 /// One session.
@@ -67,7 +70,7 @@ pub(crate) struct Taken;
 
 impl Sessions {
     pub(crate) fn new(host: ProcessHost) -> Self {
-        Self { host, by_id: Arc::default(), last_group: Arc::default() }
+        Self { host, by_id: Arc::default(), last_group: Arc::default(), ending: TaskTracker::new() }
     }
 
     /// A new session, attached.
@@ -141,10 +144,14 @@ impl Sessions {
         let all: Vec<_> = lock(&self.by_id).values().cloned().collect();
         futures_util::future::join_all(all.iter().map(|session| self.end_if(session, |_| true)))
             .await;
+        // Those whose time had come just before.
+        self.ending.close();
+        self.ending.wait().await;
         self.host.shut_down().await;
     }
 
     async fn end_if(&self, session: &Arc<Session>, condition: impl FnOnce(&State) -> bool) {
+        let _ending = self.ending.token();
         let processes = {
             let mut state = lock(&session.state);
             if state.presence == Presence::Ended || !condition(&state) {

@@ -93,6 +93,8 @@ capabilities! {
     process_close_stdin,
     /// **extension**: `retain` of `process/start` and `droppedBytes` of `process/read`.
     process_retain,
+    /// **extension**: `until` of `retain` of `process/start`.
+    process_retain_until_read,
     /// **extension**: `detachTtlMs` of `initialize`.
     session_detach_ttl,
     /// **extension**: `fs/search` and `fs/cancelSearch`.

@@ -172,6 +172,29 @@ pub struct Retain {
     /// What a full store does.
     #[serde(default)]
     pub on_full: OnFull,
+    /// **extension** `processRetainUntilRead`: what has to be kept.
+    #[serde(default, skip_serializing_if = "RetainUntil::is_sent")]
+    pub until: RetainUntil,
+}
+
+/// Until when output may not be dropped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RetainUntil {
+    /// Until it is sent. What dies on its way can be read again only while it is still there.
+    #[default]
+    Sent,
+    /// Until a `process/read` asks for what comes after it, which says that it has arrived. A client
+    /// that does not keep up makes the process wait, and neither a dropped connection nor a slow
+    /// reader loses anything.
+    Read,
+}
+
+impl RetainUntil {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
+    fn is_sent(&self) -> bool {
+        *self == Self::Sent
+    }
 }
 
 /// What happens to new output when the store is full of output that nobody was sent.

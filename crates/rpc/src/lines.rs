@@ -87,16 +87,20 @@ async fn write<W: AsyncWrite + Unpin>(
     mut output: W,
     mut queue: OutboundQueue,
 ) -> std::io::Result<()> {
+    // Shares of the queue whose lines are not written yet.
+    let mut unwritten = Vec::new();
     while let Some(first) = queue.recv().await {
         let mut next = Some(first);
         while let Some(queued) = next {
-            if let Queued::Message(line, _share) = queued {
+            if let Queued::Message(line, share) = queued {
                 output.write_all(&line).await?;
                 output.write_all(b"\n").await?;
+                unwritten.push(share);
             }
             next = queue.try_recv();
         }
         output.flush().await?;
+        unwritten.clear();
     }
     output.shutdown().await
 }

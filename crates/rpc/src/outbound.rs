@@ -100,6 +100,12 @@ impl Outbound {
         Ok(())
     }
 
+    /// Resolves when everything that was sent so far has been written, or never will be.
+    pub async fn drained(&self) {
+        let all = u32::try_from(self.capacity).unwrap_or(u32::MAX);
+        let _ = self.room.acquire_many(all).await;
+    }
+
     /// Resolves when the connection has ended.
     pub async fn closed(&self) {
         self.queue.closed().await;

@@ -32,7 +32,14 @@ impl Connection {
         let (sink, stream) = socket.split();
         let (outbound, queue) = outbound(config.outbound);
         let reader_gone = CancellationToken::new();
-        tokio::spawn(write(sink, queue, reader_gone.clone(), config.close_timeout));
+        let peer_gone = CancellationToken::new();
+        tokio::spawn(write(
+            sink,
+            queue,
+            peer_gone.clone(),
+            reader_gone.clone(),
+            config.close_timeout,
+        ));
         let now = Instant::now();
         let reader = Reader {
             stream,
@@ -40,6 +47,7 @@ impl Connection {
             config: *config,
             heard: now,
             pinged: None,
+            peer_gone,
             _gone: reader_gone.drop_guard(),
         };
         Self::new(reader.into_stream(), outbound)
@@ -54,6 +62,8 @@ struct Reader<T> {
     heard: Instant,
     /// When it was pinged since then.
     pinged: Option<Instant>,
+    /// Tells the write task that the peer has ended the connection.
+    peer_gone: CancellationToken,
     /// Tells the write task that nobody listens any more.
     _gone: DropGuard,
 }
@@ -62,7 +72,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
     fn into_stream(self) -> impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static {
         stream::unfold(Some(self), |reader| async move {
             let mut reader = reader?;
-            match reader.next().await? {
+            let item = reader.next().await;
+            if item.as_ref().is_none_or(|item| item.as_ref().is_err_and(TransportError::is_fatal)) {
+                reader.peer_gone.cancel();
+            }
+            match item? {
                 Err(error) if error.is_fatal() => Some((Err(error), None)),
                 item => Some((item, Some(reader))),
             }
@@ -132,18 +146,28 @@ async fn due(deadline: Option<Instant>) {
 }
 
 /// Empties the queue into the socket, gathering what is there before each flush; then closes it.
-/// Once nobody listens any more the rest has `close_timeout` to go out.
+/// Once the peer has ended the connection, what is queued is the end of it: whoever still works on
+/// an answer must not keep the peer waiting for our own close. Once nobody listens any more the rest
+/// has `close_timeout` to go out.
 async fn write<T: AsyncRead + AsyncWrite + Unpin>(
     mut sink: SplitSink<WebSocketStream<T>, Message>,
     mut queue: OutboundQueue,
+    peer_gone: CancellationToken,
     reader_gone: CancellationToken,
     close_timeout: Duration,
 ) {
     let work = async {
         // Shares of the queue whose messages are not written yet.
         let mut unwritten = Vec::new();
-        while let Some(first) = queue.recv().await {
-            let mut next = Some(first);
+        loop {
+            let mut next = tokio::select! {
+                biased;
+                first = queue.recv() => first,
+                () = peer_gone.cancelled() => None,
+            };
+            if next.is_none() {
+                break;
+            }
             while let Some(queued) = next {
                 match queued {
                     Queued::Message(bytes, share) => {

@@ -101,7 +101,14 @@ impl Files {
     /// Creates or truncates a file for writing in blocks, several at once. With a server without
     /// such writing the content is gathered and written whole at the end.
     pub async fn create(&self, path: &PathUri) -> Result<FileWriter, ExecServerError> {
-        FileWriter::create(self.clone(), path.clone()).await
+        FileWriter::create(self.clone(), path.clone(), false).await
+    }
+
+    /// Like [`create`](Self::create), but the new content takes the place of the old one at the end,
+    /// all at once, where the server has the capability `fsAtomicWrite`; elsewhere it is the same as
+    /// `create`. Hard links to the old content stay with it.
+    pub async fn create_atomic(&self, path: &PathUri) -> Result<FileWriter, ExecServerError> {
+        FileWriter::create(self.clone(), path.clone(), true).await
     }
 
     /// What a path is, following links.
@@ -176,6 +183,10 @@ impl Files {
 
     pub(crate) fn can_write_blocks(&self) -> bool {
         self.can_read_blocks() && self.client.capabilities().file_write_streaming
+    }
+
+    pub(crate) fn can_write_atomically(&self) -> bool {
+        self.client.capabilities().fs_atomic_write
     }
 
     /// How much fits into one message as base64, with room for the rest of the request.

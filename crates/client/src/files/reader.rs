@@ -30,12 +30,11 @@ pub struct FileReader {
 /// The blocks live in a future while one is waited for.
 enum State {
     Idle(Box<Blocks>),
-    Reading(
-        Pin<Box<dyn Future<Output = (Box<Blocks>, Result<Option<Bytes>, ExecServerError>)> + Send>>,
-    ),
+    Reading(Pin<Box<dyn Future<Output = (Box<Blocks>, Block)> + Send>>),
     Poisoned,
 }
 
+type Block = Result<Option<Bytes>, ExecServerError>;
 type Answer = Result<FsReadBlockResponse, ExecServerError>;
 
 struct Blocks {

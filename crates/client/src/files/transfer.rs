@@ -1,7 +1,8 @@
 //! Uploads and downloads of files and trees.
 //!
-//! Invariant: a download appears under its name only when it is complete. An upload that a dropped
-//! connection interrupts starts over; one that fails says so, and what it left is not called done.
+//! Invariant: a download appears under its name only when it is complete, and so does an upload to a
+//! server with the capability `fsAtomicWrite`. An upload that a dropped connection interrupts starts
+//! over.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,12 +17,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::{Files, WalkItem, local};
 use crate::error::ExecServerError;
 
+type OnProgress = Arc<dyn Fn(&TransferProgress) + Send + Sync>;
+
 /// How to transfer.
 #[derive(Clone)]
 pub struct TransferOptions {
     /// Files of a tree that are transferred at once. Default 4.
     pub files_at_once: usize,
-    progress: Option<Arc<dyn Fn(&TransferProgress) + Send + Sync>>,
+    progress: Option<OnProgress>,
 }
 
 impl Default for TransferOptions {
@@ -222,10 +225,12 @@ impl Files {
             let mut content = Vec::new();
             file.read_to_end(&mut content).await.map_err(reading(local))?;
             let bytes = content.len() as u64;
-            self.write_file(remote, content).await?;
+            let mut params = FsWriteFileParams::new(remote.clone(), content);
+            params.atomic = self.can_write_atomically();
+            self.call::<call::FsWriteFile>(params).await?;
             add(bytes);
         } else {
-            let mut writer = self.create(remote).await?;
+            let mut writer = self.create_atomic(remote).await?;
             let mut block = bytes::BytesMut::new();
             loop {
                 block.reserve(self.client.shared.tuning.file_block);

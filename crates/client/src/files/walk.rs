@@ -34,9 +34,11 @@ pub struct Walk {
 
 enum State {
     Idle(Box<Walker>),
-    Asking(Pin<Box<dyn Future<Output = (Box<Walker>, Result<(), ExecServerError>)> + Send>>),
+    Asking(Pin<Box<dyn Future<Output = (Box<Walker>, Asked)> + Send>>),
     Done,
 }
+
+type Asked = Result<(), ExecServerError>;
 
 struct Walker {
     files: Files,

@@ -21,12 +21,14 @@ type Work = Pin<Box<dyn Future<Output = Result<(), ExecServerError>> + Send>>;
 /// A file of the server, written in order, see [`Files::create`].
 ///
 /// The content is complete once [`finish`](Self::finish) or `shutdown` has succeeded. A connection
-/// that drops before fails the writer: what the server has then is a part of the file.
+/// that drops before fails the writer: what the server has then is a part of the file, unless it was
+/// [created atomically](Files::create_atomic).
 pub struct FileWriter {
     files: Files,
     path: PathUri,
     /// `None` where the file is written whole at the end.
     handle: Option<String>,
+    atomic: bool,
     buffer: BytesMut,
     /// Where the buffer starts.
     offset: u64,
@@ -37,11 +39,17 @@ pub struct FileWriter {
 }
 
 impl FileWriter {
-    pub(super) async fn create(files: Files, path: PathUri) -> Result<Self, ExecServerError> {
+    pub(super) async fn create(
+        files: Files,
+        path: PathUri,
+        atomic: bool,
+    ) -> Result<Self, ExecServerError> {
         let mut handle = None;
+        let atomic = atomic && files.can_write_atomically();
         if files.can_write_blocks() {
             let id = files.client.shared.fresh_id("w");
-            let params = FsOpenParams::new(&id, path.clone(), FsOpenMode::Replace);
+            let mode = if atomic { FsOpenMode::ReplaceAtomic } else { FsOpenMode::Replace };
+            let params = FsOpenParams::new(&id, path.clone(), mode);
             files.call::<call::FsOpen>(params).await?;
             handle = Some(id);
         }
@@ -49,6 +57,7 @@ impl FileWriter {
             files,
             path,
             handle,
+            atomic,
             buffer: BytesMut::new(),
             offset: 0,
             under_way: FuturesUnordered::new(),
@@ -148,14 +157,19 @@ impl FileWriter {
         if self.closing.is_none() {
             let files = self.files.clone();
             self.closing = Some(match self.handle.take() {
-                Some(handle) => Box::pin(async move {
-                    files.call::<call::FsClose>(FsCloseParams::new(handle)).await?;
-                    Ok(())
-                }),
+                Some(handle) => {
+                    let mut params = FsCloseParams::new(handle);
+                    params.commit = self.atomic;
+                    Box::pin(async move {
+                        files.call::<call::FsClose>(params).await?;
+                        Ok(())
+                    })
+                }
                 None => {
                     files.check_whole(self.buffer.len())?;
                     let content = self.buffer.split().freeze();
-                    let params = FsWriteFileParams::new(self.path.clone(), content);
+                    let mut params = FsWriteFileParams::new(self.path.clone(), content);
+                    params.atomic = self.atomic;
                     Box::pin(async move {
                         files.call::<call::FsWriteFile>(params).await?;
                         Ok(())

@@ -33,6 +33,8 @@ pub(crate) struct Delivery {
     split: Option<[Lane; 2]>,
     /// Nobody will ever take anything.
     discard: bool,
+    /// Somebody has taken it on them to take everything.
+    taken: bool,
     cost: usize,
 }
 
@@ -51,7 +53,16 @@ enum Piece {
 
 impl Delivery {
     pub(crate) fn new() -> Self {
-        Self { events: VecDeque::new(), split: None, discard: false, cost: 0 }
+        Self { events: VecDeque::new(), split: None, discard: false, taken: false, cost: 0 }
+    }
+
+    /// Somebody takes the events.
+    pub(crate) fn take(&mut self) {
+        self.taken = true;
+    }
+
+    pub(crate) fn is_taken(&self) -> bool {
+        self.taken
     }
 
     pub(crate) fn cost(&self) -> usize {
@@ -101,6 +112,7 @@ impl Delivery {
 
     /// From now on each stream has its own line.
     pub(crate) fn split(&mut self) {
+        self.taken = true;
         if self.split.is_none() {
             self.split = Some(Default::default());
             self.cost = 0;
@@ -148,6 +160,6 @@ impl Delivery {
 
     /// Nobody takes events any more.
     pub(crate) fn discard_all(&mut self) {
-        *self = Self { discard: true, ..Self::new() };
+        *self = Self { discard: true, taken: true, ..Self::new() };
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use codex_exec_server_protocol::process::{ProcessId, ReadParams};
 use codex_exec_server_protocol::{call, error as code};
 
-use super::track::Need;
+use super::track::{Need, Track};
 use super::tracked::Tracked;
 use crate::error::ExecServerError;
 use crate::shared::{Repeat, Shared};
@@ -20,7 +20,12 @@ pub(crate) async fn follow(shared: Arc<Shared>, tracked: Arc<Tracked>, process_i
                 continue;
             }
         }
-        let (after, max_bytes) = tracked.peek(|track| (track.delivered(), track.read_size()));
+        let (after, max_bytes) = if need == Need::Acknowledge {
+            // The least a read can ask for; its answer is not needed.
+            (tracked.feed(Track::acknowledgement), 1)
+        } else {
+            tracked.peek(|track| (track.delivered(), track.read_size()))
+        };
         let params = ReadParams {
             process_id: process_id.clone(),
             after_seq: Some(after),
@@ -29,11 +34,18 @@ pub(crate) async fn follow(shared: Arc<Shared>, tracked: Arc<Tracked>, process_i
         };
         let timeout = shared.tuning.request_timeout;
         match shared.call::<call::ProcessRead>(&params, None, Repeat::Safe, timeout).await {
+            Ok(_) if need == Need::Acknowledge => {}
             Ok(answer) => tracked.feed(|track| track.read(after, answer)),
+            // A forgotten process needs no acknowledgement.
+            Err(ExecServerError::Server { .. }) if need == Need::Acknowledge => {}
             Err(ExecServerError::Server { code: code::INVALID_REQUEST, .. }) => {
-                tracked.feed(super::track::Track::gone);
+                tracked.feed(Track::gone);
             }
             Err(error) => tracked.feed(|track| track.fail(error)),
         }
+    }
+    // Whoever has a handle looks at what is here; nobody needs to be told more.
+    if tracked.is_abandoned() {
+        shared.untrack_if(&process_id, &tracked);
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use codex_exec_server_protocol::process::{
-    OutputStream, ProcessId, ProcessSignal, ResizeParams, SandboxType, SignalParams,
-    TerminateParams,
+    OnFull, OutputStream, ProcessId, ProcessSignal, ResizeParams, Retain, RetainUntil, SandboxType,
+    SignalParams, TerminateParams,
 };
 use codex_exec_server_protocol::{PathUri, call, error as code};
 use futures_util::{Stream, StreamExt};
@@ -63,6 +63,9 @@ struct Taken {
     stderr: bool,
 }
 
+/// What a server is asked to keep until it is acknowledged, unless the caller says otherwise.
+const RETAIN: u64 = 8 << 20;
+
 /// What the handle and everything taken from it share.
 pub(super) struct Handle {
     pub(super) client: ExecServerClient,
@@ -74,8 +77,9 @@ pub(super) struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.client.shared.untrack(&self.id);
-        self.tracked.abandon();
+        if !self.tracked.abandon() {
+            self.client.shared.untrack(&self.id);
+        }
         let over = self.tracked.peek(|track| track.exit().is_some() || track.end().is_some());
         if self.terminate_on_drop
             && !over
@@ -104,7 +108,16 @@ impl ExecServerClient {
             Track::new(id.clone(), self.window(&command), 0, false),
             &command,
         )?;
-        let params = command.params(id, self.default_cwd());
+        let mut params = command.params(id, self.default_cwd());
+        if self.capabilities().process_retain_until_read {
+            let own = Retain { bytes: RETAIN, on_full: OnFull::Wait, until: RetainUntil::Read };
+            let retain = params.retain.get_or_insert(own);
+            // Whoever wants old output dropped does not want to be waited for.
+            if retain.on_full == OnFull::Wait {
+                retain.until = RetainUntil::Read;
+                process.handle.tracked.feed(Track::acknowledge);
+            }
+        }
         match self.start(&params, chosen).await {
             Ok(sandbox_type) => process.sandbox_type = sandbox_type,
             Err(error) => {
@@ -142,7 +155,11 @@ impl ExecServerClient {
                 None => return Err(Lost::Process { process: id }.into()),
             }
         }
-        let track = Track::new(id.clone(), self.window(&like), after, true);
+        let mut track = Track::new(id.clone(), self.window(&like), after, true);
+        // Whoever started it may have had it wait for acknowledgements.
+        if self.capabilities().process_retain_until_read {
+            track.acknowledge();
+        }
         let mut process = self.observe(id, track, &like)?;
         if let Some(stdin) = &mut process.stdin {
             stdin.leave_open();
@@ -243,6 +260,7 @@ impl Process {
             return None;
         }
         self.taken.events = true;
+        self.handle.tracked.feed(|track| track.delivery.take());
         Some(ProcessEvents { handle: self.handle.clone(), ended: false })
     }
 

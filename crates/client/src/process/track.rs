@@ -22,6 +22,18 @@ use super::delivery::{Delivery, cost_of};
 use super::event::{ExitStatus, ProcessEvent};
 use crate::error::{ExecServerError, Lost};
 
+/// What the first read on a connection asks for.
+const FIRST_READ: u64 = 64 << 10;
+
+/// Bytes were dropped, but how many of them are lost is not known.
+const UNCOUNTED: u64 = u64::MAX;
+
+/// How much comes before it is acknowledged; well below what a server keeps.
+const ACKNOWLEDGE_AFTER: u64 = 1 << 20;
+
+/// What no read asks for more than.
+const LARGEST_READ: u64 = 8 << 20;
+
 #[derive(Debug)]
 pub(crate) struct Track {
     process: ProcessId,
@@ -34,6 +46,15 @@ pub(crate) struct Track {
     missing_until: u64,
     /// Notifications may have been missed: read until there is nothing more.
     resync: bool,
+    /// How much the next read asks for: more each time, and little again on a new connection, so
+    /// that reading gets on even if no connection lives for long.
+    read_bytes: u64,
+    /// The server keeps output until it is acknowledged by a read after it.
+    acks: bool,
+    /// Bytes that came in order since the last acknowledgement.
+    unacknowledged: u64,
+    /// The number up to which output was seen, in order or not.
+    seen: u64,
     /// Read at least once, even if there is no room: whether it has exited must be known.
     probe: bool,
     /// A close without a number came.
@@ -86,6 +107,8 @@ pub(crate) enum Need {
     Nothing,
     /// At once.
     Now,
+    /// At once, only to tell the server how far this side is.
+    Acknowledge,
     /// If what is missing does not come by itself soon.
     Soon,
 }
@@ -110,6 +133,10 @@ impl Track {
             early_cost: 0,
             missing_until: 0,
             resync,
+            read_bytes: FIRST_READ,
+            acks: false,
+            unacknowledged: 0,
+            seen: after,
             probe: false,
             closed_unnumbered: false,
             exit: None,
@@ -145,6 +172,9 @@ impl Track {
         if self.probe {
             return Need::Now;
         }
+        if self.acks && self.unacknowledged >= ACKNOWLEDGE_AFTER.min(self.window as u64 / 2) {
+            return Need::Acknowledge;
+        }
         if self.is_full() {
             return Need::Nothing;
         }
@@ -152,6 +182,23 @@ impl Track {
             return Need::Now;
         }
         if self.early.is_empty() { Need::Nothing } else { Need::Soon }
+    }
+
+    /// From now on reads tell the server what has arrived.
+    pub(crate) fn acknowledge(&mut self) {
+        self.acks = true;
+    }
+
+    /// Whether the server waits for acknowledgements.
+    pub(crate) fn acknowledges(&self) -> bool {
+        self.acks
+    }
+
+    /// The number to acknowledge, which is from now on taken as acknowledged. If nobody has ever
+    /// taken output the process is not to wait for that, so all that was seen counts as arrived.
+    pub(crate) fn acknowledgement(&mut self) -> u64 {
+        self.unacknowledged = 0;
+        if self.delivery.is_taken() { self.delivered() } else { self.delivered().max(self.seen) }
     }
 
     /// Too much waits for the consumer to read more.
@@ -164,13 +211,14 @@ impl Track {
         if self.is_full() {
             return 1;
         }
-        (self.window / 4).clamp(1, 8 << 20) as u64
+        self.read_bytes.min(self.window as u64 / 4).max(1)
     }
 
     /// The connection was lost and made again.
     pub(crate) fn reconnected(&mut self) {
         self.resync = true;
         self.probe = true;
+        self.read_bytes = FIRST_READ;
     }
 
     pub(crate) fn output(&mut self, seq: Option<u64>, stream: OutputStream, bytes: Bytes) -> Taken {
@@ -178,7 +226,11 @@ impl Track {
         if self.end.is_some() || seq < self.next || self.early.contains_key(&seq) {
             return Taken::Yes;
         }
+        self.seen = self.seen.max(seq);
         if !self.has_room(bytes.len()) {
+            if !self.delivery.is_taken() {
+                self.unacknowledged += bytes.len() as u64;
+            }
             self.missing_until = self.missing_until.max(seq + 1);
             return Taken::Later;
         }
@@ -232,6 +284,7 @@ impl Track {
             return;
         }
         self.probe = false;
+        self.read_bytes = self.read_bytes.saturating_mul(2).min(LARGEST_READ);
         if answer.exited && self.exit.is_none() {
             let status = ExitStatus {
                 code: answer.exit_code.unwrap_or(-1),
@@ -241,7 +294,8 @@ impl Track {
         }
         let nothing_more = answer.chunks.is_empty();
         let mut from = after + 1;
-        let mut dropped = answer.dropped_bytes;
+        let first = answer.chunks.first().map_or(answer.next_seq, |chunk| chunk.seq);
+        let mut dropped = self.really_dropped(after, first, answer.dropped_bytes);
         for chunk in answer.chunks {
             self.pass(from, chunk.seq, std::mem::take(&mut dropped));
             from = chunk.seq + 1;
@@ -332,6 +386,22 @@ impl Track {
         }
     }
 
+    /// Of what the server dropped from after `after` to before `first`, the bytes that did not come
+    /// here by notification; [`UNCOUNTED`] if that cannot be told.
+    fn really_dropped(&self, after: u64, first: u64, dropped: u64) -> u64 {
+        if dropped == 0 || first <= self.next {
+            return 0;
+        }
+        if self.next > after + 1 {
+            return UNCOUNTED;
+        }
+        let here = self.early.range(self.next..first).map(|(_, early)| match early {
+            Early::Output(_, bytes) => bytes.len() as u64,
+            _ => 0,
+        });
+        dropped.saturating_sub(here.sum())
+    }
+
     /// A number after all that are known, for what came without one.
     fn after_all(&self) -> u64 {
         self.early.keys().next_back().map_or(self.next, |last| last + 1)
@@ -373,6 +443,7 @@ impl Track {
             match early {
                 Early::Output(stream, bytes) => {
                     self.early_cost -= cost_of(bytes.len());
+                    self.unacknowledged += bytes.len() as u64;
                     self.delivery.push(ProcessEvent::Output { stream, bytes });
                 }
                 Early::Exited => self.deliver_exit(),
@@ -420,7 +491,7 @@ impl Track {
     }
 
     fn lost(&mut self, chunks: u64, dropped: u64) {
-        let bytes = Some(dropped).filter(|&n| n > 0);
+        let bytes = Some(dropped).filter(|&n| n > 0 && n != UNCOUNTED);
         let process = self.process.clone();
         self.delivery.push(ProcessEvent::Lost(Lost::Output { process, chunks, bytes }));
     }

@@ -96,7 +96,9 @@ impl Tracked {
     /// Waits until a read is wanted; `None` when there is nothing more to follow.
     pub(crate) fn poll_need(&self, cx: &mut Context<'_>, until: Need) -> Poll<Option<Need>> {
         let mut state = lock(&self.state);
-        if state.abandoned || state.track.end().is_some() {
+        // An abandoned process that waits for acknowledgements is followed on, so that it can go on.
+        let done = state.abandoned && !state.track.acknowledges();
+        if done || state.track.end().is_some() {
             return Poll::Ready(None);
         }
         match state.track.need() {
@@ -108,14 +110,20 @@ impl Tracked {
         }
     }
 
-    /// Nobody takes events any more.
-    pub(crate) fn abandon(&self) {
+    pub(crate) fn is_abandoned(&self) -> bool {
+        lock(&self.state).abandoned
+    }
+
+    /// Nobody takes events any more. True if they still have to come here.
+    pub(crate) fn abandon(&self) -> bool {
         let mut state = lock(&self.state);
         state.abandoned = true;
         state.track.delivery.discard_all();
+        let goes_on = state.track.acknowledges() && state.track.end().is_none();
         let wakers = [state.follower.take(), state.holder.take()];
         drop(state);
         wakers.into_iter().flatten().for_each(Waker::wake);
+        goes_on
     }
 }
 

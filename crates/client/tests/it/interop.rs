@@ -3,7 +3,8 @@
 use std::process::Stdio;
 
 use codex_exec_client::{
-    ExecCommand, ExecServerClient, ExecServerError, ProcessEvent, RemoteExecServerConnectArgs,
+    Approval, ExecCommand, ExecServerClient, ExecServerError, Patch, PathUri, PermissionProfile,
+    ProcessEvent, RemoteExecServerConnectArgs, SandboxContext,
 };
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
@@ -154,4 +155,64 @@ async fn a_command_speaks_over_its_stdin_and_stdout() {
     client.close().await;
     let error = client.environment_status().await.unwrap_err();
     assert!(matches!(error, ExecServerError::Closed { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_denied_command_is_asked_about_and_run_again() {
+    let Some(server) = server().await else { return };
+    let client = connect(&server).await;
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let file = directory.path().join("greeting");
+    let root = PathUri::try_from(directory.path()).unwrap();
+    let read_only = SandboxContext::in_workspace(PermissionProfile::read_only(), root.clone());
+    let command = || {
+        ExecCommand::shell(format!("echo hi > {}", file.display()))
+            .cwd_uri(root.clone())
+            .sandbox(read_only.clone())
+    };
+
+    let refused = soon(client.run_with_approval(command(), async |denial| {
+        assert!(denial.status.sandbox_denied);
+        assert_eq!(denial.command.argv()[0], "/bin/sh");
+        Approval::Refused
+    }))
+    .await
+    .unwrap();
+    assert!(!refused.status.success() && refused.status.sandbox_denied);
+    assert!(!file.exists());
+
+    let approved = soon(client.run_with_approval(command(), async |_| Approval::Approved)).await;
+    assert!(approved.unwrap().status.success());
+    assert_eq!(std::fs::read(&file).unwrap(), b"hi\n");
+
+    let fine = ExecCommand::shell("exit 3").cwd_uri(root.clone()).sandbox(read_only.clone());
+    let fine = soon(client.run_with_approval(fine, async |_| panic!("nothing was denied"))).await;
+    assert_eq!(fine.unwrap().status.code, 3);
+}
+
+#[tokio::test]
+async fn a_patch_is_held_to_its_workspace() {
+    let Some(server) = server().await else { return };
+    let client = connect(&server).await;
+    let (inside, outside) =
+        (tempfile::tempdir_in("/var/tmp").unwrap(), tempfile::tempdir_in("/var/tmp").unwrap());
+    let root = PathUri::try_from(inside.path()).unwrap();
+    let target = outside.path().join("target");
+    std::fs::write(&target, "a\n").unwrap();
+    std::os::unix::fs::symlink(&target, inside.path().join("link")).unwrap();
+    std::fs::write(inside.path().join("one"), "a\n").unwrap();
+    std::fs::hard_link(inside.path().join("one"), inside.path().join("two")).unwrap();
+
+    let workspace =
+        SandboxContext::in_workspace(PermissionProfile::workspace_write(), root.clone());
+    let files = client.files().in_sandbox(workspace);
+    let patch = |name: &str| {
+        let text = format!("*** Begin Patch\n*** Update File: {name}\n@@\n-a\n+b\n*** End Patch");
+        Patch::parse(&text).unwrap()
+    };
+    let error = soon(files.apply_patch(&patch("link"), &root)).await.unwrap_err();
+    assert!(error.to_string().contains("nothing was changed"), "{error}");
+    assert_eq!(std::fs::read(&target).unwrap(), b"a\n");
+    soon(files.apply_patch(&patch("one"), &root)).await.unwrap();
+    assert_eq!(std::fs::read(inside.path().join("two")).unwrap(), b"b\n");
 }

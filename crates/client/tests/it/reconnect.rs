@@ -1,1 +1,221 @@
-//! .
+//! Connections that drop, against a scripted server: what is made again, and what is told.
+
+use std::time::Duration;
+
+use codex_exec_client::protocol::process::ProcessSignal;
+use codex_exec_client::protocol::process::{ReadParams, SignalParams};
+use codex_exec_client::{
+    ConnectionStatus, ExecCommand, ExecServerClient, ExecServerError, Lost, ProcessEvent,
+};
+use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::sync::mpsc;
+
+use crate::support::{Fake, base64, connect, go, soon};
+
+/// The next connection, with the session resumed on it.
+async fn resumed(dialled: &mut mpsc::UnboundedReceiver<Fake>) -> Fake {
+    let mut fake = soon(dialled.recv()).await.unwrap();
+    let asked = fake.welcome(json!({"processCloseStdin": true})).await;
+    assert_eq!(asked.params["resumeSessionId"], "s1");
+    fake
+}
+
+#[tokio::test]
+async fn missed_output_is_read_and_what_comes_twice_is_told_once() {
+    let (client, mut fake, mut dialled) = connect(json!({})).await;
+    let spawning = go({
+        let client = client.clone();
+        async move { client.spawn(ExecCommand::new(["x"])).await }
+    });
+    let id = fake.started().await;
+    let mut process = spawning.await.unwrap().unwrap();
+    fake.output(&id, 1, "one").await;
+    assert!(matches!(process.next_event().await, Some(ProcessEvent::Output { .. })));
+    drop(fake);
+
+    let mut fake = resumed(&mut dialled).await;
+    fake.output(&id, 4, "four").await;
+    let read = fake.expect("process/read").await;
+    assert_eq!(read.params["afterSeq"], 1);
+    let chunk = |seq: u64, text: &str| json!({"seq": seq, "stream": "stdout", "chunk": base64(text.as_bytes())});
+    let chunks = json!([chunk(2, "two"), chunk(3, "three"), chunk(4, "four")]);
+    fake.reply(&read, json!({"chunks": chunks, "nextSeq": 5, "exited": false, "closed": false}))
+        .await;
+    let read = fake.expect("process/read").await;
+    assert_eq!(read.params["afterSeq"], 4);
+    fake.reply(&read, json!({"chunks": [], "nextSeq": 5, "exited": false, "closed": false})).await;
+    fake.exited(&id, 5, 0).await;
+    fake.closed(&id, 6).await;
+    let output = soon(process.wait_with_output()).await.unwrap();
+    assert_eq!(output.stdout, b"twothreefour");
+}
+
+#[tokio::test]
+async fn writes_that_were_not_acknowledged_are_sent_again_in_order_with_their_ids() {
+    let (client, mut fake, mut dialled) = connect(json!({})).await;
+    let spawning = go(async move { client.spawn(ExecCommand::new(["x"]).pipe_stdin()).await });
+    fake.started().await;
+    let mut process = spawning.await.unwrap().unwrap();
+    let mut stdin = process.take_stdin().unwrap();
+    for text in ["a", "b", "c", "d"] {
+        stdin.write_all(text.as_bytes()).await.unwrap();
+    }
+    let first = fake.expect("process/write").await;
+    fake.reply(&first, json!({"status": "accepted"})).await;
+    let mut lost = Vec::new();
+    for _ in 0..3 {
+        lost.push(fake.expect("process/write").await.params);
+    }
+    drop(fake);
+
+    let mut fake = resumed(&mut dialled).await;
+    let mut again = Vec::new();
+    while again.len() < 3 {
+        let asked = fake.asked().await;
+        match asked.method.as_str() {
+            "process/write" => {
+                fake.reply(&asked, json!({"status": "accepted"})).await;
+                again.push(asked.params);
+            }
+            _ => fake.reply(&asked, json!({"chunks": [], "nextSeq": 1})).await,
+        }
+    }
+    assert_eq!(again, lost);
+    soon(stdin.flush()).await.unwrap();
+}
+
+#[tokio::test]
+async fn reads_are_made_again_and_the_rest_may_have_happened() {
+    let (client, mut fake, mut dialled) = connect(json!({})).await;
+    let reading = go({
+        let client = client.clone();
+        let params = ReadParams {
+            process_id: "p".into(),
+            after_seq: Some(3),
+            max_bytes: None,
+            wait_ms: Some(60_000),
+        };
+        async move { client.process_read(params).await }
+    });
+    fake.expect("process/read").await;
+    let signalling = go({
+        let client = client.clone();
+        let params = SignalParams { process_id: "p".into(), signal: ProcessSignal::Interrupt };
+        async move { client.process_signal(params).await }
+    });
+    fake.expect("process/signal").await;
+    drop(fake);
+
+    let error = soon(signalling).await.unwrap().unwrap_err();
+    assert!(matches!(error, ExecServerError::Lost(Lost::Answer { method: "process/signal" })));
+    assert!(error.may_have_happened(), "{error}");
+    let mut fake = resumed(&mut dialled).await;
+    let asked = fake.expect("process/read").await;
+    assert_eq!((&asked.params["afterSeq"], &asked.params["waitMs"]), (&json!(3), &json!(60_000)));
+    fake.reply(&asked, json!({"chunks": [], "nextSeq": 4})).await;
+    assert_eq!(soon(reading).await.unwrap().unwrap().next_seq, 4);
+}
+
+#[tokio::test]
+async fn a_call_made_while_there_is_no_connection_waits_for_one() {
+    let (client, fake, mut dialled) = connect(json!({})).await;
+    let mut status = client.status();
+    drop(fake);
+    soon(status.wait_for(|now| matches!(now, ConnectionStatus::Reconnecting { .. })))
+        .await
+        .unwrap();
+    let signalling = go(async move {
+        let params = SignalParams { process_id: "p".into(), signal: ProcessSignal::Interrupt };
+        client.process_signal(params).await
+    });
+    let mut fake = resumed(&mut dialled).await;
+    let asked = fake.expect("process/signal").await;
+    fake.reply(&asked, json!({})).await;
+    soon(signalling).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_start_whose_answer_was_lost_is_found_again() {
+    let (client, mut fake, mut dialled) = connect(json!({})).await;
+    let spawning = go(async move { client.spawn(ExecCommand::new(["x"])).await });
+    let first = fake.expect("process/start").await;
+    drop(fake);
+    let mut fake = resumed(&mut dialled).await;
+    let again = fake.expect("process/start").await;
+    assert_eq!(again.params, first.params);
+    fake.refuse(&again, -32600, "process p already exists").await;
+    soon(spawning).await.unwrap().unwrap();
+}
+
+async fn running(client: &ExecServerClient, fake: &mut Fake) -> codex_exec_client::Process {
+    let spawning = go({
+        let client = client.clone();
+        async move { client.spawn(ExecCommand::new(["x"])).await }
+    });
+    fake.started().await;
+    spawning.await.unwrap().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_gone_fails_everything() {
+    let (client, mut fake, mut dialled) = connect(json!({})).await;
+    let mut process = running(&client, &mut fake).await;
+    drop(fake);
+    let mut fake = dialled.recv().await.unwrap();
+    let asked = fake.expect("initialize").await;
+    fake.refuse(&asked, -32600, "unknown session id s1").await;
+    match process.next_event().await {
+        Some(ProcessEvent::Failed(ExecServerError::Lost(Lost::Session { session, reason }))) => {
+            assert_eq!(session.as_deref(), Some("s1"));
+            assert!(reason.contains("unknown session id s1"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(process.next_event().await.is_none());
+    process.wait().await.unwrap_err();
+    client.environment_status().await.unwrap_err();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_has_not_noticed_is_asked_until_the_time_is_up() {
+    let (client, fake, mut dialled) = connect(json!({})).await;
+    drop(fake);
+    let began = tokio::time::Instant::now();
+    let held = go(async move {
+        let mut times = 0;
+        while let Some(mut fake) = dialled.recv().await {
+            let asked = fake.expect("initialize").await;
+            fake.refuse(&asked, -32010, "attached to another connection").await;
+            times += 1;
+        }
+        times
+    });
+    let error = client.environment_status().await.unwrap_err();
+    assert!(error.to_string().contains("attached to another connection"), "{error}");
+    let took = began.elapsed();
+    assert!(took > Duration::from_secs(50) && took <= Duration::from_secs(60), "{took:?}");
+    drop(client);
+    let times = held.await.unwrap();
+    assert!((10..30).contains(&times), "waits grow: {times}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_session_in_its_place_is_no_resumption() {
+    let (client, fake, mut dialled) = connect(json!({})).await;
+    drop(fake);
+    let mut fake = dialled.recv().await.unwrap();
+    let asked = fake.expect("initialize").await;
+    fake.reply(&asked, json!({"sessionId": "other"})).await;
+    let error = client.environment_status().await.unwrap_err();
+    assert!(matches!(error, ExecServerError::Lost(Lost::Session { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn closing_ends_a_reconnect() {
+    let (client, fake, dialled) = connect(json!({})).await;
+    drop((fake, dialled));
+    soon(client.close()).await;
+    let error = client.environment_status().await.unwrap_err();
+    assert!(matches!(error, ExecServerError::Closed { .. }), "{error}");
+}

@@ -1,11 +1,10 @@
 //! A server whose every answer is written in the test.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use codex_exec_client::{
     Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ExecServerClient,
-    ExecServerClientConnectOptions, ReconnectPolicy,
+    ExecServerClientConnectOptions, Jitter, ReconnectPolicy,
 };
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
@@ -51,39 +50,39 @@ impl Fake {
         asked
     }
 
-    pub async fn send(&self, message: Value) {
+    pub async fn send(&mut self, message: Value) {
         self.connection.outbound().send(message.to_string()).await.unwrap();
     }
 
-    pub async fn send_text(&self, message: &str) {
+    pub async fn send_text(&mut self, message: &str) {
         self.connection.outbound().send(message.to_owned()).await.unwrap();
     }
 
-    pub async fn reply(&self, asked: &Asked, result: Value) {
+    pub async fn reply(&mut self, asked: &Asked, result: Value) {
         self.send(json!({"id": asked.id, "result": result})).await;
     }
 
-    pub async fn refuse(&self, asked: &Asked, code: i64, message: &str) {
+    pub async fn refuse(&mut self, asked: &Asked, code: i64, message: &str) {
         self.send(json!({"id": asked.id, "error": {"code": code, "message": message}})).await;
     }
 
-    pub async fn notify(&self, method: &str, params: Value) {
+    pub async fn notify(&mut self, method: &str, params: Value) {
         self.send(json!({"method": method, "params": params})).await;
     }
 
-    pub async fn output(&self, process: &str, seq: u64, text: &str) {
+    pub async fn output(&mut self, process: &str, seq: u64, text: &str) {
         let chunk = base64(text.as_bytes());
         let params = json!({"processId": process, "seq": seq, "stream": "stdout", "chunk": chunk});
         self.notify("process/output", params).await;
     }
 
-    pub async fn exited(&self, process: &str, seq: u64, code: i32) {
+    pub async fn exited(&mut self, process: &str, seq: u64, code: i32) {
         let params =
             json!({"processId": process, "seq": seq, "exitCode": code, "sandboxDenied": false});
         self.notify("process/exited", params).await;
     }
 
-    pub async fn closed(&self, process: &str, seq: u64) {
+    pub async fn closed(&mut self, process: &str, seq: u64) {
         self.notify("process/closed", json!({"processId": process, "seq": seq})).await;
     }
 
@@ -157,7 +156,7 @@ impl Dialer for FakeDialer {
 pub fn options() -> ExecServerClientConnectOptions {
     ExecServerClientConnectOptions {
         client_name: "test".into(),
-        reconnect: ReconnectPolicy::default().with_jitter(|| 1.0),
+        reconnect: ReconnectPolicy { jitter: Jitter::new(|| 1.0), ..Default::default() },
         ..Default::default()
     }
 }
@@ -191,5 +190,3 @@ pub fn go<T: Send + 'static>(
 ) -> tokio::task::JoinHandle<T> {
     tokio::spawn(future)
 }
-
-pub type Shared<T> = Arc<T>;

@@ -27,6 +27,8 @@ pub struct FilesConfig {
     pub max_scan_answer_bytes: usize,
     /// Errors told in an answer of `fs/search` or `fs/glob`. 100.
     pub max_scan_errors: usize,
+    /// Names in one directory that `fs/search` and `fs/glob` sort; a larger one is an error. 1,000,000.
+    pub max_scan_names: usize,
     /// `maxMatches` of an `fs/search` that names none. 1,000.
     pub default_search_matches: u32,
     /// The largest `maxMatches` of `fs/search`. 100,000.
@@ -64,6 +66,10 @@ pub struct FilesConfig {
     pub max_missing_paths: usize,
     /// How often `fs/watchMissing` looks by itself, for filesystems that tell nothing. 2 s.
     pub missing_recheck: Duration,
+    /// Sandboxed helper processes kept for their policies. 32.
+    pub max_helpers: usize,
+    /// How long one is kept that nobody uses. 60 s.
+    pub helper_idle: Duration,
     /// Operations a helper process runs at once; more wait in its pipe. 64.
     pub max_helper_operations: usize,
     /// Use `openat2` where the kernel has it. False walks component by component, as on kernels
@@ -84,6 +90,7 @@ impl Default for FilesConfig {
             max_walk_entries: 50_000,
             max_scan_answer_bytes: 4 << 20,
             max_scan_errors: 100,
+            max_scan_names: 1_000_000,
             default_search_matches: 1_000,
             max_search_matches: 100_000,
             max_search_context: 50,
@@ -102,6 +109,8 @@ impl Default for FilesConfig {
             max_watch_changes: 1_000,
             max_missing_paths: 256,
             missing_recheck: Duration::from_secs(2),
+            max_helpers: 32,
+            helper_idle: Duration::from_secs(60),
             max_helper_operations: 64,
             use_openat2: true,
         }

@@ -12,15 +12,12 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
 
+use super::watches::{EVENTS, WatchId, Watches};
 use super::{
     Cancel, Event, Executor, FileError, FileNotification, FileRequest, FilesConfig, HelperClient,
     Operation, Outcome, Turn, Turns, handles,
 };
-
-/// Events between a running operation and its connection.
-const EVENTS: usize = 8;
 
 /// Where a request runs.
 #[derive(Debug, Clone)]
@@ -81,22 +78,8 @@ struct Inner {
     /// Which backend has a handle.
     routes: Mutex<HashMap<String, Backend>>,
     searches: Mutex<HashMap<String, Cancel>>,
-    watches: Mutex<HashMap<WatchId, Watching>>,
+    watches: Arc<Watches>,
     sink: Arc<dyn EventSink>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum WatchId {
-    Path(i64),
-    Missing(i64),
-}
-
-struct Watching {
-    cancel: Cancel,
-    /// Tells one watch of an id from the next.
-    generation: u64,
-    /// `None` while it starts.
-    forwarding: Option<JoinHandle<()>>,
 }
 
 impl fmt::Debug for FileConnection {
@@ -109,11 +92,11 @@ impl FileConnection {
     /// A connection without open handles, whose notifications go to `sink`.
     pub fn new(config: Arc<FilesConfig>, sink: Arc<dyn EventSink>) -> Self {
         Self(Arc::new(Inner {
+            watches: Arc::new(Watches::new(config.max_watches)),
             executor: Arc::new(Executor::new(config)),
             turns: Turns::default(),
             routes: Mutex::default(),
             searches: Mutex::default(),
-            watches: Mutex::default(),
             sink,
         }))
     }
@@ -126,14 +109,28 @@ impl FileConnection {
     pub fn call<R: FileRequest>(
         &self,
         backend: Backend,
-        mut request: R,
+        request: R,
     ) -> impl Future<Output = Result<Answer<R::Response>, FileError>> + Send + use<R> {
+        self.call_in(std::future::ready(Ok(backend)), request)
+    }
+
+    /// Like [`call`](Self::call), with a backend that is found out when the request's turn has come:
+    /// what an earlier request changed may change what its policy means.
+    pub fn call_in<R: FileRequest, B>(
+        &self,
+        backend: B,
+        mut request: R,
+    ) -> impl Future<Output = Result<Answer<R::Response>, FileError>> + Send + use<R, B>
+    where
+        B: Future<Output = Result<Backend, FileError>> + Send + 'static,
+    {
         request.take_sandbox();
         let operation: Operation = request.into();
-        let turn = self.0.turns.take(operation.order());
+        let mut turn = self.0.turns.take(operation.order());
         let inner = self.0.clone();
         async move {
-            let (outcome, sent) = inner.perform(backend, operation, turn).await?;
+            turn.come().await;
+            let (outcome, sent) = inner.perform(backend.await?, operation, turn).await?;
             Ok(Answer { response: R::response(outcome)?, _sent: sent })
         }
     }
@@ -161,9 +158,7 @@ impl FileConnection {
 
 impl Drop for FileConnection {
     fn drop(&mut self) {
-        for watching in lock(&self.0.watches).values() {
-            watching.stop();
-        }
+        self.0.watches.stop_all();
         lock(&self.0.searches).values().for_each(Cancel::cancel);
     }
 }
@@ -172,7 +167,7 @@ type Performed = (Outcome, Option<oneshot::Sender<()>>);
 
 impl Inner {
     async fn perform(
-        self: Arc<Self>,
+        &self,
         backend: Backend,
         operation: Operation,
         mut turn: Turn,
@@ -224,7 +219,7 @@ impl Inner {
                 return self.watch(backend, id, operation, turn).await;
             }
             Operation::Unwatch(params) => {
-                self.unwatch(WatchId::Path(params.watch_id)).await;
+                self.watches.stop(WatchId::Path(params.watch_id)).await;
                 Ok(Outcome::Done)
             }
             _ => self.run(&backend, operation, turn).await,
@@ -322,11 +317,7 @@ impl Inner {
         let limit = self.executor.config().max_searches;
         let mut searches = lock(&self.searches);
         if searches.contains_key(&id) {
-            let (what, reason) = ("searchId", "a search of this id is running");
-            return Err(FileError::Pattern {
-                pattern: format!("{what} {id}"),
-                reason: reason.into(),
-            });
+            return Err(FileError::IdTaken { what: "searchId".into(), id });
         }
         if searches.len() >= limit {
             let what = "running searches".into();
@@ -345,156 +336,36 @@ impl Inner {
     }
 
     async fn watch(
-        self: Arc<Self>,
+        &self,
         backend: Backend,
         id: WatchId,
         operation: Operation,
         turn: Turn,
     ) -> Result<Performed, FileError> {
-        let cancel = Cancel::new();
-        let generation = self.reserve_watch(id, &cancel)?;
-        let reserved = WatchReserved { inner: &self, id, generation, armed: true };
-        let cancel_if_dropped = cancel.drop_guard();
-        let (events, mut incoming) = mpsc::channel(EVENTS);
-        let mut ended = self.start_watch(backend, operation, cancel.clone(), events);
-        let started = incoming.recv().await;
-        drop(turn);
-        let Some(Event::Started(outcome)) = started else {
-            // It ended before it began; it says why.
-            return match (&mut ended).await {
-                Ok(Err(error)) => Err(error),
-                _ => Err(FileError::Helper { reason: "the watch did not start".into() }),
-            };
+        let executor = self.executor.clone();
+        let run = move |cancel: Cancel, events| {
+            let (done, ended) = oneshot::channel();
+            match backend {
+                Backend::Here => {
+                    let run = move || {
+                        let emit = |event| send_blocking(&events, event);
+                        let _ = done.send(executor.execute(operation, &cancel, &emit));
+                    };
+                    // Without a thread `done` goes with the closure, and the caller learns it.
+                    let _ = std::thread::Builder::new().name("fs-watch".into()).spawn(run);
+                }
+                Backend::Helper(helper) => {
+                    tokio::spawn(async move {
+                        let result = helper.run(operation, &cancel, &events).await;
+                        let _ = done.send(result.map_err(FileError::in_sandbox));
+                    });
+                }
+            }
+            ended
         };
-        let (sent, answer_sent) = oneshot::channel::<()>();
-        let weak = Arc::downgrade(&self);
-        let sink = self.sink.clone();
-        let forwarding = tokio::spawn(async move {
-            let _cancel_if_dropped = cancel_if_dropped;
-            let _ = answer_sent.await;
-            while let Some(event) = incoming.recv().await {
-                if let Event::Notify(notification) = event
-                    && !sink.deliver(notification).await
-                {
-                    break;
-                }
-            }
-            if let Some(inner) = weak.upgrade() {
-                inner.forget_watch(id, generation);
-            }
-        });
-        let mut reserved = reserved;
-        reserved.armed = false;
-        let mut watches = lock(&self.watches);
-        match watches.get_mut(&id) {
-            Some(watching) if watching.generation == generation => {
-                // One that has ended already is forgotten here, for it could not do so itself.
-                if forwarding.is_finished() {
-                    watches.remove(&id);
-                } else {
-                    watching.forwarding = Some(forwarding);
-                }
-            }
-            // Ended by an unwatch while it started.
-            _ => forwarding.abort(),
-        }
+        let (outcome, sent) = self.watches.start(id, run, self.sink.clone()).await?;
+        drop(turn);
         Ok((outcome, Some(sent)))
-    }
-
-    fn reserve_watch(&self, id: WatchId, cancel: &Cancel) -> Result<u64, FileError> {
-        let limit = self.executor.config().max_watches;
-        let mut watches = lock(&self.watches);
-        match id {
-            // The newest one of an id counts.
-            WatchId::Missing(_) => {
-                if let Some(old) = watches.remove(&id) {
-                    old.stop();
-                }
-            }
-            WatchId::Path(number) if watches.contains_key(&id) => {
-                let id = number.to_string();
-                return Err(FileError::IdTaken { what: "watchId".into(), id });
-            }
-            WatchId::Path(_) => {}
-        }
-        if watches.len() >= limit {
-            return Err(FileError::TooMany { what: "watches".into(), limit: limit as u64 });
-        }
-        let generation = next_generation();
-        let watching = Watching { cancel: cancel.clone(), generation, forwarding: None };
-        watches.insert(id, watching);
-        Ok(generation)
-    }
-
-    fn forget_watch(&self, id: WatchId, generation: u64) {
-        let mut watches = lock(&self.watches);
-        if watches.get(&id).is_some_and(|watching| watching.generation == generation) {
-            watches.remove(&id);
-        }
-    }
-
-    fn start_watch(
-        &self,
-        backend: Backend,
-        operation: Operation,
-        cancel: Cancel,
-        events: mpsc::Sender<Event>,
-    ) -> oneshot::Receiver<Result<Outcome, FileError>> {
-        let (done, ended) = oneshot::channel();
-        match backend {
-            Backend::Here => {
-                let executor = self.executor.clone();
-                let run = move || {
-                    let emit = |event| send_blocking(&events, event);
-                    let _ = done.send(executor.execute(operation, &cancel, &emit));
-                };
-                // Without a thread `done` is dropped with the closure, and the caller learns it.
-                let _ = std::thread::Builder::new().name("fs-watch".into()).spawn(run);
-            }
-            Backend::Helper(helper) => {
-                tokio::spawn(async move {
-                    let result = helper.run(operation, &cancel, &events).await;
-                    let _ = done.send(result.map_err(FileError::in_sandbox));
-                });
-            }
-        }
-        ended
-    }
-
-    /// After this no notification of the watch is queued any more.
-    async fn unwatch(&self, id: WatchId) {
-        let watching = lock(&self.watches).remove(&id);
-        if let Some(watching) = watching {
-            watching.stop();
-            if let Some(forwarding) = watching.forwarding {
-                let _ = forwarding.await;
-            }
-        }
-    }
-}
-
-impl Watching {
-    fn stop(&self) {
-        self.cancel.cancel();
-        if let Some(forwarding) = &self.forwarding {
-            forwarding.abort();
-        }
-    }
-}
-
-/// Gives a watch id back if the watch does not come about.
-struct WatchReserved<'a> {
-    inner: &'a Inner,
-    id: WatchId,
-    generation: u64,
-    armed: bool,
-}
-
-impl Drop for WatchReserved<'_> {
-    fn drop(&mut self) {
-        if self.armed {
-            self.inner.forget_watch(self.id, self.generation);
-        }
     }
 }
 
@@ -508,12 +379,6 @@ impl Drop for Registered<'_> {
     fn drop(&mut self) {
         lock(self.searches).remove(&self.id);
     }
-}
-
-fn next_generation() -> u64 {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 fn send_blocking(events: &mpsc::Sender<Event>, event: Event) -> ControlFlow<()> {

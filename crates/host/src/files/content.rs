@@ -81,7 +81,7 @@ pub(super) fn open_to_write(
     links: Links,
     mode: Option<Mode>,
 ) -> Result<OwnedFd, FileError> {
-    resolve::spare_special_files(path)?;
+    resolve::spare_special_files(path, links)?;
     let open = |flags, mode| {
         resolver
             .open("open", path, OFlags::WRONLY | REGULAR | flags, mode, links)

@@ -218,7 +218,7 @@ fn open_destination(to: &Place<'_>, existing: Existing) -> Result<(OwnedFd, bool
     match (file_type(&stat), existing) {
         (FileType::RegularFile, _) => {}
         (FileType::Symlink, Existing::Follow) => {
-            resolve::spare_special_files(&to.path)?;
+            resolve::spare_special_files(&to.path, Links::Follow)?;
             let flags = OFlags::WRONLY | OFlags::CREATE | REGULAR;
             let fd = to.open(flags, Mode::from_raw_mode(0o666)).map_err(named)?;
             return Ok((fd, false));

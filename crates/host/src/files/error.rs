@@ -114,6 +114,12 @@ pub enum FileError {
         /// Why.
         reason: String,
     },
+    /// The request's sandbox cannot be built; nothing ran.
+    #[error("the sandbox cannot be enforced: {reason}")]
+    Sandbox {
+        /// Why.
+        reason: String,
+    },
     /// The client went away, or asked for the end.
     #[error("request cancelled")]
     Cancelled,
@@ -187,19 +193,21 @@ impl FileError {
             | Self::Refused { .. }
             | Self::Pattern { .. } => FileErrorKind::InvalidInput,
             Self::Cancelled => FileErrorKind::Cancelled,
+            Self::Sandbox { .. } => FileErrorKind::InvalidInput,
             Self::Helper { .. } => FileErrorKind::Other,
         }
     }
 
     /// The error as a sandboxed request reports it: where the system would not let us, say that it
-    /// was not permitted, for a read-only mount or a missing right is how a sandbox refuses.
+    /// was not permitted, for a read-only mount, a border between mounts, a mount point or a missing
+    /// right is how a sandbox refuses.
     #[must_use]
     pub fn in_sandbox(self) -> Self {
         match self {
             Self::Os { action, path, errno }
                 if matches!(
                     Errno::from_raw_os_error(errno),
-                    Errno::ACCESS | Errno::PERM | Errno::ROFS
+                    Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::XDEV | Errno::BUSY
                 ) =>
             {
                 Self::Denied { action, path, errno }

@@ -77,9 +77,11 @@ impl Executor {
             Operation::Symlink(params) => names::symlink(resolver, &params).map(done),
             Operation::SetMode(params) => metadata::set_mode(resolver, &params).map(done),
             Operation::Search(params) => {
-                search::search(&params, config, cancel, emit).map(Outcome::Search)
+                search::search(resolver, &params, config, cancel, emit).map(Outcome::Search)
             }
-            Operation::Glob(params) => glob::glob(&params, config, cancel).map(Outcome::Glob),
+            Operation::Glob(params) => {
+                glob::glob(resolver, &params, config, cancel).map(Outcome::Glob)
+            }
             Operation::WatchMissing(params) => {
                 missing::watch_missing(&params, config, cancel, emit).map(done)
             }

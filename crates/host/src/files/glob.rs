@@ -1,13 +1,18 @@
 //! Names that match a pattern.
 
+use std::ops::ControlFlow;
+
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::files::{FsEntryKind, FsGlobParams, FsGlobResponse, FsWalkEntry};
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use rustix::fs::{AtFlags, FileType};
 
-use super::scan::{self, Room, Rules};
+use super::resolve::{Resolver, file_type};
+use super::scan::{self, Found, Room, Rules, Scanned};
 use super::{Cancel, FileError, FilesConfig};
 
 pub(super) fn glob(
+    resolver: Resolver,
     params: &FsGlobParams,
     config: &FilesConfig,
     cancel: &Cancel,
@@ -29,28 +34,31 @@ pub(super) fn glob(
     let root = params.path.as_path();
     let mut answer = FsGlobResponse::default();
     let mut room = Room(config.max_scan_answer_bytes);
-    for entry in rules.walk(config)? {
-        cancel.check()?;
-        let entry = match entry {
-            Ok(entry) => entry,
-            Err(error) => {
-                let error = scan::walk_error(&params.path, &error);
+    rules.scan(resolver, config, cancel, |scanned| {
+        let found = match scanned {
+            Scanned::Entry(found) => found,
+            Scanned::Failed(error) => {
                 scan::note(&mut answer.errors, error, config);
-                continue;
+                return ControlFlow::Continue(());
             }
         };
-        let Ok(below) = entry.path().strip_prefix(root) else { continue };
-        if entry.depth() == 0 || !patterns.is_match(below) {
-            continue;
+        let listed = found
+            .path
+            .strip_prefix(root)
+            .is_ok_and(|below| !found.is_root && patterns.is_match(below))
+            .then(|| kind(&found, params.directories))
+            .flatten()
+            .zip(PathUri::try_from(found.path).ok());
+        if let Some((kind, path)) = listed {
+            if answer.entries.len() >= limit as usize || !room.take(path.encoded_len() + 40) {
+                answer.truncated = true;
+                return ControlFlow::Break(());
+            }
+            answer.entries.push(FsWalkEntry { path, kind });
         }
-        let Some(kind) = kind(&entry, params.directories) else { continue };
-        let Ok(path) = PathUri::try_from(entry.path()) else { continue };
-        if answer.entries.len() >= limit as usize || !room.take(path.encoded_len() + 40) {
-            answer.truncated = true;
-            break;
-        }
-        answer.entries.push(FsWalkEntry { path, kind });
-    }
+        ControlFlow::Continue(())
+    })?;
+    cancel.check()?;
     Ok(answer)
 }
 
@@ -74,16 +82,16 @@ fn bad(pattern: &str, error: &globset::Error) -> FileError {
 }
 
 /// What is listed: regular files, links to them, and directories if they are asked for.
-fn kind(entry: &ignore::DirEntry, directories: bool) -> Option<FsEntryKind> {
-    let mut kind = entry.file_type()?;
-    if kind.is_symlink() {
-        kind = std::fs::metadata(entry.path()).ok()?.file_type();
-    }
-    if kind.is_file() {
-        Some(FsEntryKind::File)
-    } else if kind.is_dir() && directories {
-        Some(FsEntryKind::Directory)
-    } else {
-        None
+fn kind(found: &Found<'_>, directories: bool) -> Option<FsEntryKind> {
+    let kind = match found.kind {
+        FileType::Symlink => {
+            file_type(&rustix::fs::statat(found.directory, found.name, AtFlags::empty()).ok()?)
+        }
+        kind => kind,
+    };
+    match kind {
+        FileType::RegularFile => Some(FsEntryKind::File),
+        FileType::Directory if directories => Some(FsEntryKind::Directory),
+        _ => None,
     }
 }

@@ -151,6 +151,9 @@ impl Resolver {
         flags: OFlags,
         mode: Mode,
     ) -> Result<OwnedFd, NoLinks> {
+        // openat2 refuses a mode it has no use for.
+        let creates = flags.contains(OFlags::CREATE);
+        let mode = if creates { mode } else { Mode::empty() };
         if self.openat2 {
             return retry_on_intr(|| {
                 rustix::fs::openat2(start, path, flags, mode, ResolveFlags::NO_SYMLINKS)
@@ -181,10 +184,10 @@ fn walk_no_links(
         let name = bytes_path(name);
         retry_on_intr(|| rustix::fs::openat(dir, name, flags | OFlags::NOFOLLOW, mode)).map_err(
             |errno| match errno {
-                // O_NOFOLLOW says ELOOP, with O_DIRECTORY or O_PATH ENOTDIR: ask what it is, only
-                // to name the error, for it is one either way.
+                // O_NOFOLLOW says ELOOP, with O_DIRECTORY ENOTDIR: ask what it is, only to name the
+                // error, for it is one either way. A directory by now was none a moment ago.
                 Errno::LOOP => NoLinks::Link,
-                Errno::NOTDIR if is_link(dir, name) => NoLinks::Link,
+                Errno::NOTDIR if is_link_or_directory(dir, name) => NoLinks::Link,
                 errno => NoLinks::Os(errno),
             },
         )
@@ -213,9 +216,9 @@ fn walk_no_links(
     open(at.as_fd(), b".", flags, mode)
 }
 
-fn is_link(dir: BorrowedFd<'_>, name: &Path) -> bool {
+fn is_link_or_directory(dir: BorrowedFd<'_>, name: &Path) -> bool {
     rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)
-        .is_ok_and(|stat| file_type(&stat) == FileType::Symlink)
+        .is_ok_and(|stat| matches!(file_type(&stat), FileType::Symlink | FileType::Directory))
 }
 
 /// A regular file, open, and what `fstat` says of it.
@@ -233,16 +236,21 @@ pub(super) fn open_to_read(
     path: &PathUri,
     links: Links,
 ) -> Result<(OwnedFd, Stat), FileError> {
-    spare_special_files(path)?;
+    spare_special_files(path, links)?;
     let opened = resolver.open("open", path, OFlags::RDONLY | REGULAR, Mode::empty(), links);
     require_regular(opened.map_err(|error| name_special(error, path))?, path)
 }
 
 /// Opening a device can do something by itself (rewind a tape, arm a watchdog), and opening a FIFO
 /// wakes who waits at its other end. So a look first; what counts is still `fstat` after the open.
-pub(super) fn spare_special_files(path: &PathUri) -> Result<(), FileError> {
-    match rustix::fs::stat(path.as_path()).as_ref().map(file_type) {
-        Ok(FileType::RegularFile) | Err(_) => Ok(()),
+pub(super) fn spare_special_files(path: &PathUri, links: Links) -> Result<(), FileError> {
+    let flags = match links {
+        Links::Follow => AtFlags::empty(),
+        Links::Refuse => AtFlags::SYMLINK_NOFOLLOW,
+    };
+    match rustix::fs::statat(CWD, path.as_path(), flags).as_ref().map(file_type) {
+        // A link is for the open to refuse.
+        Ok(FileType::RegularFile | FileType::Symlink) | Err(_) => Ok(()),
         Ok(other) => Err(not_regular(path, other)),
     }
 }

@@ -1,11 +1,29 @@
-//! What `fs/search` and `fs/glob` share: which files of a tree are looked at.
+//! What `fs/search` and `fs/glob` share: the files of a tree that their rules let through.
+//!
+//! Invariant: names come sorted, a directory before what is in it; no link below the root is
+//! followed; what is handed out is a name in an open directory, so that it can be opened without
+//! another way to it.
+
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::files::FsPathError;
+use ignore::Match;
 use ignore::overrides::{Override, OverrideBuilder};
-use ignore::{Walk, WalkBuilder};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::io::Errno;
 
-use super::{FileError, FilesConfig};
+use super::directory::for_each_name;
+use super::error::words;
+use super::ignored::{self, Level, Special};
+use super::resolve::{LISTING, Links, Resolver, bytes_path, file_type};
+use super::{Cancel, FileError, FilesConfig};
+
+/// As deep as a tree is looked at: each level holds a descriptor.
+const MAX_DEPTH: usize = 200;
 
 /// The rules of one request.
 pub(super) struct Rules<'a> {
@@ -17,29 +35,178 @@ pub(super) struct Rules<'a> {
     pub case_insensitive: bool,
 }
 
+/// Something the rules let through.
+pub(super) struct Found<'a> {
+    /// Where it is …
+    pub directory: BorrowedFd<'a>,
+    /// … and how it is called there.
+    pub name: &'a Path,
+    /// From the file system's root.
+    pub path: &'a Path,
+    /// Links are not resolved.
+    pub kind: FileType,
+    /// The request's own path, which is a file (or a link to one).
+    pub is_root: bool,
+}
+
+/// What a scan hands out.
+pub(super) enum Scanned<'a> {
+    Entry(Found<'a>),
+    Failed(FsPathError),
+}
+
+/// A directory in work.
+struct Open {
+    fd: OwnedFd,
+    path: PathBuf,
+    /// Still to be looked at, last first.
+    names: Vec<(Vec<u8>, FileType)>,
+    rules: Option<Level>,
+}
+
 impl Rules<'_> {
-    /// Every entry below the root the rules let through, sorted, links not followed.
-    pub fn walk(&self, config: &FilesConfig) -> Result<Walk, FileError> {
+    /// Calls `each` until it breaks, the scan is cancelled, or all is seen.
+    pub fn scan(
+        &self,
+        resolver: Resolver,
+        config: &FilesConfig,
+        cancel: &Cancel,
+        mut each: impl FnMut(Scanned<'_>) -> ControlFlow<()>,
+    ) -> Result<(), FileError> {
         let root = self.root.as_path();
-        // The root itself may be a link; what is below it may not lead out.
-        let stat =
-            rustix::fs::stat(root).map_err(|errno| FileError::os("search", self.root, errno))?;
-        let is_directory = super::resolve::file_type(&stat) == rustix::fs::FileType::Directory;
-        let mut walk = WalkBuilder::new(root);
-        walk.standard_filters(false)
-            .hidden(!self.hidden)
-            .ignore(self.respect_gitignore)
-            .git_ignore(self.respect_gitignore)
-            .git_exclude(self.respect_gitignore)
-            .parents(self.respect_gitignore)
-            // A tree that was not cloned has rules too.
-            .require_git(false)
-            .follow_links(false)
-            .sort_by_file_name(std::cmp::Ord::cmp);
-        if is_directory {
-            walk.overrides(self.overrides(config)?);
+        let failed = |errno| FileError::os("search", self.root, errno);
+        let stat = rustix::fs::stat(root).map_err(failed)?;
+        if file_type(&stat) != FileType::Directory {
+            let kind = file_type(&stat);
+            let found = Found { directory: CWD, name: root, path: root, kind, is_root: true };
+            let _ = each(Scanned::Entry(found));
+            return Ok(());
         }
-        Ok(walk.build())
+        let overrides = self.overrides(config)?;
+        let fd =
+            rustix::fs::open(root, LISTING - OFlags::NOFOLLOW, Mode::empty()).map_err(failed)?;
+        let above = if self.respect_gitignore { Level::above(resolver, root) } else { Vec::new() };
+        let real_root = std::fs::canonicalize(root).ok().filter(|real| real != root);
+        let mut stack = vec![self.enter(resolver, fd, root.to_owned(), config).map_err(
+            |error| match error {
+                EnterError::Os(errno) => failed(errno),
+                EnterError::TooMany => FileError::refused(self.root, TOO_MANY),
+            },
+        )?];
+        while let Some(open) = stack.last_mut() {
+            if cancel.is_cancelled() {
+                return Ok(());
+            }
+            let Some((name, kind)) = open.names.pop() else {
+                stack.pop();
+                continue;
+            };
+            let name = bytes_path(&name);
+            let path = open.path.join(name);
+            let is_directory = kind == FileType::Directory;
+            let real_path = real_root
+                .as_ref()
+                .map(|real| real.join(path.strip_prefix(root).unwrap_or(Path::new(""))));
+            let levels = || above.iter().chain(stack.iter().filter_map(|open| open.rules.as_ref()));
+            if self.leaves_out(&overrides, levels(), &path, real_path.as_ref(), is_directory) {
+                continue;
+            }
+            let Some(open) = stack.last() else { break };
+            let directory = open.fd.as_fd();
+            let found = Found { directory, name, path: &path, kind, is_root: false };
+            if each(Scanned::Entry(found)).is_break() {
+                return Ok(());
+            }
+            if !is_directory {
+                continue;
+            }
+            let entered = if stack.len() >= MAX_DEPTH {
+                Err(EnterError::Os(Errno::NAMETOOLONG))
+            } else {
+                resolver
+                    .open_below(directory, name.as_os_str().as_bytes(), LISTING, Links::Refuse)
+                    .map_err(EnterError::Os)
+                    .and_then(|fd| self.enter(resolver, fd, path.clone(), config))
+            };
+            match entered {
+                Ok(below) => stack.push(below),
+                Err(error) => {
+                    let Ok(path) = PathUri::try_from(path.as_path()) else { continue };
+                    let message = match error {
+                        EnterError::Os(errno) => words(errno.raw_os_error()),
+                        EnterError::TooMany => TOO_MANY.into(),
+                    };
+                    if each(Scanned::Failed(FsPathError { path, message })).is_break() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn enter(
+        &self,
+        resolver: Resolver,
+        fd: OwnedFd,
+        path: PathBuf,
+        config: &FilesConfig,
+    ) -> Result<Open, EnterError> {
+        let (mut names, mut special, mut too_many) = (Vec::new(), Special::default(), false);
+        let each = |name: &[u8], kind| {
+            special.note(name);
+            let kind = match kind {
+                FileType::Unknown => {
+                    rustix::fs::statat(&fd, bytes_path(name), AtFlags::SYMLINK_NOFOLLOW)
+                        .map_or(FileType::Unknown, |stat| file_type(&stat))
+                }
+                kind => kind,
+            };
+            names.push((name.to_vec(), kind));
+            too_many = names.len() > config.max_scan_names;
+            Ok(!too_many)
+        };
+        // The path is told by whoever reports the error.
+        let failed = |errno| FileError::os("search", self.root, errno);
+        match for_each_name(fd.as_fd(), each, failed) {
+            Ok(()) => {}
+            Err(FileError::Os { errno, .. }) => {
+                return Err(EnterError::Os(Errno::from_raw_os_error(errno)));
+            }
+            Err(_) => return Err(EnterError::Os(Errno::IO)),
+        }
+        if too_many {
+            return Err(EnterError::TooMany);
+        }
+        names.sort_unstable_by(|a, b| b.0.cmp(&a.0));
+        let rules = self
+            .respect_gitignore
+            .then(|| Level::read(resolver, fd.as_fd(), &path, special))
+            .flatten();
+        Ok(Open { fd, path, names, rules })
+    }
+
+    fn leaves_out<'l>(
+        &self,
+        overrides: &Override,
+        levels: impl DoubleEndedIterator<Item = &'l Level>,
+        path: &Path,
+        real_path: Option<&PathBuf>,
+        is_directory: bool,
+    ) -> bool {
+        match overrides.matched(path, is_directory) {
+            Match::Ignore(_) => return true,
+            Match::Whitelist(_) => return false,
+            Match::None => {}
+        }
+        match ignored::verdict(levels, path, real_path, is_directory) {
+            Match::Ignore(()) => true,
+            Match::Whitelist(()) => false,
+            Match::None => {
+                let name = path.file_name().map_or(b"".as_slice(), OsStrExt::as_bytes);
+                !self.hidden && name.starts_with(b".")
+            }
+        }
     }
 
     fn overrides(&self, config: &FilesConfig) -> Result<Override, FileError> {
@@ -65,6 +232,13 @@ impl Rules<'_> {
     }
 }
 
+enum EnterError {
+    Os(Errno),
+    TooMany,
+}
+
+const TOO_MANY: &str = "has too many names to be searched";
+
 /// Patterns come from outside; their size is bounded before anything is compiled.
 pub(super) fn check_patterns<'a>(
     patterns: impl IntoIterator<Item = &'a str>,
@@ -76,24 +250,6 @@ pub(super) fn check_patterns<'a>(
         return Err(FileError::out_of_range("length of all patterns", total as u64, allowed));
     }
     Ok(())
-}
-
-/// An error of the walk, with the path it is about; the root where it does not say.
-pub(super) fn walk_error(root: &PathUri, error: &ignore::Error) -> FsPathError {
-    let path = path_of(error).and_then(|path| PathUri::try_from(path).ok());
-    let message = error.io_error().map_or_else(|| error.to_string(), ToString::to_string);
-    FsPathError { path: path.unwrap_or_else(|| root.clone()), message }
-}
-
-fn path_of(error: &ignore::Error) -> Option<&std::path::Path> {
-    match error {
-        ignore::Error::WithPath { path, .. } => Some(path),
-        ignore::Error::WithDepth { err, .. } | ignore::Error::WithLineNumber { err, .. } => {
-            path_of(err)
-        }
-        ignore::Error::Loop { child, .. } => Some(child),
-        _ => None,
-    }
 }
 
 /// Bytes an answer may still grow.

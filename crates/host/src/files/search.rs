@@ -19,10 +19,10 @@ use grep_regex::{RegexMatcher, RegexMatcherBuilder};
 use grep_searcher::{
     BinaryDetection, Searcher, SearcherBuilder, Sink, SinkContext, SinkError, SinkMatch,
 };
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 
-use super::resolve::{self, REGULAR};
-use super::scan::{self, Room, Rules};
+use super::resolve::{self, REGULAR, Resolver};
+use super::scan::{self, Found, Room, Rules, Scanned};
 use super::{Cancel, Event, FileError, FileNotification, FilesConfig};
 
 /// JSON around a line, rounded up.
@@ -30,6 +30,7 @@ const LINE_OVERHEAD: usize = 64;
 const RANGE_OVERHEAD: usize = 32;
 
 pub(super) fn search(
+    resolver: Resolver,
     params: &FsSearchParams,
     config: &FilesConfig,
     cancel: &Cancel,
@@ -53,7 +54,7 @@ pub(super) fn search(
         .after_context(params.after_context as usize)
         .heap_limit(Some(config.max_search_memory))
         .build();
-    let mut found = Found {
+    let mut found = Gathered {
         config,
         search_id: params.search_id.as_deref(),
         emit,
@@ -64,46 +65,32 @@ pub(super) fn search(
         seq: 0,
         answer: FsSearchResponse::default(),
     };
-    for entry in rules.walk(config)? {
-        if cancel.is_cancelled() {
-            found.answer.cancelled = true;
-            break;
-        }
-        let entry = match entry {
-            Ok(entry) => entry,
-            Err(error) => {
-                let error = scan::walk_error(&params.path, &error);
+    rules.scan(resolver, config, cancel, |scanned| {
+        let entry = match scanned {
+            Scanned::Entry(entry) => entry,
+            Scanned::Failed(error) => {
                 scan::note(&mut found.answer.errors, error, config);
-                continue;
+                return ControlFlow::Continue(());
             }
         };
-        // The root was named by the client: a link there is followed.
-        let is_root = entry.depth() == 0;
-        if !entry.file_type().is_some_and(|kind| kind.is_file() || is_root && kind.is_symlink()) {
-            continue;
+        if entry.kind != FileType::RegularFile {
+            return ControlFlow::Continue(());
         }
-        let Ok(path) = PathUri::try_from(entry.path()) else { continue };
-        match open(&path, is_root) {
-            Ok(Some((_, size))) if size > limits.file_bytes => continue,
-            Ok(Some((file, _))) => {
-                let done =
-                    search_file(&mut searcher, &matcher, &file, path, &limits, cancel, &mut found);
-                if done.is_break() {
-                    break;
-                }
+        let Ok(path) = PathUri::try_from(entry.path) else { return ControlFlow::Continue(()) };
+        match open(&entry, &path) {
+            Ok(Some((file, size))) if size <= limits.file_bytes => {
+                search_file(&mut searcher, &matcher, &file, path, &limits, cancel, &mut found)?;
             }
-            Ok(None) => {}
-            Err(error) => {
-                scan::note(&mut found.answer.errors, error, config);
-            }
+            Ok(_) => {}
+            Err(error) => scan::note(&mut found.answer.errors, error, config),
         }
-        if found.send_if_due().is_break() {
-            return Err(FileError::Cancelled);
-        }
-    }
-    if found.send().is_break() {
-        return Err(FileError::Cancelled);
-    }
+        let sent = found.send_if_due();
+        found.answer.cancelled |= sent.is_break();
+        sent
+    })?;
+    found.answer.cancelled |= cancel.is_cancelled();
+    // Nobody listening is a cancellation too; what was found last is then not told.
+    found.answer.cancelled |= found.send().is_break();
     let mut answer = found.answer;
     answer.truncated |= answer.cancelled;
     Ok(answer)
@@ -157,8 +144,9 @@ fn compile(params: &FsSearchParams, config: &FilesConfig) -> Result<RegexMatcher
 }
 
 /// A regular file and its size; `None` for what is none (by now).
-fn open(path: &PathUri, follow: bool) -> Result<Option<(File, u64)>, FsPathError> {
-    let follow = if follow { OFlags::empty() } else { OFlags::NOFOLLOW };
+fn open(entry: &Found<'_>, path: &PathUri) -> Result<Option<(File, u64)>, FsPathError> {
+    // The root was named by the client: a link there is followed.
+    let follow = if entry.is_root { OFlags::empty() } else { OFlags::NOFOLLOW };
     let flags = OFlags::RDONLY | follow | REGULAR;
     let failed = |error: &FileError| {
         let message = match error {
@@ -167,7 +155,7 @@ fn open(path: &PathUri, follow: bool) -> Result<Option<(File, u64)>, FsPathError
         };
         FsPathError { path: path.clone(), message }
     };
-    let fd = rustix::fs::openat(CWD, path.as_path(), flags, Mode::empty())
+    let fd = rustix::fs::openat(entry.directory, entry.name, flags, Mode::empty())
         .map_err(|errno| failed(&FileError::os("open", path, errno)))?;
     match resolve::require_regular(fd, path) {
         Ok((fd, stat)) => Ok(Some((fd.into(), u64::try_from(stat.st_size).unwrap_or(0)))),
@@ -183,7 +171,7 @@ fn search_file(
     path: PathUri,
     limits: &Limits,
     cancel: &Cancel,
-    found: &mut Found<'_>,
+    found: &mut Gathered<'_>,
 ) -> ControlFlow<()> {
     found.answer.files_searched += 1;
     let before = found.answer.matches;
@@ -244,7 +232,7 @@ struct Lines<'a, 'b> {
     path: PathUri,
     limits: &'a Limits,
     cancel: &'a Cancel,
-    found: &'a mut Found<'b>,
+    found: &'a mut Gathered<'b>,
     in_file: u64,
     stop: Option<Stop>,
 }
@@ -358,7 +346,7 @@ fn shorten(bytes: &[u8], limit: usize) -> &[u8] {
 }
 
 /// What was found and not sent yet, or, without a `searchId`, all that was found.
-struct Found<'a> {
+struct Gathered<'a> {
     config: &'a FilesConfig,
     search_id: Option<&'a str>,
     emit: &'a dyn Fn(Event) -> ControlFlow<()>,
@@ -370,7 +358,7 @@ struct Found<'a> {
     answer: FsSearchResponse,
 }
 
-impl Found<'_> {
+impl Gathered<'_> {
     /// False if the answer has no room for the line.
     fn add(&mut self, path: &PathUri, line: FsSearchLine) -> bool {
         let streamed = self.search_id.is_some();

@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -25,13 +26,14 @@ use codex_exec_server_protocol::process::{
     OutputStream, ProcessId, ProcessInfo, ReadParams, ReadResponse,
 };
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::child::Child;
 use super::config::ProcessConfig;
+use super::confinement::Confined;
 use super::event::{EventKind, EventSink, ProcessEvent, SinkClosed};
 use super::handle::{Command, NoTerminal};
-use super::orphans::{Group, Orphans};
 use super::output::{Output, READ_BYTES};
 use super::pty;
 use super::retention::Retention;
@@ -40,15 +42,11 @@ use super::stdin::Stdin;
 /// The longest a read waits, so that no clock overflows.
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Decides whether a sandbox caused an exit, from the exit code and what was written.
-pub type DenialCheck = Box<dyn FnOnce(i32, &mut dyn Iterator<Item = &[u8]>) -> bool + Send>;
-
 /// What a process is made of once it runs.
 pub(super) struct Parts {
     pub process_id: ProcessId,
     pub argv: Vec<String>,
     pub cwd: PathUri,
-    pub group: Group,
     pub child: Child,
     pub stdin: Stdin,
     /// stdout and stderr, or the terminal alone.
@@ -56,7 +54,7 @@ pub(super) struct Parts {
     /// The terminal's master.
     pub terminal: Option<Arc<OwnedFd>>,
     pub retention: Retention,
-    pub denial: Option<DenialCheck>,
+    pub confined: Option<Confined>,
 }
 
 /// Who is told of events.
@@ -70,7 +68,6 @@ enum Audience {
 pub(super) struct Actor {
     parts: Parts,
     config: Arc<ProcessConfig>,
-    orphans: Orphans,
     mailbox: mpsc::UnboundedReceiver<Command>,
     started_at_ms: u64,
     next_seq: u64,
@@ -87,6 +84,7 @@ pub(super) struct Actor {
     closed: bool,
     failure: Option<String>,
     forget_at: Option<Instant>,
+    cleaning: Option<JoinHandle<()>>,
 }
 
 /// What a client that came back may still ask for before it can be dropped.
@@ -130,14 +128,12 @@ impl Actor {
     pub(super) fn new(
         parts: Parts,
         config: Arc<ProcessConfig>,
-        orphans: Orphans,
         mailbox: mpsc::UnboundedReceiver<Command>,
     ) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             parts,
             config,
-            orphans,
             mailbox,
             started_at_ms: now.as_millis() as u64,
             next_seq: 1,
@@ -151,6 +147,7 @@ impl Actor {
             closed: false,
             failure: None,
             forget_at: None,
+            cleaning: None,
         }
     }
 
@@ -158,6 +155,8 @@ impl Actor {
     pub(super) async fn run(mut self) {
         loop {
             self.close_if_done();
+            self.deliver_ready();
+            self.linger_once_told();
             self.answer_waiting().await;
             let event = self.next_event().await;
             if self.handle(event).await == Next::Forget {
@@ -170,19 +169,19 @@ impl Actor {
     async fn next_event(&mut self) -> Event {
         let deadline = self.deadline();
         let may_read = self.may_read();
-        let Parts { child, stdin, outputs: [first, second], .. } = &mut self.parts;
-        let open = |output: &Option<Output>| output.as_ref().is_some_and(Output::is_open);
-        let (first_open, second_open) = (open(first), open(second));
+        let Parts { child, stdin, outputs, .. } = &mut self.parts;
         tokio::select! {
+            // What a client asks comes first: it must not wait behind output that never ends. Of
+            // the rest, output comes last, for it alone can be ready always.
+            biased;
             command = self.mailbox.recv() => Event::Command(command),
             result = deliverable(&mut self.audience, self.undelivered.front()) => {
                 Event::Deliver(result)
             }
-            bytes = read(first), if may_read && first_open => Event::Output(0, bytes),
-            bytes = read(second), if may_read && second_open => Event::Output(1, bytes),
             code = child.exited(), if self.exit.is_none() => Event::Exited(code),
             () = stdin.flush(), if stdin.has_output() => Event::StdinMoved,
             () = due(deadline) => Event::Due,
+            (n, bytes) = read_either(outputs), if may_read => Event::Output(n, bytes),
         }
     }
 
@@ -203,7 +202,7 @@ impl Actor {
                 }
                 if self.backlog.as_ref().is_some_and(|backlog| backlog.until <= Instant::now()) {
                     self.backlog = None;
-                    self.parts.retention.release(self.delivered);
+                    self.parts.retention.sent(self.delivered);
                 }
             }
         }
@@ -213,6 +212,8 @@ impl Actor {
     async fn command(&mut self, command: Command) -> Next {
         match command {
             Command::Read(params, reply) => {
+                // Now, not when it is answered: it may wait for output that needs the room.
+                self.was_read(params.after_seq.unwrap_or(0).min(self.next_seq - 1));
                 let wait = Duration::from_millis(params.wait_ms.unwrap_or(0)).min(LONGEST_WAIT);
                 let until = Instant::now() + wait;
                 self.waiting.push(WaitingRead { params, until, reply });
@@ -284,8 +285,13 @@ impl Actor {
         let Some(stream) = self.parts.outputs[n].as_ref().map(|output| output.stream) else {
             return;
         };
+        if let Some(confined) = &mut self.parts.confined {
+            confined.wrote(&bytes);
+        }
         if let Err(error) = self.parts.retention.push(self.next_seq, stream, bytes.clone()).await {
             self.failure = Some(format!("output cannot be kept: {error}"));
+            // Nobody will read what it writes: it has to learn that, and to end.
+            self.parts.outputs.iter_mut().flatten().for_each(Output::end);
             return;
         }
         self.publish(EventKind::Output { stream, bytes });
@@ -303,6 +309,18 @@ impl Actor {
         seq
     }
 
+    /// Hands over every event that there is room for now.
+    fn deliver_ready(&mut self) {
+        // Who is not ready is waited for by the loop, which leaves its own waker.
+        let mut cx = Context::from_waker(Waker::noop());
+        while let (Audience::Attached(sink), Some(event)) =
+            (&mut self.audience, self.undelivered.front())
+            && let Poll::Ready(Ok(())) = sink.poll_ready(&mut cx, event)
+        {
+            self.deliver();
+        }
+    }
+
     /// Hands over the event that there is room for.
     fn deliver(&mut self) {
         let Audience::Attached(sink) = &mut self.audience else { return };
@@ -311,7 +329,7 @@ impl Actor {
         self.delivered = event.seq;
         sink.send(event);
         if self.backlog.is_none() {
-            self.parts.retention.release(self.delivered);
+            self.parts.retention.sent(self.delivered);
         }
     }
 
@@ -320,15 +338,13 @@ impl Actor {
     async fn exited(&mut self, code: i32) {
         self.take_available().await;
         let mut sandbox_denied = false;
-        if code != 0
-            && let Some(denial) = self.parts.denial.take()
-        {
+        if code != 0 && self.parts.confined.is_some() {
             self.take_until(Instant::now() + self.config.denial_wait).await;
-            sandbox_denied = denial(code, &mut self.parts.retention.newest_in_memory());
+            let confined = self.parts.confined.as_ref();
+            sandbox_denied = confined.is_some_and(|confined| confined.denied(code));
         }
         let seq = self.publish(EventKind::Exited { code, sandbox_denied });
         self.exit = Some(Exit { seq, code, sandbox_denied });
-        self.orphans.exited(self.parts.child.pid(), self.parts.group);
     }
 
     async fn take_available(&mut self) {
@@ -346,15 +362,10 @@ impl Actor {
 
     /// Takes output until all streams have ended or the time has come.
     async fn take_until(&mut self, deadline: Instant) {
-        while self.may_read() {
-            let [first, second] = &mut self.parts.outputs;
-            let open = |output: &Option<Output>| output.as_ref().is_some_and(Output::is_open);
-            let (first_open, second_open) = (open(first), open(second));
+        while self.may_read() && self.parts.outputs.iter().flatten().any(Output::is_open) {
             let (n, bytes) = tokio::select! {
-                bytes = read(first), if first_open => (0, bytes),
-                bytes = read(second), if second_open => (1, bytes),
+                output = read_either(&mut self.parts.outputs) => output,
                 () = sleep_until(deadline) => break,
-                else => break,
             };
             if let Some(bytes) = bytes {
                 self.publish_output(n, bytes).await;
@@ -373,7 +384,27 @@ impl Actor {
         self.parts.child.reap();
         self.parts.stdin.close();
         self.parts.terminal = None;
-        self.forget_at = Some(Instant::now() + self.config.closed_linger);
+        self.clean_up();
+    }
+
+    /// Takes away what a sandbox may have left on the host. One that was not killed has done so
+    /// itself.
+    fn clean_up(&mut self) {
+        let killed = self.exit.as_ref().is_none_or(|exit| exit.code > 128);
+        if let Some(confined) = self.parts.confined.take().filter(|_| killed) {
+            self.cleaning = Some(confined.clean_up());
+        }
+    }
+
+    /// A closed process is forgotten a while after its client was told all of it; and not while
+    /// nobody is attached, who could come back and ask.
+    fn linger_once_told(&mut self) {
+        let told = matches!(self.audience, Audience::Attached(_)) && self.undelivered.is_empty();
+        if !self.closed || !told {
+            self.forget_at = None;
+        } else if self.forget_at.is_none() {
+            self.forget_at = Some(Instant::now() + self.config.closed_linger);
+        }
     }
 
     /// Answers every read that has something to say, or has waited long enough.
@@ -413,7 +444,12 @@ impl Actor {
             }
         };
         let last = found.chunks.last().map(|chunk| chunk.seq);
-        self.was_read(last.unwrap_or(after.min(self.next_seq - 1)));
+        // What the answer carries may die on its way; what it was asked after has arrived.
+        self.was_read(after.min(self.next_seq - 1));
+        if let Some(backlog) = self.backlog.as_mut().filter(|_| !found.cut) {
+            // All of it is on its way: a client that now only listens must not hang its process.
+            backlog.until = backlog.until.min(Instant::now() + self.config.resume_read_grace);
+        }
         let next_seq = match last {
             Some(last) if found.cut || params.max_bytes.is_some() => last + 1,
             _ => self.next_seq,
@@ -430,7 +466,7 @@ impl Actor {
         }
     }
 
-    /// A client has, or is being sent, everything up to `seq`.
+    /// A client has everything up to `seq`.
     fn was_read(&mut self, seq: u64) {
         if matches!(self.audience, Audience::Nobody) {
             return;
@@ -438,7 +474,7 @@ impl Actor {
         self.parts.retention.release(seq);
         if self.backlog.as_ref().is_some_and(|backlog| seq + 1 >= backlog.before) {
             self.backlog = None;
-            self.parts.retention.release(self.delivered);
+            self.parts.retention.sent(self.delivered);
         }
     }
 
@@ -468,22 +504,37 @@ impl Actor {
     }
 
     /// Kills what is left and takes it away.
+    ///
+    /// The mailbox stays open until that is done: whoever waits for the end of the process waits
+    /// for that of its mailbox. Commands that come meanwhile are answered as for an unknown process,
+    /// because their replies are dropped with it.
     async fn end(mut self) {
-        // Late commands are answered as for an unknown process: their replies are dropped.
-        self.mailbox.close();
         if !self.closed {
             self.parts.child.kill_tree().await;
             if self.exit.is_none() {
                 self.parts.child.exited().await;
-                self.orphans.exited(self.parts.child.pid(), self.parts.group);
             }
             self.parts.child.reap();
+            self.clean_up();
+        }
+        if let Some(cleaning) = self.cleaning {
+            let _ = cleaning.await;
         }
     }
 }
 
-async fn read(output: &mut Option<Output>) -> Option<Bytes> {
-    output.as_mut()?.read().await
+/// Waits for output on either stream, neither before the other; for ever once both have ended.
+async fn read_either([first, second]: &mut [Option<Output>; 2]) -> (usize, Option<Bytes>) {
+    async fn read(output: &mut Option<Output>) -> Option<Bytes> {
+        match output.as_mut().filter(|output| output.is_open()) {
+            Some(output) => output.read().await,
+            None => std::future::pending().await,
+        }
+    }
+    tokio::select! {
+        bytes = read(first) => (0, bytes),
+        bytes = read(second) => (1, bytes),
+    }
 }
 
 /// Resolves when the next event can be sent; never if there is none or nobody to send it to.

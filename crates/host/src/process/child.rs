@@ -12,38 +12,48 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use tokio::io::unix::AsyncFd;
 
 use super::descendants;
+use super::orphans::Orphans;
 use super::readiness::register;
 use super::spawn::Spawned;
 use super::warden::Warden;
 
 #[derive(Debug)]
 pub(super) struct Child {
-    pid: Pid,
+    held: Held,
     pidfd: AsyncFd<OwnedFd>,
+}
+
+/// The hold on a process that is ours to reap.
+#[derive(Debug)]
+struct Held {
+    pid: Pid,
     reaped: bool,
     warden: Warden,
+    orphans: Orphans,
 }
 
 impl Child {
-    pub(super) fn new(spawned: Spawned, warden: Warden) -> io::Result<Self> {
-        warden.started(spawned.pid);
+    pub(super) fn new(spawned: Spawned, warden: Warden, orphans: Orphans) -> io::Result<Self> {
         let pid = Pid::from_raw(spawned.pid).ok_or(io::ErrorKind::InvalidData)?;
-        let pidfd = register(spawned.pidfd)?;
-        Ok(Self { pid, pidfd, reaped: false, warden })
+        let held = Held { pid, reaped: false, warden, orphans };
+        Ok(Self { pidfd: register(spawned.pidfd)?, held })
     }
 
     pub(super) fn pid(&self) -> Pid {
-        self.pid
+        self.held.pid
     }
 
     /// Waits for the exit and tells its code, 128 + signal for a death by signal. The process is
     /// not reaped by this. Cancel safe.
     pub(super) async fn exited(&mut self) -> i32 {
+        let pid = self.held.pid;
         loop {
             let ready = self.pidfd.readable().await;
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-            match rustix::process::waitid(WaitId::Pid(self.pid), options) {
+            match rustix::process::waitid(WaitId::Pid(pid), options) {
                 Ok(Some(status)) => {
+                    // Before anybody is told, so that whoever is finds its orphans accounted for.
+                    self.held.orphans.exited(pid);
                     let signal = status.terminating_signal();
                     return status
                         .exit_status()
@@ -57,9 +67,8 @@ impl Child {
                 }
                 // Somebody else waited for our child; all that is left to say is that it has gone.
                 Err(error) => {
-                    tracing::error!(%error, pid = %self.pid.as_raw_nonzero(), "lost an exit status");
-                    self.reaped = true;
-                    self.warden.reaped(self.pid.as_raw_nonzero().get());
+                    tracing::error!(%error, pid = %pid.as_raw_nonzero(), "lost an exit status");
+                    self.held.reap();
                     return -1;
                 }
             }
@@ -79,10 +88,11 @@ impl Child {
             ProcessSignal::Stop => Signal::STOP,
             ProcessSignal::Continue => Signal::CONT,
         };
-        if self.reaped {
+        if self.held.reaped {
             return;
         }
-        for group in [Some(self.pid), foreground.filter(|&group| group != self.pid)] {
+        let own = self.held.pid;
+        for group in [Some(own), foreground.filter(|&group| group != own)] {
             if let Some(group) = group
                 && let Err(error) = rustix::process::kill_process_group(group, signal)
             {
@@ -93,23 +103,31 @@ impl Child {
 
     /// Kills the process, its group and every descendant, on a thread that may block.
     pub(super) async fn kill_tree(&self) {
-        if !self.reaped {
-            let pid = self.pid;
+        if !self.held.reaped {
+            let pid = self.held.pid;
             let _ = tokio::task::spawn_blocking(move || descendants::kill_tree(pid)).await;
         }
     }
 
     /// Takes the exited process away; its pid is not ours any more.
     pub(super) fn reap(&mut self) {
+        self.held.reap();
+    }
+}
+
+impl Held {
+    fn reap(&mut self) {
         if !std::mem::replace(&mut self.reaped, true) {
+            // First, because with the reaping the number is anybody's.
+            self.warden.reaped(self.pid);
+            self.orphans.reaped(self.pid);
             let _ = rustix::process::waitid(WaitId::Pid(self.pid), WaitIdOptions::EXITED);
-            self.warden.reaped(self.pid.as_raw_nonzero().get());
         }
     }
 }
 
 /// An owner that ends without having seen the exit leaves nothing running.
-impl Drop for Child {
+impl Drop for Held {
     fn drop(&mut self) {
         if !self.reaped {
             descendants::kill_tree(self.pid);

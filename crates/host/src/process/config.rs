@@ -27,6 +27,9 @@ pub struct ProcessConfig {
     /// How long output that was kept while nobody was attached waits for a client that has resumed
     /// its session but does not read it. Default 10 s.
     pub resume_grace: Duration,
+    /// How long such output is kept after it has been read to its end, in case the answer dies on
+    /// its way. Default 1 s.
+    pub resume_read_grace: Duration,
     /// How long after the exit of a sandboxed process its last output is waited for, before it is
     /// decided whether the sandbox caused the exit. Default 20 ms.
     pub denial_wait: Duration,
@@ -64,6 +67,7 @@ impl Default for ProcessConfig {
             max_read_bytes: 32 << 20,
             closed_linger: Duration::from_secs(30),
             resume_grace: Duration::from_secs(10),
+            resume_read_grace: Duration::from_secs(1),
             denial_wait: Duration::from_millis(20),
             spawn_threads: 4,
             lifeline: Lifeline::default(),

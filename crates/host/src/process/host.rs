@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use codex_exec_server_protocol::process::{OutputStream, Retain, TerminalSize};
 use rustix::fs::{Mode, OFlags};
-use tokio::io::AsyncReadExt;
 use tokio::sync::{mpsc, oneshot};
 
-use super::actor::{Actor, DenialCheck, Parts};
+use super::actor::{Actor, Parts};
 use super::child::Child;
 use super::config::{Lifeline, ProcessConfig};
+use super::confinement::{Confined, Confinement, entered};
 use super::handle::{Command, ProcessHandle, Reply};
-use super::launch::{Launch, LaunchError};
+use super::launch::{Launch, LaunchError, What};
 use super::orphans::{Group, Orphans};
 use super::output::Output;
 use super::pty;
@@ -34,6 +34,13 @@ pub struct ProcessHost {
     orphans: Orphans,
 }
 
+/// A process that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Started {
+    /// In a sandbox.
+    pub confined: bool,
+}
+
 /// Why a process did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -51,9 +58,9 @@ pub enum StartError {
     /// It asks for more than is allowed.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// Its sandbox could not be built; nothing ran.
+    /// Its sandbox could not be built, or could not execute it; nothing ran.
     #[error("{0}")]
-    Sandbox(String),
+    Sandbox(codex_linux_sandbox::Failure),
 }
 
 impl ProcessHost {
@@ -64,10 +71,12 @@ impl ProcessHost {
             Lifeline::ParentDeathSignal => (Warden::none(), None),
             Lifeline::Warden { executable } => {
                 orphans.adopt_all()?;
-                (Warden::start(executable, &orphans)?, raise_descriptor_limit())
+                let warden = Warden::start(executable, &orphans)?;
+                orphans.announce_to(warden.clone());
+                (warden, raise_descriptor_limit())
             }
         };
-        let spawner = Spawner::start(config.spawn_threads.max(1), warden.pipe(), nofile)?;
+        let spawner = Spawner::start(config.spawn_threads.max(1), &warden, &orphans, nofile)?;
         Ok(Self { config: Arc::new(config), spawner, warden, orphans })
     }
 
@@ -76,7 +85,7 @@ impl ProcessHost {
     pub fn start<E: From<StartError> + Send + 'static>(
         &self,
         launch: impl Future<Output = Result<Launch, E>> + Send + 'static,
-    ) -> (ProcessHandle, Reply<Result<(), E>>) {
+    ) -> (ProcessHandle, Reply<Result<Started, E>>) {
         let (mailbox, commands) = mpsc::unbounded_channel();
         let (started, answer) = oneshot::channel();
         let host = self.clone();
@@ -84,8 +93,8 @@ impl ProcessHost {
             let parts = async { Ok(host.parts(launch.await?).await?) };
             match parts.await {
                 Ok(parts) => {
-                    let _ = started.send(Ok(()));
-                    Actor::new(parts, host.config, host.orphans, commands).run().await;
+                    let _ = started.send(Ok(Started { confined: parts.confined.is_some() }));
+                    Actor::new(parts, host.config, commands).run().await;
                 }
                 Err(error) => {
                     // First forget the process, then say so: its id is free for whoever hears it.
@@ -114,35 +123,46 @@ impl ProcessHost {
         let retention = self.retention(launch.retain).await?;
         let wires = Wires::new(&launch, &self.config)
             .map_err(|(what, source)| StartError::Setup { what, source })?;
-        let (pass, sandbox) = match launch.confinement {
-            Some(confinement) => (confinement.pass, Some((confinement.status, confinement.denial))),
-            None => (Vec::new(), None),
+        let (command, pass, sandbox) = match launch.what {
+            What::Program(command) => (command, Vec::new(), None),
+            What::Confined(confinement) => {
+                let Confinement { command, pass, status, cleanup } = confinement;
+                (command, pass, Some((status, cleanup)))
+            }
         };
         let request = SpawnRequest {
-            command: launch.command,
+            group: launch.group,
+            command,
             stdio: wires.theirs,
             tty: launch.terminal.is_some(),
             pass,
         };
-        let spawned = self.spawner.spawn(request).await?;
-        let setup = |source| StartError::Setup { what: "the process", source };
-        let child = Child::new(spawned, self.warden.clone()).map_err(setup)?;
-        let denial = match sandbox {
+        let child = self.spawn(request).await?;
+        let confined = match sandbox {
             None => None,
-            Some((status, denial)) => Some(confined(status, denial).await?),
+            Some((status, cleanup)) => {
+                entered(status).await?;
+                Some(Confined::new(cleanup))
+            }
         };
         Ok(Parts {
             process_id: launch.process_id,
             argv: launch.argv,
             cwd: launch.cwd,
-            group: launch.group,
             child,
             stdin: wires.stdin,
             outputs: wires.outputs,
             terminal: wires.terminal,
             retention,
-            denial,
+            confined,
         })
+    }
+
+    /// Starts a process that dies with this one.
+    pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Child, StartError> {
+        let spawned = self.spawner.spawn(request).await?;
+        let setup = |source| StartError::Setup { what: "the process", source };
+        Child::new(spawned, self.warden.clone(), self.orphans.clone()).map_err(setup)
     }
 
     async fn retention(&self, retain: Option<Retain>) -> Result<Retention, StartError> {
@@ -151,6 +171,7 @@ impl ProcessHost {
             bytes: config.retain_bytes,
             chunks: config.retain_chunks,
             on_full: Default::default(),
+            until: Default::default(),
         };
         if let Some(retain) = retain {
             if retain.bytes > config.max_retain_bytes {
@@ -159,6 +180,7 @@ impl ProcessHost {
             }
             limits.bytes = retain.bytes;
             limits.on_full = retain.on_full;
+            limits.until = retain.until;
         }
         let mut spool = None;
         if limits.bytes > config.spool_above {
@@ -169,18 +191,6 @@ impl ProcessHost {
             spool = Some(made.map_err(setup)?);
         }
         Ok(Retention::new(limits, spool))
-    }
-}
-
-/// Waits until the sandbox has executed the real program, or has said why it does not.
-async fn confined(status: OwnedFd, denial: DenialCheck) -> Result<DenialCheck, StartError> {
-    let setup = |source| StartError::Setup { what: "the sandbox's status", source };
-    let mut status = tokio::net::unix::pipe::Receiver::from_owned_fd(status).map_err(setup)?;
-    let mut words = Vec::new();
-    status.read_to_end(&mut words).await.map_err(setup)?;
-    match words.is_empty() {
-        true => Ok(denial),
-        false => Err(StartError::Sandbox(String::from_utf8_lossy(&words).into_owned())),
     }
 }
 

@@ -1,13 +1,12 @@
 //! From the params of `process/start` to something that can be started.
 
-use std::ffi::{OsStr, OsString};
-use std::os::fd::OwnedFd;
+use std::ffi::OsStr;
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::process::{ExecParams, ProcessId, Retain, TerminalSize};
 
-use super::actor::DenialCheck;
 use super::command::{Command, NulByte};
+use super::confinement::Confinement;
 use super::env::{self, BadGlob, Environment};
 use super::orphans::Group;
 
@@ -28,26 +27,14 @@ pub struct Launch {
     pub pipe_stdin: bool,
     /// How much output is kept.
     pub retain: Option<Retain>,
-    /// What to execute.
-    pub command: Command,
-    /// What confines it.
-    pub confinement: Option<Confinement>,
+    pub(super) what: What,
 }
 
-impl std::fmt::Debug for Confinement {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Confinement").field("pass", &self.pass).finish_non_exhaustive()
-    }
-}
-
-/// A sandbox around a process: the command is the sandbox's own, which executes the real one.
-pub struct Confinement {
-    /// Descriptors for the sandbox, passed as 3, 4, …
-    pub pass: Vec<OwnedFd>,
-    /// Ends without a word once the real program runs; else says why it does not.
-    pub status: OwnedFd,
-    /// Decides whether the sandbox caused an exit.
-    pub denial: DenialCheck,
+/// What to execute.
+#[derive(Debug)]
+pub(super) enum What {
+    Program(Command),
+    Confined(Confinement),
 }
 
 /// Why params cannot be started.
@@ -93,16 +80,19 @@ impl Launch {
             environment,
             params.cwd.as_path(),
         )?;
-        Ok(Self::with_command(params, command, group, None))
+        Ok(Self::with(params, What::Program(command), group))
     }
 
-    /// A process confined by a sandbox, whose command this is.
-    pub fn with_command(
+    /// A process that a sandbox has been prepared for.
+    pub fn confined(
         params: ExecParams,
-        command: Command,
+        sandbox: codex_linux_sandbox::Launch,
         group: Group,
-        confinement: Option<Confinement>,
-    ) -> Self {
+    ) -> Result<Self, LaunchError> {
+        Ok(Self::with(params, What::Confined(Confinement::new(sandbox)?), group))
+    }
+
+    fn with(params: ExecParams, what: What, group: Group) -> Self {
         Self {
             process_id: params.process_id,
             group,
@@ -111,19 +101,7 @@ impl Launch {
             terminal: params.tty.then(|| params.size.unwrap_or_default()),
             pipe_stdin: params.pipe_stdin,
             retain: params.retain,
-            command,
-            confinement,
+            what,
         }
     }
-}
-
-/// A command that is executed as it is, for sandboxes.
-pub fn plain_command(
-    program: &OsStr,
-    argv: &[OsString],
-    environment: &Environment,
-    cwd: &std::path::Path,
-) -> Result<Command, NulByte> {
-    let argv0 = argv.first().map_or(program, OsString::as_os_str);
-    Command::new(program, argv0, argv.iter().skip(1).map(OsString::as_os_str), environment, cwd)
 }

@@ -1,20 +1,23 @@
 //! Processes that outlived the one that started them.
 //!
 //! A server that owns its process is the reaper of all below it: when a process it started has
-//! exited, what that left behind becomes the server's own child. It is remembered under its owner,
-//! killed with it, and reaped. Being our children, orphans keep their pids until we reap them.
+//! exited, what that left behind becomes the server's own child. It is remembered under the group
+//! of whoever left it, killed with that, announced to the warden, and reaped. Being our children,
+//! orphans keep their pids until we reap them.
 //!
-//! Whose orphan is it? That of the process whose (Unix) session it is in; else that of the only one
-//! that has exited since the last look; else nobody's in particular, and it is killed with the
-//! server only: better to leave a daemon than to kill that of another client. Orphans are kept by
-//! [`Group`], not by process: they live as long as the group that started them.
+//! Whose orphan is it? That of the process whose (Unix) session it is in. Else that of the process
+//! that has just died: it became our child at that death, and whoever died since the last look and
+//! may have left it is still there as a zombie (or was started a moment ago and is not known yet). If
+//! those are of several groups, nobody's in particular, and it is killed with the server only: better to leave a daemon than to kill that of
+//! another client.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use rustix::process::{Pid, WaitId, WaitIdOptions};
 
-use super::descendants;
+use super::descendants::{self, Stat};
+use super::warden::Warden;
 
 /// Processes that are killed together in the end: those of one client's session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,12 +31,30 @@ pub(super) struct Orphans(Arc<Mutex<State>>);
 struct State {
     /// Whether this process adopts orphans at all.
     adopting: bool,
+    /// Who is told of them.
+    warden: Option<Warden>,
     /// Children of ours that are none (the warden).
-    ignored: Vec<Pid>,
-    /// Every adopted orphan and the group it is kept under.
-    owners: HashMap<Pid, Option<Group>>,
-    /// Processes that exited since the last look. Not reaped before it, so their pids are theirs.
-    exited: Vec<(Pid, Group)>,
+    ignored: HashSet<Pid>,
+    /// Processes that are being started: they may run, and be dead already, before we learn their
+    /// pids.
+    starting: Vec<Group>,
+    /// What we started ourselves and did not reap yet.
+    started: HashMap<Pid, Started>,
+    orphans: HashMap<Pid, Orphan>,
+}
+
+#[derive(Debug)]
+struct Started {
+    group: Group,
+    /// It has exited, and what it left behind was looked for since.
+    settled: bool,
+}
+
+#[derive(Debug)]
+struct Orphan {
+    group: Option<Group>,
+    /// Somebody is killing it, and will reap it.
+    doomed: bool,
 }
 
 impl Orphans {
@@ -54,19 +75,57 @@ impl Orphans {
         Ok(())
     }
 
+    /// Announces orphans there from now on.
+    pub(super) fn announce_to(&self, warden: Warden) {
+        self.lock().warden = Some(warden);
+    }
+
     /// A child that is no orphan.
     pub(super) fn ignore(&self, pid: Pid) {
         let mut state = self.lock();
-        state.ignored.push(pid);
+        state.ignored.insert(pid);
+        // A look in between may have taken it for one.
+        state.orphans.remove(&pid);
+    }
+
+    /// That child was reaped.
+    pub(super) fn ignore_no_more(&self, pid: Pid) {
+        self.lock().ignored.remove(&pid);
+    }
+
+    /// We are about to start a process.
+    pub(super) fn starting(&self, group: Group) {
+        let mut state = self.lock();
+        if state.adopting {
+            state.starting.push(group);
+        }
+    }
+
+    /// We have started it, or have not.
+    pub(super) fn started(&self, group: Group, pid: Option<Pid>) {
+        let mut state = self.lock();
+        if let Some(at) = state.starting.iter().position(|starting| *starting == group) {
+            state.starting.swap_remove(at);
+            if let Some(pid) = pid {
+                state.started.insert(pid, Started { group, settled: false });
+            }
+        }
     }
 
     /// A process that we started has exited and is not reaped yet: look for what it left behind.
-    pub(super) fn exited(&self, process: Pid, group: Group) {
+    pub(super) fn exited(&self, pid: Pid) {
         let mut state = self.lock();
         if state.adopting {
-            state.exited.push((process, group));
             state.look();
+            if let Some(started) = state.started.get_mut(&pid) {
+                started.settled = true;
+            }
         }
+    }
+
+    /// A process that we started is about to be reaped.
+    pub(super) fn reaped(&self, pid: Pid) {
+        self.lock().started.remove(&pid);
     }
 
     /// Kills what processes of `group` left behind.
@@ -79,35 +138,32 @@ impl Orphans {
         self.kill(|_| true);
     }
 
+    /// Blocks, but nobody else: the lock is not held while something dies.
     fn kill(&self, whose: impl Fn(Option<Group>) -> bool) {
         // Killing one may hand us its children: go on until none is left.
         for _ in 0..32 {
-            let mut state = self.lock();
-            state.look();
-            let doomed: Vec<Pid> =
-                state.owners.iter().filter(|&(_, of)| whose(*of)).map(|(&pid, _)| pid).collect();
+            let doomed = self.lock().doom(&whose);
             if doomed.is_empty() {
                 break;
             }
             for &pid in &doomed {
-                // Its descendants first, while they hang below it.
                 descendants::kill_tree(pid);
-                let _ = rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED);
-                state.gone(pid);
+                let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+                let _ = rustix::process::waitid(WaitId::Pid(pid), options);
             }
+            self.lock().bury(&doomed);
         }
     }
 
     fn reap(&self) {
         let mut state = self.lock();
-        state.look();
-        let known: Vec<Pid> = state.owners.keys().copied().collect();
-        for pid in known {
-            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-            if let Ok(Some(_)) = rustix::process::waitid(WaitId::Pid(pid), options) {
-                state.gone(pid);
-            }
-        }
+        let dead: Vec<Pid> = state
+            .orphans
+            .iter()
+            .filter(|(pid, orphan)| !orphan.doomed && is_zombie(**pid))
+            .map(|(&pid, _)| pid)
+            .collect();
+        state.bury(&dead);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -126,26 +182,76 @@ impl State {
         let Ok(list) = std::fs::read_to_string(format!("/proc/self/task/{own}/children")) else {
             return;
         };
-        for pid in descendants::parse_pids(&list) {
-            if self.owners.contains_key(&pid) || self.ignored.contains(&pid) {
-                continue;
-            }
-            let session = rustix::process::getsid(Some(pid)).ok();
-            let by_session = self.exited.iter().find(|(leader, _)| Some(*leader) == session);
-            let group = match (by_session, self.exited.as_slice()) {
-                (Some((_, group)), _) | (None, [(_, group)]) => Some(*group),
-                _ => None,
-            };
-            self.owners.insert(pid, group);
+        let mut new = descendants::parse_pids(&list);
+        new.retain(|pid| {
+            !self.orphans.contains_key(pid)
+                && !self.ignored.contains(pid)
+                && !self.started.contains_key(pid)
+        });
+        if new.is_empty() {
+            return;
         }
-        self.exited.clear();
+        let left_by = self.dead_group();
+        for pid in new {
+            let session = rustix::process::getsid(Some(pid)).ok();
+            let group = session.and_then(|session| self.group_of(session)).or(left_by);
+            tracing::debug!(pid = %pid.as_raw_nonzero(), ?group, "adopted an orphan");
+            self.orphans.insert(pid, Orphan { group, doomed: false });
+            if let Some(warden) = &self.warden
+                && let Some(stat) = Stat::of(pid)
+            {
+                warden.adopted(pid, stat.start);
+            }
+        }
     }
 
-    /// An orphan was reaped; what it leaves behind is its group's too.
-    fn gone(&mut self, pid: Pid) {
-        if let Some(group) = self.owners.remove(&pid).flatten() {
-            self.exited.push((pid, group));
-        }
-        self.look();
+    /// The group of everybody who may have left an orphan just now, if it is one.
+    fn dead_group(&self) -> Option<Group> {
+        let started = self.started.iter().filter(|(_, started)| !started.settled);
+        let started = started.map(|(&pid, started)| (pid, Some(started.group)));
+        let orphans = self.orphans.iter().map(|(&pid, orphan)| (pid, orphan.group));
+        let dead = started.chain(orphans).filter(|(pid, _)| is_zombie(*pid));
+        let mut groups =
+            dead.map(|(_, group)| group).chain(self.starting.iter().copied().map(Some));
+        let first = groups.next()?;
+        groups.all(|group| group == first).then_some(first)?
     }
+
+    /// The group of the leader of a session. As long as the session has a member, its number can be
+    /// no other process's pid.
+    fn group_of(&self, leader: Pid) -> Option<Group> {
+        let started = self.started.get(&leader).map(|started| started.group);
+        started.or_else(|| self.orphans.get(&leader)?.group)
+    }
+
+    fn doom(&mut self, whose: impl Fn(Option<Group>) -> bool) -> Vec<Pid> {
+        self.look();
+        let chosen = self.orphans.iter_mut().filter(|(_, o)| !o.doomed && whose(o.group));
+        chosen
+            .map(|(&pid, orphan)| {
+                orphan.doomed = true;
+                pid
+            })
+            .collect()
+    }
+
+    /// Reaps dead orphans, after a look at what they left behind in turn.
+    fn bury(&mut self, dead: &[Pid]) {
+        self.look();
+        for &pid in dead {
+            // First, because with the reaping the number is anybody's.
+            if let Some(warden) = &self.warden {
+                warden.reaped(pid);
+            }
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            let _ = rustix::process::waitid(WaitId::Pid(pid), options);
+            self.orphans.remove(&pid);
+        }
+    }
+}
+
+/// Whether a child of ours has exited.
+fn is_zombie(pid: Pid) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    matches!(rustix::process::waitid(WaitId::Pid(pid), options), Ok(Some(_)))
 }

@@ -11,6 +11,9 @@ use tokio::io::unix::AsyncFd;
 /// The most that is read at once: what a pipe holds.
 pub(super) const READ_BYTES: usize = 64 << 10;
 
+/// What the pipe of a process that writes much holds.
+const ENLARGED_PIPE: usize = 1 << 20;
+
 thread_local! {
     /// Read into and copied out of, so that a process that writes nothing costs no buffer.
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into());
@@ -22,15 +25,22 @@ pub(super) struct Output {
     pub stream: OutputStream,
     /// Gone once the stream has ended.
     fd: Option<AsyncFd<OwnedFd>>,
+    /// The pipe was made larger, or cannot be.
+    enlarged: bool,
 }
 
 impl Output {
     pub(super) fn new(stream: OutputStream, fd: AsyncFd<OwnedFd>) -> Self {
-        Self { stream, fd: Some(fd) }
+        Self { stream, fd: Some(fd), enlarged: stream == OutputStream::Pty }
     }
 
     pub(super) fn is_open(&self) -> bool {
         self.fd.is_some()
+    }
+
+    /// Ends the stream from our side: what is written to it from now on fails.
+    pub(super) fn end(&mut self) {
+        self.fd = None;
     }
 
     /// Waits for bytes; `None` at the end of the stream. Cancel safe.
@@ -57,7 +67,20 @@ impl Output {
                 }
             }
         };
+        if bytes.len() == READ_BYTES {
+            self.enlarge();
+        }
         self.unless_ended(bytes)
+    }
+
+    /// A process that fills its pipe gets a larger one, so that it and we take turns less often.
+    fn enlarge(&mut self) {
+        if !std::mem::replace(&mut self.enlarged, true)
+            && let Some(fd) = &self.fd
+        {
+            // Refused to a user who has many such pipes already; then it stays as it is.
+            let _ = rustix::pipe::fcntl_setpipe_size(fd.get_ref(), ENLARGED_PIPE);
+        }
     }
 
     /// What can be read without waiting, if anything.
@@ -84,9 +107,18 @@ impl Output {
     }
 }
 
+/// Reads what is there. A process that writes much is read on as long as it keeps up, so that its
+/// output travels in few large chunks; a keystroke's echo is not kept for a second look.
 fn read(fd: &OwnedFd) -> Result<Bytes, Errno> {
+    const MUCH: usize = 4 << 10;
     SCRATCH.with_borrow_mut(|scratch| {
-        let len = rustix::io::read(fd, &mut scratch[..])?;
+        let mut len = rustix::io::read(fd, &mut scratch[..])?;
+        let mut last = len;
+        while last >= MUCH && len < scratch.len() {
+            // An end or an error is found again by the next read.
+            last = rustix::io::read(fd, &mut scratch[len..]).unwrap_or(0);
+            len += last;
+        }
         Ok(Bytes::copy_from_slice(&scratch[..len]))
     })
 }

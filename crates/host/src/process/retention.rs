@@ -1,7 +1,8 @@
 //! What a process has written and may still be asked for.
 //!
 //! Chunks are kept in order, oldest dropped first, within a number of bytes and of chunks. A chunk
-//! is *released* once the client was sent it; only released chunks are dropped, unless the client
+//! is *released* once the client was sent it, or, with [`RetainUntil::Read`], once the client has
+//! said that it arrived; only released chunks are dropped, unless the client
 //! asked for [`OnFull::Drop`]. While released chunks do not make enough room, the store is full and
 //! its owner stops reading from the process.
 //!
@@ -13,7 +14,7 @@ use std::io;
 
 use bytes::Bytes;
 use codex_exec_server_protocol::Base64Bytes;
-use codex_exec_server_protocol::process::{OnFull, OutputStream, ProcessOutputChunk};
+use codex_exec_server_protocol::process::{OnFull, OutputStream, ProcessOutputChunk, RetainUntil};
 
 use super::spool::Spool;
 
@@ -23,6 +24,7 @@ pub(super) struct RetentionLimits {
     pub bytes: u64,
     pub chunks: usize,
     pub on_full: OnFull,
+    pub until: RetainUntil,
 }
 
 /// The store of one process.
@@ -32,7 +34,7 @@ pub(super) struct Retention {
     chunks: VecDeque<Kept>,
     /// Sum of the chunks' lengths.
     bytes: u64,
-    /// Everything up to this number was sent to the client.
+    /// Everything up to this number may be dropped.
     released: u64,
     /// Sum of the lengths of the chunks after `released`.
     pinned: u64,
@@ -156,6 +158,13 @@ impl Retention {
     }
 
     /// The client was sent everything up to `seq`.
+    pub(super) fn sent(&mut self, seq: u64) {
+        if self.limits.until == RetainUntil::Sent {
+            self.release(seq);
+        }
+    }
+
+    /// The client has everything up to `seq`.
     pub(super) fn release(&mut self, seq: u64) {
         if seq <= self.released {
             return;
@@ -213,11 +222,6 @@ impl Retention {
         }
         Ok(Found { chunks, cut: to < self.chunks.len(), dropped_bytes: self.dropped.after(seq) })
     }
-
-    /// The newest bytes, at most `max` of them, for the search for words of denial.
-    pub(super) fn newest_in_memory(&self) -> impl Iterator<Item = &[u8]> {
-        self.chunks.iter().map(|kept| &kept.bytes[..])
-    }
 }
 
 #[cfg(test)]
@@ -225,7 +229,7 @@ mod tests {
     use super::*;
 
     fn limits(bytes: u64, on_full: OnFull) -> RetentionLimits {
-        RetentionLimits { bytes, chunks: 5, on_full }
+        RetentionLimits { bytes, chunks: 5, on_full, until: RetainUntil::Sent }
     }
 
     async fn push(retention: &mut Retention, seq: u64, text: &str) {
@@ -256,6 +260,19 @@ mod tests {
             assert_eq!(texts(&store, 0, 0).await, (all[..1].to_vec(), true, 0));
             assert_eq!(texts(&store, 2, 100).await, (all[2..].to_vec(), false, 0));
             assert_eq!(texts(&store, 9, 100).await, (vec![], false, 0));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_until_it_was_read_is_not_released_by_sending() {
+        let until = RetainUntil::Read;
+        for mut store in stores(RetentionLimits { until, ..limits(10, OnFull::Wait) }) {
+            push(&mut store, 1, "aaaa").await;
+            push(&mut store, 2, "bbbb").await;
+            store.sent(2);
+            assert!(!store.has_room(3));
+            store.release(1);
+            assert!(store.has_room(6));
         }
     }
 

@@ -18,12 +18,17 @@ use std::ffi::{c_char, c_int, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
+use std::sync::Arc;
 
 use super::command::Command;
+use super::orphans::Group;
+use super::warden::Record;
 
 /// What a child is started with besides its [`Command`].
 #[derive(Debug)]
 pub struct SpawnRequest {
+    /// With whom it is killed in the end.
+    pub group: Group,
     /// What to execute.
     pub command: Command,
     /// Its descriptors 0, 1 and 2.
@@ -31,7 +36,7 @@ pub struct SpawnRequest {
     /// Descriptor 0 is a terminal, to be the controlling one.
     pub tty: bool,
     /// Further descriptors to pass: the first becomes 3, the second 4, and so on.
-    pub pass: Vec<OwnedFd>,
+    pub pass: Vec<Arc<OwnedFd>>,
 }
 
 /// What starting children needs of its surroundings.
@@ -55,8 +60,9 @@ pub struct Spawned {
 impl Spawned {
     /// Ends a process that nobody will own.
     pub(super) fn kill_and_reap(&self) {
-        // SAFETY: `pid` is our own child that was not waited for, so it and its group are ours.
-        unsafe { libc::kill(-self.pid, libc::SIGKILL) };
+        if let Some(pid) = rustix::process::Pid::from_raw(self.pid) {
+            super::descendants::kill_tree(pid);
+        }
         reap(self.pid);
     }
 }
@@ -199,6 +205,12 @@ pub(super) fn spawn(
     if failed_step == usize::MAX {
         return Ok(Spawned { pid, pidfd });
     }
+    if let Some(warden) = surroundings.warden {
+        // Taken back before it is reaped: after that the number may be another process's.
+        let record = Record::reaped(pid).to_bytes();
+        // SAFETY: the caller keeps the descriptor open; the buffer is as long as is said.
+        unsafe { libc::write(warden, record.as_ptr().cast(), record.len()) };
+    }
     reap(pid);
     let source = io::Error::from_raw_os_error(plan.failed_errno);
     Err(match STEPS[failed_step] {
@@ -212,7 +224,7 @@ pub(super) fn spawn(
 /// can put them in place one after the other.
 fn clear_of_targets(request: &SpawnRequest) -> io::Result<Vec<OwnedFd>> {
     let end = (request.stdio.len() + request.pass.len()) as RawFd;
-    let all = request.stdio.iter().chain(&request.pass);
+    let all = request.stdio.iter().chain(request.pass.iter().map(|fd| &**fd));
     Ok(all.map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, end)).collect::<Result<_, _>>()?)
 }
 
@@ -270,13 +282,13 @@ fn run_child(plan: &ChildPlan) -> usize {
     // lifetime: open descriptors, NUL-terminated strings, NULL-terminated arrays of them.
     unsafe {
         if let Some(warden) = plan.surroundings.warden {
-            // Before signals are reset: a warden that is gone must not kill us by SIGPIPE.
-            let pid = libc::getpid().to_ne_bytes();
-            libc::write(warden, pid.as_ptr().cast(), pid.len());
+            let record = Record::started(libc::getpid()).to_bytes();
+            libc::write(warden, record.as_ptr().cast(), record.len());
+            // A warden that is gone must not kill us by SIGPIPE. All signals are blocked, and one
+            // that is blocked is kept though it is ignored: ignoring it again throws it away.
+            libc::signal(libc::SIGPIPE, libc::SIG_IGN);
         }
-        for signal in 1..=libc::SIGRTMAX() {
-            libc::signal(signal, libc::SIG_DFL);
-        }
+        default_signals();
         if libc::setsid() < 0 {
             return 1;
         }
@@ -308,6 +320,30 @@ fn run_child(plan: &ChildPlan) -> usize {
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
         execute(plan);
         7
+    }
+}
+
+/// Every signal to its default. The library refuses to touch the two that it uses itself; a parent
+/// of ours may have left them ignored all the same, so this asks the kernel.
+///
+/// # Safety
+/// To be called in the child only.
+unsafe fn default_signals() {
+    /// The kernel's `struct sigaction` (handler, flags, restorer, mask) with `SIG_DFL`, which is 0;
+    /// longer than it is on any architecture.
+    const DEFAULT: [usize; 8] = [0; 8];
+    const SIGNALS: c_int = 64;
+    for signal in 1..=SIGNALS {
+        // SAFETY: reads the structure, writes nothing; the size is that of the kernel's signal set.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                DEFAULT.as_ptr(),
+                ptr::null_mut::<c_void>(),
+                SIGNALS as usize / 8,
+            );
+        }
     }
 }
 

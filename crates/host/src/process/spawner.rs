@@ -4,13 +4,16 @@
 //! thread of a pool that ends when idle would take its children with it. There are a few, so that
 //! one program on a stalled disk does not keep all others from starting.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, mpsc};
 use std::{io, thread};
 
+use rustix::process::Pid;
 use tokio::sync::oneshot;
 
+use super::orphans::Orphans;
 use super::spawn::{self, SpawnError, SpawnRequest, Spawned, Stack, Surroundings};
+use super::warden::Warden;
 
 struct Job {
     request: SpawnRequest,
@@ -29,33 +32,31 @@ impl std::fmt::Debug for Job {
     }
 }
 
-/// Where children announce themselves; replaced when the warden is.
-pub(super) type WardenPipe = Arc<Mutex<Option<Arc<OwnedFd>>>>;
-
 impl Spawner {
     pub(super) fn start(
         threads: usize,
-        warden: &WardenPipe,
+        warden: &Warden,
+        orphans: &Orphans,
         nofile: Option<libc::rlimit>,
     ) -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let queue = Arc::new(Mutex::new(queue));
         for n in 0..threads {
             let mut stack = Stack::new()?;
-            let (queue, warden) = (queue.clone(), warden.clone());
+            let (queue, warden, orphans) = (queue.clone(), warden.clone(), orphans.clone());
             thread::Builder::new().name(format!("exec-spawn-{n}")).spawn(move || {
                 loop {
                     let job = lock(&queue).recv();
                     let Ok(Job { request, done }) = job else { break };
-                    // Held while the child may write to it.
-                    let pipe = lock(&warden).clone();
-                    let surroundings =
-                        Surroundings { warden: pipe.as_ref().map(AsRawFd::as_raw_fd), nofile };
                     // If whoever asked has gone, nothing is started, or nothing is left running.
                     if !done.is_closed()
                         && let Err(Ok(spawned)) =
-                            done.send(spawn::spawn(&request, &surroundings, &mut stack))
+                            done.send(spawn(&request, &warden, &orphans, nofile, &mut stack))
                     {
+                        if let Some(pid) = Pid::from_raw(spawned.pid) {
+                            warden.reaped(pid);
+                            orphans.reaped(pid);
+                        }
                         spawned.kill_and_reap();
                     }
                 }
@@ -74,6 +75,25 @@ impl Spawner {
         self.jobs.send(Job { request, done }).map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
+}
+
+fn spawn(
+    request: &SpawnRequest,
+    warden: &Warden,
+    orphans: &Orphans,
+    nofile: Option<libc::rlimit>,
+    stack: &mut Stack,
+) -> Result<Spawned, SpawnError> {
+    // Held while the child may write to it.
+    let pipe = warden.pipe();
+    let surroundings = Surroundings { warden: pipe.as_ref().map(AsRawFd::as_raw_fd), nofile };
+    orphans.starting(request.group);
+    let spawned = spawn::spawn(request, &surroundings, stack);
+    let pid = spawned.as_ref().ok().and_then(|spawned| Pid::from_raw(spawned.pid));
+    orphans.started(request.group, pid);
+    let spawned = spawned?;
+    warden.started(spawned.pid, pipe.as_ref());
+    Ok(spawned)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -3,13 +3,17 @@
 //!
 //! `kill -9` leaves a server no last word, and a parent-death signal reaches only direct children:
 //! the compiler below the make below the shell would go on. So children announce themselves on a
-//! pipe before they execute anything, the server takes them back when they are reaped, and when the
-//! pipe ends the warden kills every tree that is still announced, and exits.
+//! pipe before they execute anything, the server announces what they leave behind, takes back
+//! whoever is reaped, and when the pipe ends the warden kills every tree that is still announced,
+//! and exits.
+//!
+//! The pipe does not end before a child that has announced itself has its session: until it has
+//! closed its descriptors, which comes after that, it holds the pipe too.
 //!
 //! The warden is this same executable, re-entered (see [`main_if_reentered`]), in a session of its
 //! own, so that a signal to the server's process group does not take both.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -21,9 +25,8 @@ use std::{fs, thread};
 
 use rustix::process::Pid;
 
-use super::descendants;
+use super::descendants::{self, Stat};
 use super::orphans::Orphans;
-use super::spawner::WardenPipe;
 
 /// The word that makes the executable a warden.
 const WORD: &str = "__exec-warden";
@@ -38,38 +41,100 @@ pub fn main_if_reentered() {
     }
 }
 
+/// One announcement: short enough for a pipe to take it whole or not at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Record {
+    /// A pid announces, its negative takes back.
+    pid: i32,
+    /// When an orphan was started; 0 for a process that leads a session of its own.
+    start: u64,
+}
+
+impl Record {
+    const LEN: usize = 16;
+
+    /// A process that is about to lead a session of its own.
+    pub(super) fn started(pid: i32) -> Self {
+        Self { pid, start: 0 }
+    }
+
+    /// A process that is being reaped.
+    pub(super) fn reaped(pid: i32) -> Self {
+        Self { pid: -pid, start: 0 }
+    }
+
+    /// Allocates nothing: a child that shares our memory calls it.
+    pub(super) fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..4].copy_from_slice(&self.pid.to_ne_bytes());
+        bytes[8..].copy_from_slice(&self.start.to_ne_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
+        let [a, b, c, d, _, _, _, _, start @ ..] = bytes;
+        Self { pid: i32::from_ne_bytes([a, b, c, d]), start: u64::from_ne_bytes(start) }
+    }
+
+    fn write_to(self, pipe: &OwnedFd) {
+        // A warden that has died is replaced, and its successor told all of it; one that does not
+        // read must not stop us.
+        let _ = rustix::io::write(pipe, &self.to_bytes());
+    }
+}
+
 /// Follows the announcements to their end, then kills what is left.
 fn watch(mut announcements: impl Read) {
-    let mut alive = HashSet::new();
-    let mut record = [0; size_of::<i32>()];
+    let mut alive = HashMap::new();
+    let mut record = [0; Record::LEN];
     while announcements.read_exact(&mut record).is_ok() {
-        // A pid announces, its negative takes back.
-        let pid = i32::from_ne_bytes(record);
+        let Record { pid, start } = Record::from_bytes(record);
         if pid > 0 {
-            alive.insert(pid);
+            alive.insert(pid, start);
         } else {
             alive.remove(&pid.wrapping_neg());
         }
     }
-    for pid in alive.into_iter().filter_map(Pid::from_raw) {
-        // Only if it is what was announced: the leader of its own session.
-        if rustix::process::getsid(Some(pid)) == Ok(pid) {
+    for (&pid, &start) in &alive {
+        let Some(pid) = Pid::from_raw(pid) else { continue };
+        // Only if it is what was announced, and not a later process of the same number.
+        let same = match start {
+            0 => rustix::process::getsid(Some(pid)) == Ok(pid),
+            start => Stat::of(pid).is_some_and(|stat| stat.start == start),
+        };
+        if same {
+            descendants::kill_tree(pid);
+        }
+    }
+    // What was left behind too late for the server to hear of it, but stayed in its session.
+    for pid in everybody() {
+        let session = Stat::of(pid).and_then(|stat| stat.session);
+        if session.is_some_and(|id| alive.get(&id.as_raw_nonzero().get()) == Some(&0)) {
             descendants::kill_tree(pid);
         }
     }
 }
 
+fn everybody() -> impl Iterator<Item = Pid> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
+}
+
+/// Where announcements are written; replaced when the warden is.
+pub(super) type Pipe = Arc<OwnedFd>;
+
 /// The server's side: the pipe, and who is announced on it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Warden {
-    pipe: WardenPipe,
-    alive: Arc<Mutex<HashSet<i32>>>,
+    pipe: Arc<Mutex<Option<Pipe>>>,
+    /// Pid and start. Locked before `pipe`, and while `pipe` is replaced.
+    alive: Arc<Mutex<HashMap<i32, u64>>>,
 }
 
 impl Warden {
     /// No warden; children get a parent-death signal.
     pub(super) fn none() -> Self {
-        Self { pipe: WardenPipe::default(), alive: Arc::default() }
+        Self::default()
     }
 
     /// Starts a warden, and another whenever it should die.
@@ -84,33 +149,49 @@ impl Warden {
         Ok(warden)
     }
 
-    pub(super) fn pipe(&self) -> &WardenPipe {
-        &self.pipe
+    /// Where a child announces itself.
+    pub(super) fn pipe(&self) -> Option<Pipe> {
+        lock(&self.pipe).clone()
     }
 
-    /// A process has announced itself.
-    pub(super) fn started(&self, pid: i32) {
-        lock(&self.alive).insert(pid);
-    }
-
-    /// A process was reaped: its pid may be another's from now on.
-    pub(super) fn reaped(&self, pid: i32) {
-        lock(&self.alive).remove(&pid);
-        let pipe = lock(&self.pipe).clone();
-        if let Some(pipe) = pipe {
-            let _ = rustix::io::write(&*pipe, &(-pid).to_ne_bytes());
+    /// A process has announced itself on this pipe, which may not be the newest any more.
+    pub(super) fn started(&self, pid: i32, on: Option<&Pipe>) {
+        let mut alive = lock(&self.alive);
+        alive.insert(pid, 0);
+        if let Some(newest) = self.pipe()
+            && !on.is_some_and(|on| Arc::ptr_eq(on, &newest))
+        {
+            Record::started(pid).write_to(&newest);
         }
+    }
+
+    /// A process became ours when the one that started it died.
+    pub(super) fn adopted(&self, pid: Pid, start: u64) {
+        let pid = pid.as_raw_nonzero().get();
+        lock(&self.alive).insert(pid, start);
+        self.tell(Record { pid, start });
+    }
+
+    /// A process is being reaped: its pid may be another's from now on.
+    pub(super) fn reaped(&self, pid: Pid) {
+        let pid = pid.as_raw_nonzero().get();
+        lock(&self.alive).remove(&pid);
+        self.tell(Record::reaped(pid));
     }
 
     /// Lets the warden end without killing anything.
     pub(super) fn dismiss(&self) {
-        for pid in lock(&self.alive).drain() {
-            let pipe = lock(&self.pipe).clone();
-            if let Some(pipe) = pipe {
-                let _ = rustix::io::write(&*pipe, &(-pid).to_ne_bytes());
-            }
+        let mut alive = lock(&self.alive);
+        for (pid, _) in alive.drain() {
+            self.tell(Record::reaped(pid));
         }
         *lock(&self.pipe) = None;
+    }
+
+    fn tell(&self, record: Record) {
+        if let Some(pipe) = self.pipe() {
+            record.write_to(&pipe);
+        }
     }
 
     fn launch(&self, executable: &Path, orphans: &Orphans) -> io::Result<Child> {
@@ -127,16 +208,16 @@ impl Warden {
         // SAFETY: `setsid` is a bare system call, allowed between fork and exec.
         unsafe { command.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into)) };
         let child = command.spawn()?;
-        if let Some(pid) = Pid::from_raw(child.id().cast_signed()) {
+        if let Some(pid) = pid_of(&child) {
             orphans.ignore(pid);
         }
         // A warden that is stopped must stop neither us nor a child that announces itself.
         rustix::io::ioctl_fionbio(&writer, true)?;
-        // Those who announced themselves to the one before.
+        // Those who were announced to the one before.
         let mut writer = writer;
         let alive = lock(&self.alive);
-        for pid in alive.iter() {
-            writer.write_all(&pid.to_ne_bytes())?;
+        for (&pid, &start) in alive.iter() {
+            writer.write_all(&Record { pid, start }.to_bytes())?;
         }
         *lock(&self.pipe) = Some(Arc::new(OwnedFd::from(writer)));
         drop(alive);
@@ -147,7 +228,10 @@ impl Warden {
     fn keep(&self, mut child: Child, executable: &Path, orphans: &Orphans) {
         loop {
             let _ = child.wait();
-            if lock(&self.pipe).is_none() || !fs::exists(executable).unwrap_or(false) {
+            if let Some(pid) = pid_of(&child) {
+                orphans.ignore_no_more(pid);
+            }
+            if self.pipe().is_none() || !fs::exists(executable).unwrap_or(false) {
                 return;
             }
             tracing::warn!("the warden has died; starting another");
@@ -165,6 +249,26 @@ impl Warden {
     }
 }
 
+fn pid_of(child: &Child) -> Option<Pid> {
+    Pid::from_raw(child.id().cast_signed())
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_comes_back_as_it_went() {
+        for record in [
+            Record::started(1),
+            Record::reaped(32_768),
+            Record { pid: i32::MAX, start: u64::MAX - 1 },
+        ] {
+            assert_eq!(Record::from_bytes(record.to_bytes()), record);
+        }
+    }
 }

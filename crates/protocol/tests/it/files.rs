@@ -1,28 +1,13 @@
 //! The filesystem messages. Each golden text is what we write; [`reads_as`] adds spellings that are
 //! only accepted.
 
-use std::fmt::Debug;
-
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::{Lane, Method, PathUri};
-use serde::{Serialize, de::DeserializeOwned};
+
+use crate::golden::{golden, reads_as, refuses};
 
 fn path(text: &str) -> PathUri {
     text.parse().unwrap()
-}
-
-fn golden<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T, text: &str) {
-    assert_eq!(serde_json::to_string(value).unwrap(), text);
-    reads_as(text, value);
-}
-
-fn reads_as<T: DeserializeOwned + PartialEq + Debug>(text: &str, value: &T) {
-    assert_eq!(&serde_json::from_str::<T>(text).unwrap(), value, "{text}");
-}
-
-fn refuses<T: DeserializeOwned + Debug>(text: &str) {
-    let read = serde_json::from_str::<T>(text);
-    assert!(read.is_err(), "{text} was read as {read:?}");
 }
 
 #[test]

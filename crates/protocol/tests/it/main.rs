@@ -2,4 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod docs;
+mod envelope;
+mod environment;
 mod files;
+mod golden;
+mod http;
+mod processes;
+mod sessions;

@@ -1,5 +1,8 @@
 //! Connections over every transport, with real framing and a clock that the tests hold.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod dial;
 mod lines;
 mod memory;
 mod websocket;

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::frame::{self, Frame, Reply, Request, WINDOW};
@@ -132,7 +133,10 @@ impl<W: Write> Helper<W> {
                 ControlFlow::Break(())
             }
         };
-        let result = self.executor.execute(operation, &running.cancel, &emit);
+        let run = || self.executor.execute(operation, &running.cancel, &emit);
+        // Whoever waits for it must not wait for ever.
+        let result = catch_unwind(AssertUnwindSafe(run))
+            .unwrap_or_else(|_| Err(FileError::Helper { reason: "the operation panicked".into() }));
         lock(&self.running).remove(&id);
         self.send(Reply::Done { id, result });
     }

@@ -1,0 +1,126 @@
+//! `codex environments`: who is registered, and who is online.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use codex_rendezvous::{Clock, EnvironmentStatus, RegistryClient, Secret};
+
+use crate::rendezvous::span;
+
+/// See the environments of a registry: who is online, since when; remove one
+///
+/// Needs a token that can manage, in CODEX_API_KEY or a file:
+/// codex rendezvous token create --can manage
+#[derive(Debug, Args)]
+pub struct EnvironmentsArgs {
+    /// The registry: https://HOST, as `codex rendezvous serve` prints it
+    #[arg(
+        long,
+        value_name = "URL",
+        global = true,
+        env = "CODEX_REGISTRY_URL",
+        default_value = "http://127.0.0.1:4600"
+    )]
+    registry: String,
+
+    /// A file with the token (default: the variable CODEX_API_KEY)
+    #[arg(long, value_name = "FILE", global = true)]
+    token_file: Option<PathBuf>,
+
+    /// Certificate authorities to trust in place of the system's, PEM
+    #[arg(long, value_name = "FILE", global = true)]
+    ca_file: Option<PathBuf>,
+
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: EnvironmentsCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum EnvironmentsCommand {
+    /// List the environments that the token covers
+    List,
+    /// Show one environment
+    Show {
+        /// Its id
+        id: String,
+    },
+    /// Forget an environment, and end what runs through it
+    Remove {
+        /// Its id
+        id: String,
+    },
+}
+
+pub fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
+    let token = match &args.token_file {
+        Some(file) => std::fs::read_to_string(file)
+            .with_context(|| format!("cannot read {}", file.display()))?,
+        None => std::env::var("CODEX_API_KEY")
+            .context("no token; set CODEX_API_KEY or give --token-file")?,
+    };
+    let token = Secret::new(token.trim().to_owned());
+    let client = RegistryClient::new(&args.registry, token, args.ca_file.as_deref())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut out = std::io::stdout().lock();
+    runtime.block_on(async {
+        match args.command {
+            EnvironmentsCommand::List => {
+                let all = client.list().await?;
+                if args.json {
+                    writeln!(out, "{}", serde_json::to_string(&all)?)?;
+                } else {
+                    table(&mut out, &all)?;
+                }
+            }
+            EnvironmentsCommand::Show { id } => {
+                let one = client.show(&id).await?;
+                if args.json {
+                    writeln!(out, "{}", serde_json::to_string(&one)?)?;
+                } else {
+                    details(&mut out, &one)?;
+                }
+            }
+            EnvironmentsCommand::Remove { id } => client.remove(&id).await?,
+        }
+        anyhow::Ok(())
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn state(one: &EnvironmentStatus, now: u64) -> String {
+    match one.online_since {
+        Some(since) => format!("online for {}", span(now.saturating_sub(since))),
+        None => format!("offline, seen {} ago", span(now.saturating_sub(one.last_seen))),
+    }
+}
+
+fn table(out: &mut impl Write, all: &[EnvironmentStatus]) -> std::io::Result<()> {
+    let now = Clock::default().now();
+    let width = all.iter().map(|one| one.environment_id.len()).max().unwrap_or(0).max(11);
+    writeln!(out, "{:<width$}  {:<24}  HARNESSES  STREAMS", "ENVIRONMENT", "STATE")?;
+    for one in all {
+        let (id, harnesses, streams) = (&one.environment_id, one.harnesses, one.streams);
+        writeln!(out, "{id:<width$}  {:<24}  {harnesses:>9}  {streams:>7}", state(one, now))?;
+    }
+    Ok(())
+}
+
+fn details(out: &mut impl Write, one: &EnvironmentStatus) -> std::io::Result<()> {
+    let now = Clock::default().now();
+    let profile = one.security_profile.as_deref().unwrap_or("none (older revision, in clear)");
+    writeln!(out, "environment   {}", one.environment_id)?;
+    writeln!(out, "state         {}", state(one, now))?;
+    writeln!(out, "registered    {} ago", span(now.saturating_sub(one.registered)))?;
+    writeln!(out, "registration  {}", one.executor_registration_id)?;
+    writeln!(out, "security      {profile}")?;
+    writeln!(out, "token         {}", one.token)?;
+    writeln!(out, "harnesses     {}", one.harnesses)?;
+    writeln!(out, "streams       {}", one.streams)
+}

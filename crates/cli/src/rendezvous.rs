@@ -1,0 +1,212 @@
+//! `codex rendezvous`: the self-hosted registry and rendezvous, and its tokens.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use codex_exec_server::told_to_stop;
+use codex_rendezvous::{Clock, Config, PublicUrl, Right, Scope, ServeOptions, TokenFile, serve};
+
+use crate::exec_server::duration;
+
+/// Your own registry and rendezvous: let machines behind NAT be reached, without anybody's cloud
+///
+/// Environments (exec-servers) register here and keep a websocket; harnesses connect to them
+/// through it. What passes is encrypted between the two; this service cannot read it.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example, all on one machine:
+  codex rendezvous serve --listen 127.0.0.1:4600 --data ./data &
+  codex rendezvous token create --data ./data --environment laptop > token
+  CODEX_API_KEY=$(cat token) codex exec-server --remote http://127.0.0.1:4600 --environment-id laptop")]
+pub struct RendezvousArgs {
+    #[command(subcommand)]
+    command: RendezvousCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum RendezvousCommand {
+    Serve(ServeArgs),
+    #[command(subcommand)]
+    Token(TokenCommand),
+}
+
+/// Serve until SIGTERM or SIGINT
+///
+/// Prints the base URL alone on one line of stdout once it accepts. Has /healthz, /readyz and, for
+/// Prometheus, /metrics.
+#[derive(Debug, Args)]
+struct ServeArgs {
+    /// Where to listen: IP:PORT; port 0 takes a free one
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:4600")]
+    listen: SocketAddr,
+
+    #[command(flatten)]
+    data: DataArgs,
+
+    /// What clients reach it by, where that is not the listening address: https://HOST
+    #[arg(long, value_name = "URL")]
+    public_url: Option<PublicUrl>,
+
+    /// Certificate chain for TLS, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+
+    /// Private key for TLS, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+
+    /// How long streams may go on once the service was told to stop
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    drain: Duration,
+
+    /// How long streams that acknowledge wait for a socket that dropped
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    grace: Duration,
+}
+
+#[derive(Debug, Args)]
+struct DataArgs {
+    /// Where tokens and registrations are kept; made if it is missing
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "CODEX_RENDEZVOUS_DATA",
+        default_value = "codex-rendezvous-data"
+    )]
+    data: PathBuf,
+}
+
+/// Tokens: who may register and connect. Changes take effect at once
+#[derive(Debug, Subcommand)]
+enum TokenCommand {
+    Create(CreateArgs),
+    List(DataArgs),
+    Revoke(RevokeArgs),
+}
+
+/// Make a token and print it, alone; it is kept as a digest only
+#[derive(Debug, Args)]
+struct CreateArgs {
+    #[command(flatten)]
+    data: DataArgs,
+
+    /// The one environment it is for (default: all)
+    #[arg(long, value_name = "ID", conflicts_with = "prefix")]
+    environment: Option<String>,
+
+    /// The environments it is for: those whose id begins so
+    #[arg(long, value_name = "PREFIX")]
+    prefix: Option<String>,
+
+    /// What it permits: register (be an environment), connect (reach one), manage (list, remove)
+    #[arg(long, value_name = "RIGHTS", value_delimiter = ',', default_value = "register,connect")]
+    can: Vec<Right>,
+
+    /// When it ends: 12h, 30d (default: never)
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    expires: Option<Duration>,
+}
+
+/// Revoke a token: it is refused from now on, and the sockets opened with it are closed
+#[derive(Debug, Args)]
+struct RevokeArgs {
+    #[command(flatten)]
+    data: DataArgs,
+
+    /// The token's id, as `token list` shows it
+    id: String,
+}
+
+pub fn run(args: RendezvousArgs) -> anyhow::Result<ExitCode> {
+    match args.command {
+        RendezvousCommand::Serve(args) => run_serve(args),
+        RendezvousCommand::Token(TokenCommand::Create(args)) => create(args),
+        RendezvousCommand::Token(TokenCommand::List(args)) => list(&args),
+        RendezvousCommand::Token(TokenCommand::Revoke(args)) => revoke(&args),
+    }
+}
+
+fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    let config = Config {
+        public_url: args.public_url,
+        drain: args.drain,
+        grace: args.grace,
+        ..Config::default()
+    };
+    let options = ServeOptions {
+        listen: args.listen,
+        data: args.data.data,
+        tls: args.tls_cert.zip(args.tls_key),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(options, config, announce, told_to_stop()))?;
+    runtime.shutdown_background();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The one line that ever goes to stdout.
+fn announce(url: &str) -> std::io::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{url}")?;
+    stdout.flush()
+}
+
+fn tokens(data: &Path) -> anyhow::Result<TokenFile> {
+    TokenFile::open(data).with_context(|| format!("cannot use {}", data.display()))
+}
+
+fn create(args: CreateArgs) -> anyhow::Result<ExitCode> {
+    let scope = match (args.environment, args.prefix) {
+        (Some(id), _) => Scope::Environment(id),
+        (None, Some(prefix)) => Scope::Prefix(prefix),
+        (None, None) => Scope::Any,
+    };
+    let now = Clock::default().now();
+    let expires = args.expires.map(|time| now + time.as_secs());
+    let data = &args.data.data;
+    let (token, record) = tokens(data)?
+        .create(scope, args.can, now, expires)
+        .with_context(|| format!("cannot write to {}", data.display()))?;
+    tracing::info!(id = record.id, "created");
+    writeln!(std::io::stdout(), "{}", token.expose())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(args: &DataArgs) -> anyhow::Result<ExitCode> {
+    let mut out = std::io::stdout().lock();
+    let now = Clock::default().now();
+    writeln!(out, "{:<16}  {:<24}  {:<24}  EXPIRES", "ID", "ENVIRONMENTS", "CAN")?;
+    for token in tokens(&args.data)?.list()? {
+        let can: Vec<_> = token.can.iter().map(ToString::to_string).collect();
+        let expires = match token.expires {
+            None => "never".to_owned(),
+            Some(at) if at <= now => "expired".to_owned(),
+            Some(at) => format!("in {}", span(at - now)),
+        };
+        let (id, scope) = (&token.id, token.scope.to_string());
+        writeln!(out, "{id:<16}  {scope:<24}  {:<24}  {expires}", can.join(","))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn revoke(args: &RevokeArgs) -> anyhow::Result<ExitCode> {
+    if !tokens(&args.data.data)?.revoke(&args.id)? {
+        anyhow::bail!("no token has the id {}; `token list` shows those there are", args.id);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// So many seconds, roughly, for people.
+pub fn span(seconds: u64) -> String {
+    match seconds {
+        0..=119 => format!("{seconds}s"),
+        120..=7199 => format!("{}m", seconds / 60),
+        7200..=172_799 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}

@@ -1,0 +1,251 @@
+//! How the server ends, and that nothing it started outlives it.
+
+use std::os::unix::process::ExitStatusExt;
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::support::*;
+
+/// A tree of every kind of descendant; prints five pids and waits.
+const TREE: &str = "\
+    echo $$
+    sleep 1000 & echo $!
+    sh -c 'sleep 1000 & echo $!; wait' &
+    setsid sh -c 'echo $$; exec sleep 1000' &
+    (setsid sh -c 'sleep 1000 & echo $!' &)
+    wait; exec sleep 1000";
+
+/// Leaves behind three that outlive it, prints their pids, and exits: one of its own session, one of
+/// another, and one that is the grandchild of a daemon.
+const DAEMONS: &str = "\
+    sleep 1000 >/dev/null 2>&1 </dev/null & echo $!
+    setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!
+    setsid sh -c '(sleep 1000 >/dev/null 2>&1 </dev/null & echo $!)'";
+
+/// Everything there is to leave behind, running below `server`.
+async fn everything(client: &mut Client, id: &str) -> Vec<u32> {
+    client.start(&format!("{id}-tree"), TREE).await;
+    let mut pids = numbers(&client.lines(&format!("{id}-tree"), 5).await);
+    pids.extend(daemons(client, &format!("{id}-daemons")).await);
+    assert_eq!(pids.len(), 8);
+    for &pid in &pids {
+        assert!(is_running(pid), "{pid}");
+    }
+    pids
+}
+
+async fn daemons(client: &mut Client, id: &str) -> Vec<u32> {
+    let (text, code) = client.run(id, DAEMONS).await;
+    assert_eq!(code, 0);
+    numbers(&text)
+}
+
+#[tokio::test]
+async fn told_to_stop_it_kills_everything_and_exits_with_0() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let server = Running::start(&[]);
+        let mut client = server.client().await;
+        let pids = everything(&mut client, "p").await;
+        let warden = warden(server.pid()).unwrap();
+        server.signal(signal);
+        assert_eq!(server.ended().code(), Some(0));
+        for pid in pids {
+            assert!(!is_running(pid), "{pid} is gone before the server is");
+        }
+        all_gone(&[warden]).await;
+    }
+}
+
+#[tokio::test]
+async fn it_can_be_told_to_stop_as_soon_as_it_has_said_where_it_is() {
+    for n in 0..20 {
+        let server = Running::start(&[]);
+        server.signal(if n % 2 == 0 { Signal::TERM } else { Signal::INT });
+        assert_eq!(server.ended().code(), Some(0));
+    }
+}
+
+/// A server that is told to stop while processes start and exit leaves none of them.
+#[tokio::test]
+async fn it_leaves_nothing_however_busy_it_is() {
+    for round in 0..10 {
+        let server = Running::start(&[]);
+        let mut client = server.client().await;
+        client.start("first", "echo $$; exec sleep 1000").await;
+        let mut pids = numbers(&client.lines("first", 1).await);
+        for n in 0..30 {
+            client.ask("process/start", start(&format!("{n}"), TREE)).await;
+        }
+        // Stop somewhere in the middle of that.
+        for _ in 0..round * 3 {
+            pids.extend(numbers(&client.notice().await["params"]["chunk"].to_string()).first());
+        }
+        let below: Vec<u32> = children(server.pid()).into_iter().map(|(pid, _)| pid).collect();
+        server.signal(Signal::TERM);
+        assert_eq!(server.ended().code(), Some(0));
+        all_gone(&below).await;
+    }
+}
+
+#[tokio::test]
+async fn killed_it_takes_everything_along() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let pids = everything(&mut client, "p").await;
+    // A terminal and a process that ignores what can be ignored.
+    let mut terminal = start("t", "trap '' HUP TERM INT; echo $$; while :; do sleep 1000; done");
+    terminal["tty"] = json!(true);
+    client.call("process/start", terminal).await;
+    let stubborn = numbers(&client.lines("t", 1).await);
+    let warden = warden(server.pid()).unwrap();
+    server.signal(Signal::KILL);
+    assert_eq!(server.ended().signal(), Some(9));
+    all_gone(&pids).await;
+    all_gone(&stubborn).await;
+    all_gone(&[warden]).await;
+}
+
+#[tokio::test]
+async fn killed_while_it_starts_processes_it_leaves_none() {
+    for _ in 0..5 {
+        let server = Running::start(&[]);
+        let mut client = server.client().await;
+        for n in 0..40 {
+            client.ask("process/start", start(&format!("{n}"), "exec sleep 1000")).await;
+        }
+        for _ in 0..5 {
+            client.notice().await;
+        }
+        let below: Vec<u32> = children(server.pid()).into_iter().map(|(pid, _)| pid).collect();
+        assert!(!below.is_empty());
+        server.signal(Signal::KILL);
+        server.ended();
+        all_gone(&below).await;
+    }
+}
+
+#[tokio::test]
+async fn a_warden_that_dies_is_replaced_and_forgets_nobody() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let mut pids = everything(&mut client, "before").await;
+    for round in 0..3 {
+        let old = warden(server.pid()).unwrap();
+        send(old, Signal::KILL);
+        // Also those that are started while there is none.
+        for n in 0..5 {
+            let id = format!("during-{round}-{n}");
+            client.start(&id, "echo $$; exec sleep 1000").await;
+            pids.extend(numbers(&client.lines(&id, 1).await));
+        }
+        eventually("there is another", || {
+            warden(server.pid()).is_some_and(|pid| pid != old && is_running(pid))
+        })
+        .await;
+    }
+    pids.extend(everything(&mut client, "after").await);
+    for &pid in &pids {
+        assert!(is_running(pid), "{pid} died with the warden");
+    }
+    server.signal(Signal::KILL);
+    server.ended();
+    all_gone(&pids).await;
+}
+
+#[tokio::test]
+async fn a_session_that_expires_takes_its_daemons_along_and_nobody_elses() {
+    let server = Running::start(&["--detach-ttl", "100ms"]);
+    let mut one = server.client().await;
+    let mut two = server.client().await;
+    // At the same time, so that whose is whose is not told by the order.
+    one.ask("process/start", start("d", DAEMONS)).await;
+    two.ask("process/start", start("d", DAEMONS)).await;
+    let ones = numbers(&one.closed("d").await.0);
+    let twos = numbers(&two.closed("d").await.0);
+    assert_eq!((ones.len(), twos.len()), (3, 3));
+    drop(one);
+    // Those of its own (Unix) session can be told for certain; all of them if nobody else's process
+    // has died at the same moment.
+    all_gone(&ones[..1]).await;
+    assert_eq!(two.run("q", "echo still here").await, ("still here\n".into(), 0));
+    for &pid in &twos {
+        assert!(is_running(pid), "{pid}");
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_expires_takes_every_daemon_along() {
+    let server = Running::start(&["--detach-ttl", "0"]);
+    let mut client = server.client().await;
+    let mut other = server.client().await;
+    let pids = everything(&mut client, "p").await;
+    let others = daemons(&mut other, "d").await;
+    drop(client);
+    all_gone(&pids).await;
+    for &pid in &others {
+        assert!(is_running(pid), "{pid}");
+    }
+}
+
+/// What a daemon leaves behind in turn belongs to the same session.
+#[tokio::test]
+async fn the_orphan_of_an_orphan_is_known() {
+    let server = Running::start(&["--detach-ttl", "0"]);
+    let mut client = server.client().await;
+    let directory = tempfile::tempdir().unwrap();
+    let (gate, pids) = (directory.path().join("gate"), directory.path().join("pids"));
+    // The daemon waits until the process that made it has gone, then hands over to two others.
+    let script = format!(
+        "setsid sh -c 'while ! [ -e {gate} ]; do sleep 0.01; done; \
+         sleep 1000 & echo $! > {pids}; setsid sh -c \"echo \\$\\$ >> {pids}; exec sleep 1000\" &' \
+         >/dev/null 2>&1 </dev/null &",
+        gate = gate.display(),
+        pids = pids.display()
+    );
+    assert_eq!(client.run("p", &script).await, (String::new(), 0));
+    std::fs::write(&gate, "").unwrap();
+    let read = || numbers(&std::fs::read_to_string(&pids).unwrap_or_default());
+    eventually("both are there", || read().len() == 2).await;
+    let last = read();
+    // The daemon itself has gone: they are the server's own now.
+    eventually("they were adopted", || {
+        let ours: Vec<u32> = children(server.pid()).into_iter().map(|(pid, _)| pid).collect();
+        last.iter().all(|pid| ours.contains(pid))
+    })
+    .await;
+    // One more round trip of the server's own loop: the daemon is reaped.
+    client.run("q", "true").await;
+    drop(client);
+    all_gone(&last).await;
+}
+
+#[tokio::test]
+async fn no_zombie_stays() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    for n in 0..20 {
+        // A daemon that ends by itself, after its parent.
+        client.run(&format!("{n}"), "(sleep 0.05 >/dev/null 2>&1 </dev/null &)").await;
+        client
+            .call("process/start", json!({"processId": "x", "argv": ["/nope"], "cwd": "/"}))
+            .await;
+    }
+    eventually("only the warden is left", || children(server.pid()).len() == 1).await;
+    assert!(warden(server.pid()).is_some());
+}
+
+#[tokio::test]
+async fn a_child_gets_the_limits_the_server_was_given() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let own = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap();
+    let (text, _) = client.run("p", "ulimit -n").await;
+    assert_eq!(text, format!("{own}\n"));
+    let (text, _) = client.run("q", "cat /proc/self/status; ls -l /proc/self/fd | wc -l").await;
+    for set in ["SigBlk", "SigIgn", "SigCgt"] {
+        assert!(text.contains(&format!("{set}:\t0000000000000000\n")), "{text}");
+    }
+    // A line of total, three descriptors, and that of the directory being listed.
+    assert!(text.ends_with("\n5\n"), "{text}");
+}

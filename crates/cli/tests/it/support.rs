@@ -1,0 +1,253 @@
+//! A running server, and a websocket client of it that speaks plain JSON.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use futures_util::{SinkExt, StreamExt};
+use rustix::process::{Pid, Signal};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_websockets::{ClientBuilder, Limits, MaybeTlsStream, Message, WebSocketStream};
+
+/// How long something that has to happen may take before a test fails instead of hanging.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program, with nothing of this test's own surroundings that would change what it says.
+pub fn codex() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_codex"));
+    command.env_remove("RUST_LOG").env_remove("COLUMNS").env_remove("NO_COLOR");
+    command
+}
+
+/// A server on a port of its own. Killed when dropped.
+pub struct Running {
+    pub child: Child,
+    pub url: String,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Running {
+    pub fn start(arguments: &[&str]) -> Self {
+        Self::start_with(codex().arg("exec-server").args(arguments))
+    }
+
+    pub fn start_with(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let url = line.strip_suffix('\n').expect("a whole line").to_owned();
+        let address = url.strip_prefix("ws://").unwrap();
+        address.parse::<std::net::SocketAddr>().unwrap();
+        Self { child, url, stdout }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        send(self.pid(), signal);
+    }
+
+    /// Waits for the end; nothing more must have been printed.
+    pub fn ended(mut self) -> ExitStatus {
+        let status = wait(&mut self.child);
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "", "one line on stdout and nothing else, ever");
+        status
+    }
+
+    pub async fn client(&self) -> Client {
+        let mut client = self.silent_client().await;
+        client.greet(json!({"clientName": "test"})).await;
+        client
+    }
+
+    /// A client that has not greeted yet.
+    pub async fn silent_client(&self) -> Client {
+        let uri = self.url.parse().unwrap();
+        let builder = ClientBuilder::from_uri(uri).limits(Limits::unlimited());
+        Client { socket: builder.connect().await.unwrap().0, notices: VecDeque::new(), last_id: 0 }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits for a child, but not forever.
+pub fn wait(child: &mut Child) -> ExitStatus {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        assert!(Instant::now() < until, "it does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub fn send(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+pub struct Client {
+    pub socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    notices: VecDeque<Value>,
+    last_id: i64,
+}
+
+impl Client {
+    pub async fn greet(&mut self, params: Value) -> String {
+        let answer = self.call("initialize", params).await;
+        self.socket.send(Message::text(r#"{"method":"initialized"}"#)).await.unwrap();
+        answer["result"]["sessionId"].as_str().unwrap().to_owned()
+    }
+
+    async fn receive(&mut self) -> Value {
+        let receiving = async {
+            loop {
+                let message = self.socket.next().await.expect("the connection ended").unwrap();
+                if let Some(text) = message.as_text() {
+                    return serde_json::from_str(text).unwrap();
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, receiving).await.expect("nothing came")
+    }
+
+    pub async fn ask(&mut self, method: &str, params: Value) -> i64 {
+        self.last_id += 1;
+        let text = json!({"id": self.last_id, "method": method, "params": params}).to_string();
+        self.socket.send(Message::text(text)).await.unwrap();
+        self.last_id
+    }
+
+    /// The whole answer, result or error.
+    pub async fn call(&mut self, method: &str, params: Value) -> Value {
+        let id = self.ask(method, params).await;
+        loop {
+            let message = self.receive().await;
+            if message["id"] == id {
+                return message;
+            }
+            self.notices.push_back(message);
+        }
+    }
+
+    pub async fn notice(&mut self) -> Value {
+        match self.notices.pop_front() {
+            Some(notice) => notice,
+            None => self.receive().await,
+        }
+    }
+
+    pub async fn start(&mut self, id: &str, script: &str) {
+        let answer = self.call("process/start", start(id, script)).await;
+        assert_eq!(answer["result"]["processId"], id, "{answer}");
+    }
+
+    /// Output of a process until it has this many lines.
+    pub async fn lines(&mut self, id: &str, count: usize) -> String {
+        let mut text = String::new();
+        while text.lines().count() < count || !text.ends_with('\n') {
+            let notice = self.notice().await;
+            assert_eq!(notice["params"]["processId"], id);
+            assert_ne!(notice["method"], "process/closed", "{text}");
+            text.push_str(&chunk(&notice));
+        }
+        text
+    }
+
+    /// Starts a script and waits for its end: what it wrote, and its exit code.
+    pub async fn run(&mut self, id: &str, script: &str) -> (String, i64) {
+        self.start(id, script).await;
+        self.closed(id).await
+    }
+
+    pub async fn closed(&mut self, id: &str) -> (String, i64) {
+        let (mut text, mut code) = (String::new(), -1);
+        loop {
+            let notice = self.notice().await;
+            if notice["params"]["processId"] != id {
+                continue;
+            }
+            match notice["method"].as_str().unwrap() {
+                "process/closed" => return (text, code),
+                "process/exited" => code = notice["params"]["exitCode"].as_i64().unwrap(),
+                _ => text.push_str(&chunk(&notice)),
+            }
+        }
+    }
+}
+
+pub fn start(id: &str, script: &str) -> Value {
+    json!({
+        "processId": id,
+        "argv": ["/bin/sh", "-c", script],
+        "cwd": "file:///",
+        "env": {"PATH": "/usr/bin:/bin"},
+        "tty": false,
+    })
+}
+
+fn chunk(notice: &Value) -> String {
+    let text = notice["params"]["chunk"].as_str().unwrap_or_default();
+    String::from_utf8(base64_simd::STANDARD.decode_to_vec(text).unwrap()).unwrap()
+}
+
+pub fn numbers(text: &str) -> Vec<u32> {
+    text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+}
+
+/// The state letter of a process; `None` if it has gone.
+pub fn state(pid: u32) -> Option<u8> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Some(stat.rsplit_once(") ")?.1.as_bytes()[0])
+}
+
+pub fn is_running(pid: u32) -> bool {
+    !matches!(state(pid), None | Some(b'Z' | b'X'))
+}
+
+pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < until, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+pub async fn all_gone(pids: &[u32]) {
+    for &pid in pids {
+        eventually(&format!("process {pid} has gone"), || !is_running(pid)).await;
+    }
+}
+
+/// The children of a process, with their command lines.
+pub fn children(pid: u32) -> Vec<(u32, String)> {
+    let mut found = Vec::new();
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return found };
+    for task in tasks.flatten() {
+        let list = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        for child in numbers(&list) {
+            let line = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+            found.push((child, String::from_utf8_lossy(&line).replace('\0', " ")));
+        }
+    }
+    found
+}
+
+/// The server's warden.
+pub fn warden(server: u32) -> Option<u32> {
+    let children = children(server);
+    children.iter().find(|(_, line)| line.contains("__exec-warden")).map(|&(pid, _)| pid)
+}

@@ -1,0 +1,129 @@
+//! What is printed to people: help, mistakes, completions. The help is kept in `snapshots/`; set
+//! `UPDATE_SNAPSHOTS` to write it anew.
+
+use std::process::{Command, Output};
+
+use crate::support::codex;
+
+fn run(arguments: &[&str]) -> Output {
+    codex().args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+fn snapshot(name: &str, found: &str) {
+    let path = format!("{}/tests/it/snapshots/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(&path, found).unwrap();
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(found, kept, "{name} has changed; UPDATE_SNAPSHOTS=1 accepts that");
+}
+
+#[test]
+fn help_is_what_was_agreed() {
+    for (name, arguments) in [
+        ("help", &["--help"][..]),
+        ("help-short", &["-h"]),
+        ("exec-server-help", &["exec-server", "--help"]),
+        ("exec-server-help-short", &["exec-server", "-h"]),
+        ("completion-help", &["completion", "--help"]),
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(0), "{name}");
+        assert_eq!(text(&output.stderr), "", "{name}");
+        snapshot(name, text(&output.stdout));
+    }
+}
+
+#[test]
+fn help_is_on_stdout_and_the_version_too() {
+    let version = run(&["--version"]);
+    assert_eq!(text(&version.stdout), concat!("codex ", env!("CARGO_PKG_VERSION"), "\n"));
+    assert_eq!((version.status.code(), text(&version.stderr)), (Some(0), ""));
+}
+
+#[test]
+fn a_bad_command_line_is_told_with_usage_and_exit_code_2() {
+    for arguments in [
+        &[][..],
+        &["nope"],
+        &["--nope"],
+        &["exec-server", "--nope"],
+        &["exec-server", "extra"],
+        &["exec-server", "--concurrent-requests", "0"],
+        &["exec-server", "--concurrent-requests", "many"],
+        &["exec-server", "--detach-ttl", "soon"],
+        &["exec-server", "--detach-ttl"],
+        &["exec-server", "--log-format", "xml"],
+        &["exec-server", "--ws-auth", "nope"],
+        &["exec-server", "--ws-token-file", "a", "--ws-token-sha256", "b"],
+        &["exec-server", "--listen", "http://x"],
+        &["completion"],
+        &["completion", "tcsh"],
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert_eq!(text(&output.stdout), "", "{arguments:?}");
+        let stderr = text(&output.stderr);
+        assert!(stderr.contains("Usage:") || stderr.contains("--help"), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_listen_url_that_is_none_is_named() {
+    for url in
+        ["nope", "", "ws://localhost:1", "ws://1.2.3.4", "wss://1.2.3.4:5", "tcp://1.2.3.4:5"]
+    {
+        let output = run(&["exec-server", "--listen", url]);
+        let stderr = text(&output.stderr);
+        let message = format!("unsupported --listen URL `{url}`; expected ws://IP:PORT or stdio");
+        assert!(stderr.contains(&message), "{stderr}");
+        assert_eq!(output.status.code(), Some(2));
+        assert_eq!(text(&output.stdout), "");
+    }
+}
+
+#[test]
+fn an_address_that_is_taken_is_told() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let output = run(&["exec-server", "--listen", &format!("ws://{address}")]);
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains(&format!("cannot listen on {address}: ")), "{stderr}");
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""));
+}
+
+#[test]
+fn completions_are_scripts_of_their_shells() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = run(&["completion", shell]);
+        assert_eq!(output.status.code(), Some(0));
+        let script = text(&output.stdout);
+        assert!(script.contains("exec-server") && script.contains("detach-ttl"), "{shell}");
+        // Where the shell is there, it has to understand the script.
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("script");
+        std::fs::write(&file, script).unwrap();
+        match Command::new(shell).arg("-n").arg(&file).output() {
+            Ok(parsed) => assert!(parsed.status.success(), "{shell}: {}", text(&parsed.stderr)),
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound),
+        }
+    }
+}
+
+#[test]
+fn by_the_name_codex_exec_server_the_word_is_understood() {
+    let directory = tempfile::tempdir().unwrap();
+    let link = directory.path().join("codex-exec-server");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_codex"), &link).unwrap();
+    let output = Command::new(&link).arg("--listen").arg("nope").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("unsupported --listen URL `nope`"));
+    let mut command = Command::new(&link);
+    let server = crate::support::Running::start_with(command.args(["--detach-ttl", "5"]));
+    server.signal(rustix::process::Signal::TERM);
+    assert_eq!(server.ended().code(), Some(0));
+}

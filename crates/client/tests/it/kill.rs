@@ -1,0 +1,211 @@
+//! The promise of this crate: a connection that is killed again and again costs no byte.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use codex_exec_client::{
+    ExecCommand, ExecServerClient, PathUri, ProcessEvent, ReconnectPolicy,
+    RemoteExecServerConnectArgs, TransferOptions,
+};
+use codex_exec_server::ServerConfig;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::ours::listening;
+
+/// What the proxy holds in each direction of each side.
+const BUFFER: u32 = 256 << 10;
+
+/// Passes connections on to `upstream` and kills the first `kills` of them, each after a random
+/// number of bytes; half of them with a reset.
+async fn proxy(upstream: SocketAddr, kills: usize, seed: u64) -> (SocketAddr, Arc<AtomicUsize>) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_send_buffer_size(BUFFER).unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(64).unwrap();
+    let address = listener.local_addr().unwrap();
+    let killed = Arc::new(AtomicUsize::new(0));
+    let count = killed.clone();
+    tokio::spawn(async move {
+        let mut random = fastrand::Rng::with_seed(seed);
+        loop {
+            let (client, _) = listener.accept().await.unwrap();
+            let server = TcpSocket::new_v4().unwrap();
+            // A proxy that buffers more than a server retains would lose what no client can ask for.
+            server.set_recv_buffer_size(BUFFER).unwrap();
+            // The end of the test: the server is gone.
+            let Ok(server) = server.connect(upstream).await else { return };
+            let doomed = count.load(Ordering::Relaxed) < kills;
+            // Some die in the opening, most in the middle of the stream.
+            let budget = match random.u8(0..10) {
+                _ if !doomed => i64::MAX,
+                0 => random.i64(0..2_000),
+                _ => random.i64(2_000..600_000),
+            };
+            let reset = random.bool();
+            pass(client, server, budget, reset).await;
+            if doomed {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    });
+    (address, killed)
+}
+
+/// Passes bytes both ways until the budget is spent, then drops both sockets.
+async fn pass(mut client: TcpStream, mut server: TcpStream, budget: i64, reset: bool) {
+    let left = AtomicI64::new(budget);
+    {
+        let (client_in, client_out) = client.split();
+        let (server_in, server_out) = server.split();
+        tokio::select! {
+            () = copy(client_in, server_out, &left) => {}
+            () = copy(server_in, client_out, &left) => {}
+        }
+    }
+    if reset {
+        client.set_zero_linger().unwrap();
+        server.set_zero_linger().unwrap();
+    }
+}
+
+async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, left: &AtomicI64) {
+    let mut buffer = vec![0; 16 << 10];
+    loop {
+        match from.read(&mut buffer).await {
+            Ok(n @ 1..) => {
+                // Whatever direction passes the last byte: the rest of its piece is lost.
+                let before = left.fetch_sub(n as i64, Ordering::Relaxed).max(0);
+                let n = n.min(before as usize);
+                if to.write_all(&buffer[..n]).await.is_err() || before <= n as i64 {
+                    return;
+                }
+            }
+            _ => return,
+        }
+    }
+}
+
+/// 64 MiB of numbered lines of 16 bytes.
+const LINES: u64 = 4 << 20;
+
+fn persistent(address: SocketAddr) -> RemoteExecServerConnectArgs {
+    let mut args = RemoteExecServerConnectArgs::new(format!("ws://{address}"), "test");
+    args.reconnect = ReconnectPolicy {
+        first_delay: Duration::from_millis(2),
+        max_delay: Duration::from_millis(20),
+        ..ReconnectPolicy::default()
+    };
+    args
+}
+
+/// The very first connection has to live until there is a session.
+async fn connect(args: RemoteExecServerConnectArgs) -> ExecServerClient {
+    loop {
+        match ExecServerClient::connect_websocket(args.clone()).await {
+            Ok(client) => return client,
+            Err(error) => eprintln!("not yet: {error}"),
+        }
+    }
+}
+
+async fn survive(kills: usize, seed: u64) {
+    let listening = listening(ServerConfig::default()).await;
+    let (address, killed) = proxy(listening.address, kills, seed).await;
+    let client = connect(persistent(address)).await;
+
+    let directory = tempfile::tempdir().unwrap();
+    let received = directory.path().join("stdin");
+    let script =
+        format!("cat > '{}' & seq -f %015.0f 0 {}; wait; exit 7", received.display(), LINES - 1);
+    // A shell gives background jobs an empty stdin unless told otherwise.
+    let script = format!("exec 3<&0; {}", script.replacen("cat >", "cat <&3 >", 1));
+    let mut process = client.spawn(ExecCommand::shell(script).pipe_stdin()).await.unwrap();
+
+    let mut stdin = process.take_stdin().unwrap();
+    let writing = tokio::spawn(async move {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut written = Vec::new();
+        let mut line = 0u64;
+        while written.len() < 4 << 20 {
+            let mut piece = Vec::new();
+            for _ in 0..random.usize(1..200) {
+                piece.extend_from_slice(format!("w{line:06}\n").as_bytes());
+                line += 1;
+            }
+            stdin.write_all(&piece).await.unwrap();
+            written.extend_from_slice(&piece);
+            if random.u8(0..4) == 0 {
+                stdin.flush().await.unwrap();
+            }
+        }
+        stdin.shutdown().await.unwrap();
+        written
+    });
+
+    let (mut at, mut exit) = (0u64, None);
+    let mut rest = Vec::new();
+    let mut closed = false;
+    while let Some(event) = process.next_event().await {
+        match event {
+            ProcessEvent::Output { bytes, .. } => {
+                rest.extend_from_slice(&bytes);
+                let whole = rest.len() / 16 * 16;
+                for line in rest[..whole].chunks(16) {
+                    assert_eq!(line, format!("{at:015}\n").as_bytes(), "seed {seed}");
+                    at += 1;
+                }
+                rest.drain(..whole);
+            }
+            ProcessEvent::Exited(status) => exit = Some(status.code),
+            ProcessEvent::Closed => closed = true,
+            other => panic!("{other:?}, seed {seed}"),
+        }
+    }
+    assert_eq!((at, rest.len(), exit, closed), (LINES, 0, Some(7), true), "seed {seed}");
+    let written = writing.await.unwrap();
+    assert!(std::fs::read(&received).unwrap() == written, "stdin, seed {seed}");
+    assert_eq!(killed.load(Ordering::Relaxed), kills, "the stream outlived the kills, seed {seed}");
+    listening.server.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_killed_connections_cost_no_byte() {
+    let seed = std::env::var("KILL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    tokio::time::timeout(Duration::from_secs(300), survive(200, seed)).await.expect("in time");
+}
+
+/// A file goes up and comes back through connections that die.
+async fn transfer(kills: usize, seed: u64, upload: bool) {
+    let listening = listening(ServerConfig::default()).await;
+    let (address, killed) = proxy(listening.address, kills, seed).await;
+    let mut args = persistent(address);
+    args.tuning.file_block = 64 << 10;
+    let client = connect(args).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (from, to) = (directory.path().join("from"), directory.path().join("to"));
+    let content: Vec<u8> = (0..5_000_000u32).flat_map(u32::to_le_bytes).collect();
+    std::fs::write(&from, &content).unwrap();
+    let options = TransferOptions::default();
+    let done = if upload {
+        client.files().upload(&from, &PathUri::try_from(&*to).unwrap(), &options).await
+    } else {
+        client.files().download(&PathUri::try_from(&*from).unwrap(), &to, &options).await
+    };
+    assert_eq!(done.unwrap().bytes, content.len() as u64, "seed {seed}");
+    assert!(std::fs::read(&to).unwrap() == content, "seed {seed}");
+    assert!(killed.load(Ordering::Relaxed) >= kills, "seed {seed}");
+    listening.server.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_download_goes_on_where_it_was() {
+    tokio::time::timeout(Duration::from_secs(120), transfer(20, 7, false)).await.expect("in time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_starts_over() {
+    tokio::time::timeout(Duration::from_secs(120), transfer(4, 8, true)).await.expect("in time");
+}

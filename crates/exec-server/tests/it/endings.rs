@@ -1,0 +1,206 @@
+//! How processes end: by themselves, by signals, by `process/terminate`.
+
+use serde_json::json;
+
+use crate::support::*;
+
+/// A tree of every kind of descendant; prints five pids and waits.
+pub const TREE: &str = "\
+    echo $$
+    sleep 1000 & echo $!
+    sh -c 'sleep 1000 & echo $!; wait' &
+    setsid sh -c 'echo $$; exec sleep 1000' &
+    (setsid sh -c 'sleep 1000 & echo $!' &)
+    wait; exec sleep 1000";
+
+/// Starts the tree and waits until all of it is there.
+pub async fn tree(client: &mut Client, id: &str) -> (Vec<u32>, Published) {
+    client.start(sh(id, TREE)).await.unwrap();
+    let mut all = Published::default();
+    while all.text().lines().count() < 5 {
+        let notice = client.notice().await;
+        assert!(!all.take(&notice), "{all:?}");
+    }
+    let pids = numbers(&all.text());
+    assert_eq!(pids.len(), 5);
+    assert!(pids.iter().all(|&pid| is_running(pid)));
+    (pids, all)
+}
+
+#[tokio::test]
+async fn exit_codes_are_the_programs_own_or_128_and_the_signal() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    for (script, code) in [
+        ("exit 0", 0),
+        ("exit 1", 1),
+        ("exit 127", 127),
+        ("exit 255", 255),
+        ("kill -TERM $$", 143),
+        ("kill -KILL $$", 137),
+        ("kill -INT $$", 130),
+        ("kill -ABRT $$", 134),
+        ("kill -PIPE $$", 141),
+    ] {
+        for (id, start) in [
+            ("p", sh(&format!("p{script}"), script)),
+            ("t", sh(&format!("t{script}"), script).tty()),
+        ] {
+            let all = client.run(start).await;
+            assert_eq!(all.exit_code, code, "{id} {script}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_signal_arrives() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    let traps = "for s in INT TERM HUP QUIT USR1 USR2; do trap \"echo got-$s\" $s; done; echo go; \
+                 while :; do sleep 1000 & wait $!; done";
+    client.start(sh("p", traps)).await.unwrap();
+    let mut all = client.until("p", "go\n").await;
+    for (signal, name) in [
+        ("interrupt", "INT"),
+        ("terminate", "TERM"),
+        ("hangup", "HUP"),
+        ("quit", "QUIT"),
+        ("user1", "USR1"),
+        ("user2", "USR2"),
+    ] {
+        let params = json!({"processId": "p", "signal": signal});
+        assert_eq!(client.call("process/signal", params).await, Ok(json!({})));
+        client.until_more("p", &format!("got-{name}\n"), &mut all).await;
+    }
+    let params = json!({"processId": "p", "signal": "kill"});
+    assert_eq!(client.call("process/signal", params.clone()).await, Ok(json!({})));
+    let all = client.go_on_until_closed("p", all).await;
+    assert_eq!(all.exit_code, 137);
+    assert_eq!(client.call("process/signal", params).await, Ok(json!({})), "also when it is over");
+}
+
+#[tokio::test]
+async fn stop_and_continue() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    client.start(sh("p", "echo $$; exec cat").piped()).await.unwrap();
+    let all = client.until("p", "\n").await;
+    let pid = numbers(&all.text())[0];
+    let state = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.as_bytes()[0]
+    };
+    client.call("process/signal", json!({"processId": "p", "signal": "stop"})).await.unwrap();
+    eventually("it is stopped", || state() == b'T').await;
+    client.write("p", "x").await;
+    client.close_stdin("p").await;
+    client.nothing_more().await;
+    client.call("process/signal", json!({"processId": "p", "signal": "continue"})).await.unwrap();
+    let all = client.go_on_until_closed("p", all).await;
+    assert_eq!((all.text(), all.exit_code), (format!("{pid}\nx"), 0));
+}
+
+#[tokio::test]
+async fn a_signal_reaches_the_whole_group() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    let script = "trap : INT; sleep 1000 & echo $!; wait; wait; exit 5";
+    client.start(sh("p", script)).await.unwrap();
+    let all = client.until("p", "\n").await;
+    let child = numbers(&all.text())[0];
+    // A shell without job control has its background jobs ignore SIGINT.
+    client.call("process/signal", json!({"processId": "p", "signal": "user1"})).await.unwrap();
+    gone(child).await;
+    let all = client.go_on_until_closed("p", all).await;
+    assert_eq!(all.exit_code, 138);
+}
+
+#[tokio::test]
+async fn terminate_reaches_everything_that_was_started() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    let (pids, all) = tree(&mut client, "p").await;
+    let terminate = json!({"processId": "p"});
+    let answer = client.call("process/terminate", terminate.clone()).await;
+    assert_eq!(answer, Ok(json!({"running": true})));
+    // All of them held the pipe: the close tells that none is left.
+    let all = client.go_on_until_closed("p", all).await;
+    assert_eq!(all.exit_code, 137);
+    for pid in pids {
+        gone(pid).await;
+    }
+    assert_eq!(client.call("process/terminate", terminate).await, Ok(json!({"running": false})));
+}
+
+#[tokio::test]
+async fn terminate_spares_the_neighbours() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    client.start(start("cat", &["cat"]).piped()).await.unwrap();
+    let (_, all) = tree(&mut client, "p").await;
+    client.call("process/terminate", json!({"processId": "p"})).await.unwrap();
+    client.go_on_until_closed("p", all).await;
+    client.write("cat", "still here").await;
+    client.close_stdin("cat").await;
+    assert_eq!(client.until_closed("cat").await.text(), "still here");
+}
+
+/// What forks without end is caught, and so is what stops itself.
+#[tokio::test]
+async fn terminate_catches_what_keeps_forking() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    let script = "echo $$; while :; do setsid sh -c 'sleep 1000' & sleep 0.001; done";
+    client.start(sh("p", script)).await.unwrap();
+    let all = client.until("p", "\n").await;
+    let pid = numbers(&all.text())[0];
+    let child_count = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    eventually("it has forked", || numbers(&child_count().unwrap()).len() > 10).await;
+    client.call("process/terminate", json!({"processId": "p"})).await.unwrap();
+    // Every one of them holds the pipe.
+    client.go_on_until_closed("p", all).await;
+}
+
+#[tokio::test]
+async fn a_stopped_process_can_be_terminated() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    client.start(sh("p", "kill -STOP $$")).await.unwrap();
+    let terminated = client.call("process/terminate", json!({"processId": "p"})).await;
+    assert_eq!(terminated, Ok(json!({"running": true})));
+    assert_eq!(client.until_closed("p").await.exit_code, 137);
+}
+
+#[tokio::test]
+async fn terminate_right_after_start() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    for n in 0..50 {
+        let id = format!("p{n}");
+        let started = client.ask("process/start", start(&id, &["sleep", "1000"]).0).await;
+        let terminated = client.ask("process/terminate", json!({"processId": id})).await;
+        client.answer(started).await.unwrap();
+        assert_eq!(client.answer(terminated).await, Ok(json!({"running": true})));
+        assert_eq!(client.until_closed(&id).await.exit_code, 137);
+    }
+}
+
+#[tokio::test]
+async fn no_zombies_are_left() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    let mut pids = Vec::new();
+    for n in 0..20 {
+        let all = client.run(sh(&format!("p{n}"), "echo $$")).await;
+        pids.extend(numbers(&all.text()));
+        client.start(start(&format!("bad{n}"), &["/nope"])).await.unwrap_err();
+    }
+    for pid in pids {
+        eventually("it is reaped", || {
+            // Another test's process may have the number by now.
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            !stat.contains(") Z ")
+        })
+        .await;
+    }
+}

@@ -1,0 +1,332 @@
+//! Clients that do not keep up, and streams that go on and on: the process waits, the server does
+//! not grow, and not a byte is lost.
+
+use std::time::Duration;
+
+use codex_exec_server::OutboundConfig;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::support::*;
+
+/// How much the process has written to anything.
+fn written(pid: u32) -> u64 {
+    let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap();
+    let line = io.lines().find(|line| line.starts_with("wchar")).unwrap();
+    line.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+/// How much it has written once it writes no more, because it has to wait.
+async fn written_until_it_waits(pid: u32) -> u64 {
+    let waits = || {
+        let wchan = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap();
+        wchan.contains("pipe_write")
+    };
+    let mut before = u64::MAX;
+    let waiting = async {
+        loop {
+            let now = written(pid);
+            if now == before && waits() {
+                return now;
+            }
+            before = now;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waiting).await.expect("it writes without end")
+}
+
+/// A notification, borrowed: a stream of millions of bytes passes through it.
+#[derive(Deserialize)]
+struct Notice<'a> {
+    method: &'a str,
+    #[serde(borrow)]
+    params: Params<'a>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Params<'a> {
+    seq: u64,
+    chunk: Option<&'a str>,
+    exit_code: Option<i32>,
+}
+
+/// Follows one stream and compares it with what it has to be: a pattern over and over again.
+struct Follow {
+    pattern: Vec<u8>,
+    bytes: usize,
+    seq: u64,
+    exit_code: Option<i32>,
+}
+
+impl Follow {
+    fn new(pattern: Vec<u8>) -> Self {
+        Self { pattern, bytes: 0, seq: 0, exit_code: None }
+    }
+
+    /// Takes a message in; tells whether it was the last.
+    fn take(&mut self, text: &str) -> bool {
+        let notice: Notice<'_> = serde_json::from_str(text).unwrap();
+        self.seq += 1;
+        assert_eq!(notice.params.seq, self.seq);
+        match notice.method {
+            "process/output" => self.compare(&unbase64(notice.params.chunk.unwrap())),
+            "process/exited" => self.exit_code = notice.params.exit_code,
+            _ => return true,
+        }
+        false
+    }
+
+    fn compare(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let at = self.bytes % self.pattern.len();
+            let len = bytes.len().min(self.pattern.len() - at);
+            assert!(bytes[..len] == self.pattern[at..at + len], "at byte {}", self.bytes);
+            bytes = &bytes[len..];
+            self.bytes += len;
+        }
+    }
+
+    async fn until_closed(&mut self, client: &mut Client) {
+        while !self.take(&client.text().await.unwrap()) {}
+    }
+}
+
+/// Bytes that repeat at no convenient distance.
+fn pattern() -> Vec<u8> {
+    let mut state = 1u32;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    std::iter::repeat_with(next).take(1_048_573).collect()
+}
+
+/// One stream of 64 MiB, or of 1 GiB if `CODEX_TEST_LONG` is set, every byte checked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_stream_arrives_whole() {
+    let total: usize =
+        if std::env::var_os("CODEX_TEST_LONG").is_some() { 1 << 30 } else { 64 << 20 };
+    let server = server();
+    let mut client = Client::websocket(listen(&server).await).await;
+    client.greet(json!({"clientName": "test"})).await.unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), pattern()).unwrap();
+    let script = format!(r#"while cat "$FILE"; do :; done 2>/dev/null | head -c {total}"#);
+    client.start(sh("p", &script).env("FILE", file.path())).await.unwrap();
+    let mut follow = Follow::new(pattern());
+    follow.until_closed(&mut client).await;
+    assert_eq!((follow.bytes, follow.exit_code), (total, Some(0)));
+}
+
+#[tokio::test]
+async fn ten_thousand_tiny_writes_of_a_process_arrive() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    let script = "i=0; while [ $i -lt 10000 ]; do echo $i; i=$((i+1)); done";
+    let all = client.run(sh("p", script)).await;
+    let expected: String = (0..10_000).map(|n| format!("{n}\n")).collect();
+    assert_eq!(all.text(), expected);
+}
+
+/// A client that never reads: what the process could write is bounded by the queues on the way,
+/// and when the client reads again nothing is missing.
+#[tokio::test]
+async fn a_client_that_does_not_read_makes_the_process_wait() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    client.start(sh("p", "echo $$; exec yes 0123456789abcde")).await.unwrap();
+    let first = client.until("p", "\n").await;
+    let line = first.text().lines().next().unwrap().to_owned();
+    let pid = numbers(&line)[0];
+    let written = written_until_it_waits(pid).await;
+    // The connection's queue and the process's own, a chunk, and the kernel's pipe, which is large
+    // for a process that fills it.
+    assert!(written < (512 + 256 + 64 + 64 + 1024) << 10, "{written} bytes");
+    // Everybody else goes on: another connection is not held up by this one.
+    let mut other = Client::ready(&server).await;
+    assert_eq!(other.run(sh("q", "echo hi")).await.text(), "hi\n");
+
+    let mut all = Follow::new(b"0123456789abcde\n".to_vec());
+    all.seq = first.last_seq;
+    all.compare(&first.stdout[line.len() + 1..]);
+    while all.bytes < 16 << 20 {
+        all.take(&client.text().await.unwrap());
+    }
+    let terminate = json!({"id": "t", "method": "process/terminate", "params": {"processId": "p"}});
+    client.send(terminate.to_string()).await;
+    loop {
+        let text = client.text().await.unwrap();
+        if text.starts_with("{\"id\"") {
+            assert_eq!(text, r#"{"id":"t","result":{"running":true}}"#);
+        } else if all.take(&text) {
+            break;
+        }
+    }
+    assert_eq!(all.exit_code, Some(137));
+}
+
+/// The same over a real socket, with the kernel's buffers on the way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stalled_websocket_is_bounded_too() {
+    let server = server_with(|config| config.connection.keep_alive = None);
+    let mut client = Client::websocket(listen(&server).await).await;
+    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.start(sh("p", "echo $$; exec yes 0123456789abcde")).await.unwrap();
+    let first = client.until("p", "\n").await;
+    let line = first.text().lines().next().unwrap().to_owned();
+    let written = written_until_it_waits(numbers(&line)[0]).await;
+    // What the kernel keeps for the receiver is up to the system: a few MiB.
+    assert!(written < 32 << 20, "{written} bytes");
+    let mut all = Follow::new(b"0123456789abcde\n".to_vec());
+    all.seq = first.last_seq;
+    all.compare(&first.stdout[line.len() + 1..]);
+    while all.bytes < written as usize + (4 << 20) {
+        all.take(&client.text().await.unwrap());
+    }
+}
+
+/// Answers wait for the client as notifications do: asking again and again without reading does not
+/// make the server collect them.
+#[tokio::test]
+async fn reads_whose_answers_nobody_takes_do_not_empty_the_process() {
+    let server = server_with(|config| {
+        config.process.retain_bytes = 1 << 20;
+        config.connection.outbound = OutboundConfig { queue_bytes: 64 << 10 };
+    });
+    let mut client = Client::ready(&server).await;
+    client.start(sh("p", "echo $$; exec yes 0123456789abcde")).await.unwrap();
+    let pid = numbers(client.until("p", "\n").await.text().lines().next().unwrap())[0];
+    for _ in 0..200 {
+        client.ask("process/read", json!({"processId": "p"})).await;
+    }
+    let written = written_until_it_waits(pid).await;
+    assert!(written < 24 << 20, "{written} bytes");
+}
+
+/// A process that has ended is not forgotten before its client was told all of it.
+#[tokio::test]
+async fn a_slow_client_is_told_the_end_however_late() {
+    let server = server_with(|config| {
+        config.process.closed_linger = Duration::from_millis(1);
+        config.connection.outbound = OutboundConfig { queue_bytes: 64 << 10 };
+    });
+    let mut client = Client::ready(&server).await;
+    client.start(sh("p", "echo $$; exec head -c 300000 /dev/zero")).await.unwrap();
+    let mut all = client.until("p", "\n").await;
+    let pid = numbers(all.text().lines().next().unwrap())[0];
+    gone(pid).await;
+    // Much longer than the linger.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    all = client.go_on_until_closed("p", all).await;
+    assert_eq!(all.stdout.len(), 300_000 + pid.to_string().len() + 1);
+    assert_eq!(all.exit_code, 0);
+}
+
+/// A server that is told to stop does not wait for a client that does not read.
+#[tokio::test]
+async fn a_stalled_client_does_not_hold_up_the_end() {
+    let server = server_with(|config| {
+        config.connection.outbound = OutboundConfig { queue_bytes: 16 << 10 };
+    });
+    let mut client = Client::ready(&server).await;
+    client.start(sh("p", "echo $$; exec yes")).await.unwrap();
+    let pid = numbers(client.until("p", "\n").await.text().lines().next().unwrap())[0];
+    written_until_it_waits(pid).await;
+    for _ in 0..20 {
+        client.ask("environment/info", json!({})).await;
+    }
+    tokio::time::timeout(PATIENCE, server.shut_down()).await.expect("it hangs");
+    assert!(!is_running(pid));
+}
+
+#[tokio::test]
+async fn one_dead_subscriber_silences_nobody_else() {
+    let server = server();
+    let address = listen(&server).await;
+    let mut dead = Client::websocket(address).await;
+    dead.greet(json!({"clientName": "test"})).await.unwrap();
+    dead.start(sh("p", "echo $$; exec yes")).await.unwrap();
+    let pid = numbers(dead.until("p", "\n").await.text().lines().next().unwrap())[0];
+    written_until_it_waits(pid).await;
+    let mut alive = Client::websocket(address).await;
+    alive.greet(json!({"clientName": "test"})).await.unwrap();
+    let all = alive.run(sh("p", "seq 100000")).await;
+    assert_eq!(all.stdout.len(), 588_895);
+}
+
+#[tokio::test]
+async fn a_full_store_that_may_drop_lets_the_process_go_on_and_counts() {
+    for spool_above in [u64::MAX, 0] {
+        let server = server_with(|config| {
+            config.detach_ttl = Duration::from_secs(1000);
+            config.process.spool_above = spool_above;
+        });
+        let mut client = Client::memory(&server);
+        let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+        let script = "echo $$; read go; exec seq 1000000";
+        let retain = json!({"bytes": 1 << 20, "onFull": "drop"});
+        client.start(sh("p", script).piped().with("retain", retain)).await.unwrap();
+        let first = client.until("p", "\n").await;
+        let pid = numbers(&first.text())[0];
+        client.ask("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
+        drop(client);
+        gone(pid).await;
+        let mut client = Client::resume(&server, &session).await;
+        let wait = json!({"processId": "p", "afterSeq": 1_000_000, "waitMs": u64::MAX});
+        assert_eq!(client.read(wait).await["closed"], true);
+        let (mut after, mut bytes, mut dropped) = (first.last_seq, Vec::new(), 0);
+        loop {
+            let read = client
+                .read(json!({"processId": "p", "afterSeq": after, "maxBytes": 100_000}))
+                .await;
+            dropped += read["droppedBytes"].as_u64().unwrap_or(0);
+            bytes.extend(bytes_of(&read));
+            after = read["nextSeq"].as_u64().unwrap() - 1;
+            if read["chunks"].as_array().unwrap().is_empty() {
+                break;
+            }
+        }
+        let expected: String = (1..=1_000_000).map(|n| format!("{n}\n")).collect();
+        assert_eq!(dropped as usize + bytes.len(), expected.len());
+        assert!((900_000..=1 << 20).contains(&bytes.len()), "{}", bytes.len());
+        assert!(expected.as_bytes().ends_with(&bytes), "the newest is what is kept");
+    }
+}
+
+#[tokio::test]
+async fn more_can_be_kept_than_memory_would_allow() {
+    let server = server_with(|config| {
+        config.detach_ttl = Duration::from_secs(1000);
+        config.process.retain_bytes = 64 << 10;
+        config.process.spool_above = 1 << 20;
+    });
+    let mut client = Client::memory(&server);
+    let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+    let retain = json!({"bytes": 20 << 20});
+    let script = "echo $$; read go; exec seq 1000000";
+    client.start(sh("p", script).piped().with("retain", retain)).await.unwrap();
+    let first = client.until("p", "\n").await;
+    let pid = numbers(&first.text())[0];
+    client.ask("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
+    drop(client);
+    // It need not wait for anybody: all of it finds room.
+    gone(pid).await;
+    let mut client = Client::resume(&server, &session).await;
+    let mut bytes = Vec::new();
+    let mut after = first.last_seq;
+    loop {
+        let params =
+            json!({"processId": "p", "afterSeq": after, "maxBytes": 1 << 20, "waitMs": u64::MAX});
+        let read = client.read(params).await;
+        assert_eq!(read.get("droppedBytes"), None);
+        bytes.extend(bytes_of(&read));
+        after = read["nextSeq"].as_u64().unwrap() - 1;
+        if read["chunks"].as_array().unwrap().is_empty() && read["closed"] == true {
+            break;
+        }
+    }
+    let expected: String = (1..=1_000_000).map(|n| format!("{n}\n")).collect();
+    assert!(bytes == expected.as_bytes(), "{} of {} bytes", bytes.len(), expected.len());
+}

@@ -1,0 +1,18 @@
+//! The server as a client of any make sees it: messages in, messages out, real processes.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod endings;
+mod environment;
+mod flow;
+mod http;
+
+mod lifecycle;
+mod malformed;
+mod ordering;
+mod processes;
+mod reads;
+mod sessions;
+mod stdin;
+mod support;
+mod terminals;

@@ -1,0 +1,371 @@
+//! Sessions: what stays when a connection goes, and for how long.
+
+use std::time::Duration;
+
+use codex_exec_server::Server;
+use serde_json::{Value, json};
+
+use crate::endings::tree;
+use crate::support::*;
+
+/// A server whose sessions do not expire while a test runs.
+fn patient() -> Server {
+    server_with(|config| config.detach_ttl = Duration::from_secs(1000))
+}
+
+async fn greeted(server: &Server) -> (Client, String) {
+    let mut client = Client::memory(server);
+    let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+    (client, session)
+}
+
+fn resume(session: &str) -> Value {
+    json!({"clientName": "test", "resumeSessionId": session})
+}
+
+/// Every process of the session has gone, and the session with them.
+async fn ended(server: &Server, session: &str, pids: impl IntoIterator<Item = u32>) {
+    for pid in pids {
+        gone(pid).await;
+    }
+    let refused = Client::memory(server).call("initialize", resume(session)).await.unwrap_err();
+    let message = format!("unknown session id {session}");
+    assert_eq!(refused, Refused { code: -32600, message });
+}
+
+/// Reads everything after a number to the end.
+async fn read_all(client: &mut Client, process: &str, mut after: u64) -> (Vec<u8>, Value) {
+    let mut bytes = Vec::new();
+    loop {
+        let params = json!({"processId": process, "afterSeq": after, "waitMs": 1_000_000});
+        let read = client.read(params).await;
+        for chunk in read["chunks"].as_array().unwrap() {
+            let seq = chunk["seq"].as_u64().unwrap();
+            assert!(seq > after);
+            after = seq;
+        }
+        assert_eq!(read.get("droppedBytes"), None, "lost");
+        bytes.extend(bytes_of(&read));
+        after = after.max(read["nextSeq"].as_u64().unwrap() - 1);
+        if read["closed"] == true {
+            return (bytes, read);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_session_is_resumed_with_its_processes_and_numbers() {
+    let server = patient();
+    let (mut client, session) = greeted(&server).await;
+    client.start(start("p", &["cat"]).piped()).await.unwrap();
+    client.write("p", "one").await;
+    let all = client.until("p", "one").await;
+    assert_eq!(all.last_seq, 1);
+    drop(client);
+    let mut client = Client::resume(&server, &session).await;
+    let read = client.read(json!({"processId": "p"})).await;
+    assert_eq!((bytes_of(&read), &read["nextSeq"]), (b"one".to_vec(), &json!(2)));
+    client.write("p", "two").await;
+    client.close_stdin("p").await;
+    let all = client.go_on_until_closed("p", all).await;
+    assert_eq!(all.text(), "onetwo", "numbers go on where they were");
+    assert_eq!(client.start(sh("p", "")).await.unwrap_err().code, -32600, "its id is still taken");
+}
+
+#[tokio::test]
+async fn the_same_over_a_websocket() {
+    let server = patient();
+    let address = listen(&server).await;
+    let mut client = Client::websocket(address).await;
+    let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.start(start("p", &["cat"]).piped()).await.unwrap();
+    client.write("p", "one").await;
+    client.until("p", "one").await;
+    client.close().await;
+    let mut client = loop {
+        let mut client = Client::websocket(address).await;
+        match client.greet(resume(&session)).await {
+            Ok(_) => break client,
+            Err(refused) => assert_eq!(refused.code, -32010),
+        }
+    };
+    client.close_stdin("p").await;
+    let (bytes, last) = read_all(&mut client, "p", 0).await;
+    assert_eq!((bytes, &last["exitCode"]), (b"one".to_vec(), &json!(0)));
+}
+
+#[tokio::test]
+async fn what_happens_while_nobody_listens_is_there_to_be_read() {
+    let server = patient();
+    let (mut client, session) = greeted(&server).await;
+    let directory = tempfile::tempdir().unwrap();
+    let done = directory.path().join("done");
+    let script = r#"read line; echo "$line"; echo more; echo done > "$DONE"; exit 6"#;
+    client.start(sh("p", script).piped().env("DONE", &done)).await.unwrap();
+    // Nobody waits for the answer.
+    client.ask("process/write", json!({"processId": "p", "chunk": base64(b"input\n")})).await;
+    drop(client);
+    eventually("it is done", || done.exists()).await;
+    let mut client = Client::resume(&server, &session).await;
+    let (bytes, last) = read_all(&mut client, "p", 0).await;
+    assert_eq!((bytes, &last["exitCode"]), (b"input\nmore\n".to_vec(), &json!(6)));
+}
+
+#[tokio::test]
+async fn a_session_that_is_held_cannot_be_resumed() {
+    let server = patient();
+    let (mut client, session) = greeted(&server).await;
+    client.start(start("p", &["cat"]).piped()).await.unwrap();
+    let mut thief = Client::memory(&server);
+    let refused = thief.call("initialize", resume(&session)).await.unwrap_err();
+    assert_eq!(refused.code, -32010);
+    // The holder has lost nothing by it, and the other may open a session of its own.
+    client.write("p", "mine").await;
+    client.close_stdin("p").await;
+    assert_eq!(client.until_closed("p").await.text(), "mine");
+    let own = thief.greet(json!({"clientName": "test"})).await.unwrap();
+    assert_ne!(own, session);
+}
+
+#[tokio::test]
+async fn an_unknown_session_is_told() {
+    let server = patient();
+    let mut client = Client::memory(&server);
+    for id in ["nope", "", "00000000-0000-0000-0000-000000000000"] {
+        let refused = client.call("initialize", resume(id)).await.unwrap_err();
+        let message = format!("unknown session id {id}");
+        assert_eq!(refused, Refused { code: -32600, message });
+    }
+}
+
+#[tokio::test]
+async fn an_expired_session_is_forgotten_and_everything_of_it_killed() {
+    for over_websocket in [false, true] {
+        let server = server_with(|config| config.detach_ttl = Duration::from_millis(100));
+        let mut client = match over_websocket {
+            false => Client::memory(&server),
+            true => Client::websocket(listen(&server).await).await,
+        };
+        let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+        let (pids, _) = tree(&mut client, "p").await;
+        client.start(sh("t", "echo $$; exec sleep 1000").tty()).await.unwrap();
+        let terminal = numbers(&client.until("t", "\n").await.text())[0];
+        drop(client);
+        ended(&server, &session, pids.into_iter().chain([terminal])).await;
+    }
+}
+
+#[tokio::test]
+async fn a_period_of_nothing_ends_a_session_at_once() {
+    let server = server_with(|config| config.detach_ttl = Duration::ZERO);
+    let (mut client, session) = greeted(&server).await;
+    let (pids, _) = tree(&mut client, "p").await;
+    drop(client);
+    ended(&server, &session, pids).await;
+}
+
+#[tokio::test]
+async fn a_client_may_ask_for_a_period_of_its_own() {
+    let server = patient();
+    let mut client = Client::memory(&server);
+    let short = json!({"clientName": "test", "detachTtlMs": 0});
+    let session = client.greet(short).await.unwrap();
+    let (pids, _) = tree(&mut client, "p").await;
+    drop(client);
+    ended(&server, &session, pids).await;
+
+    let server = server_with(|config| {
+        config.detach_ttl = Duration::ZERO;
+        config.max_detach_ttl = Duration::from_secs(1000);
+    });
+    let mut client = Client::memory(&server);
+    let long = json!({"clientName": "test", "detachTtlMs": u64::MAX});
+    let session = client.greet(long).await.unwrap();
+    drop(client);
+    Client::resume(&server, &session).await;
+}
+
+#[tokio::test]
+async fn a_resumed_session_does_not_expire_by_the_old_clock() {
+    let server = server_with(|config| config.detach_ttl = Duration::from_millis(150));
+    let (mut client, session) = greeted(&server).await;
+    client.start(start("p", &["cat"]).piped()).await.unwrap();
+    drop(client);
+    let mut client = Client::resume(&server, &session).await;
+    // Longer than the period of the first connection.
+    client.run(sh("q", "sleep 0.4")).await;
+    client.write("p", "alive").await;
+    client.close_stdin("p").await;
+    let (bytes, _) = read_all(&mut client, "p", 0).await;
+    assert_eq!(bytes, b"alive");
+}
+
+#[tokio::test]
+async fn a_full_ring_makes_the_process_wait_and_a_resume_loses_nothing() {
+    const TOTAL: usize = 3_000_000;
+    let server = server_with(|config| {
+        config.detach_ttl = Duration::from_secs(1000);
+    });
+    let (mut client, session) = greeted(&server).await;
+    let script = format!("echo $$; read go; seq 1 10000000 | head -c {TOTAL}");
+    // Whoever only reads, and lets notifications pass, says so.
+    let retain = json!({"bytes": 1 << 20, "until": "read"});
+    client.start(sh("p", &script).piped().with("retain", retain)).await.unwrap();
+    let first = client.until("p", "\n").await;
+    let pid = numbers(&first.text())[0];
+    let go = client.ask("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
+    client.answer(go).await.unwrap();
+    drop(client);
+    // It fills the ring and waits: `head` sleeps in a write to its pipe.
+    let children = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let waits = |pid: &u32| {
+        let stack = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
+        stack.contains("pipe_write")
+    };
+    eventually("it waits", || {
+        let all = numbers(&children());
+        !all.is_empty() && all.iter().all(waits)
+    })
+    .await;
+    let mut client = Client::resume(&server, &session).await;
+    let listed = client.call("process/list", json!({})).await.unwrap();
+    assert_eq!(listed["processes"][0]["exited"], false);
+    let (bytes, last) = read_all(&mut client, "p", first.last_seq).await;
+    let expected: String = (1..=500_000).map(|n| format!("{n}\n")).collect();
+    assert_eq!(bytes.len(), TOTAL);
+    assert!(bytes == expected.as_bytes()[..TOTAL], "every byte, in order");
+    assert_eq!(last["exitCode"], 0);
+}
+
+/// A connection that dies in the middle of a stream: what was in flight is lost with it, and a
+/// resume gets it all back from the ring.
+#[tokio::test]
+async fn a_connection_lost_in_the_middle_of_a_stream_loses_nothing() {
+    const TOTAL: usize = 20_000_000;
+    let server = patient();
+    let address = listen(&server).await;
+    let mut client = Client::websocket(address).await;
+    let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+    let script = format!("seq 1 100000000 | head -c {TOTAL}");
+    client.start(sh("p", &script)).await.unwrap();
+    let mut all = Published::default();
+    for round in 1..=4 {
+        while all.stdout.len() < round * 2_000_000 {
+            let notice = client.notice().await;
+            assert!(!all.take(&notice));
+        }
+        drop(client);
+        client = loop {
+            let mut client = Client::websocket(address).await;
+            match client.greet(resume(&session)).await {
+                Ok(_) => break client,
+                Err(refused) => assert_eq!(refused.code, -32010),
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        };
+        // Catch up; what comes meanwhile is news of the same numbers or later ones.
+        let after = all.last_seq;
+        let read = client.read(json!({"processId": "p", "afterSeq": after})).await;
+        assert_eq!(read.get("droppedBytes"), None);
+        for chunk in read["chunks"].as_array().unwrap() {
+            let notice = json!({"method": "process/output", "params": chunk});
+            all.take(&notice);
+        }
+        // Notifications that the read has overtaken come once more; leave them out.
+        loop {
+            let notice = client.notice().await;
+            if notice["params"]["seq"].as_u64().unwrap() > all.last_seq {
+                all.take(&notice);
+                break;
+            }
+        }
+    }
+    let all = client.go_on_until_closed("p", all).await;
+    let expected: String = (1..=3_000_000).map(|n| format!("{n}\n")).collect();
+    assert!(all.stdout == expected.as_bytes()[..TOTAL], "every byte, in order");
+}
+
+#[tokio::test]
+async fn a_start_that_is_under_way_when_the_connection_ends_belongs_to_the_session() {
+    let server = patient();
+    for n in 0..30 {
+        let (mut client, session) = greeted(&server).await;
+        let id = format!("p{n}");
+        client.ask("process/start", sh(&id, "echo hi; cat; exit 4").piped().0).await;
+        client.ask("process/write", json!({"processId": id, "chunk": base64(b"there")})).await;
+        client
+            .ask("process/write", json!({"processId": id, "chunk": "", "closeStdin": true}))
+            .await;
+        drop(client);
+        let mut client = Client::resume(&server, &session).await;
+        let (bytes, last) = read_all(&mut client, &id, 0).await;
+        assert_eq!(
+            (String::from_utf8(bytes).unwrap(), &last["exitCode"]),
+            ("hi\nthere".into(), &json!(4))
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_retry_after_a_resume_is_written_once() {
+    let server = patient();
+    let (mut client, session) = greeted(&server).await;
+    client.start(start("p", &["cat"]).piped()).await.unwrap();
+    let write = json!({"processId": "p", "chunk": base64(b"once"), "writeId": "w"});
+    client.ask("process/write", write.clone()).await;
+    drop(client);
+    let mut client = Client::resume(&server, &session).await;
+    assert_eq!(client.call("process/write", write).await, Ok(json!({"status": "accepted"})));
+    client.close_stdin("p").await;
+    assert_eq!(read_all(&mut client, "p", 0).await.0, b"once");
+}
+
+#[tokio::test]
+async fn a_long_poll_ends_with_its_connection_and_not_with_the_session() {
+    let server = patient();
+    let (mut client, session) = greeted(&server).await;
+    client.start(start("p", &["cat"]).piped()).await.unwrap();
+    for _ in 0..10 {
+        client.ask("process/read", json!({"processId": "p", "waitMs": u64::MAX})).await;
+    }
+    drop(client);
+    let mut client = Client::resume(&server, &session).await;
+    client.write("p", "x").await;
+    client.close_stdin("p").await;
+    assert_eq!(read_all(&mut client, "p", 0).await.0, b"x");
+}
+
+#[tokio::test]
+async fn a_close_by_the_client_is_answered_though_a_long_poll_waits() {
+    let server = server_with(|config| {
+        config.detach_ttl = Duration::from_secs(1000);
+        config.connection.close_timeout = Duration::from_secs(1000);
+    });
+    let mut client = Client::websocket(listen(&server).await).await;
+    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.start(start("p", &["cat"]).piped()).await.unwrap();
+    client.ask("process/read", json!({"processId": "p", "waitMs": u64::MAX})).await;
+    client.nothing_more().await;
+    tokio::time::timeout(PATIENCE, client.close()).await.expect("the close is answered");
+}
+
+/// What closed while nobody was attached is kept for as long as the session is.
+#[tokio::test]
+async fn a_process_that_closed_while_nobody_listened_is_not_forgotten() {
+    let server = server_with(|config| {
+        config.detach_ttl = Duration::from_secs(1000);
+        config.process.closed_linger = Duration::from_millis(1);
+    });
+    let (mut client, session) = greeted(&server).await;
+    client.start(sh("p", "read line; echo $$").piped()).await.unwrap();
+    let pid = client.call("process/list", json!({})).await.unwrap()["processes"][0]["pid"].clone();
+    let pid = pid.as_u64().unwrap() as u32;
+    client.ask("process/write", json!({"processId": "p", "chunk": base64(b"\n")})).await;
+    drop(client);
+    gone(pid).await;
+    // Much longer than the linger.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let mut client = Client::resume(&server, &session).await;
+    let (bytes, _) = read_all(&mut client, "p", 0).await;
+    assert_eq!(bytes, format!("{pid}\n").as_bytes());
+}

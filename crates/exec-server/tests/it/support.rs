@@ -1,0 +1,422 @@
+//! A client that speaks plain JSON, over memory or a real websocket, so that tests see what a peer
+//! of another make would see.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use codex_exec_server::{Connection, Server, ServerConfig, WebSocketAuth, WebSocketListener};
+use futures_util::{SinkExt, StreamExt};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_websockets::{ClientBuilder, Limits, MaybeTlsStream, Message, WebSocketStream};
+
+/// How long something that has to happen may take before a test fails instead of hanging.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server with the default configuration.
+pub fn server() -> Server {
+    server_with(|_| {})
+}
+
+pub fn server_with(change: impl FnOnce(&mut ServerConfig)) -> Server {
+    let mut config = ServerConfig::default();
+    change(&mut config);
+    Server::new(config).unwrap()
+}
+
+/// Has the server listen on loopback.
+pub async fn listen(server: &Server) -> SocketAddr {
+    listen_with(server, WebSocketAuth::Open).await
+}
+
+pub async fn listen_with(server: &Server, auth: WebSocketAuth) -> SocketAddr {
+    let listener = WebSocketListener::bind("127.0.0.1:0".parse().unwrap(), auth).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = server.clone();
+    tokio::spawn(async move { listener.serve(&server).await });
+    address
+}
+
+pub type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
+
+pub async fn socket(address: SocketAddr) -> Socket {
+    let uri = format!("ws://{address}/").parse().unwrap();
+    let builder = ClientBuilder::from_uri(uri).limits(Limits::unlimited());
+    builder.connect().await.unwrap().0
+}
+
+enum Wire {
+    Memory(Box<Connection>),
+    WebSocket(Box<Socket>),
+}
+
+/// An error answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    pub code: i64,
+    pub message: String,
+}
+
+pub struct Client {
+    wire: Wire,
+    last_id: i64,
+    answers: HashMap<String, Result<Value, Refused>>,
+    notices: VecDeque<Value>,
+}
+
+/// Everything a process has published, checked to be numbered without a gap.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Published {
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    pub pty: Vec<u8>,
+    /// What happened after what: `stdout`, `stderr`, `pty`, `exited`, `closed`, repeats left out.
+    pub order: Vec<&'static str>,
+    pub exit_code: i64,
+    pub last_seq: u64,
+}
+
+impl Published {
+    pub fn text(&self) -> String {
+        let all = [&self.stdout[..], &self.stderr, &self.pty].concat();
+        String::from_utf8(all).unwrap()
+    }
+
+    /// Takes a notification in; tells whether it was the last one.
+    pub fn take(&mut self, notice: &Value) -> bool {
+        let params = &notice["params"];
+        let seq = params["seq"].as_u64().unwrap();
+        assert_eq!(seq, self.last_seq + 1, "a number is missing or repeated: {notice}");
+        self.last_seq = seq;
+        let kind = match notice["method"].as_str().unwrap() {
+            "process/output" => {
+                let bytes = unbase64(params["chunk"].as_str().unwrap());
+                assert!(!bytes.is_empty(), "an empty chunk");
+                let (kind, to) = match params["stream"].as_str().unwrap() {
+                    "stdout" => ("stdout", &mut self.stdout),
+                    "stderr" => ("stderr", &mut self.stderr),
+                    "pty" => ("pty", &mut self.pty),
+                    other => panic!("stream {other}"),
+                };
+                to.extend(bytes);
+                kind
+            }
+            "process/exited" => {
+                self.exit_code = params["exitCode"].as_i64().unwrap();
+                "exited"
+            }
+            "process/closed" => "closed",
+            other => panic!("notification {other}"),
+        };
+        assert!(!self.order.contains(&"closed"), "something after closed: {notice}");
+        if self.order.last() != Some(&kind) {
+            self.order.push(kind);
+        }
+        kind == "closed"
+    }
+}
+
+impl Client {
+    pub fn memory(server: &Server) -> Self {
+        Self::new(Wire::Memory(Box::new(server.connect())))
+    }
+
+    pub async fn websocket(address: SocketAddr) -> Self {
+        Self::over(socket(address).await)
+    }
+
+    pub fn over(socket: Socket) -> Self {
+        Self::new(Wire::WebSocket(Box::new(socket)))
+    }
+
+    /// A client in memory that has done its greeting.
+    pub async fn ready(server: &Server) -> Self {
+        let mut client = Self::memory(server);
+        client.greet(json!({"clientName": "test"})).await.unwrap();
+        client
+    }
+
+    fn new(wire: Wire) -> Self {
+        Self { wire, last_id: 0, answers: HashMap::new(), notices: VecDeque::new() }
+    }
+
+    /// `initialize` and `initialized`; the session's id.
+    pub async fn greet(&mut self, params: Value) -> Result<String, Refused> {
+        let result = self.call("initialize", params).await?;
+        self.send(r#"{"method":"initialized"}"#).await;
+        Ok(result["sessionId"].as_str().unwrap().to_owned())
+    }
+
+    /// Resumes once the server has seen the end of the connection before.
+    pub async fn resume(server: &Server, session: &str) -> Self {
+        let params = json!({"clientName": "test", "resumeSessionId": session});
+        loop {
+            let mut client = Self::memory(server);
+            match client.greet(params.clone()).await {
+                Ok(id) => {
+                    assert_eq!(id, session);
+                    return client;
+                }
+                Err(refused) => assert_eq!(refused.code, -32010, "{refused:?}"),
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Sends text as it is.
+    pub async fn send(&mut self, text: impl Into<String>) {
+        let text = text.into();
+        let sending = async {
+            match &mut self.wire {
+                Wire::Memory(connection) => connection.outbound().send(text).await.unwrap(),
+                Wire::WebSocket(socket) => socket.send(Message::text(text)).await.unwrap(),
+            }
+        };
+        timeout(PATIENCE, sending).await.expect("the server does not read");
+    }
+
+    pub async fn send_binary(&mut self, bytes: Vec<u8>) {
+        let Wire::WebSocket(socket) = &mut self.wire else { panic!("a websocket") };
+        socket.send(Message::binary(bytes)).await.unwrap();
+    }
+
+    /// The next message as it is; `None` at the end of the connection.
+    pub async fn text(&mut self) -> Option<String> {
+        let receiving = async {
+            match &mut self.wire {
+                Wire::Memory(connection) => {
+                    let message = connection.next().await?.unwrap();
+                    Some(String::from_utf8(message.to_vec()).unwrap())
+                }
+                Wire::WebSocket(socket) => loop {
+                    let message = socket.next().await?.ok()?;
+                    if let Some(text) = message.as_text() {
+                        return Some(text.to_owned());
+                    }
+                    assert!(!message.is_binary(), "messages go out as text");
+                },
+            }
+        };
+        timeout(PATIENCE, receiving).await.expect("nothing came")
+    }
+
+    async fn receive(&mut self) -> Option<()> {
+        let text = self.text().await?;
+        let message: Value = serde_json::from_str(&text).unwrap();
+        assert!(message.get("jsonrpc").is_none(), "{text}");
+        if message.get("method").is_some() {
+            self.notices.push_back(message);
+            return Some(());
+        }
+        let answer = match message.get("error") {
+            None => Ok(message["result"].clone()),
+            Some(error) => Err(Refused {
+                code: error["code"].as_i64().unwrap(),
+                message: error["message"].as_str().unwrap().to_owned(),
+            }),
+        };
+        let before = self.answers.insert(message["id"].to_string(), answer);
+        assert!(before.is_none(), "answered twice: {text}");
+        Some(())
+    }
+
+    /// Sends a request without waiting for its answer.
+    pub async fn ask(&mut self, method: &str, params: Value) -> i64 {
+        self.last_id += 1;
+        let message = json!({"id": self.last_id, "method": method, "params": params});
+        self.send(message.to_string()).await;
+        self.last_id
+    }
+
+    /// Waits for the answer to the request of that id (as JSON).
+    pub async fn answer(&mut self, id: impl Into<Value>) -> Result<Value, Refused> {
+        let id = id.into().to_string();
+        loop {
+            if let Some(answer) = self.answers.remove(&id) {
+                return answer;
+            }
+            self.receive().await.expect("the connection ended");
+        }
+    }
+
+    /// Whether the answer has come already.
+    pub fn has_answer(&self, id: i64) -> bool {
+        self.answers.contains_key(&id.to_string())
+    }
+
+    pub async fn call(&mut self, method: &str, params: Value) -> Result<Value, Refused> {
+        let id = self.ask(method, params).await;
+        self.answer(id).await
+    }
+
+    /// The next notification.
+    pub async fn notice(&mut self) -> Value {
+        loop {
+            if let Some(notice) = self.notices.pop_front() {
+                return notice;
+            }
+            self.receive().await.expect("the connection ended");
+        }
+    }
+
+    pub async fn start(&mut self, start: Start) -> Result<Value, Refused> {
+        self.call("process/start", start.0).await
+    }
+
+    pub async fn write(&mut self, process: &str, bytes: impl AsRef<[u8]>) -> String {
+        let chunk = base64(bytes.as_ref());
+        let answer = self.call("process/write", json!({"processId": process, "chunk": chunk}));
+        answer.await.unwrap()["status"].as_str().unwrap().to_owned()
+    }
+
+    pub async fn close_stdin(&mut self, process: &str) -> String {
+        let params = json!({"processId": process, "chunk": "", "closeStdin": true});
+        let answer = self.call("process/write", params).await.unwrap();
+        answer["status"].as_str().unwrap().to_owned()
+    }
+
+    pub async fn read(&mut self, params: Value) -> Value {
+        self.call("process/read", params).await.unwrap()
+    }
+
+    /// Everything the process publishes, to its end. Other processes' notifications are kept.
+    pub async fn until_closed(&mut self, process: &str) -> Published {
+        self.go_on_until_closed(process, Published::default()).await
+    }
+
+    pub async fn go_on_until_closed(&mut self, process: &str, mut all: Published) -> Published {
+        let mut others = VecDeque::new();
+        loop {
+            let notice = self.notice().await;
+            if notice["params"]["processId"] != process {
+                others.push_back(notice);
+            } else if all.take(&notice) {
+                others.append(&mut self.notices);
+                self.notices = others;
+                return all;
+            }
+        }
+    }
+
+    /// What the process publishes until its output holds `text`.
+    pub async fn until(&mut self, process: &str, text: &str) -> Published {
+        let mut all = Published::default();
+        self.until_more(process, text, &mut all).await;
+        all
+    }
+
+    pub async fn until_more(&mut self, process: &str, text: &str, all: &mut Published) {
+        while !all.text().contains(text) {
+            let notice = self.notice().await;
+            assert_eq!(notice["params"]["processId"], process);
+            let ended = all.take(&notice);
+            assert!(!ended || all.text().contains(text), "ended without {text:?}: {all:?}");
+        }
+    }
+
+    /// Starts a process and waits for its end.
+    pub async fn run(&mut self, start: Start) -> Published {
+        let id = start.0["processId"].as_str().unwrap().to_owned();
+        self.start(start).await.unwrap();
+        self.until_closed(&id).await
+    }
+
+    /// What a process left unsaid: the connection is quiet but for the answer to this.
+    pub async fn nothing_more(&mut self) {
+        self.call("environment/status", json!({})).await.unwrap();
+        assert_eq!(self.notices, VecDeque::<Value>::new());
+    }
+
+    pub async fn close(mut self) {
+        if let Wire::WebSocket(socket) = &mut self.wire {
+            let _ = socket.close().await;
+        }
+    }
+}
+
+/// Params of `process/start`.
+pub struct Start(pub Value);
+
+/// A process in `/` with the usual `PATH`.
+pub fn start(id: &str, argv: &[&str]) -> Start {
+    Start(json!({
+        "processId": id,
+        "argv": argv,
+        "cwd": "file:///",
+        "env": {"PATH": "/usr/bin:/bin"},
+        "tty": false,
+    }))
+}
+
+/// A shell script.
+pub fn sh(id: &str, script: &str) -> Start {
+    start(id, &["/bin/sh", "-c", script])
+}
+
+impl Start {
+    pub fn with(mut self, member: &str, value: impl Into<Value>) -> Self {
+        self.0[member] = value.into();
+        self
+    }
+
+    pub fn env(mut self, name: &str, value: impl AsRef<Path>) -> Self {
+        self.0["env"][name] = value.as_ref().to_str().unwrap().into();
+        self
+    }
+
+    pub fn piped(self) -> Self {
+        self.with("pipeStdin", true)
+    }
+
+    pub fn tty(self) -> Self {
+        self.with("tty", true)
+    }
+}
+
+pub fn base64(bytes: &[u8]) -> String {
+    base64_simd::STANDARD.encode_to_string(bytes)
+}
+
+pub fn unbase64(text: &str) -> Vec<u8> {
+    base64_simd::STANDARD.decode_to_vec(text).unwrap()
+}
+
+/// The bytes of all chunks of a `process/read`.
+pub fn bytes_of(read: &Value) -> Vec<u8> {
+    let chunks = read["chunks"].as_array().unwrap();
+    chunks.iter().flat_map(|chunk| unbase64(chunk["chunk"].as_str().unwrap())).collect()
+}
+
+/// Whether a process is there and not a zombie.
+pub fn is_running(pid: u32) -> bool {
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => {
+            let state = stat.rsplit_once(") ").unwrap().1.as_bytes()[0];
+            state != b'Z' && state != b'X'
+        }
+        Err(_) => false,
+    }
+}
+
+/// Waits until the process has gone.
+pub async fn gone(pid: u32) {
+    eventually(&format!("process {pid} has gone"), || !is_running(pid)).await;
+}
+
+/// Waits for something that has no event to wait for.
+pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let waiting = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(timeout(PATIENCE, waiting).await.is_ok(), "never: {what}");
+}
+
+/// The numbers in a text, such as pids.
+pub fn numbers(text: &str) -> Vec<u32> {
+    text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+}

@@ -1,0 +1,180 @@
+//! Helpers kept warm: a sandboxed process for every policy that was asked for lately.
+//!
+//! Invariant: a request runs in a helper that was built for exactly the policy it asks for, on the
+//! very files and mounts that the policy means now: the policy is resolved for every request, and a
+//! helper is found by what came of that, the identity of every root included.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use codex_exec_server_protocol::SandboxContext;
+use codex_linux_sandbox::decide::policy::Surroundings;
+use codex_linux_sandbox::{Command, Planned, PolicyKey, Request, Sandbox};
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+
+use super::{Backend, FileError, FilesConfig, HelperClient, Needs};
+use crate::process::ProcessHost;
+
+/// The name under which the executable registers [`run_helper`].
+pub const HELPER: &str = "files";
+
+/// The helper's whole life, inside its sandbox: to be registered with
+/// `codex_linux_sandbox::reentry::main_if_reentered` under the name [`HELPER`].
+pub fn run_helper() -> i32 {
+    let served = super::serve_helper(
+        std::io::stdin().lock(),
+        std::fs::File::from(match rustix::io::dup(rustix::stdio::stdout()) {
+            Ok(stdout) => stdout,
+            Err(_) => return 1,
+        }),
+        Arc::default(),
+    );
+    i32::from(served.is_err())
+}
+
+/// The helpers of a server. Clones are the same ones.
+#[derive(Debug, Clone)]
+pub struct Helpers(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    sandbox: Arc<Sandbox>,
+    host: ProcessHost,
+    config: Arc<FilesConfig>,
+    kept: Mutex<HashMap<PolicyKey, Kept>>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    /// Made by the first who asks; others of the same policy wait for it.
+    helper: Arc<OnceCell<HelperClient>>,
+    used: Instant,
+}
+
+impl Helpers {
+    /// No helpers yet.
+    pub fn new(sandbox: Arc<Sandbox>, host: ProcessHost, config: Arc<FilesConfig>) -> Self {
+        Self(Arc::new(Inner { sandbox, host, config, kept: Mutex::default() }))
+    }
+
+    /// Where a request that is held to `context` has to run.
+    pub async fn backend(
+        &self,
+        context: SandboxContext,
+        needs: Needs,
+    ) -> Result<Backend, FileError> {
+        if needs == Needs::NOTHING {
+            return Ok(Backend::Here);
+        }
+        let sandbox = self.0.sandbox.clone();
+        let planned = tokio::task::spawn_blocking(move || {
+            let tmpdir = std::env::var_os("TMPDIR");
+            let around = Surroundings { cwd: None, tmpdir: tmpdir.as_deref() };
+            sandbox.plan(&context, around)
+        });
+        let planned = planned.await.map_err(|error| refused(&error))?;
+        let Some(planned) = planned.map_err(|error| refused(&error))? else {
+            return Ok(Backend::Here);
+        };
+        let restricted = planned.restrictions();
+        if !(needs.reading && restricted.read || needs.writing && restricted.write) {
+            return Ok(Backend::Here);
+        }
+        let key = planned.key();
+        let cell = self.keep(&key);
+        let started = cell.get_or_try_init(|| self.start(planned)).await;
+        let helper = started.inspect_err(|_| self.forget(&key, &cell))?;
+        if helper.ended().is_some() {
+            // It has died since it was last used. What died with it has been answered.
+            self.forget(&key, &cell);
+            return Err(FileError::Sandbox { reason: "the helper has ended; try again".into() });
+        }
+        Ok(Backend::Helper(helper.clone()))
+    }
+
+    /// The place for the helper of a policy, used now.
+    fn keep(&self, key: &PolicyKey) -> Arc<OnceCell<HelperClient>> {
+        let now = Instant::now();
+        let mut kept = self.lock();
+        kept.retain(|_, kept| kept.helper.get().is_none_or(|helper| helper.ended().is_none()));
+        if let Some(kept) = kept.get_mut(key) {
+            kept.used = now;
+            return kept.helper.clone();
+        }
+        if kept.len() >= self.0.config.max_helpers
+            && let Some(oldest) = kept.iter().min_by_key(|(_, kept)| kept.used)
+        {
+            // Whoever still uses it holds it; it ends after them.
+            let oldest = oldest.0.clone();
+            kept.remove(&oldest);
+        }
+        let helper = Arc::new(OnceCell::new());
+        kept.insert(key.clone(), Kept { helper: helper.clone(), used: now });
+        self.end_when_idle(key.clone(), &helper);
+        helper
+    }
+
+    fn forget(&self, key: &PolicyKey, cell: &Arc<OnceCell<HelperClient>>) {
+        let mut kept = self.lock();
+        if kept.get(key).is_some_and(|kept| Arc::ptr_eq(&kept.helper, cell)) {
+            kept.remove(key);
+        }
+    }
+
+    /// Lets go of a helper that was not used for a while.
+    fn end_when_idle(&self, key: PolicyKey, helper: &Arc<OnceCell<HelperClient>>) {
+        let (pool, helper) = (Arc::downgrade(&self.0), Arc::downgrade(helper));
+        let idle = self.0.config.helper_idle;
+        tokio::spawn(async move {
+            loop {
+                let Some(used) = pool.upgrade().and_then(|inner| {
+                    let kept = lock(&inner.kept);
+                    let kept = kept.get(&key)?;
+                    std::ptr::eq(Arc::as_ptr(&kept.helper), helper.as_ptr()).then_some(kept.used)
+                }) else {
+                    return;
+                };
+                if used.elapsed() >= idle {
+                    if let (Some(inner), Some(helper)) = (pool.upgrade(), helper.upgrade()) {
+                        Self(inner).forget(&key, &helper);
+                    }
+                    return;
+                }
+                tokio::time::sleep_until(used + idle).await;
+            }
+        });
+    }
+
+    async fn start(&self, planned: Planned) -> Result<HelperClient, FileError> {
+        let sandbox = self.0.sandbox.clone();
+        let launch = tokio::task::spawn_blocking(move || {
+            let env: Vec<_> = std::env::vars_os().collect();
+            let command = Command::Helper { name: HELPER, env: &env };
+            sandbox.launch(&planned, &Request { command })
+        });
+        let launch = launch.await.map_err(|error| refused(&error))?;
+        let launch = launch.map_err(|error| refused(&error))?;
+        let process = self.0.host.start_helper(launch).await.map_err(|error| refused(&error))?;
+        Ok(HelperClient::new(process.output, process.input, &self.0.config))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<PolicyKey, Kept>> {
+        lock(&self.0.kept)
+    }
+}
+
+/// Nothing ran, because it could not have been held to its policy.
+fn refused(error: &dyn std::error::Error) -> FileError {
+    let mut reason = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        reason = format!("{reason}: {cause}");
+        source = cause.source();
+    }
+    FileError::Sandbox { reason }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,206 @@
+//! `fs/copy`.
+
+use std::os::unix::fs::MetadataExt;
+
+use codex_exec_server_protocol::files::*;
+use proptest::prelude::*;
+
+use super::*;
+
+fn copy(f: &Fixture, from: &str, to: &str, recursive: bool) -> Result<FsDone, FileError> {
+    f.run(FsCopyParams::new(f.path(from), f.path(to), recursive))
+}
+
+#[test]
+fn a_tree_is_copied_with_modes_and_links_and_without_special_files() {
+    let f = Fixture::new();
+    f.file("from/a/file", "content");
+    f.file("from/run", "#!");
+    f.dir("from/empty");
+    f.file("from/locked/inside", "x");
+    f.link("a/file", "from/rel");
+    f.link("/nowhere", "from/broken");
+    f.link("a", "from/dir-link");
+    f.fifo("from/fifo");
+    f.socket("from/socket");
+    std::fs::write(f.native(b"from/\xff"), "bytes").unwrap();
+    chmod(&f.native("from/run"), 0o751);
+    chmod(&f.native("from/a/file"), 0o400);
+    chmod(&f.native("from/locked"), 0o555);
+    chmod(&f.native("from/empty"), 0o1777);
+    copy(&f, "from", "to", true).unwrap();
+    assert_eq!(f.content("to/a/file"), b"content");
+    assert_eq!(f.content("to/locked/inside"), b"x");
+    assert_eq!(std::fs::read(f.native(b"to/\xff")).unwrap(), b"bytes");
+    for (name, mode) in [("run", 0o751), ("a/file", 0o400), ("locked", 0o555), ("empty", 0o1777)] {
+        assert_eq!(mode_of(&f.native(format!("to/{name}"))), mode, "{name}");
+    }
+    for (name, target) in [("rel", "a/file"), ("broken", "/nowhere"), ("dir-link", "a")] {
+        assert_eq!(std::fs::read_link(f.native(format!("to/{name}"))).unwrap(), Path::new(target));
+    }
+    assert!(!f.native("to/fifo").exists() && !f.native("to/socket").exists());
+    chmod(&f.native("from/locked"), 0o755);
+    chmod(&f.native("to/locked"), 0o755);
+}
+
+#[test]
+fn a_copy_into_what_is_there_merges_and_writes_through_no_link() {
+    let f = Fixture::new();
+    f.file("from/file", "new");
+    f.file("from/sub/x", "new");
+    f.link("file", "from/link");
+    f.file("outside", "precious");
+    f.file("to/kept", "kept");
+    f.link("../outside", "to/file");
+    f.file("to/link", "was a file");
+    copy(&f, "from", "to", true).unwrap();
+    assert_eq!(f.content("outside"), b"precious");
+    assert_eq!(f.content("to/file"), b"new");
+    assert!(!f.native("to/file").is_symlink());
+    assert!(f.native("to/link").is_symlink());
+    assert_eq!(f.content("to/kept"), b"kept");
+    // A link where a directory should go is in the way.
+    f.dir("elsewhere");
+    f.run(FsRemoveParams::new(f.path("to/sub"))).unwrap();
+    f.link("../elsewhere", "to/sub");
+    assert!(copy(&f, "from", "to", true).is_err());
+    assert!(f.names("elsewhere").is_empty());
+}
+
+#[test]
+fn single_things() {
+    let f = Fixture::new();
+    f.file("file", "content");
+    chmod(&f.native("file"), 0o640);
+    f.file("there", "longer than the other");
+    std::fs::hard_link(f.native("there"), f.native("there2")).unwrap();
+    copy(&f, "file", "there", false).unwrap();
+    assert_eq!((f.content("there2"), mode_of(&f.native("there"))), (b"content".to_vec(), 0o640));
+    f.link("file", "link");
+    copy(&f, "link", "link2", false).unwrap();
+    assert_eq!(std::fs::read_link(f.native("link2")).unwrap(), Path::new("file"));
+    copy(&f, "link", "there", false).unwrap();
+    assert!(f.native("there").is_symlink());
+    f.file("target", "old");
+    f.link("target", "to-target");
+    copy(&f, "file", "to-target", false).unwrap();
+    assert_eq!(f.content("target"), b"content", "a link the client names is followed");
+    copy(&f, "link", "dir/x", false).unwrap_err();
+}
+
+#[test]
+fn what_cannot_be_copied() {
+    let f = Fixture::new();
+    f.fifo("fifo");
+    f.socket("socket");
+    f.file("dir/sub/x", "");
+    f.file("file", "content");
+    std::fs::hard_link(f.native("file"), f.native("same")).unwrap();
+    f.link("dir/sub", "inside");
+    f.link("file", "link");
+    let code = |from: &str, to: &str, recursive| {
+        f.fails(FsCopyParams::new(f.path(from), f.path(to), recursive))
+    };
+    for (from, to, recursive, wanted) in [
+        ("fifo", "x", true, INVALID),
+        ("socket", "x", true, INVALID),
+        ("dir", "x", false, INVALID),
+        ("dir", "dir", true, INVALID),
+        ("dir", "dir/new", true, INVALID),
+        ("dir", "dir/sub/new", true, INVALID),
+        ("dir", "inside/new", true, INVALID),
+        ("dir", "inside", true, INVALID),
+        ("file", "file", false, INVALID),
+        ("file", "same", false, INVALID),
+        ("file", "link", false, INVALID),
+        ("link", "link", false, INVALID),
+        ("file", "dir", false, INVALID),
+        ("file", "fifo", false, INVALID),
+        ("none", "x", false, NOT_FOUND),
+        ("file", "none/x", false, NOT_FOUND),
+        ("dir", "file", true, INTERNAL),
+        ("dir", "file/x", true, INTERNAL),
+    ] {
+        let (found, message) = code(from, to, recursive);
+        assert_eq!(found, wanted, "{from} {to}: {message}");
+    }
+    let null = FsCopyParams::new("/dev/null".parse().unwrap(), f.path("x"), false);
+    assert_eq!(f.code(null), INVALID);
+    assert_eq!(f.content("file"), b"content");
+    assert_eq!(f.names(""), ["dir", "fifo", "file", "inside", "link", "same", "socket"]);
+}
+
+#[test]
+fn files_whose_size_is_not_told_are_copied_whole() {
+    let f = Fixture::new();
+    f.run(FsCopyParams::new("/proc/version".parse().unwrap(), f.path("x"), false)).unwrap();
+    assert_eq!(f.content("x"), std::fs::read("/proc/version").unwrap());
+}
+
+#[test]
+fn holes_stay_holes_and_filesystems_may_differ() {
+    let f = Fixture::new();
+    let path = f.native("sparse");
+    let file = std::fs::File::create(&path).unwrap();
+    std::os::unix::fs::FileExt::write_at(&file, b"begin", 0).unwrap();
+    std::os::unix::fs::FileExt::write_at(&file, b"middle", 64 << 20).unwrap();
+    file.set_len(128 << 20).unwrap();
+    copy(&f, "sparse", "copy", false).unwrap();
+    let found = std::fs::metadata(f.native("copy")).unwrap();
+    assert_eq!(found.len(), 128 << 20);
+    assert!(found.blocks() * 512 < 4 << 20, "{} blocks", found.blocks());
+    let copied = std::fs::File::open(f.native("copy")).unwrap();
+    let mut middle = [0; 6];
+    std::os::unix::fs::FileExt::read_at(&copied, &mut middle, 64 << 20).unwrap();
+    assert_eq!(&middle, b"middle");
+    let shm = tempfile::tempdir_in("/dev/shm").unwrap();
+    let data: Vec<u8> = (0..3_000_000u32).map(|at| at as u8).collect();
+    f.file("big", &data);
+    let to = uri(&shm.path().join("big"));
+    f.run(FsCopyParams::new(f.path("big"), to.clone(), false)).unwrap();
+    assert_eq!(std::fs::read(to.as_path()).unwrap(), data);
+}
+
+#[test]
+fn rights_of_others_are_not_lent_out() {
+    let f = Fixture::new();
+    chmod(&f.root, 0o777);
+    f.file("tool", "x");
+    chmod(&f.native("tool"), 0o6755);
+    copy(&f, "tool", "own", false).unwrap();
+    assert_eq!(mode_of(&f.native("own")), 0o6755);
+    as_nobody(|| {
+        copy(&f, "tool", "theirs", false).unwrap();
+        assert_eq!(mode_of(&f.native("theirs")), 0o755);
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn any_tree_is_copied(
+        files in proptest::collection::btree_map("[a-c]{1,2}(/[d-f]{1,2}){0,3}", proptest::collection::vec(any::<u8>(), 0..50_000), 0..8),
+    ) {
+        let f = Fixture::new();
+        f.dir("from");
+        let mut made = Vec::new();
+        for (name, data) in files {
+            let native = f.native(format!("from/{name}"));
+            // A name that is a file already cannot be a directory too.
+            if std::fs::create_dir_all(native.parent().unwrap()).is_ok()
+                && std::fs::write(&native, &data).is_ok()
+            {
+                made.push((name, data));
+            }
+        }
+        copy(&f, "from", "to", true).unwrap();
+        for (name, data) in made {
+            prop_assert_eq!(&f.content(&format!("to/{name}")), &data);
+        }
+        let count = |name: &str| {
+            let path = f.path(name);
+            f.run(FsWalkParams::new(path, FsWalkOptions::default())).unwrap().entries.len()
+        };
+        prop_assert_eq!(count("from"), count("to"));
+    }
+}

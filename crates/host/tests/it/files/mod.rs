@@ -1,0 +1,175 @@
+//! The filesystem operations.
+
+mod blocks;
+mod connection;
+mod content;
+mod copy;
+mod directories;
+mod figures;
+mod helper;
+mod links;
+mod metadata;
+mod names;
+mod remove;
+mod replace;
+mod search;
+mod walk;
+mod watch;
+
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use codex_exec_host::files::{
+    Cancel, Executor, FileError, FileErrorKind, FileRequest, FilesConfig,
+};
+use codex_exec_server_protocol::{PathUri, RpcError};
+
+/// An empty directory and an executor.
+struct Fixture {
+    executor: Executor,
+    root: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self::with(FilesConfig::default())
+    }
+
+    fn with(config: FilesConfig) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().canonicalize().unwrap();
+        Self { executor: Executor::new(Arc::new(config)), root, _directory: directory }
+    }
+
+    /// One that asks the kernel to refuse links, and one that walks by itself.
+    fn both_ways() -> [Self; 2] {
+        [true, false]
+            .map(|use_openat2| Self::with(FilesConfig { use_openat2, ..FilesConfig::default() }))
+    }
+
+    fn native(&self, name: impl AsRef<[u8]>) -> PathBuf {
+        self.root.join(std::ffi::OsStr::from_bytes(name.as_ref()))
+    }
+
+    fn path(&self, name: impl AsRef<[u8]>) -> PathUri {
+        uri(&self.native(name))
+    }
+
+    /// Makes a file, and the directories above it.
+    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathUri {
+        let native = self.native(name);
+        std::fs::create_dir_all(native.parent().unwrap()).unwrap();
+        std::fs::write(&native, content).unwrap();
+        uri(&native)
+    }
+
+    fn dir(&self, name: &str) -> PathUri {
+        std::fs::create_dir_all(self.native(name)).unwrap();
+        self.path(name)
+    }
+
+    fn link(&self, target: impl AsRef<Path>, name: &str) -> PathUri {
+        std::os::unix::fs::symlink(target, self.native(name)).unwrap();
+        self.path(name)
+    }
+
+    fn fifo(&self, name: &str) -> PathUri {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        mknodat(CWD, self.native(name), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        self.path(name)
+    }
+
+    fn socket(&self, name: &str) -> PathUri {
+        std::os::unix::net::UnixListener::bind(self.native(name)).unwrap();
+        self.path(name)
+    }
+
+    fn content(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.native(name)).unwrap()
+    }
+
+    fn names(&self, name: &str) -> Vec<String> {
+        let mut names: Vec<String> = std::fs::read_dir(self.native(name))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn run<R: FileRequest>(&self, request: R) -> Result<R::Response, FileError> {
+        run(&self.executor, request)
+    }
+
+    /// The code and message a client gets.
+    #[track_caller]
+    fn fails<R: FileRequest>(&self, request: R) -> (i64, String)
+    where
+        R::Response: std::fmt::Debug,
+    {
+        let RpcError { code, message } = self.run(request).unwrap_err().into();
+        (code, message)
+    }
+
+    /// As [`fails`](Self::fails), where only the code is of interest.
+    #[track_caller]
+    fn code<R: FileRequest>(&self, request: R) -> i64
+    where
+        R::Response: std::fmt::Debug,
+    {
+        self.fails(request).0
+    }
+}
+
+fn run<R: FileRequest>(executor: &Executor, request: R) -> Result<R::Response, FileError> {
+    let emit = |_| ControlFlow::Continue(());
+    executor.execute(request.into(), &Cancel::new(), &emit).and_then(R::response)
+}
+
+fn uri(path: &Path) -> PathUri {
+    PathUri::try_from(path).unwrap()
+}
+
+fn kind<T: std::fmt::Debug>(result: Result<T, FileError>) -> FileErrorKind {
+    result.unwrap_err().kind()
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Runs `test` on a thread that has the rights of `nobody` only. Credentials belong to threads in
+/// Linux, so the others keep theirs. Without root there is nothing to give up, and nothing to run.
+fn as_nobody(test: impl FnOnce() + Send) {
+    use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+    if !is_root() {
+        eprintln!("skipped: only root can become nobody");
+        return;
+    }
+    let (uid, gid) = (rustix::fs::Uid::from_raw(65534), rustix::fs::Gid::from_raw(65534));
+    let run = || {
+        set_thread_groups(&[]).unwrap();
+        set_thread_res_gid(gid, gid, gid).unwrap();
+        set_thread_res_uid(uid, uid, uid).unwrap();
+        test();
+    };
+    let ended = std::thread::scope(|scope| scope.spawn(run).join());
+    ended.unwrap();
+}
+
+fn chmod(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn mode_of(path: &Path) -> u32 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::symlink_metadata(path).unwrap().mode() & 0o7777
+}
+
+const NOT_FOUND: i64 = -32004;
+const INVALID: i64 = -32600;
+const INTERNAL: i64 = -32603;

@@ -1,0 +1,280 @@
+//! `fs/watch`, `fs/unwatch`, `fs/watchMissing`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use codex_exec_host::files::FileNotification;
+use codex_exec_server_protocol::files::*;
+
+use super::connection::Client;
+use super::*;
+
+impl Client {
+    async fn watch(&self, params: FsWatchParams) -> Result<FsDone, FileError> {
+        self.call(FsWatchParams { debounce_ms: Some(20), ..params }).await
+    }
+
+    /// Gathers changes until all of `wanted` were told.
+    async fn changes(
+        &mut self,
+        wanted: &[(&str, FsChangeKind)],
+    ) -> BTreeMap<PathUri, FsChangeKind> {
+        let mut all = BTreeMap::new();
+        while !wanted.iter().all(|(name, kind)| all.get(&self.f.path(name)) == Some(kind)) {
+            let FileNotification::Changed(told) = self.next().await else { panic!("another kind") };
+            assert!(!told.overflow && told.ended.is_none(), "{told:?}");
+            all.extend(told.changes.into_iter().map(|change| (change.path, change.kind)));
+        }
+        all
+    }
+
+    /// Everything told so far, after a change that is told last.
+    async fn until_marker(&mut self, marker: &str) -> BTreeMap<PathUri, FsChangeKind> {
+        self.f.file(marker, "");
+        self.changes(&[(marker, FsChangeKind::Created)]).await
+    }
+}
+
+use FsChangeKind::{Created, Modified, Removed};
+
+#[tokio::test]
+async fn changes_of_a_tree_are_told() {
+    let mut c = Client::new();
+    c.f.file("w/old", "x");
+    c.f.file("w/sub/deep/file", "x");
+    c.f.file("other", "x");
+    c.watch(FsWatchParams::new(1, c.f.path("w"))).await.unwrap();
+    c.f.file("w/new", "x");
+    c.f.file("w/sub/deep/file", "changed");
+    std::fs::remove_file(c.f.native("w/old")).unwrap();
+    c.f.file("other", "not ours");
+    let all =
+        c.changes(&[("w/new", Created), ("w/sub/deep/file", Modified), ("w/old", Removed)]).await;
+    assert!(!all.contains_key(&c.f.path("other")));
+    std::fs::rename(c.f.native("w/new"), c.f.native("w/sub/moved")).unwrap();
+    c.changes(&[("w/new", Removed), ("w/sub/moved", Created)]).await;
+}
+
+#[tokio::test]
+async fn what_a_new_directory_holds_is_told_however_fast_it_was_filled() {
+    let mut c = Client::new();
+    c.f.dir("w");
+    c.watch(FsWatchParams::new(1, c.f.path("w"))).await.unwrap();
+    for round in 0..10 {
+        let names: Vec<String> = (0..5).map(|at| format!("w/{round}/a/b/{at}")).collect();
+        for name in &names {
+            c.f.file(name, "x");
+        }
+        let mut all = BTreeMap::new();
+        while !names.iter().all(|name| all.contains_key(&c.f.path(name))) {
+            let FileNotification::Changed(told) = c.next().await else { panic!("another kind") };
+            all.extend(told.changes.into_iter().map(|change| (change.path, change.kind)));
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_the_entries_if_not_recursive() {
+    let mut c = Client::new();
+    c.f.dir("w/sub");
+    let params = FsWatchParams { recursive: false, ..FsWatchParams::new(1, c.f.path("w")) };
+    c.watch(params).await.unwrap();
+    c.f.file("w/sub/below", "x");
+    let all = c.until_marker("w/marker").await;
+    assert!(!all.contains_key(&c.f.path("w/sub/below")), "{all:?}");
+}
+
+#[tokio::test]
+async fn a_file_is_watched_beyond_its_replacement() {
+    let mut c = Client::new();
+    let path = c.f.file("config", "1");
+    c.f.file("beside", "x");
+    c.watch(FsWatchParams::new(1, path.clone())).await.unwrap();
+    for round in 0..3 {
+        let write = FsWriteFileParams::new(path.clone(), vec![round; 10]);
+        c.f.run(FsWriteFileParams { atomic: true, ..write }).unwrap();
+        c.f.file("beside", [round]);
+        let FileNotification::Changed(told) = c.next().await else { panic!("another kind") };
+        assert!(told.changes.iter().all(|change| change.path == path), "{told:?}");
+    }
+    std::fs::remove_file(path.as_path()).unwrap();
+    c.changes(&[("config", Removed)]).await;
+}
+
+#[tokio::test]
+async fn a_watch_that_cannot_go_on_says_so_and_frees_its_id() {
+    let mut c = Client::new();
+    c.f.dir("w");
+    c.watch(FsWatchParams::new(1, c.f.path("w"))).await.unwrap();
+    std::fs::remove_dir(c.f.native("w")).unwrap();
+    loop {
+        let FileNotification::Changed(told) = c.next().await else { panic!("another kind") };
+        if told.ended.is_some() {
+            break;
+        }
+    }
+    c.f.dir("w");
+    loop {
+        match c.watch(FsWatchParams::new(1, c.f.path("w"))).await {
+            Ok(_) => break,
+            // The task that told us forgets the watch right after.
+            Err(FileError::IdTaken { .. }) => tokio::task::yield_now().await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn more_than_can_be_told_is_an_overflow() {
+    let config = FilesConfig { max_watch_changes: 10, ..Default::default() };
+    let mut c = Client::with(config, codex_exec_host::files::Backend::Here);
+    c.f.dir("w");
+    c.watch(FsWatchParams::new(1, c.f.path("w"))).await.unwrap();
+    for at in 0..200 {
+        c.f.file(&format!("w/{at}"), "");
+    }
+    loop {
+        let FileNotification::Changed(told) = c.next().await else { panic!("another kind") };
+        assert!(told.changes.len() <= 10);
+        if told.overflow {
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_ended_watch_is_silent() {
+    let mut c = Client::new();
+    c.f.dir("a");
+    c.f.dir("b");
+    for (id, name) in [(1, "a"), (2, "b")] {
+        c.watch(FsWatchParams::new(id, c.f.path(name))).await.unwrap();
+    }
+    let taken = c.watch(FsWatchParams::new(1, c.f.path("b"))).await;
+    assert!(matches!(taken, Err(FileError::IdTaken { .. })));
+    c.f.file("a/x", "");
+    c.call(FsUnwatchParams::new(1)).await.unwrap();
+    c.call(FsUnwatchParams::new(77)).await.unwrap();
+    while c.told.try_recv().is_ok() {}
+    c.f.file("a/y", "");
+    c.f.file("b/marker", "");
+    loop {
+        let FileNotification::Changed(told) = c.next().await else { panic!("another kind") };
+        assert_eq!(told.watch_id, 2);
+        if told.changes.iter().any(|change| change.path == c.f.path("b/marker")) {
+            break;
+        }
+    }
+    c.watch(FsWatchParams::new(1, c.f.path("a"))).await.unwrap();
+}
+
+#[tokio::test]
+async fn watches_are_bounded() {
+    let config = FilesConfig { max_watches: 3, max_missing_paths: 2, ..Default::default() };
+    let c = Client::with(config, codex_exec_host::files::Backend::Here);
+    let missing = |id| FsWatchMissingParams::new(id, vec![c.f.path("none")], None);
+    c.watch(FsWatchParams::new(1, c.f.path(""))).await.unwrap();
+    c.call(missing(1)).await.unwrap();
+    c.call(missing(2)).await.unwrap();
+    assert!(matches!(c.call(missing(3)).await, Err(FileError::TooMany { .. })));
+    // One that takes the place of another of its id counts once.
+    c.call(missing(2)).await.unwrap();
+    let long = FsWatchMissingParams::new(9, vec![c.f.path("none"); 3], None);
+    c.call(FsUnwatchParams::new(1)).await.unwrap();
+    assert!(matches!(c.call(long).await, Err(FileError::OutOfRange { .. })));
+    let slow = FsWatchParams { debounce_ms: Some(60_001), ..FsWatchParams::new(5, c.f.path("")) };
+    assert!(matches!(c.call(slow).await, Err(FileError::OutOfRange { .. })));
+    let none = c.call(FsWatchParams::new(5, c.f.path("none"))).await;
+    assert_eq!(kind(none), FileErrorKind::NotFound);
+    c.call(FsWatchParams::new(5, c.f.path(""))).await.unwrap();
+}
+
+impl Client {
+    async fn missing(&self, id: i64, missing: &[&str], present: Option<&str>) -> bool {
+        let missing = missing.iter().map(|name| self.f.path(name)).collect();
+        let present = present.map(|name| self.f.path(name));
+        self.call(FsWatchMissingParams::new(id, missing, present)).await.unwrap().watching
+    }
+
+    async fn told_missing(&mut self) -> i64 {
+        match self.next().await {
+            FileNotification::MissingChanged(told) => told.watch_id,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_missing_path_that_appears_is_told_once() {
+    let mut c = Client::new();
+    assert!(c.missing(1, &["a/b/c/file", "other"], None).await);
+    c.f.dir("a");
+    c.f.dir("a/b/c");
+    c.f.file("a/b/c/beside", "");
+    c.f.file("a/b/c/file", "");
+    assert_eq!(c.told_missing().await, 1);
+    c.f.file("other", "");
+    // Were there a second word of it, it would come before this one.
+    assert!(c.missing(2, &["last"], None).await);
+    c.f.dir("last");
+    assert_eq!(c.told_missing().await, 2);
+}
+
+#[tokio::test]
+async fn a_present_path_that_changes_is_told() {
+    let mut c = Client::new();
+    c.f.file("p", "1");
+    c.f.dir("d");
+    assert!(c.missing(1, &[], Some("p")).await);
+    c.f.file("p", "2");
+    assert_eq!(c.told_missing().await, 1);
+    assert!(c.missing(2, &["none"], Some("p")).await);
+    std::fs::remove_file(c.f.native("p")).unwrap();
+    assert_eq!(c.told_missing().await, 2);
+    assert!(c.missing(3, &[], Some("d")).await);
+    c.f.file("d/new", "");
+    assert_eq!(c.told_missing().await, 3);
+    assert!(c.missing(4, &[], Some("d/new")).await);
+    c.f.file("replacement", "");
+    std::fs::rename(c.f.native("replacement"), c.f.native("d/new")).unwrap();
+    assert_eq!(c.told_missing().await, 4);
+}
+
+#[tokio::test]
+async fn what_is_there_already_is_told_after_the_answer() {
+    let mut c = Client::new();
+    c.f.file("there", "");
+    let params = FsWatchMissingParams::new(5, vec![c.f.path("there")], None);
+    let answer = c.connection.call(c.backend.clone(), params).await.unwrap();
+    assert!(answer.watching);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(c.told.try_recv().is_err(), "the answer has not been sent yet");
+    drop(answer);
+    assert_eq!(c.told_missing().await, 5);
+}
+
+#[tokio::test]
+async fn nothing_to_watch_is_not_watched_and_links_count_when_they_lead_somewhere() {
+    let config = FilesConfig { missing_recheck: Duration::from_millis(50), ..Default::default() };
+    let mut c = Client::with(config, codex_exec_host::files::Backend::Here);
+    assert!(!c.missing(1, &[], None).await);
+    c.f.link("elsewhere/target", "link");
+    assert!(c.missing(2, &["link"], None).await);
+    c.f.file("elsewhere/target", "");
+    assert_eq!(c.told_missing().await, 2);
+}
+
+#[tokio::test]
+async fn watches_end_with_their_connection() {
+    let c = Client::new();
+    c.watch(FsWatchParams::new(1, c.f.path(""))).await.unwrap();
+    assert!(c.missing(1, &["none"], None).await);
+    let Client { f, connection, mut told, .. } = c;
+    drop(connection);
+    // The threads end, and with them the last hold on the way out.
+    let ended = tokio::time::timeout(Duration::from_secs(20), told.recv()).await;
+    assert_eq!(ended.expect("an end in time"), None);
+    drop(f);
+}

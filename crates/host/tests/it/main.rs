@@ -1,0 +1,7 @@
+//! Tests on real files and processes, on a real kernel.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod files;
+mod lifeline;
+mod spool;
+mod support;

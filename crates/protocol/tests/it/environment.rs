@@ -1,0 +1,93 @@
+//! `environment/info` and `environment/status`.
+
+use codex_exec_server_protocol::PathUri;
+use codex_exec_server_protocol::environment::*;
+
+use crate::golden::{golden, reads_as};
+
+fn path(text: &str) -> PathUri {
+    text.parse().unwrap()
+}
+
+#[test]
+fn info() {
+    let mut info = EnvironmentInfo {
+        shell: ShellInfo { name: "bash".into(), path: "/bin/bash".into() },
+        executor_version: "1.2.3".into(),
+        cwd: Some(path("/work dir")),
+        user_home_dir: Some(path("/root")),
+        platform_os: "linux".into(),
+        prepend_path_dirs: vec![path("/opt/bin")],
+        temporary_directories: Some(vec![path("/var/tmp")]),
+        temp_dir: Some(path("/tmp")),
+        capabilities: Capabilities { process_list: true, ..Capabilities::default() },
+    };
+    let text = serde_json::to_string(&info).unwrap();
+    let (members, capabilities) = text.split_once(r#","capabilities":"#).unwrap();
+    assert_eq!(
+        members,
+        r#"{"shell":{"name":"bash","path":"/bin/bash"},"executorVersion":"1.2.3","cwd":"file:///work%20dir","userHomeDir":"file:///root","platformOs":"linux","prependPathDirs":["file:///opt/bin"],"temporaryDirectories":["file:///var/tmp"],"tempDir":"file:///tmp""#
+    );
+    assert!(capabilities.contains(r#""processList":true"#), "{capabilities}");
+    reads_as(&text, &info);
+
+    // A directory that is gone is null; what is not known is left out.
+    (info.cwd, info.user_home_dir, info.temp_dir) = (None, None, None);
+    info.temporary_directories = None;
+    let text = serde_json::to_string(&info).unwrap();
+    assert!(text.contains(r#""cwd":null,"platformOs""#), "{text}");
+    assert!(!text.contains("tempDir") && !text.contains("temporaryDirectories"), "{text}");
+    reads_as(&text, &info);
+}
+
+/// The recorded answer of another server, with members of its own.
+#[test]
+fn info_of_another_make_is_understood() {
+    let text = r#"{"shell":{"name":"bash","path":"/bin/bash"},"executorVersion":"0.166.0","providerId":"sha256:b5","cwd":"file:///tmp","userHomeDir":"file:///root","platformOs":"linux","prependPathDirs":["file:///opt/x"],"temporaryDirectories":[],"tempDir":"file:///tmp","capabilities":{"networkProxyLaunch":true,"networkProxyReviewDomains":true,"credentialMasking":true,"capabilityDiscoverySandbox":true,"fsWatchMissing":true,"capabilityDiscoveryV2":true,"environmentConfigRead":true,"httpHeaderEnvVars":true,"sandboxedFileStreaming":true,"fileWriteStreaming":true,"shellSnapshotV2":true,"windowsMxc":false}}"#;
+    let info: EnvironmentInfo = serde_json::from_str(text).unwrap();
+    assert_eq!(info.executor_version, "0.166.0");
+    assert_eq!(info.cwd, Some(path("/tmp")));
+    assert!(info.capabilities.file_write_streaming && info.capabilities.fs_watch_missing);
+    assert!(!info.capabilities.process_list, "absent is false");
+    // The oldest said nothing at all.
+    reads_as("{}", &EnvironmentInfo::default());
+    reads_as(r#"{"cwd":null}"#, &EnvironmentInfo::default());
+}
+
+#[test]
+fn a_capability_that_is_no_boolean_is_not_there() {
+    let capabilities: Capabilities = serde_json::from_str(
+        r#"{"processList":"yes","processResize":{"v":1},"fsWatchMissing":true}"#,
+    )
+    .unwrap();
+    let only = Capabilities { fs_watch_missing: true, ..Capabilities::default() };
+    assert_eq!(capabilities, only);
+}
+
+#[test]
+fn every_capability_of_the_protocol_is_spelled_as_it_says() {
+    let text = serde_json::to_string(&Capabilities::default()).unwrap();
+    for name in [
+        "networkProxyLaunch",
+        "capabilityDiscoverySandbox",
+        "capabilityDiscoveryV2",
+        "environmentConfigRead",
+        "httpHeaderEnvVars",
+        "sandboxedFileStreaming",
+        "fileWriteStreaming",
+        "fsWatchMissing",
+        "shellSnapshotV2",
+        "processResize",
+        "processList",
+        "processSignals",
+    ] {
+        assert!(text.contains(&format!(r#""{name}":false"#)), "{name} in {text}");
+    }
+}
+
+#[test]
+fn status() {
+    golden(&EnvironmentStatusResponse { status: "ready".into() }, r#"{"status":"ready"}"#);
+    golden(&EnvironmentStatusParams {}, "{}");
+    golden(&EnvironmentInfoParams {}, "{}");
+}

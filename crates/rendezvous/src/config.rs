@@ -1,0 +1,183 @@
+//! Every limit and every time of the service, with its default beside it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use codex_exec_relay_core::FrameLimits;
+
+/// Limits and times. Start from `Config::default()` and change fields.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// What clients are told to connect to, such as `https://rendezvous.example.com`. Default
+    /// `None`: the host that the request itself named.
+    pub public_url: Option<PublicUrl>,
+    /// Where the time of day comes from; expiry depends on nothing else.
+    pub clock: Clock,
+
+    /// How long a URL can be used for the first time. Default 5 min.
+    pub url_lifetime: Duration,
+    /// How long an environment may be away and still come back with the URL it has. Default 10 min.
+    pub reconnect_window: Duration,
+    /// How long an authorization of a harness's key can be used. Default 2 min.
+    pub authorization_lifetime: Duration,
+    /// How long streams that acknowledge wait for a socket that dropped. Default 60 s.
+    pub grace: Duration,
+
+    /// What a frame may measure; what is longer is dropped. Default 256 KiB.
+    pub frame: FrameLimits,
+    /// A websocket message that is longer than this ends its socket. Default 1 MiB.
+    pub message_bytes: usize,
+    /// Streams of one environment. Default 1,024.
+    pub streams_per_environment: usize,
+    /// Streams of one harness's socket. Default 64.
+    pub streams_per_harness: usize,
+    /// Harnesses' sockets to one environment. Default 256.
+    pub harnesses_per_environment: usize,
+    /// Sockets of all kinds, http included. Default 20,000.
+    pub connections: usize,
+    /// Frames a second that are read from one socket; more wait. Default 50,000.
+    pub frames_per_second: u32,
+    /// Bytes that may wait for one socket. Default 1 MiB.
+    pub queue_bytes: usize,
+    /// How long a socket may take nothing at all while a frame waits for it. Default 10 s.
+    pub stall_timeout: Duration,
+
+    /// When a silent socket is pinged. Default 30 s.
+    pub ping_after: Duration,
+    /// How long the answer to a ping may take. Default 60 s.
+    pub pong_within: Duration,
+    /// How long a request may take to arrive, headers and body. Default 15 s.
+    pub request_timeout: Duration,
+    /// The longest request body. Default 64 KiB.
+    pub body_bytes: usize,
+    /// Failed authentications a minute from one address, before they are answered with 429.
+    /// Default 30.
+    pub failures_per_minute: u32,
+    /// Registrations and connections a minute by one token. Default 600.
+    pub calls_per_minute: u32,
+
+    /// How often the tokens of open sockets are looked at; requests always see the latest.
+    /// Default 250 ms.
+    pub revocation_interval: Duration,
+    /// How long streams may go on once the service was told to stop. Default 5 s.
+    pub drain: Duration,
+    /// How long a socket may take to close in good order. Default 2 s.
+    pub close_timeout: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            public_url: None,
+            clock: Clock::default(),
+            url_lifetime: Duration::from_secs(300),
+            reconnect_window: Duration::from_secs(600),
+            authorization_lifetime: Duration::from_secs(120),
+            grace: Duration::from_secs(60),
+            frame: FrameLimits::default(),
+            message_bytes: 1 << 20,
+            streams_per_environment: 1024,
+            streams_per_harness: 64,
+            harnesses_per_environment: 256,
+            connections: 20_000,
+            frames_per_second: 50_000,
+            queue_bytes: 1 << 20,
+            stall_timeout: Duration::from_secs(10),
+            ping_after: Duration::from_secs(30),
+            pong_within: Duration::from_secs(60),
+            request_timeout: Duration::from_secs(15),
+            body_bytes: 64 << 10,
+            failures_per_minute: 30,
+            calls_per_minute: 600,
+            revocation_interval: Duration::from_millis(250),
+            drain: Duration::from_secs(5),
+            close_timeout: Duration::from_secs(2),
+        }
+    }
+}
+
+/// The time of day, injected.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
+
+impl Clock {
+    /// A clock that asks `now`.
+    pub fn new(now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
+    /// Seconds since 1970.
+    pub fn now(&self) -> u64 {
+        (self.0)().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new(SystemTime::now)
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+/// The address that clients are told: `http://` or `https://`, without a slash at its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublicUrl(String);
+
+/// An address that clients could not use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a public url looks like https://rendezvous.example.com: http or https, no query")]
+pub struct PublicUrlError;
+
+impl std::str::FromStr for PublicUrl {
+    type Err = PublicUrlError;
+
+    fn from_str(text: &str) -> Result<Self, PublicUrlError> {
+        let uri: hyper::Uri = text.parse().map_err(|_| PublicUrlError)?;
+        let scheme = uri.scheme_str().filter(|scheme| matches!(*scheme, "http" | "https"));
+        let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
+        match (scheme, authority, uri.query()) {
+            (Some(_), Some(_), None) if !text.contains('#') => {
+                Ok(Self(text.trim_end_matches('/').to_owned()))
+            }
+            _ => Err(PublicUrlError),
+        }
+    }
+}
+
+impl PublicUrl {
+    /// As it is printed.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The same place, for a websocket.
+    pub(crate) fn websocket(&self) -> String {
+        match self.0.strip_prefix("https://") {
+            Some(rest) => format!("wss://{rest}"),
+            None => format!("ws://{}", self.0.trim_start_matches("http://")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn public_urls() {
+        let url: PublicUrl = "https://r.example.com/x/".parse().unwrap();
+        assert_eq!(url.as_str(), "https://r.example.com/x");
+        assert_eq!(url.websocket(), "wss://r.example.com/x");
+        let url: PublicUrl = "http://[::1]:80".parse().unwrap();
+        assert_eq!(url.websocket(), "ws://[::1]:80");
+        for bad in ["", "r.example.com", "wss://x", "https://u:p@x", "https://x?y", "https://x#y"] {
+            bad.parse::<PublicUrl>().unwrap_err();
+        }
+    }
+}

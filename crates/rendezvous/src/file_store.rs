@@ -1,0 +1,349 @@
+//! The store of a service on its own: a data directory with three files.
+//!
+//! ```text
+//! secret       the key that signs, 0600
+//! tokens.log   written by the command line, followed by the service
+//! state.log    written by the service, which holds a lock on it
+//! ```
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::journal::{Journal, SharedJournal};
+use crate::secret::{Secret, SigningKey};
+use crate::store::{Registration, StoreError, TokenChange, Tokens};
+use crate::token::{Right, Scope, TokenRecord};
+
+/// How large the journal of state may be before it is looked at whether it can be smaller.
+const COMPACT_BYTES: u64 = 4 << 20;
+
+/// A data directory, opened by a service.
+#[derive(Debug)]
+pub struct FileStore {
+    key: SigningKey,
+    tokens: Mutex<(SharedJournal, Tokens)>,
+    state: Arc<Mutex<State>>,
+    /// Held as long as the service runs.
+    _lock: File,
+}
+
+#[derive(Debug)]
+struct State {
+    journal: Journal,
+    compact_at: u64,
+    registrations: BTreeMap<String, Registration>,
+    used: HashMap<String, u64>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Record {
+    Registered(Registration),
+    Removed(String),
+    Seen { environment: String, registration: String, online: bool, at: u64 },
+    Used { name: String, expires: u64 },
+}
+
+impl FileStore {
+    /// Opens the directory, making it if it is missing, for this process alone.
+    pub fn open(directory: &Path, now: u64) -> Result<Self, StoreError> {
+        make_directory(directory)?;
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(directory.join("lock"))?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Err(StoreError::Locked(directory.to_owned()));
+        }
+        let key = SigningKey::open(&directory.join("secret"))?;
+        let (journal, records) = Journal::open(&directory.join("state.log"))?;
+        let mut state = State {
+            journal,
+            compact_at: COMPACT_BYTES,
+            registrations: BTreeMap::new(),
+            used: HashMap::new(),
+        };
+        records.into_iter().for_each(|record| state.apply(record));
+        // Whoever was online when the last service died was so until now, as far as anybody can
+        // tell: it may come back with the url it has.
+        for registration in state.registrations.values_mut() {
+            if registration.online_since.take().is_some() {
+                registration.last_seen = now;
+            }
+        }
+        state.compact(now)?;
+        let tokens = (SharedJournal::new(directory.join("tokens.log")), Tokens::default());
+        let store = Self {
+            key,
+            tokens: Mutex::new(tokens),
+            state: Arc::new(Mutex::new(state)),
+            _lock: lock,
+        };
+        drop(store.tokens()?);
+        Ok(store)
+    }
+
+    pub(crate) fn signing_key(&self) -> &SigningKey {
+        &self.key
+    }
+
+    /// The tokens as they are in the file at this moment.
+    pub(crate) fn tokens(&self) -> Result<impl std::ops::Deref<Target = Tokens>, StoreError> {
+        let mut guard = lock(&self.tokens);
+        let (journal, tokens) = &mut *guard;
+        follow(journal, tokens)?;
+        Ok(TokensGuard(guard))
+    }
+
+    pub(crate) fn registration(&self, environment: &str) -> Option<Registration> {
+        lock(&self.state).registrations.get(environment).cloned()
+    }
+
+    pub(crate) fn registrations(&self) -> Vec<Registration> {
+        lock(&self.state).registrations.values().cloned().collect()
+    }
+
+    pub(crate) async fn register(&self, registration: Registration) -> Result<(), StoreError> {
+        self.record(Record::Registered(registration), true).await
+    }
+
+    pub(crate) async fn remove(&self, environment: &str) -> Result<bool, StoreError> {
+        if self.registration(environment).is_none() {
+            return Ok(false);
+        }
+        self.record(Record::Removed(environment.to_owned()), true).await?;
+        Ok(true)
+    }
+
+    pub(crate) async fn seen(
+        &self,
+        environment: &str,
+        registration: &str,
+        online: bool,
+        at: u64,
+    ) -> Result<(), StoreError> {
+        let (environment, registration) = (environment.to_owned(), registration.to_owned());
+        self.record(Record::Seen { environment, registration, online, at }, false).await
+    }
+
+    pub(crate) async fn use_once(
+        &self,
+        name: &str,
+        expires: u64,
+        now: u64,
+    ) -> Result<bool, StoreError> {
+        let (state, name) = (self.state.clone(), name.to_owned());
+        blocking(move || {
+            let mut state = lock(&state);
+            if state.used.contains_key(&name) {
+                return Ok(false);
+            }
+            // Written first: if it cannot be, it cannot be used either.
+            state.write(Record::Used { name, expires }, true)?;
+            state.compact_if_large(now);
+            Ok(true)
+        })
+        .await
+    }
+
+    async fn record(&self, record: Record, durable: bool) -> Result<(), StoreError> {
+        let state = self.state.clone();
+        blocking(move || lock(&state).write(record, durable)).await
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, StoreError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    Ok(done.map_err(io::Error::other)??)
+}
+
+impl State {
+    fn write(&mut self, record: Record, durable: bool) -> io::Result<()> {
+        self.journal.append(&record, durable)?;
+        self.apply(record);
+        Ok(())
+    }
+
+    fn apply(&mut self, record: Record) {
+        match record {
+            Record::Registered(registration) => {
+                self.registrations.insert(registration.environment.clone(), registration);
+            }
+            Record::Removed(environment) => {
+                self.registrations.remove(&environment);
+            }
+            Record::Seen { environment, registration, online, at } => {
+                if let Some(known) = self.registrations.get_mut(&environment)
+                    && known.id == registration
+                {
+                    known.online_since = online.then_some(at);
+                    known.last_seen = at;
+                }
+            }
+            Record::Used { name, expires } => {
+                self.used.insert(name, expires);
+            }
+        }
+    }
+
+    fn compact_if_large(&mut self, now: u64) {
+        if self.journal.len() >= self.compact_at
+            && let Err(error) = self.compact(now)
+        {
+            // It only grows; the next try is not at once.
+            tracing::warn!(%error, "cannot compact the state");
+            self.compact_at = self.journal.len() + COMPACT_BYTES;
+        }
+    }
+
+    fn compact(&mut self, now: u64) -> io::Result<()> {
+        self.used.retain(|_, expires| *expires > now);
+        let registrations = self.registrations.values().cloned().map(Record::Registered);
+        let used = self.used.iter();
+        let used = used.map(|(name, &expires)| Record::Used { name: name.clone(), expires });
+        self.journal.rewrite(registrations.chain(used))?;
+        self.compact_at = (self.journal.len() * 2).max(COMPACT_BYTES);
+        Ok(())
+    }
+}
+
+struct TokensGuard<'a>(MutexGuard<'a, (SharedJournal, Tokens)>);
+
+impl std::ops::Deref for TokensGuard<'_> {
+    type Target = Tokens;
+
+    fn deref(&self) -> &Tokens {
+        &self.0.1
+    }
+}
+
+fn follow(journal: &mut SharedJournal, tokens: &mut Tokens) -> io::Result<()> {
+    if let Some((fresh, changes)) = journal.changes()? {
+        if fresh {
+            *tokens = Tokens::default();
+        }
+        changes.into_iter().for_each(|change| tokens.apply(change));
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn make_directory(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
+
+/// The tokens of a data directory, whether or not a service runs on it.
+#[derive(Debug, Clone)]
+pub struct TokenFile(PathBuf);
+
+impl TokenFile {
+    /// Of that directory, which is made if it is missing.
+    pub fn open(directory: &Path) -> io::Result<Self> {
+        make_directory(directory)?;
+        Ok(Self(directory.join("tokens.log")))
+    }
+
+    /// Makes a token. It is given here and kept nowhere.
+    pub fn create(
+        &self,
+        scope: Scope,
+        can: Vec<Right>,
+        now: u64,
+        expires: Option<u64>,
+    ) -> io::Result<(Secret, TokenRecord)> {
+        let (token, record) = TokenRecord::generate(scope, can, now, expires)?;
+        SharedJournal::append(&self.0, &TokenChange::Create(record.clone()))?;
+        Ok((token, record))
+    }
+
+    /// The tokens that are not revoked, the oldest first.
+    pub fn list(&self) -> io::Result<Vec<TokenRecord>> {
+        Ok(self.read()?.list())
+    }
+
+    /// Revokes a token; `false` if there is none with that id.
+    pub fn revoke(&self, id: &str) -> io::Result<bool> {
+        if self.read()?.by_id(id).is_none() {
+            return Ok(false);
+        }
+        SharedJournal::append(&self.0, &TokenChange::Revoke(id.to_owned()))?;
+        Ok(true)
+    }
+
+    fn read(&self) -> io::Result<Tokens> {
+        let mut tokens = Tokens::default();
+        follow(&mut SharedJournal::new(self.0.clone()), &mut tokens)?;
+        Ok(tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registration(environment: &str) -> Registration {
+        Registration {
+            environment: environment.into(),
+            id: format!("reg_{environment}"),
+            executor_key: None,
+            token: "tok".into(),
+            registered: 1,
+            online_since: None,
+            last_seen: 1,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_refuses_and_recovers() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = FileStore::open(dir.path(), 1).unwrap();
+        store.register(registration("before")).await.unwrap();
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let real = lock(&store.state).journal.divert(full);
+        store.register(registration("refused")).await.unwrap_err();
+        store.use_once("refused", 100, 1).await.unwrap_err();
+        assert!(!store.remove("nobody").await.unwrap());
+        store.remove("before").await.unwrap_err();
+        // What could not be kept did not happen.
+        assert_eq!(store.registrations(), [registration("before")]);
+        lock(&store.state).journal.divert(real);
+        store.register(registration("after")).await.unwrap();
+        assert!(store.use_once("refused", 100, 1).await.unwrap());
+        drop(store);
+        let store = FileStore::open(dir.path(), 2).unwrap();
+        assert_eq!(store.registrations(), [registration("after"), registration("before")]);
+        assert!(!store.use_once("refused", 100, 2).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn the_journal_does_not_grow_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = FileStore::open(dir.path(), 1).unwrap();
+        store.register(registration("e")).await.unwrap();
+        {
+            let mut state = lock(&store.state);
+            for number in 0..50_000u64 {
+                let record = Record::Used { name: format!("{number:032}"), expires: number };
+                state.write(record, false).unwrap();
+                state.compact_if_large(number);
+            }
+        }
+        let len = dir.path().join("state.log").metadata().unwrap().len();
+        assert!(len <= COMPACT_BYTES + 1024, "{len}");
+        assert_eq!(store.registrations().len(), 1);
+    }
+}

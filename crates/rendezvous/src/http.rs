@@ -1,0 +1,373 @@
+//! Requests: from a path and a body to a call, and back.
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HOST, HeaderValue, ORIGIN, RETRY_AFTER,
+    SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE, WWW_AUTHENTICATE,
+};
+use hyper::http::uri::Authority;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sha1::{Digest, Sha1};
+
+use crate::api::{ApiError, ListAnswer, ValidateAnswer};
+use crate::registry::Caller;
+use crate::service::Service;
+use crate::socket;
+
+pub(crate) type Answer = Response<Full<Bytes>>;
+
+/// A connection's share of all there may be.
+pub(crate) type Share = std::sync::Arc<tokio::sync::OwnedSemaphorePermit>;
+
+/// The longest id of an environment.
+const MAX_ID_LEN: usize = 128;
+
+/// Answers one request.
+pub(crate) async fn respond(
+    service: &Service,
+    from: IpAddr,
+    secure: bool,
+    request: Request<Incoming>,
+    share: Share,
+) -> Answer {
+    let (call, result) = route(service, from, secure, request, share).await;
+    let answer = result.unwrap_or_else(failure);
+    service.metrics().request(call, answer.status().as_u16());
+    tracing::debug!(call, status = answer.status().as_u16(), "request");
+    answer
+}
+
+/// What a request asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Call {
+    Health,
+    Ready,
+    Metrics,
+    Rendezvous,
+    List,
+    Environment(String),
+    Register(String),
+    Connect(String),
+    Validate(String),
+    RegisterExecutor(String),
+    ConnectExecutor(String),
+}
+
+impl Call {
+    fn parse(path: &str) -> Result<Self, ApiError> {
+        let mut parts = path.strip_prefix('/').unwrap_or(path).split('/');
+        let call = match (parts.next(), parts.next(), parts.next(), parts.next()) {
+            (Some("healthz"), None, ..) => Self::Health,
+            (Some("readyz"), None, ..) => Self::Ready,
+            (Some("metrics"), None, ..) => Self::Metrics,
+            (Some("rendezvous"), Some("v1"), None, _) => Self::Rendezvous,
+            (Some("cloud"), Some("environments"), None, _) => Self::List,
+            (Some("cloud"), Some("environment"), Some(id), None) => Self::Environment(name(id)?),
+            (Some("cloud"), Some("environment"), Some(id), Some(call)) => match call {
+                "register" => Self::Register(name(id)?),
+                "connect" => Self::Connect(name(id)?),
+                "validate" => Self::Validate(name(id)?),
+                _ => return Err(ApiError::NotFound),
+            },
+            (Some("cloud"), Some("executor"), Some(id), Some(call)) => match call {
+                "register" => Self::RegisterExecutor(name(id)?),
+                "connect" => Self::ConnectExecutor(name(id)?),
+                _ => return Err(ApiError::NotFound),
+            },
+            _ => return Err(ApiError::NotFound),
+        };
+        if parts.next().is_some() { Err(ApiError::NotFound) } else { Ok(call) }
+    }
+
+    fn label(&self) -> &'static str {
+        match self {
+            Self::Health | Self::Ready => "health",
+            Self::Metrics => "metrics",
+            Self::Rendezvous => "rendezvous",
+            Self::List | Self::Environment(_) => "environments",
+            Self::Register(_) => "register",
+            Self::Connect(_) => "connect",
+            Self::Validate(_) => "validate",
+            Self::RegisterExecutor(_) => "register_executor",
+            Self::ConnectExecutor(_) => "connect_executor",
+        }
+    }
+}
+
+async fn route(
+    service: &Service,
+    from: IpAddr,
+    secure: bool,
+    request: Request<Incoming>,
+    share: Share,
+) -> (&'static str, Result<Answer, ApiError>) {
+    // A page in a browser has no business here; a browser always says where it comes from.
+    if request.headers().contains_key(ORIGIN) {
+        return ("refused", Err(ApiError::Origin));
+    }
+    match Call::parse(request.uri().path()) {
+        Ok(call) => (call.label(), answer(service, from, secure, call, request, share).await),
+        Err(error) => ("unknown", Err(error)),
+    }
+}
+
+async fn answer(
+    service: &Service,
+    from: IpAddr,
+    secure: bool,
+    call: Call,
+    request: Request<Incoming>,
+    share: Share,
+) -> Result<Answer, ApiError> {
+    let method = request.method().clone();
+    let needs = match &call {
+        Call::Health | Call::Ready | Call::Metrics | Call::Rendezvous | Call::List => &Method::GET,
+        Call::Environment(_) if method == Method::DELETE => &Method::DELETE,
+        Call::Environment(_) => &Method::GET,
+        _ => &Method::POST,
+    };
+    if method != *needs {
+        return Err(ApiError::Method);
+    }
+    match call {
+        Call::Health => return Ok(text("ok\n")),
+        Call::Ready if service.is_draining() => return Err(ApiError::Draining),
+        Call::Ready => return Ok(text("ok\n")),
+        Call::Metrics => return Ok(text(service.render_metrics())),
+        _ => {}
+    }
+    let registry = service.registry();
+    let (parts, body) = request.into_parts();
+    let authorization = parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let caller = Caller {
+        token: authorization.and_then(bearer),
+        address: from,
+        websocket_base: websocket_base(service, secure, parts.headers.get(HOST)),
+    };
+    // Those that are here finish what they do; nobody new begins.
+    let begins = !matches!(call, Call::Validate(_) | Call::List | Call::Environment(_));
+    if begins && service.is_draining() {
+        return Err(ApiError::Draining);
+    }
+    match call {
+        Call::Rendezvous => {
+            rendezvous(service, from, Request::from_parts(parts, body), share).await
+        }
+        Call::List => {
+            let environments = registry.list(&caller).await?;
+            json(&ListAnswer { environments })
+        }
+        Call::Environment(id) if method == Method::DELETE => {
+            registry.remove(&caller, &id).await?;
+            json(&serde_json::json!({}))
+        }
+        Call::Environment(id) => json(&registry.show(&caller, &id).await?),
+        Call::Register(id) => {
+            json(&registry.register(&caller, &id, read(service, body).await?).await?)
+        }
+        Call::Connect(id) => {
+            json(&registry.connect(&caller, &id, read(service, body).await?).await?)
+        }
+        Call::Validate(id) => {
+            let valid = registry.validate(&caller, &id, read(service, body).await?).await?;
+            json(&ValidateAnswer { valid })
+        }
+        Call::RegisterExecutor(id) => json(&registry.register_executor(&caller, &id).await?),
+        Call::ConnectExecutor(id) => json(&registry.connect_executor(&caller, &id).await?),
+        Call::Health | Call::Ready | Call::Metrics => Err(ApiError::NotFound),
+    }
+}
+
+/// Upgrades to a websocket for whoever has a pass.
+async fn rendezvous(
+    service: &Service,
+    from: IpAddr,
+    mut request: Request<Incoming>,
+    share: Share,
+) -> Result<Answer, ApiError> {
+    let accept = accept_key(&request).ok_or(ApiError::UpgradeRequired)?;
+    let query = request.uri().query().unwrap_or_default();
+    let pass = query.split('&').find_map(|pair| pair.strip_prefix("pass="));
+    let seat = service.registry().seat(pass, from).await?;
+    let upgrade = hyper::upgrade::on(&mut request);
+    let hub = service.registry().hub.clone();
+    let config = service.config().clone();
+    service.tasks().spawn(async move {
+        let _share = share;
+        match upgrade.await {
+            Ok(io) => hub.run(seat, socket::builder(&config).serve(TokioIo::new(io))).await,
+            Err(error) => tracing::debug!(%error, "upgrade failed"),
+        }
+    });
+    let mut response = Response::new(Full::default());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
+    Ok(response)
+}
+
+fn bearer(header: &str) -> Option<&str> {
+    let (scheme, token) = header.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
+}
+
+/// Where a client should open its websocket: where we are told we are, or where it found us.
+fn websocket_base(service: &Service, secure: bool, host: Option<&HeaderValue>) -> String {
+    if let Some(url) = &service.config().public_url {
+        return url.websocket();
+    }
+    let scheme = if secure { "wss" } else { "ws" };
+    let host = host.and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
+    let host = host.filter(|host| !host.as_str().contains('@'));
+    format!("{scheme}://{}", host.as_ref().map_or("localhost", Authority::as_str))
+}
+
+/// The id of an environment out of a path.
+fn name(part: &str) -> Result<String, ApiError> {
+    let mut bytes = part.bytes();
+    let mut id = String::with_capacity(part.len());
+    while let Some(byte) = bytes.next() {
+        let byte = if byte == b'%' {
+            let mut digit = || bytes.next().and_then(|digit| char::from(digit).to_digit(16));
+            match (digit(), digit()) {
+                (Some(high), Some(low)) => (high * 16 + low) as u8,
+                _ => return Err(ApiError::EnvironmentId),
+            }
+        } else {
+            byte
+        };
+        if !byte.is_ascii_alphanumeric() && !b"._~:@+-".contains(&byte) {
+            return Err(ApiError::EnvironmentId);
+        }
+        id.push(char::from(byte));
+    }
+    if id.is_empty() || id.len() > MAX_ID_LEN { Err(ApiError::EnvironmentId) } else { Ok(id) }
+}
+
+async fn read<T: DeserializeOwned>(service: &Service, body: Incoming) -> Result<T, ApiError> {
+    let config = service.config();
+    let whole = Limited::new(body, config.body_bytes).collect();
+    let whole = tokio::time::timeout(config.request_timeout, whole);
+    let bytes = match whole.await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(ApiError::BodyTooLong),
+        Ok(Err(_)) => return Err(ApiError::Body("it was cut short")),
+        Err(_) => return Err(ApiError::BodyTooSlow),
+    };
+    // What serde says may quote the body, which holds secrets.
+    serde_json::from_slice(&bytes).map_err(|error| match error.classify() {
+        serde_json::error::Category::Data => {
+            ApiError::Body("a member is missing, unknown or not a public key")
+        }
+        _ => ApiError::Body("it is not JSON"),
+    })
+}
+
+fn json<T: Serialize>(body: &T) -> Result<Answer, ApiError> {
+    let bytes = serde_json::to_vec(body).map_err(|_| ApiError::Store)?;
+    let mut response = Response::new(Full::from(bytes));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    // Answers hold secrets.
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}
+
+fn text(body: impl Into<Bytes>) -> Answer {
+    let mut response = Response::new(Full::new(body.into()));
+    let plain = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, plain);
+    response
+}
+
+fn failure(error: ApiError) -> Answer {
+    let mut response = json(&error.answer()).unwrap_or_default();
+    *response.status_mut() = error.status();
+    let headers = response.headers_mut();
+    match error {
+        ApiError::Unauthorized => {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        ApiError::Limited => {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("60"));
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        ApiError::Draining => {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        _ => {}
+    }
+    response
+}
+
+/// The answer to a request for a websocket (RFC 6455); `None` if it is none.
+fn accept_key(request: &Request<Incoming>) -> Option<HeaderValue> {
+    let has = |name, token: &str| {
+        request.headers().get_all(name).iter().any(|value| {
+            value.to_str().is_ok_and(|value| {
+                value.split(',').any(|part| part.trim().eq_ignore_ascii_case(token))
+            })
+        })
+    };
+    if !has(CONNECTION, "upgrade")
+        || !has(UPGRADE, "websocket")
+        || !has(SEC_WEBSOCKET_VERSION, "13")
+    {
+        return None;
+    }
+    let key = request.headers().get(SEC_WEBSOCKET_KEY)?;
+    let mut sha1 = Sha1::new();
+    sha1.update(key.as_bytes());
+    sha1.update(b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
+    HeaderValue::from_str(&base64_simd::STANDARD.encode_to_string(sha1.finalize())).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::RENDEZVOUS_PATH;
+
+    #[test]
+    fn paths() {
+        let call = |path| Call::parse(path);
+        assert_eq!(call("/healthz"), Ok(Call::Health));
+        assert_eq!(call(RENDEZVOUS_PATH), Ok(Call::Rendezvous));
+        assert_eq!(call("/cloud/environments"), Ok(Call::List));
+        assert_eq!(call("/cloud/environment/e1"), Ok(Call::Environment("e1".into())));
+        assert_eq!(call("/cloud/environment/e%31/register"), Ok(Call::Register("e1".into())));
+        assert_eq!(call("/cloud/executor/a.b/register"), Ok(Call::RegisterExecutor("a.b".into())));
+        for bad in ["/", "", "/cloud", "/cloud/environment/e1/steal", "/healthz/x", "/rendezvous"] {
+            assert_eq!(call(bad), Err(ApiError::NotFound), "{bad}");
+        }
+        let long = format!("/cloud/environment/{}/connect", "x".repeat(129));
+        for bad in [
+            "/cloud/environment//register",
+            "/cloud/environment/a%2",
+            "/cloud/environment/%zz",
+            "/cloud/environment/a%2Fb/register",
+            "/cloud/environment/a%00/connect",
+            &long,
+        ] {
+            assert_eq!(call(bad), Err(ApiError::EnvironmentId), "{bad}");
+        }
+        assert_eq!(call("/cloud/environment/e1/register/more"), Err(ApiError::NotFound));
+    }
+
+    #[test]
+    fn bearers() {
+        assert_eq!(bearer("Bearer abc"), Some("abc"));
+        assert_eq!(bearer("bearer  abc"), Some("abc"));
+        assert_eq!(bearer("Basic abc"), None);
+        assert_eq!(bearer("abc"), None);
+    }
+}

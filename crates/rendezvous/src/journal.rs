@@ -1,0 +1,273 @@
+//! A file that only grows: one checked record a line.
+//!
+//! Invariant: what `append` has answered with `Ok` is read back after any crash of the process; a
+//! line that was cut short by a crash or a full disk is as if it had never been.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::secret::digest;
+
+/// Hex digits of a line's checksum.
+const CHECK_LEN: usize = 16;
+
+/// A journal that this process writes.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    file: File,
+    path: PathBuf,
+    len: u64,
+}
+
+impl Journal {
+    /// Opens the file, making it if it is missing, and gives what it holds.
+    pub(crate) fn open<R: DeserializeOwned>(path: &Path) -> io::Result<(Self, Vec<R>)> {
+        let mut file = open(path)?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        let (records, len) = parse(&text);
+        let mut journal = Self { file, path: path.to_owned(), len: len as u64 };
+        // A torn tail would swallow the next record.
+        journal.cut()?;
+        Ok((journal, records))
+    }
+
+    /// Adds a record; `durable` says that it has to survive the machine too.
+    pub(crate) fn append<R: Serialize>(&mut self, record: &R, durable: bool) -> io::Result<()> {
+        let line = line(record)?;
+        let written = self
+            .file
+            .write_all(&line)
+            .and_then(|()| if durable { self.file.sync_data() } else { Ok(()) });
+        match written {
+            Ok(()) => {
+                self.len += line.len() as u64;
+                Ok(())
+            }
+            Err(error) => {
+                // Best effort: a torn line is dropped when it is read, too.
+                let _ = self.cut();
+                Err(error)
+            }
+        }
+    }
+
+    /// Bytes in the file.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Replaces everything by these records, at once.
+    pub(crate) fn rewrite<R: Serialize>(
+        &mut self,
+        records: impl Iterator<Item = R>,
+    ) -> io::Result<()> {
+        let beside = self.path.with_extension("new");
+        let _ = std::fs::remove_file(&beside);
+        let mut file = open(&beside)?;
+        let mut text = Vec::new();
+        for record in records {
+            text.extend_from_slice(&line(&record)?);
+        }
+        file.write_all(&text)?;
+        file.sync_all()?;
+        std::fs::rename(&beside, &self.path)?;
+        if let Some(directory) = self.path.parent() {
+            File::open(directory)?.sync_all()?;
+        }
+        self.file = file;
+        self.len = text.len() as u64;
+        Ok(())
+    }
+
+    /// Writes go elsewhere; gives where they went.
+    #[cfg(test)]
+    pub(crate) fn divert(&mut self, file: File) -> File {
+        std::mem::replace(&mut self.file, file)
+    }
+
+    fn cut(&mut self) -> io::Result<()> {
+        self.file.set_len(self.len)?;
+        self.file.seek(SeekFrom::Start(self.len))?;
+        Ok(())
+    }
+}
+
+/// A journal that several processes write, a line at a time, and that one follows.
+#[derive(Debug)]
+pub(crate) struct SharedJournal {
+    path: PathBuf,
+    /// The file that was read, how much of it, and when it was last changed.
+    seen: Option<(File, u64, Stamp)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    len: u64,
+}
+
+impl SharedJournal {
+    /// The file at that path, which need not be there yet.
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path, seen: None }
+    }
+
+    /// What was added since the last call. `Some(true)` in front means that the file is another
+    /// one: forget what came before.
+    pub(crate) fn changes<R: DeserializeOwned>(&mut self) -> io::Result<Option<(bool, Vec<R>)>> {
+        let stamp = match self.path.metadata() {
+            Ok(meta) => Stamp { device: meta.dev(), inode: meta.ino(), len: meta.len() },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(self.seen.take().map(|_| (true, Vec::new())));
+            }
+            Err(error) => return Err(error),
+        };
+        if self.seen.as_ref().is_some_and(|(_, _, seen)| *seen == stamp) {
+            return Ok(None);
+        }
+        let same = self.seen.take().filter(|(_, read, seen)| {
+            (seen.device, seen.inode) == (stamp.device, stamp.inode) && *read <= stamp.len
+        });
+        let fresh = same.is_none();
+        let (file, read) = match same {
+            Some((file, read, _)) => (file, read),
+            None => (File::open(&self.path)?, 0),
+        };
+        let mut text = vec![0; usize::try_from(stamp.len - read).unwrap_or(0)];
+        file.read_exact_at(&mut text, read)?;
+        let (records, len) = parse(&text);
+        self.seen = Some((file, read + len as u64, stamp));
+        Ok(Some((fresh, records)))
+    }
+
+    /// Adds a record, while no other process does.
+    pub(crate) fn append<R: Serialize>(path: &Path, record: &R) -> io::Result<()> {
+        let mut file = open(path)?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        // A line torn by a writer's crash is ended, so that it spoils itself only.
+        let mut addition = Vec::new();
+        if text.last().is_some_and(|last| *last != b'\n') {
+            addition.push(b'\n');
+        }
+        addition.extend_from_slice(&line(record)?);
+        let len = text.len() as u64;
+        if let Err(error) = file.write_all(&addition).and_then(|()| file.sync_all()) {
+            let _ = file.set_len(len);
+            return Err(error);
+        }
+        Ok(())
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)
+}
+
+fn line<R: Serialize>(record: &R) -> io::Result<Vec<u8>> {
+    let json = serde_json::to_string(record)?;
+    Ok(format!("{} {json}\n", &digest(json.as_bytes())[..CHECK_LEN]).into_bytes())
+}
+
+/// The records in whole lines, and how many bytes those lines take. Lines that do not check are
+/// skipped.
+fn parse<R: DeserializeOwned>(text: &[u8]) -> (Vec<R>, usize) {
+    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    let records = text[..whole].split(|byte| *byte == b'\n').filter_map(|line| {
+        let (check, json) = line.split_at_checked(CHECK_LEN)?;
+        let json = json.strip_prefix(b" ")?;
+        if &digest(json).as_bytes()[..CHECK_LEN] != check {
+            tracing::warn!("a damaged record was skipped");
+            return None;
+        }
+        serde_json::from_slice(json).ok()
+    });
+    (records.collect(), whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("j.log");
+        (dir, path)
+    }
+
+    #[test]
+    fn every_cut_of_the_file_gives_whole_records_and_takes_more() {
+        let (_dir, path) = file();
+        let (mut journal, none) = Journal::open::<u32>(&path).unwrap();
+        assert!(none.is_empty());
+        for number in 0..3 {
+            journal.append(&number, true).unwrap();
+        }
+        let whole = std::fs::read(&path).unwrap();
+        for cut in 0..=whole.len() {
+            std::fs::write(&path, &whole[..cut]).unwrap();
+            let (mut journal, records) = Journal::open::<u32>(&path).unwrap();
+            assert!(records.iter().copied().eq(0..records.len() as u32), "{cut}");
+            journal.append(&77, false).unwrap();
+            let (_, again) = Journal::open::<u32>(&path).unwrap();
+            assert_eq!(again.len(), records.len() + 1, "{cut}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_line_spoils_itself_only() {
+        let (_dir, path) = file();
+        let (mut journal, _) = Journal::open::<String>(&path).unwrap();
+        for word in ["one", "two", "three"] {
+            journal.append(&word, false).unwrap();
+        }
+        let text = std::fs::read_to_string(&path).unwrap().replace("two", "tvo");
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(Journal::open::<String>(&path).unwrap().1, ["one", "three"]);
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_and_spoils_nothing() {
+        // The device that is always full.
+        let (_dir, path) = file();
+        let (mut journal, _) = Journal::open::<u32>(&path).unwrap();
+        journal.file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let error = journal.append(&1, false).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(journal.len(), 0);
+    }
+
+    #[test]
+    fn rewriting_keeps_what_is_given() {
+        let (_dir, path) = file();
+        let (mut journal, _) = Journal::open::<u32>(&path).unwrap();
+        (0..100).for_each(|number| journal.append(&number, false).unwrap());
+        journal.rewrite([7, 8].iter()).unwrap();
+        journal.append(&9, false).unwrap();
+        assert_eq!(Journal::open::<u32>(&path).unwrap().1, [7, 8, 9]);
+    }
+
+    #[test]
+    fn a_shared_journal_is_followed() {
+        let (_dir, path) = file();
+        let mut shared = SharedJournal::new(path.clone());
+        assert_eq!(shared.changes::<u32>().unwrap(), None);
+        SharedJournal::append(&path, &1).unwrap();
+        assert_eq!(shared.changes::<u32>().unwrap(), Some((true, vec![1])));
+        assert_eq!(shared.changes::<u32>().unwrap(), None);
+        SharedJournal::append(&path, &2).unwrap();
+        assert_eq!(shared.changes::<u32>().unwrap(), Some((false, vec![2])));
+        std::fs::remove_file(&path).unwrap();
+        SharedJournal::append(&path, &3).unwrap();
+        assert_eq!(shared.changes::<u32>().unwrap(), Some((true, vec![3])));
+    }
+}

@@ -1,0 +1,117 @@
+//! Rates: how often somebody may fail, call, or send.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+/// How many keys are remembered; when there are more, those that are idle are forgotten.
+const MAX_KEYS: usize = 10_000;
+
+/// So many a minute for each key, saved up to one minute's worth.
+#[derive(Debug)]
+pub(crate) struct PerMinute<K> {
+    limit: u32,
+    buckets: Mutex<HashMap<K, Bucket>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Bucket {
+    left: f64,
+    at: Instant,
+}
+
+impl<K: Hash + Eq> PerMinute<K> {
+    pub(crate) fn new(limit: u32) -> Self {
+        Self { limit, buckets: Mutex::new(HashMap::new()) }
+    }
+
+    /// Counts one; `false` if it is one too many.
+    pub(crate) fn take(&self, key: K) -> bool {
+        let now = Instant::now();
+        let limit = f64::from(self.limit);
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        if buckets.len() >= MAX_KEYS {
+            buckets.retain(|_, bucket| bucket.refill(limit, now) < limit);
+            if buckets.len() >= MAX_KEYS {
+                // Everybody is busy: start afresh rather than grow.
+                buckets.clear();
+            }
+        }
+        let bucket = buckets.entry(key).or_insert(Bucket { left: limit, at: now });
+        bucket.refill(limit, now);
+        let some_left = bucket.left >= 1.0;
+        if some_left {
+            bucket.left -= 1.0;
+        }
+        some_left
+    }
+}
+
+impl Bucket {
+    fn refill(&mut self, limit: f64, now: Instant) -> f64 {
+        let minutes = now.saturating_duration_since(self.at).as_secs_f64() / 60.0;
+        self.left = (self.left + minutes * limit).min(limit);
+        self.at = now;
+        self.left
+    }
+}
+
+/// So many a second; more have to wait.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    per_second: u32,
+    left: u32,
+    until: Instant,
+}
+
+impl Pace {
+    pub(crate) fn new(per_second: u32) -> Self {
+        Self { per_second: per_second.max(1), left: 0, until: Instant::now() }
+    }
+
+    pub(crate) async fn wait(&mut self) {
+        if self.left == 0 {
+            // Looked at once a second's worth, so that the clock is not asked for every frame.
+            sleep_until(self.until).await;
+            self.left = self.per_second;
+            self.until = Instant::now() + Duration::from_secs(1);
+        }
+        self.left -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn so_many_a_minute() {
+        let rate = PerMinute::new(3);
+        assert!((0..3).all(|_| rate.take("a")));
+        assert!(!rate.take("a"));
+        assert!(rate.take("b"));
+        tokio::time::advance(Duration::from_secs(20)).await;
+        assert!(rate.take("a"));
+        assert!(!rate.take("a"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn so_many_a_second() {
+        let start = Instant::now();
+        let mut pace = Pace::new(10);
+        for _ in 0..25 {
+            pace.wait().await;
+        }
+        assert_eq!(start.elapsed().as_secs(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_are_bounded() {
+        let rate = PerMinute::new(3);
+        (0..30_000).for_each(|key| assert!(rate.take(key)));
+        assert!(rate.buckets.lock().unwrap().len() <= MAX_KEYS);
+    }
+}

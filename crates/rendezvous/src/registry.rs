@@ -1,0 +1,416 @@
+//! The registry's calls: who may register, connect and be believed.
+//!
+//! Invariant: every call asks the store for the token first; every url and authorization that
+//! leaves here is signed, ends soon, and names the registration it is for.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::api::{
+    ApiError, ConnectAnswer, ConnectRequest, EnvironmentStatus, ExecutorAnswer, RegisterAnswer,
+    RegisterRequest, SECURITY_PROFILE, ValidateRequest,
+};
+use crate::config::Config;
+use crate::environment::AttachError;
+use crate::hub::{Hub, Seat, Who};
+use crate::metrics::Metrics;
+use crate::rate::PerMinute;
+use crate::secret::{SigningKey, digest, random_name};
+use crate::socket::{REGISTERED_AGAIN, REMOVED};
+use crate::store::{Registration, Store};
+use crate::ticket::{Kind, Ticket};
+use crate::token::{Right, TokenRecord};
+
+/// Where websockets are.
+pub(crate) const RENDEZVOUS_PATH: &str = "/rendezvous/v1";
+
+/// The registry.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    config: Arc<Config>,
+    metrics: Arc<Metrics>,
+    store: Store,
+    key: SigningKey,
+    pub hub: Arc<Hub>,
+    failures: PerMinute<IpAddr>,
+    calls: PerMinute<String>,
+}
+
+/// Who calls, and how our address looks from there.
+#[derive(Debug)]
+pub(crate) struct Caller<'a> {
+    /// What came as `Authorization: Bearer`.
+    pub token: Option<&'a str>,
+    pub address: IpAddr,
+    /// `ws://…` or `wss://…`, without a slash at its end.
+    pub websocket_base: String,
+}
+
+impl Registry {
+    pub(crate) fn new(
+        config: Arc<Config>,
+        metrics: Arc<Metrics>,
+        store: Store,
+        hub: Arc<Hub>,
+    ) -> Self {
+        let failures = PerMinute::new(config.failures_per_minute);
+        let calls = PerMinute::new(config.calls_per_minute);
+        Self { config, metrics, key: store.signing_key(), store, hub, failures, calls }
+    }
+
+    /// POST `/cloud/environment/{id}/register`
+    pub(crate) async fn register(
+        &self,
+        caller: &Caller<'_>,
+        environment: &str,
+        request: RegisterRequest,
+    ) -> Result<RegisterAnswer, ApiError> {
+        let token = self.caller(caller, Right::Register, environment).await?;
+        if request.security_profile != SECURITY_PROFILE {
+            return Err(ApiError::Body("security_profile is not noise_hybrid_ik_v1"));
+        }
+        let key = Some(request.executor_public_key);
+        let (registration, url) = self.enrol(caller, environment, key, &token).await?;
+        Ok(RegisterAnswer {
+            environment_id: environment.to_owned(),
+            url,
+            security_profile: SECURITY_PROFILE,
+            executor_registration_id: registration,
+        })
+    }
+
+    /// POST `/cloud/executor/{id}/register`
+    pub(crate) async fn register_executor(
+        &self,
+        caller: &Caller<'_>,
+        executor: &str,
+    ) -> Result<ExecutorAnswer, ApiError> {
+        let token = self.caller(caller, Right::Register, executor).await?;
+        let (_, url) = self.enrol(caller, executor, None, &token).await?;
+        Ok(ExecutorAnswer { executor_id: executor.to_owned(), url })
+    }
+
+    async fn enrol(
+        &self,
+        caller: &Caller<'_>,
+        environment: &str,
+        executor_key: Option<crate::key::WireKey>,
+        token: &TokenRecord,
+    ) -> Result<(String, String), ApiError> {
+        self.limit_calls(token)?;
+        let now = self.config.clock.now();
+        let id = random_name("reg_").map_err(no_randomness)?;
+        let registration = Registration {
+            environment: environment.to_owned(),
+            id: id.clone(),
+            executor_key,
+            token: token.id.clone(),
+            registered: now,
+            online_since: None,
+            last_seen: now,
+        };
+        self.store.register(registration).await.map_err(|error| self.store_failed(error))?;
+        self.hub.replace(environment, Some(&id), REGISTERED_AGAIN);
+        tracing::info!(environment, registration = id, token = token.id, "registered");
+        let url = self.pass(caller, Kind::EnvironmentPass, environment, &id, None, token)?;
+        Ok((id, url))
+    }
+
+    /// POST `/cloud/environment/{id}/connect`
+    pub(crate) async fn connect(
+        &self,
+        caller: &Caller<'_>,
+        environment: &str,
+        request: ConnectRequest,
+    ) -> Result<ConnectAnswer, ApiError> {
+        let token = self.caller(caller, Right::Connect, environment).await?;
+        let registration = self.online(&token, environment).await?;
+        let executor_public_key = registration.executor_key.ok_or(ApiError::NotEncrypted)?;
+        let harness = Some(request.harness_public_key.fingerprint());
+        let id = registration.id;
+        let url =
+            self.pass(caller, Kind::HarnessPass, environment, &id, harness.clone(), &token)?;
+        let ticket = Ticket {
+            kind: Kind::Authorization,
+            environment: environment.to_owned(),
+            registration: id.clone(),
+            harness,
+            token: token.id,
+            expires: self.config.clock.now() + self.config.authorization_lifetime.as_secs(),
+            nonce: random_name("").map_err(no_randomness)?,
+        };
+        Ok(ConnectAnswer {
+            environment_id: environment.to_owned(),
+            url,
+            security_profile: SECURITY_PROFILE,
+            executor_registration_id: id,
+            executor_public_key,
+            harness_key_authorization: ticket.seal(&self.key).expose().to_owned(),
+        })
+    }
+
+    /// POST `/cloud/executor/{id}/connect`, for harnesses of the older revision.
+    pub(crate) async fn connect_executor(
+        &self,
+        caller: &Caller<'_>,
+        executor: &str,
+    ) -> Result<ExecutorAnswer, ApiError> {
+        let token = self.caller(caller, Right::Connect, executor).await?;
+        let registration = self.online(&token, executor).await?;
+        if registration.executor_key.is_some() {
+            return Err(ApiError::Encrypted);
+        }
+        let harness = Some(random_name("").map_err(no_randomness)?);
+        let id = registration.id;
+        let url = self.pass(caller, Kind::HarnessPass, executor, &id, harness, &token)?;
+        Ok(ExecutorAnswer { executor_id: executor.to_owned(), url })
+    }
+
+    async fn online(
+        &self,
+        token: &TokenRecord,
+        environment: &str,
+    ) -> Result<Registration, ApiError> {
+        self.limit_calls(token)?;
+        let registration = self.registration(environment).await?;
+        let registration = registration.ok_or(ApiError::UnknownEnvironment)?;
+        if !self.is_online(&registration) {
+            return Err(ApiError::Offline);
+        }
+        Ok(registration)
+    }
+
+    fn is_online(&self, registration: &Registration) -> bool {
+        self.hub.get(&registration.environment).is_some_and(|known| {
+            known.registration == registration.id && known.online_since().is_some()
+        })
+    }
+
+    /// POST `/cloud/environment/{id}/validate`
+    pub(crate) async fn validate(
+        &self,
+        caller: &Caller<'_>,
+        environment: &str,
+        request: ValidateRequest,
+    ) -> Result<bool, ApiError> {
+        self.caller(caller, Right::Register, environment).await?;
+        let now = self.config.clock.now();
+        let Some(ticket) = Ticket::open(&request.harness_key_authorization, &self.key) else {
+            return Ok(false);
+        };
+        let current = self.registration(environment).await?;
+        let good = ticket.kind == Kind::Authorization
+            && ticket.environment == environment
+            && ticket.registration == request.executor_registration_id
+            && current.is_some_and(|current| current.id == ticket.registration)
+            && ticket.harness == Some(request.harness_public_key.fingerprint())
+            && ticket.expires > now
+            && self.holds(&ticket.token, Right::Connect, environment).await?;
+        if !good {
+            return Ok(false);
+        }
+        // Last, since it cannot be taken back.
+        let used = self.store.use_once(&ticket.nonce, ticket.expires, now).await;
+        used.map_err(|error| self.store_failed(error))
+    }
+
+    /// A websocket with a pass of ours: takes its place.
+    pub(crate) async fn seat(&self, pass: Option<&str>, from: IpAddr) -> Result<Seat, ApiError> {
+        let Some(ticket) = pass.and_then(|pass| Ticket::open(pass, &self.key)) else {
+            return Err(self.failed(from));
+        };
+        let right = match ticket.kind {
+            Kind::EnvironmentPass => Right::Register,
+            Kind::HarnessPass => Right::Connect,
+            Kind::Authorization => return Err(self.failed(from)),
+        };
+        if !self.holds(&ticket.token, right, &ticket.environment).await? {
+            return Err(ApiError::Forbidden);
+        }
+        let registration = self.registration(&ticket.environment).await?;
+        let Some(registration) = registration.filter(|current| current.id == ticket.registration)
+        else {
+            return Err(ApiError::Replaced);
+        };
+        let now = self.config.clock.now();
+        let here = self.hub.get(&ticket.environment);
+        let here = here.filter(|known| known.registration == ticket.registration);
+        let window = registration.last_seen + self.config.reconnect_window.as_secs();
+        // A pass has to be used soon, but whoever is here or was so a moment ago may come back.
+        let good = now < ticket.expires
+            || match &ticket.harness {
+                None => here.is_some() || now < window,
+                Some(harness) => here.as_ref().is_some_and(|here| here.knows(harness)),
+            };
+        if !good {
+            return Err(ApiError::PassOver);
+        }
+        if ticket.harness.is_some() && here.is_none() && now >= window {
+            return Err(ApiError::Offline);
+        }
+        let who = Who {
+            environment: ticket.environment,
+            registration: ticket.registration,
+            token: ticket.token,
+            harness: ticket.harness,
+        };
+        self.hub.seat(who).await.map_err(|error| match error {
+            AttachError::Over => ApiError::Replaced,
+            AttachError::Full => ApiError::TooManyHarnesses,
+        })
+    }
+
+    // --- who is there ---
+
+    /// GET `/cloud/environments`
+    pub(crate) async fn list(
+        &self,
+        caller: &Caller<'_>,
+    ) -> Result<Vec<EnvironmentStatus>, ApiError> {
+        let token = self.token(caller).await?;
+        if !token.can.contains(&Right::Manage) {
+            return Err(ApiError::Forbidden);
+        }
+        let all = self.store.registrations().await.map_err(|error| self.store_failed(error))?;
+        let own = all.into_iter().filter(|known| token.scope.covers(&known.environment));
+        Ok(own.map(|known| self.status(known)).collect())
+    }
+
+    /// GET `/cloud/environment/{id}`
+    pub(crate) async fn show(
+        &self,
+        caller: &Caller<'_>,
+        environment: &str,
+    ) -> Result<EnvironmentStatus, ApiError> {
+        self.caller(caller, Right::Manage, environment).await?;
+        let registration = self.registration(environment).await?;
+        registration.map(|known| self.status(known)).ok_or(ApiError::UnknownEnvironment)
+    }
+
+    /// DELETE `/cloud/environment/{id}`
+    pub(crate) async fn remove(
+        &self,
+        caller: &Caller<'_>,
+        environment: &str,
+    ) -> Result<(), ApiError> {
+        self.caller(caller, Right::Manage, environment).await?;
+        let removed = self.store.remove(environment).await;
+        if !removed.map_err(|error| self.store_failed(error))? {
+            return Err(ApiError::UnknownEnvironment);
+        }
+        self.hub.replace(environment, None, REMOVED);
+        tracing::info!(environment, "removed");
+        Ok(())
+    }
+
+    fn status(&self, known: Registration) -> EnvironmentStatus {
+        let here = self.hub.get(&known.environment);
+        let here = here.filter(|here| here.registration == known.id);
+        let online_since = here.as_ref().and_then(|here| here.online_since());
+        let (harnesses, streams) = here.map_or((0, 0), |here| here.counts());
+        EnvironmentStatus {
+            online: online_since.is_some(),
+            online_since,
+            last_seen: if online_since.is_some() {
+                self.config.clock.now()
+            } else {
+                known.last_seen
+            },
+            registered: known.registered,
+            executor_registration_id: known.id,
+            security_profile: known.executor_key.map(|_| SECURITY_PROFILE.to_owned()),
+            token: known.token,
+            environment_id: known.environment,
+            harnesses,
+            streams,
+        }
+    }
+
+    // --- tokens ---
+
+    async fn caller(
+        &self,
+        caller: &Caller<'_>,
+        right: Right,
+        environment: &str,
+    ) -> Result<TokenRecord, ApiError> {
+        let token = self.token(caller).await?;
+        if !token.permits(right, environment) {
+            return Err(ApiError::Forbidden);
+        }
+        Ok(token)
+    }
+
+    async fn token(&self, caller: &Caller<'_>) -> Result<TokenRecord, ApiError> {
+        let Some(token) = caller.token else { return Err(self.failed(caller.address)) };
+        let found = self.store.token_by_digest(&digest(token.as_bytes())).await;
+        let now = self.config.clock.now();
+        match found.map_err(|error| self.store_failed(error))? {
+            Some(record) if !record.is_expired(now) => Ok(record),
+            _ => Err(self.failed(caller.address)),
+        }
+    }
+
+    async fn holds(&self, id: &str, right: Right, environment: &str) -> Result<bool, ApiError> {
+        let found = self.store.token_by_id(id).await.map_err(|error| self.store_failed(error))?;
+        let now = self.config.clock.now();
+        Ok(found.is_some_and(|token| !token.is_expired(now) && token.permits(right, environment)))
+    }
+
+    /// A wrong token or url. Right ones are never limited by these, so that nobody can lock
+    /// others out who come from the same address.
+    fn failed(&self, from: IpAddr) -> ApiError {
+        self.metrics.authentication_failures.fetch_add(1, Relaxed);
+        if self.failures.take(from) { ApiError::Unauthorized } else { self.limited() }
+    }
+
+    fn limit_calls(&self, token: &TokenRecord) -> Result<(), ApiError> {
+        if self.calls.take(token.id.clone()) { Ok(()) } else { Err(self.limited()) }
+    }
+
+    fn limited(&self) -> ApiError {
+        self.metrics.limited.fetch_add(1, Relaxed);
+        ApiError::Limited
+    }
+
+    // --- inside ---
+
+    async fn registration(&self, environment: &str) -> Result<Option<Registration>, ApiError> {
+        self.store.registration(environment).await.map_err(|error| self.store_failed(error))
+    }
+
+    fn store_failed(&self, error: crate::store::StoreError) -> ApiError {
+        self.metrics.store_errors.fetch_add(1, Relaxed);
+        error.into()
+    }
+
+    fn pass(
+        &self,
+        caller: &Caller<'_>,
+        kind: Kind,
+        environment: &str,
+        registration: &str,
+        harness: Option<String>,
+        token: &TokenRecord,
+    ) -> Result<String, ApiError> {
+        let ticket = Ticket {
+            kind,
+            environment: environment.to_owned(),
+            registration: registration.to_owned(),
+            harness,
+            token: token.id.clone(),
+            expires: self.config.clock.now() + self.config.url_lifetime.as_secs(),
+            nonce: random_name("").map_err(no_randomness)?,
+        };
+        let pass = ticket.seal(&self.key);
+        Ok(format!("{}{RENDEZVOUS_PATH}?pass={}", caller.websocket_base, pass.expose()))
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "given to map_err")]
+fn no_randomness(error: io::Error) -> ApiError {
+    tracing::error!(%error, "no randomness");
+    ApiError::Store
+}

@@ -1,0 +1,157 @@
+//! Things that must not be seen: random names, tokens, and the key that signs.
+//!
+//! Invariant: `Debug` of nothing here shows a secret, and comparison takes the same time whatever
+//! differs.
+
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
+
+/// A text that is shown to its owner only.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Zeroizing<String>);
+
+impl Secret {
+    /// Takes a text that must not be seen.
+    pub fn new(text: String) -> Self {
+        Self(Zeroizing::new(text))
+    }
+
+    /// The text, for the one place that needs it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// The key that signs tickets: one per data directory, or one per cluster.
+#[derive(Clone)]
+pub struct SigningKey(Zeroizing<[u8; 32]>);
+
+impl SigningKey {
+    /// A new key.
+    pub fn generate() -> io::Result<Self> {
+        let mut key = Zeroizing::new([0; 32]);
+        fill(&mut *key)?;
+        Ok(Self(key))
+    }
+
+    /// A key that was kept elsewhere.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        Some(Self(Zeroizing::new(bytes.try_into().ok()?)))
+    }
+
+    pub(crate) fn expose(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// The key in that file, which is made if it is missing.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        match OpenOptions::new().read(true).open(path) {
+            Ok(mut file) => {
+                let mut bytes = Zeroizing::new(Vec::new());
+                file.read_to_end(&mut bytes)?;
+                return Self::from_bytes(&bytes).ok_or_else(|| {
+                    let what = format!("{} is not a key; remove it", path.display());
+                    io::Error::new(io::ErrorKind::InvalidData, what)
+                });
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        // Written beside and renamed, so that a crash leaves a whole key or none.
+        let key = Self::generate()?;
+        let beside = path.with_extension("new");
+        let _ = std::fs::remove_file(&beside);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+        file.write_all(key.expose())?;
+        file.sync_all()?;
+        std::fs::rename(&beside, path)?;
+        Ok(key)
+    }
+
+    /// The signature of `message`.
+    pub(crate) fn sign(&self, message: &[u8]) -> [u8; 32] {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&*self.0).unwrap_or_else(|_| {
+            unreachable!("an HMAC key may have any length");
+        });
+        mac.update(message);
+        mac.finalize().into_bytes().into()
+    }
+
+    /// Whether `signature` is that of `message`, in constant time.
+    pub(crate) fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
+        self.sign(message).ct_eq(signature).into()
+    }
+}
+
+impl fmt::Debug for SigningKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SigningKey")
+    }
+}
+
+/// Random bytes from the system.
+pub(crate) fn fill(bytes: &mut [u8]) -> io::Result<()> {
+    getrandom::fill(bytes).map_err(|error| io::Error::other(error.to_string()))
+}
+
+/// A random name: a prefix and 16 bytes in hex.
+pub(crate) fn random_name(prefix: &str) -> io::Result<String> {
+    let mut bytes = [0; 16];
+    fill(&mut bytes)?;
+    Ok(format!("{prefix}{}", hex(&bytes)))
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut out, byte| {
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
+}
+
+/// SHA-256 in hex.
+pub(crate) fn digest(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_made_once_and_kept_private() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let first = SigningKey::open(&path).unwrap();
+        let second = SigningKey::open(&path).unwrap();
+        assert_eq!(first.expose(), second.expose());
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::write(&path, "short").unwrap();
+        SigningKey::open(&path).unwrap_err();
+    }
+
+    #[test]
+    fn signatures() {
+        let key = SigningKey::generate().unwrap();
+        let signature = key.sign(b"message");
+        assert!(key.verifies(b"message", &signature));
+        assert!(!key.verifies(b"messagf", &signature));
+        assert!(!key.verifies(b"message", &signature[..31]));
+        assert!(!SigningKey::generate().unwrap().verifies(b"message", &signature));
+    }
+}

@@ -1,0 +1,191 @@
+//! What outlives the process: tokens, registrations, and which authorizations were used.
+//!
+//! Invariant: what a call has answered with `Ok` is there after a restart. [`FileStore`] is a data
+//! directory of one service; tokens in it are also written by the command line, and every
+//! lookup sees what is in the file at that moment.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+pub use crate::file_store::FileStore;
+use crate::key::WireKey;
+use crate::secret::SigningKey;
+use crate::token::TokenRecord;
+
+/// An environment that has registered. Times are seconds since 1970.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Registration {
+    /// The environment's id.
+    pub environment: String,
+    /// The id of this registration of it.
+    pub id: String,
+    /// Its key; `None` in the older revision, which has no encryption.
+    pub executor_key: Option<WireKey>,
+    /// The token it registered with.
+    pub token: String,
+    /// When it registered.
+    pub registered: u64,
+    /// Since when its socket is there.
+    pub online_since: Option<u64>,
+    /// When its socket was last known to be there, or when it registered.
+    pub last_seen: u64,
+}
+
+/// Why the store could not be used. Nothing was changed, as far as it can be known.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The data directory, which may be full.
+    #[error("the data directory cannot be used: {0}")]
+    File(#[from] io::Error),
+    /// Another service has the data directory.
+    #[error("another service uses the data directory {0}")]
+    Locked(std::path::PathBuf),
+}
+
+/// Where state is kept.
+#[derive(Debug, Clone)]
+pub enum Store {
+    /// In a directory.
+    File(Arc<FileStore>),
+}
+
+/// One change of the tokens.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum TokenChange {
+    Create(TokenRecord),
+    Revoke(String),
+}
+
+/// The tokens that are not revoked.
+#[derive(Default, Clone)]
+pub(crate) struct Tokens {
+    by_digest: HashMap<String, TokenRecord>,
+    digests: HashMap<String, String>,
+}
+
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.digests.keys()).finish()
+    }
+}
+
+impl Tokens {
+    pub(crate) fn apply(&mut self, change: TokenChange) {
+        match change {
+            TokenChange::Create(record) => {
+                self.digests.insert(record.id.clone(), record.digest.clone());
+                self.by_digest.insert(record.digest.clone(), record);
+            }
+            TokenChange::Revoke(id) => {
+                if let Some(digest) = self.digests.remove(&id) {
+                    self.by_digest.remove(&digest);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn by_digest(&self, digest: &str) -> Option<&TokenRecord> {
+        self.by_digest.get(digest)
+    }
+
+    pub(crate) fn by_id(&self, id: &str) -> Option<&TokenRecord> {
+        self.by_digest.get(self.digests.get(id)?)
+    }
+
+    /// The oldest first.
+    pub(crate) fn list(&self) -> Vec<TokenRecord> {
+        let mut records: Vec<_> = self.by_digest.values().cloned().collect();
+        records.sort_by(|a, b| (a.created, &a.id).cmp(&(b.created, &b.id)));
+        records
+    }
+}
+
+impl Store {
+    /// The key that signs tickets.
+    pub fn signing_key(&self) -> SigningKey {
+        match self {
+            Self::File(store) => store.signing_key().clone(),
+        }
+    }
+
+    /// The token with that digest, unless it is revoked.
+    pub async fn token_by_digest(&self, digest: &str) -> Result<Option<TokenRecord>, StoreError> {
+        match self {
+            Self::File(store) => Ok(store.tokens()?.by_digest(digest).cloned()),
+        }
+    }
+
+    /// The token with that id, unless it is revoked.
+    pub async fn token_by_id(&self, id: &str) -> Result<Option<TokenRecord>, StoreError> {
+        match self {
+            Self::File(store) => Ok(store.tokens()?.by_id(id).cloned()),
+        }
+    }
+
+    /// Those of these tokens that are revoked or over.
+    pub(crate) async fn dead_tokens(
+        &self,
+        ids: BTreeSet<String>,
+        now: u64,
+    ) -> Result<Vec<String>, StoreError> {
+        match self {
+            Self::File(store) => {
+                let tokens = store.tokens()?;
+                let dead = |id: &String| tokens.by_id(id).is_none_or(|token| token.is_expired(now));
+                Ok(ids.into_iter().filter(dead).collect())
+            }
+        }
+    }
+
+    /// Keeps a registration, in place of an earlier one of the same environment.
+    pub async fn register(&self, registration: Registration) -> Result<(), StoreError> {
+        match self {
+            Self::File(store) => store.register(registration).await,
+        }
+    }
+
+    /// The registration of an environment.
+    pub async fn registration(&self, id: &str) -> Result<Option<Registration>, StoreError> {
+        match self {
+            Self::File(store) => Ok(store.registration(id)),
+        }
+    }
+
+    /// All registrations, by environment.
+    pub async fn registrations(&self) -> Result<Vec<Registration>, StoreError> {
+        match self {
+            Self::File(store) => Ok(store.registrations()),
+        }
+    }
+
+    /// Forgets an environment; `false` if there is none.
+    pub async fn remove(&self, environment: &str) -> Result<bool, StoreError> {
+        match self {
+            Self::File(store) => store.remove(environment).await,
+        }
+    }
+
+    /// An environment's socket came (`online`) or went.
+    pub async fn seen(
+        &self,
+        environment: &str,
+        registration: &str,
+        online: bool,
+        now: u64,
+    ) -> Result<(), StoreError> {
+        match self {
+            Self::File(store) => store.seen(environment, registration, online, now).await,
+        }
+    }
+
+    /// Uses a name up; `false` if it was before. It is remembered until `expires`.
+    pub async fn use_once(&self, name: &str, expires: u64, now: u64) -> Result<bool, StoreError> {
+        match self {
+            Self::File(store) => store.use_once(name, expires, now).await,
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Who owns which stream of one environment: the whole of routing, without a socket.
+//!
+//! Invariant: a stream has one owner, the harness that claimed it, and frames pass between that
+//! harness and the environment only. A stream that is not in the table does not exist.
+//!
+//! ```text
+//!            resume or handshake of a harness
+//!   (none) ──────────────────────────────────▶ linked ──reset by either side──▶ (none)
+//!                                              │    ▲
+//!            the harness's socket went,        │    │ resume of the same harness
+//!            and both sides acknowledge        ▼    │
+//!                                             orphaned ──grace over──▶ (none), the other is told
+//! ```
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use codex_exec_relay_core::{BodyKind, Peek};
+use tokio::time::Instant;
+
+/// One socket of a harness.
+pub(crate) type LinkId = u64;
+
+/// What to do with a frame of a harness.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FromHarness {
+    Forward,
+    /// Nothing; counted.
+    Drop(Dropped),
+    /// Tell the harness that there is no such stream.
+    Refuse(&'static str),
+}
+
+/// What to do with a frame of the environment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FromExecutor {
+    To(LinkId),
+    Drop(Dropped),
+    /// Nobody has claimed that stream.
+    Unknown,
+}
+
+/// Why a frame went nowhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dropped {
+    /// Not a frame.
+    Invalid,
+    /// Another harness's stream.
+    NotOwned,
+    /// No such stream, and nothing to be said about it.
+    Unknown,
+    /// The other side is away for a moment.
+    Away,
+}
+
+#[derive(Debug)]
+struct Entry {
+    harness: Arc<str>,
+    link: Option<LinkId>,
+    orphaned: Option<Instant>,
+    harness_acks: bool,
+    executor_acks: bool,
+}
+
+impl Entry {
+    /// Whether both sides keep what is not acknowledged, so that a drop costs nothing.
+    fn survives(&self) -> bool {
+        self.harness_acks && self.executor_acks
+    }
+}
+
+/// How many streams there may be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TableLimits {
+    pub streams: usize,
+    pub streams_per_link: usize,
+}
+
+/// The streams of one environment.
+#[derive(Debug)]
+pub(crate) struct Table {
+    limits: TableLimits,
+    streams: HashMap<Box<str>, Entry>,
+}
+
+impl Table {
+    pub(crate) fn new(limits: TableLimits) -> Self {
+        Self { limits, streams: HashMap::new() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Whether that harness has streams here, linked or waiting.
+    pub(crate) fn knows(&self, harness: &str) -> bool {
+        self.streams.values().any(|entry| &*entry.harness == harness)
+    }
+
+    pub(crate) fn harness_frame(
+        &mut self,
+        link: LinkId,
+        harness: &Arc<str>,
+        frame: Peek<'_>,
+    ) -> FromHarness {
+        let claims = matches!(frame.kind, BodyKind::Resume | BodyKind::Handshake);
+        if let Some(entry) = self.streams.get_mut(frame.stream_id) {
+            if entry.link != Some(link) {
+                // Back on another socket, perhaps before the old one was known to be gone.
+                if entry.harness != *harness || frame.kind != BodyKind::Resume {
+                    return FromHarness::Drop(Dropped::NotOwned);
+                }
+                entry.link = Some(link);
+                entry.orphaned = None;
+            }
+            entry.harness_acks |= frame.kind == BodyKind::Ack;
+            if frame.kind == BodyKind::Reset {
+                self.streams.remove(frame.stream_id);
+            }
+            return FromHarness::Forward;
+        }
+        match frame.kind {
+            _ if claims => {}
+            BodyKind::Ack | BodyKind::Reset => return FromHarness::Drop(Dropped::Unknown),
+            _ => return FromHarness::Refuse("unknown_stream"),
+        }
+        let own = self.streams.values().filter(|entry| entry.link == Some(link)).count();
+        if self.streams.len() >= self.limits.streams || own >= self.limits.streams_per_link {
+            return FromHarness::Refuse("too_many_streams");
+        }
+        let entry = Entry {
+            harness: harness.clone(),
+            link: Some(link),
+            orphaned: None,
+            harness_acks: false,
+            executor_acks: false,
+        };
+        self.streams.insert(frame.stream_id.into(), entry);
+        FromHarness::Forward
+    }
+
+    pub(crate) fn executor_frame(&mut self, frame: Peek<'_>) -> FromExecutor {
+        let Some(entry) = self.streams.get_mut(frame.stream_id) else {
+            return match frame.kind {
+                BodyKind::Ack | BodyKind::Reset => FromExecutor::Drop(Dropped::Unknown),
+                _ => FromExecutor::Unknown,
+            };
+        };
+        entry.executor_acks |= frame.kind == BodyKind::Ack;
+        let link = entry.link;
+        if frame.kind == BodyKind::Reset {
+            self.streams.remove(frame.stream_id);
+        }
+        link.map_or(FromExecutor::Drop(Dropped::Away), FromExecutor::To)
+    }
+
+    /// A stream ends by our own doing.
+    pub(crate) fn remove(&mut self, stream: &str) {
+        self.streams.remove(stream);
+    }
+
+    /// A harness's socket went. Gives the streams that end with it; others wait.
+    pub(crate) fn link_gone(&mut self, link: LinkId, now: Instant) -> Vec<Box<str>> {
+        for entry in self.streams.values_mut().filter(|entry| entry.link == Some(link)) {
+            entry.link = None;
+            entry.orphaned = Some(now);
+        }
+        self.take(|entry| entry.link.is_none() && !entry.survives())
+    }
+
+    /// The streams that have waited for their harness since `before` or longer.
+    pub(crate) fn expire(&mut self, before: Instant) -> Vec<Box<str>> {
+        self.take(|entry| entry.orphaned.is_some_and(|since| since <= before))
+    }
+
+    /// A harness is not to be here any more: all its streams on that socket.
+    pub(crate) fn revoke_link(&mut self, link: LinkId) -> Vec<Box<str>> {
+        self.take(|entry| entry.link == Some(link))
+    }
+
+    /// The environment's socket went. Gives the streams that end with it, and whom to tell.
+    pub(crate) fn executor_gone(&mut self) -> Vec<(LinkId, Box<str>)> {
+        self.take_linked(|entry| !entry.survives())
+    }
+
+    /// The environment is gone for good. Gives all streams and whom to tell.
+    pub(crate) fn clear(&mut self) -> Vec<(LinkId, Box<str>)> {
+        self.take_linked(|_| true)
+    }
+
+    fn take(&mut self, which: impl Fn(&Entry) -> bool) -> Vec<Box<str>> {
+        self.streams.extract_if(|_, entry| which(entry)).map(|(stream, _)| stream).collect()
+    }
+
+    fn take_linked(&mut self, which: impl Fn(&Entry) -> bool) -> Vec<(LinkId, Box<str>)> {
+        self.streams
+            .extract_if(|_, entry| which(entry))
+            .filter_map(|(stream, entry)| Some((entry.link?, stream)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn table() -> (Table, Arc<str>, Arc<str>) {
+        let table = Table::new(TableLimits { streams: 3, streams_per_link: 2 });
+        (table, "ann".into(), "bob".into())
+    }
+
+    fn frame(stream_id: &str, kind: BodyKind) -> Peek<'_> {
+        Peek { stream_id, kind }
+    }
+
+    #[test]
+    fn a_stream_is_its_claimants_only() {
+        let (mut table, ann, bob) = table();
+        let data = |id| frame(id, BodyKind::Data);
+        assert_eq!(table.harness_frame(1, &ann, data("s")), FromHarness::Refuse("unknown_stream"));
+        assert_eq!(table.executor_frame(data("s")), FromExecutor::Unknown);
+        let claim = frame("s", BodyKind::Resume);
+        assert_eq!(table.harness_frame(1, &ann, claim), FromHarness::Forward);
+        assert_eq!(table.harness_frame(1, &ann, data("s")), FromHarness::Forward);
+        for kind in [BodyKind::Data, BodyKind::Resume, BodyKind::Handshake, BodyKind::Reset] {
+            let verdict = table.harness_frame(2, &bob, frame("s", kind));
+            assert_eq!(verdict, FromHarness::Drop(Dropped::NotOwned), "{kind:?}");
+        }
+        assert_eq!(table.executor_frame(data("s")), FromExecutor::To(1));
+        assert_eq!(table.executor_frame(frame("s", BodyKind::Reset)), FromExecutor::To(1));
+        assert_eq!(table.executor_frame(data("s")), FromExecutor::Unknown);
+    }
+
+    #[test]
+    fn limits() {
+        let (mut table, ann, bob) = table();
+        let claim = |id| frame(id, BodyKind::Resume);
+        let refused = FromHarness::Refuse("too_many_streams");
+        assert_eq!(table.harness_frame(1, &ann, claim("a")), FromHarness::Forward);
+        assert_eq!(table.harness_frame(1, &ann, claim("b")), FromHarness::Forward);
+        assert_eq!(table.harness_frame(1, &ann, claim("c")), refused);
+        assert_eq!(table.harness_frame(2, &bob, claim("c")), FromHarness::Forward);
+        assert_eq!(table.harness_frame(2, &bob, claim("d")), refused);
+        assert_eq!(table.len(), 3);
+    }
+
+    #[test]
+    fn only_streams_that_acknowledge_both_ways_outlive_a_socket() {
+        let now = Instant::now();
+        let (mut table, ann, _) = table();
+        for stream in ["plain", "acking"] {
+            table.harness_frame(1, &ann, frame(stream, BodyKind::Resume));
+        }
+        table.harness_frame(1, &ann, frame("acking", BodyKind::Ack));
+        table.harness_frame(1, &ann, frame("plain", BodyKind::Ack));
+        table.executor_frame(frame("acking", BodyKind::Ack));
+        assert_eq!(table.executor_gone(), [(1, "plain".into())]);
+        assert_eq!(table.link_gone(1, now), []);
+        assert_eq!(
+            table.executor_frame(frame("acking", BodyKind::Data)),
+            FromExecutor::Drop(Dropped::Away)
+        );
+        // Back on another socket.
+        assert_eq!(
+            table.harness_frame(2, &ann, frame("acking", BodyKind::Resume)),
+            FromHarness::Forward
+        );
+        assert_eq!(table.executor_frame(frame("acking", BodyKind::Data)), FromExecutor::To(2));
+        // Gone for good.
+        assert_eq!(table.link_gone(2, now), []);
+        assert_eq!(table.expire(now - Duration::from_secs(1)), []);
+        assert_eq!(table.expire(now), ["acking".into()]);
+    }
+
+    #[test]
+    fn a_plain_stream_ends_with_its_harness() {
+        let (mut table, ann, _) = table();
+        table.harness_frame(1, &ann, frame("s", BodyKind::Handshake));
+        assert!(table.knows("ann") && !table.knows("bob"));
+        assert_eq!(table.link_gone(1, Instant::now()), ["s".into()]);
+        assert!(!table.knows("ann"));
+    }
+}

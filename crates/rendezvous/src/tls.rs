@@ -1,0 +1,76 @@
+//! TLS, where the service does it itself: rustls with ring, TLS 1.2 and 1.3.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+/// Why there is no TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read as PEM.
+    #[error("cannot read {path} as PEM")]
+    Pem {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: rustls::pki_types::pem::Error,
+    },
+    /// A file holds no certificate.
+    #[error("{0} holds no certificate")]
+    NoCertificate(PathBuf),
+    /// What they hold does not do.
+    #[error("certificate and key cannot be used")]
+    Rustls(#[from] rustls::Error),
+}
+
+/// What a listener needs.
+pub(crate) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
+    let chain = certificates(cert)?;
+    let pem = |source| TlsError::Pem { path: key.to_owned(), source };
+    let key = PrivateKeyDer::from_pem_file(key).map_err(pem)?;
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// What a client needs: the system's authorities, or those in a file.
+pub(crate) fn connector(authorities: Option<&Path>) -> Result<TlsConnector, TlsError> {
+    let mut roots = RootCertStore::empty();
+    match authorities {
+        Some(path) => {
+            for certificate in certificates(path)? {
+                roots.add(certificate)?;
+            }
+        }
+        None => {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let pem = |source| TlsError::Pem { path: path.to_owned(), source };
+    let certificates = CertificateDer::pem_file_iter(path).map_err(pem)?;
+    let certificates = certificates.collect::<Result<Vec<_>, _>>().map_err(pem)?;
+    if certificates.is_empty() {
+        return Err(TlsError::NoCertificate(path.to_owned()));
+    }
+    Ok(certificates)
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}

@@ -1,0 +1,158 @@
+//! Tokens: who may do what, with which environments, until when.
+//!
+//! Invariant: a token itself is never stored; its digest is, and that is what is looked up.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::secret::{Secret, digest, fill, random_name};
+
+/// What a token may be used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Right {
+    /// Be an environment: register, and have the keys of harnesses checked.
+    Register,
+    /// Be a harness: connect to environments.
+    Connect,
+    /// See which environments there are, and remove them.
+    Manage,
+}
+
+impl fmt::Display for Right {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Register => "register",
+            Self::Connect => "connect",
+            Self::Manage => "manage",
+        })
+    }
+}
+
+/// A right that there is not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a token can register, connect or manage")]
+pub struct UnknownRight;
+
+impl FromStr for Right {
+    type Err = UnknownRight;
+
+    fn from_str(text: &str) -> Result<Self, UnknownRight> {
+        match text {
+            "register" => Ok(Self::Register),
+            "connect" => Ok(Self::Connect),
+            "manage" => Ok(Self::Manage),
+            _ => Err(UnknownRight),
+        }
+    }
+}
+
+/// The environments a token is for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// All of them.
+    Any,
+    /// One.
+    Environment(String),
+    /// Those whose id begins so.
+    Prefix(String),
+}
+
+impl Scope {
+    /// Whether an environment is among them.
+    pub fn covers(&self, environment: &str) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Environment(id) => id == environment,
+            Self::Prefix(prefix) => environment.starts_with(prefix.as_str()),
+        }
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("*"),
+            Self::Environment(id) => f.write_str(id),
+            Self::Prefix(prefix) => write!(f, "{prefix}*"),
+        }
+    }
+}
+
+/// What is kept of a token. Times are seconds since 1970.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenRecord {
+    /// Its name, which is no secret.
+    pub id: String,
+    /// SHA-256 of the token, in hex.
+    pub digest: String,
+    /// The environments it is for.
+    pub scope: Scope,
+    /// What it may be used for.
+    pub can: Vec<Right>,
+    /// When it was made.
+    pub created: u64,
+    /// When it ends, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<u64>,
+}
+
+impl fmt::Debug for TokenRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenRecord")
+            .field("id", &self.id)
+            .field("scope", &self.scope)
+            .field("can", &self.can)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TokenRecord {
+    /// A new token, and what is kept of it.
+    pub fn generate(
+        scope: Scope,
+        can: Vec<Right>,
+        now: u64,
+        expires: Option<u64>,
+    ) -> io::Result<(Secret, Self)> {
+        let mut bytes = [0; 32];
+        fill(&mut bytes)?;
+        let token = format!("crt_{}", base64_simd::URL_SAFE_NO_PAD.encode_to_string(bytes));
+        let id = random_name("tok_")?[..16].to_owned();
+        let digest = digest(token.as_bytes());
+        Ok((Secret::new(token), Self { id, digest, scope, can, created: now, expires }))
+    }
+
+    /// Whether it has ended.
+    pub fn is_expired(&self, now: u64) -> bool {
+        self.expires.is_some_and(|expires| expires <= now)
+    }
+
+    /// Whether it may be used so.
+    pub fn permits(&self, right: Right, environment: &str) -> bool {
+        self.can.contains(&right) && self.scope.covers(environment)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_and_rights() {
+        let scope = Scope::Prefix("ci-".into());
+        let (token, record) =
+            TokenRecord::generate(scope, vec![Right::Connect], 100, Some(200)).unwrap();
+        assert!(record.permits(Right::Connect, "ci-1"));
+        assert!(!record.permits(Right::Connect, "prod"));
+        assert!(!record.permits(Right::Register, "ci-1"));
+        assert!(!record.is_expired(199) && record.is_expired(200));
+        assert_eq!(record.digest, digest(token.expose().as_bytes()));
+        let shown = format!("{record:?} {token:?}");
+        assert!(!shown.contains(token.expose()) && !shown.contains(&record.digest), "{shown}");
+    }
+}

@@ -1,0 +1,141 @@
+//! The program's side: real sockets, TLS, stopping, one service per directory.
+
+use std::time::Duration;
+
+use codex_rendezvous::{
+    ClientError, Config, FileStore, RegistryClient, Right, Scope, Secret, ServeError, ServeOptions,
+    StoreError, TokenFile, serve,
+};
+use tokio::sync::oneshot;
+
+use crate::util::*;
+
+struct Running {
+    url: String,
+    stop: oneshot::Sender<()>,
+    done: tokio::task::JoinHandle<Result<(), ServeError>>,
+}
+
+async fn start(options: ServeOptions, config: Config) -> Running {
+    let (stop, stopped) = oneshot::channel::<()>();
+    let (announce, announced) = oneshot::channel();
+    let done = tokio::spawn(async move {
+        let announce = |url: &str| {
+            announce.send(url.to_owned()).unwrap();
+            Ok(())
+        };
+        let stopped = async {
+            let _ = stopped.await;
+        };
+        serve(options, config, announce, stopped).await
+    });
+    Running { url: announced.await.unwrap(), stop, done }
+}
+
+fn options(dir: &tempfile::TempDir) -> ServeOptions {
+    ServeOptions {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        data: dir.path().join("data"),
+        tls: None,
+    }
+}
+
+fn manager(dir: &tempfile::TempDir) -> Secret {
+    let tokens = TokenFile::open(&dir.path().join("data")).unwrap();
+    tokens.create(Scope::Any, vec![Right::Manage], system_now(), None).unwrap().0
+}
+
+#[tokio::test]
+async fn over_tcp_until_told_to_stop() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = start(options(&dir), Config::default()).await;
+    assert!(running.url.starts_with("http://127.0.0.1:"), "{}", running.url);
+    let client = RegistryClient::new(&running.url, manager(&dir), None).unwrap();
+    assert_eq!(client.list().await.unwrap(), []);
+    match client.show("e/1").await.unwrap_err() {
+        ClientError::Refused { status: 400, code, .. } => {
+            assert_eq!(code, "invalid_environment_id");
+        }
+        other => panic!("{other}"),
+    }
+    match client.remove("e1").await.unwrap_err() {
+        ClientError::Refused { status: 404, code, .. } => assert_eq!(code, "environment_not_found"),
+        other => panic!("{other}"),
+    }
+    running.stop.send(()).unwrap();
+    running.done.await.unwrap().unwrap();
+    assert!(matches!(client.list().await.unwrap_err(), ClientError::Unreachable(_)));
+}
+
+#[tokio::test]
+async fn over_tls() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+    std::fs::write(&cert, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let options = ServeOptions { tls: Some((cert.clone(), key.clone())), ..options(&dir) };
+    let running = start(options.clone(), Config::default()).await;
+    let url = running.url.replace("127.0.0.1", "localhost");
+    assert!(url.starts_with("https://"), "{url}");
+    let client = RegistryClient::new(&url, manager(&dir), Some(&cert)).unwrap();
+    assert_eq!(client.list().await.unwrap(), []);
+    // Without knowing the authority, and without TLS, nobody is believed.
+    let stranger = RegistryClient::new(&url, manager(&dir), None).unwrap();
+    assert!(matches!(stranger.list().await.unwrap_err(), ClientError::Unreachable(_)));
+    let plain = url.replace("https", "http");
+    RegistryClient::new(&plain, manager(&dir), None).unwrap().list().await.unwrap_err();
+    running.stop.send(()).unwrap();
+    running.done.await.unwrap().unwrap();
+
+    let swapped = ServeOptions { tls: Some((key, cert)), ..options };
+    let refused = serve(swapped, Config::default(), |_| Ok(()), async {}).await;
+    assert!(matches!(refused, Err(ServeError::Tls(_))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn one_service_per_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = start(options(&dir), Config::default()).await;
+    let second = serve(options(&dir), Config::default(), |_| Ok(()), async {}).await;
+    assert!(matches!(second, Err(ServeError::Store(StoreError::Locked(_)))), "{second:?}");
+    running.stop.send(()).unwrap();
+    running.done.await.unwrap().unwrap();
+    FileStore::open(&dir.path().join("data"), 0).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn stopping_lets_streams_finish_and_tells_peers_to_come_back() {
+    let world = World::new();
+    let token = world.token();
+    let mut environment = world.online("e1", &token).await;
+    let (_, answer) = world.connect("e1", &token, 1).await;
+    let mut harness = world.websocket(&text(&answer["url"])).await.unwrap();
+    send(&mut harness, claim("s")).await;
+    assert_eq!(next(&mut environment).await, "s resume");
+    let draining = tokio::spawn({
+        let service = world.service.clone();
+        async move { service.drain().await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    // Nobody new; those that are here go on.
+    assert_eq!(world.get("/readyz", None).await.0, 503);
+    assert_eq!(world.get("/healthz", None).await.0, 200);
+    assert_eq!(world.connect("e1", &token, 1).await.0, 503);
+    // Not 4xx, which would make an environment register again.
+    assert_eq!(world.websocket(&text(&answer["url"])).await.unwrap_err(), 503);
+    send(&mut harness, data("s", b"last words")).await;
+    assert_eq!(next(&mut environment).await, "s data last words");
+    let started = tokio::time::Instant::now();
+    // A stream that does not acknowledge ends here, and both may hear of it.
+    for socket in [&mut environment, &mut harness] {
+        let mut last = next(socket).await;
+        while last.starts_with("s reset") {
+            last = next(socket).await;
+        }
+        assert_eq!(last, "closed 1012");
+    }
+    assert!(started.elapsed() < Duration::from_secs(5));
+    drop((environment, harness));
+    draining.await.unwrap();
+}

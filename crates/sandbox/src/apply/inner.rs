@@ -1,0 +1,109 @@
+//! The inner process: first of its PID namespace. Builds the sandbox around itself, starts the
+//! target, reaps.
+//!
+//! Invariant: it is confined by everything the target is confined by, before the target exists; the
+//! target inherits, it is not trusted to lock itself in.
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::placeholder::Held;
+use super::{during, execute, landlock, outer, privileges, sys, tree};
+use crate::plan::{Plan, Target};
+use crate::reentry::Helper;
+use crate::status::{Failure, Stage};
+
+pub(super) fn run(
+    plan: &Plan,
+    ready: &OwnedFd,
+    held: &Held,
+    helpers: &[Helper],
+) -> Result<i32, Failure> {
+    die_with_parent(ready)?;
+    let enforcement = &plan.enforcement;
+    tree::build(enforcement, held)?;
+    privileges::limit_processes(enforcement.processes)?;
+    if let Target::Program(program) = &plan.target {
+        execute::enter(&program.cwd)?;
+    }
+    sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(during(Stage::NoNewPrivileges))?;
+    landlock::enter(plan)?;
+    privileges::drop_capabilities(&enforcement.tree)?;
+    // Nobody inside may look into this process, though it holds nothing of value.
+    sys::prctl(libc::PR_SET_DUMPABLE, 0).map_err(during(Stage::Capabilities))?;
+    privileges::load_seccomp(&plan.seccomp)?;
+    match &plan.target {
+        Target::Program(program) => {
+            sys::close_from(3, true).map_err(during(Stage::Descriptors))?;
+            let target = execute::spawn(program)?;
+            // The target has the streams, and has closed the status pipe: so here too. The locks stay,
+            // for they have to outlive an outer process that is killed.
+            sys::close_all_but(&held.descriptors()).map_err(during(Stage::Descriptors))?;
+            sys::exit_now(reap(target))
+        }
+        Target::Helper { name, env } => {
+            let helper = execute::find_helper(helpers, name)?;
+            execute::set_environment(env);
+            sys::close_from(3, false).map_err(during(Stage::Descriptors))?;
+            sys::exit_now((helper.run)())
+        }
+    }
+}
+
+/// Waits until the ids are mapped, and makes sure to be killed when the outer process is.
+fn die_with_parent(ready: &OwnedFd) -> Result<(), Failure> {
+    let failed = during(Stage::Identities);
+    sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64).map_err(&failed)?;
+    let mut byte = [0];
+    let told = rustix::io::read(ready, &mut byte).map_err(&failed)?;
+    // The outer process may have died before the line above the last: its end of the pipe, which it
+    // keeps for life, tells.
+    let mut fds = [PollFd::new(ready, PollFlags::empty())];
+    let polled = poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 }));
+    polled.map_err(&failed)?;
+    if told == 0 || fds[0].revents().contains(PollFlags::HUP) {
+        sys::exit_now(super::FAILED);
+    }
+    Ok(())
+}
+
+/// Reaps whatever dies until the target has; then this process ends and the kernel kills the rest.
+fn reap(target: i32) -> i32 {
+    // SAFETY: the set is filled before it is used; the information is plain data.
+    let (set, mut information) = unsafe {
+        let mut set = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigfillset(&raw mut set);
+        (set, std::mem::zeroed::<libc::siginfo_t>())
+    };
+    loop {
+        let mut status = 0;
+        // SAFETY: the status lives across the call.
+        let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG | libc::__WALL) };
+        if pid == target {
+            return outer::exit_code(status);
+        }
+        if pid > 0 {
+            continue;
+        }
+        // SAFETY: both live across the call. Every signal is blocked, so none is missed in between.
+        let signal = unsafe { libc::sigwaitinfo(&raw const set, &raw mut information) };
+        if signal > 0 && signal != libc::SIGCHLD {
+            pass_on(target, signal, &information);
+        }
+    }
+}
+
+/// The server signals the group of its child. A target that is still in that group has got the
+/// signal itself; one that has made its own group, as a shell with job control does, has not.
+fn pass_on(target: i32, signal: i32, information: &libc::siginfo_t) {
+    // SAFETY: for a signal sent by a process the sender is stored.
+    let sender = unsafe { information.si_pid() };
+    let from_outside = information.si_code <= 0 && sender == 0;
+    // SAFETY: no pointers. A group outside of this namespace reads as 0.
+    let group = unsafe { libc::getpgid(target) };
+    if from_outside && group > 0 {
+        // SAFETY: no pointers.
+        unsafe { libc::kill(-group, signal) };
+    }
+}

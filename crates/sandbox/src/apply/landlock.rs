@@ -1,0 +1,85 @@
+//! Landlock: the second wall, and the only one where there are no namespaces.
+//!
+//! Invariant: as the second wall it takes the best the kernel has, none included; as the only wall
+//! everything asked for has to be enforced.
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
+    Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
+};
+
+use super::{at, sys};
+use crate::plan::{Grant, Plan, Walls};
+use crate::status::{Failure, Stage};
+
+/// The newest version whose rights are understood here.
+const NEWEST: ABI = ABI::V6;
+
+/// The version of the kernel's Landlock, 0 if there is none.
+pub(crate) fn abi() -> u32 {
+    const ASK_VERSION: u32 = 1;
+    // SAFETY: with this flag the call takes no attributes and answers the version.
+    let version = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            std::ptr::null::<libc::c_void>(),
+            0usize,
+            ASK_VERSION,
+        )
+    };
+    sys::check(version).map_or(0, |version| version as u32)
+}
+
+/// Step `Landlock`.
+pub(super) fn enter(plan: &Plan) -> Result<(), Failure> {
+    let enforcement = &plan.enforcement;
+    let only_wall = enforcement.walls == Walls::LandlockOnly;
+    let failed =
+        |error: landlock::RulesetError| Failure::new(Stage::Landlock, 0, error.to_string());
+    let level = if only_wall { CompatLevel::HardRequirement } else { CompatLevel::BestEffort };
+    let mut ruleset = Ruleset::default().set_compatibility(level);
+    if enforcement.rules.is_some() {
+        ruleset = ruleset.handle_access(AccessFs::from_all(NEWEST)).map_err(failed)?;
+    }
+    if plan.network_restricted {
+        ruleset = ruleset.handle_access(AccessNet::from_all(NEWEST)).map_err(failed)?;
+    }
+    let mut ruleset = ruleset
+        .scope(Scope::from_all(NEWEST))
+        .and_then(Ruleset::create)
+        .map_err(failed)?
+        // A rule for a file may name rights that only directories have.
+        .set_compatibility(CompatLevel::BestEffort);
+    for rule in enforcement.rules.iter().flatten() {
+        let fd = match PathFd::new(&rule.path) {
+            Ok(fd) => fd,
+            // A rule grants; for what is not there, or not to be entered, it has nothing to grant.
+            Err(_) if std::fs::symlink_metadata(&rule.path).is_err() => continue,
+            Err(error) => {
+                let failure = at(Stage::Landlock, &rule.path)(rustix::io::Errno::ACCESS);
+                return Err(Failure { message: error.to_string(), ..failure });
+            }
+        };
+        let access = rights(rule.grant);
+        ruleset = ruleset.add_rule(PathBeneath::new(fd, access)).map_err(failed)?;
+    }
+    let status = ruleset.restrict_self().map_err(failed)?;
+    if only_wall && status.ruleset == RulesetStatus::NotEnforced {
+        return Err(Failure::new(Stage::Landlock, libc::ENOSYS, "nothing was enforced"));
+    }
+    Ok(())
+}
+
+fn rights(grant: Grant) -> BitFlags<AccessFs> {
+    match grant {
+        Grant::Read => AccessFs::from_read(NEWEST),
+        Grant::Write => AccessFs::from_all(NEWEST),
+        Grant::Device => {
+            AccessFs::ReadFile
+                | AccessFs::ReadDir
+                | AccessFs::WriteFile
+                | AccessFs::Truncate
+                | AccessFs::IoctlDev
+        }
+    }
+}

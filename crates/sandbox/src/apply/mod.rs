@@ -1,0 +1,112 @@
+//! Apply: the plan as system calls, in execution order.
+//!
+//! Three processes. The *outer* one is the server's child: it stays on the host, creates the
+//! placeholders, makes the namespaces, waits, and tidies up. The *inner* one is the first process of
+//! the new PID namespace: it builds the tree, closes every door behind itself, starts the target and
+//! reaps. The *target* is the command. Each step is a [`Stage`], in order.
+//!
+//! Invariant: a step that fails ends everything before the target has run, with a [`Failure`] on the
+//! status pipe.
+
+mod execute;
+mod inner;
+pub(crate) mod landlock;
+pub(crate) mod network;
+mod outer;
+pub(crate) mod placeholder;
+mod privileges;
+pub(crate) mod probe;
+mod sys;
+mod tree;
+
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::Path;
+
+use rustix::io::{Errno, FdFlags};
+
+pub(crate) use placeholder::sweep;
+
+use crate::plan::{Plan, Walls};
+use crate::reentry::{self, Helper};
+use crate::status::{Failure, Stage};
+
+/// What the process exits with if it fails before the target runs.
+const FAILED: i32 = 126;
+
+/// Names the step and the object of a failed call.
+fn at<'a>(stage: Stage, what: &'a Path) -> impl Fn(Errno) -> Failure + 'a {
+    move |errno| Failure::new(stage, errno.raw_os_error(), what.display().to_string())
+}
+
+/// Names the step of a failed call.
+fn during(stage: Stage) -> impl Fn(Errno) -> Failure {
+    move |errno| Failure::new(stage, errno.raw_os_error(), "")
+}
+
+/// Where failures are reported.
+struct Status(OwnedFd);
+
+impl Status {
+    fn fail(&self, failure: &Failure) -> ! {
+        // A server that has stopped listening does not need to know.
+        let _ = rustix::io::write(&self.0, &failure.encode());
+        sys::exit_now(FAILED)
+    }
+}
+
+/// The whole life of the re-entered process.
+pub(crate) fn main(helpers: &[Helper]) -> ! {
+    let [plan, status] = [reentry::PLAN, reentry::STATUS].map(given);
+    let Some(status) = status.map(Status) else {
+        eprintln!("this is a part of the exec server and is not meant to be run by hand");
+        sys::exit_now(2)
+    };
+    let plan = match plan.as_ref().map(read_plan) {
+        Some(Ok(plan)) => plan,
+        Some(Err(failure)) => status.fail(&failure),
+        None => status.fail(&Failure::new(Stage::ReadPlan, libc::EBADF, "")),
+    };
+    sys::block_signals();
+    let result = match plan.enforcement.walls {
+        Walls::Namespaces => {
+            let passed = |number| plan.passed.contains(&number).then(|| given(number)).flatten();
+            let given = outer::Given {
+                lifeline: passed(reentry::LIFELINE),
+                network: passed(reentry::NETWORK),
+                user: passed(reentry::USER),
+            };
+            outer::run(&plan, &status, &given, helpers)
+        }
+        Walls::LandlockOnly => execute::in_place(&plan, helpers),
+    };
+    match result {
+        Ok(code) => sys::exit_now(code),
+        Err(failure) => status.fail(&failure),
+    }
+}
+
+/// A descriptor the server passed at a fixed number.
+fn given(number: i32) -> Option<OwnedFd> {
+    // SAFETY: only the flags are asked for; a closed number is answered with an error.
+    let there = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+    // SAFETY: it is open, and by the contract of re-entry nobody else in this process owns it.
+    let fd = there.then(|| unsafe { OwnedFd::from_raw_fd(number) })?;
+    rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC).ok()?;
+    Some(fd)
+}
+
+fn read_plan(fd: &OwnedFd) -> Result<Plan, Failure> {
+    let failed = during(Stage::ReadPlan);
+    let size = rustix::fs::fstat(fd).map_err(&failed)?.st_size as usize;
+    let mut bytes = vec![0; size];
+    let mut filled = 0;
+    while filled < size {
+        // From the start, wherever the writer left the common offset.
+        match rustix::io::pread(fd, &mut bytes[filled..], filled as u64).map_err(&failed)? {
+            0 => break,
+            read => filled += read,
+        }
+    }
+    Plan::decode(&bytes[..filled])
+        .map_err(|error| Failure::new(Stage::ReadPlan, 0, error.to_string()))
+}

@@ -1,0 +1,163 @@
+//! The outer process: the server's child, which stays on the host.
+//!
+//! Invariant: it lives until the last process of the sandbox is gone, whatever catchable signal its
+//! group receives, so that the exit code is the target's and nothing is left behind; and the sandbox
+//! never outlives it (the inner process dies with its parent).
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::pipe::PipeFlags;
+
+use super::placeholder::Held;
+use super::{Status, during, inner, sys};
+use crate::plan::Plan;
+use crate::reentry::Helper;
+use crate::status::{Failure, Stage};
+
+const NAMESPACES: i32 =
+    libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
+
+/// What the server gave besides the plan.
+pub(super) struct Given {
+    /// Its end means that the server is gone.
+    pub(super) lifeline: Option<OwnedFd>,
+    /// The empty network.
+    pub(super) network: Option<OwnedFd>,
+    /// The user namespace it belongs to.
+    pub(super) user: Option<OwnedFd>,
+}
+
+pub(super) fn run(
+    plan: &Plan,
+    status: &Status,
+    given: &Given,
+    helpers: &[Helper],
+) -> Result<i32, Failure> {
+    if given.lifeline.is_some() {
+        // The server's end is told by the lifeline, so that there is time to tidy up.
+        sys::prctl(libc::PR_SET_PDEATHSIG, 0).map_err(during(Stage::Namespaces))?;
+    }
+    let held = Held::create(&plan.enforcement.tree.placeholders)?;
+    let (ready, tell_ready) =
+        rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?;
+    let network = match &given.network {
+        _ if !plan.network_restricted => 0,
+        None => libc::CLONE_NEWNET,
+        Some(network) => {
+            super::network::enter(network, given.user.as_ref())?;
+            0
+        }
+    };
+    // SAFETY: this process has one thread.
+    let forked = unsafe { sys::fork_into((NAMESPACES | network) as u64, libc::SIGCHLD) };
+    let (pid, pidfd) = match forked.map_err(during(Stage::Namespaces))? {
+        Some(child) => child,
+        None => {
+            drop(tell_ready);
+            match inner::run(plan, &ready, &held, helpers) {
+                Ok(code) => sys::exit_now(code),
+                Err(failure) => status.fail(&failure),
+            }
+        }
+    };
+    if let Err(error) = map_identities(pid) {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
+        wait(pid);
+        held.release();
+        return Err(Failure::new(Stage::Identities, errno, ""));
+    }
+    let _ = rustix::io::write(&tell_ready, b"!");
+    // From here on only the inner process may speak, and only it and the target hold the streams.
+    close_given();
+    watch(&pidfd, given.lifeline.as_ref());
+    let code = wait(pid);
+    held.release();
+    drop(tell_ready);
+    sys::exit_now(code)
+}
+
+/// Gives the streams and the status pipe away: the target alone decides when they end.
+fn close_given() {
+    for number in [0, 1, 2, crate::reentry::STATUS] {
+        // SAFETY: the numbers are the ones this process was given; it uses none of them any more, and
+        // leaves by `_exit`, so that no owner of them is ever dropped.
+        unsafe { libc::close(number) };
+    }
+}
+
+/// Until the inner process is gone, or the server: then it has to go too.
+fn watch(pidfd: &OwnedFd, lifeline: Option<&OwnedFd>) {
+    let Some(lifeline) = lifeline else { return };
+    loop {
+        let mut fds = [
+            PollFd::new(pidfd, PollFlags::IN),
+            PollFd::from_borrowed_fd(lifeline.as_fd(), PollFlags::empty()),
+        ];
+        if poll(&mut fds, None).is_err() {
+            continue;
+        }
+        if fds[0].revents().contains(PollFlags::IN) {
+            return;
+        }
+        if fds[1].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
+            let _ = rustix::process::pidfd_send_signal(pidfd, rustix::process::Signal::KILL);
+            return;
+        }
+    }
+}
+
+/// The exit code of a child, 128 and the signal for one that was killed.
+pub(super) fn wait(pid: i32) -> i32 {
+    let mut status = 0;
+    loop {
+        // SAFETY: the status lives across the call.
+        let waited = unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) };
+        if waited == pid {
+            return exit_code(status);
+        }
+        if waited < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return super::FAILED;
+        }
+    }
+}
+
+/// What a wait status is as an exit code.
+pub(super) fn exit_code(status: i32) -> i32 {
+    if libc::WIFSIGNALED(status) { 128 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) }
+}
+
+/// Every id stands for itself. All of them where this process may say so (root), else its own.
+pub(super) fn map_identities(pid: i32) -> io::Result<()> {
+    let write = |name: &str, text: &str| fs::write(format!("/proc/{pid}/{name}"), text);
+    let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    if user.is_root()
+        && let (Ok(users), Ok(groups)) =
+            (identity_map("/proc/self/uid_map"), identity_map("/proc/self/gid_map"))
+        && write("uid_map", &users).is_ok()
+    {
+        return write("gid_map", &groups).or_else(|_| own_group(pid, group));
+    }
+    write("uid_map", &format!("{} {} 1\n", user.as_raw(), user.as_raw()))?;
+    own_group(pid, group)
+}
+
+fn own_group(pid: i32, group: rustix::process::Gid) -> io::Result<()> {
+    fs::write(format!("/proc/{pid}/setgroups"), "deny")?;
+    fs::write(format!("/proc/{pid}/gid_map"), format!("{0} {0} 1\n", group.as_raw()))
+}
+
+/// The ids of this process's own namespace, each onto itself.
+fn identity_map(path: &str) -> io::Result<String> {
+    let mut map = String::new();
+    for line in fs::read_to_string(path)?.lines() {
+        let mut words = line.split_ascii_whitespace();
+        if let (Some(inside), Some(_), Some(count)) = (words.next(), words.next(), words.next()) {
+            map.push_str(&format!("{inside} {inside} {count}\n"));
+        }
+    }
+    Ok(map)
+}

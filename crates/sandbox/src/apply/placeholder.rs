@@ -1,0 +1,219 @@
+//! Placeholders: names that may not come into being, held by an empty directory while a sandbox runs.
+//!
+//! A mount needs something to be mounted on. So the name is created on the host, recognizable by its
+//! mode, and locked (shared) by every sandbox that uses it; whoever ends last gets the exclusive lock
+//! and removes it. The kernel drops the locks of a process that dies in any way, so a placeholder
+//! that was left behind is free to be removed, or taken over by the next sandbox.
+//!
+//! Invariant: nothing is ever removed but an empty directory of exactly this mode whose exclusive lock
+//! is held.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::{at, sys};
+use crate::plan::Placeholder;
+use crate::status::{Failure, Stage};
+
+/// Readable by all, writable by none, and sticky, which means nothing for such a directory: nobody
+/// else makes one.
+pub(crate) const MODE: u32 = 0o1555;
+
+/// How often, and how long apart, the exclusive lock is tried for after a sandbox was killed: its
+/// processes are dying, which takes the kernel some time.
+const SWEEP_TRIES: u32 = 200;
+const SWEEP_PAUSE: Duration = Duration::from_millis(2);
+
+/// The placeholders of one sandbox.
+pub(super) struct Held {
+    names: Vec<Name>,
+}
+
+enum Name {
+    /// Ours, with others perhaps.
+    Placeholder { parent: OwnedFd, lock: OwnedFd, place: Placeholder },
+    /// Something real is there by now.
+    Real,
+    /// Cannot be created by this user, so neither by the target.
+    Impossible,
+}
+
+impl Held {
+    /// Creates and locks what is not there.
+    pub(super) fn create(places: &[Placeholder]) -> Result<Self, Failure> {
+        if places.is_empty() {
+            return Ok(Self { names: Vec::new() });
+        }
+        let umask = rustix::process::umask(Mode::empty());
+        let names: Result<Vec<Name>, Failure> = places
+            .iter()
+            .map(|place| {
+                hold(place, umask).map_err(|errno| at(Stage::Placeholders, &place.path())(errno))
+            })
+            .collect();
+        rustix::process::umask(umask);
+        names.map(|names| Self { names })
+    }
+
+    /// Whether there is something at this name to be mounted over.
+    pub(super) fn exists(&self, index: usize) -> bool {
+        !matches!(self.names.get(index), None | Some(Name::Impossible))
+    }
+
+    /// The locks, which have to stay open for as long as anything runs inside.
+    pub(super) fn descriptors(&self) -> Vec<i32> {
+        let locks = self.names.iter().filter_map(|name| match name {
+            Name::Placeholder { lock, .. } => Some(lock.as_raw_fd()),
+            _ => None,
+        });
+        let mut locks: Vec<i32> = locks.collect();
+        locks.sort_unstable();
+        locks
+    }
+
+    /// Removes what nobody else holds.
+    pub(super) fn release(&self) {
+        for name in &self.names {
+            if let Name::Placeholder { parent, lock, place } = name
+                && rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+            {
+                remove(parent, lock, place);
+            }
+        }
+    }
+}
+
+fn hold(place: &Placeholder, umask: Mode) -> rustix::io::Result<Name> {
+    let Some((last, between)) = place.missing.split_last() else { return Ok(Name::Impossible) };
+    let mut parent = sys::open_absolute(&place.parent)?;
+    for name in between {
+        // Directories that the target could have made itself, as it would have made them.
+        match rustix::fs::mkdirat(&parent, &**name, Mode::from_raw_mode(0o777) & !umask) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return impossible(errno),
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        parent = match rustix::fs::openat(&parent, &**name, flags, Mode::empty()) {
+            Ok(parent) => parent,
+            // Replaced by something that is no directory: nothing can be below it.
+            Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Name::Impossible),
+            Err(errno) => return Err(errno),
+        };
+    }
+    // Each round is lost only to another sandbox that has just removed the name.
+    loop {
+        match rustix::fs::mkdirat(&parent, &**last, Mode::from_raw_mode(MODE)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return impossible(errno),
+        }
+        let lock = match open(&parent, last) {
+            Ok(lock) => lock,
+            Err(Errno::NOENT) => continue,
+            Err(_) => return Ok(Name::Real),
+        };
+        if !is_placeholder(&lock)? {
+            return Ok(Name::Real);
+        }
+        rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockShared))?;
+        if is_at(&lock, &parent, last)? {
+            return Ok(Name::Placeholder { parent, lock, place: place.clone() });
+        }
+    }
+}
+
+/// Whom the host does not let create the name, it does not let create it inside either.
+fn impossible(errno: Errno) -> rustix::io::Result<Name> {
+    match errno {
+        Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::NOTDIR | Errno::NOENT => {
+            Ok(Name::Impossible)
+        }
+        other => Err(other),
+    }
+}
+
+fn open(parent: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(parent, name, flags, Mode::empty())
+}
+
+/// By its mode and by being empty.
+fn is_placeholder(directory: &OwnedFd) -> rustix::io::Result<bool> {
+    let mode = rustix::fs::fstat(directory)?.st_mode;
+    Ok(mode & 0o7777 == MODE && is_empty(directory)?)
+}
+
+fn is_empty(directory: &OwnedFd) -> rustix::io::Result<bool> {
+    for entry in rustix::fs::Dir::read_from(directory)? {
+        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether a path is an empty placeholder rather than somebody's directory.
+pub(crate) fn stands_at(path: &Path) -> bool {
+    open(CWD, path.as_os_str()).is_ok_and(|directory| is_placeholder(&directory).unwrap_or(false))
+}
+
+fn is_at(lock: &OwnedFd, parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<bool> {
+    let held = rustix::fs::fstat(lock)?;
+    match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(there) => Ok(held.st_ino == there.st_ino && held.st_dev == there.st_dev),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// With the exclusive lock held.
+fn remove(parent: &OwnedFd, lock: &OwnedFd, place: &Placeholder) {
+    let Some((last, between)) = place.missing.split_last() else { return };
+    if !is_at(lock, parent, last).unwrap_or(false) {
+        return;
+    }
+    if !is_placeholder(lock).unwrap_or(false) {
+        // Someone outside has begun to use the name: leave it as they would have made it.
+        if rustix::fs::fstat(lock).is_ok_and(|stat| stat.st_mode & 0o7777 == MODE) {
+            let _ = rustix::fs::fchmod(lock, Mode::from_raw_mode(0o755));
+        }
+        return;
+    }
+    let _ = rustix::fs::unlinkat(parent, &**last, AtFlags::REMOVEDIR);
+    let mut path = place.parent.clone();
+    path.extend(between);
+    for _ in between {
+        // Fails, and rightly, where something has been put.
+        if rustix::fs::rmdir(&path).is_err() {
+            return;
+        }
+        path.pop();
+    }
+}
+
+/// Removes placeholders of a sandbox that was killed before it could.
+pub(crate) fn sweep(places: &[Placeholder]) {
+    for place in places {
+        let Some((last, between)) = place.missing.split_last() else { continue };
+        let mut path = place.parent.clone();
+        path.extend(between);
+        let Ok(parent) = sys::open_absolute(&path) else { continue };
+        for _ in 0..SWEEP_TRIES {
+            let Ok(lock) = open(&parent, last) else { break };
+            if !is_placeholder(&lock).unwrap_or(false) {
+                break;
+            }
+            if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                remove(&parent, &lock, place);
+                break;
+            }
+            drop(File::from(lock));
+            std::thread::sleep(SWEEP_PAUSE);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Giving up: processes without number, capabilities, system calls.
+//!
+//! Invariant: after the last of these steps nothing that this process or any descendant does can bring
+//! back what was given up.
+
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+
+use super::{during, sys};
+use crate::plan::{Operation, Tree};
+use crate::status::{Failure, Stage};
+
+/// What root keeps inside: being the owner of files, nothing else. Without it a server that runs as
+/// root could not write to a project that belongs to somebody else, though the policy says so.
+const KEPT_BY_ROOT: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID);
+
+/// Step `Limits`. Counts this user's processes in this user namespace only; root is never counted,
+/// which the bound of the PID namespace makes up for.
+pub(super) fn limit_processes(processes: u32) -> Result<(), Failure> {
+    let limit = Some(u64::from(processes));
+    let asked = Rlimit { current: limit, maximum: limit };
+    match setrlimit(Resource::Nproc, asked) {
+        // The server's own bound is lower still.
+        Ok(()) | Err(Errno::PERM) => Ok(()),
+        Err(errno) => Err(during(Stage::Limits)(errno)),
+    }
+}
+
+/// Step `Capabilities`. The bounding set can stay: without new privileges no program gets what is not
+/// permitted here.
+pub(super) fn drop_capabilities(tree: &Tree) -> Result<(), Failure> {
+    let failed = during(Stage::Capabilities);
+    // A masked directory is closed to all but those who may override permissions.
+    let masks = tree.operations.iter().any(|operation| {
+        matches!(
+            operation,
+            Operation::Mask { directory: true, .. } | Operation::Skeleton { listable: false, .. }
+        )
+    }) || tree.placeholders.iter().any(|placeholder| placeholder.hidden);
+    let keep = if rustix::process::geteuid().is_root() && !masks {
+        let held = rustix::thread::capabilities(None).map_err(&failed)?;
+        KEPT_BY_ROOT & held.permitted
+    } else {
+        CapabilitySet::empty()
+    };
+    let sets =
+        CapabilitySets { effective: keep, permitted: keep, inheritable: CapabilitySet::empty() };
+    rustix::thread::set_capabilities(None, sets).map_err(failed)
+}
+
+/// Step `Seccomp`.
+pub(super) fn load_seccomp(program: &[u64]) -> Result<(), Failure> {
+    let header = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_ptr().cast_mut().cast::<libc::sock_filter>(),
+    };
+    // SAFETY: an instruction is eight bytes in the layout of `sock_filter`, and aligned for it; program
+    // and header live across the call, which reads them only.
+    let loaded = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const header)
+    };
+    sys::check(loaded).map_err(during(Stage::Seccomp)).map(drop)
+}

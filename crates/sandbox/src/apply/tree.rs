@@ -1,0 +1,369 @@
+//! Building the tree: the steps of a [`Tree`] with the mount calls of Linux 5.12 and newer.
+//!
+//! Invariant: no path is followed through a link, and what is bound or masked is the very file that
+//! was planned for; somebody who replaces names while this runs makes it fail, not go elsewhere.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::placeholder::Held;
+use super::sys::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
+use super::{at, during};
+use crate::decide::facts::Identity;
+use crate::decide::order::is_within;
+use crate::plan::{Base, Enforcement, Operation, SkeletonNode, Tree};
+use crate::status::{CHANGED, Failure, Stage};
+
+/// Names in the private file system.
+const MASKED_DIRECTORY: &str = "masked-directory";
+const MASKED_FILE: &str = "masked-file";
+const SHARED_MEMORY: &str = "shared-memory";
+
+pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<(), Failure> {
+    let tree = &enforcement.tree;
+    let host = sys::open_absolute(Path::new("/")).map_err(during(Stage::Sources))?;
+    let files = with_many_files(tree)?;
+    let mut sources = open_sources(tree, &host, held)?;
+    base(tree, &host)?;
+    let scratch = Scratch::make(tree, enforcement.shared_memory)?;
+    scratch.bury(tree, &host)?;
+    let root = match tree.base {
+        Base::ReadOnlyHost | Base::WritableHost => host,
+        Base::Nothing => {
+            let root = scratch.clone("s0", ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)?;
+            sys::attach(&root, &host).map_err(during(Stage::Root))?;
+            root
+        }
+    };
+    for (index, operation) in tree.operations.iter().enumerate() {
+        put(index, operation, tree, &root, &scratch, &mut sources, enforcement.processes)?;
+    }
+    if tree.base == Base::Nothing {
+        let failed = during(Stage::Root);
+        rustix::process::fchdir(&root).map_err(&failed)?;
+        rustix::process::pivot_root(".", ".").map_err(&failed)?;
+        rustix::mount::unmount(".", rustix::mount::UnmountFlags::DETACH).map_err(&failed)?;
+    }
+    rustix::process::chdir("/").map_err(during(Stage::Root))?;
+    if let Some(before) = files {
+        let _ = setrlimit(Resource::Nofile, before);
+    }
+    Ok(())
+}
+
+/// A policy of many places needs a descriptor for each while it is put up.
+fn with_many_files(tree: &Tree) -> Result<Option<Rlimit>, Failure> {
+    let before = getrlimit(Resource::Nofile);
+    let needed = tree.operations.len() as u64 + 64;
+    if before.current.is_none_or(|current| current >= needed) {
+        return Ok(None);
+    }
+    let raised = Rlimit { current: before.maximum, maximum: before.maximum };
+    setrlimit(Resource::Nofile, raised).map_err(during(Stage::Sources))?;
+    Ok(Some(before))
+}
+
+/// Step `Sources`: everything that will be bound, taken while the host's tree is still whole.
+fn open_sources(
+    tree: &Tree,
+    host: &OwnedFd,
+    held: &Held,
+) -> Result<HashMap<usize, OwnedFd>, Failure> {
+    let mut sources = HashMap::new();
+    for (index, operation) in tree.operations.iter().enumerate() {
+        let (path, identity) = match operation {
+            // Only root can change the host's devices, and root needs no detour.
+            Operation::Bind { path, device: true, .. } => {
+                let source = sys::clone_named(host, inside(path));
+                sources.insert(index, source.map_err(at(Stage::Sources, path))?);
+                continue;
+            }
+            Operation::Bind { path, identity, .. } => {
+                (Cow::Borrowed(path.as_path()), Some(identity))
+            }
+            Operation::PinnedLink { path, identity } => {
+                (Cow::Borrowed(path.as_path()), Some(identity))
+            }
+            Operation::Placeholder { index, .. } if held.exists(*index as usize) => {
+                (operation.path(&tree.placeholders), None)
+            }
+            _ => continue,
+        };
+        let failed = at(Stage::Sources, &path);
+        let place = match sys::open_place(host, &path) {
+            Ok(place) => place,
+            Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => {
+                return Err(changed(Stage::Sources, &path));
+            }
+            Err(errno) => return Err(failed(errno)),
+        };
+        if let Some(identity) = identity {
+            same(&place, identity, Stage::Sources, &path)?;
+        }
+        sources.insert(index, sys::clone_tree(&place).map_err(failed)?);
+    }
+    Ok(sources)
+}
+
+fn changed(stage: Stage, path: &Path) -> Failure {
+    Failure::new(stage, CHANGED, format!("{} was replaced meanwhile", path.display()))
+}
+
+/// Mount ids differ in the new namespace; device and inode do not.
+fn same(place: &OwnedFd, planned: &Identity, stage: Stage, path: &Path) -> Result<(), Failure> {
+    let found = sys::node_of(place).map_err(at(stage, path))?.identity;
+    if (found.device, found.inode) == (planned.device, planned.inode) {
+        Ok(())
+    } else {
+        Err(changed(stage, path))
+    }
+}
+
+/// Step `Base`: nothing comes in from the host any more, and all that is not bound is read-only.
+fn base(tree: &Tree, host: &OwnedFd) -> Result<(), Failure> {
+    let has_own_devices = tree.operations.iter().any(|o| matches!(o, Operation::Terminals));
+    let attributes = match tree.base {
+        Base::ReadOnlyHost => ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV,
+        Base::WritableHost if has_own_devices => ATTR_NOSUID | ATTR_NODEV,
+        Base::WritableHost => ATTR_NOSUID,
+        Base::Nothing => 0,
+    };
+    sys::mount_attributes(host, attributes, true).map_err(during(Stage::Base))
+}
+
+/// The private file system: skeletons, masks and shared memory, each a directory of its own.
+struct Scratch {
+    mount: Option<OwnedFd>,
+}
+
+impl Scratch {
+    /// Step `Scratch`.
+    fn make(tree: &Tree, size: u64) -> Result<Self, Failure> {
+        let needed = tree.operations.iter().any(|operation| {
+            matches!(
+                operation,
+                Operation::Skeleton { .. }
+                    | Operation::Mask { .. }
+                    | Operation::SharedMemory
+                    | Operation::Placeholder { .. }
+            )
+        });
+        if !needed {
+            return Ok(Self { mount: None });
+        }
+        let failed = during(Stage::Scratch);
+        let size = size.to_string();
+        let options = [("mode", "0755"), ("size", size.as_str())];
+        let mount =
+            sys::new_mount(c"tmpfs", &options, ATTR_NOSUID | ATTR_NODEV).map_err(&failed)?;
+        let umask = rustix::process::umask(Mode::empty());
+        let made = fill(&mount, tree);
+        rustix::process::umask(umask);
+        made.map_err(failed)?;
+        Ok(Self { mount: Some(mount) })
+    }
+
+    /// Mounts it where something else will be mounted on top. A mount that is in no tree would have to
+    /// be taken apart when its descriptor is closed, for which the kernel waits for all processors;
+    /// this one goes with the whole tree.
+    fn bury(&self, tree: &Tree, host: &OwnedFd) -> Result<(), Failure> {
+        let covered = tree.operations.iter().find_map(|operation| match operation {
+            Operation::Skeleton { path, .. } => Some(path),
+            _ => None,
+        });
+        if let (Some(mount), Some(path)) = (&self.mount, covered) {
+            let place = sys::open_place(host, path).map_err(at(Stage::Scratch, path))?;
+            sys::attach(mount, place).map_err(at(Stage::Scratch, path))?;
+        }
+        Ok(())
+    }
+
+    /// One of its directories as a mount of its own.
+    fn clone(&self, name: &str, attributes: u64) -> Result<OwnedFd, Failure> {
+        let failed = during(Stage::Scratch);
+        let mount = self.mount.as_ref().ok_or_else(|| failed(Errno::NOENT))?;
+        let clone = sys::clone_named(mount, Path::new(name)).map_err(&failed)?;
+        // The private file system has no devices and no owners' rights to begin with.
+        if attributes & ATTR_RDONLY != 0 {
+            sys::mount_attributes(&clone, attributes, false).map_err(&failed)?;
+        }
+        Ok(clone)
+    }
+}
+
+fn fill(mount: &OwnedFd, tree: &Tree) -> rustix::io::Result<()> {
+    let directory =
+        |path: &Path, mode: u32| rustix::fs::mkdirat(mount, path, Mode::from_raw_mode(mode));
+    let mut masks = (false, false);
+    for (index, operation) in tree.operations.iter().enumerate() {
+        match operation {
+            Operation::Mask { directory: true, .. } | Operation::Placeholder { .. } => {
+                masks.0 = true;
+            }
+            Operation::Mask { directory: false, .. } => masks.1 = true,
+            Operation::SharedMemory => directory(Path::new(SHARED_MEMORY), 0o1777)?,
+            Operation::Skeleton { nodes, listable, .. } => {
+                let top = format!("s{index}");
+                directory(Path::new(&top), 0o755)?;
+                for node in nodes {
+                    match node {
+                        SkeletonNode::Directory(path) => {
+                            directory(&Path::new(&top).join(path), 0o755)?;
+                        }
+                        SkeletonNode::File(path) => {
+                            let mode = Mode::from_raw_mode(0o444);
+                            let path = Path::new(&top).join(path);
+                            rustix::fs::mknodat(mount, path, FileType::RegularFile, mode, 0)?;
+                        }
+                        SkeletonNode::Link(path, target) => {
+                            rustix::fs::symlinkat(target, mount, Path::new(&top).join(path))?;
+                        }
+                    }
+                }
+                if !listable {
+                    // Can be walked through, by those who know the way, but not be listed.
+                    hide(mount, Path::new(&top), nodes)?;
+                }
+            }
+            _ => {}
+        }
+    }
+    if masks.0 {
+        directory(Path::new(MASKED_DIRECTORY), 0)?;
+    }
+    if masks.1 {
+        // A device that does not exist, on a mount without devices: nobody can open it, whatever
+        // their capabilities. An empty file would read as success.
+        let mode = Mode::empty();
+        rustix::fs::mknodat(mount, MASKED_FILE, FileType::CharacterDevice, mode, 0)?;
+    }
+    Ok(())
+}
+
+fn hide(mount: &OwnedFd, top: &Path, nodes: &[SkeletonNode]) -> rustix::io::Result<()> {
+    let mode = Mode::from_raw_mode(0o111);
+    for node in nodes.iter().rev() {
+        if let SkeletonNode::Directory(path) = node {
+            rustix::fs::chmodat(mount, top.join(path), mode, rustix::fs::AtFlags::empty())?;
+        }
+    }
+    rustix::fs::chmodat(mount, top, mode, rustix::fs::AtFlags::empty())
+}
+
+/// Step `Tree`: one operation, in its place.
+fn put(
+    index: usize,
+    operation: &Operation,
+    tree: &Tree,
+    root: &OwnedFd,
+    scratch: &Scratch,
+    sources: &mut HashMap<usize, OwnedFd>,
+    processes: u32,
+) -> Result<(), Failure> {
+    let path = operation.path(&tree.placeholders);
+    let failed = at(Stage::Tree, &path);
+    let quiet = ATTR_NOSUID | ATTR_NODEV;
+    let mut expected = None;
+    let what = match operation {
+        Operation::Skeleton { path, .. } if path == Path::new("/") => return Ok(()),
+        Operation::Skeleton { .. } => scratch.clone(&format!("s{index}"), quiet | ATTR_RDONLY)?,
+        Operation::Mask { identity, directory, .. } => {
+            expected = identity.as_ref();
+            let name = if *directory { MASKED_DIRECTORY } else { MASKED_FILE };
+            scratch.clone(name, quiet | ATTR_RDONLY)?
+        }
+        Operation::Bind { .. } | Operation::PinnedLink { .. } | Operation::Placeholder { .. } => {
+            let Some(source) = sources.remove(&index) else { return Ok(()) };
+            let placeholder = match operation {
+                Operation::Placeholder { index, level } => {
+                    let placeholder = &tree.placeholders[*index as usize];
+                    Some((placeholder.is_last(*level), placeholder.hidden))
+                }
+                _ => None,
+            };
+            let attributes = match operation {
+                Operation::Bind { writable: true, device: true, .. } => ATTR_NOSUID,
+                _ if matches!(placeholder, Some((false, _))) => quiet,
+                Operation::Bind { writable: true, .. } => quiet,
+                Operation::Bind { device: true, .. } => ATTR_NOSUID | ATTR_RDONLY,
+                _ => quiet | ATTR_RDONLY,
+            };
+            if attributes != ATTR_NOSUID {
+                sys::mount_attributes(&source, attributes, true).map_err(&failed)?;
+            }
+            if placeholder == Some((true, true)) {
+                scratch.clone(MASKED_DIRECTORY, quiet | ATTR_RDONLY)?
+            } else {
+                source
+            }
+        }
+        Operation::Proc => proc(processes)?,
+        Operation::Terminals => {
+            let options = [("ptmxmode", "0666"), ("mode", "0620")];
+            sys::new_mount(c"devpts", &options, ATTR_NOSUID).map_err(&failed)?
+        }
+        Operation::SharedMemory => scratch.clone(SHARED_MEMORY, quiet)?,
+    };
+    if is_ours(operation, &path) {
+        return sys::attach_named(&what, root, inside(&path)).map_err(failed);
+    }
+    let place = match sys::open_place(root, &path) {
+        Ok(place) => place,
+        // A denied path of the kernel's own trees that the new ones do not have.
+        Err(Errno::NOENT) if matches!(operation, Operation::Mask { identity: None, .. }) => {
+            return Ok(());
+        }
+        Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => {
+            return Err(changed(Stage::Tree, &path));
+        }
+        Err(errno) => return Err(failed(errno)),
+    };
+    if let Some(identity) = expected {
+        same(&place, identity, Stage::Tree, &path)?;
+    }
+    sys::attach(&what, &place).map_err(failed)
+}
+
+/// Whether the place is in `/dev` as it was just built, where nobody else changes names.
+fn is_ours(operation: &Operation, path: &Path) -> bool {
+    match operation {
+        Operation::Terminals | Operation::SharedMemory => true,
+        Operation::Bind { device: true, .. } => is_within(path, Path::new("/dev")),
+        _ => false,
+    }
+}
+
+/// A path as seen from the root.
+fn inside(path: &Path) -> &Path {
+    path.strip_prefix("/").unwrap_or(path)
+}
+
+/// Step `Proc`: shows this namespace's processes only, and takes no writes: to the kernel, root inside
+/// is still the user 0 whom `/proc/sys` obeys.
+fn proc(processes: u32) -> Result<OwnedFd, Failure> {
+    let failed = during(Stage::Proc);
+    let mount = sys::new_mount(c"proc", &[], ATTR_NOSUID | ATTR_NODEV).map_err(&failed)?;
+    limit_pids(&mount, processes);
+    sys::mount_attributes(&mount, ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY, false)
+        .map_err(&failed)?;
+    Ok(mount)
+}
+
+/// Bounds the processes of this PID namespace, root's included, where the kernel knows such a bound
+/// (6.14). On older kernels the number is the whole machine's and this namespace may not set it.
+fn limit_pids(proc: &OwnedFd, processes: u32) {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    if let Ok(file) = rustix::fs::openat(proc, "sys/kernel/pid_max", flags, Mode::empty()) {
+        let mut text = String::new();
+        // The kernel keeps the first 300 numbers back once it has counted through all of them.
+        let _ = write!(text, "{}", processes.saturating_add(300).min(4_194_304));
+        let _ = rustix::io::write(&file, text.as_bytes());
+    }
+}

@@ -1,0 +1,43 @@
+//! Which entry decides.
+//!
+//! Invariant: among the entries whose path is the asked path or an ancestor of it the most specific
+//! wins; equally specific ones: deny over write over read; without any entry there is no access.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use codex_exec_server_protocol::AccessMode;
+
+use super::order::ancestors;
+
+/// Paths without links, each with the access of the entries that name it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AccessMap {
+    named: HashMap<OsString, AccessMode>,
+}
+
+impl AccessMap {
+    /// Adds an entry. Of two for the same path the stricter in the order of precedence stays.
+    pub fn insert(&mut self, path: PathBuf, access: AccessMode) {
+        self.named
+            .entry(path.into_os_string())
+            .and_modify(|old| *old = access.max(*old))
+            .or_insert(access);
+    }
+
+    /// What may be done with a path that contains no links.
+    pub fn access(&self, path: &Path) -> AccessMode {
+        ancestors(path).find_map(|above| self.named(above)).unwrap_or(AccessMode::Deny)
+    }
+
+    /// The access an entry names for exactly this path.
+    pub fn named(&self, path: &Path) -> Option<AccessMode> {
+        self.named.get(path.as_os_str()).copied()
+    }
+
+    /// Every path that is named, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&Path, AccessMode)> {
+        self.named.iter().map(|(path, access)| (Path::new(path), *access))
+    }
+}

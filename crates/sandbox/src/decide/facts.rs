@@ -1,0 +1,204 @@
+//! What deciding needs to know of the file system, behind one small trait.
+//!
+//! Invariant: nothing in `decide` or `plan` asks the machine anything except through [`Facts`], so
+//! both can be tested against a tree that exists only in memory. A [`Resolver`] asks for each path
+//! once, so a policy of many entries costs one lookup per distinct path.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use super::order::parent;
+
+/// What a name in a directory stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub enum NodeKind {
+    /// A directory.
+    Directory,
+    /// A regular file.
+    File,
+    /// A symbolic link, itself.
+    Link,
+    /// A device, socket or fifo.
+    Other,
+}
+
+/// Which file it is, however it is called: renaming keeps it, replacing changes it.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+pub struct Identity {
+    /// Device number, major and minor.
+    pub device: (u32, u32),
+    /// Inode number.
+    pub inode: u64,
+    /// The mount it was reached through.
+    pub mount: u64,
+}
+
+/// A file system object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Node {
+    /// What it is.
+    pub kind: NodeKind,
+    /// Which one it is.
+    pub identity: Identity,
+}
+
+/// The questions that are asked of a file system. No method follows a link in the last component.
+pub trait Facts {
+    /// What is at this path.
+    fn lookup(&self, path: &Path) -> io::Result<Node>;
+    /// Where this link points.
+    fn read_link(&self, path: &Path) -> io::Result<PathBuf>;
+    /// The names in a directory, `.` and `..` left out.
+    fn list(&self, path: &Path) -> io::Result<Vec<(OsString, NodeKind)>>;
+    /// The first bytes of a small file.
+    fn read_start(&self, path: &Path) -> io::Result<Vec<u8>>;
+}
+
+/// Where a path leads once every link in it has been followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// It exists, under this name without links.
+    Found(PathBuf, Node),
+    /// It does not: the last directory on the way that exists, and the names missing below it.
+    Missing(PathBuf, Vec<OsString>),
+    /// A component is not a directory or may not be entered, or the links go round in circles.
+    Unreachable,
+}
+
+/// Follows paths, remembering every answer for as long as one policy is being prepared.
+pub struct Resolver<'a> {
+    facts: &'a dyn Facts,
+    known: HashMap<OsString, Option<Node>>,
+    /// Directories that are reached without links.
+    without_links: HashSet<OsString>,
+    /// Every link met on the way, with its target, in the order met.
+    pub links: Vec<(PathBuf, PathBuf)>,
+}
+
+impl std::fmt::Debug for Resolver<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Resolver").field("known", &self.known.len()).finish_non_exhaustive()
+    }
+}
+
+/// As many links as the kernel follows in one path.
+const MAX_LINKS: usize = 40;
+
+impl<'a> Resolver<'a> {
+    /// A resolver that knows nothing yet.
+    pub fn new(facts: &'a dyn Facts) -> Self {
+        Self { facts, known: HashMap::new(), without_links: HashSet::new(), links: Vec::new() }
+    }
+
+    /// The facts behind it.
+    pub fn facts(&self) -> &'a dyn Facts {
+        self.facts
+    }
+
+    /// What is at this path, links not followed; `Ok(None)` if nothing is.
+    pub fn lookup(&mut self, path: &Path) -> io::Result<Option<Node>> {
+        if let Some(known) = self.known.get(path.as_os_str()) {
+            return Ok(*known);
+        }
+        let node = match self.facts.lookup(path) {
+            Ok(node) => Some(node),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        self.known.insert(path.as_os_str().to_owned(), node);
+        Ok(node)
+    }
+
+    /// Everything that was found, by its path.
+    pub fn into_known(self) -> HashMap<OsString, Option<Node>> {
+        self.known
+    }
+
+    /// Follows every link of an absolute, normal path.
+    pub fn resolve(&mut self, path: &Path) -> Place {
+        // In a directory that is known to be reached without links, one look is enough.
+        if let Some(directory) = parent(path)
+            && self.without_links.contains(directory.as_os_str())
+            // Not worth remembering: few paths are named twice.
+            && let Ok(node) = self.facts.lookup(path)
+            && node.kind != NodeKind::Link
+        {
+            return Place::Found(path.to_owned(), node);
+        }
+        let place = self.follow(path);
+        if let Place::Found(real, _) = &place
+            && let Some(directory) = parent(real)
+        {
+            self.without_links.insert(directory.as_os_str().to_owned());
+        }
+        place
+    }
+
+    fn follow(&mut self, path: &Path) -> Place {
+        let mut pending: Vec<OsString> = names(path).map(OsStr::to_owned).collect();
+        pending.reverse();
+        let mut here = PathBuf::from("/");
+        let Ok(Some(mut node)) = self.lookup(&here) else { return Place::Unreachable };
+        let mut links = 0;
+        while let Some(name) = pending.pop() {
+            if name == ".." {
+                here.pop();
+                match self.lookup(&here) {
+                    Ok(Some(parent)) => node = parent,
+                    _ => return Place::Unreachable,
+                }
+                continue;
+            }
+            if node.kind != NodeKind::Directory {
+                return Place::Unreachable;
+            }
+            here.push(&name);
+            match self.lookup(&here) {
+                Ok(Some(found)) if found.kind == NodeKind::Link => {
+                    links += 1;
+                    let Ok(target) = self.facts.read_link(&here) else {
+                        return Place::Unreachable;
+                    };
+                    if links > MAX_LINKS {
+                        return Place::Unreachable;
+                    }
+                    self.links.push((here.clone(), target.clone()));
+                    if target.is_absolute() {
+                        here = PathBuf::from("/");
+                    } else {
+                        here.pop();
+                    }
+                    match self.lookup(&here) {
+                        Ok(Some(parent)) => node = parent,
+                        _ => return Place::Unreachable,
+                    }
+                    let mut names: Vec<OsString> = names(&target).map(OsStr::to_owned).collect();
+                    names.reverse();
+                    pending.extend(names);
+                }
+                Ok(Some(found)) => node = found,
+                Ok(None) => {
+                    here.pop();
+                    let mut missing = vec![name];
+                    missing.extend(pending.into_iter().rev());
+                    return Place::Missing(here, missing);
+                }
+                Err(_) => return Place::Unreachable,
+            }
+        }
+        Place::Found(here, node)
+    }
+}
+
+/// The names of a path, `..` among them.
+fn names(path: &Path) -> impl Iterator<Item = &OsStr> {
+    path.components().filter_map(|component| match component {
+        Component::Normal(name) => Some(name),
+        Component::ParentDir => Some(OsStr::new("..")),
+        _ => None,
+    })
+}

@@ -1,0 +1,308 @@
+//! Git-style patterns: parsing and matching, without any file system.
+//!
+//! Invariant: matching goes component by component with a set of positions, so that its cost is
+//! bounded by names times pattern length, whatever the pattern (no backtracking across components).
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+/// A parsed pattern.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Glob {
+    parts: Vec<Part>,
+    /// The pattern begins at the root, not at the working directory.
+    pub absolute: bool,
+    /// The pattern ended with a slash.
+    pub directories_only: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    /// `**`: any number of directories.
+    AnyDepth,
+    /// A name without wildcards.
+    Literal(Vec<u8>),
+    /// A name with wildcards.
+    Wild(Vec<Token>),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Token {
+    Byte(u8),
+    Any,
+    AnyRun,
+    Class { negated: bool, ranges: Vec<(u8, u8)> },
+}
+
+/// Why a pattern cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum GlobError {
+    /// Nothing to match.
+    #[error("the pattern is empty")]
+    Empty,
+    /// `!pattern` would take something back, which a denial cannot.
+    #[error("a pattern that denies cannot be negated")]
+    Negated,
+    /// `[` without `]`.
+    #[error("a character class is not closed")]
+    OpenClass,
+    /// `..` would leave the directory the pattern is relative to.
+    #[error("`..` is not allowed in a pattern")]
+    Parent,
+    /// NUL is in no file name.
+    #[error("the pattern contains a NUL byte")]
+    Nul,
+}
+
+/// Where in a pattern a walk stands; [`Glob::START`] at the base directory.
+pub type Position = usize;
+
+impl Glob {
+    /// The position before the first component.
+    pub const START: Position = 0;
+
+    /// Reads a pattern as `.gitignore` would.
+    pub fn parse(pattern: &str) -> Result<Self, GlobError> {
+        if pattern.contains('\0') {
+            return Err(GlobError::Nul);
+        }
+        if pattern.starts_with('!') {
+            return Err(GlobError::Negated);
+        }
+        let absolute = pattern.starts_with('/');
+        let directories_only = pattern.ends_with('/');
+        let names: Vec<&str> =
+            pattern.split('/').filter(|name| !name.is_empty() && *name != ".").collect();
+        if names.is_empty() {
+            return Err(GlobError::Empty);
+        }
+        let mut parts = Vec::with_capacity(names.len() + 1);
+        // A pattern without a slash matches at any depth.
+        let anywhere = !pattern.trim_end_matches('/').contains('/');
+        if anywhere && names[0] != "**" {
+            parts.push(Part::AnyDepth);
+        }
+        for name in &names {
+            let part = parse_name(name.as_bytes())?;
+            // `**/**` is `**`, and two of them would only double the positions.
+            if part != Part::AnyDepth || parts.last() != Some(&Part::AnyDepth) {
+                parts.push(part);
+            }
+        }
+        if parts.last() == Some(&Part::AnyDepth) {
+            parts.push(Part::Wild(vec![Token::AnyRun]));
+        }
+        Ok(Self { parts, absolute, directories_only })
+    }
+
+    /// Steps from `position` over one name: the positions to continue with are pushed on `next`;
+    /// true if the pattern matches here. `from` has to be closed (see [`Glob::close`]).
+    pub fn step(&self, position: Position, name: &OsStr, next: &mut Vec<Position>) -> bool {
+        let name = name.as_bytes();
+        let matched = match &self.parts[position] {
+            Part::AnyDepth => {
+                self.close(position, next);
+                return false;
+            }
+            Part::Literal(literal) => literal == name,
+            Part::Wild(tokens) => wild(tokens, name),
+        };
+        if matched {
+            if position + 1 == self.parts.len() {
+                return true;
+            }
+            self.close(position + 1, next);
+        }
+        false
+    }
+
+    /// Pushes `position` and, where it stands before a `**`, the position after that too.
+    pub fn close(&self, position: Position, next: &mut Vec<Position>) {
+        if !next.contains(&position) {
+            next.push(position);
+        }
+        if self.parts[position] == Part::AnyDepth && !next.contains(&(position + 1)) {
+            next.push(position + 1);
+        }
+    }
+
+    /// The one name that can match at this position, if only one can.
+    pub fn literal(&self, position: Position) -> Option<&OsStr> {
+        match &self.parts[position] {
+            Part::Literal(name) => Some(OsStr::from_bytes(name)),
+            _ => None,
+        }
+    }
+
+    /// Whether a path, relative to the base, matches as a whole.
+    pub fn matches<'n>(&self, names: impl IntoIterator<Item = &'n OsStr>) -> bool {
+        let mut positions = Vec::new();
+        self.close(Self::START, &mut positions);
+        let mut matched = false;
+        for name in names {
+            let mut next = Vec::new();
+            matched = false;
+            for &position in &positions {
+                matched |= self.step(position, name, &mut next);
+            }
+            positions = next;
+        }
+        matched
+    }
+}
+
+fn parse_name(name: &[u8]) -> Result<Part, GlobError> {
+    if name == b".." {
+        return Err(GlobError::Parent);
+    }
+    if name == b"**" {
+        return Ok(Part::AnyDepth);
+    }
+    let mut tokens = Vec::with_capacity(name.len());
+    let mut at = 0;
+    while at < name.len() {
+        match name[at] {
+            b'\\' if at + 1 < name.len() => {
+                at += 1;
+                tokens.push(Token::Byte(name[at]));
+            }
+            b'?' => tokens.push(Token::Any),
+            b'*' if tokens.last() == Some(&Token::AnyRun) => {}
+            b'*' => tokens.push(Token::AnyRun),
+            b'[' => {
+                let (class, after) = parse_class(name, at + 1)?;
+                tokens.push(class);
+                at = after;
+                continue;
+            }
+            byte => tokens.push(Token::Byte(byte)),
+        }
+        at += 1;
+    }
+    let literal: Option<Vec<u8>> = tokens
+        .iter()
+        .map(|token| match token {
+            Token::Byte(byte) => Some(*byte),
+            _ => None,
+        })
+        .collect();
+    Ok(match literal {
+        Some(literal) => Part::Literal(literal),
+        None => Part::Wild(tokens),
+    })
+}
+
+fn parse_class(name: &[u8], mut at: usize) -> Result<(Token, usize), GlobError> {
+    let negated = matches!(name.get(at), Some(b'!' | b'^'));
+    at += usize::from(negated);
+    let start = at;
+    let mut ranges = Vec::new();
+    loop {
+        let mut low = *name.get(at).ok_or(GlobError::OpenClass)?;
+        if low == b']' && at > start {
+            return Ok((Token::Class { negated, ranges }, at + 1));
+        }
+        if low == b'\\' {
+            at += 1;
+            low = *name.get(at).ok_or(GlobError::OpenClass)?;
+        }
+        at += 1;
+        if name.get(at) == Some(&b'-') && name.get(at + 1).is_some_and(|&b| b != b']') {
+            ranges.push((low, name[at + 1]));
+            at += 2;
+        } else {
+            ranges.push((low, low));
+        }
+    }
+}
+
+/// Matches one name, with the usual single point of return to the last `*`.
+fn wild(tokens: &[Token], name: &[u8]) -> bool {
+    let (mut t, mut n) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while n < name.len() {
+        let matched = match tokens.get(t) {
+            Some(Token::AnyRun) => {
+                star = Some((t, n));
+                t += 1;
+                continue;
+            }
+            Some(Token::Any) => true,
+            Some(Token::Byte(byte)) => *byte == name[n],
+            Some(Token::Class { negated, ranges }) => {
+                ranges.iter().any(|(low, high)| (*low..=*high).contains(&name[n])) != *negated
+            }
+            None => false,
+        };
+        if matched {
+            t += 1;
+            n += 1;
+        } else if let Some((star_t, star_n)) = star {
+            star = Some((star_t, star_n + 1));
+            t = star_t + 1;
+            n = star_n + 1;
+        } else {
+            return false;
+        }
+    }
+    tokens[t..].iter().all(|token| *token == Token::AnyRun)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn matches(pattern: &str, path: &str) -> bool {
+        Glob::parse(pattern).unwrap().matches(Path::new(path).iter())
+    }
+
+    #[test]
+    fn patterns_match_as_git_matches_them() {
+        for (pattern, yes, no) in [
+            (".env", &[".env", "a/.env", "a/b/.env"][..], &["env", ".env/x", "a.env"][..]),
+            ("**/.env", &[".env", "a/.env", "a/b/.env"], &["a/.envx"]),
+            ("a/*.key", &["a/x.key", "a/.key"], &["x.key", "a/b/x.key", "b/a/x.key"]),
+            ("a/**/z", &["a/z", "a/b/z", "a/b/c/z"], &["z", "a/b", "b/a/z"]),
+            ("secrets/**", &["secrets/x", "secrets/a/b"], &["secrets", "x/secrets/y"]),
+            ("*.p[e-g]m", &["x.pem", "a/y.pgm"], &["x.pam", "pem"]),
+            ("[!a]?", &["bc", "x/zz"], &["ab", "b"]),
+            ("a*b*c", &["abc", "aXbYc", "aabbcc"], &["ab", "acb"]),
+            ("\\*", &["*"], &["x"]),
+            ("*", &["x", "a/b"], &[]),
+            ("**", &["x", "a/b/c"], &[]),
+            ("build/", &["build", "a/build"], &["builds"]),
+        ] {
+            for path in yes {
+                assert!(matches(pattern, path), "{pattern} should match {path}");
+            }
+            for path in no {
+                assert!(!matches(pattern, path), "{pattern} should not match {path}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_denial_can_mean_is_refused() {
+        for (pattern, error) in [
+            ("", GlobError::Empty),
+            ("/", GlobError::Empty),
+            ("./.", GlobError::Empty),
+            ("!x", GlobError::Negated),
+            ("a/[b", GlobError::OpenClass),
+            ("../x", GlobError::Parent),
+            ("a\0b", GlobError::Nul),
+        ] {
+            assert_eq!(Glob::parse(pattern), Err(error), "{pattern:?}");
+        }
+    }
+
+    #[test]
+    fn hostile_patterns_stay_cheap() {
+        let pattern = format!("{}b", "a*".repeat(400));
+        let name = "a".repeat(255);
+        assert!(!matches(&pattern, &name));
+        let pattern = format!("{}x", "**/a/".repeat(60));
+        assert!(!matches(&pattern, &"a/".repeat(200)));
+    }
+}

@@ -1,0 +1,9 @@
+//! Decide: a policy and a file system in, an access for every path out. Pure.
+
+pub mod access;
+pub mod facts;
+pub mod glob;
+pub mod metadata;
+pub mod order;
+pub mod policy;
+mod scan;

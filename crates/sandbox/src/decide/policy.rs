@@ -1,0 +1,359 @@
+//! From intent to places: a [`SandboxContext`] resolved against one file system.
+//!
+//! Invariant: every path in a [`ResolvedPolicy`] is free of links, so that the kernel, which works
+//! on what a name leads to, and the entries, which are names, speak of the same thing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use codex_exec_server_protocol::{
+    AccessMode, FileSystemPath, FileSystemPolicy, MissingPathBehavior, NetworkPolicy, PathUri,
+    PermissionProfile, RestrictedFileSystem, SandboxContext, SpecialPath,
+};
+
+use super::access::AccessMap;
+use super::facts::{Facts, Node, NodeKind, Place, Resolver};
+use super::glob::{Glob, GlobError};
+use super::order::order;
+use super::{metadata, scan};
+use crate::Limits;
+
+/// What a program needs to start; those that exist.
+pub const MINIMAL: [&str; 8] =
+    ["/bin", "/sbin", "/usr", "/etc", "/lib", "/lib64", "/nix/store", "/run/current-system/sw"];
+
+/// Why a policy cannot be resolved. Nothing has run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// An entry is relative to a directory nobody named.
+    #[error("the policy is relative to a working directory and the request names none; set `cwd`")]
+    CwdNeeded,
+    /// A pattern that allows.
+    #[error("pattern `{0}` allows something; glob patterns can only deny")]
+    GlobAllows(String),
+    /// A pattern that means nothing.
+    #[error("pattern `{pattern}` cannot be used: {source}")]
+    GlobInvalid {
+        /// As it came.
+        pattern: String,
+        /// What is wrong with it.
+        source: GlobError,
+    },
+    /// More files match than can be hidden one by one.
+    #[error(
+        "the glob patterns match more than {0} files; deny a directory instead, or narrow them"
+    )]
+    GlobMatches(usize),
+    /// The tree below the patterns is too large to look through.
+    #[error("the glob patterns cover more than {0} files; lower `glob_scan_max_depth`")]
+    GlobScan(usize),
+    /// A policy longer than any real one.
+    #[error("the policy has {found} entries; at most {limit} are enforced")]
+    Entries {
+        /// As many as came.
+        found: usize,
+        /// As many as are allowed.
+        limit: usize,
+    },
+    /// `subpath` has to stay below the workspace root.
+    #[error("subpath `{0}` of project_roots leaves the workspace root")]
+    Subpath(String),
+    /// A denial of something this version does not know cannot be kept.
+    #[error("the policy denies a special path of unknown kind: {0}")]
+    UnknownDenied(String),
+}
+
+/// What a policy is resolved against besides the file system.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Surroundings<'a> {
+    /// The directory the process runs in, used where the context has no `cwd`.
+    pub cwd: Option<&'a Path>,
+    /// `$TMPDIR` of the process.
+    pub tmpdir: Option<&'a OsStr>,
+}
+
+/// A place that exists, and the access of the entry that named it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// What may be done there and below.
+    pub access: AccessMode,
+    /// What is there.
+    pub node: Node,
+    /// Named as a path, so that the name has to go on meaning this place. A file that only matched a
+    /// pattern is hidden wherever it is moved, and its name is free.
+    pub named: bool,
+}
+
+/// A name that has to stay absent.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ProtectedName {
+    /// The directory that exists.
+    pub parent: PathBuf,
+    /// What is missing below it; the last is the one that is protected.
+    pub missing: Vec<OsString>,
+    /// What the entry said: read, or deny.
+    pub access: AccessMode,
+}
+
+/// A policy with every name resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResolvedPolicy {
+    /// The access of every named path, whether it exists or not.
+    pub access: AccessMap,
+    /// Places that exist, parents first (see [`order`]).
+    pub regions: Vec<(PathBuf, Region)>,
+    /// Names that may not come into being.
+    pub protected: Vec<ProtectedName>,
+    /// Links met while resolving, with their targets.
+    pub links: BTreeMap<PathBuf, PathBuf>,
+    /// Links that may be neither replaced nor removed.
+    pub pinned_links: BTreeMap<PathBuf, Node>,
+    /// Everything that was looked at on the way.
+    pub known: HashMap<OsString, Option<Node>>,
+    /// Whether the network can be reached.
+    pub network: NetworkPolicy,
+}
+
+/// What there is to enforce.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resolved {
+    /// Nothing.
+    Unrestricted,
+    /// The network only.
+    NetworkOnly,
+    /// Paths, and the network if it is restricted.
+    Restricted(Box<ResolvedPolicy>),
+}
+
+/// Resolves a policy against a file system.
+pub fn resolve(
+    context: &SandboxContext,
+    around: Surroundings<'_>,
+    facts: &dyn Facts,
+    limits: &Limits,
+) -> Result<Resolved, PolicyError> {
+    let network = context.permissions.network();
+    let PermissionProfile::Managed {
+        file_system: FileSystemPolicy::Restricted(file_system), ..
+    } = &context.permissions
+    else {
+        return Ok(match network {
+            NetworkPolicy::Enabled => Resolved::Unrestricted,
+            NetworkPolicy::Restricted => Resolved::NetworkOnly,
+        });
+    };
+    if file_system.entries.len() > limits.entries {
+        return Err(PolicyError::Entries {
+            found: file_system.entries.len(),
+            limit: limits.entries,
+        });
+    }
+    let mut resolving = Resolving {
+        resolver: Resolver::new(facts),
+        policy: ResolvedPolicy {
+            access: AccessMap::default(),
+            regions: Vec::new(),
+            protected: Vec::new(),
+            links: BTreeMap::new(),
+            pinned_links: BTreeMap::new(),
+            known: HashMap::new(),
+            network,
+        },
+    };
+    let cwd = context.cwd.as_ref().map(PathUri::as_path).or(around.cwd);
+    let roots: Vec<&Path> = if context.project_root_is_cwd {
+        cwd.into_iter().collect()
+    } else {
+        context.workspace_roots.iter().map(PathUri::as_path).collect()
+    };
+    let globs = resolving.entries(file_system, cwd, &roots, around.tmpdir)?;
+    let matches = scan::expand(
+        &globs,
+        cwd,
+        file_system.glob_scan_max_depth.map_or(limits.glob_depth, |d| d.get() as usize),
+        limits,
+        &mut resolving.resolver,
+    )?;
+    for path in matches {
+        resolving.pattern_match(&path);
+    }
+    let Resolving { mut resolver, mut policy } = resolving;
+    let roots: Vec<PathBuf> = roots
+        .iter()
+        .filter_map(|root| match resolver.resolve(root) {
+            // Remembered, for it may have to keep its name.
+            Place::Found(path, _) => resolver.lookup(&path).is_ok().then_some(path),
+            _ => None,
+        })
+        .collect();
+    merge(&mut policy.regions);
+    metadata::protect(&mut policy, &roots, &mut resolver);
+    merge(&mut policy.regions);
+    // Only where it could be created does a missing name need protection.
+    let access = &policy.access;
+    policy.protected.retain(|name| access.access(&name.parent) == AccessMode::Write);
+    policy.protected.sort();
+    policy.protected.dedup_by(|a, b| a.parent == b.parent && a.missing == b.missing);
+    policy.links = std::mem::take(&mut resolver.links).into_iter().collect();
+    policy.known = resolver.into_known();
+    Ok(Resolved::Restricted(Box::new(policy)))
+}
+
+struct Resolving<'a> {
+    resolver: Resolver<'a>,
+    policy: ResolvedPolicy,
+}
+
+/// Sorts regions, and makes one of several at the same path.
+fn merge(regions: &mut Vec<(PathBuf, Region)>) {
+    regions.sort_by(|(a, _), (b, _)| order(a, b));
+    regions.dedup_by(|(path, next), (above, kept)| {
+        let same = path.as_os_str() == above.as_os_str();
+        if same {
+            kept.access = kept.access.max(next.access);
+            kept.named |= next.named;
+        }
+        same
+    });
+}
+
+impl Resolving<'_> {
+    fn entries(
+        &mut self,
+        file_system: &RestrictedFileSystem,
+        cwd: Option<&Path>,
+        roots: &[&Path],
+        tmpdir: Option<&OsStr>,
+    ) -> Result<Vec<Glob>, PolicyError> {
+        let mut globs = Vec::new();
+        for entry in &file_system.entries {
+            let access = entry.access;
+            let skip = entry.missing_path_behavior == Some(MissingPathBehavior::Skip);
+            match &entry.path {
+                FileSystemPath::Path { path } => self.entry(path.as_path(), access, skip),
+                FileSystemPath::GlobPattern { pattern } => {
+                    if access != AccessMode::Deny {
+                        return Err(PolicyError::GlobAllows(pattern.clone()));
+                    }
+                    let glob = Glob::parse(pattern).map_err(|source| PolicyError::GlobInvalid {
+                        pattern: pattern.clone(),
+                        source,
+                    })?;
+                    if !glob.absolute && cwd.is_none() {
+                        return Err(PolicyError::CwdNeeded);
+                    }
+                    globs.push(glob);
+                }
+                FileSystemPath::Special { value } => match value {
+                    SpecialPath::Root => self.entry(Path::new("/"), access, skip),
+                    SpecialPath::SlashTmp => self.entry(Path::new("/tmp"), access, skip),
+                    SpecialPath::Minimal => {
+                        for path in MINIMAL {
+                            self.entry(Path::new(path), access, true);
+                        }
+                    }
+                    SpecialPath::Tmpdir => {
+                        let tmpdir = tmpdir.map(Path::new).filter(|path| path.is_absolute());
+                        if let Some(tmpdir) = tmpdir {
+                            self.entry(tmpdir, access, skip);
+                        }
+                    }
+                    SpecialPath::ProjectRoots { subpath } => {
+                        if roots.is_empty() && cwd.is_none() {
+                            return Err(PolicyError::CwdNeeded);
+                        }
+                        let below = below_root(subpath.as_deref())?;
+                        for root in roots {
+                            self.entry(&root.join(&below), access, skip);
+                        }
+                    }
+                    SpecialPath::Unknown(value) if access == AccessMode::Deny => {
+                        return Err(PolicyError::UnknownDenied(value.to_string()));
+                    }
+                    SpecialPath::Unknown(_) => {}
+                },
+            }
+        }
+        Ok(globs)
+    }
+
+    fn entry(&mut self, path: &Path, access: AccessMode, skip_missing: bool) {
+        match self.resolver.resolve(path) {
+            Place::Found(path, node) => self.region(path, node, access, true),
+            Place::Missing(parent, missing) if !skip_missing => {
+                let mut path = parent.clone();
+                path.extend(&missing);
+                self.policy.access.insert(path, access);
+                if access != AccessMode::Write {
+                    self.policy.protected.push(ProtectedName { parent, missing, access });
+                }
+            }
+            // What cannot be reached from here cannot be reached by the process either: it runs as
+            // the same user.
+            Place::Missing(..) | Place::Unreachable => {}
+        }
+    }
+
+    fn pattern_match(&mut self, path: &Path) {
+        if let Place::Found(path, node) = self.resolver.resolve(path) {
+            self.region(path, node, AccessMode::Deny, false);
+        }
+    }
+
+    fn region(&mut self, path: PathBuf, node: Node, access: AccessMode, named: bool) {
+        self.policy.access.insert(path.clone(), access);
+        self.policy.regions.push((path, Region { access, node, named }));
+    }
+}
+
+/// The relative path a `subpath` stands for.
+fn below_root(subpath: Option<&str>) -> Result<PathBuf, PolicyError> {
+    let Some(subpath) = subpath else { return Ok(PathBuf::new()) };
+    let leaves =
+        |component: Component<'_>| !matches!(component, Component::Normal(_) | Component::CurDir);
+    let path = Path::new(OsStr::from_bytes(subpath.as_bytes()));
+    if path.components().any(leaves) || subpath.contains('\0') {
+        return Err(PolicyError::Subpath(subpath.to_owned()));
+    }
+    Ok(path.to_owned())
+}
+
+impl ResolvedPolicy {
+    /// What is at a directory above a region, or at a region.
+    pub fn node(&self, path: &Path) -> Option<Node> {
+        match self.known.get(path.as_os_str()) {
+            Some(known) => *known,
+            None => self.region(path).map(|region| region.node),
+        }
+    }
+
+    /// The region at exactly this path.
+    pub fn region(&self, path: &Path) -> Option<&Region> {
+        let found = self.regions.binary_search_by(|(at, _)| order(at, path));
+        found.ok().map(|index| &self.regions[index].1)
+    }
+
+    /// Whether anything at all is kept from being read.
+    pub fn restricts_reading(&self) -> bool {
+        self.access.named(Path::new("/")).is_none_or(|access| access == AccessMode::Deny)
+            || self.access.iter().any(|(_, access)| access == AccessMode::Deny)
+    }
+
+    /// Whether anything at all is kept from being written.
+    pub fn restricts_writing(&self) -> bool {
+        self.access.named(Path::new("/")) != Some(AccessMode::Write)
+            || self.regions.iter().any(|(_, region)| region.access != AccessMode::Write)
+            || !self.protected.is_empty()
+            || !self.pinned_links.is_empty()
+    }
+}
+
+impl Region {
+    /// Whether it is a directory.
+    pub fn is_directory(&self) -> bool {
+        self.node.kind == NodeKind::Directory
+    }
+}

@@ -1,0 +1,31 @@
+//! Holds a command, or a filesystem helper, to a permission profile on Linux.
+//!
+//! Three steps in three places:
+//!
+//! 1. [`decide`]: a policy and a file system in, an access for every path out. Pure.
+//! 2. [`plan`]: the ordered steps that enforce it, as plain data. Pure.
+//! 3. `apply`: the steps as system calls, in the process that becomes the target.
+//!
+//! A server uses [`Sandbox::prepare`], spawns what it is told to, and reads the outcome from the
+//! status pipe; its executable calls [`reentry::main_if_reentered`] first thing in `main`.
+//!
+//! Invariant: what cannot be enforced exactly is refused. Nothing here falls back to less.
+
+mod apply;
+mod capabilities;
+pub mod decide;
+pub mod denial;
+mod host;
+mod launch;
+pub mod plan;
+pub mod reentry;
+mod seccomp;
+mod status;
+
+pub use capabilities::{Capabilities, Check};
+pub use host::HostFacts;
+pub use launch::{
+    Cleanup, Command, Config, Launch, Limits, PassedDescriptor, Planned, PolicyKey, PrepareError,
+    Prepared, Request, Restrictions, Sandbox,
+};
+pub use status::{Failure, Stage, StatusReader};

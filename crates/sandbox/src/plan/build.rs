@@ -1,0 +1,440 @@
+//! From a resolved policy to the ordered steps of a plan.
+//!
+//! Invariant: one pass over the regions in path order, with the enclosing regions on a stack, so the
+//! cost is linear; a step is emitted only where the access changes.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use codex_exec_server_protocol::{AccessMode, NetworkPolicy};
+
+use super::landlock_only;
+use super::{Base, Enforcement, Grant, Operation, Placeholder, Rule, SkeletonNode, Tree, Walls};
+use crate::Limits;
+use crate::capabilities::Capabilities;
+use crate::decide::facts::{Facts, NodeKind};
+use crate::decide::order::{ancestors, is_within, order, parent};
+use crate::decide::policy::{Resolved, ResolvedPolicy};
+
+/// Why a policy cannot be enforced here. Nothing has run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The machine lacks something.
+    #[error("{reason}; {remedy}")]
+    Unsupported {
+        /// What is missing.
+        reason: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// Too many names to protect.
+    #[error("the policy protects {found} names that do not exist yet; at most {limit} can be")]
+    Placeholders {
+        /// As many as there are.
+        found: usize,
+        /// As many as are allowed.
+        limit: usize,
+    },
+}
+
+/// The devices every program may expect.
+const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+/// The links every program may expect in `/dev`.
+const DEVICE_LINKS: [(&str, &str); 5] = [
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+];
+
+/// Turns what there is to enforce into steps; `None` if there is nothing.
+pub(crate) fn build(
+    resolved: &Resolved,
+    facts: &dyn Facts,
+    capabilities: &Capabilities,
+    limits: &Limits,
+) -> Result<Option<Enforcement>, PlanError> {
+    let (tree, rules, network) = match resolved {
+        Resolved::Unrestricted => return Ok(None),
+        Resolved::NetworkOnly => {
+            let tree = Tree {
+                base: Base::WritableHost,
+                operations: vec![Operation::Proc],
+                placeholders: Vec::new(),
+            };
+            (tree, None, NetworkPolicy::Restricted)
+        }
+        Resolved::Restricted(policy) => {
+            if policy.protected.len() > limits.placeholders {
+                return Err(PlanError::Placeholders {
+                    found: policy.protected.len(),
+                    limit: limits.placeholders,
+                });
+            }
+            (tree(policy, facts), Some(rules(policy)), policy.network)
+        }
+    };
+    let mut enforcement = Enforcement {
+        walls: Walls::Namespaces,
+        tree,
+        rules,
+        network_restricted: network == NetworkPolicy::Restricted,
+        processes: limits.processes,
+        shared_memory: limits.shared_memory,
+    };
+    if !capabilities.namespaces() {
+        landlock_only::convert(&mut enforcement, resolved, facts, capabilities)?;
+    }
+    Ok(Some(enforcement))
+}
+
+/// An enclosing region while walking down.
+struct Enclosing<'a> {
+    path: &'a Path,
+    access: AccessMode,
+    /// The skeleton operation that stands for it, if it is denied and something inside is not.
+    skeleton: Option<usize>,
+    /// The mask that stands for it, until something inside turns out to be granted.
+    mask: Option<usize>,
+}
+
+fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
+    let root = Path::new("/");
+    let (base, root_access) = match policy.region(root).map(|region| region.access) {
+        Some(AccessMode::Write) => (Base::WritableHost, AccessMode::Write),
+        Some(AccessMode::Read) => (Base::ReadOnlyHost, AccessMode::Read),
+        Some(AccessMode::Deny) | None => (Base::Nothing, AccessMode::Deny),
+    };
+    let mut building = Building::default();
+    let mut stack = vec![Enclosing { path: root, access: root_access, skeleton: None, mask: None }];
+    if base == Base::Nothing {
+        stack[0].skeleton = Some(building.skeleton(root, true));
+    }
+    building.kernel_trees(policy, facts, stack[0].skeleton);
+    for (path, region) in &policy.regions {
+        if path == root || is_within(path, Path::new("/dev")) {
+            continue;
+        }
+        if is_within(path, Path::new("/proc")) {
+            // Mounted anew: only what is denied there differs from any other sandbox.
+            if region.access == AccessMode::Deny && path != Path::new("/proc") {
+                building.operations.push(Operation::Mask {
+                    path: path.clone(),
+                    identity: None,
+                    directory: region.is_directory(),
+                });
+            }
+            continue;
+        }
+        while !is_within(path, stack[stack.len() - 1].path) {
+            stack.pop();
+        }
+        let above = stack.len() - 1;
+        if stack[above].access == region.access {
+            continue;
+        }
+        if stack[above].access == AccessMode::Write && region.named {
+            building.pin_way(path, stack[above].path, policy);
+        }
+        let mut mask = None;
+        if region.access == AccessMode::Deny {
+            mask = Some(building.operations.len());
+            building.operations.push(Operation::Mask {
+                path: path.clone(),
+                identity: Some(region.node.identity),
+                directory: region.is_directory(),
+            });
+        } else {
+            let enclosing = &mut stack[above];
+            if let Some(index) = enclosing.mask.take() {
+                building.turn_to_skeleton(index);
+                enclosing.skeleton = Some(index);
+            }
+            if let Some(index) = enclosing.skeleton {
+                let inside = path.strip_prefix(enclosing.path).unwrap_or(path);
+                building.mount_point(index, inside, region.is_directory());
+            }
+            building.mounted.insert(path.as_os_str());
+            building.operations.push(Operation::Bind {
+                path: path.clone(),
+                identity: region.node.identity,
+                writable: region.access == AccessMode::Write,
+                device: false,
+            });
+        }
+        stack.push(Enclosing { path, access: region.access, skeleton: None, mask });
+    }
+    building.links(policy);
+    for name in &policy.protected {
+        building.pin_from(&name.parent, policy);
+    }
+    for path in policy.pinned_links.keys() {
+        building.pin_from(parent(path).unwrap_or(root), policy);
+    }
+    for (path, node) in &policy.pinned_links {
+        building
+            .operations
+            .push(Operation::PinnedLink { path: path.clone(), identity: node.identity });
+    }
+    let placeholders: Vec<Placeholder> = policy
+        .protected
+        .iter()
+        .map(|name| Placeholder {
+            parent: name.parent.clone(),
+            missing: name.missing.clone(),
+            hidden: name.access == AccessMode::Deny,
+        })
+        .collect();
+    for (index, placeholder) in placeholders.iter().enumerate() {
+        for level in 0..placeholder.missing.len() as u32 {
+            building.operations.push(Operation::Placeholder { index: index as u32, level });
+        }
+    }
+    Tree { base, operations: building.finish(&placeholders), placeholders }
+}
+
+#[derive(Default)]
+struct Building<'a> {
+    operations: Vec<Operation>,
+    /// What each skeleton holds, by the index of its operation.
+    nodes: BTreeMap<usize, BTreeMap<PathBuf, SkeletonNode>>,
+    /// Directories that were made mount points so that they keep their names.
+    pinned: HashSet<OsString>,
+    /// Places that are mount points already.
+    mounted: HashSet<&'a OsStr>,
+}
+
+impl<'a> Building<'a> {
+    fn skeleton(&mut self, path: &Path, listable: bool) -> usize {
+        let index = self.operations.len();
+        self.operations.push(Operation::Skeleton {
+            path: path.to_owned(),
+            nodes: Vec::new(),
+            listable,
+        });
+        self.nodes.insert(index, BTreeMap::new());
+        index
+    }
+
+    fn turn_to_skeleton(&mut self, index: usize) {
+        if let Operation::Mask { path, .. } = &self.operations[index] {
+            let path = path.clone();
+            self.operations[index] =
+                Operation::Skeleton { path, nodes: Vec::new(), listable: false };
+            self.nodes.insert(index, BTreeMap::new());
+        }
+    }
+
+    /// A place inside a skeleton to mount something on.
+    fn mount_point(&mut self, skeleton: usize, inside: &Path, directory: bool) {
+        let Some(nodes) = self.nodes.get_mut(&skeleton) else { return };
+        for above in inside.ancestors().skip(1) {
+            if !above.as_os_str().is_empty() {
+                nodes
+                    .entry(above.to_owned())
+                    .or_insert_with(|| SkeletonNode::Directory(above.to_owned()));
+            }
+        }
+        nodes.entry(inside.to_owned()).or_insert_with(|| {
+            if directory {
+                SkeletonNode::Directory(inside.to_owned())
+            } else {
+                SkeletonNode::File(inside.to_owned())
+            }
+        });
+    }
+
+    /// A directory can be renamed from under a name below it, and another put in its place; a mount
+    /// point cannot. So every directory between a protected place and the mount around it is bound
+    /// onto itself.
+    fn pin_way(&mut self, path: &Path, mount: &Path, policy: &ResolvedPolicy) {
+        let Some(above) = parent(path) else { return };
+        for directory in ancestors(above).take_while(|directory| *directory != mount) {
+            let name = directory.as_os_str();
+            if self.pinned.contains(name) || self.mounted.contains(name) {
+                break;
+            }
+            let node = policy.node(directory);
+            debug_assert!(node.is_some(), "{} was never looked at", directory.display());
+            if let Some(node) = node {
+                self.pinned.insert(name.to_owned());
+                self.operations.push(Operation::Bind {
+                    path: directory.to_owned(),
+                    identity: node.identity,
+                    writable: true,
+                    device: false,
+                });
+            }
+        }
+    }
+
+    /// The same for a directory itself, up to whatever mount it is in.
+    fn pin_from(&mut self, directory: &Path, policy: &ResolvedPolicy) {
+        let root = Path::new("/");
+        let mount = ancestors(directory).find(|above| self.mounted.contains(above.as_os_str()));
+        let mount = mount.unwrap_or(root).to_owned();
+        if directory != mount {
+            self.pin_way(&directory.join("."), &mount, policy);
+        }
+    }
+
+    /// `/proc` and `/dev`, which no sandbox shares with the host.
+    fn kernel_trees(&mut self, policy: &ResolvedPolicy, facts: &dyn Facts, root: Option<usize>) {
+        if let Some(root) = root {
+            self.mount_point(root, Path::new("proc"), true);
+            self.mount_point(root, Path::new("dev"), true);
+        }
+        self.operations.push(Operation::Proc);
+        let dev = Path::new("/dev");
+        let skeleton = self.skeleton(dev, true);
+        let mut bound = BTreeSet::new();
+        for name in DEVICES {
+            if let Ok(node) = facts.lookup(&dev.join(name)) {
+                self.mount_point(skeleton, Path::new(name), false);
+                bound.insert(dev.join(name));
+                self.operations.push(Operation::Bind {
+                    path: dev.join(name),
+                    identity: node.identity,
+                    writable: true,
+                    device: true,
+                });
+            }
+        }
+        // Devices that an entry names come on top.
+        for (path, region) in &policy.regions {
+            if !is_within(path, dev) {
+                continue;
+            }
+            let Ok(inside) = path.strip_prefix(dev) else { continue };
+            let bindable = matches!(region.node.kind, NodeKind::Other | NodeKind::Directory);
+            if region.access == AccessMode::Deny
+                || inside.as_os_str().is_empty()
+                || !bindable
+                || !bound.insert(path.clone())
+            {
+                continue;
+            }
+            self.mount_point(skeleton, inside, region.is_directory());
+            self.operations.push(Operation::Bind {
+                path: path.clone(),
+                identity: region.node.identity,
+                writable: region.access == AccessMode::Write,
+                device: true,
+            });
+        }
+        if !bound.contains(Path::new("/dev/pts")) {
+            self.mount_point(skeleton, Path::new("pts"), true);
+            self.operations.push(Operation::Terminals);
+        }
+        let writes = policy.regions.iter().any(|(_, region)| region.access == AccessMode::Write);
+        if writes && !bound.contains(Path::new("/dev/shm")) {
+            self.mount_point(skeleton, Path::new("shm"), true);
+            self.operations.push(Operation::SharedMemory);
+        }
+        if let Some(nodes) = self.nodes.get_mut(&skeleton) {
+            for (link, target) in DEVICE_LINKS {
+                nodes.insert(link.into(), SkeletonNode::Link(link.into(), target.into()));
+            }
+        }
+    }
+
+    /// In a skeleton the names that lead to what is granted have to exist too: `/bin` as a link to
+    /// `usr/bin`, say.
+    fn links(&mut self, policy: &ResolvedPolicy) {
+        let skeletons: Vec<(PathBuf, usize)> = self
+            .nodes
+            .keys()
+            .filter_map(|&index| match &self.operations[index] {
+                Operation::Skeleton { path, .. } => Some((path.clone(), index)),
+                _ => None,
+            })
+            .collect();
+        let at: BTreeMap<&Path, usize> =
+            skeletons.iter().map(|(path, index)| (path.as_path(), *index)).collect();
+        for (link, target) in &policy.links {
+            // The nearest region above decides whether the link is there anyway.
+            let nearest = link.ancestors().skip(1).find_map(|above| {
+                let skeleton = at.get(above).copied();
+                let granted =
+                    policy.region(above).is_some_and(|region| region.access != AccessMode::Deny);
+                (skeleton.is_some() || granted).then_some((above, skeleton))
+            });
+            let Some((above, Some(skeleton))) = nearest else { continue };
+            let Ok(inside) = link.strip_prefix(above) else { continue };
+            self.mount_point(skeleton, inside, true);
+            if let Some(nodes) = self.nodes.get_mut(&skeleton) {
+                nodes.insert(
+                    inside.to_owned(),
+                    SkeletonNode::Link(inside.to_owned(), target.clone()),
+                );
+            }
+        }
+    }
+
+    fn finish(self, placeholders: &[Placeholder]) -> Vec<Operation> {
+        let Self { mut operations, mut nodes, .. } = self;
+        for (index, operation) in operations.iter_mut().enumerate() {
+            if let Operation::Skeleton { nodes: held, .. } = operation {
+                *held = nodes.remove(&index).unwrap_or_default().into_values().collect();
+            }
+        }
+        // Stable, so that equal paths keep their order.
+        operations.sort_by(|a, b| order(&a.path(placeholders), &b.path(placeholders)));
+        operations
+    }
+}
+
+impl Operation {
+    /// Where the operation takes place.
+    pub fn path<'p>(&'p self, placeholders: &[Placeholder]) -> Cow<'p, Path> {
+        match self {
+            Self::Skeleton { path, .. }
+            | Self::Bind { path, .. }
+            | Self::Mask { path, .. }
+            | Self::PinnedLink { path, .. } => Cow::Borrowed(path),
+            Self::Placeholder { index, level } => Cow::Owned(
+                placeholders
+                    .get(*index as usize)
+                    .map(|placeholder| placeholder.path_to(*level as usize + 1))
+                    .unwrap_or_default(),
+            ),
+            Self::Proc => Cow::Borrowed(Path::new("/proc")),
+            Self::Terminals => Cow::Borrowed(Path::new("/dev/pts")),
+            Self::SharedMemory => Cow::Borrowed(Path::new("/dev/shm")),
+        }
+    }
+}
+
+/// The second wall: coarser than the tree, since a rule cannot take back what one above it grants.
+fn rules(policy: &ResolvedPolicy) -> Vec<Rule> {
+    let mut rules: Vec<Rule> = Vec::new();
+    let mut stack: Vec<(&Path, AccessMode)> = Vec::new();
+    for (path, region) in &policy.regions {
+        while stack.last().is_some_and(|(above, _)| !is_within(path, above)) {
+            stack.pop();
+        }
+        let above = stack.iter().map(|(_, access)| *access).max();
+        let grant = match region.access {
+            AccessMode::Deny => continue,
+            AccessMode::Read => Grant::Read,
+            AccessMode::Write => Grant::Write,
+        };
+        if above.is_none_or(|above| above < region.access) {
+            rules.push(Rule { path: path.clone(), grant });
+            stack.push((path, region.access));
+        }
+    }
+    let shared_memory = rules.iter().any(|rule| rule.grant == Grant::Write);
+    rules.push(Rule { path: "/proc".into(), grant: Grant::Read });
+    rules.push(Rule { path: "/dev".into(), grant: Grant::Device });
+    rules.push(Rule { path: "/dev/pts".into(), grant: Grant::Device });
+    if shared_memory {
+        rules.push(Rule { path: "/dev/shm".into(), grant: Grant::Write });
+    }
+    rules
+}

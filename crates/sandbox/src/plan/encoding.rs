@@ -1,0 +1,77 @@
+//! The plan as bytes, for the memory file that the re-entered process reads it from.
+//!
+//! Invariant: both ends are the same executable, so the format has a version number only to turn a
+//! replaced executable (an upgrade under a running server) into a clear refusal.
+
+use super::Plan;
+
+/// Changes with every change of [`Plan`].
+const VERSION: u8 = 1;
+
+/// Why bytes are not a plan.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// Written by another version of this executable.
+    #[error("the plan was written by another version of this program; restart the server")]
+    Version,
+    /// Damaged.
+    #[error("the plan cannot be read")]
+    Damaged(#[source] postcard::Error),
+}
+
+impl Plan {
+    /// The plan as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        // Writing to a vector cannot fail, and no type of the plan refuses to be written.
+        postcard::to_extend(self, vec![VERSION]).unwrap_or_default()
+    }
+
+    /// The plan from bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        match bytes.split_first() {
+            Some((&VERSION, rest)) => postcard::from_bytes(rest).map_err(DecodeError::Damaged),
+            _ => Err(DecodeError::Version),
+        }
+    }
+}
+
+/// Paths as their bytes, in one piece; serde's own way needs them to be text.
+pub(super) mod path {
+    use std::ffi::{OsStr, OsString};
+    use std::fmt;
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    use std::path::{Path, PathBuf};
+
+    use serde::de::{Deserializer, Error, Visitor};
+    use serde::ser::Serializer;
+
+    pub(in super::super) fn serialize<S: Serializer>(
+        path: &Path,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(path.as_os_str().as_bytes())
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<PathBuf, D::Error> {
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = PathBuf;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the bytes of a path")
+            }
+
+            fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<PathBuf, E> {
+                Ok(OsStr::from_bytes(bytes).into())
+            }
+
+            fn visit_byte_buf<E: Error>(self, bytes: Vec<u8>) -> Result<PathBuf, E> {
+                Ok(OsString::from_vec(bytes).into())
+            }
+        }
+        deserializer.deserialize_bytes(Bytes)
+    }
+}

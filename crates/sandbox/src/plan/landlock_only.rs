@@ -1,0 +1,88 @@
+//! Without namespaces: Landlock and seccomp for what they can express exactly, a refusal for the
+//! rest.
+//!
+//! Invariant: a Landlock rule grants and can never take back, so a policy that denies something, or
+//! keeps it read-only, inside of what it grants is refused here, never approximated.
+
+use std::path::{Path, PathBuf};
+
+use codex_exec_server_protocol::AccessMode;
+
+use super::{Base, Enforcement, Grant, PlanError, Rule, Tree, Walls};
+use crate::capabilities::Capabilities;
+use crate::decide::facts::Facts;
+use crate::decide::order::is_within;
+use crate::decide::policy::{Resolved, ResolvedPolicy};
+
+/// The first Landlock version that keeps signals inside, which no other means does here.
+const NEEDED_ABI: u32 = 6;
+
+/// Devices without which hardly a program runs.
+const DEVICES: [&str; 6] =
+    ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
+
+pub(super) fn convert(
+    enforcement: &mut Enforcement,
+    resolved: &Resolved,
+    facts: &dyn Facts,
+    capabilities: &Capabilities,
+) -> Result<(), PlanError> {
+    let remedy = capabilities.namespace_remedy();
+    let unsupported = |reason: String| PlanError::Unsupported { reason, remedy: remedy.to_owned() };
+    if !capabilities.seccomp {
+        return Err(unsupported("neither namespaces nor seccomp are available".to_owned()));
+    }
+    if capabilities.landlock_abi < NEEDED_ABI {
+        return Err(unsupported(format!(
+            "namespaces are not available and Landlock is at version {} of the needed {NEEDED_ABI}",
+            capabilities.landlock_abi
+        )));
+    }
+    if let Resolved::Restricted(policy) = resolved {
+        if let Some(place) = inexpressible(policy) {
+            return Err(unsupported(format!(
+                "namespaces are not available, and Landlock alone cannot keep `{}` from what is \
+                 granted around it",
+                place.display()
+            )));
+        }
+        let rules = enforcement.rules.get_or_insert_default();
+        // Without namespaces `/proc`, `/dev` and `/dev/shm` are the host's: only what is named.
+        rules.retain(|rule| policy.access.named(&rule.path).is_some());
+        for device in DEVICES {
+            if facts.lookup(Path::new(device)).is_ok() {
+                rules.push(Rule { path: device.into(), grant: Grant::Device });
+            }
+        }
+    }
+    enforcement.walls = Walls::LandlockOnly;
+    enforcement.tree =
+        Tree { base: Base::WritableHost, operations: Vec::new(), placeholders: Vec::new() };
+    Ok(())
+}
+
+/// A place with less access than a place around it.
+fn inexpressible(policy: &ResolvedPolicy) -> Option<&Path> {
+    let mut stack: Vec<(&Path, AccessMode)> = Vec::new();
+    for (path, region) in &policy.regions {
+        while stack.last().is_some_and(|(above, _)| !is_within(path, above)) {
+            stack.pop();
+        }
+        if let Some((_, above)) = stack.last() {
+            let less = match region.access {
+                AccessMode::Deny => *above != AccessMode::Deny,
+                AccessMode::Read => *above == AccessMode::Write,
+                AccessMode::Write => false,
+            };
+            if less {
+                return Some(path);
+            }
+        }
+        stack.push((path, region.access));
+    }
+    policy
+        .protected
+        .first()
+        .map(|name| name.parent.as_path())
+        .or_else(|| policy.pinned_links.keys().next().map(PathBuf::as_path))
+}

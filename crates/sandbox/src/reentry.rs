@@ -1,0 +1,54 @@
+//! The way back in: the server's own executable, spawned again as the sandbox.
+//!
+//! Invariant: recognized before anything else happens in `main`, so that the process that becomes the
+//! target has one thread, no runtime and nothing open but what it was given.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::apply;
+
+/// The hidden first argument.
+pub const WORD: &str = "__linux-sandbox";
+
+/// The name by which the executable is also recognized.
+pub const NAME: &str = "codex-linux-sandbox";
+
+/// The number of the plan's memory file.
+pub(crate) const PLAN: i32 = 3;
+/// The number of the status pipe.
+pub(crate) const STATUS: i32 = 4;
+/// The number of the pipe whose end means that the server is gone.
+pub(crate) const LIFELINE: i32 = 5;
+/// The number of the empty network.
+pub(crate) const NETWORK: i32 = 6;
+/// The number of the user namespace it belongs to.
+pub(crate) const USER: i32 = 7;
+
+/// A function that can run inside a sandbox in place of a program. Its standard streams are those the
+/// server gave; what it returns is the exit code.
+#[derive(Debug, Clone, Copy)]
+pub struct Helper {
+    /// Named so in [`Command::Helper`](crate::Command::Helper).
+    pub name: &'static str,
+    /// Runs with one thread, inside.
+    pub run: fn() -> i32,
+}
+
+/// Does not return if this process was started as a sandbox. To be called first thing in `main`,
+/// before any thread or runtime.
+///
+/// ```no_run
+/// // in `main`:
+/// codex_linux_sandbox::reentry::main_if_reentered(&[]);
+/// // and now the usual work
+/// ```
+pub fn main_if_reentered(helpers: &[Helper]) {
+    let mut args = std::env::args_os();
+    let name = args.next().unwrap_or_default();
+    let by_name = Path::new(&name).file_name() == Some(OsStr::from_bytes(NAME.as_bytes()));
+    if by_name || args.next().is_some_and(|word| word == WORD) {
+        apply::main(helpers)
+    }
+}

@@ -1,0 +1,408 @@
+//! Deciding and planning, against a file system in memory and a simple oracle.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use codex_exec_server_protocol::{
+    AccessMode, FileSystemEntry, PermissionProfile, SandboxContext, SpecialPath,
+};
+use codex_linux_sandbox::decide::facts::{Facts, Identity, Node, NodeKind};
+use codex_linux_sandbox::decide::policy::{
+    PolicyError, Resolved, ResolvedPolicy, Surroundings, resolve,
+};
+use codex_linux_sandbox::plan::{Base, Operation};
+use codex_linux_sandbox::{Capabilities, Config, Limits, PrepareError, Sandbox};
+use proptest::prelude::*;
+
+use super::support::{at, glob, managed, minimal, project, root, special};
+
+/// A file system in memory.
+#[derive(Default)]
+struct Tree {
+    nodes: BTreeMap<PathBuf, Entry>,
+    looks: Cell<usize>,
+}
+
+enum Entry {
+    Directory,
+    File(&'static str),
+    Link(&'static str),
+}
+
+impl Tree {
+    fn new(entries: impl IntoIterator<Item = (&'static str, Entry)>) -> Self {
+        let mut tree = Self::default();
+        tree.nodes.insert("/".into(), Entry::Directory);
+        for (path, entry) in entries {
+            for above in Path::new(path).ancestors().skip(1) {
+                tree.nodes.entry(above.to_owned()).or_insert(Entry::Directory);
+            }
+            tree.nodes.insert(path.into(), entry);
+        }
+        tree
+    }
+}
+
+impl Facts for Tree {
+    fn lookup(&self, path: &Path) -> io::Result<Node> {
+        self.looks.set(self.looks.get() + 1);
+        let position = self.nodes.keys().position(|known| known == path);
+        let inode = position.ok_or(io::ErrorKind::NotFound)? as u64;
+        let kind = match &self.nodes[path] {
+            Entry::Directory => NodeKind::Directory,
+            Entry::File(_) => NodeKind::File,
+            Entry::Link(_) => NodeKind::Link,
+        };
+        Ok(Node { kind, identity: Identity { device: (0, 1), inode, mount: 1 } })
+    }
+
+    fn read_link(&self, path: &Path) -> io::Result<PathBuf> {
+        match self.nodes.get(path) {
+            Some(Entry::Link(target)) => Ok(target.into()),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<(OsString, NodeKind)>> {
+        let below = self.nodes.keys().filter(|known| known.parent() == Some(path));
+        below
+            .map(|known| Ok((known.file_name().unwrap().to_owned(), self.lookup(known)?.kind)))
+            .collect()
+    }
+
+    fn read_start(&self, path: &Path) -> io::Result<Vec<u8>> {
+        match self.nodes.get(path) {
+            Some(Entry::File(text)) => Ok(text.as_bytes().to_vec()),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+}
+
+fn context(entries: Vec<FileSystemEntry>) -> SandboxContext {
+    SandboxContext::in_workspace(managed(entries), "/w".parse().unwrap())
+}
+
+fn resolved(tree: &Tree, context: &SandboxContext) -> ResolvedPolicy {
+    match resolve(context, Surroundings::default(), tree, &Limits::default()).unwrap() {
+        Resolved::Restricted(policy) => *policy,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn place(path: &str, access: AccessMode) -> FileSystemEntry {
+    at(Path::new(path), access)
+}
+
+fn any_path() -> impl Strategy<Value = String> {
+    proptest::collection::vec("[abc]", 0..5).prop_map(|names| format!("/{}", names.join("/")))
+}
+
+/// The rule as it is written: ancestors, the most specific, precedence.
+fn oracle(entries: &[(String, AccessMode)], path: &str) -> AccessMode {
+    let is_ancestor =
+        |above: &str| above == "/" || path == above || path.starts_with(&format!("{above}/"));
+    let depth = |path: &str| path.split('/').filter(|name| !name.is_empty()).count();
+    let matching: Vec<_> = entries.iter().filter(|(above, _)| is_ancestor(above)).collect();
+    let Some(deepest) = matching.iter().map(|(above, _)| depth(above)).max() else {
+        return AccessMode::Deny;
+    };
+    let equals: Vec<AccessMode> =
+        matching.iter().filter(|(above, _)| depth(above) == deepest).map(|(_, a)| *a).collect();
+    [AccessMode::Deny, AccessMode::Write, AccessMode::Read]
+        .into_iter()
+        .find(|access| equals.contains(access))
+        .unwrap_or(AccessMode::Deny)
+}
+
+proptest! {
+    #[test]
+    fn the_entry_that_decides_is_the_oracles(
+        entries in proptest::collection::vec(
+            (any_path(), prop_oneof![
+                Just(AccessMode::Read), Just(AccessMode::Write), Just(AccessMode::Deny)
+            ]),
+            0..12,
+        ),
+        paths in proptest::collection::vec(any_path(), 1..20),
+    ) {
+        let tree = Tree::new([]);
+        let policy = resolved(
+            &tree,
+            &context(entries.iter().map(|(path, access)| place(path, *access)).collect()),
+        );
+        for path in &paths {
+            prop_assert_eq!(
+                policy.access.access(Path::new(path)),
+                oracle(&entries, path),
+                "{}", path
+            );
+        }
+    }
+}
+
+#[test]
+fn links_are_resolved_before_deciding() {
+    let tree = Tree::new([
+        ("/w", Entry::Directory),
+        ("/real/data", Entry::Directory),
+        ("/link", Entry::Link("real")),
+        ("/w/up", Entry::Link("../link/data")),
+    ]);
+    let policy = resolved(
+        &tree,
+        &context(vec![place("/link/data", AccessMode::Write), place("/w/up", AccessMode::Deny)]),
+    );
+    assert_eq!(policy.access.access(Path::new("/real/data/x")), AccessMode::Deny);
+    assert_eq!(policy.regions.len(), 1);
+}
+
+#[test]
+fn metadata_is_protected() {
+    let tree = Tree::new([
+        ("/w/.git", Entry::File("gitdir: ../other/.git/worktrees/w\n")),
+        ("/w/.codex", Entry::Directory),
+        ("/other/.git/worktrees/w", Entry::Directory),
+        ("/data/.git/config", Entry::File("")),
+    ]);
+    let policy = resolved(
+        &tree,
+        &context(vec![
+            root(AccessMode::Read),
+            project(AccessMode::Write),
+            place("/data", AccessMode::Write),
+            place("/other", AccessMode::Write),
+        ]),
+    );
+    let access = |path: &str| policy.access.access(Path::new(path));
+    assert_eq!(access("/w/x"), AccessMode::Write);
+    for path in ["/w/.git", "/w/.codex/x", "/other/.git/worktrees/w/HEAD", "/data/.git/config"] {
+        assert_eq!(access(path), AccessMode::Read, "{path}");
+    }
+    let protected: Vec<PathBuf> =
+        policy.protected.iter().map(|name| name.parent.join(&name.missing[0])).collect();
+    assert_eq!(protected, [Path::new("/w/.agents")]);
+    // An entry that names them has its way.
+    let policy = resolved(
+        &tree,
+        &context(vec![
+            project(AccessMode::Write),
+            place("/w/.git", AccessMode::Write),
+            place("/w/.agents", AccessMode::Write),
+        ]),
+    );
+    assert_eq!(policy.access.access(Path::new("/w/.git")), AccessMode::Write);
+    assert!(policy.protected.is_empty());
+}
+
+#[test]
+fn no_workspace_roots_grant_nothing() {
+    let tree = Tree::new([("/w", Entry::Directory)]);
+    let mut asked = context(vec![root(AccessMode::Read), project(AccessMode::Write)]);
+    asked.workspace_roots.clear();
+    assert_eq!(resolved(&tree, &asked).access.access(Path::new("/w")), AccessMode::Read);
+    asked.cwd = None;
+    let result = resolve(&asked, Surroundings::default(), &tree, &Limits::default());
+    assert_eq!(result, Err(PolicyError::CwdNeeded));
+    let relative = SandboxContext::new(managed(vec![root(AccessMode::Read), glob("*.key")]));
+    let result = resolve(&relative, Surroundings::default(), &tree, &Limits::default());
+    assert_eq!(result, Err(PolicyError::CwdNeeded));
+    let absolute = SandboxContext::new(managed(vec![root(AccessMode::Read), glob("/w/*.key")]));
+    assert!(resolve(&absolute, Surroundings::default(), &tree, &Limits::default()).is_ok());
+}
+
+#[test]
+fn patterns_expand_to_what_is_there() {
+    let tree = Tree::new([
+        ("/w/.env", Entry::File("")),
+        ("/w/a/.env", Entry::File("")),
+        ("/w/a/b/c/.env", Entry::File("")),
+        ("/w/a/link", Entry::Link("/w")),
+        ("/x/.env", Entry::File("")),
+    ]);
+    let denied = |pattern: &str, depth: Option<u32>| -> Vec<String> {
+        let mut asked = context(vec![root(AccessMode::Read), glob(pattern)]);
+        if let PermissionProfile::Managed {
+            file_system: codex_exec_server_protocol::FileSystemPolicy::Restricted(restricted),
+            ..
+        } = &mut asked.permissions
+        {
+            restricted.glob_scan_max_depth = depth.and_then(std::num::NonZeroU32::new);
+        }
+        let policy = resolved(&tree, &asked);
+        let denied = policy.regions.iter().filter(|(_, region)| region.access == AccessMode::Deny);
+        denied.map(|(path, _)| path.to_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(denied("**/.env", None), ["/w/.env", "/w/a/.env", "/w/a/b/c/.env"]);
+    assert_eq!(denied("**/.env", Some(2)), ["/w/.env", "/w/a/.env"]);
+    assert_eq!(denied("a/.env", Some(1)), ["/w/a/.env"]);
+    assert_eq!(denied("/x/.env", Some(1)), ["/x/.env"]);
+    assert_eq!(denied("a/", None), ["/w/a"]);
+    assert_eq!(denied("*.nothing", None), Vec::<String>::new());
+}
+
+#[test]
+fn each_path_is_looked_at_once() {
+    let tree = Tree::new([("/w", Entry::Directory), ("/deep/a/b/c", Entry::Directory)]);
+    let entries = (0..500).map(|n| place(&format!("/deep/a/b/c/{n}"), AccessMode::Read));
+    resolved(&tree, &context(entries.collect()));
+    assert!(tree.looks.get() < 600, "{}", tree.looks.get());
+}
+
+fn planner(capabilities: Capabilities) -> Sandbox {
+    Sandbox::new(Config { capabilities: Some(capabilities), ..Config::new("/codex") }).unwrap()
+}
+
+fn able() -> Capabilities {
+    Capabilities {
+        user_namespace: true,
+        mount_namespace: true,
+        pid_namespace: true,
+        network_namespace: true,
+        landlock_abi: 7,
+        seccomp: true,
+        process_limit_for_root: true,
+        cgroup_v2: true,
+    }
+}
+
+/// The steps as one word and a path each.
+fn steps(tree: &Tree, context: &SandboxContext) -> (Base, Vec<String>) {
+    let planned =
+        planner(able()).plan_with(context, Surroundings::default(), tree).unwrap().unwrap();
+    let planned_tree = &planned.enforcement().tree;
+    let steps = planned_tree.operations.iter().map(|operation| {
+        let word = match operation {
+            Operation::Skeleton { .. } => "skeleton",
+            Operation::Bind { writable: true, .. } => "write",
+            Operation::Bind { .. } => "read",
+            Operation::Mask { .. } => "mask",
+            Operation::PinnedLink { .. } => "pin",
+            Operation::Placeholder { .. } => "hold",
+            Operation::Proc => "proc",
+            Operation::Terminals => "terminals",
+            Operation::SharedMemory => "memory",
+        };
+        format!("{word} {}", operation.path(&planned_tree.placeholders).display())
+    });
+    (planned_tree.base, steps.collect())
+}
+
+#[test]
+fn plans() {
+    let tree = Tree::new([
+        ("/dev/null", Entry::File("")),
+        ("/w/.git", Entry::Directory),
+        ("/w/a/ro", Entry::Directory),
+        ("/w/no/yes", Entry::Directory),
+        ("/usr/bin", Entry::Directory),
+        ("/bin", Entry::Link("usr/bin")),
+    ]);
+    let read_only = SandboxContext::new(PermissionProfile::read_only());
+    assert_eq!(
+        steps(&tree, &read_only),
+        (
+            Base::ReadOnlyHost,
+            ["skeleton /dev", "write /dev/null", "terminals /dev/pts", "proc /proc"]
+                .map(str::to_owned)
+                .to_vec()
+        )
+    );
+    let (base, steps_taken) = steps(
+        &tree,
+        &context(vec![
+            root(AccessMode::Read),
+            project(AccessMode::Write),
+            place("/w/a/ro", AccessMode::Read),
+            place("/w/no", AccessMode::Deny),
+            place("/w/no/yes", AccessMode::Write),
+        ]),
+    );
+    assert_eq!(base, Base::ReadOnlyHost);
+    assert_eq!(
+        steps_taken,
+        [
+            "skeleton /dev",
+            "write /dev/null",
+            "terminals /dev/pts",
+            "memory /dev/shm",
+            "proc /proc",
+            "write /w",
+            "hold /w/.agents",
+            "hold /w/.codex",
+            "read /w/.git",
+            "write /w/a",
+            "read /w/a/ro",
+            "skeleton /w/no",
+            "write /w/no/yes",
+        ]
+    );
+    let (base, steps_taken) = steps(
+        &tree,
+        &context(vec![special(SpecialPath::Minimal, AccessMode::Read), project(AccessMode::Write)]),
+    );
+    assert_eq!(base, Base::Nothing);
+    assert_eq!(steps_taken[0], "skeleton /");
+    assert!(steps_taken.contains(&"read /usr".to_owned()));
+    assert!(!steps_taken.iter().any(|step| step.ends_with("/bin")));
+}
+
+#[test]
+fn restrictions_and_keys() {
+    let tree = Tree::new([("/w", Entry::Directory), ("/w/x", Entry::File(""))]);
+    let planner = planner(able());
+    let plan = |tree: &Tree, context: &SandboxContext| {
+        planner.plan_with(context, Surroundings::default(), tree).unwrap()
+    };
+    let read_only = SandboxContext::new(PermissionProfile::read_only());
+    let restrictions = plan(&tree, &read_only).unwrap().restrictions();
+    assert!(!restrictions.read && restrictions.write);
+    let denies = context(vec![root(AccessMode::Read), place("/w/x", AccessMode::Deny)]);
+    assert!(plan(&tree, &denies).unwrap().restrictions().read);
+    assert!(plan(&tree, &context(vec![project(AccessMode::Read)])).unwrap().restrictions().read);
+    assert!(plan(&tree, &SandboxContext::new(PermissionProfile::Disabled)).is_none());
+    let key = plan(&tree, &denies).unwrap().key();
+    assert_eq!(key, plan(&tree, &denies).unwrap().key());
+    assert_ne!(key, plan(&tree, &read_only).unwrap().key());
+    // Another inode at the same path is another key.
+    let replaced =
+        Tree::new([("/a", Entry::Directory), ("/w", Entry::Directory), ("/w/x", Entry::File(""))]);
+    assert_ne!(key, plan(&replaced, &denies).unwrap().key());
+}
+
+#[test]
+fn machines_that_cannot() {
+    let tree = Tree::new([("/w", Entry::Directory)]);
+    let writes = context(vec![root(AccessMode::Read), project(AccessMode::Write)]);
+    let reads = SandboxContext::new(PermissionProfile::read_only());
+    let refused = |capabilities: Capabilities, context: &SandboxContext| match planner(capabilities)
+        .plan_with(context, Surroundings::default(), &tree)
+    {
+        Err(error @ PrepareError::Unsupported { .. }) => {
+            assert!(error.is_unenforceable());
+            error.to_string()
+        }
+        other => panic!("{other:?}"),
+    };
+    let without = Capabilities { user_namespace: false, ..able() };
+    assert!(planner(without.clone()).plan_with(&reads, Surroundings::default(), &tree).is_ok());
+    assert!(refused(without.clone(), &writes).contains("allow user namespaces"));
+    let old = Capabilities { landlock_abi: 3, ..without.clone() };
+    assert!(refused(old, &reads).contains("Landlock is at version 3"));
+    assert!(refused(Capabilities::none(), &reads).contains("neither namespaces nor seccomp"));
+    let confined = Capabilities { mount_namespace: false, ..able() };
+    assert!(refused(confined, &writes).contains("allow mounting inside user namespaces"));
+    for check in Capabilities::none().checks() {
+        assert!(!check.available && check.remedy.is_some(), "{check:?}");
+    }
+    assert!(able().checks().iter().all(|check| check.available && check.remedy.is_none()));
+}
+
+#[test]
+fn this_machine_is_probed() {
+    let probed = Capabilities::probe();
+    assert!(probed.any(), "{probed:?}");
+    let _ = minimal();
+}

@@ -1,0 +1,54 @@
+//! When the sandbox is to blame.
+
+use codex_linux_sandbox::denial::{Detector, WORDS, is_denied};
+use proptest::prelude::*;
+
+#[test]
+fn words_and_exit_codes() {
+    for (code, output, denied) in [
+        (1, "touch: cannot touch 'x': Read-only file system", true),
+        (1, "bash: /etc/x: Permission denied", true),
+        (1, "OPERATION NOT PERMITTED", true),
+        (1, "error: failed to write file `x`", true),
+        (1, "Landlock", true),
+        (2, "Operation not permitted", true),
+        (126, "sh: x: Permission denied", true),
+        (127, "sandbox", true),
+        (0, "Permission denied", false),
+        (1, "assertion failed", false),
+        (2, "ls: cannot access '/nope': No such file or directory", false),
+        (126, "", false),
+        (127, "sh: 1: nope: not found", false),
+        (128 + libc::SIGSYS, "", true),
+        (128 + libc::SIGKILL, "", false),
+        (1, "", false),
+    ] {
+        assert_eq!(is_denied(code, [output.as_bytes()]), denied, "{code} {output}");
+    }
+}
+
+proptest! {
+    /// However the output is cut up, the verdict is that of the whole.
+    #[test]
+    fn chunks_do_not_matter(
+        before in "[a-zA-Z \n]{0,30}",
+        word in proptest::option::of(0..WORDS.len()),
+        after in "[a-z \n]{0,30}",
+        cuts in proptest::collection::vec(0usize..100, 0..8),
+    ) {
+        let word = word.map_or("", |index| WORDS[index]);
+        let whole = format!("{before}{word}{after}");
+        let lower = whole.to_lowercase();
+        let expected = WORDS.iter().any(|word| lower.contains(word));
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(whole.len())).collect();
+        cuts.push(0);
+        cuts.push(whole.len());
+        cuts.sort_unstable();
+        let mut detector = Detector::default();
+        for pair in cuts.windows(2) {
+            detector.feed(&whole.as_bytes()[pair[0]..pair[1]]);
+        }
+        prop_assert_eq!(detector.denied(1), expected);
+        prop_assert!(!detector.denied(0));
+    }
+}

@@ -1,0 +1,472 @@
+//! Starting, signalling, ending; and leaving nothing behind.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use codex_exec_server_protocol::{AccessMode, PermissionProfile};
+use codex_linux_sandbox::{Cleanup, Command, Config, Failure, Prepared, Request, Sandbox, Stage};
+
+use super::support::*;
+
+#[path = "../support/spawn.rs"]
+mod spawn;
+
+/// Long enough for a loaded machine; reached only if something is broken.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits for something that has to come true.
+#[track_caller]
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "never came: {what}");
+        std::thread::yield_now();
+    }
+}
+
+fn sandbox() -> Sandbox {
+    Sandbox::new(Config::new(program())).unwrap()
+}
+
+fn start(
+    sandbox: &Sandbox,
+    world: &World,
+    argv: &[&str],
+    dress: impl FnOnce(&mut std::process::Command),
+) -> (Child, Option<Failure>, Cleanup) {
+    let argv: Vec<OsString> = argv.iter().map(Into::into).collect();
+    let env = [("PATH".into(), "/usr/bin:/bin".into()), ("PS1".into(), "> ".into())];
+    let command = Command::Program { argv: &argv, arg0: None, env: &env, cwd: &world.work };
+    let context = world.context(workspace());
+    let Prepared::Enforced(launch) = sandbox.prepare(&context, &Request { command }).unwrap()
+    else {
+        panic!("nothing to enforce");
+    };
+    let mut command = spawn::command(&launch);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    dress(&mut command);
+    spawn::spawn(command, launch).unwrap()
+}
+
+#[test]
+fn exit_codes_go_through() {
+    for user in users() {
+        let world = World::new(user);
+        for (script, code) in [
+            ("exit 0", 0),
+            ("exit 7", 7),
+            ("exit 255", 255),
+            ("kill -TERM $$", 128 + libc::SIGTERM),
+            ("kill -KILL $$", 128 + libc::SIGKILL),
+            ("kill -SEGV $$", 128 + libc::SIGSEGV),
+            ("kill -PIPE $$", 128 + libc::SIGPIPE),
+            ("kill 0", 128 + libc::SIGTERM),
+            // An orphan that dies first is reaped, and is not taken for the target.
+            ("(sh -c 'exit 3' &) ; exit 4", 4),
+        ] {
+            assert_eq!(world.shell(workspace(), script).code, code, "{user:?} {script}");
+        }
+    }
+}
+
+#[test]
+fn the_program_is_found_as_outside() {
+    for user in users() {
+        let world = World::new(user);
+        let script = world.work.join("script");
+        std::fs::write(&script, "echo script $1\n").unwrap();
+        std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .unwrap();
+        std::fs::write(world.work.join("plain"), "").unwrap();
+        world.own();
+        assert_eq!(world.run(workspace(), ["./script", "one"]).ok().out, "script one\n");
+        for (argv, message) in [
+            (["no-such-program"], "No such file"),
+            (["./no-such-program"], "No such file"),
+            (["./plain"], "Permission denied"),
+            (["/etc"], "Permission denied"),
+        ] {
+            let done = world.run(workspace(), argv);
+            assert_eq!(done.code, FAILED, "{done:?}");
+            assert!(done.err.contains("starting the program"), "{done:?}");
+            assert!(done.err.contains(message), "{done:?}");
+        }
+    }
+}
+
+#[test]
+fn failures_name_their_stage() {
+    let sandbox = sandbox();
+    let world = World::new(User::Own);
+    let (mut child, failure, _) = start(&sandbox, &world, &["nothing"], |_| {});
+    child.wait().unwrap();
+    let failure = failure.unwrap();
+    assert_eq!((failure.stage, failure.errno), (Stage::Execute, libc::ENOENT));
+    assert!(failure.is_target() && !failure.is_race());
+}
+
+#[test]
+fn the_group_can_be_signalled() {
+    let sandbox = sandbox();
+    let world = World::new(User::Own);
+    for (signal, ending) in [
+        (libc::SIGINT, "exit 51"),
+        (libc::SIGTERM, "exit 51"),
+        (libc::SIGHUP, "exit 51"),
+        (libc::SIGUSR1, "exit 51"),
+        (libc::SIGQUIT, "exit 51"),
+    ] {
+        let script = format!("trap '{ending}' {signal}; sleep 600 & echo ready; wait");
+        let (mut child, failure, _) = start(&sandbox, &world, &["sh", "-c", &script], |_| {});
+        assert_eq!(failure, None);
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        kill(-(child.id() as i32), signal);
+        assert_eq!(child.wait().unwrap().code(), Some(51), "signal {signal}");
+    }
+    // Without a handler the target dies of it, and the exit code says so.
+    let (mut child, _, _) =
+        start(&sandbox, &world, &["sh", "-c", "echo ready; exec sleep 600"], |_| {});
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    kill(-(child.id() as i32), libc::SIGINT);
+    assert_eq!(child.wait().unwrap().code(), Some(128 + libc::SIGINT));
+}
+
+/// A target in a group of its own, as a shell with job control is, hears the server too.
+#[test]
+fn signals_reach_a_target_that_left_the_group() {
+    let sandbox = sandbox();
+    let world = World::new(User::Own);
+    let python = "import os,signal,sys,time\n\
+                  os.setpgid(0, 0)\n\
+                  signal.signal(signal.SIGINT, lambda *_: os._exit(52))\n\
+                  print('ready', flush=True)\n\
+                  while True: time.sleep(0.01)";
+    let (mut child, failure, _) = start(&sandbox, &world, &["python3", "-c", python], |_| {});
+    if failure.is_some() {
+        return; // No Python here.
+    }
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    kill(-(child.id() as i32), libc::SIGINT);
+    assert_eq!(child.wait().unwrap().code(), Some(52));
+}
+
+#[test]
+fn stop_and_continue() {
+    let sandbox = sandbox();
+    let world = World::new(User::Own);
+    let (mut child, _, _) =
+        start(&sandbox, &world, &["sh", "-c", "echo ready; read x; exit 5"], |_| {});
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    kill(-(child.id() as i32), libc::SIGSTOP);
+    kill(-(child.id() as i32), libc::SIGCONT);
+    child.stdin.take().unwrap().write_all(b"x\n").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+}
+
+#[test]
+fn killing_the_child_ends_everything_inside() {
+    let sandbox = sandbox();
+    let world = World::new(User::Own);
+    let alive = world.work.join("alive");
+    let script =
+        "(setsid sh -c 'while :; do echo x > alive; sleep 0.01; done' &); echo ready; sleep 60";
+    let (mut child, _, cleanup) = start(&sandbox, &world, &["sh", "-c", script], |_| {});
+    let mut line = String::new();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    eventually("a descendant that left the group", || alive.exists());
+    kill(child.id() as i32, libc::SIGKILL);
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    // The pipe ends only when the last process that holds it is gone.
+    let mut rest = Vec::new();
+    out.read_to_end(&mut rest).unwrap();
+    cleanup.run();
+    assert_eq!(names(&world.work), ["alive"]);
+}
+
+#[test]
+fn what_the_target_leaves_running_ends_with_it() {
+    let sandbox = sandbox();
+    let world = World::new(User::Own);
+    let script = "(setsid sleep 600 &); exit 6";
+    let (mut child, _, _) = start(&sandbox, &world, &["sh", "-c", script], |_| {});
+    let mut out = child.stdout.take().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(6));
+    let mut rest = Vec::new();
+    out.read_to_end(&mut rest).unwrap();
+}
+
+/// Only the target decides when its streams end.
+#[test]
+fn streams_end_when_the_target_closes_them() {
+    let sandbox = sandbox();
+    let world = World::new(User::Own);
+    let (mut child, _, _) =
+        start(&sandbox, &world, &["sh", "-c", "exec >&- 2>&-; read x; exit 8"], |_| {});
+    let mut rest = Vec::new();
+    child.stdout.take().unwrap().read_to_end(&mut rest).unwrap();
+    child.stderr.take().unwrap().read_to_end(&mut rest).unwrap();
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(8));
+    assert!(rest.is_empty());
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn kill(pid: i32, signal: i32) {
+    // SAFETY: no pointers; the process is a child of this one, or its group.
+    assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+}
+
+/// A server with one sandboxed process that waits; and the pid of the server's child.
+fn waiting_server(world: &World, policy: PermissionProfile) -> (Child, i32) {
+    let context = world.context(policy);
+    let mut command = world.server(&context, &world.work, ["sleep", "600"]);
+    let mut server = command.env("TEST_ANNOUNCE", "1").spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    let pid = line.trim().strip_prefix("pid ").expect("the pid").parse().unwrap();
+    (server, pid)
+}
+
+const PLACEHOLDERS: [&str; 3] = [".agents", ".codex", ".git"];
+
+#[test]
+fn no_litter_after_the_target_ends() {
+    for user in users() {
+        let world = World::new(user);
+        let (mut server, pid) = waiting_server(&world, workspace());
+        assert_eq!(names(&world.work), PLACEHOLDERS, "{user:?}");
+        kill(-pid, libc::SIGTERM);
+        assert_eq!(server.wait().unwrap().code(), Some(128 + libc::SIGTERM));
+        assert!(names(&world.work).is_empty(), "{user:?}");
+    }
+}
+
+#[test]
+fn no_litter_after_the_child_is_killed() {
+    for user in users() {
+        let world = World::new(user);
+        let (mut server, pid) = waiting_server(&world, workspace());
+        kill(-pid, libc::SIGKILL);
+        assert_eq!(server.wait().unwrap().code(), Some(128 + libc::SIGKILL));
+        assert!(names(&world.work).is_empty(), "{user:?}");
+    }
+}
+
+#[test]
+fn no_litter_after_the_server_is_killed() {
+    for user in users() {
+        let world = World::new(user);
+        let (mut server, _) = waiting_server(&world, workspace());
+        server.kill().unwrap();
+        server.wait().unwrap();
+        eventually("no litter", || names(&world.work).is_empty());
+    }
+}
+
+/// The worst case, both killed at once: the next sandbox takes over what is left, and removes it.
+#[test]
+fn litter_of_a_crash_is_taken_over() {
+    for user in users() {
+        let world = World::new(user);
+        let (mut server, pid) = waiting_server(&world, workspace());
+        kill(server.id() as i32, libc::SIGSTOP);
+        kill(-pid, libc::SIGKILL);
+        server.kill().unwrap();
+        server.wait().unwrap();
+        assert_eq!(names(&world.work), PLACEHOLDERS);
+        world.shell(workspace(), "mkdir .git").kept_from();
+        assert!(names(&world.work).is_empty(), "{user:?}");
+    }
+}
+
+/// A name stays protected until the last sandbox that protects it has ended.
+#[test]
+fn placeholders_are_shared() {
+    for user in users() {
+        let world = World::new(user);
+        let (mut first, first_pid) = waiting_server(&world, workspace());
+        let context = world.context(workspace());
+        // Waits for a line, then tries to take the name.
+        let script = "read x; mkdir .git && echo taken";
+        let mut second = world.server(&context, &world.work, ["sh", "-c", script]);
+        let mut second = second.stdin(Stdio::piped()).env("TEST_ANNOUNCE", "1").spawn().unwrap();
+        let mut line = String::new();
+        let mut err = BufReader::new(second.stderr.take().unwrap());
+        err.read_line(&mut line).unwrap();
+        kill(-first_pid, libc::SIGKILL);
+        first.wait().unwrap();
+        assert_eq!(names(&world.work), PLACEHOLDERS);
+        second.stdin.take().unwrap().write_all(b"\n").unwrap();
+        let done = second.wait_with_output().unwrap();
+        assert!(!done.status.success(), "{user:?} {done:?}");
+        assert!(names(&world.work).is_empty(), "{user:?}");
+    }
+}
+
+/// A denied path that does not exist yet is protected with everything above it.
+#[test]
+fn missing_denied_paths_cannot_come_into_being() {
+    for user in users() {
+        let world = World::new(user);
+        let policy = managed(vec![
+            root(AccessMode::Read),
+            at(&world.work, AccessMode::Write),
+            at(&world.work.join("a/b/denied"), AccessMode::Deny),
+        ]);
+        world.shell(policy.clone(), "echo x > a/b/denied").kept_from();
+        world.shell(policy.clone(), "ls a/b/denied").kept_from();
+        world.shell(policy.clone(), "mv a x").kept_from();
+        assert!(names(&world.work).is_empty(), "{user:?}");
+        world.shell(policy, "echo x > a/b/other").ok();
+        assert_eq!(names(&world.work), ["a"]);
+        assert_eq!(names(&world.work.join("a/b")), ["other"]);
+    }
+}
+
+fn terminal() -> (File, OwnedFd) {
+    let (mut master, mut slave) = (0, 0);
+    let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+    let null = std::ptr::null_mut();
+    // SAFETY: both numbers and the size live across the call.
+    let made = unsafe {
+        libc::openpty(
+            &raw mut master,
+            &raw mut slave,
+            null,
+            null.cast(),
+            (&raw const size).cast_mut(),
+        )
+    };
+    assert_eq!(made, 0);
+    // SAFETY: just opened, and owned by nobody.
+    unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) }
+}
+
+fn on_terminal(command: &mut std::process::Command, slave: &OwnedFd) {
+    let stream = || Stdio::from(slave.try_clone().unwrap());
+    command.stdin(stream()).stdout(stream()).stderr(stream());
+    // SAFETY: a system call; runs after the one that makes the session.
+    unsafe {
+        command.pre_exec(|| match libc::ioctl(0, libc::TIOCSCTTY, 0) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+}
+
+/// What a terminal shows, read as far as it was looked at.
+struct Screen {
+    master: File,
+    seen: Vec<u8>,
+}
+
+impl Screen {
+    fn new(master: File) -> Self {
+        Self { master, seen: Vec::new() }
+    }
+
+    fn type_in(&mut self, text: &str) {
+        self.master.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Reads until a text comes; answers what came before it.
+    fn until(&mut self, text: &str) -> String {
+        let mut chunk = [0; 4096];
+        loop {
+            let found = self.seen.windows(text.len()).position(|window| window == text.as_bytes());
+            if let Some(at) = found {
+                let before = self.seen.drain(..at + text.len()).take(at).collect::<Vec<u8>>();
+                return String::from_utf8_lossy(&before).into_owned();
+            }
+            match self.master.read(&mut chunk) {
+                Ok(n @ 1..) => self.seen.extend(&chunk[..n]),
+                _ => panic!("{text:?} never came: {}", String::from_utf8_lossy(&self.seen)),
+            }
+        }
+    }
+}
+
+#[test]
+fn terminals_work() {
+    let sandbox = sandbox();
+    let world = World::new(User::Own);
+    let (master, slave) = terminal();
+    let script = "trap 'stty size' WINCH; test -t 0 && test -t 1 && echo isatty; \
+                  echo through > /dev/tty; stty size; tty; sleep 600 & while :; do wait; done";
+    let (mut child, failure, _) =
+        start(&sandbox, &world, &["sh", "-c", script], |command| on_terminal(command, &slave));
+    assert_eq!(failure, None);
+    drop(slave);
+    let mut screen = Screen::new(master);
+    let seen = screen.until("24 80");
+    assert!(seen.contains("isatty") && seen.contains("through"), "{seen:?}");
+    let size = libc::winsize { ws_row: 50, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+    let terminal = screen.master.as_raw_fd();
+    // SAFETY: the size lives across the call.
+    let resized = unsafe { libc::ioctl(terminal, libc::TIOCSWINSZ, &raw const size) };
+    assert_eq!(resized, 0);
+    screen.until("50 120");
+    // Control-C from the terminal.
+    screen.type_in("\x03");
+    assert_eq!(child.wait().unwrap().code(), Some(128 + libc::SIGINT));
+}
+
+#[test]
+fn job_control_works() {
+    let sandbox = sandbox();
+    let world = World::new(User::Own);
+    let (master, slave) = terminal();
+    let argv = ["bash", "--norc", "--noprofile", "-i"];
+    let (mut child, failure, _) =
+        start(&sandbox, &world, &argv, |command| on_terminal(command, &slave));
+    if failure.is_some() {
+        return; // No bash here.
+    }
+    drop(slave);
+    let mut screen = Screen::new(master);
+    let seen = screen.until("> ");
+    assert!(!seen.contains("no job control"), "{seen:?}");
+    // The echo of the command does not end a line with that word; the job does.
+    screen.type_in("sh -c 'echo up; exec sleep 600'\n");
+    screen.until("up\r\n");
+    screen.type_in("\x1a");
+    screen.until("Stopped");
+    screen.until("> ");
+    screen.type_in("disown -a; exit 9\n");
+    let _ = screen.master.read_to_end(&mut screen.seen);
+    assert_eq!(child.wait().unwrap().code(), Some(9));
+}
+
+/// A private set of terminals: other sessions' are not there, new ones can be made.
+#[test]
+fn terminals_of_others_are_not_there() {
+    for user in users() {
+        let world = World::new(user);
+        let (_master, _slave) = terminal();
+        let done = world.shell(workspace(), "ls /dev/pts");
+        assert_eq!(done.ok().out.trim(), "ptmx", "{user:?}");
+        let done = world.run(workspace(), ["script", "-qc", "tty", "/dev/null"]);
+        if done.code != FAILED {
+            assert!(done.ok().out.contains("/dev/pts/0"), "{user:?} {done:?}");
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The sandbox, from outside: pure decisions against an oracle, and real programs held by a real
+//! kernel, as root where the tests run as root and always as an unprivileged user.
+
+// In a test a step that fails is the failure to be reported.
+#![allow(clippy::unwrap_used)]
+
+mod attacks;
+mod bad_input;
+mod decisions;
+mod denial;
+mod landlock_only;
+mod lifecycle;
+mod promises;
+mod support;

@@ -1,0 +1,269 @@
+//! What is allowed works, and works as outside.
+
+use std::os::unix::fs::{MetadataExt, symlink};
+
+use codex_exec_server_protocol::{AccessMode, NetworkPolicy, PermissionProfile, SpecialPath};
+
+use super::support::*;
+
+#[test]
+fn what_is_granted_can_be_done() {
+    for user in users() {
+        let world = World::new(user);
+        for policy in [workspace(), minimal(), PermissionProfile::workspace_write()] {
+            world
+                .shell(
+                    policy,
+                    "set -e; echo a > a; cat a; mkdir -p d/e; mv a d/e/b; ln d/e/b c; ln -s c l; \
+                     cat l; mkfifo f; chmod 600 c; rm -r d c l f; echo x > /dev/null; \
+                     head -c 3 /dev/urandom > r; rm r; test -r /proc/self/status",
+                )
+                .ok();
+            assert_eq!(std::fs::read_dir(&world.work).unwrap().count(), 0, "{user:?}");
+        }
+        let done = world.shell(PermissionProfile::read_only(), "cat ../outside/secret; pwd");
+        assert_eq!(done.ok().out, format!("secret{}\n", world.work.display()));
+    }
+}
+
+#[test]
+fn existing_hard_links_are_written_through() {
+    for user in users() {
+        let world = World::new(user);
+        let (inside, outside) = (world.work.join("inside"), world.outside.join("secret"));
+        std::fs::hard_link(&outside, &inside).unwrap();
+        world.shell(workspace(), "printf new > inside").ok();
+        assert_eq!(std::fs::read_to_string(&outside).unwrap(), "new");
+        let (a, b) = (std::fs::metadata(&inside).unwrap(), std::fs::metadata(&outside).unwrap());
+        assert_eq!((a.ino(), a.nlink()), (b.ino(), 2), "{user:?}");
+    }
+}
+
+#[test]
+fn sockets_between_relatives_still_work() {
+    for user in users() {
+        let world = World::new(user);
+        for kind in ["1", "5"] {
+            world.attempt(PermissionProfile::read_only(), &["socketpair", kind]).ok();
+        }
+        let enabled = managed_with(vec![root(AccessMode::Read)], NetworkPolicy::Enabled);
+        world.attempt(enabled.clone(), &["socket", "2", "1"]).ok();
+        world.attempt(enabled.clone(), &["socket", "10", "2"]).ok();
+        world.attempt(enabled.clone(), &["socket", "17", "3"]).kept_from();
+        let done = world.shell(enabled, "readlink /proc/self/ns/net");
+        let own = std::fs::read_link("/proc/self/ns/net").unwrap();
+        assert_eq!(done.ok().out.trim(), own.to_str().unwrap());
+    }
+}
+
+#[test]
+fn metadata_stays_read_only() {
+    for user in users() {
+        let world = World::new(user);
+        let git = world.work.join(".git");
+        std::fs::create_dir_all(git.join("hooks")).unwrap();
+        std::fs::write(git.join("config"), "config").unwrap();
+        std::fs::create_dir(world.work.join(".codex")).unwrap();
+        world.own();
+        let policy = workspace();
+        world.shell(policy.clone(), "cat .git/config && echo ok > file").ok();
+        for script in [
+            "echo x > .git/config",
+            "echo x > .git/hooks/pre-commit",
+            "mkdir .git/new",
+            "rm -rf .git/hooks",
+            "mv .git moved",
+            "rmdir .codex",
+            "echo x > .codex/x",
+            "mkdir .agents",
+            "echo x > .agents",
+            "ln -s /tmp .agents",
+            "mkdir other && mv other .agents",
+        ] {
+            world.shell(policy.clone(), script).kept_from();
+        }
+        assert_eq!(std::fs::read_to_string(git.join("config")).unwrap(), "config");
+        assert!(!world.work.join(".agents").exists());
+        // Unless an entry names it.
+        let named = managed(vec![
+            root(AccessMode::Read),
+            project(AccessMode::Write),
+            at(&git, AccessMode::Write),
+            at(&world.work.join(".agents"), AccessMode::Write),
+        ]);
+        world.shell(named, "echo new > .git/config; mkdir .agents && rmdir .agents").ok();
+        assert_eq!(std::fs::read_to_string(git.join("config")).unwrap(), "new\n");
+    }
+}
+
+#[test]
+fn a_git_pointer_file_protects_what_it_points_to() {
+    for user in users() {
+        let world = World::new(user);
+        let real = world.work.join("main/.git/worktrees/x");
+        std::fs::create_dir_all(real.join("hooks")).unwrap();
+        let tree = world.work.join("tree");
+        std::fs::create_dir(&tree).unwrap();
+        std::fs::write(world.work.join(".git"), "gitdir: main/.git/worktrees/x\n").unwrap();
+        world.own();
+        for script in [
+            "echo x > .git",
+            "rm .git",
+            "echo x > main/.git/worktrees/x/hooks/y",
+            "mv main moved",
+            "mv main/.git main/moved",
+            "rm -rf main/.git/worktrees",
+        ] {
+            world.shell(workspace(), script).kept_from();
+        }
+        world.shell(workspace(), "echo ok > main/file").ok();
+        assert!(real.join("hooks").is_dir());
+    }
+}
+
+#[test]
+fn a_git_link_is_pinned() {
+    for user in users() {
+        let world = World::new(user);
+        std::fs::create_dir(world.work.join("real")).unwrap();
+        symlink("real", world.work.join(".git")).unwrap();
+        world.own();
+        for script in ["rm .git", "mv .git x", "ln -sfn other .git", "echo x > .git/x", "mv real x"]
+        {
+            world.shell(workspace(), script).kept_from();
+        }
+        world.shell(workspace(), "ls .git && echo ok > file").ok();
+    }
+}
+
+/// A read-only or denied place keeps its name even if a directory above it could be moved.
+#[test]
+fn protected_places_keep_their_names() {
+    for user in users() {
+        let world = World::new(user);
+        let kept = world.work.join("a/b/kept");
+        std::fs::create_dir_all(&kept).unwrap();
+        world.own();
+        for access in [AccessMode::Read, AccessMode::Deny] {
+            let policy = managed(vec![
+                root(AccessMode::Read),
+                project(AccessMode::Write),
+                at(&kept, access),
+            ]);
+            for script in ["mv a x", "mv a/b x", "rm -rf a", "mkdir a/b/kept/x", "mv a/b/kept x"] {
+                world.shell(policy.clone(), script).kept_from();
+            }
+            world.shell(policy, "echo x > a/b/file && rm a/b/file").ok();
+        }
+    }
+}
+
+#[test]
+fn nested_entries_decide_by_the_most_specific() {
+    for user in users() {
+        let world = World::new(user);
+        for directory in ["ro/rw/no/ro", "no/yes"] {
+            std::fs::create_dir_all(world.work.join(directory)).unwrap();
+        }
+        std::fs::write(world.work.join("ro/rw/no/ro/file"), "deep").unwrap();
+        std::fs::write(world.work.join("no/file"), "hidden").unwrap();
+        world.own();
+        let place = |name: &str, access| at(&world.work.join(name), access);
+        let policy = managed(vec![
+            root(AccessMode::Read),
+            project(AccessMode::Write),
+            place("ro", AccessMode::Read),
+            place("ro/rw", AccessMode::Write),
+            place("ro/rw/no", AccessMode::Deny),
+            place("ro/rw/no/ro", AccessMode::Read),
+            place("no", AccessMode::Deny),
+            place("no/yes", AccessMode::Write),
+        ]);
+        world
+            .shell(
+                policy.clone(),
+                "echo x > f && echo x > ro/rw/f && cat ro/rw/no/ro/file && echo x > no/yes/f",
+            )
+            .ok();
+        for script in [
+            "echo x > ro/f",
+            "ls ro/rw/no",
+            "echo x > ro/rw/no/f",
+            "echo x > ro/rw/no/ro/f",
+            "cat no/file",
+            "ls no",
+            "echo x > no/f",
+        ] {
+            world.shell(policy.clone(), script).kept_from();
+        }
+    }
+}
+
+#[test]
+fn temporary_directories() {
+    for user in users() {
+        let world = World::new(user);
+        let temporary = world.base.join("temporary");
+        std::fs::create_dir(&temporary).unwrap();
+        world.own();
+        let policy =
+            managed(vec![root(AccessMode::Read), special(SpecialPath::Tmpdir, AccessMode::Write)]);
+        let context = world.context(policy);
+        let argv = ["sh", "-c", "echo x > \"$TMPDIR/x\""];
+        let mut server = world.server(&context, &world.work, argv);
+        finish(server.env("TMPDIR", &temporary)).ok();
+        assert!(temporary.join("x").exists());
+        finish(&mut world.server(&context, &world.work, argv)).kept_from();
+    }
+}
+
+#[test]
+fn private_memory_comes_and_goes() {
+    for user in users() {
+        let world = World::new(user);
+        let name = format!("/dev/shm/sandbox-test-{}", std::process::id());
+        world.shell(workspace(), &format!("echo x > {name} && cat {name}")).ok();
+        assert!(!std::path::Path::new(&name).exists());
+        world.shell(PermissionProfile::read_only(), &format!("echo x > {name}")).kept_from();
+    }
+}
+
+#[test]
+fn external_isolation_restricts_the_network_only() {
+    for user in users() {
+        let world = World::new(user);
+        let external = PermissionProfile::External { network: NetworkPolicy::Restricted };
+        world.shell(external.clone(), "echo x > ../outside/new").ok();
+        world.attempt(external, &["connect-inet"]).kept_from();
+    }
+}
+
+#[test]
+fn helpers_run_inside_with_a_minimal_environment() {
+    for user in users() {
+        let world = World::new(user);
+        let context = world.context(PermissionProfile::read_only());
+        let mut server = std::process::Command::new(program());
+        server
+            .arg("run")
+            .arg(serde_json::to_string(&context).unwrap())
+            .arg(&world.work)
+            .args(["--helper", "copy"]);
+        world.clothe(&mut server);
+        server.env("TMPDIR", "/tmp").env("HTTP_PROXY", "http://proxy");
+        let done = finish(&mut server);
+        assert_eq!(done.ok().out, "env PATH TMPDIR\nwrite false\n", "{done:?}");
+    }
+}
+
+#[test]
+fn root_may_write_where_others_own() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let mut world = World::new(User::Nobody);
+    world.user = User::Own;
+    std::fs::set_permissions(&world.work, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .unwrap();
+    world.shell(workspace(), "echo x > x && chown 1000 x && cat x").ok();
+}

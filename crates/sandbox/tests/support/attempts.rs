@@ -1,0 +1,248 @@
+//! Programs that misbehave. Each answers what the system said; success is the failure of the sandbox.
+
+use std::ffi::CString;
+use std::io;
+use std::ptr;
+
+/// Tries; 0 if it could be done.
+pub fn attempt(name: &str, args: &[String]) -> i32 {
+    match try_it(name, args) {
+        Ok(()) => {
+            eprintln!("{name}: done");
+            0
+        }
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            error.raw_os_error().unwrap_or(255)
+        }
+    }
+}
+
+fn c(text: &str) -> CString {
+    CString::new(text).expect("no NUL")
+}
+
+fn ok(result: i64) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn ok32(result: i32) -> io::Result<()> {
+    ok(i64::from(result))
+}
+
+/// A system call that is forbidden whatever its arguments.
+fn call(number: libc::c_long) -> io::Result<()> {
+    // SAFETY: all arguments are zero: a call that is not refused by number fails on them.
+    ok(unsafe { libc::syscall(number, 0, 0, 0, 0, 0, 0) })
+}
+
+fn socket(family: i32, kind: i32) -> io::Result<()> {
+    // SAFETY: no pointers.
+    ok32(unsafe { libc::socket(family, kind, 0) })
+}
+
+/// Writes through a descriptor.
+fn write_fd(fd: i32) -> io::Result<()> {
+    // SAFETY: one byte that exists.
+    ok(unsafe { libc::write(fd, b"!".as_ptr().cast(), 1) } as i64)
+}
+
+fn try_it(name: &str, args: &[String]) -> io::Result<()> {
+    let path = |n: usize| c(&args[n]);
+    // SAFETY: every pointer below is to a C string or structure that outlives its call.
+    unsafe {
+        match name {
+            "read" => std::fs::read(&args[0]).map(drop),
+            "list" => std::fs::read_dir(&args[0]).map(drop),
+            "write" => std::fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&args[0])
+                .and_then(|mut file| io::Write::write_all(&mut file, b"!")),
+            "truncate" => ok32(libc::truncate(path(0).as_ptr(), 0)),
+            "mkdir" => std::fs::create_dir(&args[0]),
+            "remove" => std::fs::remove_file(&args[0]),
+            "rmdir" => std::fs::remove_dir(&args[0]),
+            "rename" => std::fs::rename(&args[0], &args[1]),
+            "link" => std::fs::hard_link(&args[0], &args[1]),
+            "symlink" => std::os::unix::fs::symlink(&args[0], &args[1]),
+            "chmod" => ok32(libc::chmod(path(0).as_ptr(), 0o777)),
+            "mkfifo" => ok32(libc::mkfifo(path(0).as_ptr(), 0o666)),
+            "mknod" => {
+                ok32(libc::mknod(path(0).as_ptr(), libc::S_IFBLK | 0o666, libc::makedev(254, 0)))
+            }
+            "write-through-o-path" => {
+                let fd = libc::open(path(0).as_ptr(), libc::O_PATH);
+                ok32(fd)?;
+                let again = c(&format!("/proc/self/fd/{fd}"));
+                let fd = libc::open(again.as_ptr(), libc::O_WRONLY);
+                ok32(fd)?;
+                write_fd(fd)
+            }
+            "reopen-for-writing" => {
+                let fd = libc::open(path(0).as_ptr(), libc::O_RDONLY);
+                ok32(fd)?;
+                let again = c(&format!("/proc/self/fd/{fd}"));
+                let fd = libc::open(again.as_ptr(), libc::O_RDWR);
+                ok32(fd)?;
+                write_fd(fd)
+            }
+            "write-other-root" => {
+                // Any process that is visible, through its own view of the tree.
+                let mut last = Err(io::ErrorKind::NotFound.into());
+                for entry in std::fs::read_dir("/proc")?.flatten() {
+                    let pid = entry.file_name().to_string_lossy().into_owned();
+                    if pid.parse::<u32>().is_ok() {
+                        let target = format!("/proc/{pid}/root{}", args[0]);
+                        last = std::fs::write(target, "!");
+                        if last.is_ok() {
+                            break;
+                        }
+                    }
+                }
+                last
+            }
+            "write-proc-sys" => std::fs::write("/proc/sys/kernel/core_pattern", "|/bin/true"),
+            "write-own-mem" => {
+                std::fs::OpenOptions::new().write(true).open("/proc/1/mem").map(drop)
+            }
+            "swap-race" => swap_race(&args[0], &args[1]),
+            "connect-inet" => {
+                let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+                ok32(fd)?;
+                let address = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as u16,
+                    sin_port: 53u16.to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from_be_bytes([127, 0, 0, 1]).to_be() },
+                    sin_zero: [0; 8],
+                };
+                let size = size_of::<libc::sockaddr_in>() as u32;
+                ok32(libc::connect(fd, (&raw const address).cast(), size))
+            }
+            "socket" => {
+                socket(args[0].parse().expect("a number"), args[1].parse().expect("a number"))
+            }
+            "socketpair" => {
+                let mut fds = [0; 2];
+                let kind = args[0].parse().expect("a number");
+                ok32(libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()))?;
+                write_fd(fds[0])?;
+                let mut byte = 0u8;
+                ok(libc::read(fds[1], (&raw mut byte).cast(), 1) as i64)
+            }
+            "connect-unix" => std::os::unix::net::UnixStream::connect(&args[0]).map(drop),
+            "bind-unix" => std::os::unix::net::UnixListener::bind(&args[0]).map(drop),
+            "ptrace" => ok(libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0)),
+            "process_vm_readv" => call(libc::SYS_process_vm_readv),
+            "io_uring" => call(libc::SYS_io_uring_setup),
+            "unshare" => ok32(libc::unshare(libc::CLONE_NEWUSER)),
+            "clone-newuser" => {
+                let flags = libc::CLONE_NEWUSER | libc::SIGCHLD;
+                let pid = libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0);
+                if pid == 0 {
+                    libc::_exit(0);
+                }
+                ok(pid)
+            }
+            "clone3" => call(libc::SYS_clone3),
+            "setns" => {
+                let fd = libc::open(c"/proc/self/ns/mnt".as_ptr(), libc::O_RDONLY);
+                ok32(libc::setns(fd, 0))
+            }
+            "mount" => ok32(libc::mount(
+                c"none".as_ptr(),
+                path(0).as_ptr(),
+                c"tmpfs".as_ptr(),
+                0,
+                ptr::null(),
+            )),
+            "umount" => ok32(libc::umount2(path(0).as_ptr(), libc::MNT_DETACH)),
+            "remount" => ok32(libc::mount(
+                ptr::null(),
+                path(0).as_ptr(),
+                ptr::null(),
+                libc::MS_REMOUNT | libc::MS_BIND,
+                ptr::null(),
+            )),
+            "open_tree" => call(libc::SYS_open_tree),
+            "mount_setattr" => call(libc::SYS_mount_setattr),
+            "chroot" => ok32(libc::chroot(path(0).as_ptr())),
+            "pivot_root" => call(libc::SYS_pivot_root),
+            "keyctl" => call(libc::SYS_keyctl),
+            "add_key" => call(libc::SYS_add_key),
+            "userfaultfd" => call(libc::SYS_userfaultfd),
+            "bpf" => call(libc::SYS_bpf),
+            "perf_event_open" => call(libc::SYS_perf_event_open),
+            "open_by_handle_at" => call(libc::SYS_open_by_handle_at),
+            "init_module" => call(libc::SYS_init_module),
+            "kexec_load" => call(libc::SYS_kexec_load),
+            #[cfg(target_arch = "x86_64")]
+            "x32-ptrace" => call(0x4000_0000 | 521),
+            "tiocsti" => ok32(libc::ioctl(0, libc::TIOCSTI, c"x".as_ptr())),
+            "tiocsti-high-bits" => {
+                // The kernel looks at the low half of the request only.
+                let request = libc::TIOCSTI | (1 << 32);
+                ok(libc::syscall(libc::SYS_ioctl, 0, request, c"x".as_ptr()))
+            }
+            "tioclinux" => ok32(libc::ioctl(0, libc::TIOCLINUX, c"\x06".as_ptr())),
+            "kill" => ok32(libc::kill(args[0].parse().expect("a pid"), 0)),
+            "kill-all" => ok32(libc::kill(-1, 0)),
+            "setuid-root" => ok32(libc::setuid(0)),
+            "sethostname" => ok32(libc::sethostname(c"x".as_ptr(), 1)),
+            "fork-bomb" => fork_bomb(),
+            "count-pids" => {
+                let pids = std::fs::read_dir("/proc")?
+                    .flatten()
+                    .filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok())
+                    .count();
+                if pids > 3 { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
+            }
+            "open-descriptors" => {
+                let extra = std::fs::read_dir("/proc/self/fd")?
+                    .flatten()
+                    .filter_map(|entry| entry.file_name().to_string_lossy().parse::<i32>().ok())
+                    // The directory itself is open while it is read.
+                    .filter(|fd| *fd > 3)
+                    .count();
+                if extra > 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
+            }
+            "gain-by-no-new-privs" => ok32(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 0, 0, 0, 0)),
+            other => panic!("unknown attempt {other}"),
+        }
+    }
+}
+
+/// Writes through a name that is a link to the outside half of the time.
+fn swap_race(directory: &str, outside: &str) -> io::Result<()> {
+    let (file, link, name) =
+        (format!("{directory}/file"), format!("{directory}/link"), format!("{directory}/name"));
+    std::fs::write(&file, "")?;
+    let _ = std::fs::remove_file(&link);
+    std::os::unix::fs::symlink(outside, &link)?;
+    for round in 0..20_000 {
+        let _ = std::fs::hard_link(if round % 2 == 0 { &file } else { &link }, &name);
+        if let Ok(mut open) = std::fs::OpenOptions::new().append(true).open(&name) {
+            let _ = io::Write::write_all(&mut open, b"!");
+        }
+        let _ = std::fs::remove_file(&name);
+    }
+    Err(io::Error::from_raw_os_error(libc::EPERM))
+}
+
+/// Forks until it is stopped; success is not to be stopped.
+fn fork_bomb() -> io::Result<()> {
+    for _ in 0..2_000 {
+        // SAFETY: the child waits to be killed and does nothing else.
+        unsafe {
+            let pid = libc::fork();
+            if pid == 0 {
+                loop {
+                    libc::pause();
+                }
+            }
+            ok32(pid)?;
+        }
+    }
+    Ok(())
+}
