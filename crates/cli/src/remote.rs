@@ -122,11 +122,19 @@ fn wants_exit_on_stdin_close(flag: bool) -> bool {
     flag || std::env::var(EXIT_ON_STDIN_CLOSE).is_ok_and(set)
 }
 
-/// Resolves on SIGTERM, on SIGINT and, if `stdin` says so, at the end of stdin.
-pub async fn told_to_stop_or_left(stdin: bool) {
-    if !stdin {
-        return told_to_stop().await;
+/// Resolves on SIGTERM, on SIGINT and, if `stdin` says so, at the end of stdin; signals are listened
+/// for by the time this returns. To be called inside a runtime.
+pub fn told_to_stop_or_left(stdin: bool) -> impl Future<Output = ()> {
+    let told = told_to_stop();
+    async move {
+        tokio::select! {
+            () = told => {}
+            () = stdin_ended(), if stdin => tracing::info!("stdin has ended"),
+        }
     }
+}
+
+async fn stdin_ended() {
     let (left, leaving) = tokio::sync::oneshot::channel();
     // A thread of its own: a read of a terminal cannot be cancelled.
     std::thread::spawn(move || {
@@ -144,8 +152,5 @@ pub async fn told_to_stop_or_left(stdin: bool) {
         }
         let _ = left.send(());
     });
-    tokio::select! {
-        () = told_to_stop() => {}
-        _ = leaving => tracing::info!("stdin has ended"),
-    }
+    let _ = leaving.await;
 }

@@ -144,7 +144,7 @@ fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         tls: args.tls_cert.zip(args.tls_key),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(options, config, announce, told_to_stop()))?;
+    runtime.block_on(async { serve(options, config, announce, told_to_stop()).await })?;
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }
