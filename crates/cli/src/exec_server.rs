@@ -5,11 +5,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use codex_exec_server::{
     DEFAULT_LISTEN_URL, ExecServerRuntimePaths, ListenUrl, ServerConfig, WebSocketAuth,
-    run as serve, told_to_stop,
+    run as serve,
 };
+
+use crate::remote::{ForwardArgs, RemoteArgs, told_to_stop_or_left};
 
 /// Serve this machine: run commands and touch files for the clients that connect
 ///
@@ -22,13 +24,19 @@ Examples:
   codex exec-server --listen ws://127.0.0.1:4500     listen on that port
   codex exec-server --listen stdio                   one connection, over stdin and stdout
   ssh host codex exec-server --listen stdio          the same, from another machine
+  codex exec-server --remote https://registry.example --environment-id env_1
+                                                     serve through a rendezvous, from behind NAT
 
   Anybody who can connect can do what this user can. Before listening on an address that others
   reach, ask for a token:
     codex exec-server --listen ws://0.0.0.0:4500 --ws-auth capability-token --ws-token-file /run/token")]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct ExecServerArgs {
+    #[command(subcommand)]
+    command: Option<ExecServerCommand>,
+
     /// Where to listen: ws://IP:PORT (port 0 takes a free one), or stdio
-    #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL)]
+    #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL, conflicts_with = "remote")]
     listen: ListenUrl,
 
     /// How many requests of one connection run at once; those that only wait do not count
@@ -42,6 +50,14 @@ pub struct ExecServerArgs {
 
     #[command(flatten)]
     auth: AuthArgs,
+
+    #[command(flatten)]
+    remote: RemoteArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum ExecServerCommand {
+    Forward(ForwardArgs),
 }
 
 #[derive(Debug, Args)]
@@ -96,8 +112,16 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
         ExecServerRuntimePaths::new(executable, None).context("cannot find this executable")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let stop = told_to_stop();
-        serve(args.listen, auth, config, &paths, stop).await
+        match args.command {
+            Some(ExecServerCommand::Forward(forward)) => forward.run(&paths).await,
+            None if args.remote.remote.is_some() => args.remote.run(config, &paths, None).await,
+            None => {
+                let left =
+                    args.remote.exits_on_stdin_close() && !matches!(args.listen, ListenUrl::Stdio);
+                let stop = told_to_stop_or_left(left);
+                Ok(serve(args.listen, auth, config, &paths, stop).await?)
+            }
+        }
     })?;
     // A thread that still reads stdin would keep the runtime from ending.
     runtime.shutdown_background();

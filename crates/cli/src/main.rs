@@ -16,11 +16,13 @@ mod info;
 mod input;
 mod kill;
 mod logging;
+mod login;
 mod logs;
 mod ls;
 mod on;
 mod output;
 mod ps;
+mod remote;
 mod remote_path;
 mod rendezvous;
 mod rm;
@@ -71,7 +73,10 @@ enum Command {
     Search(search::SearchArgs),
     ApplyPatch(apply_patch::ApplyPatchArgs),
     Info(info::InfoArgs),
-    ExecServer(exec_server::ExecServerArgs),
+    ExecServer(Box<exec_server::ExecServerArgs>),
+    Login(login::LoginArgs),
+    /// Forget the credentials that codex login has kept
+    Logout,
     Doctor(doctor::DoctorArgs),
     Rendezvous(rendezvous::RendezvousArgs),
     Environments(environments::EnvironmentsArgs),
@@ -105,7 +110,9 @@ fn main() -> ExitCode {
         Command::Search(args) => search::run(&args),
         Command::ApplyPatch(args) => apply_patch::run(&args),
         Command::Info(args) => info::run(&args),
-        Command::ExecServer(args) => exec_server::run(args),
+        Command::ExecServer(args) => exec_server::run(*args),
+        Command::Login(args) => login::run(args),
+        Command::Logout => login::run_logout(),
         Command::Doctor(args) => doctor::run(&args),
         Command::Rendezvous(args) => rendezvous::run(args),
         Command::Environments(args) => environments::run(args),

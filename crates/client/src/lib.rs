@@ -19,6 +19,7 @@ mod calls;
 mod client;
 mod dialer;
 mod driver;
+mod environment;
 mod error;
 mod files;
 mod handshake;
@@ -34,6 +35,7 @@ pub use approval::{Approval, Denial};
 pub use backoff::{Jitter, ReconnectPolicy};
 pub use client::ExecServerClient;
 pub use dialer::{Dialer, Dialling, StdioDialer, WebsocketDialer};
+pub use environment::EnvironmentDialer;
 pub use error::{DialFailure, ExecServerError, Lost};
 pub use files::{
     FileReader, FileWriter, Files, TransferOptions, TransferProgress, TransferReport, Walk,
@@ -51,6 +53,7 @@ pub use process::{
 };
 pub use shared::ConnectionStatus;
 
+pub use codex_exec_remote as remote;
 pub use codex_exec_rpc::{Connection, ConnectionConfig, WebsocketDial};
 pub use codex_exec_server_protocol as protocol;
 pub use codex_exec_server_protocol::process::OutputStream;

@@ -1,7 +1,8 @@
 //! The execution server: runs commands and touches files for a client on another machine.
 //!
 //! A [`Server`] serves [`Connection`]s: in memory ([`Server::connect`]), over websockets
-//! ([`WebSocketListener`]), over stdio. [`run_main`] is a whole server program.
+//! ([`WebSocketListener`]), over stdio, through a rendezvous ([`run_remote_environment`]).
+//! [`run_main`] is a whole server program.
 //!
 //! What happens to a request: [`Connection`] → envelope → one match in `connection` → handler →
 //! owner of the process → answer → the connection's bounded way out.
@@ -10,9 +11,11 @@ mod auth;
 mod config;
 mod connection;
 mod files;
+mod forward;
 mod listen_url;
 mod listener;
 mod process;
+mod remote;
 mod run;
 mod sandbox;
 mod server;
@@ -24,6 +27,7 @@ pub use codex_exec_client::{
     ExecServerClient, ExecServerClientConnectOptions, ExecServerError, RemoteExecServerConnectArgs,
 };
 pub use codex_exec_host as host;
+pub use codex_exec_remote as remote_mode;
 pub use codex_exec_rpc::{Connection, ConnectionConfig, KeepAlive, OutboundConfig};
 pub use codex_exec_server_protocol as protocol;
 pub use codex_exec_server_protocol::environment::*;
@@ -34,9 +38,14 @@ pub use codex_exec_server_protocol::session::*;
 pub use codex_exec_server_protocol::{PathUri, RpcError};
 
 pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
+pub use codex_exec_remote::{RelayConfig, Secret, SignIn, SignInError, SignInKind, SignInSources};
 pub use config::ServerConfig;
 pub use listen_url::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenUrl};
 pub use listener::WebSocketListener;
+pub use remote::{
+    RemoteEnvironmentConfig, RemoteExecutorConfig, RemoteRunError, run_remote_environment,
+    run_remote_environment_until, run_remote_executor, run_remote_executor_until,
+};
 pub use run::{ExecServerRuntimePaths, RunError, run, run_main, told_to_stop};
 pub use server::Server;
 

@@ -14,7 +14,9 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
-use tokio_websockets::{ClientBuilder, Error as WebsocketError, MaybeTlsStream, upgrade};
+use tokio_websockets::{
+    ClientBuilder, Error as WebsocketError, Limits, MaybeTlsStream, WebSocketStream, upgrade,
+};
 
 use crate::connection::{Connection, ConnectionConfig};
 use crate::websocket::{websocket_config, websocket_limits};
@@ -123,6 +125,8 @@ pub enum DialError {
         address: String,
         /// What it did instead.
         reason: String,
+        /// Its HTTP status, if it answered with one.
+        status: Option<u16>,
     },
     /// Too slow.
     #[error("no connection to {address} within {} s; check the address and the network", after.as_secs_f32())]
@@ -135,20 +139,59 @@ pub enum DialError {
 }
 
 impl DialError {
+    /// The HTTP status that took the place of a websocket, if that is what happened.
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Refused { status } => Some(*status),
+            Self::NotWebsocket { status, .. } => *status,
+            _ => None,
+        }
+    }
+
     /// Whether dialling again can only fail the same way.
     pub fn is_permanent(&self) -> bool {
         matches!(self, Self::Url { .. } | Self::Token | Self::Refused { .. })
     }
 }
 
+/// What dialling opens: TCP, or TLS over it.
+pub type DialledStream = MaybeTlsStream<TcpStream>;
+
 impl Connection {
     /// Dials a websocket and wraps it. The connection is up when this returns.
     pub async fn dial(dial: &WebsocketDial, config: &ConnectionConfig) -> Result<Self, DialError> {
-        let target = Target::parse(dial)?;
-        let address = format!("{}:{}", target.host, target.port);
-        match tokio::time::timeout(dial.timeout, connect(dial, &target, config)).await {
+        let socket = dial.connect(websocket_limits(config)).await?;
+        Ok(Self::websocket(socket, config))
+    }
+}
+
+impl WebsocketDial {
+    /// Dials; gives the bare websocket, for what is carried otherwise than as text messages.
+    pub async fn connect(
+        &self,
+        limits: Limits,
+    ) -> Result<WebSocketStream<DialledStream>, DialError> {
+        let target = Target::parse(self)?;
+        self.in_time(&target, upgraded(self, &target, limits)).await
+    }
+
+    /// Dials as far as TCP, and TLS for `wss`: for plain HTTP, which needs the same up to there.
+    pub async fn open_stream(&self) -> Result<DialledStream, DialError> {
+        let target = Target::parse(self)?;
+        self.in_time(&target, stream(self, &target)).await
+    }
+
+    async fn in_time<T>(
+        &self,
+        target: &Target,
+        work: impl Future<Output = Result<T, DialError>>,
+    ) -> Result<T, DialError> {
+        match tokio::time::timeout(self.timeout, work).await {
             Ok(result) => result,
-            Err(_) => Err(DialError::Timeout { address, after: dial.timeout }),
+            Err(_) => Err(DialError::Timeout {
+                address: format!("{}:{}", target.host, target.port),
+                after: self.timeout,
+            }),
         }
     }
 }
@@ -196,34 +239,41 @@ impl Target {
     }
 }
 
-async fn connect(
+async fn upgraded(
     dial: &WebsocketDial,
     target: &Target,
-    config: &ConnectionConfig,
-) -> Result<Connection, DialError> {
-    let mut builder = ClientBuilder::from_uri(target.uri.clone())
-        .config(websocket_config())
-        .limits(websocket_limits(config));
+    limits: Limits,
+) -> Result<WebSocketStream<DialledStream>, DialError> {
+    let mut builder =
+        ClientBuilder::from_uri(target.uri.clone()).config(websocket_config()).limits(limits);
     if let Some(token) = &dial.bearer_token {
         let mut value =
             HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| DialError::Token)?;
         value.set_sensitive(true);
         builder = builder.add_header(header::AUTHORIZATION, value).map_err(|_| DialError::Token)?;
     }
-    let stream = tcp(dial, target).await?;
-    let stream = if target.tls {
-        secure(dial, target, stream).await?
-    } else {
-        MaybeTlsStream::Plain(stream)
-    };
-    let address = format!("{}:{}", target.host, target.port);
+    let stream = stream(dial, target).await?;
     match builder.connect_on(stream).await {
-        Ok((socket, _)) => Ok(Connection::websocket(socket, config)),
+        Ok((socket, _)) => Ok(socket),
         Err(WebsocketError::Upgrade(upgrade::Error::DidNotSwitchProtocols(
             status @ (401 | 403),
         ))) => Err(DialError::Refused { status }),
-        Err(error) => Err(DialError::NotWebsocket { address, reason: error.to_string() }),
+        Err(error) => {
+            let status = match &error {
+                WebsocketError::Upgrade(upgrade::Error::DidNotSwitchProtocols(status)) => {
+                    Some(*status)
+                }
+                _ => None,
+            };
+            let address = format!("{}:{}", target.host, target.port);
+            Err(DialError::NotWebsocket { address, reason: error.to_string(), status })
+        }
     }
+}
+
+async fn stream(dial: &WebsocketDial, target: &Target) -> Result<DialledStream, DialError> {
+    let stream = tcp(dial, target).await?;
+    if target.tls { secure(dial, target, stream).await } else { Ok(MaybeTlsStream::Plain(stream)) }
 }
 
 /// Tries each address of the host in turn.

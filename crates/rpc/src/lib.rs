@@ -14,7 +14,7 @@ mod pending;
 mod websocket;
 
 pub use connection::{Connection, ConnectionConfig, KeepAlive, TransportError};
-pub use dial::{DialError, WebsocketDial, tls_from_roots};
+pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
 pub use outbound::{Closed, Outbound, OutboundConfig, Slot};
 pub use pending::{Answer, OnAnswer, Pending};
 pub use websocket::{websocket_config, websocket_limits};

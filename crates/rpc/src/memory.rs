@@ -1,10 +1,10 @@
 //! Two connections joined in memory: an embedded server and its client, and tests.
 
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{Stream, stream};
 use tokio::sync::mpsc;
 
-use crate::connection::{Connection, ConnectionConfig};
+use crate::connection::{Connection, ConnectionConfig, TransportError};
 use crate::outbound::{OutboundQueue, Queued, outbound};
 
 impl Connection {
@@ -23,26 +23,44 @@ impl Connection {
         outgoing: mpsc::Sender<Bytes>,
         config: &ConnectionConfig,
     ) -> Self {
-        let (outbound, mut queue) = outbound(config.outbound);
-        tokio::spawn(async move {
-            while let Some(queued) = queue.recv().await {
-                if let Queued::Message(message, _share) = queued
-                    && outgoing.send(message).await.is_err()
-                {
-                    break;
-                }
-            }
-        });
         let messages = stream::unfold(incoming, |mut incoming| async move {
             incoming.recv().await.map(|message| (Ok(message), incoming))
         });
-        Self::new(messages, outbound)
+        Self::over(messages, outgoing, config)
+    }
+
+    /// A connection whose messages come by any stream and leave by a channel. Ends, for those who
+    /// send, as soon as the channel's receiver is gone.
+    pub fn over(
+        incoming: impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static,
+        outgoing: mpsc::Sender<Bytes>,
+        config: &ConnectionConfig,
+    ) -> Self {
+        let (outbound, mut queue) = outbound(config.outbound);
+        tokio::spawn(async move {
+            loop {
+                let queued = tokio::select! {
+                    queued = queue.recv() => queued,
+                    () = outgoing.closed() => break,
+                };
+                match queued {
+                    Some(Queued::Message(message, _share)) => {
+                        if outgoing.send(message).await.is_err() {
+                            break;
+                        }
+                    }
+                    Some(_) => {}
+                    None => break,
+                }
+            }
+        });
+        Self::new(incoming, outbound)
     }
 }
 
 fn messages(
     queue: OutboundQueue,
-) -> impl futures_util::Stream<Item = Result<Bytes, crate::TransportError>> + Send + 'static {
+) -> impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static {
     stream::unfold(queue, |mut queue| async move {
         loop {
             if let Queued::Message(message, _share) = queue.recv().await? {

@@ -19,6 +19,10 @@ pub const NEVER_PASSED_ON: &[&str] = &[
     "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
 ];
 
+/// What the server itself signs in with: no policy inherits it, though a client may set the name.
+pub const NEVER_INHERITED: &[&str] =
+    &["CODEX_ACCESS_TOKEN", "CODEX_API_KEY", "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"];
+
 /// What `inherit: "core"` keeps.
 const CORE: &[&str] = &[
     "PATH", "SHELL", "TMPDIR", "TEMP", "TMP", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME",
@@ -44,7 +48,10 @@ pub fn build(
 ) -> Result<Environment, BadGlob> {
     let mut out = match policy {
         None => Environment::new(),
-        Some(policy) => inherit(server, policy)?,
+        Some(policy) => {
+            let own = |name: &OsStr| NEVER_INHERITED.iter().any(|never| name == *never);
+            inherit(server.into_iter().filter(|(name, _)| !own(name)), policy)?
+        }
     };
     lay_over(&mut out, env);
     out.retain(|name, _| !NEVER_PASSED_ON.iter().any(|never| name == *never));
@@ -106,6 +113,7 @@ mod tests {
         ("EDITOR", "vi"),
         ("NODE_REPL_AUTH_TOKEN", "n"),
         ("OPENAI_IDENTITY_TOKEN_FILE", "f"),
+        ("CODEX_API_KEY", "k"),
     ];
 
     fn names(policy: Option<&EnvPolicy>, env: &[(&str, &str)]) -> Vec<String> {
@@ -132,6 +140,13 @@ mod tests {
         assert_eq!(names(Some(&core), &[]), ["HOME", "LANG", "PATH"]);
         let none = EnvPolicy { inherit: EnvInherit::None, ..EnvPolicy::default() };
         assert_eq!(names(Some(&none), &[("A", "1")]), ["A"]);
+    }
+
+    #[test]
+    fn what_the_server_signs_in_with_is_not_inherited() {
+        let all = EnvPolicy { ignore_default_excludes: true, ..EnvPolicy::default() };
+        assert!(!names(Some(&all), &[]).contains(&"CODEX_API_KEY".to_owned()));
+        assert_eq!(names(None, &[("CODEX_API_KEY", "theirs")]), ["CODEX_API_KEY"]);
     }
 
     #[test]

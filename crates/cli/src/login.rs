@@ -1,0 +1,118 @@
+//! `codex login`, `codex login status`, `codex logout`: the credentials in `auth.json`.
+
+use std::io::Read;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use codex_exec_server::SignInSources;
+use codex_exec_server::remote_mode::{
+    BrowserLogin, DeviceLogin, HttpClient, Secret, claims, login_issuer, login_with_api_key,
+    login_with_tokens, logout,
+};
+
+/// How long a browser has to come back.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
+
+/// Sign in, for remote mode
+///
+/// Opens nothing by itself: it prints a URL for a browser on this machine, or with --device-auth a
+/// code to enter in a browser anywhere. What it gets is kept in $CODEX_HOME/auth.json, for this user
+/// only.
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+Examples:
+  codex login                                         by a browser on this machine
+  codex login --device-auth                           by a browser on another
+  printenv OPENAI_API_KEY | codex login --api-key     with a key, read from stdin
+  codex login status                                  how this user is signed in"
+)]
+pub struct LoginArgs {
+    #[command(subcommand)]
+    command: Option<LoginCommand>,
+
+    /// Read an API key from stdin and keep it
+    #[arg(long, alias = "with-api-key", conflicts_with_all = ["device_auth", "issuer", "port"])]
+    api_key: bool,
+
+    /// Sign in with a code, entered in a browser anywhere
+    #[arg(long)]
+    device_auth: bool,
+
+    /// The OAuth issuer (CODEX_LOGIN_ISSUER)
+    #[arg(long, value_name = "URL")]
+    issuer: Option<String>,
+
+    /// The OAuth client that signs in (CODEX_LOGIN_CLIENT_ID)
+    #[arg(long, value_name = "ID")]
+    client_id: Option<String>,
+
+    /// The port of this machine that the browser comes back to; 0 takes a free one
+    #[arg(long, value_name = "PORT", default_value_t = 0, conflicts_with = "device_auth")]
+    port: u16,
+}
+
+#[derive(Debug, Subcommand)]
+enum LoginCommand {
+    /// Tell how this user is signed in; exits with 1 if not
+    Status,
+}
+
+pub fn run(args: LoginArgs) -> anyhow::Result<ExitCode> {
+    let sources = SignInSources::from_env();
+    if let Some(LoginCommand::Status) = args.command {
+        return status(&sources);
+    }
+    let file = if args.api_key {
+        let mut key = String::new();
+        std::io::stdin().take(64 << 10).read_to_string(&mut key).context("cannot read the key")?;
+        login_with_api_key(&sources, &Secret::from(key))?
+    } else {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let tokens = runtime.block_on(async {
+            let http = HttpClient::default();
+            let issuer = login_issuer(&sources, args.issuer, args.client_id, &http).await?;
+            if args.device_auth {
+                let login = DeviceLogin::start(issuer, &http).await?;
+                eprintln!("Open {}\nand enter {}", login.verification_url(), login.user_code());
+                login.finish(&http).await
+            } else {
+                let login = BrowserLogin::start(issuer, args.port).await?;
+                eprintln!("Open this URL in a browser on this machine:\n{}", login.url());
+                login.finish(PATIENCE, &http).await
+            }
+        })?;
+        login_with_tokens(&sources, &tokens)?
+    };
+    eprintln!("Signed in; kept in {}", file.path().display());
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn run_logout() -> anyhow::Result<ExitCode> {
+    let sources = SignInSources::from_env();
+    eprintln!("{}", if logout(&sources)? { "Signed out" } else { "Not signed in" });
+    Ok(ExitCode::SUCCESS)
+}
+
+fn status(sources: &SignInSources) -> anyhow::Result<ExitCode> {
+    if sources.api_key.is_some() {
+        eprintln!("Signed in with the API key in CODEX_API_KEY");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let file = sources.auth_file().context("there is no home directory; set CODEX_HOME")?;
+    let content = file.read()?.unwrap_or_default();
+    if let Some(tokens) = content.tokens {
+        let who = claims(&tokens.id_token.as_str().into()).and_then(|claims| claims.email);
+        let who = who.map(|email| format!(" as {email}")).unwrap_or_default();
+        eprintln!("Signed in with ChatGPT{who}");
+    } else if content.api_key.is_some_and(|key| !key.is_empty()) {
+        eprintln!("Signed in with an API key");
+    } else {
+        eprintln!("Not signed in; run codex login or set CODEX_API_KEY");
+        return Ok(ExitCode::from(crate::exit::FAILURE));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,156 @@
+//! The remote mode of `codex exec-server`: its flags, and `forward`.
+
+use std::io::Read;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use codex_exec_server::{
+    ExecServerRuntimePaths, RelayConfig, RemoteEnvironmentConfig, RemoteExecutorConfig,
+    ServerConfig, SignInKind, SignInSources, run_remote_environment_until,
+    run_remote_executor_until, told_to_stop,
+};
+
+/// Set to `1` or `true`, it does what `--exit-on-stdin-close` does.
+const EXIT_ON_STDIN_CLOSE: &str = "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE";
+
+/// Where and as what to register.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Remote mode")]
+pub struct RemoteArgs {
+    /// Register with the registry at this URL and serve through its rendezvous, instead of listening
+    #[arg(long, value_name = "URL")]
+    pub remote: Option<String>,
+
+    /// The environment to serve
+    #[arg(long, value_name = "ID", requires = "remote", conflicts_with = "executor_id")]
+    environment_id: Option<String>,
+
+    /// The older registration: messages are not encrypted between the ends
+    #[arg(long, value_name = "ID", requires = "remote", hide_short_help = true)]
+    executor_id: Option<String>,
+
+    /// What this machine is called in logs
+    #[arg(long, value_name = "NAME", requires = "remote")]
+    name: Option<String>,
+
+    /// Sign in with the agent identity in CODEX_ACCESS_TOKEN
+    #[arg(long, alias = "allow-agent-identity-auth", requires = "remote")]
+    use_agent_identity_auth: bool,
+
+    /// A host that credentials may be sent to whatever their rule says; can be repeated
+    #[arg(long, value_name = "HOST", requires = "remote")]
+    allow_host: Vec<String>,
+
+    /// Stop when stdin ends, so that the server ends with whoever started it
+    #[arg(long)]
+    exit_on_stdin_close: bool,
+}
+
+/// Serve an environment by passing every stream on to an exec-server that listens already
+///
+/// Registers like --remote. Each harness gets a websocket of its own to that server; either side
+/// closing closes the other.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  codex exec-server forward --connect ws://127.0.0.1:4500 --remote https://registry.example \\
+      --environment-id env_1")]
+pub struct ForwardArgs {
+    /// The exec-server to pass streams on to
+    #[arg(long, value_name = "URL")]
+    connect: String,
+
+    #[command(flatten)]
+    remote: RemoteArgs,
+}
+
+impl ForwardArgs {
+    pub async fn run(self, paths: &ExecServerRuntimePaths) -> anyhow::Result<()> {
+        if !self.connect.starts_with("ws://") && !self.connect.starts_with("wss://") {
+            anyhow::bail!("--connect takes the ws:// URL that an exec-server has printed");
+        }
+        if self.remote.executor_id.is_some() {
+            anyhow::bail!("forward serves environments only; give --environment-id");
+        }
+        self.remote.run(ServerConfig::default(), paths, Some(self.connect)).await
+    }
+}
+
+impl RemoteArgs {
+    pub async fn run(
+        self,
+        server: ServerConfig,
+        paths: &ExecServerRuntimePaths,
+        forward_to: Option<String>,
+    ) -> anyhow::Result<()> {
+        let base_url = self.remote.context("--remote URL is missing")?;
+        let sources = SignInSources { allowed_hosts: self.allow_host, ..SignInSources::from_env() };
+        let agent = self.use_agent_identity_auth.then_some(SignInKind::AgentIdentity);
+        let stop = told_to_stop_or_left(wants_exit_on_stdin_close(self.exit_on_stdin_close));
+        let name = self.name.unwrap_or_else(|| "codex-exec-server".to_owned());
+        match (self.environment_id, self.executor_id) {
+            (Some(environment_id), _) => {
+                let sign_in = sources.sign_in(agent.unwrap_or_default())?;
+                let config = RemoteEnvironmentConfig {
+                    name,
+                    server,
+                    forward_to,
+                    ..RemoteEnvironmentConfig::new(base_url, environment_id, sign_in)
+                };
+                Ok(run_remote_environment_until(config, paths, stop).await?)
+            }
+            (None, Some(executor_id)) => {
+                let sign_in = sources.sign_in(agent.unwrap_or(SignInKind::RemoteBearer))?;
+                let relay = RelayConfig::default();
+                let config =
+                    RemoteExecutorConfig { base_url, executor_id, name, sign_in, relay, server };
+                Ok(run_remote_executor_until(config, paths, stop).await?)
+            }
+            (None, None) => anyhow::bail!("--remote needs --environment-id ID"),
+        }
+    }
+
+    /// Whether the end of stdin is the end of the server.
+    pub fn exits_on_stdin_close(&self) -> bool {
+        wants_exit_on_stdin_close(self.exit_on_stdin_close)
+    }
+}
+
+fn wants_exit_on_stdin_close(flag: bool) -> bool {
+    let set = |value: String| matches!(value.trim(), "1" | "true" | "yes");
+    flag || std::env::var(EXIT_ON_STDIN_CLOSE).is_ok_and(set)
+}
+
+/// Resolves on SIGTERM, on SIGINT and, if `stdin` says so, at the end of stdin; signals are listened
+/// for by the time this returns. To be called inside a runtime.
+pub fn told_to_stop_or_left(stdin: bool) -> impl Future<Output = ()> {
+    let told = told_to_stop();
+    async move {
+        tokio::select! {
+            () = told => {}
+            () = stdin_ended(), if stdin => tracing::info!("stdin has ended"),
+        }
+    }
+}
+
+async fn stdin_ended() {
+    let (left, leaving) = tokio::sync::oneshot::channel();
+    // A thread of its own: a read of a terminal cannot be cancelled.
+    std::thread::spawn(move || {
+        let mut buffer = [0; 1024];
+        loop {
+            match std::io::stdin().lock().read(&mut buffer) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                Err(_) => break,
+            }
+        }
+        let _ = left.send(());
+    });
+    let _ = leaving.await;
+}

@@ -1,0 +1,69 @@
+//! Environments: servers behind a rendezvous, dialled by their id.
+//!
+//! Each dial asks the registry for the way and a fresh authorization, pins the server's keys and
+//! opens a stream of its own. A lost socket is made up for below, if the server acknowledges;
+//! otherwise the connection ends and the session is resumed over the next dial.
+
+use codex_exec_remote::{BaseUrl, EnvironmentLink, HttpClient, Registry, RelayConfig, SignIn};
+
+use crate::client::ExecServerClient;
+use crate::dialer::{Dialer, Dialling};
+use crate::error::{DialFailure, ExecServerError};
+use crate::options::ExecServerClientConnectOptions;
+
+/// Dials an environment.
+#[derive(Debug, Clone)]
+pub struct EnvironmentDialer {
+    link: EnvironmentLink,
+}
+
+impl EnvironmentDialer {
+    /// The environment of that id, by the registry at that URL.
+    pub fn new(
+        registry_url: &str,
+        environment_id: &str,
+        sign_in: SignIn,
+        config: RelayConfig,
+    ) -> Result<Self, DialFailure> {
+        let base: BaseUrl = registry_url.parse().map_err(DialFailure::permanent)?;
+        let registry =
+            Registry::new(base, sign_in, HttpClient::default()).map_err(DialFailure::permanent)?;
+        let link = EnvironmentLink::new(registry, environment_id, config)
+            .map_err(DialFailure::permanent)?;
+        Ok(Self { link })
+    }
+}
+
+impl Dialer for EnvironmentDialer {
+    fn dial(&self) -> Dialling<'_> {
+        Box::pin(async {
+            self.link.dial().await.map_err(|error| {
+                if error.is_transient() {
+                    DialFailure::transient(error)
+                } else {
+                    DialFailure::permanent(error)
+                }
+            })
+        })
+    }
+
+    fn endpoint(&self) -> String {
+        format!("env:{} by {}", self.link.environment_id(), self.link.registry().base())
+    }
+}
+
+impl ExecServerClient {
+    /// Opens a session with an environment; see [`EnvironmentDialer`].
+    pub async fn connect_environment(
+        registry_url: &str,
+        environment_id: &str,
+        sign_in: SignIn,
+        options: ExecServerClientConnectOptions,
+    ) -> Result<Self, ExecServerError> {
+        let endpoint = format!("env:{environment_id}");
+        let config = RelayConfig::default();
+        let dialer = EnvironmentDialer::new(registry_url, environment_id, sign_in, config)
+            .map_err(|cause| ExecServerError::Connect { endpoint, cause })?;
+        Self::connect(dialer, options).await
+    }
+}

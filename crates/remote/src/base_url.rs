@@ -1,0 +1,161 @@
+//! Where an HTTP service is, and whether a credential may be sent there.
+//!
+//! Invariant: a [`BaseUrl`] has a scheme of http or https, a host, no user, no query, no fragment
+//! and no trailing slash; so it can be shown.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use http::Uri;
+
+/// The address that every path of a service is appended to.
+#[derive(Clone, PartialEq, Eq)]
+pub struct BaseUrl {
+    text: String,
+    host: String,
+    https: bool,
+}
+
+/// Why a text is no base URL.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a base URL ({reason}); write https://HOST or https://HOST/PATH")]
+pub struct BaseUrlError {
+    reason: &'static str,
+}
+
+impl FromStr for BaseUrl {
+    type Err = BaseUrlError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let bad = |reason| BaseUrlError { reason };
+        let text = text.trim().trim_end_matches('/');
+        if text.contains(['?', '#']) {
+            return Err(bad("it has a query or a fragment"));
+        }
+        let uri: Uri = text.parse().map_err(|_| bad("it does not parse"))?;
+        let https = match uri.scheme_str() {
+            Some("https") => true,
+            Some("http") => false,
+            _ => return Err(bad("its scheme is neither http nor https")),
+        };
+        let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
+        if authority.as_str().contains('@') {
+            return Err(bad("it has a user in it"));
+        }
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+        if host.is_empty() {
+            return Err(bad("it has no host"));
+        }
+        Ok(Self { text: text.to_owned(), host: host.to_ascii_lowercase(), https })
+    }
+}
+
+impl BaseUrl {
+    /// The URL of a path of this service. Each segment is escaped, so that an id from outside
+    /// cannot become another path.
+    pub fn join(&self, segments: &[&str]) -> String {
+        let mut url = self.text.clone();
+        for segment in segments {
+            url.push('/');
+            escape(segment, &mut url);
+        }
+        url
+    }
+
+    /// The host, in lower case, without the brackets of an IPv6 address.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Whether it is this machine.
+    pub fn is_loopback(&self) -> bool {
+        self.host == "localhost" || self.host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+    }
+
+    /// Whether what is sent there can be read on the way only by this machine.
+    pub fn is_private(&self) -> bool {
+        self.https || self.is_loopback()
+    }
+
+    /// Whether it is an https host under openai.com or openai.org.
+    pub fn is_openai(&self) -> bool {
+        let under = |domain: &str| {
+            self.host
+                .strip_suffix(domain)
+                .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        self.https && (under("openai.com") || under("openai.org"))
+    }
+
+    /// Whether the host is one of these.
+    pub fn is_among(&self, hosts: &[String]) -> bool {
+        hosts.iter().any(|host| host.eq_ignore_ascii_case(&self.host))
+    }
+}
+
+impl fmt::Display for BaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for BaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.text)
+    }
+}
+
+/// Appends `text` with everything but unreserved characters percent-encoded.
+pub(crate) fn escape(text: &str, out: &mut String) {
+    use fmt::Write;
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn url(text: &str) -> BaseUrl {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn slashes_are_trimmed_and_segments_escaped() {
+        let base = url("https://h.example/api//");
+        assert_eq!(base.join(&["a b", "../c"]), "https://h.example/api/a%20b/..%2Fc");
+        assert_eq!(base.to_string(), "https://h.example/api");
+    }
+
+    #[test]
+    fn what_is_no_base_url() {
+        for bad in
+            ["", "h", "ftp://h", "https://", "https://u:p@h", "https://h?x=1", "https://h/#x"]
+        {
+            bad.parse::<BaseUrl>().unwrap_err();
+        }
+    }
+
+    #[test]
+    fn trust_is_by_whole_labels_and_https() {
+        for yes in ["https://openai.com", "https://api.OpenAI.org:8443/x"] {
+            assert!(url(yes).is_openai(), "{yes}");
+        }
+        for no in
+            ["http://api.openai.com", "https://evilopenai.com", "https://openai.com.evil.example"]
+        {
+            assert!(!url(no).is_openai(), "{no}");
+        }
+        for yes in ["http://127.0.0.1:1", "http://127.9.9.9", "http://[::1]:8", "http://localhost"]
+        {
+            assert!(url(yes).is_loopback(), "{yes}");
+        }
+        assert!(!url("http://localhost.evil.example").is_loopback());
+    }
+}

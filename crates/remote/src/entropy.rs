@@ -1,0 +1,8 @@
+//! The system's randomness, as the relay core and sign-in take it.
+
+use codex_exec_relay_core::{Entropy, EntropyError};
+
+/// The system's random source.
+pub fn entropy() -> Box<dyn Entropy> {
+    Box::new(|dest: &mut [u8]| getrandom::fill(dest).map_err(|_| EntropyError))
+}

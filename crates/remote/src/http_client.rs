@@ -1,0 +1,189 @@
+//! A small HTTP client: one request, one connection, one whole answer.
+//!
+//! It follows no redirect, so a credential goes nowhere but where it was sent; it keeps no cookie
+//! and no pool. What it asks is asked rarely.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use codex_exec_rpc::{DialError, WebsocketDial};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+
+/// Bounds of a request.
+#[derive(Debug, Clone)]
+pub struct HttpConfig {
+    /// For everything from the name lookup to the last byte of the answer. Default 30 s.
+    pub timeout: Duration,
+    /// The longest answer that is taken. Default 1 MiB.
+    pub max_body: usize,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(30), max_body: 1 << 20 }
+    }
+}
+
+/// Why there is no answer. Shows neither body nor headers nor URL.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// The URL cannot be asked.
+    #[error("the URL cannot be asked; write https://HOST/…")]
+    Url,
+    /// There is no connection.
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    /// The exchange broke off.
+    #[error("the HTTP exchange failed: {0}")]
+    Exchange(#[from] hyper::Error),
+    /// The answer is longer than is taken.
+    #[error("the answer is longer than {max} bytes or broke off")]
+    Body {
+        /// The limit.
+        max: usize,
+    },
+    /// Too slow.
+    #[error("no answer within {} s", after.as_secs())]
+    Timeout {
+        /// How long it had.
+        after: Duration,
+    },
+}
+
+/// A whole answer. `Debug` shows no body: it may hold tokens.
+#[derive(Clone)]
+pub struct Answer {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its body.
+    pub body: Bytes,
+}
+
+impl Answer {
+    /// The body as JSON, if it is what is expected.
+    pub fn json<T: DeserializeOwned>(&self) -> Option<T> {
+        serde_json::from_slice(&self.body).ok()
+    }
+}
+
+impl fmt::Debug for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answer")
+            .field("status", &self.status)
+            .field("body_len", &self.body.len())
+            .finish()
+    }
+}
+
+/// What a request carries.
+#[derive(Debug)]
+pub enum Payload {
+    /// Nothing.
+    None,
+    /// JSON text.
+    Json(Vec<u8>),
+    /// Form fields.
+    Form(Vec<(&'static str, String)>),
+}
+
+/// Asks HTTP services.
+#[derive(Debug, Clone, Default)]
+pub struct HttpClient {
+    config: HttpConfig,
+}
+
+impl HttpClient {
+    /// With these bounds.
+    pub fn new(config: HttpConfig) -> Self {
+        Self { config }
+    }
+
+    /// One request. Any status is an answer.
+    pub async fn ask(
+        &self,
+        method: Method,
+        url: &str,
+        headers: HeaderMap,
+        payload: Payload,
+    ) -> Result<Answer, HttpError> {
+        let after = self.config.timeout;
+        match tokio::time::timeout(after, self.exchange(method, url, headers, payload)).await {
+            Ok(result) => result,
+            Err(_) => Err(HttpError::Timeout { after }),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        url: &str,
+        headers: HeaderMap,
+        payload: Payload,
+    ) -> Result<Answer, HttpError> {
+        let uri: Uri = url.parse().map_err(|_| HttpError::Url)?;
+        let host = uri.authority().ok_or(HttpError::Url)?.as_str().to_owned();
+        // Up to TLS a websocket and HTTP are dialled the same way.
+        let dialled = match uri.scheme_str() {
+            Some("http") => format!("ws://{host}"),
+            Some("https") => format!("wss://{host}"),
+            _ => return Err(HttpError::Url),
+        };
+        let dial = WebsocketDial { timeout: self.config.timeout, ..WebsocketDial::new(dialled) };
+        let stream = dial.open_stream().await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let path = uri.path_and_query().map_or("/", |path| path.as_str());
+        let mut request = Request::new(Full::<Bytes>::default());
+        *request.method_mut() = method;
+        *request.uri_mut() = path.parse().map_err(|_| HttpError::Url)?;
+        *request.headers_mut() = headers;
+        let fixed = request.headers_mut();
+        fixed.insert(header::HOST, HeaderValue::from_str(&host).map_err(|_| HttpError::Url)?);
+        fixed.insert(header::ACCEPT, HeaderValue::from_static("application/json"));
+        let body = match payload {
+            Payload::None => Bytes::new(),
+            Payload::Json(json) => {
+                let kind = HeaderValue::from_static("application/json");
+                fixed.insert(header::CONTENT_TYPE, kind);
+                json.into()
+            }
+            Payload::Form(fields) => {
+                let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
+                fixed.insert(header::CONTENT_TYPE, kind);
+                encode_form(&fields).into()
+            }
+        };
+        *request.body_mut() = Full::from(body);
+        let answering = async {
+            let (head, body) = sender.send_request(request).await?.into_parts();
+            let max = self.config.max_body;
+            let body =
+                Limited::new(body, max).collect().await.map_err(|_| HttpError::Body { max })?;
+            Ok(Answer { status: head.status, body: body.to_bytes() })
+        };
+        // The connection lives as long as the answer takes, in this very task.
+        tokio::select! {
+            biased;
+            answer = answering => answer,
+            Err(error) = connection => Err(error.into()),
+        }
+    }
+}
+
+/// `a=b&c=d`, escaped.
+pub(crate) fn encode_form(fields: &[(&'static str, String)]) -> String {
+    let mut text = String::new();
+    for (name, value) in fields {
+        if !text.is_empty() {
+            text.push('&');
+        }
+        text.push_str(name);
+        text.push('=');
+        crate::base_url::escape(value, &mut text);
+    }
+    text
+}

@@ -1,0 +1,176 @@
+//! Signing in by a browser: OAuth's authorization code with PKCE, and a callback on this machine.
+//!
+//! Invariant: a code is taken only with the state that this sign-in made, and only once.
+
+use std::io;
+use std::time::Duration;
+
+use base64_simd::URL_SAFE_NO_PAD;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::{LoginError, SCOPE, random_text};
+use crate::http_client::{HttpClient, encode_form};
+use crate::sign_in::{IssuedTokens, Issuer};
+
+/// The longest request that a browser's callback makes.
+const LONGEST_REQUEST: usize = 16 << 10;
+/// How long one request may take to arrive.
+const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why the callback brought no code.
+#[derive(Debug, thiserror::Error)]
+pub enum CallbackError {
+    /// The port cannot be had.
+    #[error("cannot listen on this machine for the browser: {0}; choose another --port")]
+    Listen(#[source] io::Error),
+    /// The issuer says no.
+    #[error("the issuer did not sign in: {0}")]
+    Denied(String),
+}
+
+/// A sign-in that waits for its browser.
+#[derive(Debug)]
+pub struct BrowserLogin {
+    issuer: Issuer,
+    listener: TcpListener,
+    redirect: String,
+    state: String,
+    verifier: String,
+}
+
+impl BrowserLogin {
+    /// Listens on that port of this machine; 0 takes a free one.
+    pub async fn start(issuer: Issuer, port: u16) -> Result<Self, LoginError> {
+        let listener =
+            TcpListener::bind(("127.0.0.1", port)).await.map_err(CallbackError::Listen)?;
+        let port = listener.local_addr().map_err(CallbackError::Listen)?.port();
+        let redirect = format!("http://localhost:{port}/auth/callback");
+        Ok(Self { issuer, listener, redirect, state: random_text()?, verifier: random_text()? })
+    }
+
+    /// What the user opens.
+    pub fn url(&self) -> String {
+        let challenge = URL_SAFE_NO_PAD.encode_to_string(Sha256::digest(&self.verifier));
+        let query = encode_form(&[
+            ("response_type", "code".to_owned()),
+            ("client_id", self.issuer.client_id.clone()),
+            ("redirect_uri", self.redirect.clone()),
+            ("scope", SCOPE.to_owned()),
+            ("code_challenge", challenge),
+            ("code_challenge_method", "S256".to_owned()),
+            ("state", self.state.clone()),
+        ]);
+        format!("{}?{query}", self.issuer.authorize)
+    }
+
+    /// Waits for the browser to come back, and trades its code for tokens.
+    pub async fn finish(
+        self,
+        patience: Duration,
+        http: &HttpClient,
+    ) -> Result<IssuedTokens, LoginError> {
+        let code = tokio::time::timeout(patience, self.code())
+            .await
+            .map_err(|_| LoginError::Timeout(patience.as_secs()))??;
+        let fields = vec![
+            ("grant_type", "authorization_code".to_owned()),
+            ("code", code),
+            ("redirect_uri", self.redirect),
+            ("code_verifier", self.verifier),
+        ];
+        Ok(self.issuer.tokens(fields, http).await?)
+    }
+
+    /// The code of the one callback that has our state. Whatever else comes is sent away.
+    async fn code(&self) -> Result<String, CallbackError> {
+        loop {
+            let (mut socket, _) = self.listener.accept().await.map_err(CallbackError::Listen)?;
+            let target = tokio::time::timeout(REQUEST_PATIENCE, request_target(&mut socket)).await;
+            let outcome = target.ok().flatten().and_then(|target| self.read(&target));
+            let (status, text) = match &outcome {
+                Some(Ok(_)) => ("200 OK", "You are signed in. You can close this page.\n"),
+                Some(Err(_)) => ("400 Bad Request", "The sign-in failed. See the terminal.\n"),
+                None => ("404 Not Found", "There is nothing here.\n"),
+            };
+            let answer = format!(
+                "HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
+                text.len()
+            );
+            let _ = socket.write_all(answer.as_bytes()).await;
+            let _ = socket.shutdown().await;
+            if let Some(result) = outcome {
+                return result.map_err(CallbackError::Denied);
+            }
+        }
+    }
+
+    /// What a request means: a code, a refusal, or nothing to us.
+    fn read(&self, target: &str) -> Option<Result<String, String>> {
+        let (path, query) = target.split_once('?')?;
+        let field = |name: &str| {
+            let found = query.split('&').find_map(|pair| {
+                let (key, value) = pair.split_once('=')?;
+                (key == name).then_some(value)
+            });
+            found.and_then(unescape)
+        };
+        let state = field("state")?;
+        let ours: bool = state.as_bytes().ct_eq(self.state.as_bytes()).into();
+        if path != "/auth/callback" || !ours {
+            return None;
+        }
+        if let Some(error) = field("error") {
+            return Some(Err(error.chars().filter(|c| !c.is_control()).take(200).collect()));
+        }
+        field("code").map(Ok)
+    }
+}
+
+/// The target of a GET request, once its head is there.
+async fn request_target(socket: &mut TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        if head.len() > LONGEST_REQUEST || socket.read_buf(&mut head).await.ok()? == 0 {
+            return None;
+        }
+    }
+    let text = String::from_utf8(head).ok()?;
+    let mut words = text.split(' ');
+    (words.next()? == "GET").then(|| words.next().map(ToOwned::to_owned))?
+}
+
+/// Undoes the escaping of a form's value.
+fn unescape(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        rest = tail;
+        match first {
+            b'+' => bytes.push(b' '),
+            b'%' => {
+                let (digits, tail) = rest.split_at_checked(2)?;
+                let digits = std::str::from_utf8(digits).ok()?;
+                bytes.push(u8::from_str_radix(digits, 16).ok()?);
+                rest = tail;
+            }
+            other => bytes.push(other),
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_undone_or_refused() {
+        assert_eq!(unescape("a%2Fb+c").unwrap(), "a/b c");
+        for bad in ["%", "%4", "%zz", "%ff"] {
+            assert!(unescape(bad).is_none(), "{bad}");
+        }
+    }
+}

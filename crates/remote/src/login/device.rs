@@ -1,0 +1,86 @@
+//! Signing in from a machine without a browser: OAuth's device code (RFC 8628).
+
+use std::time::Duration;
+
+use http::{HeaderMap, Method};
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use super::{LoginError, SCOPE};
+use crate::http_client::{HttpClient, Payload};
+use crate::secret::Secret;
+use crate::sign_in::{IssuedTokens, Issuer, OauthError, refusal};
+
+/// A sign-in that waits for its user to enter a code elsewhere.
+#[derive(Debug)]
+pub struct DeviceLogin {
+    issuer: Issuer,
+    told: Told,
+}
+
+#[derive(Debug, Deserialize)]
+struct Told {
+    device_code: Secret,
+    user_code: String,
+    verification_uri: String,
+    #[serde(default = "ten_minutes")]
+    expires_in: u64,
+    #[serde(default = "five_seconds")]
+    interval: u64,
+}
+
+fn ten_minutes() -> u64 {
+    600
+}
+
+fn five_seconds() -> u64 {
+    5
+}
+
+impl DeviceLogin {
+    /// Asks for a code.
+    pub async fn start(issuer: Issuer, http: &HttpClient) -> Result<Self, LoginError> {
+        let fields = vec![("client_id", issuer.client_id.clone()), ("scope", SCOPE.to_owned())];
+        let answer = http
+            .ask(Method::POST, &issuer.device, HeaderMap::new(), Payload::Form(fields))
+            .await
+            .map_err(OauthError::from)?;
+        match answer.status.is_success().then(|| answer.json()).flatten() {
+            Some(told) => Ok(Self { issuer, told }),
+            None => Err(refusal(&answer).into()),
+        }
+    }
+
+    /// Where the user goes.
+    pub fn verification_url(&self) -> &str {
+        &self.told.verification_uri
+    }
+
+    /// What the user enters there.
+    pub fn user_code(&self) -> &str {
+        &self.told.user_code
+    }
+
+    /// Waits until the user has done so, as often as the issuer allows to ask.
+    pub async fn finish(self, http: &HttpClient) -> Result<IssuedTokens, LoginError> {
+        let deadline = Instant::now() + Duration::from_secs(self.told.expires_in);
+        let mut interval = Duration::from_secs(self.told.interval.clamp(1, 60));
+        while Instant::now() + interval < deadline {
+            tokio::time::sleep(interval).await;
+            let fields = vec![
+                ("grant_type", "urn:ietf:params:oauth:grant-type:device_code".to_owned()),
+                ("device_code", self.told.device_code.expose().to_owned()),
+            ];
+            match self.issuer.tokens(fields, http).await {
+                Ok(tokens) => return Ok(tokens),
+                Err(OauthError::Refused { code, .. }) if code == "authorization_pending" => {}
+                Err(OauthError::Refused { code, .. }) if code == "slow_down" => {
+                    interval += Duration::from_secs(5);
+                }
+                Err(error) if error.is_transient() => tracing::debug!(%error, "asking again"),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(LoginError::Timeout(self.told.expires_in))
+    }
+}

@@ -1,0 +1,85 @@
+//! The two kinds of endpoint of the relay core, as the pump drives them.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use codex_exec_relay_core::{
+    Event, Executor, FrameError, Generation, Harness, SendError, StreamId, Verdict,
+};
+
+/// A machine that frames go into and come out of.
+pub(crate) trait Endpoint: Send {
+    fn handle_connected(&mut self, now: Instant);
+    fn handle_disconnected(&mut self, now: Instant);
+    fn handle_frame(&mut self, now: Instant, bytes: Bytes) -> Result<(), FrameError>;
+    fn handle_timeout(&mut self, now: Instant);
+    fn authorize(&mut self, now: Instant, stream: &StreamId, which: Generation, verdict: Verdict);
+    fn send(&mut self, stream: &StreamId, message: Bytes) -> Result<(), SendError>;
+    fn close(&mut self, stream: &StreamId);
+    fn reset(&mut self, stream: &StreamId, reason: &str);
+    fn poll_transmit(&mut self, now: Instant) -> Option<Bytes>;
+    fn poll_event(&mut self) -> Option<Event>;
+    fn poll_timeout(&self) -> Option<Instant>;
+}
+
+/// What both do by the same name.
+macro_rules! alike {
+    () => {
+        fn handle_connected(&mut self, now: Instant) {
+            self.handle_connected(now);
+        }
+        fn handle_disconnected(&mut self, now: Instant) {
+            self.handle_disconnected(now);
+        }
+        fn handle_frame(&mut self, now: Instant, bytes: Bytes) -> Result<(), FrameError> {
+            self.handle_frame(now, bytes)
+        }
+        fn handle_timeout(&mut self, now: Instant) {
+            self.handle_timeout(now);
+        }
+        fn poll_transmit(&mut self, now: Instant) -> Option<Bytes> {
+            self.poll_transmit(now)
+        }
+        fn poll_event(&mut self) -> Option<Event> {
+            self.poll_event()
+        }
+        fn poll_timeout(&self) -> Option<Instant> {
+            self.poll_timeout()
+        }
+    };
+}
+
+impl Endpoint for Executor {
+    alike!();
+
+    fn authorize(&mut self, now: Instant, stream: &StreamId, which: Generation, verdict: Verdict) {
+        if self.authorize(now, stream, which, verdict).is_err() {
+            tracing::debug!(%stream, "the verdict came too late");
+        }
+    }
+    fn send(&mut self, stream: &StreamId, message: Bytes) -> Result<(), SendError> {
+        self.send(stream, message)
+    }
+    fn close(&mut self, stream: &StreamId) {
+        self.close(stream);
+    }
+    fn reset(&mut self, stream: &StreamId, reason: &str) {
+        self.reset(stream, reason);
+    }
+}
+
+/// A harness has one stream and is asked for no verdict.
+impl Endpoint for Harness {
+    alike!();
+
+    fn authorize(&mut self, _: Instant, _: &StreamId, _: Generation, _: Verdict) {}
+    fn send(&mut self, _: &StreamId, message: Bytes) -> Result<(), SendError> {
+        self.send(message)
+    }
+    fn close(&mut self, _: &StreamId) {
+        self.close();
+    }
+    fn reset(&mut self, _: &StreamId, reason: &str) {
+        self.reset(reason);
+    }
+}

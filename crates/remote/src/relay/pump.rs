@@ -1,0 +1,415 @@
+//! The pump: one task that drives an endpoint, its socket and the connections of its streams.
+//!
+//! Invariants: nothing in here waits for one stream alone. What a connection sends is taken only
+//! when its stream has room, so a slow rendezvous makes senders wait; what a stream receives and
+//! nobody takes holds up the others for a bounded time, then the stream is reset.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use codex_exec_relay_core::{
+    Authorization, CloseCause, Event, Generation, NoisePublicKey, SendError, StreamId, Verdict,
+};
+use codex_exec_rpc::Connection;
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::config::RelayConfig;
+use super::endpoint::Endpoint;
+use super::inbox::Inbox;
+use super::socket::{Incoming, RelaySocket, Sending};
+
+/// What the peer is told when its stream is ended for want of a reader.
+const UNREAD: &str = "receiver_overrun";
+/// Messages between a connection and the pump.
+const HANDED_OVER: usize = 4;
+
+/// Decides about a harness's key.
+pub(crate) type Authorizer =
+    Arc<dyn Fn(NoisePublicKey, Authorization) -> BoxFuture<'static, Verdict> + Send + Sync>;
+
+/// Why [`Pump::drive`] returned.
+#[derive(Debug)]
+pub(crate) enum Drove<T> {
+    /// What was waited for has come.
+    Done(T),
+    /// The physical socket is of no more use.
+    SocketEnded,
+    /// The last stream of a pump that lives for its streams has ended.
+    StreamEnded,
+}
+
+/// How a stream ended, for whoever waits for it to open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// By the peer, or by whoever relays.
+    Reset,
+    /// By this side.
+    Closed(CloseCause),
+}
+
+pub(crate) struct Pump<E> {
+    endpoint: E,
+    config: RelayConfig,
+    ports: HashMap<StreamId, Port>,
+    /// The next message of each connection that has room to send.
+    handed: FuturesUnordered<BoxFuture<'static, Handed>>,
+    verdicts: JoinSet<(StreamId, Generation, Verdict)>,
+    authorizer: Option<Authorizer>,
+    accept: Box<dyn FnMut(Connection) + Send>,
+    /// Told whenever a connection takes a message.
+    drained: Arc<Notify>,
+    /// Streams that have more waiting than they may, and since when.
+    overrun: HashMap<StreamId, Instant>,
+    connected: bool,
+    condemned: bool,
+    ending: Option<Ending>,
+    /// Whether the end of a stream is the end of the pump's work.
+    lives_for_one: bool,
+}
+
+/// One stream's connection.
+struct Port {
+    inbox: Inbox,
+    /// A message that found no room, and where the next would come from.
+    blocked: Option<(mpsc::Receiver<Bytes>, Bytes)>,
+    ended: CancellationToken,
+    /// Ends the connection's way out with the stream.
+    _end: DropGuard,
+}
+
+/// A connection's next message; `None` once it is gone.
+struct Handed {
+    stream: StreamId,
+    message: Option<(Bytes, mpsc::Receiver<Bytes>)>,
+}
+
+impl<E: Endpoint> Pump<E> {
+    pub(crate) fn new(
+        endpoint: E,
+        config: RelayConfig,
+        authorizer: Option<Authorizer>,
+        accept: Box<dyn FnMut(Connection) + Send>,
+    ) -> Self {
+        Self {
+            endpoint,
+            config,
+            ports: HashMap::new(),
+            handed: FuturesUnordered::new(),
+            verdicts: JoinSet::new(),
+            lives_for_one: authorizer.is_none(),
+            authorizer,
+            accept,
+            drained: Arc::default(),
+            overrun: HashMap::new(),
+            connected: false,
+            condemned: false,
+            ending: None,
+        }
+    }
+
+    /// For a pump whose streams nobody authorizes and that goes on when one ends.
+    pub(crate) fn living_on(mut self) -> Self {
+        self.lives_for_one = false;
+        self
+    }
+
+    pub(crate) fn endpoint(&mut self) -> &mut E {
+        &mut self.endpoint
+    }
+
+    pub(crate) fn stream_count(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// How the latest stream ended.
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        self.ending
+    }
+
+    pub(crate) fn on_connected(&mut self) {
+        self.connected = true;
+        self.endpoint.handle_connected(now());
+    }
+
+    pub(crate) fn on_disconnected(&mut self) {
+        self.connected = false;
+        self.endpoint.handle_disconnected(now());
+        while self.handle_events() {}
+        self.condemned = false;
+    }
+
+    /// Works until `until` resolves, the socket ends or, for a harness, the stream does. Without a
+    /// socket the clock and the connections are served all the same.
+    pub(crate) async fn drive<T>(
+        &mut self,
+        mut socket: Option<&mut RelaySocket>,
+        until: impl Future<Output = T>,
+    ) -> Drove<T> {
+        tokio::pin!(until);
+        let drained = self.drained.clone();
+        loop {
+            let mut full = false;
+            while self.handle_events() | self.transmit(socket.as_deref(), &mut full) {}
+            if self.condemned || socket.as_deref().is_some_and(RelaySocket::is_closed) {
+                return Drove::SocketEnded;
+            }
+            if self.lives_for_one && self.ending.is_some() {
+                return Drove::StreamEnded;
+            }
+            self.reset_overrun();
+            let paused = !self.overrun.is_empty();
+            let wake = self.wake_at(socket.as_deref());
+            let room = socket.as_deref().filter(|_| full).map(RelaySocket::room);
+            tokio::select! {
+                done = &mut until => return Drove::Done(done),
+                incoming = next(&mut socket), if !paused => match incoming {
+                    Some(Incoming::Frame(frame)) => {
+                        if let Err(error) = self.endpoint.handle_frame(now(), frame) {
+                            tracing::debug!(%error, "dropped a frame");
+                        }
+                    }
+                    Some(Incoming::Text) => tracing::debug!("dropped a text message"),
+                    Some(Incoming::Life) => {}
+                    None => return Drove::SocketEnded,
+                },
+                () = maybe(room) => {}
+                Some(handed) = self.handed.next() => self.on_handed(handed),
+                Some(verdict) = self.verdicts.join_next() => self.on_verdict(verdict),
+                () = drained.notified(), if paused => {}
+                () = sleep_until(wake) => {
+                    self.endpoint.handle_timeout(now());
+                    let silent =
+                        |socket: &mut RelaySocket| !socket.on_timer(Instant::now(), paused);
+                    if socket.as_deref_mut().is_some_and(silent) {
+                        tracing::info!("the rendezvous is silent");
+                        return Drove::SocketEnded;
+                    }
+                }
+            }
+        }
+    }
+
+    fn wake_at(&self, socket: Option<&RelaySocket>) -> Option<Instant> {
+        let patience = self.config.inbox_patience;
+        let overrun = self.overrun.values().map(|since| *since + patience).min();
+        let overrun = overrun.filter(|_| !self.lives_for_one);
+        let core = self.endpoint.poll_timeout().map(Instant::from_std);
+        [core, overrun, socket.map(RelaySocket::timer)].into_iter().flatten().min()
+    }
+
+    /// Puts frames into the socket as far as there is room. Whether any went.
+    fn transmit(&mut self, socket: Option<&RelaySocket>, full: &mut bool) -> bool {
+        let Some(socket) = socket else { return false };
+        let mut any = false;
+        let now = now();
+        loop {
+            match socket.send_with(|| self.endpoint.poll_transmit(now)) {
+                Sending::Sent => any = true,
+                Sending::Nothing => {
+                    *full = false;
+                    return any;
+                }
+                Sending::Full => {
+                    *full = true;
+                    return any;
+                }
+            }
+        }
+    }
+
+    // --- from the endpoint ---
+
+    /// Acts on everything the endpoint has to tell. Whether there was anything.
+    fn handle_events(&mut self) -> bool {
+        let mut any = false;
+        while let Some(event) = self.endpoint.poll_event() {
+            any = true;
+            match event {
+                Event::AuthorizeRequest { stream, generation, harness_key, authorization } => {
+                    self.ask(stream, generation, harness_key, authorization);
+                }
+                Event::Opened { stream } => self.open(stream),
+                Event::Message { stream, message } => self.deliver(stream, message),
+                Event::Writable { stream } => self.unblock(&stream),
+                Event::Reset { stream, reason } => {
+                    tracing::debug!(%stream, ?reason, "the peer ended a stream");
+                    self.end(&stream, Ending::Reset);
+                }
+                Event::Closed { stream, cause } => {
+                    tracing::debug!(%stream, %cause, "ended a stream");
+                    self.end(&stream, Ending::Closed(cause));
+                }
+                Event::HandshakeFailed { stream, error } => {
+                    tracing::info!(%stream, %error, "a handshake failed");
+                }
+                Event::PhysicalClose => {
+                    tracing::warn!("too many handshakes failed; closing the socket");
+                    self.condemned = true;
+                }
+                _ => {}
+            }
+        }
+        any
+    }
+
+    fn ask(
+        &mut self,
+        stream: StreamId,
+        generation: Generation,
+        key: NoisePublicKey,
+        authorization: Authorization,
+    ) {
+        if let Some(authorizer) = &self.authorizer {
+            let verdict = authorizer(key, authorization);
+            self.verdicts.spawn(async move { (stream, generation, verdict.await) });
+        }
+    }
+
+    fn on_verdict(
+        &mut self,
+        verdict: Result<(StreamId, Generation, Verdict), tokio::task::JoinError>,
+    ) {
+        // A verdict that was lost is made up for by the endpoint's own deadline.
+        if let Ok((stream, generation, verdict)) = verdict {
+            self.endpoint.authorize(now(), &stream, generation, verdict);
+        }
+    }
+
+    fn open(&mut self, stream: StreamId) {
+        tracing::debug!(%stream, "a stream opened");
+        let (inbox, messages) = Inbox::new(self.drained.clone());
+        let (sender, receiver) = mpsc::channel(HANDED_OVER);
+        let connection = Connection::over(messages, sender, &self.config.connection);
+        let ended = CancellationToken::new();
+        let end = ended.clone().drop_guard();
+        self.listen(stream.clone(), receiver, ended.clone());
+        self.ports.insert(stream, Port { inbox, blocked: None, ended, _end: end });
+        (self.accept)(connection);
+    }
+
+    fn deliver(&mut self, stream: StreamId, message: Bytes) {
+        let Some(port) = self.ports.get(&stream) else { return };
+        // A connection that is gone reads nothing; its stream is closing.
+        if port.inbox.put(message) && port.inbox.held() > self.config.inbox_bytes {
+            self.overrun.entry(stream).or_insert_with(Instant::now);
+        }
+    }
+
+    fn end(&mut self, stream: &StreamId, ending: Ending) {
+        self.ports.remove(stream);
+        self.overrun.remove(stream);
+        self.ending = Some(ending);
+    }
+
+    /// Resets the streams that have held up the others for too long.
+    fn reset_overrun(&mut self) {
+        if self.overrun.is_empty() {
+            return;
+        }
+        let (ports, bound) = (&self.ports, self.config.inbox_bytes);
+        self.overrun.retain(|stream, _| ports.get(stream).is_some_and(|p| p.inbox.held() > bound));
+        // Whoever has one stream holds up nobody: it waits, sends no acknowledgements, and so stops
+        // the peer.
+        if self.lives_for_one {
+            return;
+        }
+        let late = |since: &Instant| since.elapsed() >= self.config.inbox_patience;
+        let over: Vec<StreamId> = self
+            .overrun
+            .iter()
+            .filter(|(_, since)| late(since))
+            .map(|(stream, _)| stream.clone())
+            .collect();
+        for stream in over {
+            tracing::warn!(%stream, "a stream's input is not read; resetting it");
+            self.endpoint.reset(&stream, UNREAD);
+            self.end(&stream, Ending::Reset);
+        }
+    }
+
+    // --- from the connections ---
+
+    fn listen(
+        &mut self,
+        stream: StreamId,
+        mut receiver: mpsc::Receiver<Bytes>,
+        ended: CancellationToken,
+    ) {
+        self.handed.push(Box::pin(async move {
+            let message = tokio::select! {
+                message = receiver.recv() => message,
+                () = ended.cancelled() => None,
+            };
+            Handed { stream, message: message.map(|message| (message, receiver)) }
+        }));
+    }
+
+    fn on_handed(&mut self, handed: Handed) {
+        match handed.message {
+            Some((message, receiver)) => self.send(handed.stream, message, receiver),
+            None if self.connected => self.endpoint.close(&handed.stream),
+            None if self.ports.contains_key(&handed.stream) => {
+                // Nobody is left to wait for the socket to come back.
+                self.endpoint.reset(&handed.stream, codex_exec_relay_core::FINISHED);
+                self.end(&handed.stream, Ending::Closed(CloseCause::Finished));
+            }
+            None => {}
+        }
+    }
+
+    fn send(&mut self, stream: StreamId, message: Bytes, receiver: mpsc::Receiver<Bytes>) {
+        let Some(port) = self.ports.get_mut(&stream) else { return };
+        match self.endpoint.send(&stream, message.clone()) {
+            Ok(()) => {
+                let ended = port.ended.clone();
+                self.listen(stream, receiver, ended);
+            }
+            Err(SendError::Blocked) => port.blocked = Some((receiver, message)),
+            Err(error) => {
+                tracing::warn!(%stream, %error, "a message cannot be sent; resetting its stream");
+                self.endpoint.reset(&stream, codex_exec_relay_core::PROTOCOL_ERROR);
+                self.end(&stream, Ending::Reset);
+            }
+        }
+    }
+
+    fn unblock(&mut self, stream: &StreamId) {
+        if let Some(port) = self.ports.get_mut(stream)
+            && let Some((receiver, message)) = port.blocked.take()
+        {
+            self.send(stream.clone(), message, receiver);
+        }
+    }
+}
+
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
+}
+
+async fn next(socket: &mut Option<&mut RelaySocket>) -> Option<Incoming> {
+    match socket {
+        Some(socket) => socket.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn maybe(future: Option<impl Future<Output = ()>>) {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,201 @@
+//! `auth.json`: the credentials that outlive a process.
+//!
+//! Invariant: the file is mode 0600 and is replaced whole, never written in place; whoever changes
+//! it holds the lock beside it and has read it under that lock. Members that nobody here knows are
+//! kept.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Where credentials are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuthFile {
+    path: PathBuf,
+}
+
+/// What the file holds. `Debug` shows no value.
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct AuthJson {
+    /// How the user signed in: `apikey` or `chatgpt`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auth_mode: Option<String>,
+    /// An API key.
+    #[serde(rename = "OPENAI_API_KEY", default)]
+    pub api_key: Option<String>,
+    /// ChatGPT tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<TokenSet>,
+    /// When the tokens were last renewed, RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_refresh: Option<String>,
+    /// Everything else.
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// Tokens of a ChatGPT sign-in. `Debug` shows none.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TokenSet {
+    /// Who the user is.
+    pub id_token: String,
+    /// What a request carries.
+    pub access_token: String,
+    /// What gets the next access token.
+    pub refresh_token: String,
+    /// The account that they act for.
+    pub account_id: Option<String>,
+}
+
+/// Why the file was not read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthFileError {
+    /// The system said no.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    Io {
+        /// What was going on.
+        doing: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is there, but is not what it should be.
+    #[error("{} is not a sign-in file; run codex login to write a new one", .0.display())]
+    Content(PathBuf),
+}
+
+/// Held while the file is read and replaced. Freed when dropped, also by the end of the process.
+#[derive(Debug)]
+pub struct AuthLock {
+    _file: File,
+}
+
+impl AuthFile {
+    /// The file of this home of the program.
+    pub fn in_home(codex_home: &Path) -> Self {
+        Self { path: codex_home.join("auth.json") }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it holds; `None` if there is no file.
+    pub fn read(&self) -> Result<Option<AuthJson>, AuthFileError> {
+        match fs::read(&self.path) {
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(read) => Ok(Some(read)),
+                Err(_) => Err(AuthFileError::Content(self.path.clone())),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(self.error("read", source)),
+        }
+    }
+
+    /// Waits until nobody else changes the file. Blocks the thread.
+    pub fn lock(&self) -> Result<AuthLock, AuthFileError> {
+        let lock = || {
+            let directory = self.directory();
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+            let file = OpenOptions::new()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .mode(0o600)
+                .open(self.path.with_extension("json.lock"))?;
+            file.lock()?;
+            Ok(AuthLock { _file: file })
+        };
+        lock().map_err(|source| self.error("lock", source))
+    }
+
+    /// Replaces the file, under the lock.
+    pub fn write(&self, _lock: &AuthLock, content: &AuthJson) -> Result<(), AuthFileError> {
+        let replace = || {
+            // Made with mode 0600, in the same directory, so that it can take the name at once.
+            let mut file = tempfile::NamedTempFile::new_in(self.directory())?;
+            let mut bytes = serde_json::to_vec_pretty(content).map_err(io::Error::other)?;
+            bytes.push(b'\n');
+            file.write_all(&bytes)?;
+            file.as_file().sync_all()?;
+            file.persist(&self.path).map_err(|error| error.error)?;
+            Ok(())
+        };
+        replace().map_err(|source| self.error("write", source))
+    }
+
+    /// Removes the file, under the lock. Tells whether there was one.
+    pub fn remove(&self, _lock: &AuthLock) -> Result<bool, AuthFileError> {
+        match fs::remove_file(&self.path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(source) => Err(self.error("remove", source)),
+        }
+    }
+
+    fn directory(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("."))
+    }
+
+    fn error(&self, doing: &'static str, source: io::Error) -> AuthFileError {
+        AuthFileError::Io { doing, path: self.path.clone(), source }
+    }
+}
+
+impl fmt::Debug for AuthJson {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AuthJson")
+            .field("auth_mode", &self.auth_mode)
+            .field("api_key", &self.api_key.is_some())
+            .field("tokens", &self.tokens.is_some())
+            .field("last_refresh", &self.last_refresh)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for TokenSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenSet").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn private_whole_and_with_what_others_wrote() {
+        let home = tempfile::tempdir().unwrap();
+        let file = AuthFile::in_home(&home.path().join("new"));
+        assert_eq!(file.read().unwrap(), None);
+        let lock = file.lock().unwrap();
+        let text = r#"{"OPENAI_API_KEY":null,"agent_identity":{"x":1},"later":[2]}"#;
+        let mut content: AuthJson = serde_json::from_str(text).unwrap();
+        content.tokens = Some(TokenSet { access_token: "secret".into(), ..Default::default() });
+        file.write(&lock, &content).unwrap();
+        assert_eq!(fs::metadata(file.path()).unwrap().permissions().mode() & 0o777, 0o600);
+        let back = file.read().unwrap().unwrap();
+        assert_eq!(back, content);
+        assert_eq!(back.rest["later"], serde_json::json!([2]));
+        assert!(!format!("{back:?}").contains("secret"));
+        assert!(file.remove(&lock).unwrap());
+        assert!(!file.remove(&lock).unwrap());
+    }
+
+    #[test]
+    fn a_damaged_file_is_said_to_be_one() {
+        let home = tempfile::tempdir().unwrap();
+        let file = AuthFile::in_home(home.path());
+        fs::write(file.path(), "{").unwrap();
+        assert!(matches!(file.read(), Err(AuthFileError::Content(_))));
+    }
+}

@@ -1,0 +1,105 @@
+//! What a JSON Web Token claims.
+//!
+//! The claims are read, not believed: a token is checked by whoever it is sent to. Here they tell
+//! only when a token is to be renewed and what it is for.
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64_simd::URL_SAFE_NO_PAD;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::secret::Secret;
+
+/// The claims that something here looks at. `Debug` shows none of the private ones.
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Claims {
+    /// When it expires, in seconds since 1970.
+    pub exp: Option<f64>,
+    /// Who made it.
+    pub iss: Option<String>,
+    /// Whom it is for: a text or a list of them.
+    aud: Value,
+    /// The account that it acts for.
+    account_id: Option<String>,
+    /// The same, where the issuer keeps its claims together.
+    #[serde(rename = "https://api.openai.com/auth")]
+    nested: Value,
+    /// Of an agent identity.
+    pub agent_runtime_id: Option<String>,
+    /// Of an agent identity: base64 of a PKCS#8 Ed25519 key.
+    pub agent_private_key: Option<Secret>,
+    /// For people.
+    pub email: Option<String>,
+}
+
+/// The claims of a token; `None` if it is no JWT.
+pub fn claims(token: &Secret) -> Option<Claims> {
+    let mut parts = token.expose().split('.');
+    let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
+    if parts.next().is_some() {
+        return None;
+    }
+    let bytes = URL_SAFE_NO_PAD.decode_to_vec(payload.trim_end_matches('=')).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+impl Claims {
+    /// Whether it expires before `time` plus `margin`. One that names no expiry never does.
+    pub fn expires_by(&self, time: SystemTime, margin: Duration) -> bool {
+        let by = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO) + margin;
+        self.exp.is_some_and(|exp| exp <= by.as_secs_f64())
+    }
+
+    /// Whom it is for.
+    pub fn audiences(&self) -> Vec<&str> {
+        match &self.aud {
+            Value::String(one) => vec![one],
+            Value::Array(many) => many.iter().filter_map(Value::as_str).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The account that it acts for.
+    pub fn account(&self) -> Option<&str> {
+        self.account_id.as_deref().or_else(|| self.nested.get("chatgpt_account_id")?.as_str())
+    }
+}
+
+impl fmt::Debug for Claims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claims").field("exp", &self.exp).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(claims: &str) -> Secret {
+        format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode_to_string(claims)).into()
+    }
+
+    #[test]
+    fn claims_are_read() {
+        let read = claims(&token(
+            r#"{"exp":100,"aud":["a","b"],"https://api.openai.com/auth":{"chatgpt_account_id":"acc"}}"#,
+        ))
+        .unwrap();
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        assert!(!read.expires_by(at(39), Duration::from_secs(60)));
+        assert!(read.expires_by(at(40), Duration::from_secs(60)));
+        assert_eq!(read.audiences(), ["a", "b"]);
+        assert_eq!(read.account(), Some("acc"));
+        assert!(!claims(&token("{}")).unwrap().expires_by(at(1 << 40), Duration::ZERO));
+    }
+
+    #[test]
+    fn what_is_no_token() {
+        for bad in ["", "a.b", "a.b.c.d", "e30.!!.x", "e30.e3.x", "opaque"] {
+            assert!(claims(&bad.into()).is_none(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Sign-in: which credential proves who this is, where it may be sent, and what headers it makes.
+//!
+//! Precedence: `--use-agent-identity-auth` takes `CODEX_ACCESS_TOKEN` and nothing else; the older
+//! `--executor-id` takes `CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN` and nothing else; otherwise
+//! `CODEX_API_KEY`, then the ChatGPT tokens of `auth.json`, then the API key of `auth.json`.
+//!
+//! Invariant: a credential makes no header before [`SignIn::may_go_to`] has let its target pass.
+
+mod agent;
+mod auth_file;
+mod issuer;
+mod jwt;
+mod sources;
+mod timestamp;
+mod tokens;
+
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderName, header};
+
+use crate::base_url::BaseUrl;
+use crate::http_client::{HttpClient, HttpError};
+use crate::secret::Secret;
+
+pub use agent::AgentIdentity;
+pub use auth_file::{AuthFile, AuthFileError, AuthJson, TokenSet};
+pub(crate) use issuer::refusal;
+pub use issuer::{IssuedTokens, Issuer, OauthError};
+pub use jwt::{Claims, claims};
+pub use sources::{SignInKind, SignInSources};
+pub use timestamp::rfc3339;
+pub use tokens::ChatGptTokens;
+pub(crate) use tokens::DEFAULT_ISSUER;
+
+/// The account that a ChatGPT token acts for.
+pub(crate) const ACCOUNT_ID: HeaderName = HeaderName::from_static("chatgpt-account-id");
+
+/// Why there is nothing to sign in with.
+#[derive(Debug, thiserror::Error)]
+pub enum SignInError {
+    /// No source has anything.
+    #[error("not signed in; run codex login or set CODEX_API_KEY")]
+    None,
+    /// The flag without its variable.
+    #[error(
+        "--use-agent-identity-auth needs CODEX_ACCESS_TOKEN; set it, or leave the flag out to sign in otherwise"
+    )]
+    NoAccessToken,
+    /// The older registration without its variable.
+    #[error("--executor-id needs CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN; set it")]
+    NoRemoteToken,
+    /// The credential must not go there.
+    #[error(
+        "the {credential} is not sent to {host}: {rule}; if that host is yours, allow it with --allow-host {host}"
+    )]
+    NotThere {
+        /// Which kind.
+        credential: &'static str,
+        /// Where to.
+        host: String,
+        /// Why not.
+        rule: &'static str,
+    },
+    /// A credential with characters that no header can carry.
+    #[error("the {0} has characters that no HTTP header can carry; check where it came from")]
+    Malformed(&'static str),
+    /// The access token of an agent identity is not one.
+    #[error("CODEX_ACCESS_TOKEN is not usable: {0}; get a new one")]
+    AgentToken(&'static str),
+    /// The agent's task could not be registered.
+    #[error("the agent's task was not registered: {0}")]
+    AgentTask(String),
+    /// The file of credentials.
+    #[error(transparent)]
+    File(#[from] AuthFileError),
+    /// The tokens have expired and no new ones are to be had.
+    #[error("the sign-in has expired and was not renewed: {0}; run codex login")]
+    Expired(#[source] OauthError),
+    /// The service that renews could not be asked.
+    #[error("the sign-in could not be renewed: {0}")]
+    Unreachable(#[from] HttpError),
+}
+
+impl SignInError {
+    /// Whether trying later may do.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable(error) => !matches!(error, HttpError::Url),
+            Self::Expired(error) => error.is_transient(),
+            _ => false,
+        }
+    }
+}
+
+/// A credential. Clones share its state. `Debug` shows its kind only.
+#[derive(Debug, Clone)]
+pub struct SignIn {
+    kind: Kind,
+    allowed_hosts: Arc<[String]>,
+}
+
+#[derive(Debug, Clone)]
+enum Kind {
+    ApiKey(Secret),
+    Bearer(Secret),
+    Tokens(Arc<ChatGptTokens>),
+    Agent(Arc<AgentIdentity>),
+}
+
+impl SignIn {
+    /// An API key.
+    pub fn api_key(key: Secret) -> Self {
+        Kind::ApiKey(key).into()
+    }
+
+    /// A bearer token of the older registration, or of a registry of one's own.
+    pub fn bearer(token: Secret) -> Self {
+        Kind::Bearer(token).into()
+    }
+
+    /// ChatGPT tokens, renewed as needed.
+    pub fn chat_gpt(tokens: ChatGptTokens) -> Self {
+        Kind::Tokens(Arc::new(tokens)).into()
+    }
+
+    /// An agent identity.
+    pub fn agent(identity: AgentIdentity) -> Self {
+        Kind::Agent(Arc::new(identity)).into()
+    }
+
+    /// Allows these hosts whatever the rule for the credential says.
+    #[must_use]
+    pub fn allowing(mut self, hosts: impl Into<Arc<[String]>>) -> Self {
+        self.allowed_hosts = hosts.into();
+        self
+    }
+
+    /// What kind of credential it is, in words.
+    pub fn describe(&self) -> &'static str {
+        match &self.kind {
+            Kind::ApiKey(_) => "API key",
+            Kind::Bearer(_) => "bearer token",
+            Kind::Tokens(_) => "ChatGPT sign-in",
+            Kind::Agent(_) => "agent identity",
+        }
+    }
+
+    /// Whether the credential may be sent to this service.
+    pub fn may_go_to(&self, base: &BaseUrl) -> Result<(), SignInError> {
+        if base.is_among(&self.allowed_hosts) || base.is_loopback() {
+            return Ok(());
+        }
+        let rule = match &self.kind {
+            Kind::ApiKey(_) if base.is_openai() => return Ok(()),
+            Kind::ApiKey(_) => "an API key goes only to https hosts of OpenAI and to this machine",
+            _ if base.is_private() => return Ok(()),
+            _ => "it would travel in clear",
+        };
+        let (credential, host) = (self.describe(), base.host().to_owned());
+        Err(SignInError::NotThere { credential, host, rule })
+    }
+
+    /// The headers of one request.
+    pub(crate) async fn headers(&self, http: &HttpClient) -> Result<HeaderMap, SignInError> {
+        let mut headers = HeaderMap::new();
+        match &self.kind {
+            Kind::ApiKey(key) | Kind::Bearer(key) => {
+                bearer(&mut headers, key, self.describe())?;
+            }
+            Kind::Tokens(tokens) => {
+                let current = tokens.current(http).await?;
+                bearer(&mut headers, &current.access_token, self.describe())?;
+                account(&mut headers, current.account_id.as_deref())?;
+            }
+            Kind::Agent(identity) => {
+                let assertion = identity.assertion(http).await?;
+                let value = assertion.header("AgentAssertion ");
+                let value = value.ok_or(SignInError::Malformed("agent assertion"))?;
+                headers.insert(header::AUTHORIZATION, value);
+                account(&mut headers, identity.account_id())?;
+            }
+        }
+        Ok(headers)
+    }
+
+    /// After a 401: whether there is now another credential to try with.
+    pub(crate) async fn renew(&self, http: &HttpClient) -> Result<bool, SignInError> {
+        match &self.kind {
+            Kind::Tokens(tokens) => tokens.renew(http).await,
+            Kind::Agent(identity) => Ok(identity.forget_task().await),
+            Kind::ApiKey(_) | Kind::Bearer(_) => Ok(false),
+        }
+    }
+}
+
+impl From<Kind> for SignIn {
+    fn from(kind: Kind) -> Self {
+        Self { kind, allowed_hosts: Arc::default() }
+    }
+}
+
+fn bearer(headers: &mut HeaderMap, token: &Secret, what: &'static str) -> Result<(), SignInError> {
+    let value = token.header("Bearer ").ok_or(SignInError::Malformed(what))?;
+    headers.insert(header::AUTHORIZATION, value);
+    Ok(())
+}
+
+fn account(headers: &mut HeaderMap, id: Option<&str>) -> Result<(), SignInError> {
+    if let Some(id) = id {
+        let value = id.parse().map_err(|_| SignInError::Malformed("account id"))?;
+        headers.insert(ACCOUNT_ID, value);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_credential_goes_only_where_its_rule_allows() {
+        let url = |text: &str| text.parse::<BaseUrl>().unwrap();
+        let key = SignIn::api_key("k".into());
+        let token = SignIn::bearer("t".into());
+        key.may_go_to(&url("https://api.openai.com")).unwrap();
+        key.may_go_to(&url("http://127.0.0.1:8")).unwrap();
+        token.may_go_to(&url("https://own.example")).unwrap();
+        for (sign_in, base) in [
+            (&key, "https://own.example"),
+            (&key, "http://api.openai.com"),
+            (&token, "http://own.example"),
+        ] {
+            let error = sign_in.may_go_to(&url(base)).unwrap_err();
+            assert!(error.to_string().contains("--allow-host"), "{error}");
+        }
+        let allowing = key.allowing(vec!["Own.example".to_owned()]);
+        allowing.may_go_to(&url("http://own.example:99")).unwrap();
+    }
+}

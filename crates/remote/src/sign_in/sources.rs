@@ -1,0 +1,164 @@
+//! Where credentials come from: the environment and `auth.json`, read once and handed in.
+
+use std::env;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use super::{AgentIdentity, AuthFile, ChatGptTokens, SignIn, SignInError};
+use crate::base_url::BaseUrl;
+use crate::secret::Secret;
+
+/// What a caller asks to be signed in with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SignInKind {
+    /// `CODEX_API_KEY`, else `auth.json`.
+    #[default]
+    Default,
+    /// `CODEX_ACCESS_TOKEN`, an agent identity.
+    AgentIdentity,
+    /// `CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN`, of the older registration.
+    RemoteBearer,
+}
+
+/// Everything that sign-in may draw on.
+#[derive(Debug, Clone)]
+pub struct SignInSources {
+    /// `CODEX_HOME`, else `~/.codex`.
+    pub codex_home: Option<PathBuf>,
+    /// `CODEX_API_KEY`.
+    pub api_key: Option<Secret>,
+    /// `CODEX_ACCESS_TOKEN`.
+    pub access_token: Option<Secret>,
+    /// `CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN`.
+    pub remote_bearer_token: Option<Secret>,
+    /// `CODEX_AUTH_API_URL`: where agents register their tasks.
+    pub auth_api: Option<String>,
+    /// `CODEX_LOGIN_ISSUER`: where tokens are renewed, if not where they come from.
+    pub issuer: Option<String>,
+    /// `CODEX_LOGIN_CLIENT_ID`: as whom, if not as the one they were made for.
+    pub client_id: Option<String>,
+    /// Hosts that a credential may go to whatever its rule says.
+    pub allowed_hosts: Vec<String>,
+    /// The clock.
+    pub now: fn() -> SystemTime,
+}
+
+/// Where agents register their tasks unless told otherwise.
+const DEFAULT_AUTH_API: &str = "https://auth.openai.com";
+
+impl Default for SignInSources {
+    fn default() -> Self {
+        Self {
+            codex_home: None,
+            api_key: None,
+            access_token: None,
+            remote_bearer_token: None,
+            auth_api: None,
+            issuer: None,
+            client_id: None,
+            allowed_hosts: Vec::new(),
+            now: SystemTime::now,
+        }
+    }
+}
+
+impl SignInSources {
+    /// From this process's environment. Empty variables count as unset.
+    pub fn from_env() -> Self {
+        let text = |name| env::var(name).ok().filter(|value: &String| !value.trim().is_empty());
+        let secret = |name| text(name).map(|value| Secret::from(value.trim()));
+        let home = || env::home_dir().map(|home| home.join(".codex"));
+        Self {
+            codex_home: text("CODEX_HOME").map(PathBuf::from).or_else(home),
+            api_key: secret("CODEX_API_KEY"),
+            access_token: secret("CODEX_ACCESS_TOKEN"),
+            remote_bearer_token: secret("CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"),
+            auth_api: text("CODEX_AUTH_API_URL"),
+            issuer: text("CODEX_LOGIN_ISSUER"),
+            client_id: text("CODEX_LOGIN_CLIENT_ID"),
+            ..Self::default()
+        }
+    }
+
+    /// The file of credentials, if there is a home.
+    pub fn auth_file(&self) -> Option<AuthFile> {
+        self.codex_home.as_deref().map(AuthFile::in_home)
+    }
+
+    /// The credential to use.
+    pub fn sign_in(&self, kind: SignInKind) -> Result<SignIn, SignInError> {
+        let sign_in = match kind {
+            SignInKind::AgentIdentity => {
+                let token = self.access_token.clone().ok_or(SignInError::NoAccessToken)?;
+                let base = self.auth_api.as_deref().unwrap_or(DEFAULT_AUTH_API);
+                let base: BaseUrl = base
+                    .parse()
+                    .map_err(|_| SignInError::AgentTask("CODEX_AUTH_API_URL is no URL".into()))?;
+                SignIn::agent(AgentIdentity::new(&token, base, self.now)?)
+            }
+            SignInKind::RemoteBearer => {
+                SignIn::bearer(self.remote_bearer_token.clone().ok_or(SignInError::NoRemoteToken)?)
+            }
+            SignInKind::Default => self.default_sign_in()?,
+        };
+        Ok(sign_in.allowing(self.allowed_hosts.clone()))
+    }
+
+    fn default_sign_in(&self) -> Result<SignIn, SignInError> {
+        if let Some(key) = &self.api_key {
+            return Ok(SignIn::api_key(key.clone()));
+        }
+        let file = self.auth_file().ok_or(SignInError::None)?;
+        let content = file.read()?.ok_or(SignInError::None)?;
+        if let Some(tokens) = content.tokens
+            && !tokens.access_token.is_empty()
+        {
+            let issuer = (self.issuer.clone(), self.client_id.clone());
+            return Ok(SignIn::chat_gpt(ChatGptTokens::new(file, tokens, issuer, self.now)));
+        }
+        match content.api_key {
+            Some(key) if !key.trim().is_empty() => Ok(SignIn::api_key(key.trim().into())),
+            _ => Err(SignInError::None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn home(content: &str) -> (tempfile::TempDir, SignInSources) {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("auth.json"), content).unwrap();
+        let codex_home = Some(home.path().to_owned());
+        (home, SignInSources { codex_home, ..Default::default() })
+    }
+
+    #[test]
+    fn precedence() {
+        let both = r#"{"OPENAI_API_KEY":"f","tokens":{"id_token":"","access_token":"t","refresh_token":"r","account_id":"a"}}"#;
+        let (_kept, mut sources) = home(both);
+        let kind =
+            |sources: &SignInSources| sources.sign_in(SignInKind::Default).map(|s| s.describe());
+        assert_eq!(kind(&sources).unwrap(), "ChatGPT sign-in");
+        sources.api_key = Some("k".into());
+        assert_eq!(kind(&sources).unwrap(), "API key");
+
+        let (_kept, sources) = home(r#"{"OPENAI_API_KEY":"f"}"#);
+        assert_eq!(kind(&sources).unwrap(), "API key");
+        let (_kept, sources) = home(r#"{"OPENAI_API_KEY":null}"#);
+        assert!(kind(&sources).unwrap_err().to_string().contains("run codex login"));
+        assert!(matches!(kind(&SignInSources::default()), Err(SignInError::None)));
+    }
+
+    #[test]
+    fn what_is_asked_for_is_never_made_up_for_by_another() {
+        let sources = SignInSources { api_key: Some("k".into()), ..Default::default() };
+        let error = sources.sign_in(SignInKind::AgentIdentity).unwrap_err();
+        assert!(matches!(error, SignInError::NoAccessToken));
+        let error = sources.sign_in(SignInKind::RemoteBearer).unwrap_err();
+        assert!(matches!(error, SignInError::NoRemoteToken));
+        let sources = SignInSources { access_token: Some("k".into()), ..Default::default() };
+        assert!(matches!(sources.sign_in(SignInKind::Default), Err(SignInError::None)));
+    }
+}

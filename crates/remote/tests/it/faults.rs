@@ -1,0 +1,243 @@
+//! Registries and rendezvous that misbehave.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use codex_exec_remote::{
+    Enrolment, HttpClient, HttpConfig, Registry, RegistryError, RelayConfig, RemoteError, SignIn,
+};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_websockets::Message;
+
+use crate::cloud::{Cloud, ENVIRONMENT, URL_SECRET};
+use crate::ends::{environment, link, serve};
+
+fn quick() -> RelayConfig {
+    RelayConfig {
+        backoff_first: Duration::from_millis(5),
+        backoff_longest: Duration::from_millis(20),
+        ..RelayConfig::default()
+    }
+}
+
+#[tokio::test]
+async fn a_registry_that_refuses_is_told_for_what_it_says() {
+    let good = json!({"environment_id": ENVIRONMENT, "url": "ws://127.0.0.1:1/",
+        "security_profile": "noise_hybrid_ik_v1", "executor_registration_id": "r"});
+    let with = |name: &str, value: &str| {
+        let mut changed = good.clone();
+        changed[name] = json!(value);
+        (200, changed.to_string())
+    };
+    let error = json!({"error": {"code": "nope", "message": "because"}}).to_string();
+    for ((status, body), told) in [
+        ((401, error.clone()), "refused the sign-in (HTTP 401: nope: because)"),
+        ((403, error.clone()), "refused the sign-in (HTTP 403: nope: because)"),
+        ((404, error.clone()), "HTTP 404: nope: because"),
+        ((409, error.clone()), "HTTP 409: nope: because"),
+        ((500, "oh".to_owned()), "HTTP 500: oh"),
+        ((200, "garbage".to_owned()), "not usable"),
+        ((200, String::new()), "not usable"),
+        ((302, String::new()), "HTTP 302"),
+        (with("environment_id", "env_2"), "another environment"),
+        (with("security_profile", "none"), "another security profile"),
+        (with("url", "https://h"), "not a websocket URL"),
+        (with("executor_registration_id", ""), "registration id is empty"),
+    ] {
+        let cloud = Cloud::start().await;
+        cloud.script(|script| {
+            script.answers.insert("register", (status, body));
+        });
+        let error = serve(environment(&cloud), quick()).ended().await.unwrap_err();
+        assert!(error.to_string().contains(told), "{error}");
+        assert_eq!(cloud.seen("/register").len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_registry_that_says_nothing_is_waited_for_in_bounds() {
+    let cloud = Cloud::start().await;
+    cloud.script(|script| script.silent = Some("connect"));
+    let http = HttpClient::new(HttpConfig { timeout: Duration::from_millis(50), max_body: 100 });
+    let sign_in = SignIn::api_key("k".into());
+    let registry = Registry::new(cloud.base(), sign_in, http).unwrap();
+    let key = codex_exec_relay_core::NoiseIdentity::generate(&mut *codex_exec_remote::entropy())
+        .unwrap()
+        .public_key();
+    let error = registry.connect(ENVIRONMENT, &key).await.unwrap_err();
+    assert!(error.is_transient() && matches!(error, RegistryError::Unreachable { .. }), "{error}");
+    // And one that says too much.
+    cloud.script(|script| {
+        script.answers.insert("register", (200, "x".repeat(101)));
+    });
+    let error = registry.register(ENVIRONMENT, &key).await.unwrap_err();
+    assert!(error.to_string().contains("100 bytes"), "{error}");
+}
+
+#[tokio::test]
+async fn the_rendezvous_decides_when_to_register_again() {
+    let cloud = Cloud::start().await;
+    cloud.script(|script| script.refuse_upgrades = vec![503, 502, 404, 500, 401]);
+    let served = serve(environment(&cloud), quick());
+    cloud.upgraded(1).await;
+    assert_eq!(cloud.seen("/register").len(), 3, "once, after 404, and after 401");
+    link(&cloud).dial().await.unwrap();
+    served.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_refusal_at_the_second_registration_ends_the_server() {
+    let cloud = Cloud::start().await;
+    let served = serve(environment(&cloud), quick());
+    cloud.upgraded(1).await;
+    cloud.script(|script| {
+        script.refuse_upgrades = vec![403];
+        script.answers.insert("register", (401, String::new()));
+    });
+    cloud.drop_sockets();
+    let error = served.ended().await.unwrap_err();
+    assert!(matches!(error, RemoteError::Registry(RegistryError::Authentication { .. })));
+}
+
+#[tokio::test]
+async fn frames_that_are_none_disturb_nobody() {
+    let cloud = Cloud::start().await;
+    let mut served = serve(environment(&cloud), quick());
+    cloud.upgraded(1).await;
+    let harness = link(&cloud).dial().await.unwrap();
+    let mut executor = served.connections.recv().await.unwrap();
+    cloud.to_executor(Message::text("not a frame")).await;
+    cloud.to_executor(Message::binary(vec![0xff; 300 << 10])).await;
+    cloud.to_executor(Message::binary(vec![])).await;
+    cloud.to_executor(Message::ping("hello")).await;
+    harness.outbound().send("still here").await.unwrap();
+    assert_eq!(&executor.next().await.unwrap().unwrap()[..], b"still here");
+    served.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn eight_denied_handshakes_close_the_socket() {
+    let cloud = Cloud::start().await;
+    let served = serve(environment(&cloud), quick());
+    cloud.upgraded(1).await;
+    cloud.script(|script| script.deny = true);
+    for _ in 0..8 {
+        link(&cloud).dial().await.unwrap_err();
+    }
+    // Eight harnesses have come, and the executor a second time.
+    cloud.upgraded(10).await;
+    cloud.script(|script| script.deny = false);
+    link(&cloud).dial().await.unwrap();
+    served.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stream_that_is_not_read_is_reset_and_the_others_go_on() {
+    let cloud = Cloud::start().await;
+    let config = RelayConfig {
+        inbox_bytes: 256 << 10,
+        inbox_patience: Duration::from_millis(50),
+        ..quick()
+    };
+    let mut served = serve(environment(&cloud), config);
+    cloud.upgraded(1).await;
+    let mut pouring = link(&cloud).dial().await.unwrap();
+    let unread = served.connections.recv().await.unwrap();
+    let quiet = link(&cloud).dial().await.unwrap();
+    let mut read = served.connections.recv().await.unwrap();
+    let outbound = pouring.outbound().clone();
+    let pour =
+        tokio::spawn(async move { while outbound.send(vec![b'x'; 60_000]).await.is_ok() {} });
+    assert!(pouring.next().await.is_none(), "the peer has reset it");
+    pour.await.unwrap();
+    quiet.outbound().send("unhurt").await.unwrap();
+    assert_eq!(&read.next().await.unwrap().unwrap()[..], b"unhurt");
+    drop(unread);
+    served.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_older_registration_carries_messages_in_clear() {
+    let cloud = Cloud::start().await;
+    let sign_in = SignIn::bearer("remote-token".into());
+    let registry = Registry::new(cloud.base(), sign_in, HttpClient::default()).unwrap();
+    let enrolment = Enrolment::Executor { registry, executor_id: "exec-1".into() };
+    let mut served = serve(enrolment, quick());
+    cloud.upgraded(1).await;
+    let seen = &cloud.seen("/register")[0];
+    assert_eq!(seen.path, "/cloud/executor/exec-1/register");
+    assert_eq!(seen.headers["authorization"], "Bearer remote-token");
+    use codex_exec_relay_core::{Body, Data, Frame, StreamId};
+    let stream = StreamId::new("s-1").unwrap();
+    let data = Data { seq: 0, segment_index: 0, segment_count: 1, payload: "clear".into() };
+    let frame = Frame::new(stream, 0, 0, Body::Data(data)).encode();
+    cloud.to_executor(Message::binary(frame)).await;
+    let mut executor = served.connections.recv().await.unwrap();
+    assert_eq!(&executor.next().await.unwrap().unwrap()[..], b"clear");
+    served.stop().await.unwrap();
+}
+
+/// Passes bytes on until `limit` of them have come from the rendezvous, then closes both ways.
+async fn cut_after(target: SocketAddr, limit: usize) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (mut near, _) = listener.accept().await.unwrap();
+        let mut far = TcpStream::connect(target).await.unwrap();
+        let (mut from_near, mut to_near) = near.split();
+        let (mut from_far, mut to_far) = far.split();
+        let inward = async {
+            let mut left = limit;
+            let mut buffer = [0; 4096];
+            while left > 0 {
+                let want = left.min(buffer.len());
+                match from_far.read(&mut buffer[..want]).await {
+                    Ok(read @ 1..) => {
+                        left -= read;
+                        if to_near.write_all(&buffer[..read]).await.is_err() {
+                            break;
+                        }
+                    }
+                    _ => break,
+                }
+            }
+        };
+        tokio::select! {
+            () = inward => {}
+            _ = tokio::io::copy(&mut from_near, &mut to_far) => {}
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_rendezvous_that_closes_at_any_byte_is_survived() {
+    let cloud = Cloud::start().await;
+    let mut served = serve(environment(&cloud), quick());
+    cloud.upgraded(1).await;
+    // The answer to the upgrade, cut at every place; then the handshake's answer, which leaves a
+    // stream at the executor each time: fewer cuts than it has places.
+    let mut opened = 0;
+    for limit in (0..140).chain((140..4400).step_by(61)) {
+        let proxy = cut_after(cloud.address(), limit).await;
+        cloud.script(|script| script.rendezvous = Some(proxy));
+        match link(&cloud).dial().await {
+            Err(error) => assert!(!error.to_string().contains(URL_SECRET), "{error}"),
+            Ok(_) => opened += 1,
+        }
+    }
+    assert!(opened > 0, "the last ones are long enough to open a stream");
+    cloud.script(|script| script.rendezvous = None);
+    let harness = link(&cloud).dial().await.unwrap();
+    harness.outbound().send("alive").await.unwrap();
+    // Its stream opened before its dial returned, and after all that were cut.
+    let mut latest = None;
+    while let Ok(connection) = served.connections.try_recv() {
+        latest = Some(connection);
+    }
+    let message = latest.unwrap().next().await.unwrap().unwrap();
+    assert_eq!(&message[..], b"alive");
+    served.stop().await.unwrap();
+}

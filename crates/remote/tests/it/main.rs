@@ -1,0 +1,11 @@
+//! Remote mode against a registry and a rendezvous on this machine.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod cloud;
+mod ends;
+mod faults;
+mod interop;
+mod secrets;
+mod session;
+mod sign_in;
