@@ -1,4 +1,4 @@
-//! Mixed load in virtual time: environments, harnesses and the service itself go and come back.
+//! Mixed load in virtual time: sockets of environments and harnesses go and come back.
 //!
 //! Every harness sends numbered messages and gets each one back. Sockets are dropped at random at
 //! both sides, and environments stay away for a while. A stream that has shown that it
