@@ -1,4 +1,4 @@
-//! What a router needs of a frame: whose it is and of what kind.
+//! What a router needs of a frame: whose it is, of what kind, and whether its sender acknowledges.
 //!
 //! Reads the tags of the outer message only: no allocation, no copy, no look into a body. Whatever
 //! [`crate::Frame::decode`] takes, [`peek`] takes too, with the same answer; it also takes frames
@@ -12,6 +12,9 @@ use crate::frame::{BodyKind, FrameError, VERSION};
 pub struct Peek<'a> {
     pub stream_id: &'a str,
     pub kind: BodyKind,
+    /// Whether the frame shows that its sender acknowledges: by being an acknowledgement, or by an
+    /// ack or ack bits above 0 that ride on it.
+    pub acknowledges: bool,
 }
 
 /// Reads the address and the kind of a frame.
@@ -21,6 +24,7 @@ pub fn peek<'a>(bytes: &'a [u8], limits: &FrameLimits) -> Result<Peek<'a>, Frame
     }
     let mut rest = bytes;
     let mut version = 0u32;
+    let (mut ack, mut ack_bits) = (0u32, 0u32);
     let mut stream_id: &[u8] = &[];
     let mut kind = None;
     while !rest.is_empty() {
@@ -39,8 +43,11 @@ pub fn peek<'a>(bytes: &'a [u8], limits: &FrameLimits) -> Result<Peek<'a>, Frame
         }
         let contents = match value(&mut rest, field, wire_type, 0).ok_or(damaged)? {
             Value::Varint(value) => {
-                if field == 1 {
-                    version = value as u32;
+                match field {
+                    1 => version = value as u32,
+                    3 => ack = value as u32,
+                    4 => ack_bits = value as u32,
+                    _ => {}
                 }
                 continue;
             }
@@ -65,7 +72,9 @@ pub fn peek<'a>(bytes: &'a [u8], limits: &FrameLimits) -> Result<Peek<'a>, Frame
         return Err(FrameError::StreamId { len: stream_id.len(), max: limits.max_stream_id_len });
     }
     let stream_id = std::str::from_utf8(stream_id).map_err(|_| FrameError::Damaged(2))?;
-    Ok(Peek { stream_id, kind: kind.ok_or(FrameError::NoBody)? })
+    let kind = kind.ok_or(FrameError::NoBody)?;
+    let acknowledges = kind == BodyKind::Ack || ack > 0 || ack_bits > 0;
+    Ok(Peek { stream_id, kind, acknowledges })
 }
 
 enum Value<'a> {

@@ -113,7 +113,7 @@ impl Table {
                 entry.link = Some(link);
                 entry.orphaned = None;
             }
-            entry.harness_acks |= frame.kind == BodyKind::Ack;
+            entry.harness_acks |= frame.acknowledges;
             if frame.kind == BodyKind::Reset {
                 self.streams.remove(frame.stream_id);
             }
@@ -132,7 +132,7 @@ impl Table {
             harness: harness.clone(),
             link: Some(link),
             orphaned: None,
-            harness_acks: false,
+            harness_acks: frame.acknowledges,
             executor_acks: false,
         };
         self.streams.insert(frame.stream_id.into(), entry);
@@ -146,7 +146,7 @@ impl Table {
                 _ => FromExecutor::Unknown,
             };
         };
-        entry.executor_acks |= frame.kind == BodyKind::Ack;
+        entry.executor_acks |= frame.acknowledges;
         let link = entry.link;
         if frame.kind == BodyKind::Reset {
             self.streams.remove(frame.stream_id);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     fn frame(stream_id: &str, kind: BodyKind) -> Peek<'_> {
-        Peek { stream_id, kind }
+        Peek { stream_id, kind, acknowledges: kind == BodyKind::Ack }
     }
 
     #[test]

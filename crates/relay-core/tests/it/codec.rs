@@ -154,6 +154,8 @@ proptest! {
         let peeked = peek(&bytes, &limits()).unwrap();
         prop_assert_eq!(peeked.stream_id, frame.stream_id.as_str());
         prop_assert_eq!(peeked.kind, frame.body.kind());
+        let acknowledges = frame.body.kind() == BodyKind::Ack || frame.ack > 0 || frame.ack_bits > 0;
+        prop_assert_eq!(peeked.acknowledges, acknowledges);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
+mod load;
 mod passes;
 mod registry;
 mod routing;

@@ -206,7 +206,7 @@ async fn the_service_sees_ciphertext_only() {
     assert_eq!(session.got.0, [secrets[0].as_bytes(), long[0].as_bytes()]);
     assert_eq!(session.got.1, [secrets[1].as_bytes(), long[1].as_bytes()]);
 
-    let mut seen = session.world.bytes.lock().unwrap().clone();
+    let mut seen = session.world.bytes.as_ref().unwrap().lock().unwrap().clone();
     assert!(seen.len() > long[0].len() + long[1].len(), "all of it was held");
     for entry in std::fs::read_dir(session.world.dir.path()).unwrap() {
         seen.extend(std::fs::read(entry.unwrap().path()).unwrap());

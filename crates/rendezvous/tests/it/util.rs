@@ -35,7 +35,8 @@ pub struct World {
     pub service: Service,
     pub config: Config,
     pub now: Arc<AtomicU64>,
-    pub bytes: Arc<Mutex<Vec<u8>>>,
+    /// `None` where they would be too many.
+    pub bytes: Option<Arc<Mutex<Vec<u8>>>>,
     pub pipe: usize,
 }
 
@@ -54,7 +55,7 @@ impl World {
         let mut config = Config { clock, ..Config::default() };
         change(&mut config);
         let service = Self::service(&dir, &config);
-        Self { dir, service, config, now, bytes: Arc::default(), pipe: 1 << 16 }
+        Self { dir, service, config, now, bytes: Some(Arc::default()), pipe: 1 << 16 }
     }
 
     fn service(dir: &TempDir, config: &Config) -> Service {
@@ -283,7 +284,7 @@ pub async fn send(socket: &mut Client, message: Message) {
 /// Everything that was read from or written to a pipe.
 struct Spied {
     inner: DuplexStream,
-    bytes: Arc<Mutex<Vec<u8>>>,
+    bytes: Option<Arc<Mutex<Vec<u8>>>>,
 }
 
 impl AsyncRead for Spied {
@@ -294,7 +295,9 @@ impl AsyncRead for Spied {
     ) -> Poll<std::io::Result<()>> {
         let before = buf.filled().len();
         let result = Pin::new(&mut self.inner).poll_read(cx, buf);
-        self.bytes.lock().unwrap().extend_from_slice(&buf.filled()[before..]);
+        if let Some(bytes) = &self.bytes {
+            bytes.lock().unwrap().extend_from_slice(&buf.filled()[before..]);
+        }
         result
     }
 }
@@ -306,8 +309,8 @@ impl AsyncWrite for Spied {
         buf: &[u8],
     ) -> Poll<std::io::Result<usize>> {
         let result = Pin::new(&mut self.inner).poll_write(cx, buf);
-        if let Poll::Ready(Ok(written)) = result {
-            self.bytes.lock().unwrap().extend_from_slice(&buf[..written]);
+        if let (Poll::Ready(Ok(written)), Some(bytes)) = (&result, &self.bytes) {
+            bytes.lock().unwrap().extend_from_slice(&buf[..*written]);
         }
         result
     }
