@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use codex_exec_server::client::{Approval, Denial, ExecCommand, ExitStatus, Process};
 use codex_exec_server::{
-    EnvInherit, EnvPolicy, ExecServerError, OnFull, PathUri, Retain, RetainUntil,
+    EnvInherit, EnvPolicy, ExecServerClient, ExecServerError, OnFull, PathUri, Retain, RetainUntil,
 };
 
 use crate::drive::{Drive, Ending};
@@ -176,7 +176,11 @@ impl RunArgs {
     fn exec_command(&self, connected: &Connected, stdin: bool) -> anyhow::Result<ExecCommand> {
         let client = &connected.client;
         let cwd = self.directory(connected)?;
-        let mut command = ExecCommand::new(&self.command)
+        let argv = match self.tty {
+            true => sized(client, self.command.clone()),
+            false => self.command.clone(),
+        };
+        let mut command = ExecCommand::new(argv)
             .sandbox(self.sandbox.context(&cwd)?)
             .cwd_uri(cwd)
             .env_policy(self.env_policy(connected.is_embedded()));
@@ -292,6 +296,19 @@ pub fn env_policy(embedded: bool) -> EnvPolicy {
         ignore_default_excludes: embedded,
         exclude: vec![TOKEN_VARIABLE.to_owned()],
         ..EnvPolicy::default()
+    }
+}
+
+/// What to execute so that the command finds a terminal of our size. A server that cannot set the
+/// size of a terminal starts with 24×80, and then the terminal is told from inside.
+pub fn sized(client: &ExecServerClient, argv: Vec<String>) -> Vec<String> {
+    match terminal::size() {
+        Some((rows, cols)) if !client.capabilities().process_resize => {
+            let script = format!("stty rows {rows} cols {cols}; exec \"$@\"");
+            let shell = ["/bin/sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()];
+            shell.into_iter().chain(argv).collect()
+        }
+        _ => argv,
     }
 }
 

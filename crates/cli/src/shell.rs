@@ -12,7 +12,7 @@ use crate::exec_server::{duration, span};
 use crate::exit::{self, NOT_RUN, tell};
 use crate::on::{Connected, OnArgs, Wants, block_on};
 use crate::remote_path;
-use crate::run::{env_policy, in_terminal};
+use crate::run::{env_policy, in_terminal, sized};
 use crate::saved::{Name, Saved};
 use crate::signals::Signals;
 use crate::terminal::Terminal;
@@ -87,11 +87,12 @@ impl ShellArgs {
             let ending = drive.to_the_end(process).await;
             drop(terminal);
             let session = connected.client.session_id();
+            let kept = connected.client.capabilities().session_detach_ttl;
             connected.close().await;
             match ending {
                 Ending::Exited { code, .. } | Ending::Stopped(code) => Ok(exit::passed_on(code)),
                 Ending::Left => {
-                    self.left(session.as_deref(), &id)?;
+                    self.left(session.as_deref(), &id, kept)?;
                     Ok(ExitCode::SUCCESS)
                 }
                 Ending::Failed(error) => Err(error),
@@ -112,7 +113,7 @@ impl ShellArgs {
         };
         // Every shell knows this flag. A name that begins with a dash says the same, but not every
         // server can give a process in a terminal another name.
-        let command = ExecCommand::new([path, "-l"])
+        let command = ExecCommand::new(sized(client, vec![path.to_owned(), "-l".to_owned()]))
             .cwd_uri(cwd)
             .process_id("shell")
             .env_policy(Some(env_policy(connected.is_embedded())));
@@ -120,7 +121,7 @@ impl ShellArgs {
     }
 
     /// Notes how to come back, where that is possible.
-    fn left(&self, session: Option<&str>, process: &str) -> anyhow::Result<()> {
+    fn left(&self, session: Option<&str>, process: &str, kept: bool) -> anyhow::Result<()> {
         let url = self.on.on.as_ref().and_then(|place| place.url());
         let (Some(url), Some(session)) = (url, session) else {
             tell(format_args!("left; the shell has ended"));
@@ -135,7 +136,11 @@ impl ShellArgs {
             }
         };
         Saved::new(&name, url, session, process, true).write()?;
-        tell(format_args!("left; the shell goes on for {}: codex attach {name}", span(self.keep)));
+        let time = match kept {
+            true => format!("for {}", span(self.keep)),
+            false => "for as long as this server likes, usually 30s".to_owned(),
+        };
+        tell(format_args!("left; the shell goes on {time}: codex attach {name}"));
         Ok(())
     }
 }
