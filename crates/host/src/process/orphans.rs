@@ -193,12 +193,13 @@ impl State {
         }
         let left_by = self.dead_group();
         for pid in new {
-            let session = rustix::process::getsid(Some(pid)).ok();
+            let stat = Stat::of(pid);
+            let session = stat.as_ref().and_then(|stat| stat.session);
             let group = session.and_then(|session| self.group_of(session)).or(left_by);
             tracing::debug!(pid = %pid.as_raw_nonzero(), ?group, "adopted an orphan");
             self.orphans.insert(pid, Orphan { group, doomed: false });
             if let Some(warden) = &self.warden
-                && let Some(stat) = Stat::of(pid)
+                && let Some(stat) = stat
             {
                 warden.adopted(pid, stat.start);
             }

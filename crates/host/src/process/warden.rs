@@ -99,7 +99,7 @@ fn watch(mut announcements: impl Read) {
         let Some(pid) = Pid::from_raw(pid) else { continue };
         // Only if it is what was announced, and not a later process of the same number.
         let same = match start {
-            0 => rustix::process::getsid(Some(pid)) == Ok(pid),
+            0 => Stat::of(pid).is_some_and(|stat| stat.session == Some(pid)),
             start => Stat::of(pid).is_some_and(|stat| stat.start == start),
         };
         if same {
