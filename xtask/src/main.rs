@@ -3,6 +3,8 @@
 mod bench;
 mod tidy;
 
+use std::process::ExitCode;
+
 use clap::Parser;
 
 /// Chores of this repository
@@ -18,10 +20,17 @@ enum Chore {
     FloorServer(bench::floor::FloorArgs),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Chore::parse() {
+fn main() -> ExitCode {
+    let done = match Chore::parse() {
         Chore::Bench(args) => bench::run(&args),
         Chore::Tidy => tidy::run(),
         Chore::FloorServer(args) => bench::floor::serve(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

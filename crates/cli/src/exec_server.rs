@@ -100,6 +100,7 @@ enum AuthMode {
 }
 
 pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
+    keep_freed_memory();
     let auth = args.auth.build()?;
     let config = ServerConfig {
         concurrent_requests: args.concurrent_requests,
@@ -110,7 +111,12 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     let executable = std::env::current_exe().context("cannot find this executable")?;
     let paths =
         ExecServerRuntimePaths::new(executable, None).context("cannot find this executable")?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // Connections to a listener have threads of their own; the streams of a relay share these.
+    let mut runtime = match args.remote.remote.is_some() || args.command.is_some() {
+        true => tokio::runtime::Builder::new_multi_thread(),
+        false => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = runtime.enable_all().build()?;
     runtime.block_on(async {
         match args.command {
             Some(ExecServerCommand::Forward(forward)) => forward.run(&paths).await,
@@ -126,6 +132,18 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     // A thread that still reads stdin would keep the runtime from ending.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Output and blocks of files flow through buffers of up to a megabyte or so. Given back to the
+/// kernel one by one, each would be faulted in again page by page for the next: so the allocator
+/// holds on to a few of them.
+fn keep_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: sets two numbers of the allocator, before there are other threads.
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 8 << 20);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 4 << 20);
+    }
 }
 
 impl AuthArgs {

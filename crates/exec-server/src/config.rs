@@ -36,8 +36,13 @@ pub struct ServerConfig {
     pub pending_requests: usize,
     /// Bytes of requests of one connection that are under way. Default 96 MiB. As above.
     pub pending_bytes: usize,
-    /// Kernel memory for what a websocket's peer has not taken yet. Default 512 KiB.
-    pub send_buffer: usize,
+    /// Threads among which a listener's connections are shared out, each staying on its own.
+    /// Default 0: connections are served in the runtime that the listener is in;
+    /// [`run`](crate::run) sets as many as there are processors.
+    pub lanes: usize,
+    /// Bytes of a websocket that the kernel takes ahead of what its peer has room for. Default
+    /// 512 KiB.
+    pub unsent_bytes: u32,
     /// How long a connection may take from being accepted to being a websocket. Default 10 s.
     pub handshake_timeout: Duration,
 }
@@ -55,7 +60,8 @@ impl Default for ServerConfig {
             concurrent_requests: 64,
             pending_requests: 4096,
             pending_bytes: 96 << 20,
-            send_buffer: 512 << 10,
+            lanes: 0,
+            unsent_bytes: 512 << 10,
             handshake_timeout: Duration::from_secs(10),
         }
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use codex_exec_host::buffer;
 use codex_exec_rpc::{Connection, Outbound, TransportError};
 use codex_exec_server_protocol::environment::EnvironmentStatusResponse;
 use codex_exec_server_protocol::session::{InitializeParams, InitializeResponse};
@@ -75,10 +76,27 @@ impl Request {
         let hint = result.size_hint();
         if hint > LARGE {
             let Ok(slot) = self.outbound.reserve(hint).await else { return false };
-            slot.send(encode::response(&self.id, result));
+            let buffer = buffer::with_capacity(64 + hint).unwrap_or_default();
+            slot.send(encode::response_in(buffer, &self.id, result));
             return true;
         }
         self.outbound.send(encode::response(&self.id, result)).await.is_ok()
+    }
+
+    /// Sends the answer at once if there is room for it, and else when there is.
+    pub(crate) fn answer_soon<R: Encode + Send + Sync + 'static>(
+        self,
+        result: Result<R, RpcError>,
+    ) {
+        let len = result.as_ref().map_or(LARGE, Encode::size_hint);
+        let Some(slot) = self.outbound.try_reserve(len) else {
+            tokio::spawn(async move { self.answer(result).await });
+            return;
+        };
+        slot.send(match &result {
+            Ok(result) => encode::response(&self.id, result),
+            Err(error) => encode::error(&self.id, error),
+        });
     }
 
     /// Answers when `result` is there, without anybody waiting for it.

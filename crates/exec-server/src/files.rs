@@ -38,10 +38,16 @@ impl Files {
     /// Runs a request and answers it, after those it may not overtake.
     pub(crate) fn call<R>(&self, request: Request, mut params: R)
     where
-        R: FileRequest,
+        R: FileRequest + Clone,
         R::Response: Encode + Sync,
     {
-        let backend = self.confiner.backend(params.take_sandbox(), params.needs());
+        let sandbox = params.take_sandbox();
+        if sandbox.is_none()
+            && let Some(result) = self.connection.call_now(&params)
+        {
+            return request.answer_soon(result.map_err(RpcError::from));
+        }
+        let backend = self.confiner.backend(sandbox, params.needs());
         let result = self.connection.call_in(backend, params);
         // Polled once, it stands in the queue.
         let mut permit = Box::pin(self.running.clone().acquire_owned());

@@ -12,6 +12,7 @@ mod config;
 mod connection;
 mod files;
 mod forward;
+mod lanes;
 mod listen_url;
 mod listener;
 mod process;

@@ -40,18 +40,19 @@ impl WebSocketListener {
         self.listener.local_addr()
     }
 
-    /// Serves what connects. Returns when the server begins to shut down.
+    /// Serves what connects, on the server's lanes. Returns when the server begins to shut down.
     pub async fn serve(self, server: &Server) {
         loop {
             let accepted = tokio::select! {
                 accepted = self.listener.accept() => accepted,
                 () = server.shutting_down() => return,
             };
-            match accepted {
+            match accepted.and_then(|(socket, peer)| Ok((socket.into_std()?, peer))) {
                 Ok((socket, peer)) => {
                     tracing::debug!(%peer, "accepted");
                     let (server, auth) = (server.clone(), self.auth.clone());
-                    server.connections().spawn(handshake(server.clone(), auth, socket));
+                    let handshake = handshake(server.clone(), auth, socket);
+                    server.connections().spawn_on(handshake, &server.lanes().next());
                 }
                 // Out of descriptors, or a peer that was gone already: the next one may do.
                 Err(error) => {
@@ -64,12 +65,16 @@ impl WebSocketListener {
 }
 
 /// Speaks HTTP with a new connection until it is a websocket, or is done.
-async fn handshake(server: Server, auth: Arc<WebSocketAuth>, socket: TcpStream) {
+async fn handshake(server: Server, auth: Arc<WebSocketAuth>, socket: std::net::TcpStream) {
+    let socket = match TcpStream::from_std(socket) {
+        Ok(socket) => socket,
+        Err(error) => return tracing::warn!(%error, "cannot serve a connection"),
+    };
     // Without this, three small messages in a row cost 40 ms each round trip.
     let _ = socket.set_nodelay(true);
     // What can die inside a socket has to be less than what a process retains.
-    let sent = socket2::SockRef::from(&socket).set_send_buffer_size(server.config().send_buffer);
-    if let Err(error) = sent {
+    let unsent = server.config().unsent_bytes;
+    if let Err(error) = socket2::SockRef::from(&socket).set_tcp_notsent_lowat(unsent) {
         tracing::debug!(%error, "send buffer");
     }
     let timeout = server.config().handshake_timeout;

@@ -88,6 +88,7 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     config.process.lifeline = Lifeline::Warden { executable: runtime_paths.codex_self_exe.clone() };
+    config.lanes = std::thread::available_parallelism().map_or(1, Into::into);
     let sandbox = runtime_paths.codex_linux_sandbox_exe.as_ref();
     config.sandbox_executable = Some(sandbox.unwrap_or(&runtime_paths.codex_self_exe).clone());
     match listen_url {

@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::ServerConfig;
 use crate::connection;
+use crate::lanes::Lanes;
 use crate::sandbox::Confiner;
 use crate::session::Sessions;
 
@@ -45,6 +46,7 @@ struct Shared {
     environment_info: EnvironmentInfo,
     shutdown: CancellationToken,
     connections: TaskTracker,
+    lanes: Lanes,
 }
 
 impl Server {
@@ -52,6 +54,7 @@ impl Server {
     pub fn new(config: ServerConfig) -> io::Result<Self> {
         let host = ProcessHost::new(config.process.clone())?;
         let confiner = Confiner::new(&config, &host)?;
+        let lanes = Lanes::start(config.lanes)?;
         Ok(Self(Arc::new(Shared {
             sessions: Sessions::new(host.clone()),
             environment_info: environment_info(confiner.is_offered()),
@@ -60,6 +63,7 @@ impl Server {
             host,
             shutdown: CancellationToken::new(),
             connections: TaskTracker::new(),
+            lanes,
         })))
     }
 
@@ -114,6 +118,10 @@ impl Server {
 
     pub(crate) fn connections(&self) -> &TaskTracker {
         &self.0.connections
+    }
+
+    pub(crate) fn lanes(&self) -> &Lanes {
+        &self.0.lanes
     }
 
     pub(crate) fn environment_info(&self) -> EnvironmentInfo {

@@ -1,5 +1,6 @@
 //! Processes and files on this machine.
 
+pub mod buffer;
 pub mod files;
 pub mod machine;
 pub mod process;

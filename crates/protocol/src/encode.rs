@@ -40,7 +40,12 @@ pub fn request<C: Call>(id: &RequestId, params: &C::Params) -> Vec<u8> {
 
 /// A successful response, ready to send.
 pub fn response<R: Encode + ?Sized>(id: &RequestId, result: &R) -> Vec<u8> {
-    let mut out = Vec::with_capacity(64 + result.size_hint());
+    response_in(Vec::with_capacity(64 + result.size_hint()), id, result)
+}
+
+/// A successful response, ready to send, in a buffer of the caller's.
+pub fn response_in<R: Encode + ?Sized>(mut out: Vec<u8>, id: &RequestId, result: &R) -> Vec<u8> {
+    out.clear();
     out.extend_from_slice(b"{\"id\":");
     json(id, &mut out);
     out.extend_from_slice(b",\"result\":");

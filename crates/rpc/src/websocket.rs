@@ -168,6 +168,9 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
             if next.is_none() {
                 break;
             }
+            // Whatever else this turn of the loop brings goes out in the same write: the echo of a
+            // key with the answer to it.
+            tokio::task::yield_now().await;
             while let Some(queued) = next {
                 match queued {
                     Queued::Message(bytes, share) => {

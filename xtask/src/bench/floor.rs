@@ -14,9 +14,9 @@ pub struct FloorArgs {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum What {
-    /// Sends every message back
+    /// Sends every message back; or, asked `LEN …`, one of that length
     Echo,
-    /// Answers `COUNT LEN` with so many ready-made messages of that length
+    /// Asked `COUNT LEN`, makes so many messages of that length and says so; then sends them
     ReadyMade,
 }
 
@@ -37,16 +37,24 @@ pub fn serve(args: &FloorArgs) -> anyhow::Result<()> {
                     let message = message?;
                     match (what, message.as_text()) {
                         (What::Echo, Some(text)) => {
-                            let answer = Message::text(text.to_owned());
+                            let len = text.split(' ').next().and_then(|len| len.parse().ok());
+                            let answer = match len {
+                                Some(len) => Message::text("x".repeat(len)),
+                                None => Message::text(text.to_owned()),
+                            };
                             socket.send(answer).await?;
                         }
                         (What::ReadyMade, Some(text)) => {
                             let mut words = text.split(' ').filter_map(|word| word.parse().ok());
                             let (count, len): (usize, usize) =
                                 (words.next().unwrap_or(0), words.next().unwrap_or(0));
-                            let ready = Message::text("x".repeat(len));
-                            for _ in 0..count {
-                                socket.feed(ready.clone()).await?;
+                            // Each is memory of its own, as the messages of a server are.
+                            let ready: Vec<_> =
+                                (0..count).map(|_| Message::text("x".repeat(len))).collect();
+                            socket.send(Message::text("ready")).await?;
+                            socket.next().await;
+                            for message in ready {
+                                socket.feed(message).await?;
                             }
                             socket.flush().await?;
                         }

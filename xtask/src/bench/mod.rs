@@ -2,8 +2,10 @@
 //! was measured in the same run, interleaved with it.
 
 mod client;
+mod files;
 pub mod floor;
 mod memory;
+mod placement;
 mod process;
 mod report;
 mod target;
@@ -29,7 +31,11 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         process::start_to_closed(&mut report, args.effort).await?;
         process::keystroke_echo(&mut report, args.effort).await?;
         process::stream(&mut report, args.effort).await?;
-        memory::idle(&mut report).await
+        memory::idle(&mut report).await?;
+        files::small(&mut report, args.effort).await?;
+        files::large(&mut report, args.effort).await?;
+        files::blocks(&mut report, args.effort).await?;
+        files::walk(&mut report, args.effort).await
     })?;
     report.finish()
 }

@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::client::{Client, start};
+use super::placement;
 use super::report::{Goal, Report, microseconds, p50};
 use super::target::Target;
 
@@ -37,6 +38,7 @@ pub async fn keystroke_echo(report: &mut Report<'_>, effort: usize) -> anyhow::R
     if !report.wants(name) {
         return Ok(());
     }
+    let _apart = placement::apart()?;
     let server = Target::exec_server()?;
     let echo = Target::floor("echo")?;
     let mut client = Client::initialize(&server.url).await?;
@@ -75,11 +77,13 @@ pub async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()
     let ready_made = Target::floor("ready-made")?;
     let mut client = Client::initialize(&server.url).await?;
     let mut bare = Client::connect(&ready_made.url).await?;
-    let script = format!("head -c {STREAM_MIB}M /dev/zero");
+    // A writer that costs little itself: it shares the machine with what is measured.
+    let blocks = format!("count={}", STREAM_MIB << 4);
+    let writer = ["dd", "if=/dev/zero", "bs=64k", &blocks, "status=none"];
     let (mut measured, mut floor) = (Vec::new(), Vec::new());
     for n in 0..5 * effort {
         let began = Instant::now();
-        client.send(start(&n.to_string(), &["sh", "-c", &script], "")).await?;
+        client.send(start(&n.to_string(), &writer, "")).await?;
         let (mut messages, mut bytes) = (0, 0);
         loop {
             let message = client.next().await?;
@@ -90,8 +94,10 @@ pub async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()
             bytes += message.len();
         }
         measured.push(began.elapsed());
-        let began = Instant::now();
         bare.send(format!("{messages} {}", bytes / messages)).await?;
+        bare.next().await?;
+        let began = Instant::now();
+        bare.send("go").await?;
         for _ in 0..messages {
             bare.next().await?;
         }

@@ -6,6 +6,8 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, ensure};
 
+use super::placement;
+
 /// Builds the release binary that is measured.
 pub fn build() -> anyhow::Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -36,6 +38,7 @@ impl Target {
     }
 
     fn start(command: &mut Command) -> anyhow::Result<Self> {
+        placement::elsewhere(command);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let stdout = child.stdout.take().context("stdout")?;
         let mut url = String::new();
@@ -45,10 +48,19 @@ impl Target {
 
     /// Resident memory that belongs to this process alone, in bytes.
     pub fn resident(&self) -> anyhow::Result<u64> {
+        self.status("RssAnon:")
+    }
+
+    /// The most memory that was ever resident, in bytes.
+    pub fn most_resident(&self) -> anyhow::Result<u64> {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, what: &'static str) -> anyhow::Result<u64> {
         let path = format!("/proc/{}/status", self.child.id());
         let status = std::fs::read_to_string(path)?;
-        let line = status.lines().find(|line| line.starts_with("RssAnon:")).context("RssAnon")?;
-        let kib: u64 = line.split_whitespace().nth(1).context("RssAnon")?.parse()?;
+        let line = status.lines().find(|line| line.starts_with(what)).context(what)?;
+        let kib: u64 = line.split_whitespace().nth(1).context(what)?.parse()?;
         Ok(kib << 10)
     }
 }

@@ -74,7 +74,21 @@ async fn a_session_is_resumed_with_its_processes_and_numbers() {
 
 #[tokio::test]
 async fn the_same_over_a_websocket() {
-    let server = patient();
+    resumed_over_a_websocket(patient()).await;
+}
+
+/// Each connection is put on the next lane, so a session that is resumed has its processes elsewhere.
+#[tokio::test]
+async fn the_same_from_one_lane_to_the_next() {
+    let server = server_with(|config| {
+        config.lanes = 2;
+        config.detach_ttl = Duration::from_secs(1000);
+    });
+    resumed_over_a_websocket(server.clone()).await;
+    server.shut_down().await;
+}
+
+async fn resumed_over_a_websocket(server: Server) {
     let address = listen(&server).await;
     let mut client = Client::websocket(address).await;
     let session = client.greet(json!({"clientName": "test"})).await.unwrap();

@@ -1,8 +1,8 @@
 //! The filesystem as one connection sees it: its order, its handles, its searches and watches.
 //!
 //! Invariant: everything belongs to the connection and ends with it. Blocking work runs on the
-//! runtime's blocking pool (watches on threads of their own), never on its workers; a call that is
-//! dropped is cancelled.
+//! runtime's blocking pool (watches on threads of their own), never on its workers: those answer only
+//! what is in memory already ([`FileConnection::call_now`]). A call that is dropped is cancelled.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -135,24 +135,18 @@ impl FileConnection {
         }
     }
 
-    /// Like [`call`](Self::call), but only if nothing has to be waited for, and on this very
-    /// thread: for a request that costs less than the way to another thread would, such as
-    /// `fs/getMetadata` on a local disk. Gives the request back if it is not its turn, or does not
-    /// run here. Do not use it for what can block: a search, a watch, a network filesystem.
-    pub fn call_here<R: FileRequest + Clone>(
+    /// Runs an unrestricted request on this very thread if that waits for nothing: it is its turn,
+    /// it is small, and what it asks for is in memory. `None` if not; then [`call`](Self::call) it.
+    pub fn call_now<R: FileRequest + Clone>(
         &self,
-        request: R,
-    ) -> Result<Result<R::Response, FileError>, R> {
-        let mut plain = request.clone();
-        plain.take_sandbox();
-        let operation: Operation = plain.into();
-        let simple = matches!(operation, Operation::GetMetadata(_) | Operation::Canonicalize(_));
+        request: &R,
+    ) -> Option<Result<R::Response, FileError>> {
+        let operation: Operation = request.clone().into();
         let turn = self.0.turns.take(operation.order());
-        if !simple || !turn.has_come() {
-            return Err(request);
+        if !turn.has_come() {
+            return None;
         }
-        let emit = |_| ControlFlow::Continue(());
-        Ok(self.0.executor.execute(operation, &Cancel::new(), &emit).and_then(R::response))
+        Some(self.0.executor.execute_now(&operation)?.and_then(R::response))
     }
 }
 

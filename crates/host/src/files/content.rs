@@ -6,11 +6,12 @@ use codex_exec_server_protocol::files::{FsReadFileParams, FsReadFileResponse, Fs
 use rustix::buffer::spare_capacity;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::{Errno, IoSliceMut, ReadWriteFlags, retry_on_intr};
 
 use super::replace::Replacement;
 use super::resolve::{self, Links, REGULAR, Resolver};
 use super::{Cancel, FileError};
+use crate::buffer;
 
 /// The content, read once into memory of its size.
 pub(super) fn read_file(
@@ -27,9 +28,8 @@ pub(super) fn read_file(
         return Err(too_large());
     }
     let failed = |errno| FileError::os("read", path, errno);
-    let mut data = Vec::new();
     // The size is a hint: the file may grow or shrink meanwhile, and in /proc it is 0.
-    data.try_reserve_exact(size as usize).map_err(|_| failed(Errno::NOMEM))?;
+    let mut data = buffer::with_capacity(size as usize).map_err(|_| failed(Errno::NOMEM))?;
     loop {
         cancel.check()?;
         if data.len() == data.capacity() {
@@ -52,6 +52,26 @@ pub(super) fn read_file(
         }
     }
     Ok(FsReadFileResponse { data: Bytes::from(data).into() })
+}
+
+/// The content of a small file, if all of it is in memory.
+pub(super) fn read_file_now(
+    resolver: Resolver,
+    params: &FsReadFileParams,
+) -> Option<Result<FsReadFileResponse, FileError>> {
+    const SMALL: usize = 64 << 10;
+    let opened = resolve::open_to_read(resolver, &params.path, params.follow_symlinks.into());
+    let (fd, stat) = match opened {
+        Ok(opened) => opened,
+        Err(error) => return Some(Err(error)),
+    };
+    let size = usize::try_from(stat.st_size).ok().filter(|&size| size <= SMALL)?;
+    // One byte more shows whether it has grown.
+    let mut data = vec![0; size + 1];
+    let into = &mut [IoSliceMut::new(&mut data)];
+    let got = rustix::io::preadv2(&fd, into, 0, ReadWriteFlags::NOWAIT).ok()?;
+    data.truncate(got);
+    (got == size).then(|| Ok(FsReadFileResponse { data: Bytes::from(data).into() }))
 }
 
 /// Replaces the content, in place unless `atomic` is asked for.

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use super::at_hand::AtHand;
 use super::handles::Handles;
 use super::resolve::Resolver;
 use super::{
@@ -17,13 +18,14 @@ pub struct Executor {
     config: Arc<FilesConfig>,
     resolver: Resolver,
     handles: Handles,
+    at_hand: AtHand,
 }
 
 impl Executor {
     /// An executor without open handles.
     pub fn new(config: Arc<FilesConfig>) -> Self {
         let resolver = Resolver::new(config.use_openat2);
-        Self { config, resolver, handles: Handles::default() }
+        Self { config, resolver, handles: Handles::default(), at_hand: AtHand::default() }
     }
 
     /// Runs one operation to its end; it blocks, and does not need a runtime.
@@ -39,6 +41,7 @@ impl Executor {
         emit: &dyn Fn(Event) -> ControlFlow<()>,
     ) -> Result<Outcome, FileError> {
         cancel.check()?;
+        self.at_hand.learn();
         let (config, resolver, handles) = (&*self.config, self.resolver, &self.handles);
         let done = |()| Outcome::Done;
         match operation {
@@ -87,6 +90,25 @@ impl Executor {
             }
             Operation::Watch(params) => watch::watch(&params, config, cancel, emit).map(done),
             Operation::CancelSearch(_) | Operation::Unwatch(_) => Ok(Outcome::Done),
+        }
+    }
+
+    /// Runs an operation if it is a small one that waits for nothing, neither disk nor network;
+    /// otherwise leaves it alone.
+    pub fn execute_now(&self, operation: &Operation) -> Option<Result<Outcome, FileError>> {
+        match operation {
+            Operation::GetMetadata(params)
+                if self.at_hand.holds(&params.path, params.follow_symlinks.into()) =>
+            {
+                Some(metadata::get_metadata(self.resolver, params).map(Outcome::Metadata))
+            }
+            Operation::ReadFile(params)
+                if self.at_hand.holds(&params.path, params.follow_symlinks.into()) =>
+            {
+                let read = content::read_file_now(self.resolver, params)?;
+                Some(read.map(Outcome::ReadFile))
+            }
+            _ => None,
         }
     }
 

@@ -9,6 +9,7 @@
 //! Absent here: JSON-RPC, policy (a request's sandbox chooses a [`Backend`], nothing more), and any
 //! check that is not made on the descriptor that is used.
 
+mod at_hand;
 mod cancel;
 mod config;
 mod connection;

@@ -12,6 +12,9 @@
 //! another client.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
 use rustix::process::{Pid, WaitId, WaitIdOptions};
@@ -29,8 +32,8 @@ pub(super) struct Orphans(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whether this process adopts orphans at all.
-    adopting: bool,
+    /// The kernel's list of our children, if this process adopts orphans at all.
+    children: Option<File>,
     /// Who is told of them.
     warden: Option<Warden>,
     /// Children of ours that are none (the warden).
@@ -61,9 +64,11 @@ impl Orphans {
     /// Becomes the reaper of this process's descendants and reaps adopted ones as they exit.
     ///
     /// To be called from a runtime, by a program that has no other use for its children.
-    pub(super) fn adopt_all(&self) -> std::io::Result<()> {
+    pub(super) fn adopt_all(&self) -> io::Result<()> {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        self.lock().adopting = true;
+        let own = rustix::process::getpid().as_raw_nonzero();
+        let children = File::open(format!("/proc/self/task/{own}/children"))?;
+        self.lock().children = Some(children);
         let mut signals = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::child())?;
         let orphans = Arc::downgrade(&self.0);
         tokio::spawn(async move {
@@ -96,7 +101,7 @@ impl Orphans {
     /// We are about to start a process.
     pub(super) fn starting(&self, group: Group) {
         let mut state = self.lock();
-        if state.adopting {
+        if state.children.is_some() {
             state.starting.push(group);
         }
     }
@@ -115,7 +120,7 @@ impl Orphans {
     /// A process that we started has exited and is not reaped yet: look for what it left behind.
     pub(super) fn exited(&self, pid: Pid) {
         let mut state = self.lock();
-        if state.adopting {
+        if state.children.is_some() {
             state.look();
             if let Some(started) = state.started.get_mut(&pid) {
                 started.settled = true;
@@ -157,13 +162,16 @@ impl Orphans {
 
     fn reap(&self) {
         let mut state = self.lock();
-        let dead: Vec<Pid> = state
-            .orphans
-            .iter()
-            .filter(|(pid, orphan)| !orphan.doomed && is_zombie(**pid))
-            .map(|(&pid, _)| pid)
-            .collect();
-        state.bury(&dead);
+        // What is no orphan is looked after by its owner, also for what it left behind.
+        loop {
+            let orphans = state.orphans.iter();
+            let dead = orphans.filter(|(pid, orphan)| !orphan.doomed && is_zombie(**pid));
+            let dead: Vec<Pid> = dead.map(|(&pid, _)| pid).collect();
+            if dead.is_empty() {
+                break;
+            }
+            state.bury(&dead);
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -175,13 +183,7 @@ impl State {
     /// Finds new orphans. The kernel hands them to the main thread, which starts no process itself
     /// but the warden.
     fn look(&mut self) {
-        if !self.adopting {
-            return;
-        }
-        let own = rustix::process::getpid().as_raw_nonzero();
-        let Ok(list) = std::fs::read_to_string(format!("/proc/self/task/{own}/children")) else {
-            return;
-        };
+        let Some(Ok(list)) = self.children.as_ref().map(read_whole) else { return };
         let mut new = descendants::parse_pids(&list);
         new.retain(|pid| {
             !self.orphans.contains_key(pid)
@@ -247,6 +249,19 @@ impl State {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
             let _ = rustix::process::waitid(WaitId::Pid(pid), options);
             self.orphans.remove(&pid);
+        }
+    }
+}
+
+/// Reads a file of the kernel's from its beginning, in as few calls as that takes.
+fn read_whole(file: &File) -> io::Result<String> {
+    let (mut text, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
+        match file.read_at(&mut buffer, text.len() as u64) {
+            Ok(0) => return String::from_utf8(text).map_err(io::Error::other),
+            Ok(len) => text.extend_from_slice(&buffer[..len]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
 }

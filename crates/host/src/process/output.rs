@@ -5,18 +5,20 @@ use std::os::fd::OwnedFd;
 
 use bytes::Bytes;
 use codex_exec_server_protocol::process::OutputStream;
+use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 
-/// The most that is read at once: what a pipe holds.
-pub(super) const READ_BYTES: usize = 64 << 10;
+/// The most that is read at once.
+pub(super) const READ_BYTES: usize = 128 << 10;
 
 /// What the pipe of a process that writes much holds.
-const ENLARGED_PIPE: usize = 1 << 20;
+const ENLARGED_PIPE: usize = 512 << 10;
 
 thread_local! {
-    /// Read into and copied out of, so that a process that writes nothing costs no buffer.
-    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into());
+    /// Read into, and copied out of unless it is full, so that a process that writes nothing costs
+    /// no buffer and one that writes much costs no copy.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// One stream of a process.
@@ -112,13 +114,16 @@ impl Output {
 fn read(fd: &OwnedFd) -> Result<Bytes, Errno> {
     const MUCH: usize = 4 << 10;
     SCRATCH.with_borrow_mut(|scratch| {
-        let mut len = rustix::io::read(fd, &mut scratch[..])?;
-        let mut last = len;
-        while last >= MUCH && len < scratch.len() {
+        scratch.clear();
+        scratch.reserve_exact(READ_BYTES);
+        let mut last = rustix::io::read(fd, spare_capacity(scratch))?;
+        while last >= MUCH && scratch.len() < scratch.capacity() {
             // An end or an error is found again by the next read.
-            last = rustix::io::read(fd, &mut scratch[len..]).unwrap_or(0);
-            len += last;
+            last = rustix::io::read(fd, spare_capacity(scratch)).unwrap_or(0);
         }
-        Ok(Bytes::copy_from_slice(&scratch[..len]))
+        if scratch.len() == scratch.capacity() {
+            return Ok(Bytes::from(std::mem::take(scratch)));
+        }
+        Ok(Bytes::copy_from_slice(scratch))
     })
 }

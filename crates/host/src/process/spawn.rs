@@ -6,7 +6,7 @@
 //! Everything it needs is in [`ChildPlan`] beforehand.
 //!
 //! The child's life before `execve`, in order:
-//! 1. tell the warden (so that there is no moment at which a dead server leaves it behind);
+//! 1. enter itself for the warden (so that there is no moment at which a dead server leaves it behind);
 //! 2. every signal to its default; a session and process group of its own;
 //! 3. descriptors 0, 1, 2 and the passed ones in place, all others closed;
 //! 4. with a terminal: take it as the controlling one;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use super::command::Command;
 use super::orphans::Group;
-use super::warden::Record;
+use super::roster::Place;
 
 /// What a child is started with besides its [`Command`].
 #[derive(Debug)]
@@ -40,10 +40,10 @@ pub struct SpawnRequest {
 }
 
 /// What starting children needs of its surroundings.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Surroundings {
-    /// Where the child announces its pid; without it, it gets a parent-death signal.
-    pub warden: Option<RawFd>,
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Surroundings<'a> {
+    /// Where the child enters itself for the warden; without it, it gets a parent-death signal.
+    pub place: Option<&'a Place>,
     /// The soft limit of descriptors to give back to the child.
     pub nofile: Option<libc::rlimit>,
 }
@@ -136,7 +136,7 @@ impl Drop for Stack {
 }
 
 /// Everything the child reads, and the two words it writes.
-struct ChildPlan {
+struct ChildPlan<'a> {
     files: Vec<*const c_char>,
     argv: Vec<*const c_char>,
     env: Vec<*const c_char>,
@@ -145,7 +145,7 @@ struct ChildPlan {
     pass: Vec<RawFd>,
     tty: bool,
     parent: libc::pid_t,
-    surroundings: Surroundings,
+    surroundings: Surroundings<'a>,
     failed_step: usize,
     failed_errno: c_int,
 }
@@ -155,7 +155,7 @@ struct ChildPlan {
 /// Blocks the calling thread for that long. Without a warden the child dies with this thread.
 pub(super) fn spawn(
     request: &SpawnRequest,
-    surroundings: &Surroundings,
+    surroundings: Surroundings<'_>,
     stack: &mut Stack,
 ) -> Result<Spawned, SpawnError> {
     let pointers = |strings: &[std::ffi::CString]| {
@@ -173,7 +173,7 @@ pub(super) fn spawn(
         pass: clear[3..].iter().map(AsRawFd::as_raw_fd).collect(),
         tty: request.tty,
         parent: rustix::process::getpid().as_raw_nonzero().get(),
-        surroundings: surroundings.clone(),
+        surroundings,
         failed_step: usize::MAX,
         failed_errno: 0,
     };
@@ -205,11 +205,9 @@ pub(super) fn spawn(
     if failed_step == usize::MAX {
         return Ok(Spawned { pid, pidfd });
     }
-    if let Some(warden) = surroundings.warden {
-        // Taken back before it is reaped: after that the number may be another process's.
-        let record = Record::reaped(pid).to_bytes();
-        // SAFETY: the caller keeps the descriptor open; the buffer is as long as is said.
-        unsafe { libc::write(warden, record.as_ptr().cast(), record.len()) };
+    if let Some(place) = surroundings.place {
+        // Taken out before it is reaped: after that the number may be another process's.
+        place.enter(0, 0);
     }
     reap(pid);
     let source = io::Error::from_raw_os_error(plan.failed_errno);
@@ -263,7 +261,7 @@ impl Drop for BlockedSignals {
 /// The child. Only system calls from here to `execve`.
 extern "C" fn child(plan: *mut c_void) -> c_int {
     // SAFETY: `spawn` passes its `ChildPlan`, and is suspended while we use it.
-    let plan = unsafe { &mut *plan.cast::<ChildPlan>() };
+    let plan = unsafe { &mut *plan.cast::<ChildPlan<'_>>() };
     let failed_step = run_child(plan);
     plan.failed_errno = errno();
     plan.failed_step = failed_step;
@@ -277,16 +275,12 @@ fn errno() -> c_int {
 }
 
 /// Returns the number of the step that failed; does not return otherwise.
-fn run_child(plan: &ChildPlan) -> usize {
+fn run_child(plan: &ChildPlan<'_>) -> usize {
     // SAFETY: every call below is a bare system call on values of the plan, which are valid for its
     // lifetime: open descriptors, NUL-terminated strings, NULL-terminated arrays of them.
     unsafe {
-        if let Some(warden) = plan.surroundings.warden {
-            let record = Record::started(libc::getpid()).to_bytes();
-            libc::write(warden, record.as_ptr().cast(), record.len());
-            // A warden that is gone must not kill us by SIGPIPE. All signals are blocked, and one
-            // that is blocked is kept though it is ignored: ignoring it again throws it away.
-            libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+        if let Some(place) = plan.surroundings.place {
+            place.enter(libc::getpid(), 0);
         }
         default_signals();
         if libc::setsid() < 0 {
@@ -299,7 +293,7 @@ fn run_child(plan: &ChildPlan) -> usize {
             return 3;
         }
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-        if plan.surroundings.warden.is_none() {
+        if plan.surroundings.place.is_none() {
             // The parent may have died before the call: then nothing would ever signal us.
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) < 0
                 || libc::getppid() != plan.parent
@@ -351,7 +345,7 @@ unsafe fn default_signals() {
 ///
 /// # Safety
 /// To be called in the child only.
-unsafe fn place_descriptors(plan: &ChildPlan) -> bool {
+unsafe fn place_descriptors(plan: &ChildPlan<'_>) -> bool {
     let end = plan.stdio.len() + plan.pass.len();
     for (target, &fd) in plan.stdio.iter().chain(&plan.pass).enumerate() {
         // SAFETY: system calls on descriptors of the child's own table. No source is below `end`
@@ -377,7 +371,7 @@ unsafe fn place_descriptors(plan: &ChildPlan) -> bool {
 ///
 /// # Safety
 /// To be called in the child only.
-unsafe fn execute(plan: &ChildPlan) {
+unsafe fn execute(plan: &ChildPlan<'_>) {
     let mut denied = false;
     for &file in &plan.files {
         // SAFETY: a NUL-terminated string and two NULL-terminated arrays that the plan keeps alive.

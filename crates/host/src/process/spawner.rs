@@ -4,8 +4,8 @@
 //! thread of a pool that ends when idle would take its children with it. There are a few, so that
 //! one program on a stalled disk does not keep all others from starting.
 
-use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, mpsc};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex};
 use std::{io, thread};
 
 use rustix::process::Pid;
@@ -23,7 +23,52 @@ struct Job {
 /// A handle to the spawning threads; they end when the last is dropped.
 #[derive(Debug, Clone)]
 pub(super) struct Spawner {
-    jobs: mpsc::Sender<Job>,
+    jobs: Arc<Jobs>,
+}
+
+/// What is still to be started. Each new job wakes one thread and no other.
+#[derive(Debug, Default)]
+struct Queue {
+    state: Mutex<QueueState>,
+    filled: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    jobs: VecDeque<Job>,
+    closed: bool,
+}
+
+/// The side of the queue that jobs are put in.
+#[derive(Debug)]
+struct Jobs(Arc<Queue>);
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        lock(&self.0.state).closed = true;
+        self.0.filled.notify_all();
+    }
+}
+
+impl Queue {
+    fn push(&self, job: Job) {
+        lock(&self.state).jobs.push_back(job);
+        self.filled.notify_one();
+    }
+
+    /// Waits for a job; `None` once there will be no more.
+    fn pop(&self) -> Option<Job> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                return Some(job);
+            }
+            if state.closed {
+                return None;
+            }
+            state = self.filled.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
 }
 
 impl std::fmt::Debug for Job {
@@ -39,15 +84,13 @@ impl Spawner {
         orphans: &Orphans,
         nofile: Option<libc::rlimit>,
     ) -> io::Result<Self> {
-        let (jobs, queue) = mpsc::channel::<Job>();
-        let queue = Arc::new(Mutex::new(queue));
+        let queue = Arc::<Queue>::default();
+        let jobs = Jobs(queue.clone());
         for n in 0..threads {
             let mut stack = Stack::new()?;
             let (queue, warden, orphans) = (queue.clone(), warden.clone(), orphans.clone());
             thread::Builder::new().name(format!("exec-spawn-{n}")).spawn(move || {
-                loop {
-                    let job = lock(&queue).recv();
-                    let Ok(Job { request, done }) = job else { break };
+                while let Some(Job { request, done }) = queue.pop() {
                     // If whoever asked has gone, nothing is started, or nothing is left running.
                     if !done.is_closed()
                         && let Err(Ok(spawned)) =
@@ -62,7 +105,7 @@ impl Spawner {
                 }
             })?;
         }
-        Ok(Self { jobs })
+        Ok(Self { jobs: Arc::new(jobs) })
     }
 
     /// Starts a process on one of the threads.
@@ -72,7 +115,7 @@ impl Spawner {
             step: "spawning thread",
             source: io::Error::other("the host is shutting down"),
         };
-        self.jobs.send(Job { request, done }).map_err(|_| gone())?;
+        self.jobs.0.push(Job { request, done });
         answer.await.map_err(|_| gone())?
     }
 }
@@ -84,15 +127,17 @@ fn spawn(
     nofile: Option<libc::rlimit>,
     stack: &mut Stack,
 ) -> Result<Spawned, SpawnError> {
-    // Held while the child may write to it.
-    let pipe = warden.pipe();
-    let surroundings = Surroundings { warden: pipe.as_ref().map(AsRawFd::as_raw_fd), nofile };
+    let setup = |source| SpawnError::System { step: "roster", source };
+    let entry = warden.entry().map_err(setup)?;
+    let surroundings = Surroundings { place: entry.as_ref().map(|entry| &entry.place), nofile };
     orphans.starting(request.group);
-    let spawned = spawn::spawn(request, &surroundings, stack);
+    let spawned = spawn::spawn(request, surroundings, stack);
     let pid = spawned.as_ref().ok().and_then(|spawned| Pid::from_raw(spawned.pid));
     orphans.started(request.group, pid);
     let spawned = spawned?;
-    warden.started(spawned.pid, pipe.as_ref());
+    if let Some(entry) = entry {
+        warden.started(spawned.pid, entry);
+    }
     Ok(spawned)
 }
 

@@ -99,12 +99,12 @@ fn small_requests_and_large_reads() {
     let stat = FsGetMetadataParams::new(small.clone());
     let read = FsReadFileParams::new(small);
     let stat_sync = time(2001, || drop(black_box(c.f.run(stat.clone()))));
-    let stat_here = time(2001, || drop(black_box(c.connection.call_here(stat.clone()))));
+    let stat_here = time(2001, || drop(black_box(c.connection.call_now(&stat))));
     let read_sync = time(2001, || drop(black_box(c.f.run(read.clone()))));
     let stat_pool = on_a_worker(&runtime, &c, &stat);
     let read_pool = on_a_worker(&runtime, &c, &read);
     eprintln!(
-        "getMetadata: {stat_sync:?} itself, {stat_here:?} by call_here, {stat_pool:?} by call"
+        "getMetadata: {stat_sync:?} itself, {stat_here:?} by call_now, {stat_pool:?} by call"
     );
     eprintln!("readFile of 1 KiB: {read_sync:?} itself, {read_pool:?} by call");
     let read = FsReadFileParams::new(large.clone());

@@ -1,0 +1,121 @@
+//! Whether an answer can be had without waiting for a disk or a network.
+//!
+//! Handing a request to another thread and its answer back costs more than most small requests do
+//! themselves. So what is known not to block is answered on the spot: the kernel finds the whole
+//! path in its caches (`RESOLVE_CACHED`), on a filesystem of this machine's own, and what is read of
+//! a file is in memory (`RWF_NOWAIT`). Everything else goes to a thread that may wait.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use codex_exec_server_protocol::PathUri;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::io::Errno;
+
+use super::resolve::Links;
+
+/// What is known of the filesystems that were met.
+#[derive(Debug, Default)]
+pub(super) struct AtHand {
+    /// Whether it is this machine's own.
+    local: Mutex<HashMap<Mount, bool>>,
+    /// Something on a filesystem that was not met before: asking about it may block.
+    unmet: Mutex<Option<OwnedFd>>,
+}
+
+/// A filesystem, as the kernel tells it without asking that filesystem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Mount {
+    id: u64,
+    device: (u32, u32),
+}
+
+impl AtHand {
+    /// Whether `path` can be opened and looked at without waiting.
+    pub fn holds(&self, path: &PathUri, links: Links) -> bool {
+        let resolve = match links {
+            Links::Follow => ResolveFlags::CACHED,
+            Links::Refuse => ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS,
+        };
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat2(CWD, path.as_path(), flags, Mode::empty(), resolve);
+        let Ok(found) = opened else { return false };
+        let Ok(mount) = Mount::of(&found) else { return false };
+        let local = lock(&self.local).get(&mount).copied();
+        if local.is_none() {
+            *lock(&self.unmet) = Some(found);
+        }
+        local == Some(true)
+    }
+
+    /// Gets to know the filesystem that was met last. May block.
+    pub fn learn(&self) {
+        let Some(found) = lock(&self.unmet).take() else { return };
+        if let (Ok(mount), Ok(about)) = (Mount::of(&found), rustix::fs::fstatfs(&found)) {
+            lock(&self.local).insert(mount, is_local(about.f_type as u64));
+        }
+    }
+}
+
+impl Mount {
+    fn of(file: impl AsFd) -> Result<Self, Errno> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let about = rustix::fs::statx(file, "", flags, StatxFlags::MNT_ID)?;
+        Ok(Self { id: about.stx_mnt_id, device: (about.stx_dev_major, about.stx_dev_minor) })
+    }
+}
+
+/// Filesystems that live in memory or on a disk of this machine, by their magic numbers.
+fn is_local(magic: u64) -> bool {
+    const BTRFS: u64 = 0x9123_683e;
+    const EROFS: u64 = 0xe0f5_e1e2;
+    const EXT: u64 = 0xef53;
+    const F2FS: u64 = 0xf2f5_2010;
+    const OVERLAY: u64 = 0x794c_7630;
+    const RAMFS: u64 = 0x8584_58f6;
+    const SQUASHFS: u64 = 0x7371_7368;
+    const TMPFS: u64 = 0x0102_1994;
+    const XFS: u64 = 0x5846_5342;
+    const ZFS: u64 = 0x2fc1_2fc1;
+    matches!(magic, BTRFS | EROFS | EXT | F2FS | OVERLAY | RAMFS | SQUASHFS | TMPFS | XFS | ZFS)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uri(path: &std::path::Path) -> PathUri {
+        PathUri::try_from(path).unwrap()
+    }
+
+    #[test]
+    fn a_filesystem_is_at_hand_once_it_is_known_to_be_local() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        std::os::unix::fs::symlink(&file, directory.path().join("link")).unwrap();
+        let link = uri(&directory.path().join("link"));
+        let at_hand = AtHand::default();
+        assert!(!at_hand.holds(&uri(&file), Links::Follow), "not met yet");
+        at_hand.learn();
+        assert!(at_hand.holds(&uri(&file), Links::Follow));
+        assert!(at_hand.holds(&link, Links::Follow));
+        assert!(!at_hand.holds(&link, Links::Refuse));
+        assert!(!at_hand.holds(&uri(&directory.path().join("none")), Links::Follow));
+    }
+
+    #[test]
+    fn the_kernels_own_filesystems_are_not() {
+        let at_hand = AtHand::default();
+        let path = uri(std::path::Path::new("/proc/self/status"));
+        for _ in 0..2 {
+            assert!(!at_hand.holds(&path, Links::Follow));
+            at_hand.learn();
+        }
+    }
+}
