@@ -5,6 +5,7 @@
 //! in the order they came; their answers are awaited by tasks of their own, so none of them delays
 //! another.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,6 +52,9 @@ pub(crate) struct Request {
 /// An answer of more bytes is encoded only when it can be sent.
 const LARGE: usize = 16 << 10;
 
+/// An answer of more bytes is encoded elsewhere.
+const VAST: usize = 256 << 10;
+
 struct Share {
     _count: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
@@ -64,23 +68,38 @@ impl Request {
     /// Sends the answer; waits while the client does not read. What is large waits as what it is
     /// and becomes a message only when there is room for that: many answers that wait may share the
     /// bytes they carry, their messages would not.
-    pub(crate) async fn answer<R: Encode>(self, result: Result<R, RpcError>) -> bool {
-        match &result {
-            Ok(result) => self.respond(result).await,
-            Err(error) => self.outbound.send(encode::error(&self.id, error)).await.is_ok(),
+    pub(crate) async fn answer<R: Encode + Send + Sync + 'static>(
+        self,
+        result: Result<R, RpcError>,
+    ) -> bool {
+        match result {
+            Ok(result) if result.size_hint() > LARGE => self.respond(Box::new(result)).await,
+            Ok(result) => self.outbound.send(encode::response(&self.id, &result)).await.is_ok(),
+            Err(error) => self.outbound.send(encode::error(&self.id, &error)).await.is_ok(),
         }
     }
 
-    /// Sends a result, as [`answer`](Self::answer) does.
-    pub(crate) async fn respond<R: Encode>(self, result: &R) -> bool {
+    /// Sends a result, as [`answer`](Self::answer) does, and drops it after that. One that takes long
+    /// to encode is left to a thread that nobody else waits for.
+    pub(crate) async fn respond<A, R>(self, result: A) -> bool
+    where
+        A: Deref<Target = R> + Send + Sync + 'static,
+        R: Encode,
+    {
         let hint = result.size_hint();
-        if hint > LARGE {
-            let Ok(slot) = self.outbound.reserve(hint).await else { return false };
+        let Ok(slot) = self.outbound.reserve(hint).await else { return false };
+        let id = self.id.clone();
+        let encode = move || {
             let buffer = buffer::with_capacity(64 + hint).unwrap_or_default();
-            slot.send(encode::response_in(buffer, &self.id, result));
-            return true;
-        }
-        self.outbound.send(encode::response(&self.id, result)).await.is_ok()
+            (encode::response_in(buffer, &id, &*result), result)
+        };
+        let encoded = match hint > VAST {
+            true => tokio::task::spawn_blocking(encode).await,
+            false => Ok(encode()),
+        };
+        let Ok((message, _result)) = encoded else { return false };
+        slot.send(message);
+        true
     }
 
     /// Sends the answer at once if there is room for it, and else when there is.

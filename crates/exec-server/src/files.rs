@@ -69,7 +69,7 @@ impl Files {
             match result {
                 // Dropped after it is sent: what it announces may only follow then.
                 Ok(answer) => {
-                    request.respond(&*answer).await;
+                    request.respond(answer).await;
                 }
                 Err(error) => {
                     request.answer::<R::Response>(Err(RpcError::from(error))).await;
