@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use codex_rendezvous::{
     ClientError, Config, FileStore, RegistryClient, Right, Scope, Secret, ServeError, ServeOptions,
-    StoreError, TokenFile, serve,
+    StoreError, StoreOptions, TokenFile, serve,
 };
 use tokio::sync::oneshot;
 
@@ -35,7 +35,7 @@ async fn start(options: ServeOptions, config: Config) -> Running {
 fn options(dir: &tempfile::TempDir) -> ServeOptions {
     ServeOptions {
         listen: "127.0.0.1:0".parse().unwrap(),
-        data: dir.path().join("data"),
+        store: StoreOptions::Directory(dir.path().join("data")),
         tls: None,
     }
 }

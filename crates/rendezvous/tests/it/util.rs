@@ -38,6 +38,8 @@ pub struct World {
     /// `None` where they would be too many.
     pub bytes: Option<Arc<Mutex<Vec<u8>>>>,
     pub pipe: usize,
+    /// Where the service runs.
+    pub runtime: tokio::runtime::Handle,
 }
 
 impl World {
@@ -55,7 +57,8 @@ impl World {
         let mut config = Config { clock, ..Config::default() };
         change(&mut config);
         let service = Self::service(&dir, &config);
-        Self { dir, service, config, now, bytes: Some(Arc::default()), pipe: 1 << 16 }
+        let runtime = tokio::runtime::Handle::current();
+        Self { dir, service, config, now, bytes: Some(Arc::default()), pipe: 1 << 16, runtime }
     }
 
     fn service(dir: &TempDir, config: &Config) -> Service {
@@ -106,12 +109,18 @@ impl World {
         assert!(self.tokens().revoke(&self.id_of(token)).unwrap());
     }
 
+    /// How many lines of the journal are about harnesses.
+    pub fn noted_harnesses(&self) -> usize {
+        let journal = std::fs::read_to_string(self.dir.path().join("state.log")).unwrap();
+        journal.lines().filter(|line| line.contains("\"harness\":")).count()
+    }
+
     /// A connection to the service.
     pub fn pipe(&self) -> DuplexStream {
         let (ours, theirs) = duplex(self.pipe);
         let service = self.service.clone();
         let spied = Spied { inner: theirs, bytes: self.bytes.clone() };
-        tokio::spawn(async move {
+        self.runtime.spawn(async move {
             service.serve_connection(spied, IpAddr::V4(Ipv4Addr::LOCALHOST), false).await;
         });
         ours
@@ -176,6 +185,17 @@ impl World {
                 tokio_websockets::upgrade::Error::DidNotSwitchProtocols(status),
             )) => Err(status),
             Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// Opens a websocket, again while the service cannot take it for the moment.
+    pub async fn websocket_when_ready(&self, url: &str) -> Client {
+        loop {
+            match self.websocket(url).await {
+                Ok(socket) => return socket,
+                Err(503) => tokio::time::sleep(Duration::from_millis(50)).await,
+                Err(other) => panic!("{other}"),
+            }
         }
     }
 
