@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod cluster;
+mod drive;
 mod load;
 mod nats_server;
 mod passes;

@@ -3,14 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use codex_exec_relay_core::{
-    Body, Data, EntropyError, Frame, FrameLimits, NoiseIdentity, StreamId,
-};
+use codex_exec_relay_core::{Body, Data, Frame, FrameLimits, StreamId};
 use codex_rendezvous::{
     Clock, Config, FileStore, Right, Scope, Service, Store, TokenFile, WireKey,
 };
@@ -23,6 +21,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex};
 use tokio_websockets::{ClientBuilder, Message, WebSocketStream};
+
+pub use crate::drive::{Rng, identity, text};
 
 /// The moment every test starts at.
 pub const START: u64 = 1_800_000_000;
@@ -221,36 +221,8 @@ impl World {
     }
 }
 
-pub fn text(value: &Value) -> String {
-    value.as_str().unwrap().to_owned()
-}
-
 pub fn register_body() -> Value {
     json!({"security_profile": "noise_hybrid_ik_v1", "executor_public_key": key(0)})
-}
-
-/// A small seeded generator (splitmix64).
-pub struct Rng(pub u64);
-
-impl codex_exec_relay_core::Entropy for Rng {
-    fn fill(&mut self, dest: &mut [u8]) -> Result<(), EntropyError> {
-        for chunk in dest.chunks_mut(8) {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            chunk.copy_from_slice(&(z ^ (z >> 31)).to_le_bytes()[..chunk.len()]);
-        }
-        Ok(())
-    }
-}
-
-pub fn identity(which: usize) -> NoiseIdentity {
-    static CACHE: OnceLock<Vec<NoiseIdentity>> = OnceLock::new();
-    let all = CACHE.get_or_init(|| {
-        (0..4).map(|seed| NoiseIdentity::generate(&mut Rng(1000 + seed)).unwrap()).collect()
-    });
-    all[which].clone()
 }
 
 pub fn key(which: usize) -> Value {
