@@ -2,14 +2,17 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use codex_exec_server::told_to_stop;
-use codex_rendezvous::{Clock, Config, PublicUrl, Right, Scope, ServeOptions, TokenFile, serve};
+use codex_rendezvous::{
+    Clock, Config, NatsOptions, NatsServers, NatsTokens, PublicUrl, Right, Scope, ServeOptions,
+    StoreOptions, TokenBook, TokenFile, serve,
+};
 
 use crate::exec_server::duration;
 
@@ -38,7 +41,8 @@ enum RendezvousCommand {
 /// Serve until SIGTERM or SIGINT
 ///
 /// Prints the base URL alone on one line of stdout once it accepts. Has /healthz, /readyz and, for
-/// Prometheus, /metrics.
+/// Prometheus, /metrics. On its own it keeps everything in a directory; with --nats any number of
+/// nodes are one service.
 #[derive(Debug, Args)]
 struct ServeArgs {
     /// Where to listen: IP:PORT; port 0 takes a free one
@@ -47,6 +51,10 @@ struct ServeArgs {
 
     #[command(flatten)]
     data: DataArgs,
+
+    /// On how many servers of NATS everything is kept; counts for the node that comes first
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "nats")]
+    nats_replicas: usize,
 
     /// What clients reach it by, where that is not the listening address: https://HOST
     #[arg(long, value_name = "URL")]
@@ -79,6 +87,12 @@ struct DataArgs {
         default_value = "codex-rendezvous-data"
     )]
     data: PathBuf,
+
+    /// NATS, in place of a directory: nats://HOST:PORT, several with commas; with JetStream
+    ///
+    /// Better set in the environment where it holds a password.
+    #[arg(long, value_name = "URLS", env = "CODEX_RENDEZVOUS_NATS", hide_env_values = true)]
+    nats: Option<NatsServers>,
 }
 
 /// Tokens: who may register and connect. Changes take effect at once
@@ -126,8 +140,8 @@ pub fn run(args: RendezvousArgs) -> anyhow::Result<ExitCode> {
     match args.command {
         RendezvousCommand::Serve(args) => run_serve(args),
         RendezvousCommand::Token(TokenCommand::Create(args)) => create(args),
-        RendezvousCommand::Token(TokenCommand::List(args)) => list(&args),
-        RendezvousCommand::Token(TokenCommand::Revoke(args)) => revoke(&args),
+        RendezvousCommand::Token(TokenCommand::List(args)) => list(args),
+        RendezvousCommand::Token(TokenCommand::Revoke(args)) => revoke(args),
     }
 }
 
@@ -138,11 +152,11 @@ fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         grace: args.grace,
         ..Config::default()
     };
-    let options = ServeOptions {
-        listen: args.listen,
-        data: args.data.data,
-        tls: args.tls_cert.zip(args.tls_key),
+    let store = match args.data.nats {
+        Some(servers) => StoreOptions::Nats(NatsOptions { servers, replicas: args.nats_replicas }),
+        None => StoreOptions::Directory(args.data.data),
     };
+    let options = ServeOptions { listen: args.listen, store, tls: args.tls_cert.zip(args.tls_key) };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async { serve(options, config, announce, told_to_stop()).await })?;
     runtime.shutdown_background();
@@ -156,8 +170,27 @@ fn announce(url: &str) -> std::io::Result<()> {
     stdout.flush()
 }
 
-fn tokens(data: &Path) -> anyhow::Result<TokenFile> {
-    TokenFile::open(data).with_context(|| format!("cannot use {}", data.display()))
+/// Does something with the tokens, wherever they are.
+fn with_tokens<T>(
+    args: DataArgs,
+    work: impl AsyncFnOnce(TokenBook) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let book = match args.nats {
+            Some(servers) => {
+                let options = NatsOptions { servers, replicas: 1 };
+                TokenBook::Nats(NatsTokens::connect(&options).await?)
+            }
+            None => {
+                let open = TokenFile::open(&args.data);
+                TokenBook::File(
+                    open.with_context(|| format!("cannot use {}", args.data.display()))?,
+                )
+            }
+        };
+        work(book).await
+    })
 }
 
 fn create(args: CreateArgs) -> anyhow::Result<ExitCode> {
@@ -168,20 +201,20 @@ fn create(args: CreateArgs) -> anyhow::Result<ExitCode> {
     };
     let now = Clock::default().now();
     let expires = args.expires.map(|time| now + time.as_secs());
-    let data = &args.data.data;
-    let (token, record) = tokens(data)?
-        .create(scope, args.can, now, expires)
-        .with_context(|| format!("cannot write to {}", data.display()))?;
+    let made =
+        with_tokens(args.data, async |book| Ok(book.create(scope, args.can, now, expires).await?));
+    let (token, record) = made.context("no token was made")?;
     tracing::info!(id = record.id, "created");
     writeln!(std::io::stdout(), "{}", token.expose())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn list(args: &DataArgs) -> anyhow::Result<ExitCode> {
+fn list(args: DataArgs) -> anyhow::Result<ExitCode> {
+    let tokens = with_tokens(args, async |book| Ok(book.list().await?))?;
     let mut out = std::io::stdout().lock();
     let now = Clock::default().now();
     writeln!(out, "{:<16}  {:<24}  {:<24}  EXPIRES", "ID", "ENVIRONMENTS", "CAN")?;
-    for token in tokens(&args.data)?.list()? {
+    for token in tokens {
         let can: Vec<_> = token.can.iter().map(ToString::to_string).collect();
         let expires = match token.expires {
             None => "never".to_owned(),
@@ -194,9 +227,10 @@ fn list(args: &DataArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn revoke(args: &RevokeArgs) -> anyhow::Result<ExitCode> {
-    if !tokens(&args.data.data)?.revoke(&args.id)? {
-        anyhow::bail!("no token has the id {}; `token list` shows those there are", args.id);
+fn revoke(args: RevokeArgs) -> anyhow::Result<ExitCode> {
+    let RevokeArgs { data, id } = args;
+    if !with_tokens(data, async |book| Ok(book.revoke(&id).await?))? {
+        anyhow::bail!("no token has the id {id}; `token list` shows those there are");
     }
     Ok(ExitCode::SUCCESS)
 }

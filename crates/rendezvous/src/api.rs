@@ -1,5 +1,7 @@
 //! What the registry's calls say, on the wire.
 
+use std::io;
+
 use hyper::StatusCode;
 use serde::{Deserialize, Serialize};
 
@@ -142,6 +144,8 @@ pub(crate) enum ApiError {
     Draining,
     #[error("the service cannot reach its store; nothing was changed")]
     Store,
+    #[error("the disk of the service is full; nothing was changed")]
+    Full,
 }
 
 impl ApiError {
@@ -161,7 +165,7 @@ impl ApiError {
             Self::UpgradeRequired => StatusCode::UPGRADE_REQUIRED,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::Limited => StatusCode::TOO_MANY_REQUESTS,
-            Self::Draining | Self::Store => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Draining | Self::Store | Self::Full => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -185,7 +189,7 @@ impl ApiError {
             Self::Method => "method_not_allowed",
             Self::Limited => "rate_limited",
             Self::Draining => "draining",
-            Self::Store => "store_unavailable",
+            Self::Store | Self::Full => "store_unavailable",
         }
     }
 
@@ -199,6 +203,11 @@ impl ApiError {
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         tracing::error!(%error, "store");
-        Self::Store
+        let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+        if matches!(&error, StoreError::File(error) if full(error)) {
+            Self::Full
+        } else {
+            Self::Store
+        }
     }
 }

@@ -17,7 +17,8 @@ pub struct Config {
 
     /// How long a URL can be used for the first time. Default 5 min.
     pub url_lifetime: Duration,
-    /// How long an environment may be away and still come back with the URL it has. Default 10 min.
+    /// How long an environment or a harness may be away and still come back with the URL it has.
+    /// Default 10 min.
     pub reconnect_window: Duration,
     /// How long an authorization of a harness's key can be used. Default 2 min.
     pub authorization_lifetime: Duration,
@@ -42,6 +43,14 @@ pub struct Config {
     pub queue_bytes: usize,
     /// How long a socket may take nothing at all while a frame waits for it. Default 10 s.
     pub stall_timeout: Duration,
+    /// Bytes that may be under way from one node to another for one harness. Default 512 KiB.
+    pub wire_bytes: usize,
+    /// How often a node asks those whether they are there that it has harnesses of, or at.
+    /// Default 5 s.
+    pub peer_ping: Duration,
+    /// How often it is noted which harnesses are here, so that they may come back after a crash
+    /// with the URL they have. Default 60 s.
+    pub note_interval: Duration,
 
     /// When a silent socket is pinged. Default 30 s.
     pub ping_after: Duration,
@@ -84,6 +93,9 @@ impl Default for Config {
             frames_per_second: 50_000,
             queue_bytes: 1 << 20,
             stall_timeout: Duration::from_secs(10),
+            wire_bytes: 512 << 10,
+            peer_ping: Duration::from_secs(5),
+            note_interval: Duration::from_secs(60),
             ping_after: Duration::from_secs(30),
             pong_within: Duration::from_secs(60),
             request_timeout: Duration::from_secs(15),

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::socket::{OFFLINE, Outbound, REPLACED, REVOKED, Reason};
+use crate::socket::{GOING_AWAY, OFFLINE, Outbound, REPLACED, REVOKED, Reason};
 use crate::table::{Dropped, FromExecutor, FromHarness, LinkId, Table, TableLimits};
 
 /// What harnesses are told when a stream ends by our doing.
@@ -203,6 +203,20 @@ impl Environment {
         self.end_all(&mut self.lock(), reason);
     }
 
+    /// The environment's socket is at another node now. Everything here ends without a word about
+    /// streams: those that acknowledge go on there.
+    pub(crate) fn move_away(&self) {
+        let mut inner = self.lock();
+        inner.over = true;
+        inner.table.clear();
+        for (_, link) in inner.links.drain() {
+            link.outbound.close(GOING_AWAY);
+        }
+        if let Some(executor) = inner.executor.take() {
+            executor.outbound.close(REPLACED);
+        }
+    }
+
     fn end_all(&self, inner: &mut Inner, reason: Reason) {
         inner.over = true;
         for (link, stream) in inner.table.clear() {
@@ -344,6 +358,11 @@ impl Environment {
         } else {
             self.metrics.dropped(Dropped::Away);
         }
+    }
+
+    /// The harnesses that are here.
+    pub(crate) fn harnesses(&self) -> Vec<Arc<str>> {
+        self.lock().links.values().map(|link| link.harness.clone()).collect()
     }
 
     // --- tokens ---

@@ -23,6 +23,8 @@ use crate::token::{Right, Scope, TokenRecord};
 
 /// How large the journal of state may be before it is looked at whether it can be smaller.
 const COMPACT_BYTES: u64 = 4 << 20;
+/// For how many seconds it is kept when a harness was last here; longer than anybody asks.
+const KEEP_HARNESSES: u64 = 3600;
 
 /// A data directory, opened by a service.
 #[derive(Debug)]
@@ -40,6 +42,8 @@ struct State {
     compact_at: u64,
     registrations: BTreeMap<String, Registration>,
     used: HashMap<String, u64>,
+    /// When harnesses were last here.
+    harnesses: HashMap<String, u64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -49,6 +53,7 @@ enum Record {
     Removed(String),
     Seen { environment: String, registration: String, online: bool, at: u64 },
     Used { name: String, expires: u64 },
+    Harness { name: String, at: u64 },
 }
 
 impl FileStore {
@@ -71,6 +76,7 @@ impl FileStore {
             compact_at: COMPACT_BYTES,
             registrations: BTreeMap::new(),
             used: HashMap::new(),
+            harnesses: HashMap::new(),
         };
         records.into_iter().for_each(|record| state.apply(record));
         // Whoever was online when the last service died was so until now, as far as anybody can
@@ -130,9 +136,28 @@ impl FileStore {
         registration: &str,
         online: bool,
         at: u64,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
+        if self.registration(environment).is_none_or(|known| known.id != registration) {
+            return Ok(false);
+        }
         let (environment, registration) = (environment.to_owned(), registration.to_owned());
-        self.record(Record::Seen { environment, registration, online, at }, false).await
+        self.record(Record::Seen { environment, registration, online, at }, false).await?;
+        Ok(true)
+    }
+
+    pub(crate) async fn harness_seen(&self, name: String, at: u64) -> Result<(), StoreError> {
+        let state = self.state.clone();
+        blocking(move || {
+            let mut state = lock(&state);
+            state.write(Record::Harness { name, at }, false)?;
+            state.compact_if_large(at);
+            Ok(())
+        })
+        .await
+    }
+
+    pub(crate) fn harness_last_seen(&self, name: &str) -> Option<u64> {
+        lock(&self.state).harnesses.get(name).copied()
     }
 
     pub(crate) async fn use_once(
@@ -194,6 +219,9 @@ impl State {
             Record::Used { name, expires } => {
                 self.used.insert(name, expires);
             }
+            Record::Harness { name, at } => {
+                self.harnesses.insert(name, at);
+            }
         }
     }
 
@@ -209,10 +237,13 @@ impl State {
 
     fn compact(&mut self, now: u64) -> io::Result<()> {
         self.used.retain(|_, expires| *expires > now);
+        self.harnesses.retain(|_, at| *at + KEEP_HARNESSES > now);
         let registrations = self.registrations.values().cloned().map(Record::Registered);
         let used = self.used.iter();
         let used = used.map(|(name, &expires)| Record::Used { name: name.clone(), expires });
-        self.journal.rewrite(registrations.chain(used))?;
+        let harnesses = self.harnesses.iter();
+        let harnesses = harnesses.map(|(name, &at)| Record::Harness { name: name.clone(), at });
+        self.journal.rewrite(registrations.chain(used).chain(harnesses))?;
         self.compact_at = (self.journal.len() * 2).max(COMPACT_BYTES);
         Ok(())
     }
@@ -304,6 +335,7 @@ mod tests {
             registered: 1,
             online_since: None,
             last_seen: 1,
+            node: None,
         }
     }
 

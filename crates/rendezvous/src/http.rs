@@ -139,7 +139,7 @@ async fn answer(
     match call {
         Call::Health => return Ok(text("ok\n")),
         Call::Ready if service.is_draining() => return Err(ApiError::Draining),
-        Call::Ready => return Ok(text("ok\n")),
+        Call::Ready => return service.registry().ready().map(|()| text("ok\n")),
         Call::Metrics => return Ok(text(service.render_metrics())),
         _ => {}
     }

@@ -1,6 +1,8 @@
 //! The environments that are here, by id; their coming, going and being replaced.
 //!
-//! Invariant: there is at most one [`Environment`] per id, that of its current registration.
+//! Invariant: there is at most one [`Environment`] per id, that of its current registration. In a
+//! cluster one node at a time is its home, by the store; where a node finds that it is not, its own
+//! ends.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,12 +12,15 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::task::TaskTracker;
 use tokio_websockets::WebSocketStream;
 
+use crate::bridge::{self, Admitted};
+use crate::cluster::{Open, Presence, Refusal, Router};
 use crate::config::Config;
 use crate::environment::{AttachError, Detached, Environment, LinkHandle};
 use crate::metrics::{Gauges, Metrics};
-use crate::socket::{self, Outbound, Queue, REGISTERED_AGAIN, Reason, Received};
-use crate::store::Store;
+use crate::socket::{self, Outbound, Queue, REGISTERED_AGAIN, REMOVED, Reason, Received};
+use crate::store::{Registration, Store, StoreError};
 use crate::table::Dropped;
+use crate::wire::{WireReceiver, WireSender};
 
 /// All environments with a socket here, or whose streams wait for one.
 #[derive(Debug)]
@@ -23,6 +28,7 @@ pub(crate) struct Hub {
     config: Arc<Config>,
     metrics: Arc<Metrics>,
     store: Store,
+    router: Router,
     tasks: TaskTracker,
     environments: Mutex<HashMap<String, Arc<Environment>>>,
 }
@@ -48,7 +54,6 @@ pub(crate) struct Seat {
 #[derive(Debug)]
 struct Taken {
     who: Who,
-    environment: Arc<Environment>,
     side: Side,
     outbound: Outbound,
     queue: Queue,
@@ -56,8 +61,32 @@ struct Taken {
 
 #[derive(Debug)]
 enum Side {
-    Executor(u64),
-    Harness(LinkHandle),
+    Executor(Arc<Environment>, u64),
+    Harness(Arc<Environment>, LinkHandle),
+    /// The environment is at home at another node.
+    Far(WireSender, WireReceiver),
+}
+
+/// Why there was no place for a websocket.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SeatError {
+    #[error("replaced or removed in the meantime")]
+    Over,
+    #[error("as many harnesses as there may be")]
+    Full,
+    #[error("the environment has been away for too long")]
+    Offline,
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl From<AttachError> for SeatError {
+    fn from(error: AttachError) -> Self {
+        match error {
+            AttachError::Over => Self::Over,
+            AttachError::Full => Self::Full,
+        }
+    }
 }
 
 impl Hub {
@@ -67,7 +96,38 @@ impl Hub {
         store: Store,
         tasks: TaskTracker,
     ) -> Arc<Self> {
-        Arc::new(Self { config, metrics, store, tasks, environments: Mutex::default() })
+        let router = Router::new(&config, &metrics, &store);
+        Arc::new(Self { config, metrics, store, router, tasks, environments: Mutex::default() })
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn tasks(&self) -> &TaskTracker {
+        &self.tasks
+    }
+
+    /// What has to be done all the time, for ever.
+    pub(crate) async fn keep(self: &Arc<Self>) {
+        let sweep = async {
+            loop {
+                tokio::time::sleep(self.config.revocation_interval).await;
+                self.sweep_tokens().await;
+            }
+        };
+        let note = async {
+            loop {
+                tokio::time::sleep(self.config.note_interval).await;
+                self.note_harnesses().await;
+            }
+        };
+        let cluster = async {
+            if let Some(cluster) = self.router.cluster() {
+                cluster.run(self).await;
+            }
+        };
+        tokio::join!(sweep, note, cluster);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Environment>>> {
@@ -90,7 +150,33 @@ impl Hub {
             gauges.harnesses += links;
             gauges.streams += streams;
         }
+        gauges.wires = self.router.cluster().map_or(0, |cluster| cluster.wires.len());
         gauges
+    }
+
+    /// Whether anybody here has streams.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.gauges().streams > 0
+            || self.router.cluster().is_some_and(|cluster| cluster.wires.outward() > 0)
+    }
+
+    /// What is known here of an environment under that registration, if its socket is here.
+    pub(crate) fn presence_here(&self, environment: &str, registration: &str) -> Option<Presence> {
+        let known = self.get(environment).filter(|known| known.registration == registration)?;
+        let (harnesses, streams) = known.counts();
+        Some(Presence { since: known.online_since()?, harnesses, streams })
+    }
+
+    /// What is known of these environments, here or elsewhere, in the same order.
+    pub(crate) async fn presences(&self, known: &[&Registration]) -> Vec<Option<Presence>> {
+        let here = known.iter().map(|known| self.presence_here(&known.environment, &known.id));
+        let mut all: Vec<_> = here.collect();
+        if let Some(cluster) = self.router.cluster() {
+            for (known, far) in all.iter_mut().zip(cluster.presences(known).await) {
+                *known = known.or(far);
+            }
+        }
+        all
     }
 
     /// An environment has registered again, or was removed: what was under another registration
@@ -108,32 +194,101 @@ impl Hub {
     }
 
     /// Takes a place for a websocket. That an environment is here is kept before it is told so.
-    pub(crate) async fn seat(self: &Arc<Self>, who: Who) -> Result<Seat, AttachError> {
+    pub(crate) async fn seat(
+        self: &Arc<Self>,
+        who: Who,
+        current: &Registration,
+    ) -> Result<Seat, SeatError> {
+        match who.harness.clone() {
+            None => self.seat_executor(who).await,
+            Some(harness) => self.seat_harness(who, &harness, current).await,
+        }
+    }
+
+    async fn seat_executor(self: &Arc<Self>, who: Who) -> Result<Seat, SeatError> {
+        let (environment, _) = self.entry(&who)?;
+        // From before its socket is taken until that is kept nobody may find that it is not home.
+        let turn = environment.noting.lock().await;
         let (outbound, queue) = socket::queue(&self.config);
-        let (environment, fresh) = self.entry(&who)?;
-        let side = match &who.harness {
-            None => {
-                let now = self.config.clock.now();
-                let token = who.token.clone();
-                Side::Executor(environment.attach_executor(outbound.clone(), token, now)?)
+        let now = self.config.clock.now();
+        let number = environment.attach_executor(outbound.clone(), who.token.clone(), now)?;
+        let kept = self.store.seen(&who.environment, &who.registration, true, now).await;
+        drop(turn);
+        let side = Side::Executor(environment, number);
+        let seat = Seat { hub: self.clone(), taken: Some(Taken { who, side, outbound, queue }) };
+        match kept {
+            Ok(true) => Ok(seat),
+            Ok(false) => Err(SeatError::Over),
+            // Other nodes could not find it.
+            Err(error) if self.router.cluster().is_some() => Err(error.into()),
+            Err(error) => {
+                self.store_failed(&error);
+                Ok(seat)
             }
-            Some(harness) => {
-                let harness = harness.as_str().into();
-                let link = environment.attach_link(outbound.clone(), harness, who.token.clone())?;
-                if fresh {
-                    // A harness that is back before its environment, after a restart of ours.
-                    self.give_up_later(&who, environment.clone(), environment.epoch());
+        }
+    }
+
+    async fn seat_harness(
+        self: &Arc<Self>,
+        who: Who,
+        harness: &str,
+        current: &Registration,
+    ) -> Result<Seat, SeatError> {
+        let (outbound, queue) = socket::queue(&self.config);
+        let here = self.get(&who.environment);
+        let here = here.filter(|here| here.registration == who.registration);
+        let mut away_since = current.last_seen;
+        if here.as_ref().is_none_or(|here| here.online_since().is_none())
+            && let Some(node) = current.node.as_deref()
+            && let Some(cluster) = self.router.cluster().filter(|all| all.node() != node)
+        {
+            match cluster.open(node, &who, harness).await {
+                Ok((sender, receiver)) => {
+                    let side = Side::Far(sender, receiver);
+                    let taken = Taken { who, side, outbound, queue };
+                    return Ok(Seat { hub: self.clone(), taken: Some(taken) });
                 }
-                Side::Harness(link)
+                Err(Refusal::Full) => return Err(SeatError::Full),
+                Err(Refusal::Away) => {}
+                Err(Refusal::NodeGone) => {
+                    cluster.node_gone(&who.environment, &who.registration, node).await?;
+                    away_since = self.config.clock.now();
+                }
             }
-        };
-        let noted = who.harness.is_none().then(|| (who.clone(), environment.clone()));
-        let taken = Taken { who, environment, side, outbound, queue };
-        let seat = Seat { hub: self.clone(), taken: Some(taken) };
-        if let Some((who, environment)) = noted {
-            self.note(&who, &environment).await;
+        }
+        // It waits here, for the environment to come to this node, or to another.
+        let window = away_since + self.config.reconnect_window.as_secs();
+        if here.is_none() && self.config.clock.now() >= window {
+            return Err(SeatError::Offline);
+        }
+        let (environment, fresh) = self.entry(&who)?;
+        let link = environment.attach_link(outbound.clone(), harness.into(), who.token.clone())?;
+        if fresh {
+            self.give_up_later(&who, environment.clone(), environment.epoch());
+        }
+        let (id, side) = (who.environment.clone(), Side::Harness(environment.clone(), link));
+        let seat = Seat { hub: self.clone(), taken: Some(Taken { who, side, outbound, queue }) };
+        if self.router.cluster().is_some() && environment.online_since().is_none() {
+            // It may have come to another node since we looked.
+            let hub = self.clone();
+            tokio::spawn(async move { hub.recheck(&id).await });
         }
         Ok(seat)
+    }
+
+    /// Another node's harness wants a place.
+    pub(crate) fn admit(&self, open: &Open) -> Result<Admitted, Refusal> {
+        let environment = self.get(&open.environment).filter(|known| {
+            known.registration == open.registration && known.online_since().is_some()
+        });
+        let environment = environment.ok_or(Refusal::Away)?;
+        let (outbound, queue) = socket::queue(&self.config);
+        let (harness, token) = (open.harness.as_str().into(), open.token.clone());
+        match environment.attach_link(outbound.clone(), harness, token) {
+            Ok(link) => Ok(Admitted { environment, link, outbound, queue }),
+            Err(AttachError::Over) => Err(Refusal::Away),
+            Err(AttachError::Full) => Err(Refusal::Full),
+        }
     }
 
     fn entry(&self, who: &Who) -> Result<(Arc<Environment>, bool), AttachError> {
@@ -157,10 +312,12 @@ impl Hub {
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let Some(taken) = seat.taken.take() else { return };
-        let Taken { who, environment, side, outbound, queue } = taken;
-        let mut reader = socket::start(socket, outbound, queue, self.config.clone(), &self.tasks);
+        let Taken { who, side, outbound, queue } = taken;
+        let mut reader =
+            socket::start(socket, outbound.clone(), queue, self.config.clone(), &self.tasks);
         match side {
-            Side::Executor(number) => {
+            Side::Executor(environment, number) => {
+                drop(outbound);
                 tracing::info!(environment = who.environment, "environment online");
                 while let Some(received) = reader.next().await {
                     match received {
@@ -171,7 +328,8 @@ impl Hub {
                 drop(reader);
                 self.executor_gone(&who, &environment, number).await;
             }
-            Side::Harness(link) => {
+            Side::Harness(environment, link) => {
+                drop(outbound);
                 tracing::debug!(environment = who.environment, "harness here");
                 while let Some(received) = reader.next().await {
                     match received {
@@ -181,6 +339,11 @@ impl Hub {
                 }
                 drop(reader);
                 self.harness_gone(&environment, &link);
+            }
+            Side::Far(sender, receiver) => {
+                tracing::debug!(environment = who.environment, "harness here, environment not");
+                let config = self.config.clone();
+                bridge::run(reader, outbound, sender, receiver, config, &self.metrics).await;
             }
         }
     }
@@ -202,7 +365,7 @@ impl Hub {
         self.note(who, environment).await;
     }
 
-    fn harness_gone(&self, environment: &Arc<Environment>, link: &LinkHandle) {
+    pub(crate) fn harness_gone(&self, environment: &Arc<Environment>, link: &LinkHandle) {
         if environment.detach_link(link) {
             let (environment, grace) = (environment.clone(), self.config.grace);
             tokio::spawn(async move {
@@ -232,8 +395,80 @@ impl Hub {
         let now = self.config.clock.now();
         let seen = self.store.seen(&who.environment, &who.registration, online, now).await;
         if let Err(error) = seen {
-            self.metrics.store_errors.fetch_add(1, Relaxed);
-            tracing::warn!(%error, "cannot note who is online");
+            self.store_failed(&error);
+        }
+    }
+
+    fn store_failed(&self, error: &StoreError) {
+        self.metrics.store_errors.fetch_add(1, Relaxed);
+        tracing::warn!(%error, "cannot note who is here");
+    }
+
+    /// Notes which harnesses are here: after a crash they may come back with the urls they have.
+    async fn note_harnesses(&self) {
+        let now = self.config.clock.now();
+        for environment in self.all() {
+            for harness in environment.harnesses() {
+                let seen = self.store.harness_seen(&environment.registration, &harness, now).await;
+                if let Err(error) = seen {
+                    return self.store_failed(&error);
+                }
+            }
+        }
+    }
+
+    // --- other nodes ---
+
+    /// The store says something else of an environment than what is here; does as it says.
+    pub(crate) async fn recheck(&self, environment: &str) {
+        let Some(cluster) = self.router.cluster() else { return };
+        let known = self.get(environment);
+        let turn = match &known {
+            Some(known) => Some(known.noting.lock().await),
+            None => None,
+        };
+        // While the store cannot be asked nothing changes.
+        let Ok(current) = self.store.registration(environment).await else { return };
+        let Some(current) = current else {
+            return self.replace(environment, None, REMOVED);
+        };
+        let elsewhere = current.node.as_deref().filter(|node| *node != cluster.node());
+        if let Some(home) = current.node.as_deref() {
+            cluster.wires.cut_moved(environment, &current.id, home);
+        }
+        let Some(known) = &known else { return };
+        if known.registration != current.id {
+            self.replace(environment, Some(&current.id), REGISTERED_AGAIN);
+        } else if elsewhere.is_some() {
+            tracing::info!(environment, "environment moved to another node");
+            known.move_away();
+            let mut environments = self.lock();
+            if environments.get(environment).is_some_and(|now| Arc::ptr_eq(now, known)) {
+                environments.remove(environment);
+            }
+        } else if current.node.is_none() && known.online_since().is_some() {
+            // Another node took us for dead.
+            let now = self.config.clock.now();
+            if let Err(error) = self.store.seen(environment, &current.id, true, now).await {
+                self.store_failed(&error);
+            }
+        }
+        drop(turn);
+    }
+
+    /// Looks at everything that is here.
+    pub(crate) async fn recheck_all(&self) {
+        let mut all: BTreeSet<String> = self.lock().keys().cloned().collect();
+        all.extend(self.router.cluster().into_iter().flat_map(|all| all.wires.environments()));
+        for environment in all {
+            self.recheck(&environment).await;
+        }
+    }
+
+    /// The last thing a node does.
+    pub(crate) async fn say_goodbye(&self) {
+        if let Some(cluster) = self.router.cluster() {
+            cluster.flush().await;
         }
     }
 
@@ -255,6 +490,9 @@ impl Hub {
     /// Closes all sockets.
     pub(crate) fn close_sockets(&self, reason: Reason) {
         self.all().iter().for_each(|environment| environment.close_sockets(reason));
+        if let Some(cluster) = self.router.cluster() {
+            cluster.wires.cut_outward();
+        }
     }
 }
 
@@ -264,10 +502,11 @@ impl Drop for Seat {
         let hub = self.hub.clone();
         tokio::spawn(async move {
             match taken.side {
-                Side::Executor(number) => {
-                    hub.executor_gone(&taken.who, &taken.environment, number).await;
+                Side::Executor(environment, number) => {
+                    hub.executor_gone(&taken.who, &environment, number).await;
                 }
-                Side::Harness(link) => hub.harness_gone(&taken.environment, &link),
+                Side::Harness(environment, link) => hub.harness_gone(&environment, &link),
+                Side::Far(sender, _) => sender.cut(socket::ENDED).await,
             }
         });
     }

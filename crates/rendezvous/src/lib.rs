@@ -9,17 +9,25 @@
 //!  http ──▶ http.rs ──▶ registry.rs ──▶ store.rs            tokens, registrations, used tickets
 //!                          │   ticket.rs                    signed urls and authorizations
 //!  websocket ──▶ socket.rs ──▶ hub.rs ──▶ environment.rs ──▶ table.rs      who owns which stream
+//!                                │
+//!                                └─▶ cluster.rs ──▶ wire.rs ──▶ NATS       the other nodes
 //! ```
+//!
+//! On its own it keeps its state in a directory (`file_store.rs`); with NATS any number of nodes
+//! share theirs (`nats_store.rs`) and pass frames to each other. Nothing else differs.
 //!
 //! # What is absent
 //!
 //! No key that could decrypt anything: of the frames this crate calls `peek` only, which reads an
-//! address and a kind. No process, no file but those of the data directory.
+//! address and a kind. No process, no file but those of the data directory. Without `--nats`, no
+//! connection that nobody opened to it.
 
 #![forbid(unsafe_code)]
 
 mod api;
+mod bridge;
 mod client;
+mod cluster;
 mod config;
 mod environment;
 mod file_store;
@@ -28,6 +36,8 @@ mod hub;
 mod journal;
 mod key;
 mod metrics;
+mod nats;
+mod nats_store;
 mod rate;
 mod registry;
 mod secret;
@@ -38,14 +48,16 @@ mod table;
 mod ticket;
 mod tls;
 mod token;
+mod wire;
 
 pub use api::{EnvironmentStatus, SECURITY_PROFILE};
 pub use client::{ClientError, RegistryClient};
 pub use config::{Clock, Config, PublicUrl, PublicUrlError};
 pub use file_store::TokenFile;
 pub use key::{WireKey, WireKeyError};
+pub use nats::{NatsOptions, NatsServers, NatsServersError};
 pub use secret::{Secret, SigningKey};
-pub use service::{ServeError, ServeOptions, Service, serve};
-pub use store::{FileStore, Registration, Store, StoreError};
+pub use service::{ServeError, ServeOptions, Service, StoreOptions, serve};
+pub use store::{FileStore, NatsStore, NatsTokens, Registration, Store, StoreError, TokenBook};
 pub use tls::TlsError;
 pub use token::{Right, Scope, TokenRecord, UnknownRight};

@@ -14,6 +14,8 @@ pub(crate) struct Metrics {
     pub frames_to_harnesses: AtomicU64,
     pub bytes_to_environments: AtomicU64,
     pub bytes_to_harnesses: AtomicU64,
+    frames_between_nodes: AtomicU64,
+    bytes_between_nodes: AtomicU64,
     invalid: AtomicU64,
     not_owned: AtomicU64,
     unknown: AtomicU64,
@@ -33,6 +35,7 @@ pub(crate) struct Gauges {
     pub harnesses: usize,
     pub streams: usize,
     pub connections: usize,
+    pub wires: usize,
 }
 
 impl Metrics {
@@ -44,6 +47,12 @@ impl Metrics {
             Dropped::Away => &self.away,
         };
         counter.fetch_add(1, Relaxed);
+    }
+
+    /// A frame that another node sent.
+    pub(crate) fn between_nodes(&self, len: usize) {
+        self.frames_between_nodes.fetch_add(1, Relaxed);
+        self.bytes_between_nodes.fetch_add(len as u64, Relaxed);
     }
 
     pub(crate) fn request(&self, call: &'static str, status: u16) {
@@ -68,6 +77,7 @@ impl Metrics {
         metric("harnesses", "gauge", "Sockets of harnesses.", &gauge(now.harnesses));
         metric("streams", "gauge", "Streams between them.", &gauge(now.streams));
         metric("connections", "gauge", "Open connections.", &gauge(now.connections));
+        metric("wires", "gauge", "Harnesses between this node and others.", &gauge(now.wires));
         metric(
             "frames_forwarded_total",
             "counter",
@@ -98,6 +108,16 @@ impl Metrics {
             ],
         );
         let counters = [
+            (
+                "frames_between_nodes_total",
+                "Frames that other nodes sent here.",
+                &self.frames_between_nodes,
+            ),
+            (
+                "bytes_between_nodes_total",
+                "Bytes of frames that other nodes sent here.",
+                &self.bytes_between_nodes,
+            ),
             ("resets_total", "Streams ended by the service.", &self.resets),
             ("registrations_replaced_total", "Registrations that were replaced.", &self.replaced),
             (

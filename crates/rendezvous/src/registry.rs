@@ -12,9 +12,9 @@ use crate::api::{
     ApiError, ConnectAnswer, ConnectRequest, EnvironmentStatus, ExecutorAnswer, RegisterAnswer,
     RegisterRequest, SECURITY_PROFILE, ValidateRequest,
 };
+use crate::cluster::Presence;
 use crate::config::Config;
-use crate::environment::AttachError;
-use crate::hub::{Hub, Seat, Who};
+use crate::hub::{Hub, Seat, SeatError, Who};
 use crate::metrics::Metrics;
 use crate::rate::PerMinute;
 use crate::secret::{SigningKey, digest, random_name};
@@ -110,6 +110,7 @@ impl Registry {
             registered: now,
             online_since: None,
             last_seen: now,
+            node: None,
         };
         self.store.register(registration).await.map_err(|error| self.store_failed(error))?;
         self.hub.replace(environment, Some(&id), REGISTERED_AGAIN);
@@ -176,16 +177,10 @@ impl Registry {
         self.limit_calls(token)?;
         let registration = self.registration(environment).await?;
         let registration = registration.ok_or(ApiError::UnknownEnvironment)?;
-        if !self.is_online(&registration) {
+        if self.hub.presences(&[&registration]).await.pop().flatten().is_none() {
             return Err(ApiError::Offline);
         }
         Ok(registration)
-    }
-
-    fn is_online(&self, registration: &Registration) -> bool {
-        self.hub.get(&registration.environment).is_some_and(|known| {
-            known.registration == registration.id && known.online_since().is_some()
-        })
     }
 
     /// POST `/cloud/environment/{id}/validate`
@@ -234,21 +229,8 @@ impl Registry {
         else {
             return Err(ApiError::Replaced);
         };
-        let now = self.config.clock.now();
-        let here = self.hub.get(&ticket.environment);
-        let here = here.filter(|known| known.registration == ticket.registration);
-        let window = registration.last_seen + self.config.reconnect_window.as_secs();
-        // A pass has to be used soon, but whoever is here or was so a moment ago may come back.
-        let good = now < ticket.expires
-            || match &ticket.harness {
-                None => here.is_some() || now < window,
-                Some(harness) => here.as_ref().is_some_and(|here| here.knows(harness)),
-            };
-        if !good {
+        if !self.in_time(&ticket, &registration).await? {
             return Err(ApiError::PassOver);
-        }
-        if ticket.harness.is_some() && here.is_none() && now >= window {
-            return Err(ApiError::Offline);
         }
         let who = Who {
             environment: ticket.environment,
@@ -256,10 +238,35 @@ impl Registry {
             token: ticket.token,
             harness: ticket.harness,
         };
-        self.hub.seat(who).await.map_err(|error| match error {
-            AttachError::Over => ApiError::Replaced,
-            AttachError::Full => ApiError::TooManyHarnesses,
+        self.hub.seat(who, &registration).await.map_err(|error| match error {
+            SeatError::Over => ApiError::Replaced,
+            SeatError::Full => ApiError::TooManyHarnesses,
+            SeatError::Offline => ApiError::Offline,
+            SeatError::Store(error) => self.store_failed(error),
         })
+    }
+
+    /// A pass has to be used soon, but whoever is here or was so a moment ago may come back.
+    async fn in_time(&self, ticket: &Ticket, current: &Registration) -> Result<bool, ApiError> {
+        let now = self.config.clock.now();
+        let window = self.config.reconnect_window.as_secs();
+        if now < ticket.expires {
+            return Ok(true);
+        }
+        let here = self.hub.get(&ticket.environment);
+        let here = here.filter(|known| known.registration == ticket.registration);
+        let Some(harness) = &ticket.harness else {
+            // One that was at a node which died was there until now, as far as anybody can tell.
+            return Ok(here.is_some()
+                || current.node.is_some()
+                || now < current.last_seen + window);
+        };
+        if here.is_some_and(|here| here.knows(harness)) {
+            return Ok(true);
+        }
+        let seen = self.store.harness_last_seen(&current.id, harness).await;
+        let seen = seen.map_err(|error| self.store_failed(error))?;
+        Ok(seen.is_some_and(|at| now < at + window))
     }
 
     // --- who is there ---
@@ -275,7 +282,10 @@ impl Registry {
         }
         let all = self.store.registrations().await.map_err(|error| self.store_failed(error))?;
         let own = all.into_iter().filter(|known| token.scope.covers(&known.environment));
-        Ok(own.map(|known| self.status(known)).collect())
+        let own: Vec<_> = own.collect();
+        let presences = self.hub.presences(&own.iter().collect::<Vec<_>>()).await;
+        let both = own.into_iter().zip(presences);
+        Ok(both.map(|(known, presence)| self.status(known, presence)).collect())
     }
 
     /// GET `/cloud/environment/{id}`
@@ -286,7 +296,9 @@ impl Registry {
     ) -> Result<EnvironmentStatus, ApiError> {
         self.caller(caller, Right::Manage, environment).await?;
         let registration = self.registration(environment).await?;
-        registration.map(|known| self.status(known)).ok_or(ApiError::UnknownEnvironment)
+        let known = registration.ok_or(ApiError::UnknownEnvironment)?;
+        let presence = self.hub.presences(&[&known]).await.pop().flatten();
+        Ok(self.status(known, presence))
     }
 
     /// DELETE `/cloud/environment/{id}`
@@ -305,26 +317,19 @@ impl Registry {
         Ok(())
     }
 
-    fn status(&self, known: Registration) -> EnvironmentStatus {
-        let here = self.hub.get(&known.environment);
-        let here = here.filter(|here| here.registration == known.id);
-        let online_since = here.as_ref().and_then(|here| here.online_since());
-        let (harnesses, streams) = here.map_or((0, 0), |here| here.counts());
+    fn status(&self, known: Registration, presence: Option<Presence>) -> EnvironmentStatus {
+        let now = self.config.clock.now();
         EnvironmentStatus {
-            online: online_since.is_some(),
-            online_since,
-            last_seen: if online_since.is_some() {
-                self.config.clock.now()
-            } else {
-                known.last_seen
-            },
+            online: presence.is_some(),
+            online_since: presence.map(|presence| presence.since),
+            last_seen: if presence.is_some() { now } else { known.last_seen },
             registered: known.registered,
             executor_registration_id: known.id,
             security_profile: known.executor_key.map(|_| SECURITY_PROFILE.to_owned()),
             token: known.token,
             environment_id: known.environment,
-            harnesses,
-            streams,
+            harnesses: presence.map_or(0, |presence| presence.harnesses),
+            streams: presence.map_or(0, |presence| presence.streams),
         }
     }
 
@@ -376,6 +381,11 @@ impl Registry {
     }
 
     // --- inside ---
+
+    /// Whether calls can be answered.
+    pub(crate) fn ready(&self) -> Result<(), ApiError> {
+        self.store.ready().map_err(|_| ApiError::Store)
+    }
 
     async fn registration(&self, environment: &str) -> Result<Option<Registration>, ApiError> {
         self.store.registration(environment).await.map_err(|error| self.store_failed(error))

@@ -27,9 +27,10 @@ use crate::config::Config;
 use crate::http;
 use crate::hub::Hub;
 use crate::metrics::{Gauges, Metrics};
+use crate::nats::NatsOptions;
 use crate::registry::Registry;
 use crate::socket::GOING_AWAY;
-use crate::store::{FileStore, Store, StoreError};
+use crate::store::{FileStore, NatsStore, Store, StoreError};
 use crate::tls::{self, TlsError};
 
 /// A registry and rendezvous. Clones are the same service.
@@ -56,16 +57,8 @@ impl Service {
         let hub = Hub::new(config.clone(), metrics.clone(), store.clone(), tasks.clone());
         let registry = Registry::new(config.clone(), metrics.clone(), store, hub.clone());
         let stopped = CancellationToken::new();
-        let (interval, until) = (config.revocation_interval, stopped.clone());
-        tasks.spawn(async move {
-            let sweep = async {
-                loop {
-                    tokio::time::sleep(interval).await;
-                    hub.sweep_tokens().await;
-                }
-            };
-            until.run_until_cancelled(sweep).await;
-        });
+        let until = stopped.clone();
+        tasks.spawn(async move { until.run_until_cancelled(hub.keep()).await });
         let room = Arc::new(Semaphore::new(config.connections));
         let draining = CancellationToken::new();
         Self(Arc::new(Shared { config, metrics, registry, tasks, room, draining, stopped }))
@@ -177,7 +170,7 @@ impl Service {
         let shared = &self.0;
         shared.draining.cancel();
         let idle = async {
-            while shared.registry.hub.gauges().streams > 0 {
+            while shared.registry.hub.is_busy() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
@@ -191,6 +184,7 @@ impl Service {
         if timeout(patience, shared.tasks.wait()).await.is_err() {
             tracing::warn!("some connections did not end in time");
         }
+        shared.registry.hub.say_goodbye().await;
     }
 }
 
@@ -199,10 +193,32 @@ impl Service {
 pub struct ServeOptions {
     /// The address; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// The data directory.
-    pub data: PathBuf,
+    /// Where its state is.
+    pub store: StoreOptions,
     /// Certificate chain and key, both PEM.
     pub tls: Option<(PathBuf, PathBuf)>,
+}
+
+/// Where a service program keeps its state.
+#[derive(Debug, Clone)]
+pub enum StoreOptions {
+    /// In a directory of its own.
+    Directory(PathBuf),
+    /// In NATS, together with the other nodes.
+    Nats(NatsOptions),
+}
+
+impl StoreOptions {
+    async fn open(&self, config: &Config) -> Result<Store, StoreError> {
+        Ok(match self {
+            Self::Directory(path) => {
+                Store::File(Arc::new(FileStore::open(path, config.clock.now())?))
+            }
+            Self::Nats(options) => {
+                Store::Nats(Arc::new(NatsStore::connect(options, config).await?))
+            }
+        })
+    }
 }
 
 /// Why a service program could not run.
@@ -234,9 +250,9 @@ pub async fn serve(
     announce: impl FnOnce(&str) -> io::Result<()>,
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let ServeOptions { listen: address, data, tls } = options;
+    let ServeOptions { listen: address, store, tls } = options;
     let tls = tls.map(|(cert, key)| tls::acceptor(&cert, &key)).transpose()?;
-    let store = Store::File(Arc::new(FileStore::open(&data, config.clock.now())?));
+    let store = store.open(&config).await?;
     let bind = |source| ServeError::Bind { address, source };
     let listener = TcpListener::bind(address).await.map_err(bind)?;
     let scheme = if tls.is_some() { "https" } else { "http" };

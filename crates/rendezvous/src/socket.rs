@@ -4,6 +4,7 @@
 //! takes nothing for [`Config::stall_timeout`]; it never makes the service grow.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use codex_exec_relay_core::{Body, Frame, StreamId};
@@ -32,7 +33,11 @@ pub(crate) const REVOKED: Reason = (1008, "token no longer valid");
 pub(crate) const OFFLINE: Reason = (1000, "environment offline");
 pub(crate) const STALLED: Reason = (1008, "too slow");
 const SILENT: Reason = (1001, "no pong");
-const ENDED: Reason = (1000, "");
+pub(crate) const ENDED: Reason = (1000, "");
+
+/// All reasons, by the number that other nodes know them by; new ones go to the end.
+pub(crate) const REASONS: [Reason; 9] =
+    [ENDED, GOING_AWAY, REPLACED, REGISTERED_AGAIN, REMOVED, REVOKED, OFFLINE, STALLED, SILENT];
 
 /// The way to a socket; clones share it.
 #[derive(Debug, Clone)]
@@ -139,6 +144,38 @@ impl Outbound {
 fn reset_frame(stream: &str, reason: &str) -> Option<Bytes> {
     let body = Body::Reset { reason: reason.to_owned() };
     Some(Frame::new(StreamId::new(stream)?, 0, 0, body).encode())
+}
+
+impl Queue {
+    /// The next frame and its share of the room, for whoever passes frames on to something that is
+    /// no websocket; `None` once all is said.
+    pub(crate) async fn next(&mut self) -> Option<(Bytes, Option<OwnedSemaphorePermit>)> {
+        loop {
+            let queued = tokio::select! {
+                biased;
+                queued = self.queue.recv() => queued,
+                () = self.closing.asked.cancelled() => None,
+            };
+            match queued? {
+                Queued::Frame(frame, share) => return Some((frame, share)),
+                Queued::Ping | Queued::Flush(_) => {}
+            }
+        }
+    }
+
+    /// Why it is closed, once it is.
+    pub(crate) fn reason(&self) -> Reason {
+        self.closing.reason.get().copied().unwrap_or(ENDED)
+    }
+
+    /// Resolves once the queue has been closed for `patience`.
+    pub(crate) fn given_up(&self, patience: Duration) -> impl Future<Output = ()> + use<> {
+        let closing = self.closing.clone();
+        async move {
+            closing.asked.cancelled().await;
+            sleep(patience).await;
+        }
+    }
 }
 
 /// Once nobody writes, nobody may wait for room.
@@ -253,6 +290,7 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
     config: Arc<Config>,
 ) {
     let closing = queue.closing.clone();
+    let given_up = queue.given_up(config.close_timeout);
     let work = async {
         loop {
             let first = tokio::select! {
@@ -276,10 +314,6 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
         let (code, word) = closing.reason.get().copied().unwrap_or(ENDED);
         sink.send(Message::close(CloseCode::try_from(code).ok(), word)).await?;
         sink.close().await
-    };
-    let given_up = async {
-        closing.asked.cancelled().await;
-        sleep(config.close_timeout).await;
     };
     tokio::select! {
         result = work => if let Err(error) = result {

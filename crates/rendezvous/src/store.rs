@@ -1,8 +1,10 @@
-//! What outlives the process: tokens, registrations, and which authorizations were used.
+//! What outlives the process: tokens, registrations, which authorizations were used, and who was
+//! here.
 //!
 //! Invariant: what a call has answered with `Ok` is there after a restart. [`FileStore`] is a data
 //! directory of one service; tokens in it are also written by the command line, and every
-//! lookup sees what is in the file at that moment.
+//! lookup sees what is in the file at that moment. [`NatsStore`] is the same in NATS, for all nodes
+//! of a cluster.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -11,9 +13,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use crate::file_store::FileStore;
+use crate::file_store::TokenFile;
 use crate::key::WireKey;
-use crate::secret::SigningKey;
-use crate::token::TokenRecord;
+use crate::nats_store::Seen;
+pub use crate::nats_store::{NatsStore, NatsTokens};
+use crate::secret::{Secret, SigningKey};
+use crate::token::{Right, Scope, TokenRecord};
 
 /// An environment that has registered. Times are seconds since 1970.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +37,9 @@ pub struct Registration {
     pub online_since: Option<u64>,
     /// When its socket was last known to be there, or when it registered.
     pub last_seen: u64,
+    /// Which node of a cluster has its socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
 }
 
 /// Why the store could not be used. Nothing was changed, as far as it can be known.
@@ -43,6 +51,12 @@ pub enum StoreError {
     /// Another service has the data directory.
     #[error("another service uses the data directory {0}")]
     Locked(std::path::PathBuf),
+    /// NATS is not there.
+    #[error("NATS is not there; it is looked for")]
+    NatsGone,
+    /// NATS did not do it.
+    #[error("NATS cannot be used: {0}")]
+    Nats(String),
 }
 
 /// Where state is kept.
@@ -50,6 +64,8 @@ pub enum StoreError {
 pub enum Store {
     /// In a directory.
     File(Arc<FileStore>),
+    /// In NATS.
+    Nats(Arc<NatsStore>),
 }
 
 /// One change of the tokens.
@@ -109,6 +125,7 @@ impl Store {
     pub fn signing_key(&self) -> SigningKey {
         match self {
             Self::File(store) => store.signing_key().clone(),
+            Self::Nats(store) => store.signing_key().clone(),
         }
     }
 
@@ -116,6 +133,7 @@ impl Store {
     pub async fn token_by_digest(&self, digest: &str) -> Result<Option<TokenRecord>, StoreError> {
         match self {
             Self::File(store) => Ok(store.tokens()?.by_digest(digest).cloned()),
+            Self::Nats(store) => store.token_by_digest(digest).await,
         }
     }
 
@@ -123,6 +141,7 @@ impl Store {
     pub async fn token_by_id(&self, id: &str) -> Result<Option<TokenRecord>, StoreError> {
         match self {
             Self::File(store) => Ok(store.tokens()?.by_id(id).cloned()),
+            Self::Nats(store) => store.token_by_id(id).await,
         }
     }
 
@@ -138,6 +157,7 @@ impl Store {
                 let dead = |id: &String| tokens.by_id(id).is_none_or(|token| token.is_expired(now));
                 Ok(ids.into_iter().filter(dead).collect())
             }
+            Self::Nats(store) => store.dead_tokens(ids, now).await,
         }
     }
 
@@ -145,6 +165,7 @@ impl Store {
     pub async fn register(&self, registration: Registration) -> Result<(), StoreError> {
         match self {
             Self::File(store) => store.register(registration).await,
+            Self::Nats(store) => store.register(registration).await,
         }
     }
 
@@ -152,6 +173,7 @@ impl Store {
     pub async fn registration(&self, id: &str) -> Result<Option<Registration>, StoreError> {
         match self {
             Self::File(store) => Ok(store.registration(id)),
+            Self::Nats(store) => store.registration(id).await,
         }
     }
 
@@ -159,6 +181,7 @@ impl Store {
     pub async fn registrations(&self) -> Result<Vec<Registration>, StoreError> {
         match self {
             Self::File(store) => Ok(store.registrations()),
+            Self::Nats(store) => store.registrations().await,
         }
     }
 
@@ -166,19 +189,26 @@ impl Store {
     pub async fn remove(&self, environment: &str) -> Result<bool, StoreError> {
         match self {
             Self::File(store) => store.remove(environment).await,
+            Self::Nats(store) => store.remove(environment).await,
         }
     }
 
-    /// An environment's socket came (`online`) or went.
+    /// An environment's socket came to this process (`online`), or went from it; `false` if the
+    /// registration is not the current one.
     pub async fn seen(
         &self,
         environment: &str,
         registration: &str,
         online: bool,
         now: u64,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         match self {
             Self::File(store) => store.seen(environment, registration, online, now).await,
+            Self::Nats(store) => {
+                let node = store.nats().node.clone();
+                let change = if online { Seen::Here } else { Seen::Gone { node: &node } };
+                store.seen(environment, registration, change, now).await
+            }
         }
     }
 
@@ -186,6 +216,83 @@ impl Store {
     pub async fn use_once(&self, name: &str, expires: u64, now: u64) -> Result<bool, StoreError> {
         match self {
             Self::File(store) => store.use_once(name, expires, now).await,
+            Self::Nats(store) => store.use_once(name).await,
+        }
+    }
+
+    /// A harness of that registration is here.
+    pub(crate) async fn harness_seen(
+        &self,
+        registration: &str,
+        harness: &str,
+        now: u64,
+    ) -> Result<(), StoreError> {
+        let name = format!("{registration}.{harness}");
+        match self {
+            Self::File(store) => store.harness_seen(name, now).await,
+            Self::Nats(store) => store.harness_seen(name, now).await,
+        }
+    }
+
+    /// When a harness of that registration was last noted to be here; not for ever.
+    pub(crate) async fn harness_last_seen(
+        &self,
+        registration: &str,
+        harness: &str,
+    ) -> Result<Option<u64>, StoreError> {
+        let name = format!("{registration}.{harness}");
+        match self {
+            Self::File(store) => Ok(store.harness_last_seen(&name)),
+            Self::Nats(store) => store.harness_last_seen(&name).await,
+        }
+    }
+
+    /// Fails while the store cannot be reached at all.
+    pub(crate) fn ready(&self) -> Result<(), StoreError> {
+        match self {
+            Self::File(_) => Ok(()),
+            Self::Nats(store) => store.nats().up(),
+        }
+    }
+}
+
+/// The tokens of a service or a cluster, for whoever makes and revokes them.
+#[derive(Debug)]
+pub enum TokenBook {
+    /// In a directory.
+    File(TokenFile),
+    /// In NATS.
+    Nats(NatsTokens),
+}
+
+impl TokenBook {
+    /// Makes a token. It is given here and kept nowhere.
+    pub async fn create(
+        &self,
+        scope: Scope,
+        can: Vec<Right>,
+        now: u64,
+        expires: Option<u64>,
+    ) -> Result<(Secret, TokenRecord), StoreError> {
+        match self {
+            Self::File(tokens) => Ok(tokens.create(scope, can, now, expires)?),
+            Self::Nats(tokens) => tokens.create(scope, can, now, expires).await,
+        }
+    }
+
+    /// The tokens that are not revoked, the oldest first.
+    pub async fn list(&self) -> Result<Vec<TokenRecord>, StoreError> {
+        match self {
+            Self::File(tokens) => Ok(tokens.list()?),
+            Self::Nats(tokens) => tokens.list().await,
+        }
+    }
+
+    /// Revokes a token; `false` if there is none with that id.
+    pub async fn revoke(&self, id: &str) -> Result<bool, StoreError> {
+        match self {
+            Self::File(tokens) => Ok(tokens.revoke(id)?),
+            Self::Nats(tokens) => tokens.revoke(id).await,
         }
     }
 }

@@ -133,7 +133,9 @@ impl Table {
             link: Some(link),
             orphaned: None,
             harness_acks: frame.acknowledges,
-            executor_acks: false,
+            // One who claims a stream again and has had something of it already goes on with one
+            // that it knows to be acknowledged; this node was not there.
+            executor_acks: frame.acknowledges && frame.kind == BodyKind::Resume,
         };
         self.streams.insert(frame.stream_id.into(), entry);
         FromHarness::Forward
@@ -272,6 +274,15 @@ mod tests {
         assert_eq!(table.link_gone(2, now), []);
         assert_eq!(table.expire(now - Duration::from_secs(1)), []);
         assert_eq!(table.expire(now), ["acking".into()]);
+    }
+
+    #[test]
+    fn a_stream_that_is_claimed_again_is_known_to_acknowledge() {
+        let (mut table, ann, _) = table();
+        let again = Peek { stream_id: "s", kind: BodyKind::Resume, acknowledges: true };
+        assert_eq!(table.harness_frame(1, &ann, again), FromHarness::Forward);
+        assert_eq!(table.executor_gone(), []);
+        assert_eq!(table.link_gone(1, Instant::now()), []);
     }
 
     #[test]

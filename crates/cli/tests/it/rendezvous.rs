@@ -120,6 +120,199 @@ fn tokens_are_made_listed_revoked_and_survive_a_kill() {
     assert!(said.contains("401") && !said.contains(&narrow), "{said}");
 }
 
+/// A service whose disk is a small one of its own, which can be filled up.
+struct SmallDisk {
+    child: Child,
+    said: BufReader<std::process::ChildStdout>,
+    service: String,
+    token: String,
+}
+
+impl SmallDisk {
+    fn start(dir: &TempDir) -> Self {
+        // Each line that it reads is a command, and each that it writes an answer.
+        let script = r#"
+            set -eu
+            mount -t tmpfs -o size=64k tmpfs "$1"
+            "$0" rendezvous token create --data "$1/data" --can register,manage
+            "$0" rendezvous serve --listen 127.0.0.1:0 --data "$1/data" &
+            trap 'kill $!' EXIT
+            while read -r line; do
+                case "$line" in
+                    fill) dd if=/dev/zero of="$1/fill" bs=1k 2> /dev/null || true ;;
+                    free) rm "$1/fill" ;;
+                esac
+                echo "$line"
+            done
+        "#;
+        let mut unshare = Command::new("unshare");
+        if !rustix::process::geteuid().is_root() {
+            unshare.args(["--user", "--map-root-user"]);
+        }
+        let mut child = unshare
+            .args(["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_codex")])
+            .arg(dir.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let mut line = || {
+            let mut line = String::new();
+            said.read_line(&mut line).unwrap();
+            line.trim_end().to_owned()
+        };
+        let (token, service) = (line(), line());
+        assert!(token.starts_with("crt_") && service.starts_with("http://"), "{service}");
+        Self { child, said, service, token }
+    }
+
+    fn tell(&mut self, command: &str) {
+        use std::io::Write;
+        writeln!(self.child.stdin.as_mut().unwrap(), "{command}").unwrap();
+        let mut line = String::new();
+        self.said.read_line(&mut line).unwrap();
+        assert_eq!(line.trim_end(), command);
+    }
+
+    fn register(&self, id: &str) -> String {
+        use std::io::{Read, Write};
+        let address = self.service.strip_prefix("http://").unwrap();
+        let mut socket = std::net::TcpStream::connect(address).unwrap();
+        write!(
+            socket,
+            "POST /cloud/executor/{id}/register HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\
+             Authorization: Bearer {}\r\nConnection: close\r\n\r\n",
+            self.token
+        )
+        .unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // At the end of its input it stops the service and goes.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_full_disk_is_told_and_changes_nothing() {
+    let dir = TempDir::new().unwrap();
+    let mut disk = SmallDisk::start(&dir);
+    assert!(disk.register("before").starts_with("HTTP/1.1 200 "));
+    disk.tell("fill");
+    // The file's last block may have room for some.
+    let refused = (0..100).map(|number| (number, disk.register(&format!("e{number}"))));
+    let (number, refused) =
+        refused.into_iter().find(|(_, answer)| !answer.starts_with("HTTP/1.1 200 ")).unwrap();
+    assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+    assert!(refused.contains("store_unavailable") && refused.contains("disk"), "{refused}");
+    disk.tell("free");
+    assert!(disk.register("after").starts_with("HTTP/1.1 200 "));
+    // Who was told that it failed has not registered.
+    let id = format!("e{number}");
+    let shown = run(&["environments", "show", &id, "--registry", &disk.service], &disk.token);
+    let said = String::from_utf8(shown.stderr).unwrap();
+    assert!(said.contains("404"), "{said}");
+}
+
+/// A nats-server on a free port, with a directory that goes with it.
+struct Nats {
+    child: Child,
+    url: String,
+    _dir: TempDir,
+}
+
+impl Nats {
+    fn start() -> Self {
+        let dir = TempDir::new().unwrap();
+        let child = Command::new("nats-server")
+            .args(["-js", "-a", "127.0.0.1", "-p", "-1", "-sd"])
+            .arg(dir.path().join("data"))
+            .arg("--ports_file_dir")
+            .arg(dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("install the nats-server package");
+        let mut nats = Self { child, url: String::new(), _dir: dir };
+        let file = nats._dir.path().join(format!("nats-server_{}.ports", nats.child.id()));
+        while nats.url.is_empty() {
+            assert!(nats.child.try_wait().unwrap().is_none(), "nats-server ended");
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            let ports: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+            nats.url = ports["nats"][0].as_str().unwrap_or_default().to_owned();
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        nats
+    }
+}
+
+impl Drop for Nats {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn several_nodes_on_nats() {
+    let nats = Nats::start();
+    let node = || {
+        let mut child = codex()
+            .args(["rendezvous", "serve", "--listen", "127.0.0.1:0"])
+            .env("CODEX_RENDEZVOUS_NATS", &nats.url)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut url = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
+        Service { child, url: url.trim_end().to_owned() }
+    };
+    let (one, mut other) = (node(), node());
+    let on = ["--nats", &nats.url];
+    let make = |more: &[&str]| {
+        let args = [&["rendezvous", "token", "create"], &on[..], more].concat();
+        stdout(&run(&args, "")).trim_end().to_owned()
+    };
+    let (token, manager) = (make(&["--environment", "box"]), make(&["--can", "manage"]));
+    assert!(register(&one, "box", &token).contains(" 200 "));
+    let shown = stdout(&run(&["environments", "list", "--registry", &other.url], &manager));
+    assert!(shown.contains("box") && shown.contains("offline, seen"), "{shown}");
+    let listed = stdout(&run(&[&["rendezvous", "token", "list"], &on[..]].concat(), ""));
+    assert_eq!(listed.lines().count(), 3, "{listed}");
+    let id = listed.lines().find(|line| line.contains("box")).unwrap();
+    let id = id.split_whitespace().next().unwrap();
+    let revoke = [&["rendezvous", "token", "revoke"], &on[..], &[id]].concat();
+    assert!(run(&revoke, "").status.success());
+    assert_eq!(run(&revoke, "").status.code(), Some(1));
+    for node in [&one, &other] {
+        assert!(register(node, "box", &token).contains(" 401 "));
+    }
+    let kill = Command::new("kill").arg(other.child.id().to_string()).status().unwrap();
+    assert!(kill.success());
+    assert_eq!(other.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn without_nats_there_is_no_node() {
+    // Nobody listens there.
+    let nats = "nats://user:hunter2@127.0.0.1:1";
+    for args in [&["serve", "--listen", "127.0.0.1:0"][..], &["token", "list"]] {
+        let args = [&["rendezvous"], args, &["--nats", nats]].concat();
+        let output = run(&args, "");
+        assert_eq!(output.status.code(), Some(1));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("NATS cannot be used") && !said.contains("hunter2"), "{said}");
+    }
+}
+
 #[test]
 fn told_to_stop_it_stops_in_good_order() {
     let dir = TempDir::new().unwrap();
@@ -136,6 +329,8 @@ fn wrong_command_lines() {
         &["rendezvous", "serve", "--listen", "nowhere"],
         &["rendezvous", "serve", "--tls-cert", "x"],
         &["rendezvous", "serve", "--public-url", "ftp://x"],
+        &["rendezvous", "serve", "--nats", "http://x"],
+        &["rendezvous", "serve", "--nats-replicas", "3"],
         &["rendezvous", "token", "create", "--can", "fly"],
         &["rendezvous", "token", "create", "--expires", "soon"],
         &["rendezvous", "token", "create", "--environment", "a", "--prefix", "b"],

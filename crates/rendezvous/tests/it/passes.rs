@@ -69,6 +69,33 @@ async fn who_was_here_may_come_back_with_the_url_it_has() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_harness_may_come_back_after_a_crash_too() {
+    let mut world = World::new();
+    let token = world.token();
+    let (url, _) = world.register("e1", &token).await;
+    let mut socket = world.websocket(&url).await.unwrap();
+    let (_, answer) = world.connect("e1", &token, 1).await;
+    let (link, fresh) = (text(&answer["url"]), world.connect("e1", &token, 2).await.1);
+    let mut harness = world.websocket(&link).await.unwrap();
+    send(&mut harness, claim("s")).await;
+    assert_eq!(next(&mut socket).await, "s resume");
+    // Long enough for it to be noted, and for its url to be over.
+    world.pass_time(400);
+    tokio::time::sleep(world.config.note_interval).await;
+    while world.noted_harnesses() == 0 {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    world.restart().await;
+    let _socket = world.websocket(&url).await.unwrap();
+    let _harness = world.websocket(&link).await.unwrap();
+    // One that was never here may not.
+    assert_eq!(world.websocket(&text(&fresh["url"])).await.unwrap_err(), 403);
+    world.restart().await;
+    world.pass_time(600);
+    assert_eq!(world.websocket(&link).await.unwrap_err(), 403);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_replaced_registration_has_no_websocket() {
     let world = World::new();
     let token = world.token();

@@ -1,12 +1,20 @@
 //! The program's side: real sockets, TLS, stopping, one service per directory.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use codex_rendezvous::{
     ClientError, Config, FileStore, RegistryClient, Right, Scope, Secret, ServeError, ServeOptions,
-    StoreError, TokenFile, serve,
+    StoreError, StoreOptions, TokenFile, serve,
 };
+use futures_util::{SinkExt, StreamExt};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
 use tokio::sync::oneshot;
+use tokio_rustls::client::TlsStream;
+use tokio_websockets::{ClientBuilder, Message};
 
 use crate::util::*;
 
@@ -35,7 +43,7 @@ async fn start(options: ServeOptions, config: Config) -> Running {
 fn options(dir: &tempfile::TempDir) -> ServeOptions {
     ServeOptions {
         listen: "127.0.0.1:0".parse().unwrap(),
-        data: dir.path().join("data"),
+        store: StoreOptions::Directory(dir.path().join("data")),
         tls: None,
     }
 }
@@ -91,6 +99,78 @@ async fn over_tls() {
     let swapped = ServeOptions { tls: Some((key, cert)), ..options };
     let refused = serve(swapped, Config::default(), |_| Ok(()), async {}).await;
     assert!(matches!(refused, Err(ServeError::Tls(_))), "{refused:?}");
+}
+
+/// A connection by TLS that believes in that certificate only.
+async fn secure(
+    address: &str,
+    cert: &rustls::pki_types::CertificateDer<'_>,
+) -> TlsStream<TcpStream> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(cert.clone().into_owned()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let socket = TcpStream::connect(address).await.unwrap();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    connector.connect("localhost".try_into().unwrap(), socket).await.unwrap()
+}
+
+#[tokio::test]
+async fn frames_over_tls() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+    std::fs::write(&cert, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let options = ServeOptions { tls: Some((cert, key)), ..options(&dir) };
+    let running = start(options, Config::default()).await;
+    let address = running.url.strip_prefix("https://").unwrap().to_owned();
+    let tokens = TokenFile::open(&dir.path().join("data")).unwrap();
+    let can = vec![Right::Register, Right::Connect];
+    let token = tokens.create(Scope::Any, can, system_now(), None).unwrap().0;
+    let call = async |what: &str, body: serde_json::Value| -> String {
+        let socket = TokioIo::new(secure(&address, made.cert.der()).await);
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(socket).await.unwrap();
+        tokio::spawn(connection);
+        let request = hyper::Request::post(format!("/cloud/environment/e1/{what}"))
+            .header("host", &address)
+            .header("authorization", format!("Bearer {}", token.expose()))
+            .body(Full::new(Bytes::from(body.to_string())))
+            .unwrap();
+        let answer = sender.send_request(request).await.unwrap().into_body();
+        let answer = answer.collect().await.unwrap().to_bytes();
+        let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
+        text(&answer["url"])
+    };
+    let open = async |url: String| {
+        // What it is told is where it found the service, by TLS.
+        assert!(url.starts_with(&format!("wss://{address}/")), "{url}");
+        let socket = secure(&address, made.cert.der()).await;
+        ClientBuilder::new().uri(&url).unwrap().connect_on(socket).await.unwrap().0
+    };
+    let mut environment = open(call("register", register_body()).await).await;
+    let body = serde_json::json!({"harness_public_key": crate::util::key(1)});
+    let mut harness = open(call("connect", body).await).await;
+    let same = |one: Message, other: &Message| one.as_payload()[..] == other.as_payload()[..];
+    harness.send(claim("s")).await.unwrap();
+    assert!(same(environment.next().await.unwrap().unwrap(), &claim("s")));
+    for (payload, len) in [(1u8, 10), (2, 60 << 10), (3, 200 << 10)] {
+        let frame = data("s", &vec![payload; len]);
+        harness.send(frame.clone()).await.unwrap();
+        assert!(same(environment.next().await.unwrap().unwrap(), &frame));
+        environment.send(frame.clone()).await.unwrap();
+        assert!(same(harness.next().await.unwrap().unwrap(), &frame));
+    }
+    running.stop.send(()).unwrap();
+    // Closed in good order.
+    let last = environment.next().await.unwrap().unwrap();
+    assert_eq!(last.as_close().map(|(code, _)| u16::from(code)), Some(1012));
+    drop((environment, harness));
+    running.done.await.unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -14,16 +14,16 @@ use tokio_websockets::Message;
 use crate::util::*;
 
 /// An environment and a harness with a stream between them, through a service.
-struct Session {
-    world: World,
-    token: String,
+pub struct Session {
+    pub world: World,
+    pub token: String,
     registration: String,
     urls: (String, String),
     sockets: (Option<Client>, Option<Client>),
     executor: Executor,
     harness: Harness,
     stream: StreamId,
-    got: (Vec<Bytes>, Vec<Bytes>),
+    pub got: (Vec<Bytes>, Vec<Bytes>),
 }
 
 fn now() -> std::time::Instant {
@@ -33,6 +33,11 @@ fn now() -> std::time::Instant {
 impl Session {
     async fn open(world: World) -> Self {
         let token = world.token();
+        Self::between(world, None, token).await
+    }
+
+    /// The harness at another node, if there is one.
+    pub async fn between(world: World, other: Option<&World>, token: String) -> Self {
         let (url, registration) = world.register("e1", &token).await;
         let mode = ExecutorMode::Noise {
             identity: identity(0),
@@ -41,7 +46,7 @@ impl Session {
         };
         let executor = Executor::new(Config::default(), mode, Box::new(Rng(1))).unwrap();
         let environment = world.websocket(&url).await.unwrap();
-        let (status, answer) = world.connect("e1", &token, 1).await;
+        let (status, answer) = other.unwrap_or(&world).connect("e1", &token, 1).await;
         assert_eq!(status, 200);
         let executor_key: codex_rendezvous::WireKey =
             serde_json::from_value(answer["executor_public_key"].clone()).unwrap();
@@ -53,7 +58,7 @@ impl Session {
             authorization: Authorization::new(text(&answer["harness_key_authorization"])),
         };
         let mut harness = Harness::new(Config::default(), mode, Box::new(Rng(2))).unwrap();
-        let link = world.websocket(&text(&answer["url"])).await.unwrap();
+        let link = other.unwrap_or(&world).websocket(&text(&answer["url"])).await.unwrap();
         let stream = harness.open(now()).unwrap();
         let mut session = Self {
             world,
@@ -136,21 +141,21 @@ impl Session {
         }
     }
 
-    async fn opened(&mut self) {
+    pub async fn opened(&mut self) {
         self.until(|session| session.harness.stats().is_some_and(|stats| stats.open)).await;
     }
 
-    fn say(&mut self, to_executor: &str, to_harness: &str) {
+    pub fn say(&mut self, to_executor: &str, to_harness: &str) {
         self.harness.send(Bytes::copy_from_slice(to_executor.as_bytes())).unwrap();
         self.executor.send(&self.stream, Bytes::copy_from_slice(to_harness.as_bytes())).unwrap();
     }
 
-    async fn heard(&mut self, count: usize) {
+    pub async fn heard(&mut self, count: usize) {
         self.until(|session| session.got.0.len() == count && session.got.1.len() == count).await;
     }
 
     /// Both sides know that the other acknowledges.
-    async fn proven(&mut self) {
+    pub async fn proven(&mut self) {
         self.say("ping", "pong");
         self.until(|session| {
             session.harness.stats().unwrap().peer_acknowledges
@@ -162,17 +167,58 @@ impl Session {
     }
 
     async fn reconnect_environment(&mut self) {
-        self.sockets.0 = None;
-        self.executor.handle_disconnected(now());
-        self.sockets.0 = Some(self.world.websocket(&self.urls.0).await.unwrap());
-        self.executor.handle_connected(now());
+        self.drop_environment();
+        let socket = self.world.websocket(&self.urls.0).await.unwrap();
+        self.take_environment(socket);
     }
 
     async fn reconnect_harness(&mut self) {
+        self.drop_harness();
+        let socket = self.world.websocket(&self.urls.1).await.unwrap();
+        self.take_harness(socket);
+    }
+
+    pub fn drop_environment(&mut self) {
+        self.sockets.0 = None;
+        self.executor.handle_disconnected(now());
+    }
+
+    pub fn drop_harness(&mut self) {
         self.sockets.1 = None;
         self.harness.handle_disconnected(now());
-        self.sockets.1 = Some(self.world.websocket(&self.urls.1).await.unwrap());
+    }
+
+    fn take_environment(&mut self, socket: Client) {
+        self.sockets.0 = Some(socket);
+        self.executor.handle_connected(now());
+    }
+
+    fn take_harness(&mut self, socket: Client) {
+        self.sockets.1 = Some(socket);
         self.harness.handle_connected(now());
+    }
+
+    /// Comes back to a node, which may need a moment to take it.
+    pub async fn environment_to(&mut self, node: &World) {
+        let socket = node.websocket_when_ready(&self.urls.0).await;
+        self.take_environment(socket);
+    }
+
+    pub async fn harness_to(&mut self, node: &World) {
+        let socket = node.websocket_when_ready(&self.urls.1).await;
+        self.take_harness(socket);
+    }
+
+    /// What the harness is told when its socket is closed.
+    pub async fn harness_closed(&mut self) -> String {
+        let mut socket = self.sockets.1.take().unwrap();
+        loop {
+            let said = next(&mut socket).await;
+            if said == "gone" || said.starts_with("closed") {
+                self.harness.handle_disconnected(now());
+                return said;
+            }
+        }
     }
 }
 

@@ -3,14 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use codex_exec_relay_core::{
-    Body, Data, EntropyError, Frame, FrameLimits, NoiseIdentity, StreamId,
-};
+use codex_exec_relay_core::{Body, Data, Frame, FrameLimits, StreamId};
 use codex_rendezvous::{
     Clock, Config, FileStore, Right, Scope, Service, Store, TokenFile, WireKey,
 };
@@ -23,6 +21,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex};
 use tokio_websockets::{ClientBuilder, Message, WebSocketStream};
+
+pub use crate::drive::{Rng, identity, text};
 
 /// The moment every test starts at.
 pub const START: u64 = 1_800_000_000;
@@ -38,6 +38,8 @@ pub struct World {
     /// `None` where they would be too many.
     pub bytes: Option<Arc<Mutex<Vec<u8>>>>,
     pub pipe: usize,
+    /// Where the service runs.
+    pub runtime: tokio::runtime::Handle,
 }
 
 impl World {
@@ -55,7 +57,8 @@ impl World {
         let mut config = Config { clock, ..Config::default() };
         change(&mut config);
         let service = Self::service(&dir, &config);
-        Self { dir, service, config, now, bytes: Some(Arc::default()), pipe: 1 << 16 }
+        let runtime = tokio::runtime::Handle::current();
+        Self { dir, service, config, now, bytes: Some(Arc::default()), pipe: 1 << 16, runtime }
     }
 
     fn service(dir: &TempDir, config: &Config) -> Service {
@@ -106,12 +109,18 @@ impl World {
         assert!(self.tokens().revoke(&self.id_of(token)).unwrap());
     }
 
+    /// How many lines of the journal are about harnesses.
+    pub fn noted_harnesses(&self) -> usize {
+        let journal = std::fs::read_to_string(self.dir.path().join("state.log")).unwrap();
+        journal.lines().filter(|line| line.contains("\"harness\":")).count()
+    }
+
     /// A connection to the service.
     pub fn pipe(&self) -> DuplexStream {
         let (ours, theirs) = duplex(self.pipe);
         let service = self.service.clone();
         let spied = Spied { inner: theirs, bytes: self.bytes.clone() };
-        tokio::spawn(async move {
+        self.runtime.spawn(async move {
             service.serve_connection(spied, IpAddr::V4(Ipv4Addr::LOCALHOST), false).await;
         });
         ours
@@ -179,6 +188,17 @@ impl World {
         }
     }
 
+    /// Opens a websocket, again while the service cannot take it for the moment.
+    pub async fn websocket_when_ready(&self, url: &str) -> Client {
+        loop {
+            match self.websocket(url).await {
+                Ok(socket) => return socket,
+                Err(503) => tokio::time::sleep(Duration::from_millis(50)).await,
+                Err(other) => panic!("{other}"),
+            }
+        }
+    }
+
     /// An environment that is online, and its socket.
     pub async fn online(&self, environment: &str, token: &str) -> Client {
         let (url, _) = self.register(environment, token).await;
@@ -201,36 +221,8 @@ impl World {
     }
 }
 
-pub fn text(value: &Value) -> String {
-    value.as_str().unwrap().to_owned()
-}
-
 pub fn register_body() -> Value {
     json!({"security_profile": "noise_hybrid_ik_v1", "executor_public_key": key(0)})
-}
-
-/// A small seeded generator (splitmix64).
-pub struct Rng(pub u64);
-
-impl codex_exec_relay_core::Entropy for Rng {
-    fn fill(&mut self, dest: &mut [u8]) -> Result<(), EntropyError> {
-        for chunk in dest.chunks_mut(8) {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            chunk.copy_from_slice(&(z ^ (z >> 31)).to_le_bytes()[..chunk.len()]);
-        }
-        Ok(())
-    }
-}
-
-pub fn identity(which: usize) -> NoiseIdentity {
-    static CACHE: OnceLock<Vec<NoiseIdentity>> = OnceLock::new();
-    let all = CACHE.get_or_init(|| {
-        (0..4).map(|seed| NoiseIdentity::generate(&mut Rng(1000 + seed)).unwrap()).collect()
-    });
-    all[which].clone()
 }
 
 pub fn key(which: usize) -> Value {

@@ -1,0 +1,106 @@
+//! The two ends of a wire: a harness's socket here, and a harness's place at its environment's home.
+//!
+//! Invariant: to the home, a wire is a socket. It has a queue bounded in bytes, it is closed when it
+//! takes nothing, and what was read from it is answered for by the task that read it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use codex_exec_relay_core::peek;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::config::Config;
+use crate::environment::{Environment, LinkHandle};
+use crate::hub::Hub;
+use crate::metrics::Metrics;
+use crate::socket::{ENDED, GOING_AWAY, Outbound, Queue, Reader, Received};
+use crate::table::Dropped;
+use crate::wire::{WireReceiver, WireSender};
+
+/// A harness's place in an environment, for a wire.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    pub environment: Arc<Environment>,
+    pub link: LinkHandle,
+    pub outbound: Outbound,
+    pub queue: Queue,
+}
+
+/// The home's end: what comes by the wire is a harness's, what is queued for it goes out by it.
+pub(crate) fn serve(
+    hub: &Arc<Hub>,
+    admitted: Admitted,
+    mut sender: WireSender,
+    mut receiver: WireReceiver,
+) {
+    let Admitted { environment, link, outbound, mut queue } = admitted;
+    let patience = hub.config().close_timeout;
+    hub.tasks().spawn(async move {
+        let (given_up, over) = (queue.given_up(patience), sender.over());
+        let sending = async {
+            while let Some((frame, _share)) = queue.next().await {
+                if !sender.send(&frame).await {
+                    break;
+                }
+            }
+        };
+        tokio::select! {
+            () = sending => {}
+            () = given_up => {}
+            () = over => {}
+        }
+        sender.cut(queue.reason()).await;
+    });
+    let hub = hub.clone();
+    hub.tasks().clone().spawn(async move {
+        while let Some(frame) = receiver.next().await {
+            let len = frame.len();
+            environment.harness_frame(&link, frame).await;
+            receiver.taken(len).await;
+        }
+        outbound.close(ENDED);
+        hub.harness_gone(&environment, &link);
+    });
+}
+
+/// The harness's end: what its socket says goes to the home, what comes from there goes to it.
+pub(crate) async fn run<T: AsyncRead + AsyncWrite + Unpin>(
+    mut reader: Reader<T>,
+    outbound: Outbound,
+    mut sender: WireSender,
+    mut receiver: WireReceiver,
+    config: Arc<Config>,
+    metrics: &Metrics,
+) {
+    let delivering = tokio::spawn({
+        let config = config.clone();
+        async move {
+            while let Some(frame) = receiver.next().await {
+                let len = frame.len();
+                if !outbound.deliver(frame, &config).await {
+                    return;
+                }
+                receiver.taken(len).await;
+            }
+            outbound.close(receiver.reason());
+        }
+    });
+    while let Some(received) = reader.next().await {
+        let frame: Bytes = match received {
+            Received::Frame(frame) if peek(&frame, &config.frame).is_ok() => frame,
+            _ => {
+                metrics.dropped(Dropped::Invalid);
+                continue;
+            }
+        };
+        if !sender.send(&frame).await {
+            // Whatever came before the wire was cut still goes out.
+            let _ = delivering.await;
+            sender.cut(GOING_AWAY).await;
+            return;
+        }
+    }
+    sender.cut(ENDED).await;
+    drop(reader);
+    delivering.abort();
+}

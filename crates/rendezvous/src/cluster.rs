@@ -1,0 +1,357 @@
+//! Several nodes as one service: who has which environment, and wires between them.
+//!
+//! An environment is *at home* at the node that has its socket; its streams are known there and
+//! nowhere else. The store says which node that is. A harness whose socket is at another node
+//! is connected to the home by a wire, and is a harness like any other there. When an environment
+//! moves, sockets at its former home are closed with 1012; those who come back find the new one.
+//!
+//! ```text
+//!   harness ── socket.rs ── bridge.rs ══ wire.rs ══ NATS ══ wire.rs ══ bridge.rs ── environment.rs
+//!                          this node                         the environment's home
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_nats::{Message, Subscriber};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+
+use crate::bridge;
+use crate::config::Config;
+use crate::hub::{Hub, Who};
+use crate::metrics::Metrics;
+use crate::nats::{Nats, within};
+use crate::nats_store::{NatsStore, environment_of};
+use crate::secret::fill;
+use crate::store::{Registration, Store, StoreError};
+use crate::wire::{WireId, WireReceiver, WireSender, Wires, subject_of};
+
+// What a request to a node begins with; below are those of wires.
+const OPEN: u8 = 3;
+const ASK: u8 = 4;
+const PING: u8 = 5;
+
+/// How many environments one request asks for.
+const ASK_AT_ONCE: usize = 500;
+
+/// Where frames may have to go.
+#[derive(Debug, Clone)]
+pub(crate) enum Router {
+    /// There is only this process.
+    Alone,
+    /// There are other nodes.
+    Cluster(Arc<Cluster>),
+}
+
+/// What is known of an environment at its home.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Presence {
+    pub since: u64,
+    pub harnesses: usize,
+    pub streams: usize,
+}
+
+impl Router {
+    pub(crate) fn new(config: &Arc<Config>, metrics: &Arc<Metrics>, store: &Store) -> Self {
+        match store {
+            Store::File(_) => Self::Alone,
+            Store::Nats(store) => Self::Cluster(Cluster::new(config, metrics.clone(), store)),
+        }
+    }
+
+    pub(crate) fn cluster(&self) -> Option<&Arc<Cluster>> {
+        match self {
+            Self::Alone => None,
+            Self::Cluster(cluster) => Some(cluster),
+        }
+    }
+}
+
+/// This node among the others.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    config: Arc<Config>,
+    store: Arc<NatsStore>,
+    nats: Arc<Nats>,
+    pub wires: Arc<Wires>,
+}
+
+/// A harness's node asks an environment's home for a wire.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Open {
+    from: String,
+    generation: u64,
+    pub environment: String,
+    pub registration: String,
+    pub harness: String,
+    pub token: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum OpenAnswer {
+    Laid { generation: u64 },
+    Refused(Refusal),
+}
+
+/// Why there is no wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Refusal {
+    /// The environment is not there.
+    Away,
+    /// It has as many harnesses as it may.
+    Full,
+    /// The node that is said to have it is not there.
+    NodeGone,
+}
+
+impl Cluster {
+    fn new(config: &Arc<Config>, metrics: Arc<Metrics>, store: &Arc<NatsStore>) -> Arc<Self> {
+        let nats = store.nats().clone();
+        // Whoever waits for a slow socket gives up first.
+        let stall = 2 * config.stall_timeout;
+        let wires = Wires::new(nats.client.clone(), &nats.node, config.wire_bytes, stall, metrics);
+        Arc::new(Self { config: config.clone(), store: store.clone(), nats, wires })
+    }
+
+    pub(crate) fn node(&self) -> &str {
+        &self.nats.node
+    }
+
+    fn generation(&self) -> u64 {
+        self.nats.link().borrow().generation
+    }
+
+    /// Does this node's part, for ever.
+    pub(crate) async fn run(self: &Arc<Self>, hub: &Arc<Hub>) {
+        let inbox = self.nats.inbox();
+        tokio::join!(
+            async {
+                if let Some(inbox) = inbox {
+                    self.read(inbox, hub).await;
+                }
+            },
+            self.follow_link(hub),
+            self.follow_environments(hub),
+            self.follow_tokens(),
+            self.watch_peers(),
+        );
+    }
+
+    async fn read(self: &Arc<Self>, mut inbox: Subscriber, hub: &Arc<Hub>) {
+        while let Some(message) = inbox.next().await {
+            match message.payload.first() {
+                Some(&OPEN) => self.answer(&message, |body| self.opened(hub, body)),
+                Some(&ASK) => self.answer(&message, |body| {
+                    let asked: Vec<(String, String)> = serde_json::from_slice(body).ok()?;
+                    let known =
+                        asked.iter().map(|(id, registration)| hub.presence_here(id, registration));
+                    encode(&known.collect::<Vec<_>>())
+                }),
+                Some(&PING) => self.answer(&message, |_| encode(&self.generation())),
+                _ => self.wires.handle(&message.payload, message.reply),
+            }
+        }
+    }
+
+    fn answer(&self, message: &Message, answer: impl FnOnce(&[u8]) -> Option<Bytes>) {
+        let Some(reply) = message.reply.clone() else { return };
+        if let Some(answer) = answer(&message.payload[1..]) {
+            let client = self.nats.client.clone();
+            // The reader of the inbox waits for nothing.
+            tokio::spawn(async move {
+                let _ = within(client.publish(reply, answer)).await;
+            });
+        }
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, node: &str, kind: u8, body: &[u8]) -> Option<T> {
+        self.nats.up().ok()?;
+        let request = Bytes::from([&[kind], body].concat());
+        let answer = within(self.nats.client.request(subject_of(node), request)).await;
+        serde_json::from_slice(&answer.ok()?.ok()?.payload).ok()
+    }
+
+    /// Has everything that was said to others written out.
+    pub(crate) async fn flush(&self) {
+        let _ = within(self.nats.client.flush()).await;
+    }
+
+    // --- wires ---
+
+    /// Lays a wire from a harness here to the home of its environment.
+    pub(crate) async fn open(
+        &self,
+        node: &str,
+        who: &Who,
+        harness: &str,
+    ) -> Result<(WireSender, WireReceiver), Refusal> {
+        let mut id = [0; 16];
+        fill(&mut id).map_err(|_| Refusal::Away)?;
+        let (environment, registration) = (who.environment.clone(), who.registration.clone());
+        let open = Open {
+            from: self.node().to_owned(),
+            generation: self.generation(),
+            environment: environment.clone(),
+            registration: registration.clone(),
+            harness: harness.to_owned(),
+            token: who.token.clone(),
+        };
+        let body = [&id[..], &encode(&open).unwrap_or_default()].concat();
+        // Before it is asked for: frames may come right after the answer.
+        let id = WireId::from_be_bytes(id);
+        let (sender, receiver) = self.wires.lay(id, node, Some(environment), registration);
+        let refusal = match self.ask(node, OPEN, &body).await {
+            Some(OpenAnswer::Laid { generation }) => {
+                sender.end().set_peer_generation(generation);
+                return Ok((sender, receiver));
+            }
+            Some(OpenAnswer::Refused(refusal)) => refusal,
+            None => Refusal::NodeGone,
+        };
+        sender.cut(crate::socket::ENDED).await;
+        Err(refusal)
+    }
+
+    /// Another node wants a wire.
+    fn opened(self: &Arc<Self>, hub: &Arc<Hub>, body: &[u8]) -> Option<Bytes> {
+        let id = WireId::from_be_bytes(body.get(..16)?.try_into().ok()?);
+        let open: Open = serde_json::from_slice(&body[16..]).ok()?;
+        let answer = match hub.admit(&open) {
+            Ok(link) => {
+                let (sender, receiver) = self.wires.lay(id, &open.from, None, open.registration);
+                sender.end().set_peer_generation(open.generation);
+                bridge::serve(hub, link, sender, receiver);
+                OpenAnswer::Laid { generation: self.generation() }
+            }
+            Err(refusal) => OpenAnswer::Refused(refusal),
+        };
+        encode(&answer)
+    }
+
+    // --- who is where ---
+
+    /// What other nodes know of these environments, in the same order.
+    pub(crate) async fn presences(&self, known: &[&Registration]) -> Vec<Option<Presence>> {
+        let mut by_node: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (at, registration) in known.iter().enumerate() {
+            if let Some(node) = registration.node.as_deref().filter(|node| *node != self.node()) {
+                by_node.entry(node).or_default().push(at);
+            }
+        }
+        let answers: Mutex<Vec<Option<Presence>>> = Mutex::new(vec![None; known.len()]);
+        let asking = by_node.into_iter().map(async |(node, places)| {
+            for places in places.chunks(ASK_AT_ONCE) {
+                let asked: Vec<_> =
+                    places.iter().map(|at| (&known[*at].environment, &known[*at].id)).collect();
+                let body = encode(&asked).unwrap_or_default();
+                let answer: Option<Vec<Option<Presence>>> = self.ask(node, ASK, &body).await;
+                // A node that does not answer is gone, and so are its environments.
+                let Some(answer) = answer else { return };
+                let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
+                for (at, presence) in places.iter().zip(answer) {
+                    answers[*at] = presence;
+                }
+            }
+        });
+        join_all(asking).await;
+        answers.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The node that was said to have an environment is gone: says so, for all.
+    pub(crate) async fn node_gone(
+        &self,
+        environment: &str,
+        registration: &str,
+        node: &str,
+    ) -> Result<(), StoreError> {
+        let gone = crate::nats_store::Seen::Gone { node };
+        let now = self.config.clock.now();
+        self.store.seen(environment, registration, gone, now).await.map(drop)
+    }
+
+    /// NATS goes and comes back.
+    async fn follow_link(&self, hub: &Arc<Hub>) {
+        let mut link = self.nats.link();
+        let mut generation = link.borrow_and_update().generation;
+        while link.changed().await.is_ok() {
+            let now = *link.borrow_and_update();
+            if now.generation != generation {
+                generation = now.generation;
+                tracing::warn!("NATS is gone; streams between nodes are cut");
+                self.wires.cut_all();
+            }
+            if now.up {
+                self.store.tokens_changed();
+                hub.recheck_all().await;
+            }
+        }
+    }
+
+    /// Environments register, move and go, at any node.
+    async fn follow_environments(&self, hub: &Arc<Hub>) {
+        loop {
+            if let Ok(Ok(mut changes)) = within(self.nats.environments.watch_all()).await {
+                // What changed before it was watched.
+                hub.recheck_all().await;
+                while let Some(Ok(change)) = changes.next().await {
+                    let Some(environment) = environment_of(&change.key) else { continue };
+                    let here = hub.get(&environment);
+                    let wired = self.wires.lead_to(&environment);
+                    let same = here.as_ref().is_some_and(|here| {
+                        let value: Option<Registration> =
+                            serde_json::from_slice(&change.value).ok();
+                        value.is_some_and(|value| {
+                            value.id == here.registration
+                                && value.node.as_deref() == Some(self.node())
+                        })
+                    });
+                    if (here.is_some() && !same) || wired {
+                        let hub = hub.clone();
+                        tokio::spawn(async move { hub.recheck(&environment).await });
+                    }
+                }
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    async fn follow_tokens(&self) {
+        loop {
+            if let Ok(Ok(mut changes)) = within(self.nats.tokens.watch_all()).await {
+                self.store.tokens_changed();
+                while let Some(Ok(_)) = changes.next().await {
+                    self.store.tokens_changed();
+                }
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Nodes at the other ends of wires may die without a word.
+    async fn watch_peers(&self) {
+        loop {
+            sleep(self.config.peer_ping).await;
+            if self.nats.up().is_err() {
+                continue;
+            }
+            join_all(self.wires.peers().iter().map(async |peer| {
+                let generation: Option<u64> = self.ask(peer, PING, &[]).await;
+                if generation.is_none() {
+                    tracing::warn!(node = &**peer, "a node is gone");
+                }
+                self.wires.cut_peer(peer, generation);
+            }))
+            .await;
+        }
+    }
+}
+
+fn encode<T: Serialize>(value: &T) -> Option<Bytes> {
+    serde_json::to_vec(value).ok().map(Bytes::from)
+}

@@ -1,0 +1,236 @@
+//! The connection to NATS that the nodes of a cluster share their state and their frames by.
+//!
+//! Invariant: nothing waits for NATS without end. While it is gone every call fails at once, and
+//! what was queued for it is bounded; the library reconnects by itself, for ever.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_nats::jetstream::{self, kv, stream};
+use async_nats::{Client, ConnectOptions, Event, ServerAddr, Subscriber};
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use crate::secret::{SigningKey, random_name};
+use crate::store::StoreError;
+use crate::wire::subject_of;
+
+/// How long an answer of NATS may take.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the connection is looked at.
+const PING: Duration = Duration::from_secs(10);
+/// Messages that may wait to be written to NATS; more make their senders wait.
+const WAITING: usize = 256;
+
+/// Where NATS is: one address or several with commas between them, `nats://` or `tls://`, name and
+/// password in it where they are needed.
+#[derive(Clone)]
+pub struct NatsServers(Vec<ServerAddr>);
+
+/// Addresses that are none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("NATS is given as nats://HOST:PORT or tls://HOST:PORT, several with commas between them")]
+pub struct NatsServersError;
+
+impl FromStr for NatsServers {
+    type Err = NatsServersError;
+
+    fn from_str(text: &str) -> Result<Self, NatsServersError> {
+        let parse = |part: &str| {
+            let known = part.starts_with("nats://") || part.starts_with("tls://");
+            // What the library says quotes the address, which may hold a password.
+            part.parse().ok().filter(|_| known).ok_or(NatsServersError)
+        };
+        Ok(Self(text.split(',').map(|part| parse(part.trim())).collect::<Result<_, _>>()?))
+    }
+}
+
+impl fmt::Debug for NatsServers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NatsServers({})", self.0.len())
+    }
+}
+
+/// A cluster's NATS.
+#[derive(Debug, Clone)]
+pub struct NatsOptions {
+    /// Where it is.
+    pub servers: NatsServers,
+    /// On how many of its servers everything is kept; counts for the node that comes first.
+    pub replicas: usize,
+}
+
+/// Whether NATS is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub up: bool,
+    /// Grows whenever it goes: what was under way before is lost.
+    pub generation: u64,
+}
+
+/// A connection, and the buckets of the cluster.
+#[derive(Debug)]
+pub(crate) struct Nats {
+    pub client: Client,
+    pub node: Arc<str>,
+    pub key: SigningKey,
+    pub tokens: kv::Store,
+    pub environments: kv::Store,
+    pub used: kv::Store,
+    pub harnesses: kv::Store,
+    link: watch::Receiver<Link>,
+    /// What other nodes say to this one; from the start, so that nothing is missed.
+    inbox: Mutex<Option<Subscriber>>,
+}
+
+impl Nats {
+    /// Connects, makes the buckets that are missing, and has the cluster's key, or makes it.
+    /// `keep` is how long what may be forgotten is remembered.
+    pub(crate) async fn connect(options: &NatsOptions, keep: Duration) -> Result<Self, StoreError> {
+        let (client, link) = connect(options).await?;
+        let context = context(&client);
+        let open = |name, age| bucket(&context, name, options.replicas, age);
+        let secrets = open("secrets", Duration::ZERO).await?;
+        let node: Arc<str> = random_name("")?[..16].into();
+        let inbox = within(client.subscribe(subject_of(&node))).await?.map_err(failed)?;
+        Ok(Self {
+            inbox: Mutex::new(Some(inbox)),
+            node,
+            key: signing_key(&secrets).await?,
+            tokens: open("tokens", Duration::ZERO).await?,
+            environments: open("environments", Duration::ZERO).await?,
+            used: open("used", keep).await?,
+            harnesses: open("harnesses", keep).await?,
+            client,
+            link,
+        })
+    }
+
+    /// The bucket of tokens alone, for whoever has nothing else to do.
+    pub(crate) async fn tokens(options: &NatsOptions) -> Result<kv::Store, StoreError> {
+        let (client, _) = connect(options).await?;
+        bucket(&context(&client), "tokens", options.replicas, Duration::ZERO).await
+    }
+
+    pub(crate) fn link(&self) -> watch::Receiver<Link> {
+        self.link.clone()
+    }
+
+    /// What other nodes say to this one, for the first who asks.
+    pub(crate) fn inbox(&self) -> Option<Subscriber> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Fails while NATS is gone.
+    pub(crate) fn up(&self) -> Result<(), StoreError> {
+        if self.link.borrow().up { Ok(()) } else { Err(StoreError::NatsGone) }
+    }
+}
+
+/// What NATS answers, unless it takes too long.
+pub(crate) async fn within<T>(answer: impl Future<Output = T>) -> Result<T, StoreError> {
+    tokio::time::timeout(TIMEOUT, answer).await.map_err(|_| StoreError::NatsGone)
+}
+
+/// A failure of NATS; what it quotes are names of ours, never values.
+pub(crate) fn failed(error: impl fmt::Display) -> StoreError {
+    StoreError::Nats(error.to_string())
+}
+
+async fn connect(options: &NatsOptions) -> Result<(Client, watch::Receiver<Link>), StoreError> {
+    let (tell, link) = watch::channel(Link { up: true, generation: 0 });
+    let tell = Arc::new(tell);
+    let client = ConnectOptions::new()
+        .name("codex rendezvous")
+        .connection_timeout(TIMEOUT)
+        .request_timeout(Some(TIMEOUT))
+        .ping_interval(PING)
+        .client_capacity(WAITING)
+        .max_reconnects(None)
+        .event_callback(move |event| {
+            let tell = tell.clone();
+            async move {
+                match event {
+                    Event::Connected => tell.send_modify(|link| link.up = true),
+                    Event::Disconnected | Event::Closed => tell.send_modify(|link| {
+                        link.up = false;
+                        link.generation += 1;
+                    }),
+                    _ => {}
+                }
+                // An error of the server may quote a subject, never a payload.
+                tracing::info!(%event, "nats");
+            }
+        })
+        .connect(&options.servers.0[..])
+        .await
+        .map_err(|error| failed(error.kind()))?;
+    Ok((client, link))
+}
+
+fn context(client: &Client) -> jetstream::Context {
+    let mut context = jetstream::new(client.clone());
+    context.set_timeout(TIMEOUT);
+    context
+}
+
+async fn bucket(
+    context: &jetstream::Context,
+    name: &str,
+    num_replicas: usize,
+    max_age: Duration,
+) -> Result<kv::Store, StoreError> {
+    let bucket = format!("codex-rendezvous-{name}");
+    if let Ok(known) = context.get_key_value(&bucket).await {
+        return Ok(known);
+    }
+    // What the library's own call makes, which asks the server for more than 2.9 can tell.
+    let stream = stream::Config {
+        name: format!("KV_{bucket}"),
+        subjects: vec![format!("$KV.{bucket}.>")],
+        max_messages_per_subject: 1,
+        max_age,
+        num_replicas,
+        allow_rollup: true,
+        deny_delete: true,
+        allow_direct: true,
+        discard: stream::DiscardPolicy::New,
+        ..stream::Config::default()
+    };
+    // Where another node was first, its stream is there, whatever this one hears.
+    let made = context.create_stream(stream).await.map(drop);
+    context.get_key_value(&bucket).await.map_err(|error| {
+        let error = made.err().map_or_else(|| error.to_string(), |error| error.to_string());
+        failed(format!("no bucket {bucket} ({error}); is JetStream enabled?"))
+    })
+}
+
+/// The cluster's key: the first node makes it, all others find it.
+async fn signing_key(secrets: &kv::Store) -> Result<SigningKey, StoreError> {
+    let made = SigningKey::generate()?;
+    match secrets.create("signing", Bytes::copy_from_slice(made.expose())).await {
+        Ok(_) => return Ok(made),
+        Err(error) if error.kind() == kv::CreateErrorKind::AlreadyExists => {}
+        Err(error) => return Err(failed(error.kind())),
+    }
+    let kept = secrets.get("signing").await.map_err(|error| failed(error.kind()))?;
+    let kept = kept.and_then(|bytes| SigningKey::from_bytes(&bytes));
+    kept.ok_or_else(|| failed("the cluster's signing key is damaged; remove it"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers() {
+        let servers: NatsServers = "nats://a:1, tls://user:hunter2@b".parse().unwrap();
+        assert_eq!(servers.0.len(), 2);
+        assert_eq!(format!("{servers:?}"), "NatsServers(2)");
+        for bad in ["", "a:1", "http://a", "nats://a,", "ws://a", "nats://"] {
+            bad.parse::<NatsServers>().unwrap_err();
+        }
+    }
+}

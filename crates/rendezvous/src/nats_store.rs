@@ -1,0 +1,340 @@
+//! The store of a cluster: buckets of JetStream, the same for every node.
+//!
+//! ```text
+//! secrets       signing             the key that signs
+//! tokens        digest.SHA256       what is kept of a token
+//!               id.ID               its digest
+//! environments  BASE64URL(id)       the registration, and which node has its socket
+//! used          NONCE               an authorization that was used; forgotten when it is over
+//! harnesses     REGISTRATION.KEY    when a harness was last here; forgotten after a while
+//! ```
+//!
+//! Invariant: every question that lets somebody in is asked of NATS itself. What is remembered here
+//! (`live`) only spares asking again for sockets that are open already, and any change of a token
+//! empties it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_nats::jetstream::kv;
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::config::Config;
+use crate::nats::{Nats, NatsOptions, failed, within};
+use crate::secret::{Secret, SigningKey};
+use crate::store::{Registration, StoreError};
+use crate::token::{Right, Scope, TokenRecord};
+
+/// How often a record that others change at the same time is tried again.
+const TRIES: usize = 16;
+/// How many records are read at the same time.
+const READ_AT_ONCE: usize = 64;
+
+/// A cluster's state.
+#[derive(Debug)]
+pub struct NatsStore {
+    nats: Arc<Nats>,
+    live: Mutex<HashMap<String, TokenRecord>>,
+}
+
+impl NatsStore {
+    /// Connects to NATS.
+    pub async fn connect(options: &NatsOptions, config: &Config) -> Result<Self, StoreError> {
+        // Twice, for clocks that differ.
+        let keep = 2 * config.authorization_lifetime.max(config.reconnect_window);
+        let nats = Arc::new(Nats::connect(options, keep).await?);
+        Ok(Self { nats, live: Mutex::default() })
+    }
+
+    pub(crate) fn nats(&self) -> &Arc<Nats> {
+        &self.nats
+    }
+
+    pub(crate) fn signing_key(&self) -> &SigningKey {
+        &self.nats.key
+    }
+
+    // --- tokens ---
+
+    pub(crate) async fn token_by_digest(
+        &self,
+        digest: &str,
+    ) -> Result<Option<TokenRecord>, StoreError> {
+        self.nats.up()?;
+        read(&self.nats.tokens, &digest_key(digest)).await
+    }
+
+    pub(crate) async fn token_by_id(&self, id: &str) -> Result<Option<TokenRecord>, StoreError> {
+        self.nats.up()?;
+        by_id(&self.nats.tokens, id).await
+    }
+
+    pub(crate) async fn dead_tokens(
+        &self,
+        ids: BTreeSet<String>,
+        now: u64,
+    ) -> Result<Vec<String>, StoreError> {
+        let mut dead = Vec::new();
+        for id in ids {
+            let known = self.live().get(&id).cloned();
+            let token = match known {
+                Some(token) => Some(token),
+                None => self.token_by_id(&id).await?,
+            };
+            match token {
+                Some(token) if !token.is_expired(now) => {
+                    self.live().insert(id, token);
+                }
+                _ => dead.push(id),
+            }
+        }
+        Ok(dead)
+    }
+
+    /// Some token has changed, or may have.
+    pub(crate) fn tokens_changed(&self) {
+        self.live().clear();
+    }
+
+    fn live(&self) -> std::sync::MutexGuard<'_, HashMap<String, TokenRecord>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // --- environments ---
+
+    pub(crate) async fn register(&self, registration: Registration) -> Result<(), StoreError> {
+        self.nats.up()?;
+        let key = environment_key(&registration.environment);
+        let put = within(self.nats.environments.put(key, encode(&registration)?)).await?;
+        put.map(drop).map_err(|error| failed(error.kind()))
+    }
+
+    pub(crate) async fn registration(
+        &self,
+        environment: &str,
+    ) -> Result<Option<Registration>, StoreError> {
+        self.nats.up()?;
+        read(&self.nats.environments, &environment_key(environment)).await
+    }
+
+    pub(crate) async fn registrations(&self) -> Result<Vec<Registration>, StoreError> {
+        self.nats.up()?;
+        let mut all: Vec<Registration> = read_all(&self.nats.environments, "").await?;
+        all.sort_by(|a, b| a.environment.cmp(&b.environment));
+        Ok(all)
+    }
+
+    pub(crate) async fn remove(&self, environment: &str) -> Result<bool, StoreError> {
+        if self.registration(environment).await?.is_none() {
+            return Ok(false);
+        }
+        let removed = within(self.nats.environments.purge(environment_key(environment))).await?;
+        removed.map_err(|error| failed(error.kind()))?;
+        Ok(true)
+    }
+
+    /// The environment's socket came to this node, or went from `node`; `false` if the registration
+    /// is not the current one. Where it has come to another node since, that stays.
+    pub(crate) async fn seen(
+        &self,
+        environment: &str,
+        registration: &str,
+        change: Seen<'_>,
+        now: u64,
+    ) -> Result<bool, StoreError> {
+        self.nats.up()?;
+        let key = environment_key(environment);
+        for _ in 0..TRIES {
+            let entry = within(self.nats.environments.entry(key.clone())).await?;
+            let entry = entry.map_err(|error| failed(error.kind()))?.filter(is_there);
+            let Some(entry) = entry else { return Ok(false) };
+            let mut known: Registration = decode(&entry.value)?;
+            if known.id != registration {
+                return Ok(false);
+            }
+            match change {
+                Seen::Here => {
+                    known.online_since = Some(now);
+                    known.node = Some((*self.nats.node).to_owned());
+                }
+                Seen::Gone { node } if known.node.as_deref() != Some(node) => return Ok(true),
+                Seen::Gone { .. } => {
+                    known.online_since = None;
+                    known.node = None;
+                }
+            }
+            known.last_seen = now;
+            let value = encode(&known)?;
+            match within(self.nats.environments.update(&key, value, entry.revision)).await? {
+                Ok(_) => return Ok(true),
+                Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {}
+                Err(error) => return Err(failed(error.kind())),
+            }
+        }
+        Err(failed("too many change one environment at once"))
+    }
+
+    // --- what is used up, and who was here ---
+
+    pub(crate) async fn use_once(&self, name: &str) -> Result<bool, StoreError> {
+        self.nats.up()?;
+        match within(self.nats.used.create(name, Bytes::new())).await? {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == kv::CreateErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(failed(error.kind())),
+        }
+    }
+
+    pub(crate) async fn harness_seen(&self, name: String, now: u64) -> Result<(), StoreError> {
+        self.nats.up()?;
+        let put = within(self.nats.harnesses.put(name, now.to_string().into())).await?;
+        put.map(drop).map_err(|error| failed(error.kind()))
+    }
+
+    pub(crate) async fn harness_last_seen(&self, name: &str) -> Result<Option<u64>, StoreError> {
+        self.nats.up()?;
+        read(&self.nats.harnesses, name).await
+    }
+}
+
+/// What became of an environment's socket.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Seen<'a> {
+    /// It is at this node.
+    Here,
+    /// It was at that node and is not any more.
+    Gone { node: &'a str },
+}
+
+/// The tokens of a cluster, for whoever makes and revokes them.
+#[derive(Debug)]
+pub struct NatsTokens(Box<kv::Store>);
+
+impl NatsTokens {
+    /// Connects to NATS.
+    pub async fn connect(options: &NatsOptions) -> Result<Self, StoreError> {
+        Ok(Self(Box::new(Nats::tokens(options).await?)))
+    }
+
+    pub(crate) async fn create(
+        &self,
+        scope: Scope,
+        can: Vec<Right>,
+        now: u64,
+        expires: Option<u64>,
+    ) -> Result<(Secret, TokenRecord), StoreError> {
+        let (token, record) = TokenRecord::generate(scope, can, now, expires)?;
+        for (key, value) in [
+            (digest_key(&record.digest), encode(&record)?),
+            (id_key(&record.id), encode(&record.digest)?),
+        ] {
+            within(self.0.create(key, value)).await?.map_err(|error| failed(error.kind()))?;
+        }
+        Ok((token, record))
+    }
+
+    pub(crate) async fn list(&self) -> Result<Vec<TokenRecord>, StoreError> {
+        let mut all: Vec<TokenRecord> = read_all(&self.0, "digest.").await?;
+        all.sort_by(|a, b| (a.created, &a.id).cmp(&(b.created, &b.id)));
+        Ok(all)
+    }
+
+    pub(crate) async fn revoke(&self, id: &str) -> Result<bool, StoreError> {
+        // A list has those too whose second record was never written.
+        let Some(token) = self.list().await?.into_iter().find(|token| token.id == id) else {
+            return Ok(false);
+        };
+        // The digest first: without it nobody is let in, whatever happens next.
+        for key in [digest_key(&token.digest), id_key(id)] {
+            within(self.0.purge(key)).await?.map_err(|error| failed(error.kind()))?;
+        }
+        Ok(true)
+    }
+}
+
+async fn by_id(tokens: &kv::Store, id: &str) -> Result<Option<TokenRecord>, StoreError> {
+    let digest: Option<String> = read(tokens, &id_key(id)).await?;
+    match digest {
+        Some(digest) => read(tokens, &digest_key(&digest)).await,
+        None => Ok(None),
+    }
+}
+
+fn digest_key(digest: &str) -> String {
+    format!("digest.{digest}")
+}
+
+fn id_key(id: &str) -> String {
+    format!("id.{id}")
+}
+
+/// The key of an environment, whose id may have characters that no key has.
+fn environment_key(environment: &str) -> String {
+    base64_simd::URL_SAFE_NO_PAD.encode_to_string(environment)
+}
+
+/// The environment of a key.
+pub(crate) fn environment_of(key: &str) -> Option<String> {
+    String::from_utf8(base64_simd::URL_SAFE_NO_PAD.decode_to_vec(key).ok()?).ok()
+}
+
+fn encode<T: Serialize>(value: &T) -> Result<Bytes, StoreError> {
+    serde_json::to_vec(value).map(Bytes::from).map_err(|_| failed("a record cannot be written"))
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
+    // What serde says may quote the record.
+    serde_json::from_slice(bytes).map_err(|_| failed("a record cannot be read"))
+}
+
+fn is_there(entry: &kv::Entry) -> bool {
+    entry.operation == kv::Operation::Put
+}
+
+async fn read<T: DeserializeOwned>(bucket: &kv::Store, key: &str) -> Result<Option<T>, StoreError> {
+    let entry = within(bucket.entry(key)).await?.map_err(|error| failed(error.kind()))?;
+    entry.filter(is_there).map(|entry| decode(&entry.value)).transpose()
+}
+
+/// Everything in a bucket whose key begins so.
+async fn read_all<T: DeserializeOwned>(
+    bucket: &kv::Store,
+    prefix: &str,
+) -> Result<Vec<T>, StoreError> {
+    let keys = within(bucket.keys()).await?;
+    let mut keys = keys.map_err(|error| failed(error.kind()))?;
+    let mut wanted = Vec::new();
+    while let Some(key) = within(keys.next()).await? {
+        let key = key.map_err(|error| failed(error.kind()))?;
+        if key.starts_with(prefix) {
+            wanted.push(key);
+        }
+    }
+    let mut reading = stream::iter(wanted)
+        .map(|key| async move { read(bucket, &key).await })
+        .buffer_unordered(READ_AT_ONCE);
+    let mut all = Vec::new();
+    while let Some(value) = reading.next().await {
+        // One that went in the meantime is not there.
+        all.extend(value?);
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_environments() {
+        for id in ["e1", "a.b", ".", "x~y:z@w+v-", "…"] {
+            let key = environment_key(id);
+            assert!(key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)));
+            assert_eq!(environment_of(&key).as_deref(), Some(id));
+        }
+        assert_eq!(environment_of("!"), None);
+    }
+}

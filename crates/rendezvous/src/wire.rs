@@ -1,0 +1,388 @@
+//! Wires: frames between two nodes, in order, with no more under way than the other has room for.
+//!
+//! NATS passes messages on without telling their sender whether anybody takes them, and drops them
+//! for a reader that is slow. So each end of a wire has a window of bytes that the other may send;
+//! what has been taken is given back. Frames are numbered: a wire that has lost one is cut.
+//!
+//! Invariant: a wire delivers every frame once and in order, or it is cut, which its user sees
+//! like a dropped socket. At each end at most one window of bytes waits.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use async_nats::{Client, Subject};
+use bytes::{BufMut, Bytes, BytesMut};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::Metrics;
+use crate::socket::{ENDED, GOING_AWAY, REASONS, Reason};
+
+/// What a frame costs besides its length, so that tiny ones are bounded too.
+const OVERHEAD: usize = 128;
+
+/// A wire, as both of its ends call it.
+pub(crate) type WireId = u128;
+
+// What a message to a node begins with.
+pub(crate) const FRAME: u8 = 0;
+pub(crate) const TAKEN: u8 = 1;
+pub(crate) const CUT: u8 = 2;
+
+/// The subject that a node reads.
+pub(crate) fn subject_of(node: &str) -> Subject {
+    Subject::from(format!("codex-rendezvous.node.{node}"))
+}
+
+/// All wires that end at this node.
+#[derive(Debug)]
+pub(crate) struct Wires {
+    client: Client,
+    own_subject: Subject,
+    window: usize,
+    stall: Duration,
+    metrics: Arc<Metrics>,
+    table: Mutex<HashMap<WireId, Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    end: Arc<End>,
+    inbound: mpsc::UnboundedSender<Bytes>,
+    expected: u32,
+}
+
+/// This node's end of a wire.
+#[derive(Debug)]
+pub(crate) struct End {
+    id: WireId,
+    peer: Arc<str>,
+    /// Grows when the peer loses NATS, and its wires with it.
+    peer_generation: AtomicU64,
+    /// The environment, where the harness is at this end.
+    environment: Option<String>,
+    registration: String,
+    /// What may still be sent.
+    room: Semaphore,
+    /// What came and was not taken yet.
+    held: AtomicUsize,
+    reason: OnceLock<Reason>,
+    over: CancellationToken,
+}
+
+impl End {
+    fn end(&self, reason: Reason) {
+        let _ = self.reason.set(reason);
+        self.room.close();
+        self.over.cancel();
+    }
+
+    /// The peer's state when the wire was laid.
+    pub(crate) fn set_peer_generation(&self, generation: u64) {
+        self.peer_generation.store(generation, Relaxed);
+    }
+}
+
+impl Wires {
+    pub(crate) fn new(
+        client: Client,
+        node: &str,
+        window: usize,
+        stall: Duration,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
+        let own_subject = subject_of(node);
+        Arc::new(Self { client, own_subject, window, stall, metrics, table: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<WireId, Entry>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Wires whose harness is at this node.
+    pub(crate) fn outward(&self) -> usize {
+        self.lock().values().filter(|entry| entry.end.environment.is_some()).count()
+    }
+
+    /// Lays this node's end of a wire. `environment` is named where the harness is at this end.
+    pub(crate) fn lay(
+        self: &Arc<Self>,
+        id: WireId,
+        peer: &str,
+        environment: Option<String>,
+        registration: String,
+    ) -> (WireSender, WireReceiver) {
+        let end = Arc::new(End {
+            id,
+            peer: peer.into(),
+            peer_generation: AtomicU64::new(0),
+            environment,
+            registration,
+            room: Semaphore::new(self.window),
+            held: AtomicUsize::new(0),
+            reason: OnceLock::new(),
+            over: CancellationToken::new(),
+        });
+        let (sender, inbound) = mpsc::unbounded_channel();
+        self.lock().insert(id, Entry { end: end.clone(), inbound: sender, expected: 0 });
+        let to = subject_of(peer);
+        let wires = self.clone();
+        let sending =
+            WireSender { end: end.clone(), wires: wires.clone(), to: to.clone(), number: 0 };
+        (sending, WireReceiver { end, wires, to, inbound, owed: 0 })
+    }
+
+    /// A message about a wire, from another node. Never waits.
+    pub(crate) fn handle(&self, message: &Bytes, from: Option<Subject>) {
+        let Some((kind, id, rest)) = parse(message) else { return };
+        let mut table = self.lock();
+        let Some(entry) = table.get_mut(&id) else {
+            drop(table);
+            // Cut here already, without the other knowing.
+            if let (FRAME, Some(from)) = (kind, from) {
+                self.post_later(from, cut_message(id, GOING_AWAY));
+            }
+            return;
+        };
+        match (kind, rest.len()) {
+            (FRAME, 4..) => {
+                let number = u32::from_be_bytes([rest[0], rest[1], rest[2], rest[3]]);
+                let frame = rest.slice(4..);
+                let held = entry.end.held.fetch_add(self.cost(frame.len()), Relaxed);
+                let broken = number != entry.expected || held > self.window;
+                entry.expected = entry.expected.wrapping_add(1);
+                if broken || entry.inbound.send(frame).is_err() {
+                    tracing::warn!("a wire between nodes has lost frames; it is laid anew");
+                    let from = subject_of(&entry.end.peer);
+                    if let Some(entry) = table.remove(&id) {
+                        entry.end.end(GOING_AWAY);
+                    }
+                    drop(table);
+                    self.post_later(from, cut_message(id, GOING_AWAY));
+                }
+            }
+            (TAKEN, 4) => {
+                let bytes = u32::from_be_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
+                let most = self.window.saturating_sub(entry.end.room.available_permits());
+                entry.end.room.add_permits(bytes.min(most));
+            }
+            (CUT, 1) => {
+                let reason = REASONS.get(usize::from(rest[0])).copied().unwrap_or(ENDED);
+                if let Some(entry) = table.remove(&id) {
+                    entry.end.end(reason);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Cuts a wire at this end; the other is told.
+    async fn cut(&self, end: &End, to: &Subject, reason: Reason) {
+        if self.lock().remove(&end.id).is_none() {
+            return;
+        }
+        end.end(reason);
+        let told = self.client.publish(to.clone(), cut_message(end.id, reason));
+        // Where NATS is gone the other end finds out by itself.
+        let _ = timeout(Duration::from_secs(1), told).await;
+    }
+
+    /// Cuts those wires at this end.
+    fn cut_where(&self, which: impl Fn(&End) -> Option<Reason>) {
+        self.lock().retain(|_, entry| match which(&entry.end) {
+            Some(reason) => {
+                entry.end.end(reason);
+                let message = cut_message(entry.end.id, reason);
+                self.post_later(subject_of(&entry.end.peer), message);
+                false
+            }
+            None => true,
+        });
+    }
+
+    /// NATS went: what was under way is lost.
+    pub(crate) fn cut_all(&self) {
+        self.cut_where(|_| Some(GOING_AWAY));
+    }
+
+    /// This node goes: the harnesses here have to find another.
+    pub(crate) fn cut_outward(&self) {
+        self.cut_where(|end| end.environment.is_some().then_some(GOING_AWAY));
+    }
+
+    /// A node is gone, or has lost its wires.
+    pub(crate) fn cut_peer(&self, peer: &str, generation: Option<u64>) {
+        self.cut_where(|end| {
+            let other = generation != Some(end.peer_generation.load(Relaxed));
+            (&*end.peer == peer && other).then_some(GOING_AWAY)
+        });
+    }
+
+    /// An environment is at home elsewhere now: wires from its harnesses here to where it was.
+    /// Where it has registered again or was removed, its home says so to each of them.
+    pub(crate) fn cut_moved(&self, environment: &str, registration: &str, home: &str) {
+        self.cut_where(|end| {
+            let stale = end.environment.as_deref() == Some(environment)
+                && end.registration == registration
+                && &*end.peer != home;
+            stale.then_some(GOING_AWAY)
+        });
+    }
+
+    /// Whether a harness here has a wire to that environment.
+    pub(crate) fn lead_to(&self, environment: &str) -> bool {
+        self.lock().values().any(|entry| entry.end.environment.as_deref() == Some(environment))
+    }
+
+    /// The environments that harnesses here have wires to.
+    pub(crate) fn environments(&self) -> BTreeSet<String> {
+        self.lock().values().filter_map(|entry| entry.end.environment.clone()).collect()
+    }
+
+    /// The nodes at the other ends.
+    pub(crate) fn peers(&self) -> BTreeSet<Arc<str>> {
+        self.lock().values().map(|entry| entry.end.peer.clone()).collect()
+    }
+
+    fn cost(&self, len: usize) -> usize {
+        (len + OVERHEAD).min(self.window)
+    }
+
+    fn post_later(&self, to: Subject, message: Bytes) {
+        let client = self.client.clone();
+        tokio::spawn(async move {
+            let _ = timeout(Duration::from_secs(1), client.publish(to, message)).await;
+        });
+    }
+}
+
+/// The sending half.
+#[derive(Debug)]
+pub(crate) struct WireSender {
+    end: Arc<End>,
+    wires: Arc<Wires>,
+    to: Subject,
+    number: u32,
+}
+
+impl WireSender {
+    pub(crate) fn end(&self) -> &Arc<End> {
+        &self.end
+    }
+
+    /// Sends a frame, waiting for room; `false` if the wire is cut, also because the other end has
+    /// taken nothing for too long.
+    pub(crate) async fn send(&mut self, frame: &Bytes) -> bool {
+        let cost = u32::try_from(self.wires.cost(frame.len())).unwrap_or(u32::MAX);
+        match timeout(self.wires.stall, self.end.room.acquire_many(cost)).await {
+            Ok(Ok(room)) => room.forget(),
+            Ok(Err(_)) => return false,
+            Err(_) => {
+                self.cut(GOING_AWAY).await;
+                return false;
+            }
+        }
+        let mut message = header(FRAME, self.end.id, 4 + frame.len());
+        message.put_u32(self.number);
+        message.put_slice(frame);
+        self.number = self.number.wrapping_add(1);
+        let from = self.wires.own_subject.clone();
+        let sent = self.wires.client.publish_with_reply(self.to.clone(), from, message.freeze());
+        tokio::select! {
+            sent = sent => sent.is_ok(),
+            () = self.end.over.cancelled() => false,
+        }
+    }
+
+    /// Cuts the wire.
+    pub(crate) async fn cut(&self, reason: Reason) {
+        self.wires.cut(&self.end, &self.to, reason).await;
+    }
+
+    /// Resolves once the wire is cut.
+    pub(crate) fn over(&self) -> impl Future<Output = ()> + use<> {
+        self.end.over.clone().cancelled_owned()
+    }
+}
+
+/// The receiving half.
+#[derive(Debug)]
+pub(crate) struct WireReceiver {
+    end: Arc<End>,
+    wires: Arc<Wires>,
+    to: Subject,
+    inbound: mpsc::UnboundedReceiver<Bytes>,
+    owed: usize,
+}
+
+impl WireReceiver {
+    /// The next frame; `None` once the wire is cut and all that came is taken.
+    pub(crate) async fn next(&mut self) -> Option<Bytes> {
+        let frame = self.inbound.recv().await?;
+        self.wires.metrics.between_nodes(frame.len());
+        Some(frame)
+    }
+
+    /// A frame of that length has been passed on: the other end may send as much again.
+    pub(crate) async fn taken(&mut self, len: usize) {
+        let cost = self.wires.cost(len);
+        self.end.held.fetch_sub(cost, Relaxed);
+        self.owed += cost;
+        // Told in quarters of the window, not for every frame.
+        if self.owed * 4 >= self.wires.window {
+            let mut message = header(TAKEN, self.end.id, 4);
+            message.put_u32(u32::try_from(std::mem::take(&mut self.owed)).unwrap_or(u32::MAX));
+            let told = self.wires.client.publish(self.to.clone(), message.freeze());
+            tokio::select! {
+                _ = told => {}
+                () = self.end.over.cancelled() => {}
+            }
+        }
+    }
+
+    /// Why the wire was cut.
+    pub(crate) fn reason(&self) -> Reason {
+        self.end.reason.get().copied().unwrap_or(GOING_AWAY)
+    }
+}
+
+fn header(kind: u8, id: WireId, more: usize) -> BytesMut {
+    let mut message = BytesMut::with_capacity(17 + more);
+    message.put_u8(kind);
+    message.put_u128(id);
+    message
+}
+
+fn cut_message(id: WireId, reason: Reason) -> Bytes {
+    let mut message = header(CUT, id, 1);
+    let number = REASONS.iter().position(|known| *known == reason).unwrap_or(0);
+    message.put_u8(u8::try_from(number).unwrap_or(0));
+    message.freeze()
+}
+
+fn parse(message: &Bytes) -> Option<(u8, WireId, Bytes)> {
+    let id: [u8; 16] = message.get(1..17)?.try_into().ok()?;
+    Some((message[0], WireId::from_be_bytes(id), message.slice(17..)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages() {
+        for reason in REASONS {
+            let message = cut_message(7, reason);
+            let (kind, id, rest) = parse(&message).unwrap();
+            assert_eq!((kind, id, REASONS[usize::from(rest[0])]), (CUT, 7, reason));
+        }
+        assert!(parse(&Bytes::from_static(&[0; 16])).is_none());
+    }
+}
