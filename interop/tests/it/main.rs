@@ -1,0 +1,12 @@
+//! Two implementations, programs against programs. `interop/run` installs the other one and runs this.
+//!
+//! Every test is ignored otherwise: a fresh checkout has nothing to run it against.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod cloud;
+mod model;
+mod programs;
+mod real_client;
+mod real_server;
+mod remote;
