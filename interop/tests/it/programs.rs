@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -41,9 +41,14 @@ impl Whose {
         command
     }
 
-    /// The command that serves over its stdin and stdout, as `--on` takes it.
+    /// The command that serves over its stdin and stdout.
+    pub fn stdio_argv(self) -> [String; 4] {
+        [self.path(), "exec-server".into(), "--listen".into(), "stdio".into()]
+    }
+
+    /// The same, as `--on` takes it.
     pub fn stdio(self) -> String {
-        format!("stdio:{} exec-server --listen stdio", self.path())
+        format!("stdio:{}", self.stdio_argv().join(" "))
     }
 }
 
@@ -58,20 +63,19 @@ pub fn home() -> tempfile::TempDir {
 pub struct Program {
     pub child: Child,
     /// What it has said on stderr so far.
-    log: Arc<(Mutex<String>, Condvar)>,
+    log: Arc<Mutex<String>>,
 }
 
 impl Program {
     pub fn start(command: &mut Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let log: Arc<(Mutex<String>, Condvar)> = Arc::default();
+        let log: Arc<Mutex<String>> = Arc::default();
         let (said, stderr) = (log.clone(), child.stderr.take().unwrap());
         thread::spawn(move || {
             let mut lines = BufReader::new(stderr);
             let mut line = Vec::new();
             while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
-                said.0.lock().unwrap().push_str(&String::from_utf8_lossy(&line));
-                said.1.notify_all();
+                said.lock().unwrap().push_str(&String::from_utf8_lossy(&line));
                 line.clear();
             }
         });
@@ -88,16 +92,7 @@ impl Program {
 
     /// What it has said on stderr so far.
     pub fn log(&self) -> String {
-        self.log.0.lock().unwrap().clone()
-    }
-
-    /// Waits until it has said this on stderr.
-    pub fn logs(&self, text: &str) {
-        let (log, more) = &*self.log;
-        let missing = |log: &mut String| !log.contains(text);
-        let (log, waited) =
-            more.wait_timeout_while(log.lock().unwrap(), PATIENCE, missing).unwrap();
-        assert!(!waited.timed_out(), "`{text}` was not said: {log}");
+        self.log.lock().unwrap().clone()
     }
 
     pub fn ended(mut self) -> ExitStatus {
@@ -128,7 +123,7 @@ fn ended(child: &mut Child) -> ExitStatus {
 pub struct Server {
     pub program: Program,
     pub url: String,
-    pub home: tempfile::TempDir,
+    _home: tempfile::TempDir,
 }
 
 impl Server {
@@ -144,7 +139,7 @@ impl Server {
         let mut program = Program::start(&mut command);
         let url = program.first_line();
         assert!(url.starts_with("ws://127.0.0.1:"), "{url}");
-        Self { program, url, home }
+        Self { program, url, _home: home }
     }
 }
 

@@ -5,7 +5,6 @@
 mod cloud;
 mod ends;
 mod faults;
-mod interop;
 mod secrets;
 mod session;
 mod sign_in;
