@@ -13,9 +13,10 @@ use codex_exec_server::client::{
     ConnectionStatus, Process, ProcessEvent, ProcessEvents, ProcessStdin,
 };
 use codex_exec_server::{
-    ExecServerClient, ProcessId, ProcessSignal, SignalParams, TerminateParams,
+    ExecServerClient, ExecServerError, ProcessId, ProcessSignal, SignalParams, TerminateParams,
 };
 use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::io::AsyncWriteExt;
 
 use crate::escapes::{self, Escapes, Typed};
@@ -246,8 +247,16 @@ impl Drive<'_> {
         exited: &Cell<Option<(i32, bool)>>,
     ) -> Ending {
         let (mut last, mut times) = (None, 0);
+        let mut sending = FuturesUnordered::new();
         loop {
-            let signal = match self.signals.next().await {
+            let signalled = tokio::select! {
+                signalled = self.signals.next() => signalled,
+                // Whoever wants it to end is not kept waiting for a connection to come back.
+                Some((signal, false)) = sending.next() => {
+                    return Ending::Stopped(exit_code(signal));
+                }
+            };
+            let signal = match signalled {
                 Signalled::Resized => {
                     if self.terminal.is_some() {
                         resize(client, id);
@@ -274,8 +283,7 @@ impl Drive<'_> {
             if signal != ProcessSignal::Interrupt && !client.capabilities().process_signals {
                 return Ending::Stopped(exit_code(signal));
             }
-            let (client, id) = (client.clone(), id.clone());
-            tokio::spawn(async move { send(&client, &id, signal).await });
+            sending.push(async move { (signal, send(client, id, signal).await) });
         }
     }
 
@@ -321,10 +329,15 @@ fn refused(error: &io::Error) -> Ending {
     Ending::Stopped(BROKEN_PIPE.into())
 }
 
-async fn send(client: &ExecServerClient, id: &ProcessId, signal: ProcessSignal) {
+/// Whether the server has taken the signal, or refused it; false if the connection was lost.
+async fn send(client: &ExecServerClient, id: &ProcessId, signal: ProcessSignal) -> bool {
     let params = SignalParams { process_id: id.clone(), signal };
     let sent = tokio::time::timeout(KILL, client.process_signal(params)).await;
     tracing::debug!(?sent, ?signal, "signal passed on");
+    matches!(
+        sent,
+        Ok(Ok(_) | Err(ExecServerError::Server { .. } | ExecServerError::Unsupported { .. }))
+    )
 }
 
 fn resize(client: &ExecServerClient, id: &ProcessId) {

@@ -21,6 +21,7 @@ mod logs;
 mod ls;
 mod on;
 mod output;
+mod place;
 mod ps;
 mod remote;
 mod remote_path;

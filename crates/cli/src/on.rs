@@ -11,62 +11,41 @@ use codex_exec_server::client::{ReconnectPolicy, WebsocketDial};
 use codex_exec_server::host::process::Lifeline;
 use codex_exec_server::{
     ExecServerClient, ExecServerClientConnectOptions, ExecServerError, RemoteExecServerConnectArgs,
-    Server, ServerConfig,
+    Server, ServerConfig, SignIn, SignInKind, SignInSources,
 };
+
+use crate::place::{Place, place};
 
 /// Where a bearer token is looked for if no file is named.
 pub const TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_TOKEN";
+/// The same, for environments.
+const HARNESS_TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN";
+/// Where the registry is looked for if none is named; the second is what other harnesses read.
+const REGISTRY_VARIABLES: [&str; 2] =
+    ["CODEX_REGISTRY_URL", "CODEX_EXEC_SERVER_NOISE_REGISTRY_URL"];
 
 /// Where to work.
 #[derive(Debug, Clone, Args)]
 pub struct OnArgs {
-    /// The server to work on: ws://HOST:PORT, wss://HOST, or stdio:COMMAND, a command that speaks
-    /// the protocol over its stdin and stdout. Without one, this machine, in this very process
+    /// The server to work on: ws://HOST:PORT, wss://HOST, stdio:COMMAND, a command that speaks the
+    /// protocol over its stdin and stdout, or env:ID, an environment behind a rendezvous. Without
+    /// one, this machine, in this very process
     #[arg(long, help_heading = "Where", value_name = "WHERE", env = "CODEX_EXEC_SERVER_URL", hide_env_values = true,
           value_parser = place)]
     pub on: Option<Place>,
 
-    /// A file that holds the bearer token for ws:// and wss://; otherwise
-    /// $CODEX_EXEC_SERVER_TOKEN, if set
+    /// A file that holds the bearer token; otherwise $CODEX_EXEC_SERVER_TOKEN for ws:// and wss://,
+    /// and for env: $CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN, $CODEX_API_KEY or codex login
     #[arg(long, help_heading = "Where", value_name = "PATH")]
     token_file: Option<PathBuf>,
-}
 
-/// A server.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
-    /// By websocket.
-    Websocket(String),
-    /// Through a command.
-    Stdio(Vec<String>),
-}
+    /// The registry that knows the environment; otherwise $CODEX_REGISTRY_URL
+    #[arg(long, help_heading = "Where", value_name = "URL")]
+    registry: Option<String>,
 
-impl Place {
-    /// As it can be shown and dialled again; without secrets only if it had none.
-    pub fn url(&self) -> Option<&str> {
-        match self {
-            Self::Websocket(url) => Some(url),
-            Self::Stdio(_) => None,
-        }
-    }
-}
-
-pub fn place(text: &str) -> Result<Place, String> {
-    if text.starts_with("ws://") || text.starts_with("wss://") {
-        return Ok(Place::Websocket(text.to_owned()));
-    }
-    if let Some(command) = text.strip_prefix("stdio:") {
-        let argv = shlex::split(command)
-            .ok_or("the command after stdio: has a quote that does not end")?;
-        if argv.is_empty() {
-            return Err(
-                "name a command, such as stdio:\"ssh host codex exec-server --listen stdio\""
-                    .to_owned(),
-            );
-        }
-        return Ok(Place::Stdio(argv));
-    }
-    Err("write ws://HOST:PORT, wss://HOST or stdio:COMMAND".to_owned())
+    /// A registry's host that credentials may be sent to whatever their rule says; can be repeated
+    #[arg(long, help_heading = "Where", value_name = "HOST")]
+    allow_host: Vec<String>,
 }
 
 /// How a command wants to be connected.
@@ -90,9 +69,24 @@ pub struct Connected {
 }
 
 impl OnArgs {
-    /// The same token for another place.
-    pub fn at(&self, place: Place) -> Self {
-        Self { on: Some(place), token_file: self.token_file.clone() }
+    /// The same credentials for another place, and the registry that knows it.
+    pub fn at(&self, place: Place, registry: Option<String>) -> Self {
+        Self {
+            on: Some(place),
+            registry: registry.or_else(|| self.registry.clone()),
+            ..self.clone()
+        }
+    }
+
+    /// The registry that environments are looked up in.
+    pub fn registry(&self) -> anyhow::Result<String> {
+        let given = self.registry.clone();
+        let set = |name| std::env::var(name).ok();
+        given
+            .into_iter()
+            .chain(REGISTRY_VARIABLES.into_iter().filter_map(set))
+            .find(|url| !url.trim().is_empty())
+            .context("env: needs a registry; give --registry URL or set CODEX_REGISTRY_URL")
     }
 
     /// Connects.
@@ -129,10 +123,14 @@ impl OnArgs {
             Some(Place::Stdio(argv)) => {
                 ExecServerClient::connect_stdio_command(argv, options).await
             }
+            Some(Place::Environment(id)) => {
+                let (registry, sign_in) = (self.registry()?, self.sign_in()?);
+                ExecServerClient::connect_environment(&registry, id, sign_in, options).await
+            }
         };
         match client {
             Ok(client) => Ok(Connected { client, server: None }),
-            Err(error) => Err(Self::explain(&error)),
+            Err(error) => Err(self.explain(&error)),
         }
     }
 
@@ -142,6 +140,7 @@ impl OnArgs {
             None => "this machine, no server".to_owned(),
             Some(Place::Websocket(url)) => WebsocketDial::new(url).shown_url(),
             Some(Place::Stdio(argv)) => format!("stdio:{}", argv.join(" ")),
+            Some(Place::Environment(id)) => format!("env:{id}"),
         }
     }
 
@@ -149,35 +148,60 @@ impl OnArgs {
     pub fn flag(&self) -> String {
         match &self.on {
             None => String::new(),
-            Some(_) => format!(" --on {}", crate::style::quoted(&self.shown())),
+            Some(_) => {
+                let on = format!(" --on {}", crate::style::quoted(&self.shown()));
+                match &self.registry {
+                    Some(url) => format!("{on} --registry {}", crate::style::quoted(url)),
+                    None => on,
+                }
+            }
         }
     }
 
+    /// The token for a websocket, if there is one.
     fn token(&self) -> anyhow::Result<Option<String>> {
-        let (token, from) = match &self.token_file {
-            Some(file) => {
-                let token = std::fs::read_to_string(file)
-                    .with_context(|| format!("cannot read the token in {}", file.display()))?;
-                (token, file.display().to_string())
-            }
-            None => match std::env::var(TOKEN_VARIABLE) {
-                Ok(token) => (token, format!("${TOKEN_VARIABLE}")),
-                Err(_) => return Ok(None),
-            },
-        };
+        if let Some(token) = self.token_in_file()? {
+            return Ok(Some(token));
+        }
+        let token = std::env::var(TOKEN_VARIABLE).unwrap_or_default();
+        Ok(Some(token.trim().to_owned()).filter(|token| !token.is_empty()))
+    }
+
+    /// The credential for a registry.
+    fn sign_in(&self) -> anyhow::Result<SignIn> {
+        let mut sources = SignInSources::from_env();
+        sources.allowed_hosts.clone_from(&self.allow_host);
+        if let Some(token) = self.token_in_file()? {
+            sources.harness_token = Some(token.into());
+        }
+        Ok(sources.sign_in(SignInKind::Harness)?)
+    }
+
+    fn token_in_file(&self) -> anyhow::Result<Option<String>> {
+        let Some(file) = &self.token_file else { return Ok(None) };
+        let token = std::fs::read_to_string(file)
+            .with_context(|| format!("cannot read the token in {}", file.display()))?;
         match token.trim() {
-            "" if self.token_file.is_some() => {
-                bail!("{from} holds no token; put the server's token into it")
-            }
-            "" => Ok(None),
+            "" => bail!("{} holds no token; put the server's token into it", file.display()),
             token => Ok(Some(token.to_owned())),
         }
     }
 
     /// What the command line can add to a client's words.
-    fn explain(error: &ExecServerError) -> anyhow::Error {
+    fn explain(&self, error: &ExecServerError) -> anyhow::Error {
         let words = error.to_string();
-        let hint = if words.contains("HTTP 401") || words.contains("HTTP 403") {
+        let environment = match &self.on {
+            Some(Place::Environment(id)) => Some(id),
+            _ => None,
+        };
+        let refused = words.contains("HTTP 401") || words.contains("HTTP 403");
+        let hint = if let (Some(_), true) = (environment, refused) {
+            format!("; a token is taken from --token-file PATH or ${HARNESS_TOKEN_VARIABLE}")
+        } else if let (Some(id), true) = (environment, words.contains("environment_offline")) {
+            format!("; start its server: codex exec-server --remote URL --environment-id {id}")
+        } else if let (Some(_), true) = (environment, words.contains("environment_not_found")) {
+            "; check the id, and that its server has been started once".to_owned()
+        } else if refused {
             format!(" by --token-file PATH or ${TOKEN_VARIABLE}")
         } else if words.contains("unknown session id") {
             "; it has ended or its time was over: `codex ps` shows the sessions that are left"
@@ -221,21 +245,4 @@ pub fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Res
     // A thread that waits for a terminal or a pipe would keep the runtime from ending.
     runtime.shutdown_background();
     result
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn places() {
-        assert_eq!(place("ws://h:1"), Ok(Place::Websocket("ws://h:1".into())));
-        assert_eq!(
-            place("stdio:ssh 'my host' x"),
-            Ok(Place::Stdio(vec!["ssh".into(), "my host".into(), "x".into()]))
-        );
-        for bad in ["", "http://h", "stdio:", "stdio:'a", "h:1"] {
-            place(bad).unwrap_err();
-        }
-    }
 }

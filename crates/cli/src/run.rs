@@ -332,12 +332,12 @@ async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
              --listen ws://127.0.0.1:4500` and add --on ws://127.0.0.1:4500"
         );
     };
-    let Some(url) = place.url() else {
+    if place.url().is_none() {
         bail!(
             "--detach needs a server that outlives this command, and one behind stdio: ends with \
-             its connection; give --on ws://…"
+             its connection; give --on ws://… or env:…"
         );
-    };
+    }
     if Saved::find(name)?.is_some() {
         bail!(
             "the name `{name}` is taken: `codex ps` shows by what, `codex attach {name}` collects it, \
@@ -363,8 +363,9 @@ async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
         Ok(process) => process,
         Err(error) => return Err(args.explain(&connected, error).await),
     };
-    let saved = Saved::new(name, url, &session, &process.id().0, args.tty);
-    saved.write()?;
+    if let Some(saved) = Saved::new(name, &args.on, &session, &process.id().0, args.tty) {
+        saved.write()?;
+    }
     connected.close().await;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{name}")?;

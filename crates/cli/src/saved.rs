@@ -13,6 +13,9 @@ use std::str::FromStr;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
+use crate::on::OnArgs;
+use crate::place::Place;
+
 /// A name for a session: letters, digits, `-`, `_` and `.`, and no path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Name(String);
@@ -46,8 +49,11 @@ impl fmt::Display for Name {
 pub struct Saved {
     #[serde(skip)]
     pub name: String,
-    /// The server.
+    /// The server, as `--on` takes it.
     pub url: String,
+    /// The registry that knows it, if it is an environment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub registry: Option<String>,
     /// The session.
     pub session_id: String,
     /// The process that gave it its name.
@@ -58,14 +64,21 @@ pub struct Saved {
 }
 
 impl Saved {
-    pub fn new(name: &Name, url: &str, session: &str, process: &str, tty: bool) -> Self {
-        Self {
+    /// What to note of a session at this place; `None` if its sessions end with their connection.
+    pub fn new(name: &Name, on: &OnArgs, session: &str, process: &str, tty: bool) -> Option<Self> {
+        let place = on.on.as_ref()?;
+        let registry = match place {
+            Place::Environment(_) => on.registry().ok(),
+            _ => None,
+        };
+        Some(Self {
             name: name.to_string(),
-            url: url.to_owned(),
+            url: place.url()?,
+            registry,
             session_id: session.to_owned(),
             process_id: process.to_owned(),
             tty,
-        }
+        })
     }
 
     /// The session of that name, if one was saved.

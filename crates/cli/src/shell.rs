@@ -122,8 +122,7 @@ impl ShellArgs {
 
     /// Notes how to come back, where that is possible.
     fn left(&self, session: Option<&str>, process: &str, kept: bool) -> anyhow::Result<()> {
-        let url = self.on.on.as_ref().and_then(|place| place.url());
-        let (Some(url), Some(session)) = (url, session) else {
+        let Some(session) = session else {
             tell(format_args!("left; the shell has ended"));
             return Ok(());
         };
@@ -135,7 +134,11 @@ impl ShellArgs {
                 format!("shell-{mark}").parse().map_err(anyhow::Error::msg)?
             }
         };
-        Saved::new(&name, url, session, process, true).write()?;
+        let Some(saved) = Saved::new(&name, &self.on, session, process, true) else {
+            tell(format_args!("left; the shell has ended"));
+            return Ok(());
+        };
+        saved.write()?;
         let time = match kept {
             true => format!("for {}", span(self.keep)),
             false => "for as long as this server likes, usually 30s".to_owned(),

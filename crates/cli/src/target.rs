@@ -4,7 +4,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 use codex_exec_server::{ProcessId, ProcessInfo};
 
-use crate::on::{Connected, OnArgs, Place, Wants};
+use crate::on::{Connected, OnArgs, Wants};
+use crate::place::place;
 use crate::saved::{Name, Saved};
 
 #[derive(Debug, Args)]
@@ -109,7 +110,7 @@ pub async fn connect(
         return Ok((resume(on, &saved, wants).await?, Some(saved)));
     }
     if on.on.is_none() {
-        bail!("no session was saved as `{session}`; if it is a session's id, add --on ws://…");
+        bail!("no session was saved as `{session}`; if it is a session's id, add --on WHERE");
     }
     let wants = Wants { session: Some(session.to_owned()), ..wants };
     Ok((on.connect(wants).await?, None))
@@ -117,7 +118,9 @@ pub async fn connect(
 
 /// Connects to a saved session. One that the server does not know any more is forgotten.
 pub async fn resume(on: &OnArgs, saved: &Saved, wants: Wants) -> anyhow::Result<Connected> {
-    let on = on.at(Place::Websocket(saved.url.clone()));
+    let place = place(&saved.url).map_err(anyhow::Error::msg);
+    let place = place.with_context(|| format!("cannot go back to `{}`", saved.name))?;
+    let on = on.at(place, saved.registry.clone());
     let wants = Wants { session: Some(saved.session_id.clone()), ..wants };
     match on.connect(wants).await {
         Ok(connected) => Ok(connected),

@@ -181,13 +181,15 @@ impl ExecServerClient {
         self.shared.status.subscribe()
     }
 
-    /// Closes the connection. The server keeps the session, and its processes go on, for its detach
-    /// period. Calls under way fail.
+    /// Closes the connection, and sees to it that the other side learns of that. The server keeps the
+    /// session, and its processes go on, for its detach period. Calls under way fail.
     pub async fn close(&self) {
         self.alive.0.send_replace(true);
         let mut states = self.shared.link.subscribe();
         // The driver lives until it has said so.
         let _ = states.wait_for(|state| matches!(state, LinkState::Dead(_))).await;
+        // And until its dialer has said farewell.
+        self.alive.0.closed().await;
     }
 
     /// Calls any method of the table. A request that only reads is made again after a reconnect;

@@ -47,6 +47,12 @@ pub trait Dialer: Send + Sync + 'static {
         true
     }
 
+    /// Resolves when every connection of this dialer that was dropped has told the other side so,
+    /// or cannot any more; bounded in time. Default at once: what ends with its socket needs no words.
+    fn farewell(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(std::future::ready(()))
+    }
+
     /// More about why the last connection ended, if the dialer knows. Default nothing.
     fn obituary(&self) -> Pin<Box<dyn Future<Output = Option<String>> + Send + '_>> {
         Box::pin(std::future::ready(None))

@@ -57,6 +57,8 @@ impl Driver {
                 End::Closing => {
                     let reason = "it was closed by this client".to_owned();
                     self.shared.die(&ExecServerError::Closed { reason });
+                    drop((connection, link));
+                    self.dialer.farewell().await;
                     return;
                 }
                 End::Broken(error) => {

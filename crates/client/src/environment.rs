@@ -4,6 +4,8 @@
 //! opens a stream of its own. A lost socket is made up for below, if the server acknowledges;
 //! otherwise the connection ends and the session is resumed over the next dial.
 
+use std::pin::Pin;
+
 use codex_exec_remote::{BaseUrl, EnvironmentLink, HttpClient, Registry, RelayConfig, SignIn};
 
 use crate::client::ExecServerClient;
@@ -45,6 +47,10 @@ impl Dialer for EnvironmentDialer {
                 }
             })
         })
+    }
+
+    fn farewell(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(self.link.farewell())
     }
 
     fn endpoint(&self) -> String {

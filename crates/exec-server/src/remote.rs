@@ -1,7 +1,6 @@
 //! Remote mode: a server that registers itself, connects out, and serves whoever the registry
 //! authorizes.
 
-use codex_exec_host::process::Lifeline;
 use codex_exec_relay_core::NoiseIdentity;
 use codex_exec_remote::{
     BaseUrl, BaseUrlError, Enrolment, HttpClient, Registry, RelayConfig, RemoteError, SignIn,
@@ -178,7 +177,7 @@ async fn serve(
     runtime_paths: &ExecServerRuntimePaths,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RemoteRunError> {
-    config.process.lifeline = Lifeline::Warden { executable: runtime_paths.codex_self_exe.clone() };
+    runtime_paths.install(&mut config);
     let server = Server::new(config).map_err(RemoteRunError::Setup)?;
     let serving = server.clone();
     let accept = move |connection| serving.serve(connection);

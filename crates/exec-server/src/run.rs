@@ -36,6 +36,13 @@ impl ExecServerRuntimePaths {
                 .transpose()?,
         })
     }
+
+    /// Has a server re-enter these executables, wherever it listens.
+    pub(crate) fn install(&self, config: &mut ServerConfig) {
+        config.process.lifeline = Lifeline::Warden { executable: self.codex_self_exe.clone() };
+        let sandbox = self.codex_linux_sandbox_exe.as_ref().unwrap_or(&self.codex_self_exe);
+        config.sandbox_executable = Some(sandbox.clone());
+    }
 }
 
 /// Why a server program could not run.
@@ -87,10 +94,8 @@ pub async fn run(
     runtime_paths: &ExecServerRuntimePaths,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
-    config.process.lifeline = Lifeline::Warden { executable: runtime_paths.codex_self_exe.clone() };
+    runtime_paths.install(&mut config);
     config.lanes = std::thread::available_parallelism().map_or(1, Into::into);
-    let sandbox = runtime_paths.codex_linux_sandbox_exe.as_ref();
-    config.sandbox_executable = Some(sandbox.unwrap_or(&runtime_paths.codex_self_exe).clone());
     match listen_url {
         ListenUrl::WebSocket(address) => {
             let bind = |source| RunError::Bind { address, source };

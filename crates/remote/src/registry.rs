@@ -71,7 +71,7 @@ impl RegistryError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { cause, .. } => !matches!(cause, HttpError::Url),
-            Self::Refused { status, .. } => matches!(status, 408 | 429 | 500..),
+            Self::Refused { status, .. } => matches!(status, 408 | 409 | 429 | 500..),
             Self::SignIn(error) => error.is_transient(),
             Self::Authentication { .. } | Self::Answer(_) => false,
         }

@@ -7,8 +7,11 @@ use std::process::{Child, Command, Output, Stdio};
 /// The binary, with nothing of the tester's own settings.
 pub fn codex() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_codex"));
-    for name in ["CODEX_EXEC_SERVER_URL", "CODEX_EXEC_SERVER_TOKEN", "NO_COLOR", "RUST_LOG"] {
-        command.env_remove(name);
+    let own = |name: &str| name.starts_with("CODEX_") || matches!(name, "NO_COLOR" | "RUST_LOG");
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(own) {
+            command.env_remove(name);
+        }
     }
     command.stdin(Stdio::null());
     command
@@ -94,6 +97,10 @@ impl Server {
         let stdout = child.stdout.take().expect("a pipe");
         BufReader::new(stdout).read_line(&mut url).expect("it tells where it listens");
         Self { child, url: url.trim().to_owned() }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// A command on this server.

@@ -11,6 +11,7 @@ mod files;
 mod logging;
 mod memory;
 mod patch;
+mod remote;
 mod rendezvous;
 mod run;
 mod sandbox;

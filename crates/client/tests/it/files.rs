@@ -1,4 +1,4 @@
-//! Files and patches, against this project's server and against another one.
+//! Files and patches, on the server that [`server`] finds: ours here, another one in `interop/`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,28 +6,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use codex_exec_client::protocol::files::{FsEntryKind, FsRemoveParams, FsWalkOptions};
 use codex_exec_client::{
-    ExecServerClient, ExecServerError, Patch, PatchError, PathUri, RemoteExecServerConnectArgs,
-    TransferOptions, WalkItem,
+    ExecServerClient, ExecServerError, Patch, PatchError, PathUri, TransferOptions, WalkItem,
 };
 use futures_util::TryStreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::soon;
-use crate::{interop, ours};
+use crate::support::{server, soon};
 
-/// Both servers, as far as they are there, each with a directory of its own.
+/// A server, if there is one here, and a directory.
 async fn each(test: impl AsyncFn(ExecServerClient, PathUri, &Path)) {
+    let Some((server, client)) = server().await else { return };
     let directory = tempfile::tempdir().unwrap();
-    let (server, client) = ours::embedded().await;
     soon(test(client, uri(directory.path()), directory.path())).await;
-    server.shut_down().await;
-
-    if let Some(server) = interop::server().await {
-        let directory = tempfile::tempdir().unwrap();
-        let args = RemoteExecServerConnectArgs::new(&server.url, "interop");
-        let client = ExecServerClient::connect_websocket(args).await.unwrap();
-        soon(test(client, uri(directory.path()), directory.path())).await;
-    }
+    drop(server);
 }
 
 fn uri(path: &Path) -> PathUri {

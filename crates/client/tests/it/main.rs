@@ -1,9 +1,8 @@
-//! The client against scripted servers, against this project's server, and against another one.
+//! The client against scripted servers and against this project's server.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, are tests")]
 
 mod files;
-mod interop;
 mod kill;
 mod lifecycle;
 mod ours;

@@ -6,6 +6,7 @@ use codex_exec_client::{
     Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ExecServerClient,
     ExecServerClientConnectOptions, Jitter, ReconnectPolicy,
 };
+use codex_exec_server::Server;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
 
@@ -182,6 +183,11 @@ pub async fn connect(
 /// Fails a test that hangs.
 pub async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future).await.expect("in time")
+}
+
+/// The server that files are tested on, and a client of it.
+pub async fn server() -> Option<(Server, ExecServerClient)> {
+    Some(crate::ours::embedded().await)
 }
 
 /// Runs something in the background, for a script that answers it.

@@ -9,6 +9,7 @@ use codex_exec_relay_core::{
 };
 use codex_exec_rpc::Connection;
 use tokio::sync::oneshot;
+use tokio_util::task::TaskTracker;
 
 use super::config::{Backoff, RelayConfig};
 use super::pump::{Drove, Ending, Pump};
@@ -65,6 +66,8 @@ pub struct EnvironmentLink {
     environment_id: String,
     identity: NoiseIdentity,
     config: RelayConfig,
+    /// The streams that live; shared by clones.
+    streams: TaskTracker,
 }
 
 impl EnvironmentLink {
@@ -75,7 +78,9 @@ impl EnvironmentLink {
         config: RelayConfig,
     ) -> Result<Self, EnvironmentError> {
         let identity = NoiseIdentity::generate(&mut *entropy())?;
-        Ok(Self { registry, environment_id: environment_id.into(), identity, config })
+        let (environment_id, streams) = (environment_id.into(), TaskTracker::new());
+        streams.close();
+        Ok(Self { registry, environment_id, identity, config, streams })
     }
 
     /// Which environment.
@@ -113,7 +118,7 @@ impl EnvironmentLink {
         pump.on_connected();
         match pump.drive(Some(&mut socket), &mut opening).await {
             Drove::Done(Ok(connection)) => {
-                tokio::spawn(self.clone().keep(pump, socket, pinned));
+                self.streams.spawn(self.clone().keep(pump, socket, pinned));
                 Ok(connection)
             }
             Drove::Done(Err(_)) | Drove::SocketEnded => Err(EnvironmentError::Dropped),
@@ -125,6 +130,13 @@ impl EnvironmentLink {
                 })
             }
         }
+    }
+
+    /// Resolves when every stream whose connection was dropped has ended at the executor too, or
+    /// after [`RelayConfig::farewell`]. A program that is about to exit waits for it: a rendezvous
+    /// keeps a stream whose socket is gone for a while, and with it whatever the stream holds.
+    pub async fn farewell(&self) {
+        let _ = tokio::time::timeout(self.config.farewell, self.streams.wait()).await;
     }
 
     /// One attempt: a fresh admission and a socket.

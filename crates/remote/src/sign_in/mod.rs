@@ -1,8 +1,9 @@
 //! Sign-in: which credential proves who this is, where it may be sent, and what headers it makes.
 //!
 //! Precedence: `--use-agent-identity-auth` takes `CODEX_ACCESS_TOKEN` and nothing else; the older
-//! `--executor-id` takes `CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN` and nothing else; otherwise
-//! `CODEX_API_KEY`, then the ChatGPT tokens of `auth.json`, then the API key of `auth.json`.
+//! `--executor-id` takes `CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN` and nothing else; a harness takes
+//! `CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN` before anything else; otherwise `CODEX_API_KEY`, then the
+//! ChatGPT tokens of `auth.json`, then the API key of `auth.json`.
 //!
 //! Invariant: a credential makes no header before [`SignIn::may_go_to`] has let its target pass.
 

@@ -18,6 +18,8 @@ pub enum SignInKind {
     AgentIdentity,
     /// `CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN`, of the older registration.
     RemoteBearer,
+    /// A harness's: `CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN`, else as [`Self::Default`].
+    Harness,
 }
 
 /// Everything that sign-in may draw on.
@@ -31,6 +33,8 @@ pub struct SignInSources {
     pub access_token: Option<Secret>,
     /// `CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN`.
     pub remote_bearer_token: Option<Secret>,
+    /// `CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN`.
+    pub harness_token: Option<Secret>,
     /// `CODEX_AUTH_API_URL`: where agents register their tasks.
     pub auth_api: Option<String>,
     /// `CODEX_LOGIN_ISSUER`: where tokens are renewed, if not where they come from.
@@ -53,6 +57,7 @@ impl Default for SignInSources {
             api_key: None,
             access_token: None,
             remote_bearer_token: None,
+            harness_token: None,
             auth_api: None,
             issuer: None,
             client_id: None,
@@ -73,6 +78,7 @@ impl SignInSources {
             api_key: secret("CODEX_API_KEY"),
             access_token: secret("CODEX_ACCESS_TOKEN"),
             remote_bearer_token: secret("CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"),
+            harness_token: secret("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN"),
             auth_api: text("CODEX_AUTH_API_URL"),
             issuer: text("CODEX_LOGIN_ISSUER"),
             client_id: text("CODEX_LOGIN_CLIENT_ID"),
@@ -99,6 +105,10 @@ impl SignInSources {
             SignInKind::RemoteBearer => {
                 SignIn::bearer(self.remote_bearer_token.clone().ok_or(SignInError::NoRemoteToken)?)
             }
+            SignInKind::Harness => match &self.harness_token {
+                Some(token) => SignIn::bearer(token.clone()),
+                None => self.default_sign_in()?,
+            },
             SignInKind::Default => self.default_sign_in()?,
         };
         Ok(sign_in.allowing(self.allowed_hosts.clone()))
@@ -143,6 +153,13 @@ mod tests {
         assert_eq!(kind(&sources).unwrap(), "ChatGPT sign-in");
         sources.api_key = Some("k".into());
         assert_eq!(kind(&sources).unwrap(), "API key");
+
+        let harness =
+            |sources: &SignInSources| sources.sign_in(SignInKind::Harness).map(|s| s.describe());
+        assert_eq!(harness(&sources).unwrap(), "API key");
+        sources.harness_token = Some("h".into());
+        assert_eq!(harness(&sources).unwrap(), "bearer token");
+        assert_eq!(kind(&sources).unwrap(), "API key", "a server takes no harness's token");
 
         let (_kept, sources) = home(r#"{"OPENAI_API_KEY":"f"}"#);
         assert_eq!(kind(&sources).unwrap(), "API key");

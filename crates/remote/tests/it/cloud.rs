@@ -51,6 +51,28 @@ pub struct Script {
     pub refuse_upgrades: Vec<u16>,
     /// Where the URLs point, if not here.
     pub rendezvous: Option<SocketAddr>,
+    /// What becomes of a frame on its way.
+    pub mangle: Option<Mangle>,
+    /// Sockets opened from now on are never read, so pings are not answered.
+    pub deaf: bool,
+}
+
+/// A relay that is not to be trusted: what it makes of a frame, given whether the executor sent it.
+#[derive(Clone)]
+pub struct Mangle(Arc<Mutex<Mangler>>);
+
+type Mangler = dyn FnMut(bool, Bytes) -> Vec<Bytes> + Send;
+
+impl Mangle {
+    pub fn new(with: impl FnMut(bool, Bytes) -> Vec<Bytes> + Send + 'static) -> Self {
+        Self(Arc::new(Mutex::new(with)))
+    }
+}
+
+impl std::fmt::Debug for Mangle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Mangle")
+    }
 }
 
 #[derive(Default)]
@@ -144,6 +166,13 @@ impl Cloud {
     pub async fn to_executor(&self, message: Message) {
         let executor = self.state().executor.clone().expect("an executor");
         executor.send(message).await.unwrap();
+    }
+
+    /// Receives what the executor sends to this stream, as its harness would.
+    pub fn harness_of(&self, stream: &str) -> mpsc::Receiver<Message> {
+        let (sender, receiver) = mpsc::channel(64);
+        self.state().harnesses.insert(stream.to_owned(), sender);
+        receiver
     }
 
     async fn respond(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
@@ -261,7 +290,11 @@ impl Cloud {
                 }
             }
         };
+        let deaf = self.state().script.deaf;
         let reading = async {
+            if deaf {
+                std::future::pending::<()>().await;
+            }
             while let Some(Ok(message)) = stream.next().await {
                 if !message.is_binary() {
                     continue;
@@ -278,8 +311,15 @@ impl Cloud {
                         state.executor.clone()
                     }
                 };
+                let mangle = self.state().script.mangle.clone();
+                let frames = match mangle {
+                    Some(Mangle(mangle)) => mangle.lock().unwrap()(executor, payload),
+                    None => vec![payload],
+                };
                 if let Some(target) = target {
-                    let _ = target.send(Message::binary(payload)).await;
+                    for frame in frames {
+                        let _ = target.send(Message::binary(frame)).await;
+                    }
                 }
             }
         };

@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod clock;
 mod cloud;
+mod cut;
 mod ends;
 mod faults;
-mod interop;
+mod hostile;
 mod secrets;
 mod session;
 mod sign_in;

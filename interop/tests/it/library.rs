@@ -1,44 +1,16 @@
-//! Against an exec-server that is not ours: the program named by `CODEX_INTEROP_BIN`, if it is set.
-
-use std::process::Stdio;
+//! Our client library on their server.
 
 use codex_exec_client::{
-    Approval, ExecCommand, ExecServerClient, ExecServerError, Patch, PathUri, PermissionProfile,
-    ProcessEvent, RemoteExecServerConnectArgs, SandboxContext,
+    Approval, ExecCommand, ExecServerClient, ExecServerClientConnectOptions, ExecServerError,
+    Patch, PathUri, PermissionProfile, ProcessEvent, RemoteExecServerConnectArgs, SandboxContext,
 };
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::{options, soon};
+use crate::programs::{Server, Whose, home};
+use crate::support::soon;
 
-/// A server of its own for each test.
-pub struct Server {
-    pub url: String,
-    _child: Child,
-    _home: tempfile::TempDir,
-}
-
-fn binary() -> Option<String> {
-    let binary = std::env::var("CODEX_INTEROP_BIN").ok();
-    if binary.is_none() {
-        eprintln!("skipped: CODEX_INTEROP_BIN is not set");
-    }
-    binary
-}
-
-pub async fn server() -> Option<Server> {
-    let home = tempfile::tempdir().unwrap();
-    let mut child = Command::new(binary()?)
-        .args(["exec-server", "--listen", "ws://127.0.0.1:0"])
-        .env("CODEX_HOME", home.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let url = soon(lines.next_line()).await.unwrap().unwrap();
-    Some(Server { url, _child: child, _home: home })
+fn server() -> Server {
+    Server::start(Whose::Theirs)
 }
 
 async fn connect(server: &Server) -> ExecServerClient {
@@ -47,8 +19,9 @@ async fn connect(server: &Server) -> ExecServerClient {
 }
 
 #[tokio::test]
+#[ignore = "interop/run runs it"]
 async fn commands_run_and_say_what_they_say() {
-    let Some(server) = server().await else { return };
+    let server = server();
     let client = connect(&server).await;
     assert!(client.session_id().is_some());
     let command = ExecCommand::shell("printf out; printf err >&2; exit 3").cwd("/tmp").unwrap();
@@ -63,8 +36,9 @@ async fn commands_run_and_say_what_they_say() {
 }
 
 #[tokio::test]
+#[ignore = "interop/run runs it"]
 async fn the_environment_is_the_servers_with_changes() {
-    let Some(server) = server().await else { return };
+    let server = server();
     let client = connect(&server).await;
     let command = ExecCommand::shell("test -n \"$PATH\" && echo $GREETING").env("GREETING", "hi");
     let output = soon(client.run(command)).await.unwrap();
@@ -72,8 +46,9 @@ async fn the_environment_is_the_servers_with_changes() {
 }
 
 #[tokio::test]
+#[ignore = "interop/run runs it"]
 async fn sixteen_mebibytes_come_whole() {
-    let Some(server) = server().await else { return };
+    let server = server();
     let client = connect(&server).await;
     let command = ExecCommand::shell("head -c 16777216 /dev/zero | tr '\\0' x");
     let output = soon(client.run(command)).await.unwrap();
@@ -82,8 +57,9 @@ async fn sixteen_mebibytes_come_whole() {
 }
 
 #[tokio::test]
+#[ignore = "interop/run runs it"]
 async fn a_terminal_echoes_what_is_typed() {
-    let Some(server) = server().await else { return };
+    let server = server();
     let client = connect(&server).await;
     let mut process = client.spawn(ExecCommand::new(["cat"]).tty()).await.unwrap();
     let mut stdin = process.take_stdin().unwrap();
@@ -100,8 +76,9 @@ async fn a_terminal_echoes_what_is_typed() {
 }
 
 #[tokio::test]
+#[ignore = "interop/run runs it"]
 async fn input_is_piped_and_the_process_terminated() {
-    let Some(server) = server().await else { return };
+    let server = server();
     let client = connect(&server).await;
     let mut process = client.spawn(ExecCommand::new(["cat"]).pipe_stdin()).await.unwrap();
     let mut stdin = process.take_stdin().unwrap();
@@ -120,8 +97,9 @@ async fn input_is_piped_and_the_process_terminated() {
 }
 
 #[tokio::test]
+#[ignore = "interop/run runs it"]
 async fn a_session_is_resumed_with_its_processes() {
-    let Some(server) = server().await else { return };
+    let server = server();
     let client = connect(&server).await;
     let command = ExecCommand::shell("echo one; sleep 0.5; echo two; exit 4").process_id("job");
     let process = client.spawn(command).await.unwrap();
@@ -138,10 +116,11 @@ async fn a_session_is_resumed_with_its_processes() {
 }
 
 #[tokio::test]
+#[ignore = "interop/run runs it"]
 async fn a_command_speaks_over_its_stdin_and_stdout() {
-    let Some(binary) = binary() else { return };
-    let argv = [binary.as_str(), "exec-server", "--listen", "stdio"];
-    let client = soon(ExecServerClient::connect_stdio_command(argv, options())).await.unwrap();
+    let argv = Whose::Theirs.stdio_argv();
+    let options = ExecServerClientConnectOptions::default();
+    let client = soon(ExecServerClient::connect_stdio_command(argv, options)).await.unwrap();
     let mut process = client.spawn(ExecCommand::shell("echo hi")).await.unwrap();
     let mut events = Vec::new();
     while let Some(event) = soon(process.next_event()).await {
@@ -158,10 +137,11 @@ async fn a_command_speaks_over_its_stdin_and_stdout() {
 }
 
 #[tokio::test]
+#[ignore = "interop/run runs it"]
 async fn a_denied_command_is_asked_about_and_run_again() {
-    let Some(server) = server().await else { return };
+    let server = server();
     let client = connect(&server).await;
-    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let directory = home();
     let file = directory.path().join("greeting");
     let root = PathUri::try_from(directory.path()).unwrap();
     let read_only = SandboxContext::in_workspace(PermissionProfile::read_only(), root.clone());
@@ -191,11 +171,11 @@ async fn a_denied_command_is_asked_about_and_run_again() {
 }
 
 #[tokio::test]
+#[ignore = "interop/run runs it"]
 async fn a_patch_is_held_to_its_workspace() {
-    let Some(server) = server().await else { return };
+    let server = server();
     let client = connect(&server).await;
-    let (inside, outside) =
-        (tempfile::tempdir_in("/var/tmp").unwrap(), tempfile::tempdir_in("/var/tmp").unwrap());
+    let (inside, outside) = (home(), home());
     let root = PathUri::try_from(inside.path()).unwrap();
     let target = outside.path().join("target");
     std::fs::write(&target, "a\n").unwrap();

@@ -1,0 +1,75 @@
+//! A place to work on, as it is written after `--on`.
+
+/// A server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// By websocket.
+    Websocket(String),
+    /// Through a command.
+    Stdio(Vec<String>),
+    /// An environment behind a rendezvous, by its id.
+    Environment(String),
+}
+
+impl Place {
+    /// As it can be kept and dialled again by [`place`], if its sessions outlive a connection.
+    pub fn url(&self) -> Option<String> {
+        match self {
+            Self::Websocket(url) => Some(url.clone()),
+            Self::Stdio(_) => None,
+            Self::Environment(id) => Some(format!("env:{id}")),
+        }
+    }
+}
+
+/// Reads what is written after `--on`.
+pub fn place(text: &str) -> Result<Place, String> {
+    if text.starts_with("ws://") || text.starts_with("wss://") {
+        return Ok(Place::Websocket(text.to_owned()));
+    }
+    if let Some(command) = text.strip_prefix("stdio:") {
+        let argv = shlex::split(command)
+            .ok_or("the command after stdio: has a quote that does not end")?;
+        if argv.is_empty() {
+            return Err(
+                "name a command, such as stdio:\"ssh host codex exec-server --listen stdio\""
+                    .to_owned(),
+            );
+        }
+        return Ok(Place::Stdio(argv));
+    }
+    if let Some(id) = text.strip_prefix("env:") {
+        return match id.trim() {
+            "" => Err("name an environment, such as env:laptop".to_owned()),
+            id => Ok(Place::Environment(id.to_owned())),
+        };
+    }
+    Err("write ws://HOST:PORT, wss://HOST, stdio:COMMAND or env:ID".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places() {
+        assert_eq!(place("ws://h:1"), Ok(Place::Websocket("ws://h:1".into())));
+        assert_eq!(
+            place("stdio:ssh 'my host' x"),
+            Ok(Place::Stdio(vec!["ssh".into(), "my host".into(), "x".into()]))
+        );
+        assert_eq!(place("env:laptop"), Ok(Place::Environment("laptop".into())));
+        for bad in ["", "http://h", "stdio:", "stdio:'a", "h:1", "env:", "env: "] {
+            place(bad).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn what_is_kept_leads_back() {
+        for text in ["ws://h:1", "wss://h/x", "env:laptop"] {
+            let url = place(text).unwrap().url().unwrap();
+            assert_eq!(place(&url), place(text));
+        }
+        assert_eq!(place("stdio:cat").unwrap().url(), None);
+    }
+}

@@ -1,0 +1,365 @@
+//! Environments as whole programs: a rendezvous, a server that registered with it, and every command
+//! through it.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::commands::{Said, Server, codex, output, output_of, read, read_until};
+use crate::support::{send, wait};
+use crate::terminal::Terminal;
+
+/// The environment's id.
+const BOX: &str = "box";
+/// What a server says when harnesses can reach it.
+const READY: &str = "connected to the rendezvous";
+
+/// A child that ends with the test.
+struct Program(Child);
+
+impl Program {
+    fn start(command: &mut Command) -> Self {
+        Self(command.spawn().unwrap())
+    }
+
+    fn ended(mut self) -> ExitStatus {
+        wait(&mut self.0)
+    }
+
+    fn told_to_stop(self) -> ExitStatus {
+        send(self.0.id(), Signal::TERM);
+        self.ended()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A rendezvous, a token for one environment, and a home.
+struct Cloud {
+    service: Program,
+    url: String,
+    token: String,
+    home: TempDir,
+}
+
+impl Cloud {
+    fn start() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let (service, url) = serve(home.path(), "127.0.0.1:0");
+        let data = home.path().join("data");
+        let mut create = codex();
+        create.args(["rendezvous", "token", "create", "--environment", BOX, "--data"]).arg(data);
+        let token = output(&mut create).well().trim().to_owned();
+        Self { service, url, token, home }
+    }
+
+    /// Kills the rendezvous, and starts it again where it was.
+    fn restart(self) -> Self {
+        let Self { service, url, token, home } = self;
+        drop(service);
+        let address = url.strip_prefix("http://").unwrap();
+        let (service, url) = serve(home.path(), address);
+        Self { service, url, token, home }
+    }
+
+    /// A server of the environment, not yet started.
+    fn executor(&self, subcommand: &[&str]) -> Command {
+        let mut command = codex();
+        command.arg("exec-server").args(subcommand);
+        command.args(["--remote", &self.url, "--environment-id", BOX]);
+        command.env("CODEX_API_KEY", &self.token).env("RUST_LOG", "info");
+        command.env("CODEX_HOME", self.home.path());
+        command
+    }
+
+    /// A server that can be reached.
+    fn serving(&self) -> Program {
+        ready(&mut self.executor(&[]))
+    }
+
+    /// A command on the environment, without credentials.
+    fn plain(&self, subcommand: &str) -> Command {
+        let mut command = codex();
+        command.args([subcommand, "--on", &format!("env:{BOX}"), "--registry", &self.url]);
+        command.env("CODEX_HOME", self.home.path()).env("XDG_STATE_HOME", self.home.path());
+        command
+    }
+
+    /// A command on the environment.
+    fn codex(&self, subcommand: &str) -> Command {
+        let mut command = self.plain(subcommand);
+        command.env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &self.token);
+        command
+    }
+
+    fn sh(&self, script: &str) -> Said {
+        output(self.codex("run").args(["--", "sh", "-c", script]))
+    }
+}
+
+fn serve(home: &Path, listen: &str) -> (Program, String) {
+    let mut command = codex();
+    command.args(["rendezvous", "serve", "--listen", listen, "--data"]).arg(home.join("data"));
+    let mut service = Program::start(command.stdout(Stdio::piped()));
+    let mut url = String::new();
+    let stdout = service.0.stdout.take().unwrap();
+    BufReader::new(stdout).read_line(&mut url).unwrap();
+    (service, url.trim().to_owned())
+}
+
+/// Starts a server, and comes back when harnesses can reach it.
+fn ready(command: &mut Command) -> Program {
+    let mut server = Program::start(command.stderr(Stdio::piped()));
+    let mut stderr = server.0.stderr.take().unwrap();
+    read_until(&mut stderr, READY);
+    // The rest is read, so that the server is never held up by it.
+    std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+    server
+}
+
+#[test]
+fn commands_run_in_an_environment() {
+    let cloud = Cloud::start();
+    let server = cloud.serving();
+    let said = cloud.sh("echo out; echo err >&2; exit 3");
+    assert_eq!((said.code, &*said.out, &*said.err), (Some(3), "out\n", "err\n"));
+    let said = output_of(cloud.codex("run").args(["--", "tr", "a-z", "A-Z"]), b"typed\n");
+    assert_eq!(said.well(), "TYPED\n");
+    let inherited = cloud.sh("echo [$CODEX_API_KEY] $PPID").well();
+    assert_eq!(inherited, format!("[] {}\n", server.0.id()), "its child, without its secrets");
+
+    let info = output(&mut cloud.codex("info")).well();
+    assert!(info.contains("env:box"), "{info}");
+    let mut named = codex();
+    named.arg("info").env("CODEX_EXEC_SERVER_URL", "env:box").env("CODEX_HOME", cloud.home.path());
+    named.env("CODEX_REGISTRY_URL", &cloud.url).env("CODEX_API_KEY", &cloud.token);
+    assert!(output(&mut named).well().contains("env:box"));
+
+    let mut terminal = Terminal::start(cloud.codex("run").args(["-t", "--", "cat"]));
+    terminal.type_in("hello\r");
+    terminal.shows("hello\r\nhello");
+    terminal.type_in("\x04");
+    assert!(terminal.ends().success());
+    assert_eq!(server.told_to_stop().code(), Some(0));
+}
+
+#[test]
+fn files_of_an_environment() {
+    let cloud = Cloud::start();
+    let _server = cloud.serving();
+    let work = tempfile::tempdir().unwrap();
+    let path = |name: &str| work.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("here"), vec![b'x'; 3 << 20]).unwrap();
+    output(cloud.codex("cp").args([path("here"), format!(":{}", path("there"))])).well();
+    output(cloud.codex("cp").args([format!(":{}", path("there")), path("back")])).well();
+    assert_eq!(read(path("back")).len(), 3 << 20);
+    std::fs::write(path("note"), "needle\n").unwrap();
+    assert_eq!(output(cloud.codex("cat").arg(path("note"))).well(), "needle\n");
+    let listed = output(cloud.codex("ls").arg(work.path())).well();
+    assert!(listed.contains("there") && listed.contains("note"), "{listed}");
+    let found = output(cloud.codex("search").arg("needle").arg(work.path())).well();
+    assert!(found.contains("note"), "{found}");
+    let patch = "*** Begin Patch\n*** Update File: note\n@@\n-needle\n+thread\n*** End Patch\n";
+    let said =
+        output_of(cloud.codex("apply-patch").arg("--cwd").arg(work.path()), patch.as_bytes());
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(read(path("note")), "thread\n");
+    output(cloud.codex("rm").arg(path("note"))).well();
+    assert!(!Path::new(&path("note")).exists());
+}
+
+#[test]
+fn a_sandbox_holds_in_an_environment_too() {
+    let cloud = Cloud::start();
+    let _server = cloud.serving();
+    let work = tempfile::tempdir_in("/var/tmp").unwrap();
+    let run = |policy: &str| {
+        let mut command = cloud.codex("run");
+        command.args(["--sandbox", policy, "--cwd"]).arg(work.path());
+        output(command.args(["--", "sh", "-c", "echo hi > file"]))
+    };
+    let denied = run("read-only");
+    assert_ne!(denied.code, Some(0), "{denied:?}");
+    assert!(!work.path().join("file").exists());
+    assert_eq!(run("workspace-write").code, Some(0));
+    assert_eq!(read(work.path().join("file")), "hi\n");
+}
+
+#[test]
+fn what_is_left_in_an_environment_is_come_back_to() {
+    let cloud = Cloud::start();
+    let _server = cloud.serving();
+    let gate = cloud.home.path().join("gate");
+    let script =
+        format!("echo one; until [ -e {} ]; do sleep 0.05; done; echo two; exit 5", gate.display());
+    let said = output(cloud.codex("run").args(["--detach", "build", "--", "sh", "-c", &script]));
+    assert_eq!((said.code, &*said.out), (Some(0), "build\n"), "{said:?}");
+    // From here on the saved name is enough.
+    let back = |arguments: &[&str]| {
+        let mut command = codex();
+        command.args(arguments).env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &cloud.token);
+        output(command.env("XDG_STATE_HOME", cloud.home.path()))
+    };
+    let table = back(&["ps"]).well();
+    assert!(table.contains("build  running") && table.contains("env:box"), "{table}");
+    assert!(back(&["logs", "build"]).out.contains("one"));
+    std::fs::write(&gate, "").unwrap();
+    let attached = back(&["attach", "build"]);
+    assert_eq!(attached.code, Some(5), "{attached:?}");
+    assert!(attached.out.ends_with("two\n"), "{attached:?}");
+
+    let said = output(cloud.codex("run").args(["--detach", "long", "--", "sleep", "1000"]));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(back(&["kill", "long"]).code, Some(0));
+}
+
+#[test]
+fn a_command_outlives_the_rendezvous() {
+    let cloud = Cloud::start();
+    let _server = cloud.serving();
+    let gate = cloud.home.path().join("gate");
+    let script = format!(
+        "echo one; until [ -e {} ]; do sleep 0.05; done; seq 100000; exit 4",
+        gate.display()
+    );
+    let mut command = cloud.codex("run");
+    command.args(["--", "sh", "-c", &script]).stdout(Stdio::piped());
+    let mut running = Program::start(&mut command);
+    let mut stdout = running.0.stdout.take().unwrap();
+    let mut said = read_until(&mut stdout, "one\n");
+    let _cloud = cloud.restart();
+    std::fs::write(&gate, "").unwrap();
+    std::io::Read::read_to_string(&mut stdout, &mut said).unwrap();
+    let all: String = (1..=100_000).map(|n| format!("{n}\n")).collect();
+    assert!(said == format!("one\n{all}"), "complete and in order");
+    assert_eq!(running.ended().code(), Some(4));
+}
+
+#[test]
+fn where_credentials_come_from() {
+    let cloud = Cloud::start();
+    let _server = cloud.serving();
+    let info = || cloud.plain("info");
+    output(&mut info()).failed(1, "run codex login or set CODEX_API_KEY");
+    let file = cloud.home.path().join("token");
+    std::fs::write(&file, "\n").unwrap();
+    output(info().arg("--token-file").arg(&file)).failed(1, "holds no token");
+    std::fs::write(&file, format!("{}\n", cloud.token)).unwrap();
+    output(info().arg("--token-file").arg(&file)).well();
+    output(info().env("CODEX_API_KEY", &cloud.token)).well();
+    output(info().env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &cloud.token)).well();
+    let refused = output(
+        info()
+            .env("CODEX_API_KEY", &cloud.token)
+            .env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", "wrong"),
+    );
+    refused.failed(1, "$CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN");
+    assert!(!refused.err.contains("wrong"), "{refused:?}");
+    // As `codex login --api-key` keeps it.
+    output_of(
+        codex().args(["login", "--api-key"]).env("CODEX_HOME", cloud.home.path()),
+        cloud.token.as_bytes(),
+    );
+    output(&mut info()).well();
+    // A key goes to no host but those that its rule names.
+    let mut elsewhere = codex();
+    elsewhere.args(["info", "--on", "env:box", "--registry", "https://registry.example"]);
+    output(elsewhere.env("CODEX_API_KEY", "k")).failed(1, "--allow-host registry.example");
+}
+
+#[test]
+fn environments_that_are_not_there() {
+    let cloud = Cloud::start();
+    output(&mut cloud.codex("info")).failed(1, "check the id");
+    let server = cloud.serving();
+    assert_eq!(server.told_to_stop().code(), Some(0));
+    output(&mut cloud.codex("info"))
+        .failed(1, "codex exec-server --remote URL --environment-id box");
+    output(codex().args(["info", "--on", "env:box"])).failed(1, "--registry URL");
+    output(codex().args(["info", "--on", "env:"])).failed(2, "env:laptop");
+    let registry = |url: &str| {
+        let mut command = codex();
+        command.args(["run", "--on", "env:box", "--registry", url, "--", "ls"]);
+        output(command.env("CODEX_API_KEY", "k"))
+    };
+    registry("nowhere").failed(125, "write https://HOST");
+    registry("http://127.0.0.1:1").failed(125, "cannot ask the registry");
+}
+
+#[test]
+fn streams_are_passed_on_to_a_server_that_listens() {
+    let cloud = Cloud::start();
+    let listening = Server::start();
+    let connect = ["forward", "--connect", &listening.url];
+    let forward = ready(&mut cloud.executor(&connect));
+    let parent = cloud.sh("echo $PPID").well();
+    assert_eq!(parent.trim(), listening.pid().to_string(), "it ran on the server that listens");
+    let said = output_of(cloud.codex("run").args(["--", "wc", "-c"]), &vec![b'x'; 1 << 20]);
+    assert_eq!(said.well().trim(), (1 << 20).to_string());
+    // What listens goes away under a stream: the harness is told, and the forwarder goes on.
+    let mut command = cloud.codex("run");
+    command.args(["--", "sh", "-c", "echo up; sleep 1000"]).stdout(Stdio::piped());
+    let mut running = Program::start(command.stderr(Stdio::piped()));
+    read_until(running.0.stdout.as_mut().unwrap(), "up\n");
+    drop(listening);
+    let mut stderr = running.0.stderr.take().unwrap();
+    send(running.0.id(), Signal::TERM);
+    std::io::copy(&mut stderr, &mut std::io::sink()).unwrap();
+    assert!(!running.ended().success());
+    assert_eq!(forward.told_to_stop().code(), Some(0));
+
+    let wrong = ["forward", "--connect", "http://127.0.0.1:1"];
+    output(&mut cloud.executor(&wrong)).failed(1, "--connect takes the ws:// URL");
+}
+
+#[test]
+fn servers_that_end_with_their_stdin() {
+    let cloud = Cloud::start();
+    let mut command = cloud.executor(&["--exit-on-stdin-close"]);
+    let mut remote = ready(command.stdin(Stdio::piped()));
+    cloud.sh("true").well();
+    drop(remote.0.stdin.take());
+    assert_eq!(remote.ended().code(), Some(0));
+
+    let listening = |command: &mut Command| {
+        let mut server = Program::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        read_until(server.0.stdout.as_mut().unwrap(), "\n");
+        drop(server.0.stdin.take());
+        assert_eq!(server.ended().code(), Some(0));
+    };
+    listening(codex().args(["exec-server", "--exit-on-stdin-close"]));
+    listening(codex().arg("exec-server").env("CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE", "1"));
+}
+
+#[test]
+fn a_registry_that_refuses_ends_the_server() {
+    let cloud = Cloud::start();
+    let refused = |change: &dyn Fn(&mut Command)| {
+        let mut command = cloud.executor(&[]);
+        change(&mut command);
+        output(&mut command)
+    };
+    refused(&|command| {
+        command.env("CODEX_API_KEY", "crt_wrong");
+    })
+    .failed(1, "refused the sign-in (HTTP 401");
+    refused(&|command| {
+        command.env_remove("CODEX_API_KEY");
+    })
+    .failed(1, "run codex login or set CODEX_API_KEY");
+    refused(&|command| {
+        command.arg("--use-agent-identity-auth");
+    })
+    .failed(1, "CODEX_ACCESS_TOKEN");
+    let mut nameless = codex();
+    nameless.args(["exec-server", "--remote", &cloud.url]).env("CODEX_API_KEY", &cloud.token);
+    output(&mut nameless).failed(1, "--environment-id");
+}

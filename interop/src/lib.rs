@@ -1,0 +1,4 @@
+//! Our programs against another implementation's: the suite is in `tests/`, and `interop/run` runs it.
+//!
+//! The counterpart is a released binary, installed from npm. It is run and spoken to; nothing of it is
+//! read.

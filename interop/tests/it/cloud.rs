@@ -1,0 +1,96 @@
+//! Our own registry and rendezvous, which both implementations meet at.
+
+use std::process::{Command, Stdio};
+
+use crate::programs::{Program, Server, Whose, eventually, home, output};
+
+/// The environment that everybody here serves and reaches.
+pub const ENVIRONMENT: &str = "interop";
+
+/// A rendezvous, and tokens for it.
+pub struct Cloud {
+    service: Program,
+    url: String,
+    token: String,
+    manager: String,
+    home: tempfile::TempDir,
+}
+
+impl Cloud {
+    pub fn start() -> Self {
+        let home = home();
+        let (service, url) = serve(&home, "127.0.0.1:0");
+        let data = home.path().join("data");
+        let token = |arguments: &[&str]| {
+            let mut command = Whose::Ours.program(home.path());
+            command.args(["rendezvous", "token", "create", "--data"]).arg(&data).args(arguments);
+            output(&mut command).well().trim().to_owned()
+        };
+        let (one, manager) = (token(&["--environment", ENVIRONMENT]), token(&["--can", "manage"]));
+        Self { service, url, token: one, manager, home }
+    }
+
+    /// Kills the rendezvous, and starts it again where it was.
+    pub fn restart(&mut self) {
+        let address = self.url.strip_prefix("http://").unwrap().to_owned();
+        let _ = self.service.child.kill();
+        let _ = self.service.child.wait();
+        let (service, _) = serve(&self.home, &address);
+        self.service = service;
+    }
+
+    /// A server of the environment, which harnesses can reach when this returns.
+    pub fn serving(&self, whose: Whose, change: impl FnOnce(&mut Command)) -> Program {
+        let mut command = whose.program(self.home.path());
+        command.args(["exec-server", "--remote", &self.url, "--environment-id", ENVIRONMENT]);
+        command.env("CODEX_API_KEY", &self.token).stdout(Stdio::null());
+        change(&mut command);
+        let server = Program::start(&mut command);
+        self.online(&server);
+        server
+    }
+
+    /// A server of ours that passes every stream on to one that listens.
+    pub fn forwarding(&self, to: &Server) -> Program {
+        let mut command = Whose::Ours.program(self.home.path());
+        command.args(["exec-server", "forward", "--connect", &to.url, "--remote", &self.url]);
+        command.args(["--environment-id", ENVIRONMENT]).env("CODEX_API_KEY", &self.token);
+        let server = Program::start(command.stdout(Stdio::null()));
+        self.online(&server);
+        server
+    }
+
+    fn online(&self, server: &Program) {
+        eventually(&format!("the environment is online: {}", server.log()), || {
+            let mut command = Whose::Ours.program(self.home.path());
+            command.args(["environments", "show", ENVIRONMENT, "--json", "--registry", &self.url]);
+            let said = output(command.env("CODEX_API_KEY", &self.manager));
+            let shown: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_default();
+            shown["online"] == true
+        });
+    }
+
+    /// Makes our command line work in the environment.
+    pub fn ours(&self, subcommand: &str) -> Command {
+        let mut command = Whose::Ours.program(self.home.path());
+        command.args([subcommand, "--on", &format!("env:{ENVIRONMENT}"), "--registry", &self.url]);
+        command.env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &self.token);
+        command
+    }
+
+    /// Makes their client work in the environment.
+    pub fn theirs(&self, command: &mut Command) {
+        command
+            .env("CODEX_EXEC_SERVER_NOISE_REGISTRY_URL", &self.url)
+            .env("CODEX_EXEC_SERVER_NOISE_ENVIRONMENT_ID", ENVIRONMENT)
+            .env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &self.token);
+    }
+}
+
+fn serve(home: &tempfile::TempDir, listen: &str) -> (Program, String) {
+    let mut command = Whose::Ours.program(home.path());
+    command.args(["rendezvous", "serve", "--listen", listen, "--data"]);
+    let mut service = Program::start(command.arg(home.path().join("data")).stdout(Stdio::piped()));
+    let url = service.first_line();
+    (service, url)
+}

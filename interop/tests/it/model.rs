@@ -1,0 +1,130 @@
+//! A model that follows a script: the Responses API over HTTP, with events sent by the server.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use serde_json::{Value, json};
+
+/// What the model wants next, given what the last tool answered.
+pub type Step = Box<dyn Fn(&str) -> Value + Send + Sync>;
+
+/// A tool is called with these arguments.
+pub fn call(tool: &'static str, arguments: Value) -> Step {
+    Box::new(move |_| function(tool, &arguments))
+}
+
+/// A tool is called with arguments that depend on the last answer.
+pub fn call_with(
+    tool: &'static str,
+    arguments: impl Fn(&str) -> Value + Send + Sync + 'static,
+) -> Step {
+    Box::new(move |answer| function(tool, &arguments(answer)))
+}
+
+/// A command is run.
+pub fn exec(cmd: &str) -> Step {
+    // Long enough that nothing is told before it has ended.
+    call("exec_command", json!({"cmd": cmd, "yield_time_ms": 30_000}))
+}
+
+fn function(name: &str, arguments: &Value) -> Value {
+    json!({"type": "function_call", "name": name, "call_id": "call", "arguments": arguments.to_string()})
+}
+
+/// A scripted model on a port of its own.
+pub struct Model {
+    url: String,
+    answers: Arc<Mutex<Vec<String>>>,
+}
+
+impl Model {
+    /// One step for each request; then it is done.
+    pub fn start(steps: Vec<Step>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        let answers: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (steps, heard) = (Arc::new(steps), answers.clone());
+        thread::spawn(move || {
+            for socket in listener.incoming() {
+                let (steps, heard) = (steps.clone(), heard.clone());
+                thread::spawn(move || serve(socket.unwrap(), &steps, &heard));
+            }
+        });
+        Self { url, answers }
+    }
+
+    /// Makes a home whose only model is this one.
+    pub fn configure(&self, home: &Path) {
+        let config = format!(
+            "model = \"scripted\"\nmodel_provider = \"scripted\"\n[model_providers.scripted]\n\
+             name = \"scripted\"\nbase_url = \"{}\"\nwire_api = \"responses\"\n",
+            self.url
+        );
+        std::fs::write(home.join("config.toml"), config).unwrap();
+    }
+
+    /// What the tools answered, in order.
+    pub fn answers(&self) -> Vec<String> {
+        self.answers.lock().unwrap().clone()
+    }
+}
+
+fn serve(mut socket: TcpStream, steps: &[Step], heard: &Mutex<Vec<String>>) {
+    let mut reader = BufReader::new(socket.try_clone().unwrap());
+    let mut request = String::new();
+    reader.read_line(&mut request).unwrap();
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line).unwrap() == 0 || line.trim().is_empty() {
+            break;
+        }
+        if let Some((name, value)) = line.split_once(':')
+            && name.eq_ignore_ascii_case("content-length")
+        {
+            length = value.trim().parse().unwrap();
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    let (kind, text) = match request.split(' ').nth(1) {
+        Some("/v1/responses") => ("text/event-stream", respond(&body, steps, heard)),
+        _ => ("application/json", json!({"models": []}).to_string()),
+    };
+    let _ = write!(
+        socket,
+        "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
+        text.len()
+    );
+}
+
+fn respond(body: &[u8], steps: &[Step], heard: &Mutex<Vec<String>>) -> String {
+    let body: Value = serde_json::from_slice(body).unwrap();
+    let answers: Vec<String> = body["input"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|item| item["type"] == "function_call_output")
+        .map(|item| item["output"].as_str().map_or(item["output"].to_string(), str::to_owned))
+        .collect();
+    let last = answers.last().cloned().unwrap_or_default();
+    let step = steps.get(answers.len()).map(|step| step(&last));
+    *heard.lock().unwrap() = answers;
+    let item = step.unwrap_or_else(|| {
+        json!({"type": "message", "role": "assistant",
+            "content": [{"type": "output_text", "text": "done"}]})
+    });
+    let usage = json!({"input_tokens": 1, "input_tokens_details": null, "output_tokens": 1,
+        "output_tokens_details": null, "total_tokens": 2});
+    let events = [
+        json!({"type": "response.created", "response": {"id": "r"}}),
+        json!({"type": "response.output_item.done", "item": item}),
+        json!({"type": "response.completed", "response": {"id": "r", "usage": usage}}),
+    ];
+    let event =
+        |event: &Value| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
+    events.iter().map(event).collect()
+}

@@ -1,0 +1,170 @@
+//! Their client, driven by a scripted model, on our server.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::model::{Model, Step, call, call_with, exec};
+use crate::programs::{Server, Whose, home, output};
+
+/// What only our server's own environment has.
+const MARK: &str = "on-our-server";
+
+/// A workspace, their client in it, and what it was told.
+pub struct Session {
+    _home: tempfile::TempDir,
+    pub workspace: PathBuf,
+    pub answers: Vec<String>,
+    pub log: String,
+}
+
+/// Has their client follow the script; `change` says where it works.
+pub fn session(sandbox: &str, steps: Vec<Step>, change: impl FnOnce(&mut Command)) -> Session {
+    let expected = steps.len();
+    let model = Model::start(steps);
+    let home = home();
+    let workspace = home.path().join("workspace");
+    std::fs::create_dir(&workspace).unwrap();
+    let codex_home = home.path().join("codex");
+    std::fs::create_dir(&codex_home).unwrap();
+    model.configure(&codex_home);
+    let mut command = Whose::Theirs.program(&codex_home);
+    command.args(["exec", "--skip-git-repo-check", "--sandbox", sandbox, "go"]);
+    change(command.current_dir(&workspace));
+    let said = output(&mut command);
+    let log = format!("{}{}", said.out, said.err);
+    assert_eq!(said.code, Some(0), "{log}");
+    let answers = model.answers();
+    assert_eq!(answers.len(), expected, "{log}");
+    Session { _home: home, workspace, answers, log }
+}
+
+/// On a server of ours that is marked.
+fn on_ours(sandbox: &str, steps: Vec<Step>) -> (Session, Server) {
+    let server = Server::with(Whose::Ours, |command| {
+        command.env("MARK", MARK).env("RUST_LOG", "debug");
+    });
+    let session = session(sandbox, steps, |command| {
+        command.env("CODEX_EXEC_SERVER_URL", &server.url);
+    });
+    (session, server)
+}
+
+/// The number of the terminal that was told to go on.
+pub fn session_id(answer: &str) -> u64 {
+    let words = answer.split("session ID ").nth(1).unwrap_or_else(|| panic!("{answer}"));
+    words.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// A terminal that reads a line, and the line typed into it.
+pub fn typing() -> [Step; 2] {
+    [
+        call(
+            "exec_command",
+            json!({"cmd": "read line; echo typed-$line", "tty": true, "yield_time_ms": 250}),
+        ),
+        call_with(
+            "write_stdin",
+            |answer| json!({"session_id": session_id(answer), "chars": "abc\n", "yield_time_ms": 30_000}),
+        ),
+    ]
+}
+
+/// A file is added and another one changed.
+pub fn patching() -> Step {
+    exec(
+        "apply_patch <<'EOF'\n*** Begin Patch\n*** Add File: added.txt\n+new\n\
+         *** Update File: there.txt\n@@\n-old\n+changed\n*** End Patch\nEOF",
+    )
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn commands_terminals_and_edits_on_our_server() {
+    let mut steps = vec![exec("echo $MARK; pwd; exit 7"), exec("echo old > there.txt")];
+    steps.extend(typing());
+    steps.push(patching());
+    steps.push(exec("cat added.txt there.txt"));
+    let (session, server) = on_ours("danger-full-access", steps);
+    let answers = &session.answers;
+    assert!(answers[0].contains("exited with code 7"), "{}", answers[0]);
+    assert!(answers[0].contains(MARK), "{}", answers[0]);
+    assert!(answers[0].contains(session.workspace.to_str().unwrap()), "{}", answers[0]);
+    assert!(answers[3].contains("typed-abc"), "{answers:?}");
+    assert!(
+        answers[4].contains("A added.txt") && answers[4].contains("M there.txt"),
+        "{answers:?}"
+    );
+    assert!(answers[5].contains("new\nchanged\n"), "{}", answers[5]);
+    assert_eq!(read(&session.workspace.join("added.txt")), "new\n");
+    // The edits were our server's work, and so were the commands.
+    let log = server.program.log();
+    for method in ["process/start", "process/write", "fs/writeFile"] {
+        assert!(log.contains(&format!("method=\"{method}\"")), "{method}: {log}");
+    }
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn our_sandbox_denies_their_client() {
+    let outside = home();
+    let target = outside.path().join("denied");
+    let mut steps = vec![
+        exec("echo $MARK; echo inside > inside.txt; echo code $?"),
+        exec(&format!("echo x > {}; echo code $?", target.display())),
+        exec("echo x > /etc/denied-by-the-sandbox; echo code $?"),
+        exec("exec 3<>/dev/tcp/127.0.0.1/1; echo code $?"),
+        exec("echo old > there.txt"),
+    ];
+    steps.extend(typing());
+    steps.push(patching());
+    steps.push(exec(&format!(
+        "apply_patch <<'EOF'\n*** Begin Patch\n*** Add File: {}\n+new\n*** End Patch\nEOF",
+        target.display()
+    )));
+    let (session, _server) = on_ours("workspace-write", steps);
+    let answers = &session.answers;
+    assert!(answers[0].contains(MARK) && answers[0].contains("code 0"), "{}", answers[0]);
+    assert!(answers[1].contains("\ncode 1") && answers[1].contains("Read-only"), "{}", answers[1]);
+    assert!(answers[2].contains("\ncode 1"), "{}", answers[2]);
+    assert!(answers[3].contains("\ncode 1"), "there is no network: {}", answers[3]);
+    assert!(answers[6].contains("typed-abc"), "{answers:?}");
+    assert!(answers[7].contains("M there.txt"), "{}", answers[7]);
+    assert!(!answers[8].contains("Success"), "{}", answers[8]);
+    assert!(!target.exists() && !Path::new("/etc/denied-by-the-sandbox").exists());
+    assert_eq!(read(&session.workspace.join("there.txt")), "changed\n");
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn a_read_only_sandbox_lets_nothing_be_written() {
+    let steps =
+        vec![exec("echo $MARK; echo x > inside.txt; echo code $?"), exec("cat /etc/hostname")];
+    let (session, _server) = on_ours("read-only", steps);
+    assert!(session.answers[0].contains(MARK), "{}", session.log);
+    assert!(session.answers[0].contains("\ncode 1"), "{}", session.answers[0]);
+    assert!(session.answers[1].contains("exited with code 0"), "{}", session.answers[1]);
+    assert!(!session.workspace.join("inside.txt").exists());
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn much_output_and_a_missing_program() {
+    let steps = vec![
+        exec("seq 1 200000 | sha256sum; seq 1 200000 | tail -n 1"),
+        exec("no-such-program-anywhere"),
+        exec("yes | head -c 3000000 | wc -c"),
+        exec("yes out | head -c 3000000"),
+    ];
+    let (session, _server) = on_ours("danger-full-access", steps);
+    let answers = &session.answers;
+    assert!(answers[0].contains("200000"), "{}", answers[0]);
+    assert!(answers[1].contains("exited with code 127"), "{}", answers[1]);
+    assert!(answers[2].contains("3000000"), "{}", answers[2]);
+    assert!(answers[3].contains("exited with code 0"), "{}", answers[3]);
+}

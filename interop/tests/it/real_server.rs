@@ -1,0 +1,231 @@
+//! Our command line on their server, by websocket and over stdio. What their server lacks is told, with
+//! what to do instead.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::programs::{Said, Server, Whose, home, output, output_of};
+use crate::terminal::Terminal;
+
+/// A server of theirs, and our command line on it.
+struct Place {
+    on: String,
+    _server: Option<Server>,
+    home: tempfile::TempDir,
+}
+
+impl Place {
+    fn websocket() -> Self {
+        let server = Server::start(Whose::Theirs);
+        Self { on: server.url.clone(), _server: Some(server), home: home() }
+    }
+
+    fn stdio() -> Self {
+        Self { on: Whose::Theirs.stdio(), _server: None, home: home() }
+    }
+
+    /// The same test in both places.
+    fn each(test: impl Fn(&Self)) {
+        test(&Self::websocket());
+        test(&Self::stdio());
+    }
+
+    fn codex(&self, subcommand: &str) -> Command {
+        let mut command = Whose::Ours.program(self.home.path());
+        command.args([subcommand, "--on", &self.on]);
+        command
+    }
+
+    fn sh(&self, more: &[&str], script: &str) -> Said {
+        output(self.codex("run").args(more).args(["--", "sh", "-c", script]))
+    }
+
+    /// Words to a saved name.
+    fn named(&self, arguments: &[&str]) -> Said {
+        output(Whose::Ours.program(self.home.path()).args(arguments))
+    }
+}
+
+fn path(directory: &Path, name: &str) -> String {
+    directory.join(name).to_str().unwrap().to_owned()
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn commands() {
+    Place::each(|place| {
+        let said = place.sh(&[], "echo out; echo err >&2; exit 3");
+        assert_eq!((said.code, &*said.out, &*said.err), (Some(3), "out\n", "err\n"));
+        let said = place.sh(&["-e", "GREETING=hi", "--cwd", "/"], "echo $GREETING; pwd");
+        assert_eq!(said.well(), "hi\n/\n");
+        assert_eq!(place.sh(&[], "kill -9 $$").code, Some(137));
+        assert_eq!(place.sh(&[], "seq 300000").well().lines().count(), 300_000);
+        output(place.codex("run").args(["--", "no-such-program"])).failed(127, "no-such-program");
+        place.sh(&["--timeout", "500ms"], "sleep 1000").failed(124, "--timeout");
+        let said = place.sh(&["--json"], "echo hi; exit 2");
+        assert_eq!(said.code, Some(2), "{said:?}");
+        let text = said.out.lines().map(serde_json::from_str::<serde_json::Value>);
+        let events: Vec<serde_json::Value> = text.map(Result::unwrap).collect();
+        assert_eq!(events[1]["text"], "hi\n", "{said:?}");
+        assert_eq!(events.last().unwrap()["type"], "closed", "{said:?}");
+    });
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn input_and_its_end() {
+    Place::each(|place| {
+        let said = output_of(place.codex("run").args(["--", "head", "-n", "1"]), b"a\nb\n");
+        assert_eq!(said.well(), "a\n");
+        // Their server cannot close it, and a command that waits for that is told of.
+        let script = "cat & sleep 3; kill $!";
+        let said = output_of(place.codex("run").args(["--", "sh", "-c", script]), b"typed\n");
+        assert!(said.err.contains("this server cannot close a command's input"), "{said:?}");
+    });
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn terminals() {
+    let place = Place::websocket();
+    let mut terminal = Terminal::start(place.codex("run").args(["-t", "--", "sh"]));
+    terminal.type_in("stty size; tty > /dev/null && echo on-a-terminal\r");
+    terminal.shows("24 80");
+    terminal.shows("on-a-terminal\r\n");
+    terminal.type_in("exit 6\r");
+    assert_eq!(terminal.ends().code(), Some(6));
+
+    let mut terminal = Terminal::start(place.codex("shell").args(["--name", "left"]));
+    terminal.type_in("echo in-$((40 + 2))\r");
+    terminal.shows("in-42");
+    terminal.type_in("\r~.");
+    terminal.shows("for as long as this server likes");
+    assert!(terminal.ends().success());
+    let mut back = Whose::Ours.program(place.home.path());
+    let mut terminal = Terminal::start(back.args(["attach", "left"]));
+    terminal.type_in("echo back-$((40 + 2)); exit 5\r");
+    terminal.shows("back-42");
+    assert_eq!(terminal.ends().code(), Some(5));
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn sandboxes() {
+    Place::each(|place| {
+        let work = home();
+        let root = work.path().to_str().unwrap();
+        let denied = place.sh(&["--sandbox", "read-only", "--cwd", root], "echo x > file");
+        denied.failed(denied.code.unwrap(), "--ask asks whether to run it without");
+        assert!(denied.code != Some(0) && !work.path().join("file").exists(), "{denied:?}");
+        let said = place.sh(&["--sandbox", "workspace-write", "--cwd", root], "echo x > file");
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let outside = path(home().path(), "outside");
+        let script = format!("echo x > {outside}");
+        let denied = place.sh(&["--sandbox", "workspace-write", "--cwd", root], &script);
+        assert!(denied.code != Some(0) && !Path::new(&outside).exists(), "{denied:?}");
+    });
+    // Asked at the terminal, and approved.
+    let place = Place::websocket();
+    let work = home();
+    let mut command = place.codex("run");
+    command.args(["--sandbox", "read-only", "--ask", "--cwd"]).arg(work.path());
+    let mut terminal = Terminal::start(command.args(["--", "sh", "-c", "echo x > file"]));
+    terminal.shows("[y/N]");
+    terminal.type_in("y\r");
+    assert!(terminal.ends().success());
+    assert!(work.path().join("file").exists());
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn files() {
+    Place::each(|place| {
+        let work = home();
+        let at = |name: &str| path(work.path(), name);
+        let content: Vec<u8> = (0..3_000_000u32).flat_map(u32::to_le_bytes).collect();
+        std::fs::write(at("here"), &content).unwrap();
+        output(place.codex("cp").args([at("here"), format!(":{}", at("there"))])).well();
+        output(place.codex("cp").args([format!(":{}", at("there")), at("back")])).well();
+        assert!(std::fs::read(at("back")).unwrap() == content, "it comes back as it went");
+
+        std::fs::create_dir_all(at("tree/deep")).unwrap();
+        std::fs::write(at("tree/deep/leaf"), "leaf\n").unwrap();
+        output(place.codex("cp").args(["-r", &at("tree"), &format!(":{}", at("up"))])).well();
+        output(place.codex("cp").args(["-r", &format!(":{}", at("up")), &at("down")])).well();
+        assert_eq!(std::fs::read_to_string(at("down/deep/leaf")).unwrap(), "leaf\n");
+        assert_eq!(output(place.codex("cat").arg(at("up/deep/leaf"))).well(), "leaf\n");
+        assert_eq!(output(place.codex("ls").arg(at("up"))).well(), "deep\n");
+        output(place.codex("rm").arg(at("up"))).failed(1, "-r");
+        output(place.codex("rm").args(["-r", &at("up")])).well();
+        assert!(!Path::new(&at("up")).exists());
+        output(place.codex("cat").arg(at("up"))).failed(1, "up");
+    });
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn patches() {
+    Place::each(|place| {
+        let (work, outside) = (home(), home());
+        let target = outside.path().join("target");
+        std::fs::write(&target, "a\n").unwrap();
+        std::os::unix::fs::symlink(&target, work.path().join("link")).unwrap();
+        std::fs::write(work.path().join("one"), "a\n").unwrap();
+        let apply = |name: &str, more: &[&str]| {
+            let patch =
+                format!("*** Begin Patch\n*** Update File: {name}\n@@\n-a\n+b\n*** End Patch\n");
+            let mut command = place.codex("apply-patch");
+            command.args(more).arg("--cwd").arg(work.path());
+            output_of(&mut command, patch.as_bytes())
+        };
+        let refused = apply("link", &["--sandbox", "workspace-write"]);
+        assert!(refused.err.contains("nothing was changed"), "{refused:?}");
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "a\n");
+        assert_eq!(apply("one", &["--sandbox", "workspace-write"]).code, Some(0));
+        assert_eq!(std::fs::read_to_string(work.path().join("one")).unwrap(), "b\n");
+        assert_ne!(apply("one", &[]).code, Some(0), "its lines are not there any more");
+    });
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn what_is_left_and_come_back_to() {
+    let place = Place::websocket();
+    let gate = path(place.home.path(), "gate");
+    let script = format!("echo one; until [ -e {gate} ]; do sleep 0.05; done; echo two; exit 5");
+    let said = place.sh(&["--detach", "job"], &script);
+    assert_eq!((said.code, &*said.out), (Some(0), "job\n"), "{said:?}");
+    assert!(said.err.contains("this server decides for itself how long"), "{said:?}");
+    let table = place.named(&["ps"]).well();
+    assert!(table.contains("job") && table.contains("(server cannot tell)"), "{table}");
+    place.named(&["ps", "job"]).failed(1, "this server cannot list its processes");
+    assert!(place.named(&["logs", "job"]).out.contains("one"));
+    std::fs::write(&gate, "").unwrap();
+    let attached = place.named(&["attach", "job"]);
+    assert_eq!((attached.code, &*attached.out), (Some(5), "one\ntwo\n"), "{attached:?}");
+
+    assert_eq!(place.sh(&["--detach", "long"], "sleep 1000").code, Some(0));
+    place.named(&["kill", "--signal", "hup", "long"]).failed(1, "knows interrupt and kill only");
+    assert_eq!(place.named(&["kill", "--signal", "kill", "long"]).code, Some(0));
+
+    // A server behind a command ends with it.
+    Place::stdio().sh(&["--detach", "none"], "true").failed(125, "ends with its connection");
+    // A session that the server does not know.
+    let unknown = output(place.codex("ps").args(["--session", "no-such-session"]));
+    assert_eq!(unknown.code, Some(1), "{unknown:?}");
+    assert!(unknown.err.contains("no-such-session"), "{unknown:?}");
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn what_it_lacks_is_told() {
+    Place::each(|place| {
+        let info = output(&mut place.codex("info")).well();
+        for line in ["no   search in files (search)", "no   resize terminals (shell, run -t)"] {
+            assert!(info.contains(line), "{info}");
+        }
+        assert!(info.contains("linux"), "{info}");
+        let said = output(place.codex("search").args(["needle", "/etc"]));
+        said.failed(2, "this server cannot search; let a command do it: codex run");
+    });
+}
