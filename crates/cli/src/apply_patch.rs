@@ -10,7 +10,7 @@ use codex_exec_server::client::Patch;
 
 use crate::on::{OnArgs, Wants, block_on};
 use crate::remote_path;
-use crate::sandbox::SandboxArgs;
+use crate::policy::SandboxArgs;
 use crate::style::Style;
 
 /// Apply a patch to files of the other side

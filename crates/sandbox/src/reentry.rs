@@ -15,6 +15,9 @@ pub const WORD: &str = "__linux-sandbox";
 /// The name by which the executable is also recognized.
 pub const NAME: &str = "codex-linux-sandbox";
 
+/// The last argument of a sandbox whose first process is signalled alone, not with its group.
+pub(crate) const ALONE: &str = "alone";
+
 /// The number of the plan's memory file.
 pub(crate) const PLAN: i32 = 3;
 /// The number of the status pipe.
@@ -48,7 +51,8 @@ pub fn main_if_reentered(helpers: &[Helper]) {
     let mut args = std::env::args_os();
     let name = args.next().unwrap_or_default();
     let by_name = Path::new(&name).file_name() == Some(OsStr::from_bytes(NAME.as_bytes()));
-    if by_name || args.next().is_some_and(|word| word == WORD) {
-        apply::main(helpers)
+    let by_word = args.next().is_some_and(|word| word == WORD);
+    if by_name || by_word {
+        apply::main(helpers, args.any(|word| word == ALONE))
     }
 }

@@ -5,12 +5,14 @@
 
 mod auth;
 mod commands;
+mod confined;
 mod endings;
 mod errors;
 mod files;
 mod logging;
 mod memory;
 mod patch;
+mod promises;
 mod rendezvous;
 mod run;
 mod sandbox;

@@ -9,6 +9,7 @@
 //! status pipe.
 
 mod execute;
+mod foreground;
 mod inner;
 pub(crate) mod landlock;
 pub(crate) mod network;
@@ -55,7 +56,7 @@ impl Status {
 }
 
 /// The whole life of the re-entered process.
-pub(crate) fn main(helpers: &[Helper]) -> ! {
+pub(crate) fn main(helpers: &[Helper], alone: bool) -> ! {
     let [plan, status] = [reentry::PLAN, reentry::STATUS].map(given);
     let Some(status) = status.map(Status) else {
         eprintln!("this is a part of the exec server and is not meant to be run by hand");
@@ -74,6 +75,7 @@ pub(crate) fn main(helpers: &[Helper]) -> ! {
                 lifeline: passed(reentry::LIFELINE),
                 network: passed(reentry::NETWORK),
                 user: passed(reentry::USER),
+                alone,
             };
             outer::run(&plan, &status, &given, helpers)
         }
