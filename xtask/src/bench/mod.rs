@@ -6,6 +6,7 @@ pub mod floor;
 mod memory;
 mod process;
 mod report;
+mod sandbox;
 mod target;
 
 use clap::Args;
@@ -29,6 +30,9 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         process::start_to_closed(&mut report, args.effort).await?;
         process::keystroke_echo(&mut report, args.effort).await?;
         process::stream(&mut report, args.effort).await?;
+        sandbox::start_to_closed(&mut report, args.effort).await?;
+        sandbox::files(&mut report, args.effort).await?;
+        sandbox::prepare(&mut report, args.effort)?;
         memory::idle(&mut report).await
     })?;
     report.finish()
