@@ -93,8 +93,8 @@ impl SandboxArgs {
 
     /// What it is held to.
     fn context(&self, cwd: &Path) -> anyhow::Result<SandboxContext> {
-        let workspace = PathUri::try_from(cwd)
-            .with_context(|| format!("cannot work in {}", cwd.display()))?;
+        let workspace =
+            PathUri::try_from(cwd).with_context(|| format!("cannot work in {}", cwd.display()))?;
         let mut context = policy::context(&self.profile, &workspace)?;
         for directory in &self.writable {
             let found = directory.canonicalize();

@@ -47,9 +47,11 @@ fn a_workspace_can_be_written_and_its_metadata_cannot() {
     let options = ["--profile", "workspace-write"];
     output(&mut sh(here.path(), &options, "echo in > in")).well();
     assert_eq!(read(here.path().join("in")), "in\n");
-    for script in
-        [format!("echo x > {}/out", other.path().display()), "mkdir .git".into(), "touch .codex/x".into()]
-    {
+    for script in [
+        format!("echo x > {}/out", other.path().display()),
+        "mkdir .git".into(),
+        "touch .codex/x".into(),
+    ] {
         assert_ne!(output(&mut sh(here.path(), &options, &script)).code, Some(0), "{script}");
     }
     assert!(!other.path().join("out").exists());
@@ -107,7 +109,8 @@ fn a_profile_from_a_file() {
     // No sandbox at all is a profile too.
     std::fs::write(&file, r#"{"type":"danger-full-access"}"#).unwrap();
     assert_eq!(output(&mut sh(here.path(), &profile, "cat .env; exit 3")).code, Some(3));
-    output(&mut sandbox(here.path(), &profile, &["no-such-command"])).failed(127, "no-such-command");
+    output(&mut sandbox(here.path(), &profile, &["no-such-command"]))
+        .failed(127, "no-such-command");
 }
 
 #[test]
@@ -220,7 +223,8 @@ fn the_terminal_is_the_commands_own() {
     terminal.type_in("\x03");
     terminal.shows("interrupted");
     assert_eq!(terminal.ends().code(), Some(9));
-    let mut terminal = Terminal::start(&sh(here.path(), &[], "stty size < /dev/tty; read x; echo got $x"));
+    let mut terminal =
+        Terminal::start(&sh(here.path(), &[], "stty size < /dev/tty; read x; echo got $x"));
     terminal.shows("24 80");
     terminal.type_in("words\n");
     terminal.shows("got words");

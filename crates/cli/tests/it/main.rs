@@ -6,6 +6,7 @@
 mod auth;
 mod commands;
 mod confined;
+mod denials;
 mod endings;
 mod errors;
 mod files;

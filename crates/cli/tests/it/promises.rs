@@ -302,13 +302,12 @@ fn changes(path: &str, work: &Path) -> Vec<Attempt> {
 /// Every way to look at what is at a path.
 fn looks(path: &str, world: &World) -> Vec<Attempt> {
     let (taken, too) = (world.work.join("taken"), world.work.join("taken-too"));
-    let search = |path: &Value| {
-        json!({"path": path, "pattern": SECRET, "hidden": true, "respectGitignore": false})
-    };
+    let search = |path: &Value| json!({"path": path, "pattern": SECRET, "hidden": true, "respectGitignore": false});
     let path = json!(path);
     let options = json!({"maxDepth": 64, "maxDirectories": 10_000, "maxEntries": 50_000,
                          "followDirectorySymlinks": true});
-    let block = |handle: &str| ("fs/readBlock", json!({"handleId": handle, "offset": 0, "len": 99}));
+    let block =
+        |handle: &str| ("fs/readBlock", json!({"handleId": handle, "offset": 0, "len": 99}));
     vec![
         vec![("fs/readFile", json!({"path": path}))],
         vec![("fs/readFile", json!({"path": path, "followSymlinks": false}))],
@@ -412,7 +411,8 @@ async fn nothing_denied_is_told_by_any_method() {
             for route in world.routes().into_iter().chain(above) {
                 for attempt in looks(&route, &world) {
                     let (said, _) = send(&mut client, &attempt, &sandbox).await;
-                    let told = [SECRET_ENCODED, &SECRET_SIZE.to_string()].map(|it| said.contains(it));
+                    let told =
+                        [SECRET_ENCODED, &SECRET_SIZE.to_string()].map(|it| said.contains(it));
                     assert_eq!(told, [false; 2], "nobody: {nobody}, {attempt:?}: {said}");
                     // A search repeats the pattern to nobody, so the word itself was found.
                     assert!(!said.contains(SECRET), "nobody: {nobody}, {attempt:?}: {said}");
@@ -568,10 +568,7 @@ async fn links_swapped_in_a_loop_lead_nowhere() {
                             json!({"sourcePath": world.work.join("real"), "recursive": true,
                                    "destinationPath": swap.join("copied")}),
                         )],
-                        vec![(
-                            "fs/rename",
-                            json!({"sourcePath": name, "destinationPath": taken}),
-                        )],
+                        vec![("fs/rename", json!({"sourcePath": name, "destinationPath": taken}))],
                         vec![("fs/remove", json!({"path": swap.join("hidden")}))],
                         vec![("fs/remove", json!({"path": name}))],
                         vec![("fs/remove", json!({"path": taken}))],
@@ -685,9 +682,7 @@ async fn changes_of_what_is_denied_are_not_told() {
         let server = world.server();
         let mut client = server.client().await;
         let sandbox = world.denying();
-        let watch = |id: i64, path: &Path| {
-            json!({"watchId": id, "path": path, "debounceMs": 1, "sandbox": sandbox})
-        };
+        let watch = |id: i64, path: &Path| json!({"watchId": id, "path": path, "debounceMs": 1, "sandbox": sandbox});
         client.call("fs/watch", watch(1, &world.outside)).await;
         client.call("fs/watch", watch(2, &world.outside.join("secret"))).await;
         client.call("fs/watch", watch(3, &world.work.join("link-to-directory"))).await;

@@ -14,7 +14,7 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 use super::{Backend, FileError, FilesConfig, HelperClient, Needs};
-use crate::process::ProcessHost;
+use crate::process::{ProcessHost, StartError};
 
 /// The name under which the executable registers [`run_helper`].
 pub const HELPER: &str = "files";
@@ -67,6 +67,14 @@ impl Helpers {
         if needs == Needs::NOTHING {
             return Ok(Backend::Here);
         }
+        let context = Arc::new(context);
+        match self.helper(context.clone(), needs).await {
+            Err(Refused::Changed(_)) => Ok(self.helper(context, needs).await?),
+            answer => Ok(answer?),
+        }
+    }
+
+    async fn helper(&self, context: Arc<SandboxContext>, needs: Needs) -> Result<Backend, Refused> {
         let sandbox = self.0.sandbox.clone();
         let planned = tokio::task::spawn_blocking(move || {
             let tmpdir = std::env::var_os("TMPDIR");
@@ -88,7 +96,7 @@ impl Helpers {
         if helper.ended().is_some() {
             // It has died since it was last used. What died with it has been answered.
             self.forget(&key, &cell);
-            return Err(FileError::Sandbox { reason: "the helper has ended; try again".into() });
+            return Err(Refused::Changed("the helper has ended; try again".into()));
         }
         Ok(Backend::Helper(helper.clone()))
     }
@@ -146,7 +154,7 @@ impl Helpers {
         });
     }
 
-    async fn start(&self, planned: Planned) -> Result<HelperClient, FileError> {
+    async fn start(&self, planned: Planned) -> Result<HelperClient, Refused> {
         let sandbox = self.0.sandbox.clone();
         let launch = tokio::task::spawn_blocking(move || {
             let env: Vec<_> = std::env::vars_os().collect();
@@ -155,7 +163,10 @@ impl Helpers {
         });
         let launch = launch.await.map_err(|error| refused(&error))?;
         let launch = launch.map_err(|error| refused(&error))?;
-        let process = self.0.host.start_helper(launch).await.map_err(|error| refused(&error))?;
+        let process = self.0.host.start_helper(launch).await.map_err(|error| match &error {
+            StartError::Sandbox(failure) if failure.is_race() => Refused::Changed(words(&error)),
+            _ => refused(&error),
+        })?;
         Ok(HelperClient::new(process.output, process.input, &self.0.config))
     }
 
@@ -165,14 +176,35 @@ impl Helpers {
 }
 
 /// Nothing ran, because it could not have been held to its policy.
-fn refused(error: &dyn std::error::Error) -> FileError {
-    let mut reason = error.to_string();
+#[derive(Debug)]
+enum Refused {
+    /// Something was replaced, or has ended, meanwhile: once more may do.
+    Changed(String),
+    /// Once more would end the same.
+    Finally(String),
+}
+
+impl From<Refused> for FileError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Changed(reason) | Refused::Finally(reason) => Self::Sandbox { reason },
+        }
+    }
+}
+
+fn refused(error: &dyn std::error::Error) -> Refused {
+    Refused::Finally(words(error))
+}
+
+/// An error and its causes.
+fn words(error: &dyn std::error::Error) -> String {
+    let mut words = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        reason = format!("{reason}: {cause}");
+        words = format!("{words}: {cause}");
         source = cause.source();
     }
-    FileError::Sandbox { reason }
+    words
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

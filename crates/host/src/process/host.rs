@@ -82,15 +82,28 @@ impl ProcessHost {
 
     /// Begins to start a process, once `launch` is ready. Commands to the handle queue up until it
     /// has started; its answer tells whether it has. Events wait until a sink is attached.
-    pub fn start<E: From<StartError> + Send + 'static>(
+    ///
+    /// If something that its sandbox is built on was replaced meanwhile, `again` is taken, once.
+    pub fn start<E: From<StartError> + Send + 'static, F>(
         &self,
-        launch: impl Future<Output = Result<Launch, E>> + Send + 'static,
-    ) -> (ProcessHandle, Reply<Result<Started, E>>) {
+        launch: F,
+        again: Option<F>,
+    ) -> (ProcessHandle, Reply<Result<Started, E>>)
+    where
+        F: Future<Output = Result<Launch, E>> + Send + 'static,
+    {
         let (mailbox, commands) = mpsc::unbounded_channel();
         let (started, answer) = oneshot::channel();
         let host = self.clone();
         tokio::spawn(async move {
-            let parts = async { Ok(host.parts(launch.await?).await?) };
+            let parts = async {
+                match (host.parts(launch.await?).await, again) {
+                    (Err(StartError::Sandbox(failure)), Some(again)) if failure.is_race() => {
+                        Ok(host.parts(again.await?).await?)
+                    }
+                    (parts, _) => Ok(parts?),
+                }
+            };
             match parts.await {
                 Ok(parts) => {
                     let _ = started.send(Ok(Started { confined: parts.confined.is_some() }));
