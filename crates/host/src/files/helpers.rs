@@ -22,14 +22,11 @@ pub const HELPER: &str = "files";
 /// The helper's whole life, inside its sandbox: to be registered with
 /// `codex_linux_sandbox::reentry::main_if_reentered` under the name [`HELPER`].
 pub fn run_helper() -> i32 {
-    let served = super::serve_helper(
-        std::io::stdin().lock(),
-        std::fs::File::from(match rustix::io::dup(rustix::stdio::stdout()) {
-            Ok(stdout) => stdout,
-            Err(_) => return 1,
-        }),
-        Arc::default(),
-    );
+    let own = |stream| rustix::io::dup(stream).map(std::fs::File::from);
+    let (Ok(input), Ok(output)) = (own(rustix::stdio::stdin()), own(rustix::stdio::stdout())) else {
+        return 1;
+    };
+    let served = super::serve_helper(std::io::BufReader::new(input), output, Arc::default());
     i32::from(served.is_err())
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::actor::{Actor, Parts};
 use super::child::Child;
 use super::config::{Lifeline, ProcessConfig};
-use super::confinement::{Confined, Confinement, entered};
+use super::confinement::{Confined, Entering, entered};
 use super::handle::{Command, ProcessHandle, Reply};
 use super::launch::{Launch, LaunchError, What};
 use super::orphans::{Group, Orphans};
@@ -20,6 +20,7 @@ use super::pty;
 use super::readiness::register;
 use super::retention::{Retention, RetentionLimits};
 use super::spawn::{SpawnError, SpawnRequest};
+use super::spares::Spares;
 use super::spawner::Spawner;
 use super::spool::Spool;
 use super::stdin::Stdin;
@@ -32,6 +33,7 @@ pub struct ProcessHost {
     spawner: Spawner,
     warden: Warden,
     orphans: Orphans,
+    spares: Spares,
 }
 
 /// A process that runs.
@@ -77,7 +79,8 @@ impl ProcessHost {
             }
         };
         let spawner = Spawner::start(config.spawn_threads.max(1), &warden, &orphans, nofile)?;
-        Ok(Self { config: Arc::new(config), spawner, warden, orphans })
+        let spares = Spares::default();
+        Ok(Self { config: Arc::new(config), spawner, warden, orphans, spares })
     }
 
     /// Begins to start a process, once `launch` is ready. Commands to the handle queue up until it
@@ -127,8 +130,12 @@ impl ProcessHost {
 
     /// Kills everything that any process left behind, and lets the warden go.
     pub async fn shut_down(&self) {
-        let orphans = self.orphans.clone();
-        let _ = tokio::task::spawn_blocking(move || orphans.kill_all()).await;
+        let (orphans, spares) = (self.orphans.clone(), self.spares.clone());
+        let ended = tokio::task::spawn_blocking(move || {
+            spares.end();
+            orphans.kill_all();
+        });
+        let _ = ended.await;
         self.warden.dismiss();
     }
 
@@ -136,26 +143,18 @@ impl ProcessHost {
         let retention = self.retention(launch.retain).await?;
         let wires = Wires::new(&launch, &self.config)
             .map_err(|(what, source)| StartError::Setup { what, source })?;
-        let (command, pass, sandbox) = match launch.what {
-            What::Program(command) => (command, Vec::new(), None),
-            What::Confined(confinement) => {
-                let Confinement { command, pass, status, cleanup } = confinement;
-                (command, pass, Some((status, cleanup)))
+        let tty = launch.terminal.is_some();
+        let (group, stdio) = (launch.group, wires.theirs);
+        let (child, confined) = match launch.what {
+            What::Program(command) => {
+                let request = SpawnRequest { group, command, stdio, tty, pass: Vec::new() };
+                (self.spawn(request).await?, None)
             }
-        };
-        let request = SpawnRequest {
-            group: launch.group,
-            command,
-            stdio: wires.theirs,
-            tty: launch.terminal.is_some(),
-            pass,
-        };
-        let child = self.spawn(request).await?;
-        let confined = match sandbox {
-            None => None,
-            Some((status, cleanup)) => {
+            What::Confined(confinement) => {
+                let entering = self.enter(confinement, stdio, tty, group).await?;
+                let Entering { child, status, cleanup } = entering;
                 entered(status).await?;
-                Some(Confined::new(cleanup))
+                (child, Some(Confined::new(cleanup)))
             }
         };
         Ok(Parts {
@@ -169,6 +168,11 @@ impl ProcessHost {
             retention,
             confined,
         })
+    }
+
+    /// What is kept ready for sandboxes.
+    pub(super) fn spares(&self) -> &Spares {
+        &self.spares
     }
 
     /// Starts a process that dies with this one.

@@ -24,6 +24,7 @@ mod output;
 mod pty;
 mod readiness;
 mod retention;
+mod spares;
 mod spawn;
 mod spawner;
 mod spool;

@@ -17,6 +17,7 @@ mod outer;
 pub mod placeholder;
 mod privileges;
 pub(crate) mod probe;
+pub(crate) mod spare;
 mod sys;
 mod tree;
 
@@ -56,7 +57,10 @@ impl Status {
 }
 
 /// The whole life of the re-entered process.
-pub(crate) fn main(helpers: &[Helper], alone: bool) -> ! {
+pub(crate) fn main(helpers: &[Helper], mode: reentry::Mode) -> ! {
+    if mode == reentry::Mode::Waiting {
+        spare::wait_to_be_needed();
+    }
     let [plan, status] = [reentry::PLAN, reentry::STATUS].map(given);
     let Some(status) = status.map(Status) else {
         eprintln!("this is a part of the exec server and is not meant to be run by hand");
@@ -75,7 +79,7 @@ pub(crate) fn main(helpers: &[Helper], alone: bool) -> ! {
                 lifeline: passed(reentry::LIFELINE),
                 network: passed(reentry::NETWORK),
                 user: passed(reentry::USER),
-                alone,
+                alone: mode == reentry::Mode::Alone,
             };
             outer::run(&plan, &status, &given, helpers)
         }
