@@ -9,8 +9,8 @@ use clap::Args;
 use codex_exec_server::client::Patch;
 
 use crate::on::{OnArgs, Wants, block_on};
+use crate::policy::SandboxArgs;
 use crate::remote_path;
-use crate::sandbox::SandboxArgs;
 use crate::style::Style;
 
 /// Apply a patch to files of the other side

@@ -22,6 +22,7 @@ mod ls;
 mod on;
 mod output;
 mod place;
+mod policy;
 mod ps;
 mod remote;
 mod remote_path;
@@ -74,6 +75,7 @@ enum Command {
     Search(search::SearchArgs),
     ApplyPatch(apply_patch::ApplyPatchArgs),
     Info(info::InfoArgs),
+    Sandbox(sandbox::SandboxArgs),
     ExecServer(Box<exec_server::ExecServerArgs>),
     Login(login::LoginArgs),
     /// Forget the credentials that codex login has kept
@@ -111,6 +113,7 @@ fn main() -> ExitCode {
         Command::Search(args) => search::run(&args),
         Command::ApplyPatch(args) => apply_patch::run(&args),
         Command::Info(args) => info::run(&args),
+        Command::Sandbox(args) => sandbox::run(&args),
         Command::ExecServer(args) => exec_server::run(*args),
         Command::Login(args) => login::run(args),
         Command::Logout => login::run_logout(),

@@ -16,7 +16,7 @@ use crate::exec_server::duration;
 use crate::exit::{self, NOT_EXECUTABLE, NOT_FOUND, NOT_RUN, tell};
 use crate::on::{Connected, OnArgs, TOKEN_VARIABLE, Wants, block_on};
 use crate::output::{Line, Sink};
-use crate::sandbox::SandboxArgs;
+use crate::policy::SandboxArgs;
 use crate::saved::{Name, Saved};
 use crate::signals::Signals;
 use crate::terminal::{self, Terminal};

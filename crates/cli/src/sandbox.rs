@@ -1,47 +1,168 @@
-//! `--sandbox`: what a command or a patch may touch.
+//! `codex sandbox`: a command here, held to a policy.
 
-use anyhow::Context;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, bail};
 use clap::Args;
 use codex_exec_server::PathUri;
 use codex_exec_server::client::{PermissionProfile, SandboxContext};
+use codex_exec_server::protocol::{
+    AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, NetworkPolicy,
+};
+use codex_linux_sandbox::{Config, Failure, Launch, Prepared, Request, Sandbox, Stage};
 
-#[derive(Debug, Clone, Args)]
+use crate::exit::{self, NOT_EXECUTABLE, NOT_FOUND, NOT_RUN};
+use crate::policy;
+
+/// Run a command on this machine under a policy that the kernel enforces
+///
+/// The command has the streams, the terminal, the directory and the environment of this one, and of
+/// the rest of the machine what the policy grants: files it may not write or read, other processes
+/// and the network are out of its reach, and of everything it starts. When it ends, so does all that
+/// it started. codex doctor shows whether this machine can do that.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Profiles:
+  read-only        the whole disk can be read, nothing can be written, no network
+  workspace-write  as well, the working directory, /tmp and $TMPDIR can be written; in the working
+                   directory .git, .agents and .codex stay as they are
+  FILE             JSON, as in a request's `sandbox` or its `permissions`; relative to the working
+                   directory where it does not name a cwd
+
+Examples:
+  codex sandbox -- ./configure                           look, do not touch
+  codex sandbox --profile workspace-write -- make        write below this directory
+  codex sandbox --profile workspace-write --network -- npm install
+  codex sandbox --writable ~/.cache -- make -n           one more directory
+  codex sandbox --profile policy.json -- sh              a policy of your own, such as
+    {\"type\":\"managed\",\"network\":\"restricted\",\"file_system\":{\"type\":\"restricted\",\"entries\":[
+      {\"path\":{\"type\":\"special\",\"value\":{\"kind\":\"root\"}},\"access\":\"read\"},
+      {\"path\":{\"type\":\"glob_pattern\",\"pattern\":\"**/.env\"},\"access\":\"deny\"}]}}
+
+Exit codes: those of the command; 125 there is no such sandbox, and nothing ran; 126 and 127 the
+  command cannot be executed, is not found; 128+N it died of signal N.")]
 pub struct SandboxArgs {
-    /// Hold it to a sandbox: read-only; workspace-write (write in the working directory and in
-    /// temporary directories, no network); or a JSON file with permissions of your own
-    #[arg(long, value_name = "SANDBOX")]
-    pub sandbox: Option<String>,
+    /// What it may touch: read-only, workspace-write or the path of a JSON file
+    #[arg(long, value_name = "PROFILE", default_value = "read-only")]
+    profile: String,
+
+    /// Let it write below this directory too; may be given more than once
+    #[arg(long, value_name = "DIR")]
+    writable: Vec<PathBuf>,
+
+    /// Let it use the network
+    #[arg(long)]
+    network: bool,
+
+    /// The command and its arguments; no shell is involved. Everything after it is its own
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    command: Vec<OsString>,
+}
+
+pub fn run(args: &SandboxArgs) -> anyhow::Result<ExitCode> {
+    args.run().map_err(exit::code(NOT_RUN))
 }
 
 impl SandboxArgs {
-    /// The sandbox, with this directory as its workspace unless a file says otherwise.
-    pub fn context(&self, workspace: &PathUri) -> anyhow::Result<Option<SandboxContext>> {
-        let Some(given) = &self.sandbox else { return Ok(None) };
-        let mut context = match given.as_str() {
-            "read-only" => SandboxContext::new(PermissionProfile::read_only()),
-            "workspace-write" => SandboxContext::new(PermissionProfile::workspace_write()),
-            file => {
-                let text = std::fs::read(file).with_context(|| {
-                    format!(
-                        "cannot read the sandbox `{file}`; write read-only, workspace-write or the \
-                         path of a JSON file"
-                    )
-                })?;
-                serde_json::from_slice(&text).with_context(|| {
-                    format!(
-                        "{file} describes no sandbox; write for example \
-                         {{\"type\":\"workspace-write\",\"network_access\":true}}"
-                    )
-                })?
-            }
-        };
-        if context.cwd.is_none() {
-            context.cwd = Some(workspace.clone());
-            if context.workspace_roots.is_empty() {
-                context.workspace_roots = vec![workspace.clone()];
+    fn run(&self) -> anyhow::Result<ExitCode> {
+        let cwd = std::env::current_dir().context("the working directory is gone")?;
+        let context = self.context(&cwd)?;
+        let executable = std::env::current_exe().context("cannot find this executable")?;
+        let sandbox = Sandbox::new(Config::new(executable)).context("cannot make a sandbox")?;
+        for again in [true, false] {
+            let Some(launch) = self.prepare(&sandbox, &context, &cwd)? else {
+                return self.become_it();
+            };
+            match launch.run_in_foreground().context("cannot start the sandbox")? {
+                Ok(code) => return Ok(exit::passed_on(code)),
+                // Something moved while it was being built.
+                Err(failure) if again && failure.is_race() => {}
+                Err(failure) => return Err(self.explain(failure)),
             }
         }
-        context.project_root_is_cwd = false;
-        Ok(Some(context))
+        bail!("the sandbox was not built")
     }
+
+    /// What it is held to.
+    fn context(&self, cwd: &Path) -> anyhow::Result<SandboxContext> {
+        let workspace =
+            PathUri::try_from(cwd).with_context(|| format!("cannot work in {}", cwd.display()))?;
+        let mut context = policy::context(&self.profile, &workspace)?;
+        for directory in &self.writable {
+            let found = directory.canonicalize();
+            let found = found.with_context(|| format!("--writable {}", directory.display()))?;
+            let path = PathUri::try_from(found.as_path())
+                .with_context(|| format!("--writable {}", directory.display()))?;
+            if let PermissionProfile::Managed {
+                file_system: FileSystemPolicy::Restricted(restricted),
+                ..
+            } = &mut context.permissions
+            {
+                let path = FileSystemPath::Path { path };
+                restricted.entries.push(FileSystemEntry::new(path, AccessMode::Write));
+            }
+        }
+        if self.network
+            && let PermissionProfile::Managed { network, .. }
+            | PermissionProfile::External { network } = &mut context.permissions
+        {
+            *network = NetworkPolicy::Enabled;
+        }
+        Ok(context)
+    }
+
+    /// `None` if there is nothing to enforce.
+    fn prepare(
+        &self,
+        sandbox: &Sandbox,
+        context: &SandboxContext,
+        cwd: &Path,
+    ) -> anyhow::Result<Option<Launch>> {
+        let env: Vec<(OsString, OsString)> = std::env::vars_os().collect();
+        let command = codex_linux_sandbox::Command::Program {
+            argv: &self.command,
+            arg0: None,
+            env: &env,
+            cwd,
+        };
+        match sandbox.prepare(context, &Request { command })? {
+            Prepared::Unrestricted => Ok(None),
+            Prepared::Enforced(launch) => Ok(Some(launch)),
+        }
+    }
+
+    /// A profile that restricts nothing needs no sandbox.
+    fn become_it(&self) -> anyhow::Result<ExitCode> {
+        let error = Command::new(&self.command[0]).args(&self.command[1..]).exec();
+        Err(not_executed(error.raw_os_error(), self.named(error)))
+    }
+
+    fn explain(&self, failure: Failure) -> anyhow::Error {
+        match failure.stage {
+            Stage::Execute => {
+                let error = failure.io_error();
+                not_executed(error.raw_os_error(), self.named(error))
+            }
+            _ => anyhow::Error::new(failure).context("the sandbox could not be built"),
+        }
+    }
+
+    fn named(&self, error: std::io::Error) -> anyhow::Error {
+        anyhow::Error::new(error)
+            .context(format!("cannot run `{}` in the sandbox", self.command[0].display()))
+    }
+}
+
+/// As a shell tells them apart.
+fn not_executed(errno: Option<i32>, error: anyhow::Error) -> anyhow::Error {
+    let missing = errno == Some(rustix::io::Errno::NOENT.raw_os_error());
+    exit::code(if missing { NOT_FOUND } else { NOT_EXECUTABLE })(error)
 }

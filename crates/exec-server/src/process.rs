@@ -65,8 +65,9 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     let mut started = None;
     let inserted = session.insert(&id, || {
         let group = session.group();
-        let launch = launch(server.confiner().clone(), params, group);
-        let (handle, answer) = server.host().start(launch);
+        let launch = |params| launch(server.confiner().clone(), params, group);
+        let again = params.sandbox.is_some().then(|| launch(params.clone()));
+        let (handle, answer) = server.host().start(launch(params), again);
         started = Some(answer);
         handle
     });

@@ -1,27 +1,29 @@
 //! Did the sandbox cause a failure? The rule of words and exit codes.
 //!
-//! Invariant: only for a sandboxed process that failed; decided once. The kernel keeps no record of
+//! Invariant: only for a sandboxed process that failed; decided once; how the output came in pieces
+//! makes no difference. The kernel keeps no record of
 //! denials that an unprivileged server could read (Landlock's audit messages need the audit socket, a
 //! seccomp notification costs a round trip per refused call and sees no file access), so words it is.
 
-/// Words that tell of a denial, in lower case.
-pub const WORDS: [&str; 7] = [
+/// What tells of a denial wherever it stands, in lower case.
+pub const PHRASES: [&str; 4] = [
     "operation not permitted",
     "permission denied",
     "read-only file system",
-    "seccomp",
-    "sandbox",
-    "landlock",
     "failed to write file",
 ];
 
+/// Words that tell of a denial unless they are a part of a path: a project may well be called so.
+pub const WORDS: [&str; 3] = ["seccomp", "sandbox", "landlock"];
+
 /// Bytes that may be the beginning of a word continued in the next chunk.
 const OVERLAP: usize = {
+    // No word is as long as the longest phrase.
     let mut longest = 0;
     let mut at = 0;
-    while at < WORDS.len() {
-        if WORDS[at].len() > longest {
-            longest = WORDS[at].len();
+    while at < PHRASES.len() {
+        if PHRASES[at].len() > longest {
+            longest = PHRASES[at].len();
         }
         at += 1;
     }
@@ -47,7 +49,22 @@ const SIGSYS_EXIT: i32 = 128 + libc::SIGSYS;
 pub struct Detector {
     /// The end of what was read, in lower case.
     tail: Vec<u8>,
+    /// What is between the last separator and the end of what was read.
+    token: Token,
     spoken: bool,
+}
+
+/// Text without separators, such as a path.
+#[derive(Debug, Clone, Copy, Default)]
+struct Token {
+    has_word: bool,
+    is_path: bool,
+}
+
+impl Token {
+    fn speaks(self) -> bool {
+        self.has_word && !self.is_path
+    }
 }
 
 impl Detector {
@@ -56,10 +73,15 @@ impl Detector {
         if self.spoken || chunk.is_empty() {
             return;
         }
-        // Across the seam, with as much of the chunk as a word can reach into.
+        // Across the seam, with as much of the chunk as a phrase can reach into.
         let mut seam = std::mem::take(&mut self.tail);
+        let before = seam.len();
         seam.extend(chunk.iter().take(OVERLAP).map(u8::to_ascii_lowercase));
-        self.spoken = contains_word(&seam) || contains_word(chunk);
+        self.spoken = contains_phrase(&seam) || contains_phrase(chunk);
+        // A word has no separators, so one across the seam is in the token that goes on.
+        self.token.has_word |=
+            (0..before).any(|at| word_at(&seam, at).is_some_and(|length| at + length > before));
+        self.spoken |= self.read_tokens(chunk);
         if chunk.len() >= OVERLAP {
             seam.clear();
             seam.extend(chunk[chunk.len() - OVERLAP..].iter().map(u8::to_ascii_lowercase));
@@ -69,15 +91,35 @@ impl Detector {
         self.tail = seam;
     }
 
+    /// Whether a token that ends here is one of the words and no path.
+    fn read_tokens(&mut self, chunk: &[u8]) -> bool {
+        for (at, byte) in chunk.iter().enumerate() {
+            match byte {
+                b'/' => self.token.is_path = true,
+                b's' | b'S' | b'l' | b'L' => {
+                    self.token.has_word |= word_at(chunk, at).is_some();
+                }
+                byte if is_separator(*byte) => {
+                    if self.token.speaks() {
+                        return true;
+                    }
+                    self.token = Token::default();
+                }
+                _ => {}
+            }
+        }
+        false
+    }
+
     /// Whether a denial was spoken of.
     pub fn spoken(&self) -> bool {
-        self.spoken
+        self.spoken || self.token.speaks()
     }
 
     /// The verdict for a sandboxed process that exited so. Given several streams, ask
     /// [`denied`] with whether any of them spoke.
     pub fn denied(&self, exit_code: i32) -> bool {
-        denied(exit_code, self.spoken)
+        denied(exit_code, self.spoken())
     }
 }
 
@@ -95,14 +137,26 @@ pub fn is_denied<'a>(exit_code: i32, output: impl IntoIterator<Item = &'a [u8]>)
     detector.denied(exit_code)
 }
 
-/// One pass: a word is looked for only where its first letter is.
-fn contains_word(text: &[u8]) -> bool {
+/// One pass: a phrase is looked for only where its first letter is.
+fn contains_phrase(text: &[u8]) -> bool {
     text.iter().enumerate().any(|(at, byte)| {
-        let first = byte.to_ascii_lowercase();
-        matches!(first, b'o' | b'p' | b'r' | b's' | b'l' | b'f')
-            && WORDS.iter().any(|word| {
-                text.len() - at >= word.len()
-                    && text[at..at + word.len()].eq_ignore_ascii_case(word.as_bytes())
-            })
+        matches!(byte.to_ascii_lowercase(), b'o' | b'p' | b'r' | b'f')
+            && PHRASES.iter().any(|phrase| is_at(text, at, phrase))
     })
+}
+
+/// The length of the word that begins here.
+fn word_at(text: &[u8], at: usize) -> Option<usize> {
+    WORDS.iter().find(|word| is_at(text, at, word)).map(|word| word.len())
+}
+
+fn is_at(text: &[u8], at: usize, word: &str) -> bool {
+    text.len() - at >= word.len() && text[at..at + word.len()].eq_ignore_ascii_case(word.as_bytes())
+}
+
+/// What stands around paths and words in messages.
+fn is_separator(byte: u8) -> bool {
+    byte.is_ascii_whitespace()
+        || matches!(byte, 0 | b'\'' | b'"' | b'`' | b':' | b',' | b';')
+        || matches!(byte, b'(' | b')' | b'[' | b']' | b'<' | b'>' | b'=')
 }

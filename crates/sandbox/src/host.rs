@@ -3,27 +3,86 @@
 //! Invariant: looks, never touches: no method opens a device, follows a link in the last component or
 //! changes anything.
 
-use std::ffi::OsString;
+use std::cell::RefCell;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, statx};
 
 use crate::apply::placeholder;
 use crate::decide::facts::{Facts, Identity, Node, NodeKind};
+use crate::decide::order::{is_within, parent};
 
 /// A `.git` pointer file is one line; nobody needs more of it.
 const POINTER_FILE: u64 = 8 * 1024;
 
 /// The file system of this machine, as this process sees it.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct HostFacts;
+///
+/// Policies name many places beside each other. A directory that is asked for twice in a row is kept
+/// open, and what is in it, or one level below, is looked up from there: the walk down to it is most
+/// of what a look costs. Should it be replaced meanwhile, whoever builds on the answer finds another
+/// file than planned, as with any other change after the look.
+#[derive(Debug, Default)]
+pub struct HostFacts {
+    near: RefCell<Near>,
+}
+
+#[derive(Debug, Default)]
+struct Near {
+    directory: PathBuf,
+    open: Option<OwnedFd>,
+}
+
+impl Near {
+    /// A shorter way to a path: from where, and the rest.
+    fn way<'p>(&mut self, path: &'p Path) -> Option<(BorrowedFd<'_>, &'p Path)> {
+        if let Some(rest) = self.below(path) {
+            return Some((self.open.as_ref()?.as_fd(), rest));
+        }
+        let directory = parent(path)?;
+        if directory.as_os_str() == self.directory.as_os_str() {
+            // The second time.
+            if self.open.is_none() {
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                self.open = rustix::fs::open(directory, flags, Mode::empty()).ok();
+            }
+            let rest = self.below(path)?;
+            return Some((self.open.as_ref()?.as_fd(), rest));
+        }
+        // A name inside of a directory that is open does not lead away from it.
+        if self.open.is_none() || !is_within(directory, &self.directory) {
+            self.directory.clear();
+            self.directory.push(directory);
+            self.open = None;
+        }
+        None
+    }
+
+    /// One or two names below the directory that is open.
+    fn below<'p>(&self, path: &'p Path) -> Option<&'p Path> {
+        self.open.as_ref()?;
+        if !is_within(path, &self.directory) {
+            return None;
+        }
+        let bytes = path.as_os_str().as_bytes();
+        let above = self.directory.as_os_str().len();
+        let rest = bytes.get(if above == 1 { 1 } else { above + 1 }..)?;
+        let names = 1 + rest.iter().filter(|&&byte| byte == b'/').count();
+        (!rest.is_empty() && names <= 2).then(|| Path::new(OsStr::from_bytes(rest)))
+    }
+}
 
 impl Facts for HostFacts {
     fn lookup(&self, path: &Path) -> io::Result<Node> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-        let stat = statx(CWD, path, flags, WANTED)?;
+        let stat = match self.near.borrow_mut().way(path) {
+            Some((directory, rest)) => statx(directory, rest, flags, WANTED)?,
+            None => statx(CWD, path, flags, WANTED)?,
+        };
         // What another sandbox put there to hold a name stands for that name being absent.
         if u32::from(stat.stx_mode) == libc::S_IFDIR | placeholder::MODE
             && placeholder::stands_at(path)

@@ -309,7 +309,7 @@ impl Sandbox {
         context: &SandboxContext,
         around: Surroundings<'_>,
     ) -> Result<Option<Planned>, PrepareError> {
-        self.plan_with(context, around, &HostFacts)
+        self.plan_with(context, around, &HostFacts::default())
     }
 
     /// As [`Sandbox::plan`], with other facts.

@@ -20,6 +20,7 @@ mod launch;
 pub mod plan;
 pub mod reentry;
 mod seccomp;
+mod spare;
 mod status;
 
 /// Permission bits of the directory that stands for a protected name that does not exist. Inside a
@@ -31,4 +32,5 @@ pub use launch::{
     Cleanup, Command, Config, Launch, Limits, PassedDescriptor, Planned, PolicyKey, PrepareError,
     Prepared, Request, Restrictions, Sandbox,
 };
+pub use spare::{Spare, SpareLaunch};
 pub use status::{Failure, Stage, StatusReader};

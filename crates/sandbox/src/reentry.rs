@@ -15,6 +15,23 @@ pub const WORD: &str = "__linux-sandbox";
 /// The name by which the executable is also recognized.
 pub const NAME: &str = "codex-linux-sandbox";
 
+/// The last argument of a sandbox whose first process is signalled alone, not with its group.
+pub(crate) const ALONE: &str = "alone";
+
+/// The last argument of a process that waits to be needed as a sandbox.
+pub(crate) const WAIT: &str = "wait";
+
+/// How a sandbox was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// With everything it needs, by a server.
+    Given,
+    /// The same, in the foreground of a terminal.
+    Alone,
+    /// Ahead of time.
+    Waiting,
+}
+
 /// The number of the plan's memory file.
 pub(crate) const PLAN: i32 = 3;
 /// The number of the status pipe.
@@ -25,6 +42,8 @@ pub(crate) const LIFELINE: i32 = 5;
 pub(crate) const NETWORK: i32 = 6;
 /// The number of the user namespace it belongs to.
 pub(crate) const USER: i32 = 7;
+/// The number of the socket of a process that waits; it has none of the others yet.
+pub(crate) const SPARE: i32 = 3;
 
 /// A function that can run inside a sandbox in place of a program. Its standard streams are those the
 /// server gave; what it returns is the exit code.
@@ -48,7 +67,13 @@ pub fn main_if_reentered(helpers: &[Helper]) {
     let mut args = std::env::args_os();
     let name = args.next().unwrap_or_default();
     let by_name = Path::new(&name).file_name() == Some(OsStr::from_bytes(NAME.as_bytes()));
-    if by_name || args.next().is_some_and(|word| word == WORD) {
-        apply::main(helpers)
+    let by_word = args.next().is_some_and(|word| word == WORD);
+    if by_name || by_word {
+        let mode = match args.next() {
+            Some(word) if word == ALONE => Mode::Alone,
+            Some(word) if word == WAIT => Mode::Waiting,
+            _ => Mode::Given,
+        };
+        apply::main(helpers, mode)
     }
 }

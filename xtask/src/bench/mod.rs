@@ -8,6 +8,7 @@ mod memory;
 mod placement;
 mod process;
 mod report;
+mod sandbox;
 mod target;
 
 use clap::Args;
@@ -35,7 +36,10 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         files::small(&mut report, args.effort).await?;
         files::large(&mut report, args.effort).await?;
         files::blocks(&mut report, args.effort).await?;
-        files::walk(&mut report, args.effort).await
+        files::walk(&mut report, args.effort).await?;
+        sandbox::start_to_closed(&mut report, args.effort).await?;
+        sandbox::files(&mut report, args.effort).await?;
+        sandbox::prepare(&mut report, args.effort)
     })?;
     report.finish()
 }

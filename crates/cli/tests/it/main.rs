@@ -5,12 +5,15 @@
 
 mod auth;
 mod commands;
+mod confined;
+mod denials;
 mod endings;
 mod errors;
 mod files;
 mod logging;
 mod memory;
 mod patch;
+mod promises;
 mod remote;
 mod rendezvous;
 mod run;

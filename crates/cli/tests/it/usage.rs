@@ -29,6 +29,7 @@ fn help_is_what_was_agreed() {
         ("help-short", &["-h"]),
         ("exec-server-help", &["exec-server", "--help"]),
         ("exec-server-help-short", &["exec-server", "-h"]),
+        ("sandbox-help", &["sandbox", "--help"]),
         ("completion-help", &["completion", "--help"]),
     ] {
         let output = run(arguments);
@@ -86,6 +87,9 @@ fn a_bad_command_line_is_told_with_usage_and_exit_code_2() {
         &["exec-server", "--ws-auth", "nope"],
         &["exec-server", "--ws-token-file", "a", "--ws-token-sha256", "b"],
         &["exec-server", "--listen", "http://x"],
+        &["sandbox"],
+        &["sandbox", "--profile"],
+        &["sandbox", "--writable", "--", "true"],
         &["completion"],
         &["completion", "tcsh"],
     ] {

@@ -12,6 +12,7 @@ mod malformed;
 mod ordering;
 mod processes;
 mod reads;
+mod sandbox;
 mod sessions;
 mod stdin;
 mod support;

@@ -37,7 +37,7 @@ pub(super) fn copy(
             let reason = "is a directory; copy it with recursive";
             return Err(FileError::refused(source_path, reason));
         }
-        other => return Err(resolve::not_regular(source_path, other)),
+        _ => return Err(resolve::unfit(source_path, &stat)),
     }
     let (directory, name) = resolver.parent("copy to", destination_path, Links::Follow)?;
     let to = Place { directory: directory.as_fd(), name, path: destination_path.clone() };
@@ -192,7 +192,7 @@ fn fill(
 ) -> Result<(), FileError> {
     let found = rustix::fs::fstat(destination).map_err(to.failed())?;
     if file_type(&found) != FileType::RegularFile {
-        return Err(resolve::not_regular(&to.path, file_type(&found)));
+        return Err(resolve::unfit(&to.path, &found));
     }
     if same_file(stat, &found) {
         return Err(FileError::refused(&to.path, "is the file it would be copied from"));
@@ -227,7 +227,7 @@ fn open_destination(to: &Place<'_>, existing: Existing) -> Result<(OwnedFd, bool
             to.unlink().map_err(to.failed())?;
             return Ok((to.open(fresh, private).map_err(named)?, true));
         }
-        (other, _) => return Err(resolve::not_regular(&to.path, other)),
+        _ => return Err(resolve::unfit(&to.path, &stat)),
     }
     let fd = to.open(OFlags::WRONLY | OFlags::NOFOLLOW | REGULAR, Mode::empty()).map_err(named)?;
     Ok((fd, false))

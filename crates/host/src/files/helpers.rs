@@ -14,7 +14,7 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 use super::{Backend, FileError, FilesConfig, HelperClient, Needs};
-use crate::process::ProcessHost;
+use crate::process::{ProcessHost, StartError};
 
 /// The name under which the executable registers [`run_helper`].
 pub const HELPER: &str = "files";
@@ -22,14 +22,12 @@ pub const HELPER: &str = "files";
 /// The helper's whole life, inside its sandbox: to be registered with
 /// `codex_linux_sandbox::reentry::main_if_reentered` under the name [`HELPER`].
 pub fn run_helper() -> i32 {
-    let served = super::serve_helper(
-        std::io::stdin().lock(),
-        std::fs::File::from(match rustix::io::dup(rustix::stdio::stdout()) {
-            Ok(stdout) => stdout,
-            Err(_) => return 1,
-        }),
-        Arc::default(),
-    );
+    let own = |stream| rustix::io::dup(stream).map(std::fs::File::from);
+    let (Ok(input), Ok(output)) = (own(rustix::stdio::stdin()), own(rustix::stdio::stdout()))
+    else {
+        return 1;
+    };
+    let served = super::serve_helper(std::io::BufReader::new(input), output, Arc::default());
     i32::from(served.is_err())
 }
 
@@ -67,6 +65,14 @@ impl Helpers {
         if needs == Needs::NOTHING {
             return Ok(Backend::Here);
         }
+        let context = Arc::new(context);
+        match self.helper(context.clone(), needs).await {
+            Err(Refused::Changed(_)) => Ok(self.helper(context, needs).await?),
+            answer => Ok(answer?),
+        }
+    }
+
+    async fn helper(&self, context: Arc<SandboxContext>, needs: Needs) -> Result<Backend, Refused> {
         let sandbox = self.0.sandbox.clone();
         let planned = tokio::task::spawn_blocking(move || {
             let tmpdir = std::env::var_os("TMPDIR");
@@ -88,7 +94,7 @@ impl Helpers {
         if helper.ended().is_some() {
             // It has died since it was last used. What died with it has been answered.
             self.forget(&key, &cell);
-            return Err(FileError::Sandbox { reason: "the helper has ended; try again".into() });
+            return Err(Refused::Changed("the helper has ended; try again".into()));
         }
         Ok(Backend::Helper(helper.clone()))
     }
@@ -146,7 +152,7 @@ impl Helpers {
         });
     }
 
-    async fn start(&self, planned: Planned) -> Result<HelperClient, FileError> {
+    async fn start(&self, planned: Planned) -> Result<HelperClient, Refused> {
         let sandbox = self.0.sandbox.clone();
         let launch = tokio::task::spawn_blocking(move || {
             let env: Vec<_> = std::env::vars_os().collect();
@@ -155,7 +161,10 @@ impl Helpers {
         });
         let launch = launch.await.map_err(|error| refused(&error))?;
         let launch = launch.map_err(|error| refused(&error))?;
-        let process = self.0.host.start_helper(launch).await.map_err(|error| refused(&error))?;
+        let process = self.0.host.start_helper(launch).await.map_err(|error| match &error {
+            StartError::Sandbox(failure) if failure.is_race() => Refused::Changed(words(&error)),
+            _ => refused(&error),
+        })?;
         Ok(HelperClient::new(process.output, process.input, &self.0.config))
     }
 
@@ -165,14 +174,35 @@ impl Helpers {
 }
 
 /// Nothing ran, because it could not have been held to its policy.
-fn refused(error: &dyn std::error::Error) -> FileError {
-    let mut reason = error.to_string();
+#[derive(Debug)]
+enum Refused {
+    /// Something was replaced, or has ended, meanwhile: once more may do.
+    Changed(String),
+    /// Once more would end the same.
+    Finally(String),
+}
+
+impl From<Refused> for FileError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Changed(reason) | Refused::Finally(reason) => Self::Sandbox { reason },
+        }
+    }
+}
+
+fn refused(error: &dyn std::error::Error) -> Refused {
+    Refused::Finally(words(error))
+}
+
+/// An error and its causes.
+fn words(error: &dyn std::error::Error) -> String {
+    let mut words = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        reason = format!("{reason}: {cause}");
+        words = format!("{words}: {cause}");
         source = cause.source();
     }
-    FileError::Sandbox { reason }
+    words
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -202,7 +202,7 @@ fn replaced(
         FileType::Symlink if links == Links::Refuse => {
             return Err(FileError::SymlinkRefused { path: path.clone() });
         }
-        other => return Err(resolve::not_regular(path, other)),
+        _ => return Err(resolve::unfit(path, &stat)),
     }
     let flags = OFlags::WRONLY | OFlags::NOFOLLOW | REGULAR;
     match retry_on_intr(|| rustix::fs::openat(directory, bytes_path(name), flags, Mode::empty())) {

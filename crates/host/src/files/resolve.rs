@@ -226,7 +226,7 @@ pub(super) fn require_regular(fd: OwnedFd, path: &PathUri) -> Result<(OwnedFd, S
     let stat = rustix::fs::fstat(&fd).map_err(|errno| FileError::os("stat", path, errno))?;
     match file_type(&stat) {
         FileType::RegularFile => Ok((fd, stat)),
-        other => Err(not_regular(path, other)),
+        _ => Err(unfit(path, &stat)),
     }
 }
 
@@ -248,10 +248,13 @@ pub(super) fn spare_special_files(path: &PathUri, links: Links) -> Result<(), Fi
         Links::Follow => AtFlags::empty(),
         Links::Refuse => AtFlags::SYMLINK_NOFOLLOW,
     };
-    match rustix::fs::statat(CWD, path.as_path(), flags).as_ref().map(file_type) {
-        // A link is for the open to refuse.
-        Ok(FileType::RegularFile | FileType::Symlink) | Err(_) => Ok(()),
-        Ok(other) => Err(not_regular(path, other)),
+    match rustix::fs::statat(CWD, path.as_path(), flags) {
+        Ok(stat) => match file_type(&stat) {
+            // A link is for the open to refuse.
+            FileType::RegularFile | FileType::Symlink => Ok(()),
+            _ => Err(unfit(path, &stat)),
+        },
+        Err(_) => Ok(()),
     }
 }
 
@@ -268,7 +271,18 @@ pub(super) fn name_special(error: FileError, path: &PathUri) -> FileError {
     }
 }
 
-pub(super) fn not_regular(path: &PathUri, found: FileType) -> FileError {
+/// Why what is there cannot be used as a file.
+pub(super) fn unfit(path: &PathUri, stat: &Stat) -> FileError {
+    let found = file_type(stat);
+    if found == FileType::CharacterDevice && stat.st_rdev == 0 {
+        // The device that no kernel has is what a sandbox puts over a file that is denied. Opening
+        // it is refused so.
+        return FileError::os("open", path, Errno::ACCESS);
+    }
+    not_regular(path, found)
+}
+
+fn not_regular(path: &PathUri, found: FileType) -> FileError {
     let found = match found {
         FileType::Directory => "a directory",
         FileType::Symlink => "a symbolic link",

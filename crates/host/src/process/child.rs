@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use tokio::io::unix::AsyncFd;
 
 use super::descendants;
-use super::orphans::Orphans;
+use super::orphans::{Group, Orphans};
 use super::readiness::register;
 use super::spawn::Spawned;
 use super::warden::Warden;
@@ -41,6 +41,11 @@ impl Child {
 
     pub(super) fn pid(&self) -> Pid {
         self.held.pid
+    }
+
+    /// It is killed with others from now on.
+    pub(super) fn regroup(&self, group: Group) {
+        self.held.orphans.regroup(self.held.pid, group);
     }
 
     /// Waits for the exit and tells its code, 128 + signal for a death by signal. The process is

@@ -4,44 +4,81 @@
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 
 use codex_linux_sandbox::denial::Detector;
-use codex_linux_sandbox::{Cleanup, StatusReader};
+use codex_linux_sandbox::{Cleanup, Launch, StatusReader};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
 
+use super::child::Child;
 use super::command::{Command, NulByte};
 use super::env::Environment;
-use super::host::StartError;
+use super::host::{ProcessHost, StartError};
+use super::orphans::Group;
+use super::spawn::SpawnRequest;
 
 /// What is spawned in place of a confined program.
 #[derive(Debug)]
 pub(crate) struct Confinement {
-    pub command: Command,
-    /// Passed as 3, 4, …; let go of once it is spawned.
-    pub pass: Vec<Arc<OwnedFd>>,
+    launch: Launch,
+    command: Command,
+}
+
+/// A confined program on its way.
+#[derive(Debug)]
+pub(super) struct Entering {
+    pub child: Child,
+    /// Says why it does not run, if it does not.
     pub status: OwnedFd,
     pub cleanup: Cleanup,
 }
 
 impl Confinement {
-    pub(crate) fn new(launch: codex_linux_sandbox::Launch) -> Result<Self, NulByte> {
-        let mut passed = launch.descriptors;
-        passed.sort_by_key(|descriptor| descriptor.number);
+    pub(crate) fn new(mut launch: Launch) -> Result<Self, NulByte> {
+        launch.descriptors.sort_by_key(|descriptor| descriptor.number);
         // The numbers are those after the standard streams, without a gap: that is how `spawn`
         // counts them.
-        debug_assert!(passed.iter().zip(3..).all(|(passed, number)| passed.number == number));
-        let env: Environment = launch.env.into_iter().collect();
-        let name = launch.args.first().map_or(launch.program.as_os_str(), OsString::as_os_str);
-        let args = launch.args.iter().skip(1).map(OsString::as_os_str);
-        Ok(Self {
-            command: Command::new(launch.program.as_os_str(), name, args, &env, Path::new("/"))?,
-            pass: passed.into_iter().map(|passed| passed.fd).collect(),
-            status: launch.status.into(),
-            cleanup: launch.cleanup,
-        })
+        let mut numbered = launch.descriptors.iter().zip(3..);
+        debug_assert!(numbered.all(|(passed, number)| passed.number == number));
+        let command = command(&launch.program, &launch.args, &launch.env)?;
+        Ok(Self { launch, command })
+    }
+}
+
+/// The executable, re-entered.
+pub(super) fn command(
+    program: &Path,
+    args: &[OsString],
+    env: &[(OsString, OsString)],
+) -> Result<Command, NulByte> {
+    let env: Environment = env.iter().cloned().collect();
+    let name = args.first().map_or(program.as_os_str(), OsString::as_os_str);
+    let args = args.iter().skip(1).map(OsString::as_os_str);
+    Command::new(program.as_os_str(), name, args, &env, Path::new("/"))
+}
+
+impl ProcessHost {
+    /// Starts the sandbox of a confined program: in a process that was kept ready if there is one.
+    pub(super) async fn enter(
+        &self,
+        confinement: Confinement,
+        stdio: [OwnedFd; 3],
+        tty: bool,
+        group: Group,
+    ) -> Result<Entering, StartError> {
+        let Confinement { launch, command } = confinement;
+        let ready = self.spares().take(&launch.program);
+        let child = match ready.and_then(|ready| ready.become_launch(&launch, &stdio, tty, group)) {
+            Some(child) => child,
+            None => {
+                let pass = launch.descriptors.iter().map(|passed| passed.fd.clone()).collect();
+                self.spawn(SpawnRequest { group, command, stdio, tty, pass }).await?
+            }
+        };
+        let Launch { status, cleanup, program, .. } = launch;
+        self.spares().replenish(self, program);
+        Ok(Entering { child, status: status.into(), cleanup })
     }
 }
 

@@ -10,14 +10,13 @@ use tokio::io::AsyncWrite;
 use tokio::net::unix::pipe;
 
 use super::child::Child;
-use super::confinement::{Confinement, entered};
+use super::confinement::{Confinement, Entering, entered};
 use super::host::{ProcessHost, StartError};
 use super::launch::LaunchError;
 use super::orphans::Group;
-use super::spawn::SpawnRequest;
 
 /// Helpers belong to no client.
-const GROUP: Group = Group(u64::MAX);
+pub(super) const GROUP: Group = Group(u64::MAX);
 
 /// Both ends of a running helper. It is killed when its input is dropped.
 #[derive(Debug)]
@@ -42,16 +41,15 @@ impl ProcessHost {
         sandbox: codex_linux_sandbox::Launch,
     ) -> Result<HelperProcess, StartError> {
         let setup = |source| StartError::Setup { what: "a helper", source };
-        let Confinement { command, pass, status, cleanup: _ } =
-            Confinement::new(sandbox).map_err(LaunchError::from)?;
+        let confinement = Confinement::new(sandbox).map_err(LaunchError::from)?;
         let (their_input, input) = io::pipe().map_err(setup)?;
         let (output, their_output) = io::pipe().map_err(setup)?;
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         let nowhere = rustix::fs::open("/dev/null", flags, Mode::empty());
         let nowhere = nowhere.map_err(|errno| setup(errno.into()))?;
         let stdio = [their_input.into(), their_output.into(), nowhere];
-        let request = SpawnRequest { group: GROUP, command, stdio, tty: false, pass };
-        let child = self.spawn(request).await?;
+        let Entering { child, status, cleanup: _ } =
+            self.enter(confinement, stdio, false, GROUP).await?;
         entered(status).await?;
         Ok(HelperProcess {
             output: pipe::Receiver::from_owned_fd(output.into()).map_err(setup)?,

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::actor::{Actor, Parts};
 use super::child::Child;
 use super::config::{Lifeline, ProcessConfig};
-use super::confinement::{Confined, Confinement, entered};
+use super::confinement::{Confined, Entering, entered};
 use super::handle::{Command, ProcessHandle, Reply};
 use super::launch::{Launch, LaunchError, What};
 use super::orphans::{Group, Orphans};
@@ -19,6 +19,7 @@ use super::output::Output;
 use super::pty;
 use super::readiness::register;
 use super::retention::{Retention, RetentionLimits};
+use super::spares::Spares;
 use super::spawn::{SpawnError, SpawnRequest};
 use super::spawner::Spawner;
 use super::spool::Spool;
@@ -32,6 +33,7 @@ pub struct ProcessHost {
     spawner: Spawner,
     warden: Warden,
     orphans: Orphans,
+    spares: Spares,
 }
 
 /// A process that runs.
@@ -77,20 +79,34 @@ impl ProcessHost {
             }
         };
         let spawner = Spawner::start(config.spawn_threads.max(1), &warden, &orphans, nofile)?;
-        Ok(Self { config: Arc::new(config), spawner, warden, orphans })
+        let spares = Spares::default();
+        Ok(Self { config: Arc::new(config), spawner, warden, orphans, spares })
     }
 
     /// Begins to start a process, once `launch` is ready. Commands to the handle queue up until it
     /// has started; its answer tells whether it has. Events wait until a sink is attached.
-    pub fn start<E: From<StartError> + Send + 'static>(
+    ///
+    /// If something that its sandbox is built on was replaced meanwhile, `again` is taken, once.
+    pub fn start<E: From<StartError> + Send + 'static, F>(
         &self,
-        launch: impl Future<Output = Result<Launch, E>> + Send + 'static,
-    ) -> (ProcessHandle, Reply<Result<Started, E>>) {
+        launch: F,
+        again: Option<F>,
+    ) -> (ProcessHandle, Reply<Result<Started, E>>)
+    where
+        F: Future<Output = Result<Launch, E>> + Send + 'static,
+    {
         let (mailbox, commands) = mpsc::unbounded_channel();
         let (started, answer) = oneshot::channel();
         let host = self.clone();
         tokio::spawn(async move {
-            let parts = async { Ok(host.parts(launch.await?).await?) };
+            let parts = async {
+                match (host.parts(launch.await?).await, again) {
+                    (Err(StartError::Sandbox(failure)), Some(again)) if failure.is_race() => {
+                        Ok(host.parts(again.await?).await?)
+                    }
+                    (parts, _) => Ok(parts?),
+                }
+            };
             match parts.await {
                 Ok(parts) => {
                     let _ = started.send(Ok(Started { confined: parts.confined.is_some() }));
@@ -114,8 +130,12 @@ impl ProcessHost {
 
     /// Kills everything that any process left behind, and lets the warden go.
     pub async fn shut_down(&self) {
-        let orphans = self.orphans.clone();
-        let _ = tokio::task::spawn_blocking(move || orphans.kill_all()).await;
+        let (orphans, spares) = (self.orphans.clone(), self.spares.clone());
+        let ended = tokio::task::spawn_blocking(move || {
+            spares.end();
+            orphans.kill_all();
+        });
+        let _ = ended.await;
         self.warden.dismiss();
     }
 
@@ -123,26 +143,18 @@ impl ProcessHost {
         let retention = self.retention(launch.retain).await?;
         let wires = Wires::new(&launch, &self.config)
             .map_err(|(what, source)| StartError::Setup { what, source })?;
-        let (command, pass, sandbox) = match launch.what {
-            What::Program(command) => (command, Vec::new(), None),
-            What::Confined(confinement) => {
-                let Confinement { command, pass, status, cleanup } = confinement;
-                (command, pass, Some((status, cleanup)))
+        let tty = launch.terminal.is_some();
+        let (group, stdio) = (launch.group, wires.theirs);
+        let (child, confined) = match launch.what {
+            What::Program(command) => {
+                let request = SpawnRequest { group, command, stdio, tty, pass: Vec::new() };
+                (self.spawn(request).await?, None)
             }
-        };
-        let request = SpawnRequest {
-            group: launch.group,
-            command,
-            stdio: wires.theirs,
-            tty: launch.terminal.is_some(),
-            pass,
-        };
-        let child = self.spawn(request).await?;
-        let confined = match sandbox {
-            None => None,
-            Some((status, cleanup)) => {
+            What::Confined(confinement) => {
+                let entering = self.enter(confinement, stdio, tty, group).await?;
+                let Entering { child, status, cleanup } = entering;
                 entered(status).await?;
-                Some(Confined::new(cleanup))
+                (child, Some(Confined::new(cleanup)))
             }
         };
         Ok(Parts {
@@ -156,6 +168,11 @@ impl ProcessHost {
             retention,
             confined,
         })
+    }
+
+    /// What is kept ready for sandboxes.
+    pub(super) fn spares(&self) -> &Spares {
+        &self.spares
     }
 
     /// Starts a process that dies with this one.

@@ -25,6 +25,7 @@ mod pty;
 mod readiness;
 mod retention;
 mod roster;
+mod spares;
 mod spawn;
 mod spawner;
 mod spool;

@@ -117,6 +117,13 @@ impl Orphans {
         }
     }
 
+    /// A process that we started is of another group from now on.
+    pub(super) fn regroup(&self, pid: Pid, group: Group) {
+        if let Some(started) = self.lock().started.get_mut(&pid) {
+            started.group = group;
+        }
+    }
+
     /// A process that we started has exited and is not reaped yet: look for what it left behind.
     pub(super) fn exited(&self, pid: Pid) {
         let mut state = self.lock();

@@ -24,7 +24,7 @@ pub async fn start(host: &ProcessHost, params: ExecParams) -> Result<ProcessHand
         let environment = environment(&params)?;
         Ok::<_, StartError>(Launch::new(params, &environment, Group(0))?)
     };
-    let (handle, started) = host.start(launch);
+    let (handle, started) = host.start(launch, None);
     started.await.unwrap().map(|_| handle)
 }
 

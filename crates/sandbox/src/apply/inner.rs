@@ -95,15 +95,21 @@ fn reap(target: i32) -> i32 {
 }
 
 /// The server signals the group of its child. A target that is still in that group has got the
-/// signal itself; one that has made its own group, as a shell with job control does, has not.
+/// signal itself; one that has made its own group, as a shell with job control does, has not. A
+/// queued signal was sent to the outer process alone, so the target has not got it in any case.
 fn pass_on(target: i32, signal: i32, information: &libc::siginfo_t) {
     // SAFETY: for a signal sent by a process the sender is stored.
     let sender = unsafe { information.si_pid() };
     let from_outside = information.si_code <= 0 && sender == 0;
     // SAFETY: no pointers. A group outside of this namespace reads as 0.
     let group = unsafe { libc::getpgid(target) };
-    if from_outside && group > 0 {
+    let receiver = match group {
+        1.. => -group,
+        _ if information.si_code == libc::SI_QUEUE => target,
+        _ => return,
+    };
+    if from_outside {
         // SAFETY: no pointers.
-        unsafe { libc::kill(-group, signal) };
+        unsafe { libc::kill(receiver, signal) };
     }
 }

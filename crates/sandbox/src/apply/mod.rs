@@ -9,6 +9,7 @@
 //! status pipe.
 
 mod execute;
+mod foreground;
 mod inner;
 pub(crate) mod landlock;
 pub(crate) mod network;
@@ -16,6 +17,7 @@ mod outer;
 pub mod placeholder;
 mod privileges;
 pub(crate) mod probe;
+pub(crate) mod spare;
 mod sys;
 mod tree;
 
@@ -55,7 +57,10 @@ impl Status {
 }
 
 /// The whole life of the re-entered process.
-pub(crate) fn main(helpers: &[Helper]) -> ! {
+pub(crate) fn main(helpers: &[Helper], mode: reentry::Mode) -> ! {
+    if mode == reentry::Mode::Waiting {
+        spare::wait_to_be_needed();
+    }
     let [plan, status] = [reentry::PLAN, reentry::STATUS].map(given);
     let Some(status) = status.map(Status) else {
         eprintln!("this is a part of the exec server and is not meant to be run by hand");
@@ -74,6 +79,7 @@ pub(crate) fn main(helpers: &[Helper]) -> ! {
                 lifeline: passed(reentry::LIFELINE),
                 network: passed(reentry::NETWORK),
                 user: passed(reentry::USER),
+                alone: mode == reentry::Mode::Alone,
             };
             outer::run(&plan, &status, &given, helpers)
         }

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::PipeFlags;
 
+use super::foreground::Forwarded;
 use super::placeholder::Held;
 use super::{Status, during, inner, sys};
 use crate::plan::Plan;
@@ -28,6 +29,8 @@ pub(super) struct Given {
     pub(super) network: Option<OwnedFd>,
     /// The user namespace it belongs to.
     pub(super) user: Option<OwnedFd>,
+    /// Signals for the target are sent to this process alone, not to its group.
+    pub(super) alone: bool,
 }
 
 pub(super) fn run(
@@ -73,7 +76,8 @@ pub(super) fn run(
     let _ = rustix::io::write(&tell_ready, b"!");
     // From here on only the inner process may speak, and only it and the target hold the streams.
     close_given();
-    watch(&pidfd, given.lifeline.as_ref());
+    let forwarded = given.alone.then(Forwarded::new).and_then(Result::ok);
+    watch(&pidfd, given.lifeline.as_ref(), forwarded.as_ref());
     let code = wait(pid);
     held.release();
     drop(tell_ready);
@@ -90,15 +94,19 @@ fn close_given() {
 }
 
 /// Until the inner process is gone, or the server: then it has to go too.
-fn watch(pidfd: &OwnedFd, lifeline: Option<&OwnedFd>) {
+fn watch(pidfd: &OwnedFd, lifeline: Option<&OwnedFd>, forwarded: Option<&Forwarded>) {
     let Some(lifeline) = lifeline else { return };
     loop {
-        let mut fds = [
+        let mut fds = vec![
             PollFd::new(pidfd, PollFlags::IN),
             PollFd::from_borrowed_fd(lifeline.as_fd(), PollFlags::empty()),
         ];
+        fds.extend(forwarded.map(|forwarded| PollFd::new(&forwarded.fd, PollFlags::IN)));
         if poll(&mut fds, None).is_err() {
             continue;
+        }
+        if let Some(forwarded) = forwarded {
+            forwarded.hand_on(pidfd);
         }
         if fds[0].revents().contains(PollFlags::IN) {
             return;

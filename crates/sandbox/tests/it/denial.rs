@@ -1,6 +1,6 @@
 //! When the sandbox is to blame.
 
-use codex_linux_sandbox::denial::{Detector, WORDS, is_denied};
+use codex_linux_sandbox::denial::{Detector, PHRASES, WORDS, is_denied};
 use proptest::prelude::*;
 
 #[test]
@@ -14,6 +14,14 @@ fn words_and_exit_codes() {
         (2, "Operation not permitted", true),
         (126, "sh: x: Permission denied", true),
         (127, "sandbox", true),
+        (1, "error: sandbox: denied", true),
+        (1, "blocked (sandboxed)", true),
+        (1, "/usr/bin/x: the sandbox says no", true),
+        // A path may be called anything, and may still be denied.
+        (1, "ls: cannot access '/srv/sandbox/x': No such file or directory", false),
+        (1, "/home/u/landlock-demo/src/seccomp.rs:3: error", false),
+        (1, "error: sandbox/x.c(12): no", false),
+        (1, "cat: /srv/sandbox/x: Permission denied", true),
         (0, "Permission denied", false),
         (1, "assertion failed", false),
         (2, "ls: cannot access '/nope': No such file or directory", false),
@@ -31,15 +39,19 @@ proptest! {
     /// However the output is cut up, the verdict is that of the whole.
     #[test]
     fn chunks_do_not_matter(
-        before in "[a-zA-Z \n]{0,30}",
-        word in proptest::option::of(0..WORDS.len()),
-        after in "[a-z \n]{0,30}",
+        before in "[a-zA-Z/ \n]{0,30}",
+        word in proptest::option::of(0..PHRASES.len() + WORDS.len()),
+        after in "[a-z/ \n]{0,30}",
         cuts in proptest::collection::vec(0usize..100, 0..8),
     ) {
-        let word = word.map_or("", |index| WORDS[index]);
+        let all: Vec<&str> = PHRASES.into_iter().chain(WORDS).collect();
+        let word = word.map_or("", |index| all[index]);
         let whole = format!("{before}{word}{after}");
         let lower = whole.to_lowercase();
-        let expected = WORDS.iter().any(|word| lower.contains(word));
+        let expected = PHRASES.iter().any(|phrase| lower.contains(phrase))
+            || lower
+                .split([' ', '\n'])
+                .any(|token| !token.contains('/') && WORDS.iter().any(|w| token.contains(w)));
         let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(whole.len())).collect();
         cuts.push(0);
         cuts.push(whole.len());

@@ -1,66 +1,60 @@
-//! The helper's side: blocking, a thread an operation, no runtime.
+//! The helper's side: blocking, no runtime. One thread reads; when it has read an operation it hands
+//! the reading on to another thread and runs the operation itself, so that nobody has to be woken
+//! before the work begins.
 //!
-//! Invariant: the thread that reads never waits for anything but input, so that a cancel or a taken
-//! event always gets through. When the input ends every operation is cancelled and waited for.
+//! Invariant: some thread always reads, and waits for nothing but input meanwhile, so that a cancel or
+//! a taken event always gets through. When the input ends every operation is cancelled and waited for.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Scope;
 
 use super::frame::{self, Frame, Reply, Request, WINDOW};
 use crate::files::{Cancel, Event, Executor, FileError, FilesConfig, Operation};
+
+/// Threads that may wait for their turn to read.
+const IDLE: usize = 4;
 
 /// Runs what `input` asks and answers on `output`, until `input` ends or `output` breaks.
 ///
 /// `output` is written in large pieces and flushed after each; a plain descriptor is best.
 pub fn serve_helper(
-    mut input: impl Read,
+    input: impl Read + Send,
     output: impl Write + Send,
     config: Arc<FilesConfig>,
 ) -> io::Result<()> {
     let helper = Helper {
         limit: config.max_helper_operations + config.max_watches,
         executor: Executor::new(config),
+        input: Mutex::new(Input { from: input, ended: None }),
+        idle: AtomicUsize::new(0),
         output: Mutex::new(output),
         running: Mutex::new(HashMap::new()),
     };
-    std::thread::scope(|scope| {
-        let end = loop {
-            match frame::read(&mut input) {
-                Ok(Some(Request::Run { id, operation })) => {
-                    let Some(running) = helper.begin(id) else { continue };
-                    let helper = &helper;
-                    let run = move || helper.run(id, *operation, &running);
-                    if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, run) {
-                        break Err(error);
-                    }
-                }
-                Ok(Some(Request::Cancel { id })) => {
-                    if let Some(running) = lock(&helper.running).get(&id) {
-                        running.cancel.cancel();
-                    }
-                }
-                Ok(Some(Request::Taken { id })) => {
-                    if let Some(running) = lock(&helper.running).get(&id) {
-                        running.give();
-                    }
-                }
-                Ok(None) => break Ok(()),
-                Err(error) => break Err(error),
-            }
-        };
-        helper.cancel_all();
-        end
-    })
+    std::thread::scope(|scope| helper.take_turns(scope));
+    let input = helper.input.into_inner().unwrap_or_else(PoisonError::into_inner);
+    input.ended.unwrap_or(Ok(()))
 }
 
-struct Helper<W> {
+struct Helper<R, W> {
     limit: usize,
     executor: Executor,
+    /// Whoever holds it reads.
+    input: Mutex<Input<R>>,
+    /// How many threads wait to read.
+    idle: AtomicUsize,
     output: Mutex<W>,
     running: Mutex<HashMap<u64, Arc<Running>>>,
+}
+
+struct Input<R> {
+    from: R,
+    /// How it ended; nobody reads any more.
+    ended: Option<io::Result<()>>,
 }
 
 struct Running {
@@ -90,7 +84,61 @@ impl Running {
     }
 }
 
-impl<W: Write> Helper<W> {
+impl<R: Read + Send, W: Write + Send> Helper<R, W> {
+    /// The life of a thread: read, run, and read again.
+    fn take_turns<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        loop {
+            self.idle.fetch_add(1, Ordering::SeqCst);
+            let mut input = lock(&self.input);
+            self.idle.fetch_sub(1, Ordering::SeqCst);
+            let Some((id, operation, running)) = self.read(&mut input) else { return };
+            // Somebody has to be there to read on.
+            if self.idle.load(Ordering::SeqCst) == 0 {
+                let next = std::thread::Builder::new();
+                if let Err(error) = next.spawn_scoped(scope, || self.take_turns(scope)) {
+                    input.ended = Some(Err(error));
+                    self.cancel_all();
+                }
+            }
+            drop(input);
+            self.run(id, *operation, &running);
+            if self.idle.load(Ordering::SeqCst) >= IDLE {
+                return;
+            }
+        }
+    }
+
+    /// The next operation, begun; `None` at the end.
+    fn read(&self, input: &mut Input<R>) -> Option<(u64, Box<Operation>, Arc<Running>)> {
+        if input.ended.is_some() {
+            return None;
+        }
+        let end = loop {
+            match frame::read(&mut input.from) {
+                Ok(Some(Request::Run { id, operation })) => {
+                    if let Some(running) = self.begin(id) {
+                        return Some((id, operation, running));
+                    }
+                }
+                Ok(Some(Request::Cancel { id })) => {
+                    if let Some(running) = lock(&self.running).get(&id) {
+                        running.cancel.cancel();
+                    }
+                }
+                Ok(Some(Request::Taken { id })) => {
+                    if let Some(running) = lock(&self.running).get(&id) {
+                        running.give();
+                    }
+                }
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        input.ended = Some(end);
+        self.cancel_all();
+        None
+    }
+
     /// `None` if the other side breaks the rules, which it is told.
     fn begin(&self, id: u64) -> Option<Arc<Running>> {
         let running = Arc::new(Running {

@@ -1,0 +1,53 @@
+//! A policy by name or from a file: what a command or a patch may touch.
+
+use anyhow::Context;
+use clap::Args;
+use codex_exec_server::PathUri;
+use codex_exec_server::client::{PermissionProfile, SandboxContext};
+
+/// `--sandbox`.
+#[derive(Debug, Clone, Args)]
+pub struct SandboxArgs {
+    /// Hold it to a sandbox: read-only; workspace-write (write in the working directory and in
+    /// temporary directories, no network); or a JSON file with permissions of your own
+    #[arg(long, value_name = "SANDBOX")]
+    pub sandbox: Option<String>,
+}
+
+impl SandboxArgs {
+    /// The sandbox, with this directory as its workspace unless a file says otherwise.
+    pub fn context(&self, workspace: &PathUri) -> anyhow::Result<Option<SandboxContext>> {
+        self.sandbox.as_deref().map(|given| context(given, workspace)).transpose()
+    }
+}
+
+/// The policy of this name or in this file, with this directory as its workspace unless the file says
+/// otherwise.
+pub fn context(given: &str, workspace: &PathUri) -> anyhow::Result<SandboxContext> {
+    let mut context = match given {
+        "read-only" => SandboxContext::new(PermissionProfile::read_only()),
+        "workspace-write" => SandboxContext::new(PermissionProfile::workspace_write()),
+        file => {
+            let text = std::fs::read(file).with_context(|| {
+                format!(
+                    "cannot read the sandbox `{file}`; write read-only, workspace-write or the \
+                     path of a JSON file"
+                )
+            })?;
+            serde_json::from_slice(&text).with_context(|| {
+                format!(
+                    "{file} describes no sandbox; write for example \
+                     {{\"type\":\"workspace-write\",\"network_access\":true}}"
+                )
+            })?
+        }
+    };
+    if context.cwd.is_none() {
+        context.cwd = Some(workspace.clone());
+        if context.workspace_roots.is_empty() {
+            context.workspace_roots = vec![workspace.clone()];
+        }
+    }
+    context.project_root_is_cwd = false;
+    Ok(context)
+}

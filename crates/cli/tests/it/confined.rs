@@ -1,0 +1,232 @@
+//! `codex sandbox`.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+
+use crate::commands::{codex, output, output_of, read, read_until};
+use crate::support::{eventually, is_running, numbers, send, wait};
+use crate::terminal::Terminal;
+
+/// A directory that workspace-write does not grant by itself, as it does `/tmp`.
+fn outside() -> tempfile::TempDir {
+    tempfile::tempdir_in("/var/tmp").unwrap()
+}
+
+fn sandbox(cwd: &Path, options: &[&str], command: &[&str]) -> Command {
+    let mut codex = codex();
+    codex.current_dir(cwd).arg("sandbox").args(options).arg("--").args(command);
+    codex
+}
+
+fn sh(cwd: &Path, options: &[&str], script: &str) -> Command {
+    sandbox(cwd, options, &["sh", "-c", script])
+}
+
+#[test]
+fn by_default_nothing_can_be_written() {
+    let here = outside();
+    std::fs::write(here.path().join("old"), "old").unwrap();
+    assert_eq!(output(&mut sh(here.path(), &[], "cat old")).well(), "old");
+    for script in ["echo x > new", "echo x > old", "rm old", "mv old new", "echo x > /tmp/new"] {
+        let said = output(&mut sh(here.path(), &[], script));
+        assert_ne!(said.code, Some(0), "{script}: {said:?}");
+        assert!(said.err.contains("Read-only file system"), "{script}: {said:?}");
+    }
+    assert_eq!(read(here.path().join("old")), "old");
+    assert!(!here.path().join("new").exists());
+}
+
+#[test]
+fn a_workspace_can_be_written_and_its_metadata_cannot() {
+    let (here, other) = (outside(), outside());
+    let options = ["--profile", "workspace-write"];
+    output(&mut sh(here.path(), &options, "echo in > in")).well();
+    assert_eq!(read(here.path().join("in")), "in\n");
+    for script in [
+        format!("echo x > {}/out", other.path().display()),
+        "mkdir .git".into(),
+        "touch .codex/x".into(),
+    ] {
+        assert_ne!(output(&mut sh(here.path(), &options, &script)).code, Some(0), "{script}");
+    }
+    assert!(!other.path().join("out").exists());
+    let mut left: Vec<_> =
+        std::fs::read_dir(here.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["in"], "and no litter");
+}
+
+#[test]
+fn more_directories_can_be_made_writable() {
+    let (here, one, two, three) = (outside(), outside(), outside(), outside());
+    let name = |directory: &tempfile::TempDir| directory.path().to_str().unwrap().to_owned();
+    let script = format!(
+        "echo 1 > {0}/x && echo 2 > {1}/x && ! echo 3 2>/dev/null > {2}/x && ! echo 2>/dev/null > x",
+        name(&one),
+        name(&two),
+        name(&three)
+    );
+    let relative = format!("../{}", two.path().file_name().unwrap().to_str().unwrap());
+    let options = ["--writable", &name(&one), "--writable", &relative];
+    output(&mut sh(here.path(), &options, &script)).well();
+    assert_eq!(read(one.path().join("x")) + &read(two.path().join("x")), "1\n2\n");
+    assert!(!three.path().join("x").exists());
+    let missing = output(&mut sandbox(here.path(), &["--writable", "missing"], &["true"]));
+    missing.failed(125, "--writable missing: No such file");
+}
+
+#[test]
+fn the_network_is_there_only_if_asked_for() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let connect = format!("exec 3<>/dev/tcp/127.0.0.1/{}", listener.local_addr().unwrap().port());
+    let here = outside();
+    let command = ["bash", "-c", &connect];
+    let said = output(&mut sandbox(here.path(), &[], &command));
+    assert_ne!(said.code, Some(0), "{said:?}");
+    output(&mut sandbox(here.path(), &["--network"], &command)).well();
+    listener.accept().unwrap();
+}
+
+#[test]
+fn a_profile_from_a_file() {
+    let here = outside();
+    let file = here.path().join("policy.json");
+    let profile = ["--profile", "policy.json"];
+    let policy = r#"{"type":"managed","network":"restricted","file_system":{"type":"restricted",
+        "entries":[{"path":{"type":"special","value":{"kind":"root"}},"access":"read"},
+                   {"path":{"type":"special","value":{"kind":"project_roots"}},"access":"write"},
+                   {"path":{"type":"glob_pattern","pattern":"**/.env"},"access":"deny"}]}}"#;
+    std::fs::write(&file, policy).unwrap();
+    std::fs::write(here.path().join(".env"), "token").unwrap();
+    let said = output(&mut sh(here.path(), &profile, "echo granted > granted; cat .env"));
+    assert_eq!((said.code, said.out.as_str()), (Some(1), ""), "{said:?}");
+    assert_eq!(read(here.path().join("granted")), "granted\n");
+    // No sandbox at all is a profile too.
+    std::fs::write(&file, r#"{"type":"danger-full-access"}"#).unwrap();
+    assert_eq!(output(&mut sh(here.path(), &profile, "cat .env; exit 3")).code, Some(3));
+    output(&mut sandbox(here.path(), &profile, &["no-such-command"]))
+        .failed(127, "no-such-command");
+}
+
+#[test]
+fn a_bad_profile_is_told_and_nothing_runs() {
+    let here = outside();
+    let file = here.path().join("bad.json");
+    let entry = |path: &str, access: &str| {
+        format!(
+            r#"{{"type":"managed","network":"restricted","file_system":{{"type":"restricted",
+                "entries":[{{"path":{path},"access":"{access}"}}]}}}}"#
+        )
+    };
+    let glob = r#"{"type":"glob_pattern","pattern":"**/.env"}"#;
+    for (policy, words) in [
+        ("".to_owned(), "describes no sandbox"),
+        ("not json".to_owned(), "describes no sandbox"),
+        ("[]".to_owned(), "describes no sandbox"),
+        (r#"{"type":"nope"}"#.to_owned(), "describes no sandbox"),
+        (entry(glob, "write"), "glob patterns can only deny"),
+        (entry(r#"{"type":"special","value":{"kind":"slash_tmp"}}"#, "read"), "working directory"),
+    ] {
+        std::fs::write(&file, &policy).unwrap();
+        let run = ["touch", "/tmp/../var/tmp/never"];
+        let said = output(&mut sandbox(here.path(), &["--profile", "bad.json"], &run));
+        said.failed(125, words);
+    }
+    let missing = output(&mut sandbox(here.path(), &["--profile", "nope.json"], &["true"]));
+    missing.failed(125, "write read-only, workspace-write or the path of a JSON file");
+}
+
+#[test]
+fn exit_codes_and_streams_go_through() {
+    let here = outside();
+    assert_eq!(output(&mut sh(here.path(), &[], "exit 7")).code, Some(7));
+    assert_eq!(output(&mut sh(here.path(), &[], "kill -9 $$")).code, Some(137));
+    let said = output_of(&mut sh(here.path(), &[], "cat; echo err >&2"), b"in\n");
+    assert_eq!((said.out.as_str(), said.err.as_str()), ("in\n", "err\n"));
+    let said = output(&mut sandbox(here.path(), &[], &["no-such-command"]));
+    said.failed(127, "cannot run `no-such-command` in the sandbox: No such file");
+    let file = here.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
+    output(&mut sandbox(here.path(), &[], &["./file"])).failed(126, "Permission denied");
+    // The environment is that of this command, and the directory too.
+    let mut command = sh(here.path(), &[], "echo $GREETING; pwd");
+    let expected = format!("hi\n{}\n", here.path().canonicalize().unwrap().display());
+    assert_eq!(output(command.env("GREETING", "hi")).well(), expected);
+}
+
+#[test]
+fn signals_reach_the_command() {
+    let here = outside();
+    for signal in [Signal::TERM, Signal::INT, Signal::USR1] {
+        let script = "trap 'exit 5' TERM INT USR1; echo ready; while :; do sleep 0.01; done";
+        let mut child = sh(here.path(), &[], script).stdout(Stdio::piped()).spawn().unwrap();
+        read_until(child.stdout.as_mut().unwrap(), "ready");
+        send(child.id(), signal);
+        assert_eq!(wait(&mut child).code(), Some(5), "{signal:?}");
+    }
+    let script = "echo ready; exec sleep 1000";
+    let mut child = sh(here.path(), &[], script).stdout(Stdio::piped()).spawn().unwrap();
+    read_until(child.stdout.as_mut().unwrap(), "ready");
+    send(child.id(), Signal::HUP);
+    assert_eq!(wait(&mut child).code(), Some(128 + 1));
+}
+
+#[test]
+fn nothing_outlives_it() {
+    let here = outside();
+    let script = "(setsid sleep 1000 &) ; echo ready; exec sleep 1000";
+    let mut child = sh(here.path(), &[], script).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    read_until(&mut stdout, "ready");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The daemon holds the pipe: its end is the daemon's end.
+    stdout.read_to_end(&mut Vec::new()).unwrap();
+}
+
+#[tokio::test]
+async fn other_processes_of_the_job_cannot_be_signalled() {
+    let here = outside();
+    // A job of two: a bystander and the sandbox, which tries to kill its group.
+    let job = format!(
+        "sleep 1000 & echo $!; cd {}; \"$0\" sandbox -- sh -c 'trap \"\" TERM; kill -TERM 0'; echo $?",
+        here.path().display()
+    );
+    let codex = codex();
+    let mut command = Command::new("setsid");
+    command.args(["--wait", "sh", "-c", &job]).arg(codex.get_program());
+    let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
+    let text = read_until(child.stdout.as_mut().unwrap(), "\n");
+    let bystander = numbers(&text)[0];
+    let mut rest = String::new();
+    wait(&mut child);
+    assert!(is_running(bystander), "{text}");
+    send(bystander, Signal::KILL);
+    eventually("the bystander has gone", || !is_running(bystander)).await;
+    child.stdout.take().unwrap().read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "0\n");
+}
+
+#[test]
+fn the_terminal_is_the_commands_own() {
+    let here = outside();
+    let script = "trap 'echo interrupted; exit 9' INT; test -t 0 && test -t 1 && echo ready; \
+                  while :; do sleep 0.01; done";
+    let mut terminal = Terminal::start(&sh(here.path(), &[], script));
+    terminal.shows("ready");
+    terminal.type_in("\x03");
+    terminal.shows("interrupted");
+    assert_eq!(terminal.ends().code(), Some(9));
+    let mut terminal =
+        Terminal::start(&sh(here.path(), &[], "stty size < /dev/tty; read x; echo got $x"));
+    terminal.shows("24 80");
+    terminal.type_in("words\n");
+    terminal.shows("got words");
+    assert_eq!(terminal.ends().code(), Some(0));
+}

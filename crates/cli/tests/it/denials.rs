@@ -1,0 +1,200 @@
+//! What a sandboxed request is told: denials of processes, policies that cannot be kept, roots that
+//! change, and a denial turned into an approval.
+
+use std::path::Path;
+
+use codex_exec_server::client::{Approval, ExecCommand, PermissionProfile, SandboxContext};
+use codex_exec_server::{ExecServerClient, PathUri, RemoteExecServerConnectArgs};
+use serde_json::{Value, json};
+
+use crate::commands::read;
+use crate::support::{Client, Running, start};
+
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/var/tmp").unwrap()
+}
+
+fn policy(entries: Value, cwd: &Path) -> Value {
+    json!({
+        "permissions": {
+            "type": "managed",
+            "network": "restricted",
+            "file_system": {"type": "restricted", "entries": entries},
+        },
+        "cwd": cwd,
+        "workspaceRoots": [cwd],
+    })
+}
+
+fn whole_disk() -> Value {
+    json!({"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"})
+}
+
+fn workspace(cwd: &Path) -> Value {
+    let project =
+        json!({"path": {"type": "special", "value": {"kind": "project_roots"}}, "access": "write"});
+    policy(json!([whole_disk(), project]), cwd)
+}
+
+/// What `process/exited` and, afterwards, `process/read` say.
+async fn denied(client: &mut Client, id: &str, script: &str, sandbox: Value) -> (i64, bool) {
+    let mut params = start(id, script);
+    params["sandbox"] = sandbox;
+    let answer = client.call("process/start", params).await;
+    assert_eq!(answer["result"]["processId"], id, "{answer}");
+    loop {
+        let notice = client.notice().await;
+        if notice["method"] == "process/exited" && notice["params"]["processId"] == id {
+            let told = &notice["params"];
+            let read = client.call("process/read", json!({"processId": id})).await;
+            assert_eq!(read["result"]["sandboxDenied"], told["sandboxDenied"], "{script}");
+            return (told["exitCode"].as_i64().unwrap(), told["sandboxDenied"].as_bool().unwrap());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_denial_is_told_and_nothing_else_is() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let directory = directory();
+    let path = directory.path().display();
+    let read_only = json!({"permissions": {"type": "read-only"}, "cwd": directory.path()});
+    std::fs::create_dir(directory.path().join("sandbox")).unwrap();
+    let scripts = [
+        (format!("echo x > {path}/x"), true),
+        (format!("mkdir {path}/x"), true),
+        ("echo 'blocked by the Sandbox' >&2; exit 1".to_owned(), true),
+        ("echo 'seccomp: no' >&2; exit 2".to_owned(), true),
+        ("kill -SYS $$".to_owned(), true),
+        // Nothing that the sandbox has done.
+        ("exit 1".to_owned(), false),
+        ("exit 126".to_owned(), false),
+        ("ls /nope".to_owned(), false),
+        ("no-such-command".to_owned(), false),
+        // A word in a path is no denial.
+        (format!("ls {path}/sandbox/nope"), false),
+        (format!("ls {path}/nope/my-sandbox.txt"), false),
+        (format!("cd {path}/sandbox; pwd; exit 1"), false),
+        // Success is success, whatever was said on the way.
+        (format!("mkdir {path}/x; true"), false),
+        (format!("mkdir {path}/x 2>&1 | cat"), false),
+    ];
+    for (n, (script, expected)) in scripts.iter().enumerate() {
+        let (code, told) = denied(&mut client, &format!("in-{n}"), script, read_only.clone()).await;
+        assert_eq!(told, *expected, "{script}: {code}");
+        // The same words without a sandbox are never a denial.
+        if script.contains("echo '") || script.contains("kill") {
+            let (_, told) = denied(&mut client, &format!("out-{n}"), script, Value::Null).await;
+            assert!(!told, "{script}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_policy_that_cannot_be_kept_is_refused_and_nothing_runs() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let directory = directory();
+    let many = directory.path().join("many");
+    std::fs::create_dir(&many).unwrap();
+    for n in 0..10_000 {
+        std::fs::write(many.join(format!("{n}.key")), "").unwrap();
+    }
+    let glob = |pattern: &str, access: &str| json!([whole_disk(), {"path": {"type": "glob_pattern", "pattern": pattern}, "access": access}]);
+    let entry = |path: Value, access: &str| json!([whole_disk(), {"path": path, "access": access}]);
+    let unknown = json!({"type": "special", "value": {"kind": "moon"}});
+    for (sandbox, words) in [
+        (policy(glob("**/*.key", "deny"), directory.path()), "match more than 4096 files"),
+        (policy(glob("**/*.key", "write"), directory.path()), "glob patterns can only deny"),
+        (policy(glob("../x", "deny"), directory.path()), "`..`"),
+        (policy(entry(unknown, "deny"), directory.path()), "unknown kind"),
+        (policy(vec![whole_disk(); 10_001].into(), directory.path()), "at most 10000"),
+        (json!({"permissions": {"type": "nope"}}), ""),
+        (json!({"permissions": 7}), ""),
+        (json!("read-only-ish"), ""),
+    ] {
+        let mut params = start("never", "touch /var/tmp/never");
+        params["sandbox"] = sandbox.clone();
+        let answer = client.call("process/start", params).await;
+        assert_eq!(answer["error"]["code"], -32602, "{sandbox}: {answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(words), "{answer}");
+        let path = directory.path().join("never");
+        let params = json!({"path": path, "dataBase64": "", "sandbox": sandbox});
+        let answer = client.call("fs/writeFile", params).await;
+        let code = if words.is_empty() { -32602 } else { -32600 };
+        assert_eq!(answer["error"]["code"], code, "{sandbox}: {answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(words), "{answer}");
+        assert!(!path.exists());
+    }
+}
+
+/// A helper is not used again once what its policy was built on is another directory.
+#[tokio::test]
+async fn a_root_that_is_replaced_is_another_root() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let directory = directory();
+    let (root, old) = (directory.path().join("root"), directory.path().join("old"));
+    let file = root.join("file");
+    let write = |text: &str| {
+        let data = base64_simd::STANDARD.encode_to_string(text);
+        json!({"path": file, "dataBase64": data, "sandbox": workspace(&root)})
+    };
+    std::fs::create_dir(&root).unwrap();
+    let answer = client.call("fs/writeFile", write("first")).await;
+    assert_eq!(answer["result"], json!({}), "{answer}");
+    // Moved away, and another put in its place.
+    std::fs::rename(&root, &old).unwrap();
+    std::fs::create_dir(&root).unwrap();
+    let answer = client.call("fs/writeFile", write("second")).await;
+    assert_eq!(answer["result"], json!({}), "{answer}");
+    assert_eq!((read(old.join("file")), read(&file)), ("first".to_owned(), "second".to_owned()));
+    // Removed: the policy grants what is not there, which is nothing.
+    std::fs::remove_dir_all(&root).unwrap();
+    let answer = client.call("fs/writeFile", write("third")).await;
+    assert!(answer["error"]["code"].is_i64(), "{answer}");
+    assert!(!root.exists());
+    // A link to somewhere else is that other place.
+    std::os::unix::fs::symlink(&old, &root).unwrap();
+    let answer = client.call("fs/writeFile", write("fourth")).await;
+    assert_eq!(answer["result"], json!({}), "{answer}");
+    assert_eq!(read(old.join("file")), "fourth");
+}
+
+#[tokio::test]
+async fn a_denied_command_is_asked_about_and_run_again() {
+    let server = Running::start(&[]);
+    let arguments = RemoteExecServerConnectArgs::new(&server.url, "test");
+    let client = ExecServerClient::connect_websocket(arguments).await.unwrap();
+    let directory = directory();
+    let file = directory.path().join("greeting");
+    let root = PathUri::try_from(directory.path()).unwrap();
+    let command = || {
+        ExecCommand::shell("echo hi > greeting")
+            .cwd_uri(root.clone())
+            .sandbox(SandboxContext::in_workspace(PermissionProfile::read_only(), root.clone()))
+    };
+    let first = client
+        .run_with_approval(command(), async |denial| {
+            assert!(denial.status.sandbox_denied);
+            assert_eq!(denial.command.argv()[0], "/bin/sh");
+            Approval::Refused
+        })
+        .await
+        .unwrap();
+    assert!(!first.status.success() && first.status.sandbox_denied);
+    assert!(!file.exists());
+    let second = client.run_with_approval(command(), async |_| Approval::Approved).await.unwrap();
+    assert!(second.status.success() && !second.status.sandbox_denied);
+    assert_eq!(read(&file), "hi\n");
+    // What fails for a reason of its own is not asked about.
+    let fails = ExecCommand::shell("exit 3")
+        .cwd_uri(root.clone())
+        .sandbox(SandboxContext::in_workspace(PermissionProfile::read_only(), root.clone()));
+    let failed =
+        client.run_with_approval(fails, async |_| panic!("nothing was denied")).await.unwrap();
+    assert_eq!(failed.status.code, 3);
+}

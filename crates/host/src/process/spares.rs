@@ -1,0 +1,140 @@
+//! A process kept ready to become the next sandbox: it has executed already, which is half of the
+//! time that a sandbox takes to start.
+//!
+//! Invariant: there is at most one, from the first sandbox on; it is used once, or killed with the
+//! host. A spare that cannot be used costs nothing but the usual way.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use codex_linux_sandbox::{Launch, Spare, SpareLaunch};
+use rustix::fs::{Mode, OFlags};
+
+use super::child::Child;
+use super::confinement::command;
+use super::helper::GROUP;
+use super::host::ProcessHost;
+use super::orphans::Group;
+use super::spawn::SpawnRequest;
+
+/// What is kept ready. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Spares(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    None,
+    Starting,
+    Ready(Ready),
+    /// The host is ending.
+    Ended,
+}
+
+/// A process that waits.
+#[derive(Debug)]
+pub(super) struct Ready {
+    program: PathBuf,
+    child: Child,
+    spare: Spare,
+}
+
+impl Spares {
+    /// What waits, if it is of this program.
+    pub(super) fn take(&self, program: &Path) -> Option<Ready> {
+        let mut state = self.lock();
+        match &*state {
+            State::Ready(ready) if ready.program == program => {}
+            _ => return None,
+        }
+        match std::mem::take(&mut *state) {
+            State::Ready(ready) => Some(ready),
+            _ => None,
+        }
+    }
+
+    /// Begins to start another one, unless there is one.
+    pub(super) fn replenish(&self, host: &ProcessHost, program: PathBuf) {
+        {
+            let mut state = self.lock();
+            if !matches!(*state, State::None) {
+                return;
+            }
+            *state = State::Starting;
+        }
+        let (spares, host) = (self.clone(), host.clone());
+        tokio::spawn(async move {
+            let started = start(&host, program).await;
+            let kept = spares.keep(started);
+            if let Some(unwanted) = kept {
+                // Killing waits for the end, which a thread of the runtime must not do.
+                let _ = tokio::task::spawn_blocking(move || drop(unwanted)).await;
+            }
+        });
+    }
+
+    /// Gives back what is not wanted any more.
+    fn keep(&self, started: Option<Ready>) -> Option<Ready> {
+        let mut state = self.lock();
+        match (&*state, started) {
+            (State::Ended, started) => started,
+            (_, Some(ready)) => {
+                *state = State::Ready(ready);
+                None
+            }
+            (_, None) => {
+                *state = State::None;
+                None
+            }
+        }
+    }
+
+    /// Ends what waits, and keeps nothing from now on. Blocks.
+    pub(super) fn end(&self) {
+        let last = std::mem::replace(&mut *self.lock(), State::Ended);
+        drop(last);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ready {
+    /// It becomes this sandbox, unless it has died.
+    pub(super) fn become_launch(
+        self,
+        launch: &Launch,
+        stdio: &[OwnedFd; 3],
+        tty: bool,
+        group: Group,
+    ) -> Option<Child> {
+        let streams = [stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()];
+        self.child.regroup(group);
+        match self.spare.become_launch(launch, streams, tty) {
+            Ok(()) => Some(self.child),
+            Err(error) => {
+                tracing::debug!(%error, "a process kept ready for a sandbox is not");
+                tokio::task::spawn_blocking(move || drop(self.child));
+                None
+            }
+        }
+    }
+}
+
+async fn start(host: &ProcessHost, program: PathBuf) -> Option<Ready> {
+    let SpareLaunch { program, args, descriptor, spare } = Spare::launch(&program).ok()?;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let nowhere = || rustix::fs::open("/dev/null", flags, Mode::empty());
+    let request = SpawnRequest {
+        group: GROUP,
+        command: command(&program, &args, &[]).ok()?,
+        stdio: [nowhere().ok()?, nowhere().ok()?, nowhere().ok()?],
+        tty: false,
+        pass: vec![descriptor.fd],
+    };
+    let child = host.spawn(request).await;
+    let child = child.inspect_err(|error| tracing::debug!(%error, "nothing is kept ready")).ok()?;
+    Some(Ready { program, child, spare })
+}

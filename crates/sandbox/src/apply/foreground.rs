@@ -1,0 +1,211 @@
+//! A sandbox in the foreground: its streams, terminal, group and signals are those of this process, as
+//! of a command that a shell has started.
+//!
+//! Invariant: whatever ends this process ends the sandbox, and whoever signals this process signals
+//! the target. Nothing inside can signal the rest of the group: Landlock keeps signals in, and where
+//! it does not (before 6.12) the sandbox gets a session, and so a group, of its own.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+
+use super::{landlock, outer, sys};
+use crate::launch::Launch;
+use crate::reentry;
+use crate::status::Failure;
+
+/// The first Landlock version that keeps signals inside.
+const KEEPS_SIGNALS: u32 = 6;
+
+impl Launch {
+    /// Runs it to its end as a part of this process's own job: the exit code, 128 and the number of the
+    /// signal if it was killed by one; or why it did not run.
+    ///
+    /// For a program that does nothing else: signals wait until it returns, and must not find another
+    /// thread that would take them.
+    pub fn run_in_foreground(mut self) -> io::Result<Result<i32, Failure>> {
+        self.args.push(reentry::ALONE.into());
+        let own_session = landlock::abi() < KEEPS_SIGNALS;
+        let terminal = Foreground::of_this_group();
+        let waiting = Signals::hold();
+        let child = self.spawn(own_session)?;
+        let Self { descriptors, status, cleanup, .. } = self;
+        drop(descriptors);
+        let failure = status.wait()?;
+        let code = waiting.pass_on_until_end_of(child, own_session);
+        if code.is_killed {
+            cleanup.run();
+        }
+        terminal.take_back();
+        Ok(failure.map_or(Ok(code.number), Err))
+    }
+
+    fn spawn(&self, own_session: bool) -> io::Result<Child> {
+        let mut command = Command::new(&self.program);
+        command.arg0(&self.args[0]).args(&self.args[1..]).current_dir("/");
+        command.env_clear().envs(self.env.iter().map(|(name, value)| (name, value)));
+        let end = self.descriptors.iter().map(|passed| passed.number + 1).max().unwrap_or(0);
+        let mut moves: Vec<(RawFd, RawFd)> =
+            self.descriptors.iter().map(|passed| (passed.fd.as_raw_fd(), passed.number)).collect();
+        let place = move || {
+            // First out of the way of the numbers, then to them.
+            for (fd, _) in &mut moves {
+                // SAFETY: no pointers; a closed number is answered with an error.
+                *fd = check(unsafe { libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, end) })?;
+            }
+            for (fd, number) in &moves {
+                // SAFETY: no pointers.
+                check(unsafe { libc::dup2(*fd, *number) })?;
+            }
+            if own_session {
+                // SAFETY: always defined.
+                check(unsafe { libc::setsid() })?;
+            }
+            Ok(())
+        };
+        // SAFETY: between fork and exec it makes system calls only, and allocates nothing.
+        unsafe { command.pre_exec(place) }.spawn()
+    }
+}
+
+fn check(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// How a child ended.
+struct Code {
+    number: i32,
+    is_killed: bool,
+}
+
+/// The signals of this process, held so that they wait to be looked at. Those by which a terminal
+/// stops and continues a job keep their effect.
+struct Signals {
+    held: libc::sigset_t,
+    before: libc::sigset_t,
+}
+
+impl Signals {
+    fn hold() -> Self {
+        // SAFETY: the sets are filled before they are used, and the default action is always valid.
+        unsafe {
+            // An ignored child would leave nothing to wait for.
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+            let (mut held, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut held);
+            for stopping in [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU, libc::SIGCONT] {
+                libc::sigdelset(&raw mut held, stopping);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const held, &raw mut before);
+            Self { held, before }
+        }
+    }
+
+    fn pass_on_until_end_of(&self, child: Child, own_session: bool) -> Code {
+        let pid = child.id() as i32;
+        loop {
+            let mut status = 0;
+            // SAFETY: the status lives across the call.
+            let waited = unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) };
+            if waited == pid {
+                let is_killed = libc::WIFSIGNALED(status);
+                return Code { number: outer::exit_code(status), is_killed };
+            }
+            // SAFETY: plain data that the call below fills in.
+            let mut told = unsafe { std::mem::zeroed::<libc::siginfo_t>() };
+            // SAFETY: both live across the call; all of the set is blocked, so none is missed.
+            let signal = unsafe { libc::sigwaitinfo(&raw const self.held, &raw mut told) };
+            // What a terminal sends, it sends to the whole group.
+            let is_ours_alone = told.si_code <= 0 || own_session;
+            if signal > 0 && signal != libc::SIGCHLD && is_ours_alone {
+                // SAFETY: no pointers; the child was not reaped, so the number is its own.
+                unsafe { libc::kill(pid, signal) };
+            }
+        }
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        // SAFETY: the set was stored by the call in `hold`.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut());
+        }
+    }
+}
+
+/// Whether this group is the one that the terminal listens to: a shell inside may have changed that,
+/// and cannot name the group that it got the terminal from.
+struct Foreground(bool);
+
+impl Foreground {
+    fn of_this_group() -> Self {
+        let own = rustix::process::getpgrp();
+        Self(rustix::termios::tcgetpgrp(rustix::stdio::stdin()).is_ok_and(|group| group == own))
+    }
+
+    fn take_back(self) {
+        if !self.0 {
+            return;
+        }
+        // From the background that would stop this process, unless it does not want to hear of it.
+        // SAFETY: both actions are always valid.
+        let before = unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
+        let own = rustix::process::getpgrp();
+        let _ = rustix::termios::tcsetpgrp(rustix::stdio::stdin(), own);
+        // SAFETY: what it was before.
+        unsafe { libc::signal(libc::SIGTTOU, before) };
+    }
+}
+
+/// Signals that somebody sends to the outer process alone, on their way to the target.
+pub(super) struct Forwarded {
+    pub(super) fd: std::os::fd::OwnedFd,
+}
+
+impl Forwarded {
+    /// To be made while every signal is blocked.
+    pub(super) fn new() -> rustix::io::Result<Self> {
+        use std::os::fd::FromRawFd;
+        // SAFETY: the set is filled before it is used; the descriptor is new and nobody else's.
+        unsafe {
+            let mut set = std::mem::zeroed::<libc::sigset_t>();
+            libc::sigfillset(&raw mut set);
+            libc::sigdelset(&raw mut set, libc::SIGCHLD);
+            let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+            let fd = libc::signalfd(-1, &raw const set, flags);
+            sys::check(i64::from(fd))?;
+            Ok(Self { fd: std::os::fd::OwnedFd::from_raw_fd(fd) })
+        }
+    }
+
+    /// Hands those that have come to the inner process, marked as queued: whatever its group is sent
+    /// the inner process gets as well, unmarked.
+    pub(super) fn hand_on(&self, inner: &impl AsRawFd) {
+        let mut bytes = [0; size_of::<libc::signalfd_siginfo>()];
+        while rustix::io::read(&self.fd, &mut bytes) == Ok(bytes.len()) {
+            // SAFETY: the kernel has filled in the whole structure, which is plain data.
+            let told = unsafe {
+                std::ptr::read_unaligned(bytes.as_ptr().cast::<libc::signalfd_siginfo>())
+            };
+            // Sent by the kernel, for the terminal say, it is sent to the whole group.
+            if told.ssi_code > 0 {
+                continue;
+            }
+            // SAFETY: plain data, of which only these two members are read.
+            let mut mark = unsafe { std::mem::zeroed::<libc::siginfo_t>() };
+            (mark.si_signo, mark.si_code) = (told.ssi_signo as i32, libc::SI_QUEUE);
+            // SAFETY: the structure lives across the call.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_pidfd_send_signal,
+                    inner.as_raw_fd(),
+                    mark.si_signo,
+                    &raw const mark,
+                    0,
+                )
+            };
+        }
+    }
+}
