@@ -21,6 +21,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::files::Files;
+use crate::http;
 use crate::server::Server;
 use crate::session::{Attachment, Session};
 
@@ -142,6 +143,7 @@ pub(crate) async fn serve(server: Server, mut connection: Connection) {
         server,
         stage: Stage::New,
         files,
+        http: http::Requests::default(),
         outbound: connection.outbound().clone(),
     };
     let shutdown = serving.server.clone();
@@ -173,6 +175,7 @@ struct Serving {
     server: Server,
     stage: Stage,
     files: Files,
+    http: http::Requests,
     outbound: Outbound,
     count: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
@@ -316,8 +319,8 @@ impl Serving {
                 request.answer(Ok(EnvironmentStatusResponse { status: "ready".into() })).await;
             }
             Method::HttpRequest => {
-                let error = RpcError::method_not_found(method.name());
-                request.answer::<InitializeResponse>(Err(error)).await;
+                let params = parsed!(call::HttpRequest);
+                self.http.call(request, params);
             }
             Method::FsReadFile => file!(call::FsReadFile),
             Method::FsOpen => file!(call::FsOpen),

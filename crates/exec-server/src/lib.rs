@@ -12,6 +12,7 @@ mod config;
 mod connection;
 mod files;
 mod forward;
+mod http;
 mod lanes;
 mod listen_url;
 mod listener;

@@ -155,6 +155,7 @@ fn environment_info(sandboxed: bool) -> EnvironmentInfo {
             sandboxed_file_streaming: sandboxed,
             file_write_streaming: true,
             fs_watch_missing: true,
+            http_header_env_vars: true,
             process_resize: true,
             process_list: true,
             process_signals: true,

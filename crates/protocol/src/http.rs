@@ -18,14 +18,13 @@ pub struct HttpRequestParams {
     /// The request's body.
     #[serde(default, rename = "bodyBase64", skip_serializing_if = "Option::is_none")]
     pub body: Option<Base64Bytes>,
-    /// For the whole exchange; until the headers if the answer is streamed.
+    /// For the whole exchange, a streamed body included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
     /// What to do with 3xx.
     #[serde(default)]
     pub redirect_policy: HttpRedirectPolicy,
     /// Names the body's notifications.
-    #[serde(default)]
     pub request_id: String,
     /// Answer after the headers, send the body as notifications.
     #[serde(default)]

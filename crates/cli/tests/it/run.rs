@@ -169,8 +169,9 @@ fn a_terminal_for_the_command_of_the_size_of_ours() {
         );
         terminal.shows("resized");
         // Ctrl-C is a key like others.
-        terminal
-            .type_in("sh -c 'trap \"echo in''terrupted; exit\" INT; echo ar''med; sleep 1000'\n");
+        terminal.type_in(
+            "sh -c 'trap \"echo in''terrupted; exit\" INT; echo ar''med; sleep 1000 & wait'\n",
+        );
         terminal.shows("armed");
         terminal.type_in("\x03");
         terminal.shows("interrupted");

@@ -34,6 +34,7 @@ pub mod warden;
 
 pub use command::{Command, NulByte};
 pub use config::{Lifeline, ProcessConfig};
+pub use env::{NEVER_INHERITED, NEVER_PASSED_ON};
 pub use event::{EventKind, EventSink, ProcessEvent, SinkClosed};
 pub use handle::{NoTerminal, ProcessHandle, Reply};
 pub use helper::{HelperInput, HelperProcess};

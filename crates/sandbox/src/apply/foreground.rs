@@ -10,6 +10,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
+use rustix::process::Pid;
+
 use super::{landlock, outer, sys};
 use crate::launch::Launch;
 use crate::reentry;
@@ -33,7 +35,7 @@ impl Launch {
         let Self { descriptors, status, cleanup, .. } = self;
         drop(descriptors);
         let failure = status.wait()?;
-        let code = waiting.pass_on_until_end_of(child, own_session);
+        let code = waiting.pass_on_until_end_of(&child, own_session);
         if code.is_killed {
             cleanup.run();
         }
@@ -102,7 +104,7 @@ impl Signals {
         }
     }
 
-    fn pass_on_until_end_of(&self, child: Child, own_session: bool) -> Code {
+    fn pass_on_until_end_of(&self, child: &Child, own_session: bool) -> Code {
         let pid = child.id() as i32;
         loop {
             let mut status = 0;
@@ -141,8 +143,8 @@ struct Foreground(bool);
 
 impl Foreground {
     fn of_this_group() -> Self {
-        let own = rustix::process::getpgrp();
-        Self(rustix::termios::tcgetpgrp(rustix::stdio::stdin()).is_ok_and(|group| group == own))
+        let foreground = rustix::termios::tcgetpgrp(rustix::stdio::stdin()).ok();
+        Self(foreground.is_some() && foreground == own_group())
     }
 
     fn take_back(self) {
@@ -152,11 +154,18 @@ impl Foreground {
         // From the background that would stop this process, unless it does not want to hear of it.
         // SAFETY: both actions are always valid.
         let before = unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
-        let own = rustix::process::getpgrp();
-        let _ = rustix::termios::tcsetpgrp(rustix::stdio::stdin(), own);
+        if let Some(own) = own_group() {
+            let _ = rustix::termios::tcsetpgrp(rustix::stdio::stdin(), own);
+        }
         // SAFETY: what it was before.
         unsafe { libc::signal(libc::SIGTTOU, before) };
     }
+}
+
+/// None where its leader lives outside the PID namespace, which has no number for it then.
+fn own_group() -> Option<Pid> {
+    // SAFETY: takes nothing and gives a number, which rustix takes for never 0.
+    Pid::from_raw(unsafe { libc::getpgrp() })
 }
 
 /// Signals that somebody sends to the outer process alone, on their way to the target.

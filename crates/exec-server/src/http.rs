@@ -1,0 +1,388 @@
+//! The handler of `http/request`: HTTP from where the server is.
+//!
+//! One connection a request, HTTP/1.1, no cookies, no proxy. A streamed body is read as fast as the
+//! client takes it. Everything belongs to the connection that asked, and ends with it.
+//!
+//! Invariant: no URL, header or body is ever logged, and errors name at most the host.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use codex_exec_host::process::{NEVER_INHERITED, NEVER_PASSED_ON};
+use codex_exec_rpc::{DialError, Outbound, WebsocketDial};
+use codex_exec_server_protocol::http::{
+    HttpHeader, HttpRedirectPolicy, HttpRequestBodyDeltaNotification, HttpRequestParams,
+    HttpRequestResponse,
+};
+use codex_exec_server_protocol::{Base64Bytes, RpcError, encode, notice};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST, HeaderMap,
+    HeaderName, HeaderValue, LOCATION, PROXY_AUTHORIZATION, REFERER, TRANSFER_ENCODING,
+    WWW_AUTHENTICATE,
+};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::time::{Instant, timeout_at};
+use url::Url;
+
+use crate::connection;
+
+/// How often a redirect is followed.
+const REDIRECTS: usize = 10;
+
+/// The most of a body in one notification.
+const DELTA_BYTES: usize = 1 << 20;
+
+/// The longest body that one answer carries: what fits a message.
+const BODY_BYTES: usize = 45 << 20;
+
+/// How long an exchange may take if the request does not say.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+/// Variables of the server that sign it in somewhere.
+const CREDENTIALS: &[&str] = &[
+    "OPENAI_API_KEY",
+    "CODEX_CONNECTORS_TOKEN",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+];
+
+/// The `http/request`s of one connection.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Requests {
+    /// Those whose bodies are being sent.
+    streaming: Arc<Mutex<HashSet<String>>>,
+}
+
+/// A request id that is taken, until dropped.
+struct Streaming {
+    requests: Requests,
+    id: String,
+}
+
+impl Requests {
+    /// Makes a request and answers with what came of it.
+    pub(crate) fn call(&self, request: connection::Request, params: HttpRequestParams) {
+        let streaming = match params.stream_response.then(|| self.reserve(&params)).transpose() {
+            Ok(streaming) => streaming,
+            Err(error) => return request.answer_soon::<HttpRequestResponse>(Err(error)),
+        };
+        tokio::spawn(async move {
+            let outbound = request.outbound().clone();
+            let work = async {
+                match streaming {
+                    None => {
+                        request.answer(whole(params).await).await;
+                    }
+                    Some(streaming) => streamed(request, params, streaming).await,
+                }
+            };
+            tokio::select! {
+                () = work => {}
+                // Nobody is left to answer to.
+                () = outbound.closed() => {}
+            }
+        });
+    }
+
+    fn reserve(&self, params: &HttpRequestParams) -> Result<Streaming, RpcError> {
+        let id = params.request_id.clone();
+        if !self.lock().insert(id.clone()) {
+            let message = format!("http/request: requestId `{id}` is still streaming");
+            return Err(RpcError::invalid_params(message));
+        }
+        Ok(Streaming { requests: self.clone(), id })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.streaming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        self.requests.lock().remove(&self.id);
+    }
+}
+
+/// An answer with its whole body.
+async fn whole(params: HttpRequestParams) -> Result<HttpRequestResponse, RpcError> {
+    let exchange = Exchange::prepare(params)?;
+    let deadline = exchange.deadline;
+    let mut response = exchange.run().await?;
+    let mut body = BytesMut::new();
+    while let Some(data) = next_data(&mut response, deadline).await.map_err(failed)? {
+        if body.len() + data.len() > BODY_BYTES {
+            let limit = BODY_BYTES >> 20;
+            return Err(failed(format!("the body is over {limit} MiB; ask with streamResponse")));
+        }
+        body.extend_from_slice(&data);
+    }
+    Ok(answer(&response, body.freeze()))
+}
+
+/// An answer without its body, which follows in notifications.
+async fn streamed(request: connection::Request, params: HttpRequestParams, streaming: Streaming) {
+    let outbound = request.outbound().clone();
+    let started = async {
+        let exchange = Exchange::prepare(params)?;
+        let deadline = exchange.deadline;
+        Ok((exchange.run().await?, deadline))
+    };
+    let (mut response, deadline) = match started.await {
+        Ok(started) => started,
+        Err(error) => {
+            drop(streaming);
+            request.answer::<HttpRequestResponse>(Err(error)).await;
+            return;
+        }
+    };
+    if !request.answer(Ok(answer(&response, Bytes::new()))).await {
+        return;
+    }
+    let mut deltas = Deltas { outbound, request_id: streaming.id.clone(), seq: 0 };
+    let error = loop {
+        match next_data(&mut response, deadline).await {
+            Ok(Some(mut data)) => {
+                while !data.is_empty() {
+                    let delta = data.split_to(data.len().min(DELTA_BYTES));
+                    if !deltas.send(delta, false, None).await {
+                        return;
+                    }
+                }
+            }
+            Ok(None) => break None,
+            Err(error) => break Some(error),
+        }
+    };
+    // Whoever hears the last word may use the id again.
+    drop(streaming);
+    deltas.send(Bytes::new(), true, error).await;
+}
+
+/// The notifications of one body.
+struct Deltas {
+    outbound: Outbound,
+    request_id: String,
+    seq: u64,
+}
+
+impl Deltas {
+    async fn send(&mut self, delta: Bytes, done: bool, error: Option<String>) -> bool {
+        self.seq += 1;
+        let params = HttpRequestBodyDeltaNotification {
+            request_id: self.request_id.clone(),
+            seq: self.seq,
+            delta: Base64Bytes(delta),
+            done,
+            error,
+        };
+        let message = encode::notification::<notice::HttpRequestBodyDelta>(&params);
+        self.outbound.send(message).await.is_ok()
+    }
+}
+
+fn answer(response: &Response<Incoming>, body: Bytes) -> HttpRequestResponse {
+    let headers = response.headers().iter().map(|(name, value)| HttpHeader {
+        name: name.as_str().to_owned(),
+        value: String::from_utf8_lossy(value.as_bytes()).into_owned(),
+        value_env_var: None,
+    });
+    HttpRequestResponse {
+        status: response.status().as_u16(),
+        headers: headers.collect(),
+        body: Base64Bytes(body),
+    }
+}
+
+/// The next piece of a body; `None` at its end.
+async fn next_data(
+    response: &mut Response<Incoming>,
+    deadline: Instant,
+) -> Result<Option<Bytes>, String> {
+    loop {
+        let frame = match timeout_at(deadline, response.body_mut().frame()).await {
+            Err(_) => return Err("the body did not end in time".into()),
+            Ok(None) => return Ok(None),
+            Ok(Some(Err(error))) => return Err(format!("the body broke off: {error}")),
+            Ok(Some(Ok(frame))) => frame,
+        };
+        // Trailers are of no use to anybody here.
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
+        }
+    }
+}
+
+/// A request that can be made, and made again where a redirect leads.
+struct Exchange {
+    method: Method,
+    url: Url,
+    headers: HeaderMap,
+    body: Bytes,
+    follow: bool,
+    deadline: Instant,
+}
+
+impl Exchange {
+    fn prepare(params: HttpRequestParams) -> Result<Self, RpcError> {
+        let invalid = |message: String| RpcError::invalid_params(format!("http/request {message}"));
+        let method = Method::from_bytes(params.method.as_bytes())
+            .map_err(|error| invalid(format!("method is invalid: {error}")))?;
+        let url =
+            Url::parse(&params.url).map_err(|error| invalid(format!("url is invalid: {error}")))?;
+        supported(&url).map_err(invalid)?;
+        let timeout = params.timeout_ms.map_or(LONGEST, Duration::from_millis).min(LONGEST);
+        Ok(Self {
+            method,
+            url,
+            headers: headers(&params.headers).map_err(invalid)?,
+            body: params.body.map(|body| body.0).unwrap_or_default(),
+            follow: params.redirect_policy == HttpRedirectPolicy::Follow,
+            deadline: Instant::now() + timeout,
+        })
+    }
+
+    /// The answer as far as its headers, after every redirect that is to be followed.
+    async fn run(mut self) -> Result<Response<Incoming>, RpcError> {
+        for _ in 0..=REDIRECTS {
+            let once = timeout_at(self.deadline, self.once());
+            let response = match once.await {
+                Ok(response) => response.map_err(failed)?,
+                Err(_) => return Err(failed("no answer in time")),
+            };
+            if !self.follow || !self.redirected(&response).map_err(failed)? {
+                return Ok(response);
+            }
+        }
+        Err(failed("too many redirects"))
+    }
+
+    async fn once(&self) -> Result<Response<Incoming>, String> {
+        let host = self.url.host_str().unwrap_or_default();
+        let secure = self.url.scheme() == "https";
+        let port = self.url.port_or_known_default().unwrap_or(80);
+        // Up to TLS, HTTP and a websocket are dialled the same way.
+        let dialled = format!("{}://{host}:{port}", if secure { "wss" } else { "ws" });
+        let patience = self.deadline.saturating_duration_since(Instant::now());
+        let dial = WebsocketDial { timeout: patience, ..WebsocketDial::new(dialled) };
+        let stream = dial.open_stream().await.map_err(|error| unreachable_because(host, &error))?;
+        let broken = |error: hyper::Error| format!("the exchange with {host} failed: {error}");
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        // Ends with the body, or when that is dropped.
+        tokio::spawn(connection);
+        sender.send_request(self.request()?).await.map_err(broken)
+    }
+
+    fn request(&self) -> Result<Request<Full<Bytes>>, String> {
+        let mut request = Request::new(Full::from(self.body.clone()));
+        *request.method_mut() = self.method.clone();
+        let path = &self.url[url::Position::BeforePath..url::Position::AfterQuery];
+        *request.uri_mut() = path.parse().map_err(|_| "the path cannot be asked for".to_owned())?;
+        let headers = request.headers_mut();
+        *headers = self.headers.clone();
+        headers.entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
+        if !headers.contains_key(HOST) {
+            let host = &self.url[url::Position::BeforeHost..url::Position::AfterPort];
+            let host =
+                HeaderValue::from_str(host).map_err(|_| "the host is no header".to_owned())?;
+            headers.insert(HOST, host);
+        }
+        Ok(request)
+    }
+
+    /// Becomes the request that a redirect asks for; false if the response is none.
+    fn redirected(&mut self, response: &Response<Incoming>) -> Result<bool, String> {
+        let keeps = match response.status() {
+            StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND | StatusCode::SEE_OTHER => false,
+            StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
+            _ => return Ok(false),
+        };
+        let Some(location) = response.headers().get(LOCATION) else { return Ok(false) };
+        let next = location.to_str().ok().and_then(|location| self.url.join(location).ok());
+        let next = next.ok_or("a redirect leads nowhere")?;
+        supported(&next)?;
+        if !keeps {
+            if self.method != Method::HEAD {
+                self.method = Method::GET;
+            }
+            self.body = Bytes::new();
+            for about_the_body in
+                [CONTENT_LENGTH, CONTENT_TYPE, CONTENT_ENCODING, TRANSFER_ENCODING]
+            {
+                self.headers.remove(about_the_body);
+            }
+        }
+        let place = |url: &Url| (url.host_str().map(str::to_owned), url.port_or_known_default());
+        if place(&next) != place(&self.url) {
+            // What signs in there is nobody else's business.
+            for secret in [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION, WWW_AUTHENTICATE] {
+                self.headers.remove(secret);
+            }
+        }
+        self.headers.remove(HOST);
+        let mut referer = self.url.clone();
+        referer.set_fragment(None);
+        let _ = referer.set_username("").and_then(|()| referer.set_password(None));
+        if !(self.url.scheme() == "https" && next.scheme() == "http")
+            && let Ok(referer) = HeaderValue::from_str(referer.as_str())
+        {
+            self.headers.insert(REFERER, referer);
+        }
+        self.url = next;
+        Ok(true)
+    }
+}
+
+fn supported(url: &Url) -> Result<(), String> {
+    match url.scheme() {
+        "http" | "https" => Ok(()),
+        other => Err(format!("only supports http and https URLs, got {other}")),
+    }
+}
+
+fn headers(asked: &[HttpHeader]) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    for HttpHeader { name, value, value_env_var } in asked {
+        let parsed = HeaderName::from_bytes(name.as_bytes())
+            .map_err(|error| format!("header name is invalid: {error}"))?;
+        let mut value = value.clone();
+        if let Some(variable) = value_env_var {
+            value.push_str(&from_environment(name, variable)?);
+        }
+        let mut value = HeaderValue::from_str(&value)
+            .map_err(|error| format!("header value is invalid for {name}: {error}"))?;
+        value.set_sensitive(true);
+        headers.append(parsed, value);
+    }
+    Ok(headers)
+}
+
+fn from_environment(header: &str, variable: &str) -> Result<String, String> {
+    let own = [CREDENTIALS, NEVER_INHERITED, NEVER_PASSED_ON];
+    if own.iter().any(|names| names.contains(&variable)) || variable.starts_with("AWS_") {
+        return Err(format!("header {header} cannot use the server's variable {variable}"));
+    }
+    std::env::var(variable)
+        .map_err(|_| format!("header {header} requires the server's variable {variable}"))
+}
+
+fn unreachable_because(host: &str, error: &DialError) -> String {
+    match error {
+        DialError::Resolve { source, .. } => format!("cannot find the host {host}: {source}"),
+        DialError::Tcp { address, source } => format!("cannot reach {address}: {source}"),
+        DialError::Tls { source, .. } => format!("TLS with {host} failed: {source}"),
+        _ => format!("cannot reach {host}"),
+    }
+}
+
+fn failed(why: impl std::fmt::Display) -> RpcError {
+    RpcError::internal(format!("http/request failed: {why}"))
+}
