@@ -5,9 +5,14 @@
 //! cargo run --release -p codex-rendezvous --example load [FRAMES [ENVIRONMENTS]]
 //! ```
 //!
-//! What is measured runs in a process of its own with one thread; this one drives it.
+//! What is measured runs in a process of its own with one thread; this one drives it. Two nodes are
+//! measured too, on a nats-server, which has to be installed.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a tool that may stop anywhere")]
+
+#[allow(dead_code, reason = "tests use more of it")]
+#[path = "../tests/it/nats_server.rs"]
+mod nats_server;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -16,7 +21,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use codex_exec_relay_core::{Body, Data, Entropy, EntropyError, Frame, NoiseIdentity, StreamId};
-use codex_rendezvous::{Config, FileStore, Right, Scope, Service, Store, TokenFile, WireKey};
+use codex_rendezvous::{
+    Config, FileStore, NatsOptions, NatsStore, NatsTokens, Right, Scope, Service, Store, TokenBook,
+    TokenFile, WireKey,
+};
 use futures_util::{SinkExt, StreamExt};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
@@ -49,8 +57,13 @@ fn main() {
 
 async fn serve(data: &str) {
     let config = Config { calls_per_minute: 1_000_000, ..Config::default() };
-    let store = FileStore::open(data.as_ref(), config.clock.now()).unwrap();
-    let service = Service::new(config, Store::File(Arc::new(store)));
+    let store = if data.starts_with("nats://") {
+        let options = NatsOptions { servers: data.parse().unwrap(), replicas: 1 };
+        Store::Nats(Arc::new(NatsStore::connect(&options, &config).await.unwrap()))
+    } else {
+        Store::File(Arc::new(FileStore::open(data.as_ref(), config.clock.now()).unwrap()))
+    };
+    let service = Service::new(config, store);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("{}", listener.local_addr().unwrap());
     service.serve(listener, None).await;
@@ -113,9 +126,7 @@ impl Drop for Process {
 async fn measure(frames: usize, environments: usize) {
     let dir = std::env::temp_dir().join(format!("rendezvous-load-{}", std::process::id()));
     let data = dir.to_str().unwrap();
-    let token = TokenFile::open(&dir).unwrap();
-    let can = vec![Right::Register, Right::Connect];
-    let token = token.create(Scope::Any, can, 0, None).unwrap().0.expose().to_owned();
+    let token = token(&TokenBook::File(TokenFile::open(&dir).unwrap())).await;
 
     let mut best = (0f64, 0f64);
     for round in 0..3 {
@@ -126,7 +137,7 @@ async fn measure(frames: usize, environments: usize) {
         let bare = throughput(from, to, frames).await;
         drop(proxy);
         let service = Process::start(&["--serve", data]);
-        let (to, from) = pair(&service.address, &token, "load").await;
+        let (to, from) = pair(&service.address, &service.address, &token, "load").await;
         let ours = throughput(from, to, frames).await;
         println!(
             "round {round}: bare proxy {bare:.0} MiB/s, rendezvous {ours:.0} MiB/s, {:.2}x",
@@ -136,26 +147,48 @@ async fn measure(frames: usize, environments: usize) {
     }
     println!("best: {:.2}x of a bare proxy (floor 0.60)", best.1 / best.0);
 
-    let service = Process::start(&["--serve", data]);
+    idle(data, &token, environments, "each synced to disk").await;
+    std::fs::remove_dir_all(dir).unwrap();
+
+    let server = nats_server::NatsServer::start().await;
+    let nats = format!("nats://{}", server.address);
+    let token =
+        self::token(&TokenBook::Nats(NatsTokens::connect(&server.options()).await.unwrap()));
+    let token = token.await;
+    let mut best = 0f64;
+    for _ in 0..3 {
+        let nodes = [Process::start(&["--serve", &nats]), Process::start(&["--serve", &nats])];
+        let (to, from) = pair(&nodes[0].address, &nodes[1].address, &token, "load").await;
+        best = best.max(throughput(from, to, frames).await);
+    }
+    println!("from one node to another by NATS: {best:.0} MiB/s");
+    idle(&nats, &token, environments, "each kept in NATS").await;
+}
+
+async fn token(book: &TokenBook) -> String {
+    let can = vec![Right::Register, Right::Connect];
+    book.create(Scope::Any, can, 0, None).await.unwrap().0.expose().to_owned()
+}
+
+async fn idle(store: &str, token: &str, environments: usize, how: &str) {
+    let service = Process::start(&["--serve", store]);
     let empty = service.memory_kib();
     let started = Instant::now();
     let mut idle = Vec::new();
     for number in 0..environments {
         let answer =
-            call(&service.address, &format!("e{number}/register"), &token, &registration()).await;
+            call(&service.address, &format!("e{number}/register"), token, &registration()).await;
         idle.push(open(answer["url"].as_str().unwrap()).await);
     }
     let elapsed = started.elapsed();
     tokio::time::sleep(Duration::from_secs(1)).await;
     let full = service.memory_kib();
     println!(
-        "{environments} idle environments: {:.1} MiB ({:.1} MiB empty), {:.1} KiB each; all there after {elapsed:.1?}",
+        "{environments} idle environments: {:.1} MiB ({:.1} MiB empty), {:.1} KiB each; all there after {elapsed:.1?}, {how}",
         full as f64 / 1024.0,
         empty as f64 / 1024.0,
         full.saturating_sub(empty) as f64 / environments as f64,
     );
-    drop(idle);
-    std::fs::remove_dir_all(dir).unwrap();
 }
 
 async fn throughput(mut from: Socket, mut to: Socket, frames: usize) -> f64 {
@@ -181,8 +214,9 @@ async fn throughput(mut from: Socket, mut to: Socket, frames: usize) -> f64 {
     (frames * PAYLOAD) as f64 / f64::from(1 << 20) / seconds
 }
 
-async fn pair(address: &str, token: &str, id: &str) -> (Socket, Socket) {
-    let answer = call(address, &format!("{id}/register"), token, &registration()).await;
+/// An environment at one address and a harness at another.
+async fn pair(home: &str, address: &str, token: &str, id: &str) -> (Socket, Socket) {
+    let answer = call(home, &format!("{id}/register"), token, &registration()).await;
     let environment = open(answer["url"].as_str().unwrap()).await;
     let body = json!({"harness_public_key": registration()["executor_public_key"]});
     let answer = call(address, &format!("{id}/connect"), token, &body).await;

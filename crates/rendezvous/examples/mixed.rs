@@ -14,6 +14,7 @@
 
 #[path = "../tests/it/drive.rs"]
 mod drive;
+#[allow(dead_code, reason = "tests use more of it")]
 #[path = "../tests/it/nats_server.rs"]
 mod nats_server;
 

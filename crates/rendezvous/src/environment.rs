@@ -32,7 +32,7 @@ pub(crate) struct Environment {
     known_since: Instant,
     /// Held while it is noted in the store whether the environment is here, so that what is
     /// noted last is true.
-    pub noting: tokio::sync::Mutex<()>,
+    pub noting: Arc<tokio::sync::Mutex<()>>,
     inner: Mutex<Inner>,
 }
 
@@ -105,7 +105,7 @@ impl Environment {
             over: false,
         };
         let known_since = Instant::now();
-        let noting = tokio::sync::Mutex::default();
+        let noting = Arc::default();
         Self { registration, config, metrics, known_since, noting, inner: Mutex::new(inner) }
     }
 

@@ -206,12 +206,20 @@ impl Hub {
     }
 
     async fn seat_executor(self: &Arc<Self>, who: Who) -> Result<Seat, SeatError> {
-        let (environment, _) = self.entry(&who)?;
-        // From before its socket is taken until that is kept nobody may find that it is not home.
-        let turn = environment.noting.lock().await;
         let (outbound, queue) = socket::queue(&self.config);
         let now = self.config.clock.now();
-        let number = environment.attach_executor(outbound.clone(), who.token.clone(), now)?;
+        let (environment, turn, number) = loop {
+            let (environment, _) = self.entry(&who);
+            // From before its socket is taken until that is kept nobody may find that it is not
+            // at home here.
+            let turn = environment.noting.clone().lock_owned().await;
+            match environment.attach_executor(outbound.clone(), who.token.clone(), now) {
+                Ok(number) => break (environment, turn, number),
+                // It has ended since; the store will say whether there may be another.
+                Err(AttachError::Over) if !self.has(&who.environment, &environment) => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
         let kept = self.store.seen(&who.environment, &who.registration, true, now).await;
         drop(turn);
         let side = Side::Executor(environment, number);
@@ -261,8 +269,14 @@ impl Hub {
         if here.is_none() && self.config.clock.now() >= window {
             return Err(SeatError::Offline);
         }
-        let (environment, fresh) = self.entry(&who)?;
-        let link = environment.attach_link(outbound.clone(), harness.into(), who.token.clone())?;
+        let (environment, fresh, link) = loop {
+            let (environment, fresh) = self.entry(&who);
+            match environment.attach_link(outbound.clone(), harness.into(), who.token.clone()) {
+                Ok(link) => break (environment, fresh, link),
+                Err(AttachError::Over) if !self.has(&who.environment, &environment) => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
         if fresh {
             self.give_up_later(&who, environment.clone(), environment.epoch());
         }
@@ -291,11 +305,15 @@ impl Hub {
         }
     }
 
-    fn entry(&self, who: &Who) -> Result<(Arc<Environment>, bool), AttachError> {
+    fn has(&self, id: &str, environment: &Arc<Environment>) -> bool {
+        self.lock().get(id).is_some_and(|known| Arc::ptr_eq(known, environment))
+    }
+
+    fn entry(&self, who: &Who) -> (Arc<Environment>, bool) {
         let mut environments = self.lock();
         if let Some(known) = environments.get(&who.environment) {
             if known.registration == who.registration {
-                return Ok((known.clone(), false));
+                return (known.clone(), false);
             }
             // The store says that ours is the current one.
             known.end(REGISTERED_AGAIN);
@@ -303,7 +321,7 @@ impl Hub {
         let (config, metrics) = (self.config.clone(), self.metrics.clone());
         let environment = Arc::new(Environment::new(who.registration.clone(), config, metrics));
         environments.insert(who.environment.clone(), environment.clone());
-        Ok((environment, true))
+        (environment, true)
     }
 
     /// Runs a websocket until it ends.
@@ -441,11 +459,12 @@ impl Hub {
             self.replace(environment, Some(&current.id), REGISTERED_AGAIN);
         } else if elsewhere.is_some() {
             tracing::info!(environment, "environment moved to another node");
-            known.move_away();
             let mut environments = self.lock();
             if environments.get(environment).is_some_and(|now| Arc::ptr_eq(now, known)) {
                 environments.remove(environment);
             }
+            drop(environments);
+            known.move_away();
         } else if current.node.is_none() && known.online_since().is_some() {
             // Another node took us for dead.
             let now = self.config.clock.now();

@@ -15,7 +15,7 @@ use crate::session::Session;
 use crate::util::*;
 
 /// A node, in a runtime of its own so that it can die without a word.
-struct Node {
+pub struct Node {
     world: World,
     runtime: Option<tokio::runtime::Runtime>,
 }
@@ -34,7 +34,7 @@ impl Node {
         }
     }
 
-    async fn start(server: &NatsServer, change: impl FnOnce(&mut Config)) -> Self {
+    pub async fn start(server: &NatsServer, change: impl FnOnce(&mut Config)) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -92,11 +92,11 @@ async fn nodes<const N: usize>(server: &NatsServer, change: fn(&mut Config)) -> 
     all.try_into().unwrap_or_else(|_| unreachable!("as many as were started"))
 }
 
-async fn tokens(server: &NatsServer) -> TokenBook {
+pub async fn tokens(server: &NatsServer) -> TokenBook {
     TokenBook::Nats(NatsTokens::connect(&server.options()).await.unwrap())
 }
 
-async fn token(server: &NatsServer) -> String {
+pub async fn token(server: &NatsServer) -> String {
     let can = vec![Right::Register, Right::Connect, Right::Manage];
     let made = tokens(server).await.create(Scope::Any, can, system_now(), None).await.unwrap();
     made.0.expose().to_owned()
