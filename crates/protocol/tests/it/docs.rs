@@ -96,6 +96,9 @@ fn every_example_is_a_message() {
                     notice::FsChanged::NAME => {
                         parse::<<notice::FsChanged as Notice>::Params>(params, &message);
                     }
+                    notice::HttpRequestBodyDelta::NAME => {
+                        parse::<<notice::HttpRequestBodyDelta as Notice>::Params>(params, &message);
+                    }
                     other => panic!("unknown notification {other}: {message}"),
                 },
                 Incoming::Error { .. } => {}
@@ -103,7 +106,10 @@ fn every_example_is_a_message() {
         }
     }
     assert!(count > 30, "the documents have examples");
-    for method in Method::ALL.iter().filter(|method| method.family() == Family::Filesystem) {
+    for method in Method::ALL
+        .iter()
+        .filter(|method| matches!(method.family(), Family::Filesystem | Family::Http))
+    {
         assert!(shown.contains(method), "{} has no example", method.name());
     }
 }
