@@ -23,7 +23,8 @@ pub const HELPER: &str = "files";
 /// `codex_linux_sandbox::reentry::main_if_reentered` under the name [`HELPER`].
 pub fn run_helper() -> i32 {
     let own = |stream| rustix::io::dup(stream).map(std::fs::File::from);
-    let (Ok(input), Ok(output)) = (own(rustix::stdio::stdin()), own(rustix::stdio::stdout())) else {
+    let (Ok(input), Ok(output)) = (own(rustix::stdio::stdin()), own(rustix::stdio::stdout()))
+    else {
         return 1;
     };
     let served = super::serve_helper(std::io::BufReader::new(input), output, Arc::default());

@@ -69,7 +69,11 @@ pub(crate) fn send(
         (*header).cmsg_type = libc::SCM_RIGHTS;
         (*header).cmsg_len = libc::CMSG_LEN(bytes as u32) as _;
         std::ptr::copy_nonoverlapping(fds.as_ptr().cast(), libc::CMSG_DATA(header), bytes);
-        libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+        libc::sendmsg(
+            socket.as_raw_fd(),
+            &raw const message,
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+        )
     };
     sys::check(sent as i64)?;
     Ok(())
