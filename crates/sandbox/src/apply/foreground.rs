@@ -33,7 +33,7 @@ impl Launch {
         let Self { descriptors, status, cleanup, .. } = self;
         drop(descriptors);
         let failure = status.wait()?;
-        let code = waiting.pass_on_until_end_of(child, own_session);
+        let code = waiting.pass_on_until_end_of(&child, own_session);
         if code.is_killed {
             cleanup.run();
         }
@@ -102,7 +102,7 @@ impl Signals {
         }
     }
 
-    fn pass_on_until_end_of(&self, child: Child, own_session: bool) -> Code {
+    fn pass_on_until_end_of(&self, child: &Child, own_session: bool) -> Code {
         let pid = child.id() as i32;
         loop {
             let mut status = 0;
