@@ -14,7 +14,7 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
 }
 
-fn policy(entries: Value, cwd: &Path) -> Value {
+fn policy(entries: &Value, cwd: &Path) -> Value {
     json!({
         "permissions": {
             "type": "managed",
@@ -33,7 +33,7 @@ fn whole_disk() -> Value {
 fn workspace(cwd: &Path) -> Value {
     let project =
         json!({"path": {"type": "special", "value": {"kind": "project_roots"}}, "access": "write"});
-    policy(json!([whole_disk(), project]), cwd)
+    policy(&json!([whole_disk(), project]), cwd)
 }
 
 /// What `process/exited` and, afterwards, `process/read` say.
@@ -105,11 +105,11 @@ async fn a_policy_that_cannot_be_kept_is_refused_and_nothing_runs() {
     let entry = |path: Value, access: &str| json!([whole_disk(), {"path": path, "access": access}]);
     let unknown = json!({"type": "special", "value": {"kind": "moon"}});
     for (sandbox, words) in [
-        (policy(glob("**/*.key", "deny"), directory.path()), "match more than 4096 files"),
-        (policy(glob("**/*.key", "write"), directory.path()), "glob patterns can only deny"),
-        (policy(glob("../x", "deny"), directory.path()), "`..`"),
-        (policy(entry(unknown, "deny"), directory.path()), "unknown kind"),
-        (policy(vec![whole_disk(); 10_001].into(), directory.path()), "at most 10000"),
+        (policy(&glob("**/*.key", "deny"), directory.path()), "match more than 4096 files"),
+        (policy(&glob("**/*.key", "write"), directory.path()), "glob patterns can only deny"),
+        (policy(&glob("../x", "deny"), directory.path()), "`..`"),
+        (policy(&entry(unknown, "deny"), directory.path()), "unknown kind"),
+        (policy(&vec![whole_disk(); 10_001].into(), directory.path()), "at most 10000"),
         (json!({"permissions": {"type": "nope"}}), ""),
         (json!({"permissions": 7}), ""),
         (json!("read-only-ish"), ""),

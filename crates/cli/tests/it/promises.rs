@@ -177,7 +177,7 @@ impl World {
 
     /// The whole disk readable, the workspace writable, some of it denied.
     fn wide(&self) -> Value {
-        self.policy(json!([
+        self.policy(&json!([
             {"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"},
             {"path": {"type": "special", "value": {"kind": "project_roots"}}, "access": "write"},
             {"path": {"type": "path", "path": self.work.join("denied")}, "access": "deny"},
@@ -203,7 +203,7 @@ impl World {
         policy
     }
 
-    fn policy(&self, entries: Value) -> Value {
+    fn policy(&self, entries: &Value) -> Value {
         json!({
             "permissions": {
                 "type": "managed",
