@@ -198,7 +198,8 @@ impl OnArgs {
         let hint = if let (Some(_), true) = (environment, refused) {
             format!("; a token is taken from --token-file PATH or ${HARNESS_TOKEN_VARIABLE}")
         } else if let (Some(id), true) = (environment, words.contains("environment_offline")) {
-            format!("; start its server: codex exec-server --remote URL --environment-id {id}")
+            let url = self.registry().unwrap_or_else(|_| "URL".to_owned());
+            format!(": codex exec-server --remote {url} --environment-id {id}")
         } else if let (Some(_), true) = (environment, words.contains("environment_not_found")) {
             "; check the id, and that its server has been started once".to_owned()
         } else if refused {

@@ -52,5 +52,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     watching.await??;
     typing.abort();
     eprintln!("[exit code {}]", exit.code);
-    Ok(())
+    // Not by returning: a thread still waits for a line, and would keep the program until it comes.
+    std::process::exit(exit.code)
 }

@@ -80,7 +80,7 @@ calls! {
     /// `fs/glob` (extension).
     fs_glob FsGlob FsGlobParams => FsGlobResponse;
     /// `fs/watch` (extension); [subscribe](Self::subscribe) to `fs/changed` first. A watch ends with
-    /// its connection: see [`status`](Self::status).
+    /// its connection: [`Files::watch`](crate::Files::watch) makes it again.
     fs_watch FsWatch FsWatchParams => FsWatchResponse;
     /// `fs/unwatch` (extension).
     fs_unwatch FsUnwatch FsUnwatchParams => FsUnwatchResponse;

@@ -6,7 +6,9 @@
 
 use std::pin::Pin;
 
-use codex_exec_remote::{BaseUrl, EnvironmentLink, HttpClient, Registry, RelayConfig, SignIn};
+use codex_exec_remote::{
+    BaseUrl, EnvironmentLink, HttpClient, Registry, RelayConfig, SignIn, TraceContext,
+};
 
 use crate::client::ExecServerClient;
 use crate::dialer::{Dialer, Dialling};
@@ -20,7 +22,8 @@ pub struct EnvironmentDialer {
 }
 
 impl EnvironmentDialer {
-    /// The environment of that id, by the registry at that URL.
+    /// The environment of that id, by the registry at that URL. The registry is told the trace that
+    /// this process is part of, if `TRACEPARENT` says so.
     pub fn new(
         registry_url: &str,
         environment_id: &str,
@@ -30,6 +33,7 @@ impl EnvironmentDialer {
         let base: BaseUrl = registry_url.parse().map_err(DialFailure::permanent)?;
         let registry =
             Registry::new(base, sign_in, HttpClient::default()).map_err(DialFailure::permanent)?;
+        let registry = registry.with_trace(TraceContext::from_env());
         let link = EnvironmentLink::new(registry, environment_id, config)
             .map_err(DialFailure::permanent)?;
         Ok(Self { link })

@@ -38,8 +38,8 @@ pub use dialer::{Dialer, Dialling, StdioDialer, WebsocketDialer};
 pub use environment::EnvironmentDialer;
 pub use error::{DialFailure, ExecServerError, Lost};
 pub use files::{
-    FileReader, FileWriter, Files, TransferOptions, TransferProgress, TransferReport, Walk,
-    WalkItem,
+    Changes, FileReader, FileWriter, Files, TransferOptions, TransferProgress, TransferReport,
+    Walk, WalkItem, Watch,
 };
 pub use http::HttpBody;
 pub use notices::Notices;

@@ -20,7 +20,8 @@ use crate::link::lock;
 /// Notifications of one kind as they come, see
 /// [`ExecServerClient::subscribe`](crate::ExecServerClient::subscribe). Ends with the client.
 ///
-/// Notifications are bound to a connection: after a reconnect the server starts anew.
+/// Notifications are bound to a connection: after a reconnect the server starts anew, and what was
+/// asked for is to be asked for again, as [`Files::watch`](crate::Files::watch) does.
 pub struct Notices<N: Notice> {
     queue: Arc<Mutex<Queue>>,
     notice: PhantomData<fn(N)>,

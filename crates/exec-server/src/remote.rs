@@ -4,7 +4,7 @@
 use codex_exec_relay_core::NoiseIdentity;
 use codex_exec_remote::{
     BaseUrl, BaseUrlError, Enrolment, HttpClient, Registry, RelayConfig, RemoteError, SignIn,
-    SignInError, SignInKind, SignInSources, entropy, serve_streams,
+    SignInError, SignInKind, SignInSources, TraceContext, entropy, serve_streams,
 };
 use codex_exec_rpc::{Connection, WebsocketDial};
 
@@ -167,7 +167,8 @@ fn registry(base_url: &str, id: &str, sign_in: SignIn) -> Result<Registry, Remot
         return Err(RemoteRunError::EmptyId);
     }
     let base: BaseUrl = base_url.parse()?;
-    Ok(Registry::new(base, sign_in, HttpClient::default())?)
+    let registry = Registry::new(base, sign_in, HttpClient::default())?;
+    Ok(registry.with_trace(TraceContext::from_env()))
 }
 
 async fn serve(

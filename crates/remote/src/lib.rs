@@ -17,6 +17,7 @@ mod registry;
 mod relay;
 mod secret;
 mod sign_in;
+mod trace_context;
 
 pub use base_url::{BaseUrl, BaseUrlError};
 pub use entropy::entropy;
@@ -36,3 +37,4 @@ pub use sign_in::{
     AgentIdentity, AuthFile, AuthFileError, AuthJson, ChatGptTokens, Claims, IssuedTokens, Issuer,
     OauthError, SignIn, SignInError, SignInKind, SignInSources, TokenSet, claims, rfc3339,
 };
+pub use trace_context::TraceContext;

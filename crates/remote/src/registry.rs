@@ -3,7 +3,7 @@
 //! Invariant: an answer that names another environment, another security profile or no proper URL
 //! is refused; neither URL nor authorization is ever shown.
 
-use http::{HeaderMap, Method, StatusCode};
+use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +14,7 @@ use crate::http_client::{Answer, HttpClient, HttpError, Payload};
 use crate::noise_key::NoiseKeyJson;
 use crate::secret::Secret;
 use crate::sign_in::{SignIn, SignInError};
+use crate::trace_context::TraceContext;
 
 /// The one way in which streams are secured.
 pub const SECURITY_PROFILE: &str = "noise_hybrid_ik_v1";
@@ -26,7 +27,7 @@ pub struct Registry {
     base: BaseUrl,
     sign_in: SignIn,
     http: HttpClient,
-    trace: HeaderMap,
+    trace: TraceContext,
 }
 
 /// Why the registry was of no use.
@@ -151,12 +152,12 @@ impl Registry {
     /// This registry, asked as `sign_in` says. Fails if the credential must not be sent there.
     pub fn new(base: BaseUrl, sign_in: SignIn, http: HttpClient) -> Result<Self, SignInError> {
         sign_in.may_go_to(&base)?;
-        Ok(Self { base, sign_in, http, trace: HeaderMap::new() })
+        Ok(Self { base, sign_in, http, trace: TraceContext::default() })
     }
 
-    /// With these W3C trace headers on every call.
+    /// With the headers of this trace on every call.
     #[must_use]
-    pub fn with_trace(mut self, trace: HeaderMap) -> Self {
+    pub fn with_trace(mut self, trace: TraceContext) -> Self {
         self.trace = trace;
         self
     }
@@ -259,7 +260,7 @@ impl Registry {
         body: Option<&impl Serialize>,
     ) -> Result<Answer, RegistryError> {
         let mut headers = self.sign_in.headers(&self.http).await?;
-        headers.extend(self.trace.clone());
+        headers.extend(self.trace.headers());
         let payload = match body {
             Some(body) => Payload::Json(
                 serde_json::to_vec(body)

@@ -66,7 +66,8 @@ fn commands() {
         assert_eq!(said.code, Some(2), "{said:?}");
         let text = said.out.lines().map(serde_json::from_str::<serde_json::Value>);
         let events: Vec<serde_json::Value> = text.map(Result::unwrap).collect();
-        assert_eq!(events[1]["text"], "hi\n", "{said:?}");
+        // Their server may tell the exit before the output.
+        assert!(events.iter().any(|event| event["text"] == "hi\n"), "{said:?}");
         assert_eq!(events.last().unwrap()["type"], "closed", "{said:?}");
     });
 }

@@ -1,8 +1,10 @@
 //! Whatever is on the other side, the words say what to do.
 
-use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::thread;
+
+use sha1::{Digest, Sha1};
 
 use crate::commands::{Server, codex, output};
 
@@ -82,6 +84,71 @@ fn tokens() {
     output(server.codex("info").args(["--token-file", file])).well();
     output(server.codex("info").args(["--token-file", "/no/such"]))
         .failed(1, "cannot read the token");
+}
+
+#[test]
+fn destinations_that_cannot_be_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    std::fs::write(&file, "text").unwrap();
+    let file = file.to_str().unwrap();
+    let cp = |from: &str, to: &str| output(codex().args(["cp", from, to]));
+    for there in [":/proc/no-such/file", ":/dev/null/file"] {
+        cp(file, there).failed(1, &there[1..]);
+    }
+    let there = format!(":{file}");
+    cp(&there, "/no/such/directory/file").failed(1, "create it first");
+    cp(&there, "/proc/no-such-file").failed(1, "cannot write /proc/no-such-file");
+    cp("/no/such/file", ":/tmp/").failed(1, "cannot read /no/such/file");
+    cp(":/no/such/file", ".").failed(1, "cannot read :/no/such/file");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left");
+}
+
+#[test]
+fn an_answer_that_is_no_answer() {
+    // It speaks websocket, and nothing that follows is a message.
+    let answers: [(&[u8], &str); 3] = [
+        (b"\x81\x05hello", "exec-server"),
+        (b"\x81\x1b{\"id\":\"initialize\",\"result\"", "exec-server"),
+        (b"\x88\x00", "exec-server"),
+    ];
+    for (answer, words) in answers {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&upgraded(&mut stream.try_clone().unwrap())).unwrap();
+            stream.write_all(answer).unwrap();
+            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        });
+        info_on(&format!("ws://{address}")).failed(1, words);
+        serving.join().unwrap();
+    }
+}
+
+/// Reads an upgrade, and gives its answer.
+fn upgraded(stream: &mut TcpStream) -> Vec<u8> {
+    let lines = BufReader::new(stream).lines().map(Result::unwrap);
+    let mut key = String::new();
+    for line in lines.take_while(|line| !line.is_empty()) {
+        if let Some((name, value)) = line.split_once(": ")
+            && name.eq_ignore_ascii_case("sec-websocket-key")
+        {
+            key = value.to_owned();
+        }
+    }
+    let accept = base64_simd::STANDARD
+        .encode_to_string(Sha1::digest(format!("{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11")));
+    format!(
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Accept: {accept}\r\n\r\n"
+    )
+    .into_bytes()
+}
+
+#[test]
+fn no_terminal_to_give() {
+    output(codex().args(["run", "-t", "--", "ls"])).failed(125, "-t needs a terminal");
 }
 
 #[test]

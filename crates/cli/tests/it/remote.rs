@@ -281,8 +281,7 @@ fn environments_that_are_not_there() {
     output(&mut cloud.codex("info")).failed(1, "check the id");
     let server = cloud.serving();
     assert_eq!(server.told_to_stop().code(), Some(0));
-    output(&mut cloud.codex("info"))
-        .failed(1, "codex exec-server --remote URL --environment-id box");
+    output(&mut cloud.codex("info")).failed(1, ": codex exec-server --remote http://127.0.0.1:");
     output(codex().args(["info", "--on", "env:box"])).failed(1, "--registry URL");
     output(codex().args(["info", "--on", "env:"])).failed(2, "env:laptop");
     let registry = |url: &str| {

@@ -1,14 +1,16 @@
-//! Files on the server: whole, streamed, walked, transferred.
+//! Files on the server: whole, streamed, walked, watched, transferred.
 
 mod local;
 mod reader;
 mod transfer;
 mod walk;
+mod watch;
 mod writer;
 
 pub use reader::FileReader;
 pub use transfer::{TransferOptions, TransferProgress, TransferReport};
 pub use walk::{Walk, WalkItem};
+pub use watch::{Changes, Watch};
 pub use writer::FileWriter;
 
 use bytes::Bytes;

@@ -5,6 +5,7 @@
 //! over.
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -329,6 +330,10 @@ impl Files {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
+        if !directory.is_dir() {
+            let words = format!("there is no directory {}; create it first", directory.display());
+            return Err(writing(local)(io::Error::new(io::ErrorKind::NotFound, words)));
+        }
         let mut reader = self.open(remote).await?;
         let before = reader.metadata().clone();
         if !size_known {

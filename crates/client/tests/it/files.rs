@@ -1,5 +1,6 @@
 //! Files and patches, on the server that [`server`] finds: ours here, another one in `interop/`.
 
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -164,6 +165,41 @@ async fn trees_are_uploaded_and_downloaded() {
         assert!(error.to_string().contains("cannot read /no/such/file"), "{error}");
         let left: Vec<_> = std::fs::read_dir(here.path()).unwrap().collect();
         assert_eq!(left.len(), 3, "no half download stays: {left:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_file_that_changes_while_it_is_copied_is_told() {
+    each(async |client, root, local| {
+        let here = tempfile::tempdir().unwrap();
+        let source = here.path().join("source");
+        std::fs::write(&source, pattern(20_000_000)).unwrap();
+        // Something is added to the source once some of it has been copied.
+        let growing = |source: std::path::PathBuf| {
+            let once = std::sync::Once::new();
+            TransferOptions::default().on_progress(move |at| {
+                if at.bytes > 0 && at.bytes < at.total_bytes {
+                    once.call_once(|| {
+                        let file = std::fs::OpenOptions::new().append(true).open(&source);
+                        file.and_then(|mut file| file.write_all(b"more")).unwrap();
+                    });
+                }
+            })
+        };
+        let there = root.join("there").unwrap();
+        let options = growing(source.clone());
+        let error = client.files().upload(&source, &there, &options).await.unwrap_err();
+        assert!(error.to_string().contains("was changed while it was copied"), "{error}");
+
+        std::fs::write(local.join("remote"), pattern(20_000_000)).unwrap();
+        let (remote, back) = (root.join("remote").unwrap(), here.path().join("back"));
+        let options = growing(local.join("remote"));
+        let error = client.files().download(&remote, &back, &options).await.unwrap_err();
+        assert!(error.to_string().contains("so nothing was kept"), "{error}");
+        assert!(!back.exists());
+        let left: Vec<_> = std::fs::read_dir(here.path()).unwrap().collect();
+        assert_eq!(left.len(), 1, "nothing half-written is left: {left:?}");
     })
     .await;
 }

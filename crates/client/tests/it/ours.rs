@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 
+use codex_exec_client::protocol::files::FsWatchParams;
 use codex_exec_client::{
-    ExecCommand, ExecServerClient, ExecServerError, RemoteExecServerConnectArgs,
+    ExecCommand, ExecServerClient, ExecServerError, PathUri, RemoteExecServerConnectArgs,
 };
 use codex_exec_server::{Server, ServerConfig, WebSocketAuth, WebSocketListener};
+use futures_util::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{options, soon};
@@ -225,4 +227,18 @@ async fn a_read_that_waits_acknowledges_at_once() {
         }
     }
     assert_eq!(bytes, 3_000_000);
+}
+
+#[tokio::test]
+async fn a_tree_is_watched() {
+    let (server, client) = embedded().await;
+    let directory = tempfile::tempdir().unwrap();
+    let root = PathUri::try_from(directory.path()).unwrap();
+    let mut watch = client.files().watch(FsWatchParams::new(0, root.clone())).await.unwrap();
+    std::fs::write(directory.path().join("fresh"), "x").unwrap();
+    let told = soon(watch.next()).await.unwrap().unwrap();
+    assert_eq!(told.changes[0].path, root.join("fresh").unwrap());
+    server.shut_down().await;
+    soon(watch.next()).await.unwrap().unwrap_err();
+    assert!(soon(watch.next()).await.is_none());
 }

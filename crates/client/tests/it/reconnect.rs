@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use codex_exec_client::protocol::files::FsWatchParams;
 use codex_exec_client::protocol::process::ProcessSignal;
 use codex_exec_client::protocol::process::{ReadParams, SignalParams};
 use codex_exec_client::{
     ConnectionStatus, ExecCommand, ExecServerClient, ExecServerError, Lost, ProcessEvent,
 };
+use futures_util::StreamExt;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
@@ -83,6 +85,47 @@ async fn writes_that_were_not_acknowledged_are_sent_again_in_order_with_their_id
     }
     assert_eq!(again, lost);
     soon(stdin.flush()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_watch_is_made_again_and_what_it_missed_is_told() {
+    let (client, mut fake, mut dialled) = connect(json!({"fsWatch": true})).await;
+    let params = FsWatchParams::new(0, "/a".parse().unwrap());
+    let watching = go(async move { client.files().watch(params).await });
+    let asked = fake.expect("fs/watch").await;
+    let id = asked.params["watchId"].clone();
+    fake.reply(&asked, json!({})).await;
+    let mut watch = soon(watching).await.unwrap().unwrap();
+    let change = |name: &str| json!({"path": format!("file:///a/{name}"), "kind": "created"});
+    let other = json!({"watchId": -1, "changes": [change("other")]});
+    fake.notify("fs/changed", other).await;
+    fake.notify("fs/changed", json!({"watchId": id, "changes": [change("one")]})).await;
+    let told = soon(watch.next()).await.unwrap().unwrap();
+    assert_eq!(
+        (told.changes[0].path.to_string().as_str(), told.overflow),
+        ("file:///a/one", false)
+    );
+    drop(fake);
+
+    let mut fake = resumed(&mut dialled).await;
+    let again = fake.expect("fs/watch").await;
+    assert_eq!(again.params, asked.params);
+    // This connection dies too, with the answer under way: whether it is there has to be made sure.
+    drop(fake);
+    let mut fake = resumed(&mut dialled).await;
+    let asked = fake.expect("fs/unwatch").await;
+    fake.reply(&asked, json!({})).await;
+    let asked = fake.expect("fs/watch").await;
+    fake.reply(&asked, json!({})).await;
+    let told = soon(watch.next()).await.unwrap().unwrap();
+    assert!(told.changes.is_empty() && told.overflow, "{told:?}");
+    fake.notify("fs/changed", json!({"watchId": id, "changes": [change("two")]})).await;
+    assert_eq!(soon(watch.next()).await.unwrap().unwrap().changes.len(), 1);
+    fake.notify("fs/changed", json!({"watchId": id, "changes": [], "ended": "it is gone"})).await;
+    let error = soon(watch.next()).await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("it is gone"), "{error}");
+    assert!(soon(watch.next()).await.is_none());
+    assert_eq!(fake.expect("fs/unwatch").await.params["watchId"], id);
 }
 
 #[tokio::test]

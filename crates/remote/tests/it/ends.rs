@@ -5,7 +5,7 @@ use std::time::Duration;
 use codex_exec_relay_core::NoiseIdentity;
 use codex_exec_remote::{
     Enrolment, EnvironmentLink, HttpClient, Registry, RelayConfig, RemoteError, Secret, SignIn,
-    entropy, serve_streams,
+    TraceContext, entropy, serve_streams,
 };
 use codex_exec_rpc::Connection;
 use tokio::sync::{mpsc, oneshot};
@@ -146,4 +146,16 @@ async fn a_dropped_socket_costs_nothing_between_ends_that_acknowledge() {
     assert_eq!(cloud.seen("/register").len(), 1, "it registers once");
     assert_eq!(cloud.seen("/connect").len(), 6, "every attempt has its own authorization");
     served.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_registry_is_told_the_trace() {
+    let cloud = Cloud::start().await;
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let trace = TraceContext::new(Some(parent), Some("vendor=1"));
+    let key = NoiseIdentity::generate(&mut *entropy()).unwrap().public_key();
+    registry(&cloud).with_trace(trace).register(ENVIRONMENT, &key).await.unwrap();
+    let seen = &cloud.seen("/register")[0];
+    assert_eq!(seen.headers["traceparent"], parent);
+    assert_eq!(seen.headers["tracestate"], "vendor=1");
 }

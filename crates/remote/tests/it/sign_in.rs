@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use crate::cloud::{Cloud, ENVIRONMENT};
 
 /// The time that these tests are told.
-const NOW: u64 = 1_800_000_000;
+pub const NOW: u64 = 1_800_000_000;
 
 fn now() -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(NOW)
 }
 
-fn jwt(claims: &Value) -> String {
+pub fn jwt(claims: &Value) -> String {
     let part = |value: &Value| URL_SAFE_NO_PAD.encode_to_string(value.to_string());
     format!("{}.{}.c2ln", part(&json!({"alg": "RS256"})), part(claims))
 }
@@ -31,18 +31,16 @@ fn registry(cloud: &Cloud, sources: &SignInSources, kind: SignInKind) -> Registr
     Registry::new(cloud.base(), sources.sign_in(kind).unwrap(), HttpClient::default()).unwrap()
 }
 
-#[tokio::test]
-async fn an_agent_registers_a_task_once_and_signs_every_request() {
-    let cloud = Cloud::start().await;
-    // The auth API is this registry's host too: `register` is the last word of its path as well.
-    let seed = [9; 32];
+/// The seed of the agent's key.
+const SEED: [u8; 32] = [9; 32];
+
+/// An agent's identity, which registers its task with this service; and its private key.
+pub fn agent(auth: &Cloud) -> (SignInSources, String) {
     let mut der = vec![0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
-    der.extend(seed);
-    let public = Ed25519KeyPair::from_seed_unchecked(&seed).unwrap();
-    let public = UnparsedPublicKey::new(&ED25519, public.public_key().as_ref().to_vec());
+    der.extend(SEED);
+    let private_key = STANDARD.encode_to_string(&der);
     let claims = json!({"agent_runtime_id": "agent-7", "account_id": "acc-7", "exp": NOW + 60,
-        "agent_private_key": STANDARD.encode_to_string(&der), "aud": ["codex-app-server"]});
-    let auth = Cloud::start().await;
+        "agent_private_key": private_key, "aud": ["codex-app-server"]});
     auth.script(|script| {
         script.answers.insert("register", (200, json!({"taskId": "task-1"}).to_string()));
     });
@@ -52,6 +50,15 @@ async fn an_agent_registers_a_task_once_and_signs_every_request() {
         now,
         ..Default::default()
     };
+    (sources, private_key)
+}
+
+#[tokio::test]
+async fn an_agent_registers_a_task_once_and_signs_every_request() {
+    let (cloud, auth) = (Cloud::start().await, Cloud::start().await);
+    let public = Ed25519KeyPair::from_seed_unchecked(&SEED).unwrap();
+    let public = UnparsedPublicKey::new(&ED25519, public.public_key().as_ref().to_vec());
+    let (sources, _) = agent(&auth);
     let registry = registry(&cloud, &sources, SignInKind::AgentIdentity);
     for _ in 0..2 {
         registry.register(ENVIRONMENT, &key()).await.unwrap();
@@ -82,7 +89,7 @@ async fn an_agent_registers_a_task_once_and_signs_every_request() {
     }
 }
 
-fn home(issuer: &Cloud, expires: u64) -> (tempfile::TempDir, SignInSources, AuthFile) {
+pub fn home(issuer: &Cloud, expires: u64) -> (tempfile::TempDir, SignInSources, AuthFile) {
     let home = tempfile::tempdir().unwrap();
     let iss = issuer.base().to_string();
     let tokens = json!({
