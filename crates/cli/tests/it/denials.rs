@@ -8,7 +8,7 @@ use codex_exec_server::{ExecServerClient, PathUri, RemoteExecServerConnectArgs};
 use serde_json::{Value, json};
 
 use crate::commands::read;
-use crate::support::{Client, Running, start};
+use crate::support::{Client, Running, all_gone, children, eventually, send, start};
 
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
@@ -129,6 +129,35 @@ async fn a_policy_that_cannot_be_kept_is_refused_and_nothing_runs() {
         assert!(message.contains(words), "{answer}");
         assert!(!path.exists());
     }
+}
+
+/// A process is kept ready for the next sandbox; if it dies, the sandbox is started without it.
+#[tokio::test]
+async fn what_is_kept_ready_is_used_once_and_may_die() {
+    let server = Running::start(&[]);
+    let pid = server.pid();
+    let spare = || {
+        let waiting = |line: &str| line.contains("__linux-sandbox wait");
+        children(pid).into_iter().find(|(_, line)| waiting(line)).map(|(pid, _)| pid)
+    };
+    let mut client = server.client().await;
+    let read_only = json!({"permissions": {"type": "read-only"}, "cwd": "/"});
+    assert_eq!(spare(), None, "nothing is kept before the first sandbox");
+    let mut used = Vec::new();
+    for n in 0..4 {
+        let ended = denied(&mut client, &format!("p-{n}"), "exit 3", read_only.clone()).await;
+        assert_eq!(ended, (3, false));
+        eventually("another is ready", || spare().is_some_and(|pid| !used.contains(&pid))).await;
+        used.extend(spare());
+        if n % 2 == 0 {
+            send(used[n], rustix::process::Signal::KILL);
+            all_gone(&used[n..]).await;
+        }
+    }
+    drop(client);
+    server.signal(rustix::process::Signal::TERM);
+    server.ended();
+    all_gone(&used).await;
 }
 
 /// A helper is not used again once what its policy was built on is another directory.

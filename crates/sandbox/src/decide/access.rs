@@ -18,6 +18,11 @@ pub struct AccessMap {
 }
 
 impl AccessMap {
+    /// Room for so many entries.
+    pub fn with_capacity(entries: usize) -> Self {
+        Self { named: HashMap::with_capacity(entries) }
+    }
+
     /// Adds an entry. Of two for the same path the stricter in the order of precedence stays.
     pub fn insert(&mut self, path: PathBuf, access: AccessMode) {
         self.named

@@ -75,6 +75,8 @@ pub struct Resolver<'a> {
     known: HashMap<OsString, Option<Node>>,
     /// Directories that are reached without links.
     without_links: HashSet<OsString>,
+    /// The last of them that was asked for: many paths of a policy are beside each other.
+    last_without_links: OsString,
     /// Every link met on the way, with its target, in the order met.
     pub links: Vec<(PathBuf, PathBuf)>,
 }
@@ -91,7 +93,13 @@ const MAX_LINKS: usize = 40;
 impl<'a> Resolver<'a> {
     /// A resolver that knows nothing yet.
     pub fn new(facts: &'a dyn Facts) -> Self {
-        Self { facts, known: HashMap::new(), without_links: HashSet::new(), links: Vec::new() }
+        Self {
+            facts,
+            known: HashMap::new(),
+            without_links: HashSet::new(),
+            last_without_links: OsString::new(),
+            links: Vec::new(),
+        }
     }
 
     /// The facts behind it.
@@ -122,7 +130,7 @@ impl<'a> Resolver<'a> {
     pub fn resolve(&mut self, path: &Path) -> Place {
         // In a directory that is known to be reached without links, one look is enough.
         if let Some(directory) = parent(path)
-            && self.without_links.contains(directory.as_os_str())
+            && self.is_without_links(directory)
             // Not worth remembering: few paths are named twice.
             && let Ok(node) = self.facts.lookup(path)
             && node.kind != NodeKind::Link
@@ -136,6 +144,18 @@ impl<'a> Resolver<'a> {
             self.without_links.insert(directory.as_os_str().to_owned());
         }
         place
+    }
+
+    fn is_without_links(&mut self, directory: &Path) -> bool {
+        if self.last_without_links == directory.as_os_str() {
+            return true;
+        }
+        let is_one = self.without_links.contains(directory.as_os_str());
+        if is_one {
+            self.last_without_links.clear();
+            self.last_without_links.push(directory);
+        }
+        is_one
     }
 
     fn follow(&mut self, path: &Path) -> Place {

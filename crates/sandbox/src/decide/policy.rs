@@ -154,8 +154,8 @@ pub fn resolve(
     let mut resolving = Resolving {
         resolver: Resolver::new(facts),
         policy: ResolvedPolicy {
-            access: AccessMap::default(),
-            regions: Vec::new(),
+            access: AccessMap::with_capacity(file_system.entries.len()),
+            regions: Vec::with_capacity(file_system.entries.len()),
             protected: Vec::new(),
             links: BTreeMap::new(),
             pinned_links: BTreeMap::new(),
