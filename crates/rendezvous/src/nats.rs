@@ -41,7 +41,8 @@ impl FromStr for NatsServers {
         let parse = |part: &str| {
             let known = part.starts_with("nats://") || part.starts_with("tls://");
             // What the library says quotes the address, which may hold a password.
-            part.parse().ok().filter(|_| known).ok_or(NatsServersError)
+            let address: Option<ServerAddr> = part.parse().ok();
+            address.filter(|address| known && !address.host().is_empty()).ok_or(NatsServersError)
         };
         Ok(Self(text.split(',').map(|part| parse(part.trim())).collect::<Result<_, _>>()?))
     }
