@@ -31,7 +31,12 @@ enum LogFormat {
 impl LoggingArgs {
     /// Starts logging for the rest of the program.
     pub fn start(&self) {
-        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+        let mut filter =
+            EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+        // Below this the library tells whole messages, in which there are keys.
+        for directive in ["async_nats=warn", "async_nats::connection=warn"] {
+            filter = filter.add_directive(directive.parse().unwrap_or_default());
+        }
         let builder =
             tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
         match self.log_format {

@@ -152,9 +152,8 @@ async fn measure(frames: usize, environments: usize) {
 
     let server = nats_server::NatsServer::start().await;
     let nats = format!("nats://{}", server.address);
-    let token =
-        self::token(&TokenBook::Nats(NatsTokens::connect(&server.options()).await.unwrap()));
-    let token = token.await;
+    let book = TokenBook::Nats(NatsTokens::connect(&server.options()).await.unwrap());
+    let token = self::token(&book).await;
     let mut best = 0f64;
     for _ in 0..3 {
         let nodes = [Process::start(&["--serve", &nats]), Process::start(&["--serve", &nats])];

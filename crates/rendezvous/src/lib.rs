@@ -14,7 +14,8 @@
 //! ```
 //!
 //! On its own it keeps its state in a directory (`file_store.rs`); with NATS any number of nodes
-//! share theirs (`nats_store.rs`) and pass frames to each other. Nothing else differs.
+//! share theirs (`nats_store.rs`) and pass frames to each other. Nothing else differs. Keep logs of
+//! the `async_nats` crate at warnings: at trace level it tells whole messages, keys included.
 //!
 //! # What is absent
 //!

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use codex_exec_relay_core::{Body, Frame, FrameLimits};
 use codex_rendezvous::{
     Clock, Config, NatsStore, NatsTokens, Right, Scope, Service, Store, TokenBook,
 };
@@ -323,18 +324,26 @@ async fn a_slow_reader_is_bounded_across_nodes() {
         got += 1;
     };
     assert!(got < 60 && (last == "closed 1008" || last == "gone"), "{got} {last}");
-    // The other way: an environment that does not read, a harness that waits for it.
-    let flood = async { while quick.send(data("quick", &[7; 10 << 10])).await.is_ok() {} };
-    let reset = async {
-        // Dropped for its slowness, after which the harness is told.
-        tokio::time::sleep(Duration::from_millis(400)).await;
-        while let Some(Ok(message)) = environment.next().await {
-            if message.is_close() {
+    // The other way: an environment that does not read is dropped, and the harness is told.
+    let (mut sink, mut stream) = quick.split();
+    let flood = async {
+        loop {
+            let _ = sink.send(data("quick", &[7; 10 << 10])).await;
+        }
+    };
+    let told = async {
+        while let Some(Ok(message)) = stream.next().await {
+            let frame = Frame::decode(message.into_payload().into(), &FrameLimits::default());
+            if matches!(frame.unwrap().body, Body::Reset { .. }) {
                 return;
             }
         }
     };
-    tokio::join!(flood, reset);
+    tokio::select! {
+        () = flood => {}
+        () = told => {}
+    }
+    drop(environment);
 }
 
 #[tokio::test]

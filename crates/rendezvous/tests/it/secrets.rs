@@ -39,7 +39,8 @@ fn log() -> &'static Log {
     LOG.get_or_init(|| {
         let log = Log::default();
         let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing_subscriber::filter::LevelFilter::TRACE)
+            // The library tells whole messages; programs have to keep it quiet, as ours does.
+            .with_env_filter("trace,async_nats=warn")
             .with_writer(log.clone())
             .finish();
         tracing::subscriber::set_global_default(subscriber).unwrap();
