@@ -122,6 +122,7 @@ fn validation(registration: &str, answer: &Value) -> Value {
 }
 
 #[tokio::test]
+#[ignore = "needs nats-server; .ci/run has it"]
 async fn any_node_serves_anybody() {
     let server = NatsServer::start().await;
     let [a, b, c] = nodes(&server, |_| {}).await;
@@ -179,6 +180,7 @@ async fn any_node_serves_anybody() {
 }
 
 #[tokio::test]
+#[ignore = "needs nats-server; .ci/run has it"]
 async fn a_newer_registration_replaces_the_older_at_any_node() {
     let server = NatsServer::start().await;
     let [a, b, c] = nodes(&server, |_| {}).await;
@@ -206,6 +208,7 @@ async fn a_newer_registration_replaces_the_older_at_any_node() {
 }
 
 #[tokio::test]
+#[ignore = "needs nats-server; .ci/run has it"]
 async fn a_revoked_token_takes_its_sockets_at_every_node() {
     let server = NatsServer::start().await;
     let [a, b] = nodes(&server, |_| {}).await;
@@ -231,6 +234,7 @@ async fn a_revoked_token_takes_its_sockets_at_every_node() {
 }
 
 #[tokio::test]
+#[ignore = "needs nats-server; .ci/run has it"]
 async fn an_environment_moves_and_its_streams_with_it() {
     let server = NatsServer::start().await;
     let [a, b, c] = nodes(&server, |_| {}).await;
@@ -256,6 +260,7 @@ async fn an_environment_moves_and_its_streams_with_it() {
 }
 
 #[tokio::test]
+#[ignore = "needs nats-server; .ci/run has it"]
 async fn a_node_dies_in_the_middle_of_traffic_and_nothing_is_lost() {
     let server = NatsServer::start().await;
     let [mut a, mut b, c] = nodes(&server, |config| {
@@ -292,6 +297,7 @@ async fn a_node_dies_in_the_middle_of_traffic_and_nothing_is_lost() {
 }
 
 #[tokio::test]
+#[ignore = "needs nats-server; .ci/run has it"]
 async fn a_slow_reader_is_bounded_across_nodes() {
     let server = NatsServer::start().await;
     let [a, b] = nodes(&server, |config| {
@@ -347,6 +353,7 @@ async fn a_slow_reader_is_bounded_across_nodes() {
 }
 
 #[tokio::test]
+#[ignore = "needs nats-server; .ci/run has it"]
 async fn nats_goes_and_comes_back() {
     let mut server = NatsServer::start().await;
     let [a, b] = nodes(&server, |config| config.peer_ping = Duration::from_millis(100)).await;
@@ -410,6 +417,7 @@ async fn nats_goes_and_comes_back() {
 }
 
 #[tokio::test]
+#[ignore = "needs nats-server; .ci/run has it"]
 async fn a_node_that_stops_tells_everybody() {
     let server = NatsServer::start().await;
     let [a, b] = nodes(&server, |config| config.drain = Duration::from_millis(50)).await;

@@ -49,6 +49,7 @@ fn log() -> &'static Log {
 }
 
 #[tokio::test]
+#[ignore = "needs nats-server; .ci/run has it"]
 async fn nothing_secret_is_shown_by_a_cluster() {
     let log = log();
     let server = NatsServer::start().await;
