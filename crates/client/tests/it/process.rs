@@ -223,8 +223,8 @@ async fn a_streamed_body_comes_in_order_and_ends() {
     use codex_exec_client::protocol::http::HttpRequestParams;
     use futures_util::TryStreamExt;
     let (client, mut fake, _dialled) = connect(json!({})).await;
-    let params: HttpRequestParams =
-        serde_json::from_value(json!({"method": "GET", "url": "http://example.org"})).unwrap();
+    let params = json!({"method": "GET", "url": "http://example.org", "requestId": ""});
+    let params: HttpRequestParams = serde_json::from_value(params).unwrap();
     let ask = |client: ExecServerClient, params: HttpRequestParams| {
         go(async move { client.http_stream(params).await })
     };

@@ -49,8 +49,11 @@ fn requests() {
     );
     refuses::<HttpRequestParams>("{}");
     refuses::<HttpRequestParams>(r#"{"method":"GET"}"#);
-    refuses::<HttpRequestParams>(r#"{"method":"GET","url":"x","redirectPolicy":"maybe"}"#);
-    refuses::<HttpRequestParams>(r#"{"method":"GET","url":"x","bodyBase64":"?"}"#);
+    refuses::<HttpRequestParams>(r#"{"method":"GET","url":"x"}"#);
+    refuses::<HttpRequestParams>(
+        r#"{"method":"GET","url":"x","requestId":"r","redirectPolicy":"maybe"}"#,
+    );
+    refuses::<HttpRequestParams>(r#"{"method":"GET","url":"x","requestId":"r","bodyBase64":"?"}"#);
     refuses::<HttpRequestParams>(r#"{"method":"GET","url":"x","headers":{"a":"b"}}"#);
 }
 
