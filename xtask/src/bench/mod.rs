@@ -7,6 +7,7 @@ pub mod floor;
 mod memory;
 mod placement;
 mod process;
+mod remote;
 mod report;
 mod sandbox;
 mod target;
@@ -39,7 +40,10 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         files::walk(&mut report, args.effort).await?;
         sandbox::start_to_closed(&mut report, args.effort).await?;
         sandbox::files(&mut report, args.effort).await?;
-        sandbox::prepare(&mut report, args.effort)
+        sandbox::prepare(&mut report, args.effort)?;
+        remote::echo(&mut report, args.effort).await?;
+        remote::stream(&mut report, args.effort).await?;
+        remote::streams(&mut report).await
     })?;
     report.finish()
 }

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 
@@ -28,8 +29,30 @@ pub struct Target {
 impl Target {
     /// `codex exec-server`.
     pub fn exec_server() -> anyhow::Result<Self> {
-        let codex = own_directory()?.join("codex");
-        Self::start(Command::new(codex).args(["exec-server", "--detach-ttl", "0"]))
+        Self::codex(|codex| {
+            codex.args(["exec-server", "--detach-ttl", "0"]);
+        })
+    }
+
+    /// The program that is measured.
+    pub fn program() -> anyhow::Result<PathBuf> {
+        Ok(own_directory()?.join("codex"))
+    }
+
+    /// `codex` as a server that prints its address.
+    pub fn codex(arguments: impl FnOnce(&mut Command)) -> anyhow::Result<Self> {
+        let mut command = Command::new(Self::program()?);
+        arguments(&mut command);
+        Self::start(&mut command)
+    }
+
+    /// `codex` as a server that prints none.
+    pub fn silent(arguments: impl FnOnce(&mut Command)) -> anyhow::Result<Self> {
+        let mut command = Command::new(Self::program()?);
+        arguments(&mut command);
+        placement::elsewhere(&mut command);
+        let streams = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Self { child: streams.spawn()?, url: String::new() })
     }
 
     /// A bare websocket peer.
@@ -54,6 +77,15 @@ impl Target {
     /// The most memory that was ever resident, in bytes.
     pub fn most_resident(&self) -> anyhow::Result<u64> {
         self.status("VmHWM:")
+    }
+
+    /// The processor's time that it has used, in the kernel and outside.
+    pub fn processor_time(&self) -> anyhow::Result<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        let fields: Vec<_> = stat.rsplit(')').next().context("stat")?.split_whitespace().collect();
+        let ticks = |at: usize| anyhow::Ok(fields.get(at).context("stat")?.parse::<u64>()?);
+        let ticks = ticks(11)? + ticks(12)?;
+        Ok(Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second())?)
     }
 
     fn status(&self, what: &'static str) -> anyhow::Result<u64> {
