@@ -5,17 +5,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use codex_exec_rpc::{Connection, websocket_config, websocket_limits};
+use codex_exec_rpc::{Connection, websocket_accept, websocket_config, websocket_limits};
 use http_body_util::{Empty, Full};
 use hyper::body::Incoming;
 use hyper::header::{
-    AUTHORIZATION, CONNECTION, HeaderValue, ORIGIN, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY,
-    SEC_WEBSOCKET_VERSION, UPGRADE, WWW_AUTHENTICATE,
+    AUTHORIZATION, CONNECTION, HeaderValue, ORIGIN, SEC_WEBSOCKET_ACCEPT, UPGRADE, WWW_AUTHENTICATE,
 };
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use sha1::{Digest, Sha1};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_websockets::ServerBuilder;
 
@@ -119,7 +117,7 @@ fn respond(
                 response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
                 return response;
             }
-            let Some(accept) = accept_key(&request) else {
+            let Some(accept) = websocket_accept(request.headers()) else {
                 return text(
                     StatusCode::UPGRADE_REQUIRED,
                     "this is an exec-server; connect to it with a websocket\n",
@@ -151,28 +149,6 @@ async fn upgraded(server: Server, upgrade: hyper::upgrade::OnUpgrade) {
         }
         Err(error) => tracing::debug!(%error, "upgrade failed"),
     }
-}
-
-/// The answer to a request for a websocket (RFC 6455); `None` if it is none.
-fn accept_key(request: &Request<Incoming>) -> Option<HeaderValue> {
-    let has = |name, token: &str| {
-        request.headers().get_all(name).iter().any(|value| {
-            value.to_str().is_ok_and(|value| {
-                value.split(',').any(|part| part.trim().eq_ignore_ascii_case(token))
-            })
-        })
-    };
-    if !has(CONNECTION, "upgrade")
-        || !has(UPGRADE, "websocket")
-        || !has(SEC_WEBSOCKET_VERSION, "13")
-    {
-        return None;
-    }
-    let key = request.headers().get(SEC_WEBSOCKET_KEY)?;
-    let mut sha1 = Sha1::new();
-    sha1.update(key.as_bytes());
-    sha1.update(b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
-    HeaderValue::from_str(&base64_simd::STANDARD.encode_to_string(sha1.finalize())).ok()
 }
 
 fn text(status: StatusCode, body: &'static str) -> Response<Body> {

@@ -3,18 +3,18 @@
 use std::net::IpAddr;
 
 use bytes::Bytes;
+use codex_exec_rpc::websocket_accept;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::header::{
     AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HOST, HeaderValue, ORIGIN, RETRY_AFTER,
-    SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE, WWW_AUTHENTICATE,
+    SEC_WEBSOCKET_ACCEPT, UPGRADE, WWW_AUTHENTICATE,
 };
 use hyper::http::uri::Authority;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sha1::{Digest, Sha1};
 
 use crate::api::{ApiError, ListAnswer, ValidateAnswer};
 use crate::registry::Caller;
@@ -192,7 +192,7 @@ async fn rendezvous(
     mut request: Request<Incoming>,
     share: Share,
 ) -> Result<Answer, ApiError> {
-    let accept = accept_key(&request).ok_or(ApiError::UpgradeRequired)?;
+    let accept = websocket_accept(request.headers()).ok_or(ApiError::UpgradeRequired)?;
     let query = request.uri().query().unwrap_or_default();
     let pass = query.split('&').find_map(|pair| pair.strip_prefix("pass="));
     let seat = service.registry().seat(pass, from).await?;
@@ -308,28 +308,6 @@ fn failure(error: ApiError) -> Answer {
         _ => {}
     }
     response
-}
-
-/// The answer to a request for a websocket (RFC 6455); `None` if it is none.
-fn accept_key(request: &Request<Incoming>) -> Option<HeaderValue> {
-    let has = |name, token: &str| {
-        request.headers().get_all(name).iter().any(|value| {
-            value.to_str().is_ok_and(|value| {
-                value.split(',').any(|part| part.trim().eq_ignore_ascii_case(token))
-            })
-        })
-    };
-    if !has(CONNECTION, "upgrade")
-        || !has(UPGRADE, "websocket")
-        || !has(SEC_WEBSOCKET_VERSION, "13")
-    {
-        return None;
-    }
-    let key = request.headers().get(SEC_WEBSOCKET_KEY)?;
-    let mut sha1 = Sha1::new();
-    sha1.update(key.as_bytes());
-    sha1.update(b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
-    HeaderValue::from_str(&base64_simd::STANDARD.encode_to_string(sha1.finalize())).ok()
 }
 
 #[cfg(test)]

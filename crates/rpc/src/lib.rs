@@ -11,10 +11,12 @@ mod lines;
 mod memory;
 mod outbound;
 mod pending;
+mod upgrade;
 mod websocket;
 
 pub use connection::{Connection, ConnectionConfig, KeepAlive, TransportError};
 pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
 pub use outbound::{Closed, Outbound, OutboundConfig, Slot};
 pub use pending::{Answer, OnAnswer, Pending};
+pub use upgrade::websocket_accept;
 pub use websocket::{websocket_config, websocket_limits};
