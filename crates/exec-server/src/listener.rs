@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use codex_exec_rpc::{Connection, websocket_accept, websocket_config, websocket_limits};
+use codex_exec_rpc::{
+    Connection, unpaced_on_loopback, websocket_accept, websocket_config, websocket_limits,
+};
 use http_body_util::{Empty, Full};
 use hyper::body::Incoming;
 use hyper::header::{
@@ -30,7 +32,9 @@ pub struct WebSocketListener {
 impl WebSocketListener {
     /// Binds the address.
     pub async fn bind(address: SocketAddr, auth: WebSocketAuth) -> io::Result<Self> {
-        Ok(Self { listener: TcpListener::bind(address).await?, auth: Arc::new(auth) })
+        let listener = TcpListener::bind(address).await?;
+        unpaced_on_loopback(&listener, address);
+        Ok(Self { listener, auth: Arc::new(auth) })
     }
 
     /// The address it has.

@@ -19,6 +19,7 @@ use tokio_websockets::{
 };
 
 use crate::connection::{Connection, ConnectionConfig};
+use crate::loopback::unpaced_on_loopback;
 use crate::websocket::{websocket_config, websocket_limits};
 
 /// Where to dial, and how.
@@ -301,6 +302,7 @@ async fn tcp_to(dial: &WebsocketDial, address: SocketAddr) -> io::Result<TcpStre
         socket.set_recv_buffer_size(bytes)?;
     }
     socket.set_nodelay(true)?;
+    unpaced_on_loopback(&socket, address);
     socket.connect(address).await
 }
 

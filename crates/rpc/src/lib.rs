@@ -8,6 +8,7 @@
 mod connection;
 mod dial;
 mod lines;
+mod loopback;
 mod memory;
 mod outbound;
 mod pending;
@@ -16,6 +17,7 @@ mod websocket;
 
 pub use connection::{Connection, ConnectionConfig, KeepAlive, TransportError};
 pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
+pub use loopback::unpaced_on_loopback;
 pub use outbound::{Closed, Outbound, OutboundConfig, Slot};
 pub use pending::{Answer, OnAnswer, Pending};
 pub use upgrade::websocket_accept;
