@@ -99,7 +99,7 @@ impl Request {
             false => Ok(encode()),
         };
         let Ok((message, _result)) = encoded else { return false };
-        slot.send(message);
+        slot.send(buffer::into_bytes(message));
         true
     }
 

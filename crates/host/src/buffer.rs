@@ -1,18 +1,38 @@
 //! Buffers for whole files and the messages that carry them.
+//!
+//! Memory that the kernel has to find, clear and map costs more than the bytes that go into it, on
+//! virtual machines several times as much. So a large buffer that is done with is kept for a moment,
+//! for the next large file.
 
-use std::collections::TryReserveError;
+use std::collections::{TryReserveError, VecDeque};
 use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use rustix::mm::Advice;
 
-/// From here on it pays to ask for large pages.
+/// From here on a buffer is put in large pages, and kept.
 const LARGE: usize = 4 << 20;
+
+/// What is kept in all, so that it can be stated.
+const KEPT_BYTES: usize = 128 << 20;
+
+/// How long a buffer is kept.
+const KEPT_FOR: Duration = Duration::from_secs(1);
+
+static KEPT: Mutex<Kept> = Mutex::new(Kept { buffers: VecDeque::new(), bytes: 0, swept: false });
 
 /// An empty buffer that holds `capacity` bytes without growing.
 ///
 /// A large one is put in large pages, where the kernel has them: to fill it page by page can cost
 /// more than to move the bytes.
 pub fn with_capacity(capacity: usize) -> Result<Vec<u8>, TryReserveError> {
+    if capacity >= LARGE
+        && let Some(buffer) = kept().take(capacity)
+    {
+        return Ok(buffer);
+    }
     let mut buffer: Vec<u8> = Vec::new();
     buffer.try_reserve_exact(capacity)?;
     if capacity >= LARGE {
@@ -29,17 +49,177 @@ pub fn with_capacity(capacity: usize) -> Result<Vec<u8>, TryReserveError> {
     Ok(buffer)
 }
 
+/// The bytes of a buffer, whose memory serves again once they are all dropped.
+pub fn into_bytes(buffer: Vec<u8>) -> Bytes {
+    if buffer.capacity() < LARGE {
+        return Bytes::from(buffer);
+    }
+    Bytes::from_owner(Lent(buffer))
+}
+
+/// A buffer on its way out.
+struct Lent(Vec<u8>);
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if kept().put(std::mem::take(&mut self.0), Instant::now()) == Sweeper::Wanted {
+            // Without a thread nobody would let go of it: then it is not kept.
+            let sweeper = std::thread::Builder::new().name("buffers".to_owned()).spawn(sweep);
+            if sweeper.is_err() {
+                *kept() = Kept::default();
+            }
+        }
+    }
+}
+
+/// Lets go of what was not used again; ends when nothing is left.
+fn sweep() {
+    let mut next = Some(KEPT_FOR);
+    while let Some(wait) = next {
+        std::thread::sleep(wait);
+        next = kept().expire(Instant::now());
+    }
+}
+
+fn kept() -> std::sync::MutexGuard<'static, Kept> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Buffers that nobody uses, oldest first.
+#[derive(Debug, Default)]
+struct Kept {
+    buffers: VecDeque<(Vec<u8>, Instant)>,
+    /// Sum of their capacities.
+    bytes: usize,
+    /// A thread sees to it that they go.
+    swept: bool,
+}
+
+/// Whether a thread has to be started that lets go of what is kept.
+#[derive(Debug, PartialEq, Eq)]
+enum Sweeper {
+    Wanted,
+    NotNeeded,
+}
+
+impl Kept {
+    /// The smallest that holds `capacity` bytes, if it is not much larger.
+    fn take(&mut self, capacity: usize) -> Option<Vec<u8>> {
+        let sizes = self.buffers.iter().map(|(buffer, _)| buffer.capacity()).enumerate();
+        let fitting = sizes.filter(|(_, size)| (capacity..=capacity * 2).contains(size));
+        let (at, _) = fitting.min_by_key(|&(_, size)| size)?;
+        let (mut buffer, _) = self.buffers.remove(at)?;
+        self.bytes -= buffer.capacity();
+        buffer.clear();
+        Some(buffer)
+    }
+
+    /// Keeps a buffer, in place of older ones if need be.
+    fn put(&mut self, buffer: Vec<u8>, now: Instant) -> Sweeper {
+        if buffer.capacity() > KEPT_BYTES {
+            return Sweeper::NotNeeded;
+        }
+        self.bytes += buffer.capacity();
+        self.buffers.push_back((buffer, now));
+        while self.bytes > KEPT_BYTES
+            && let Some((oldest, _)) = self.buffers.pop_front()
+        {
+            self.bytes -= oldest.capacity();
+        }
+        match std::mem::replace(&mut self.swept, true) {
+            false => Sweeper::Wanted,
+            true => Sweeper::NotNeeded,
+        }
+    }
+
+    /// Drops what has been kept long enough; says how long the next one still has. If there is none,
+    /// the sweeper is done.
+    fn expire(&mut self, now: Instant) -> Option<Duration> {
+        while let Some((buffer, since)) = self.buffers.front() {
+            let left = KEPT_FOR.saturating_sub(now.duration_since(*since));
+            if !left.is_zero() {
+                return Some(left);
+            }
+            self.bytes -= buffer.capacity();
+            self.buffers.pop_front();
+        }
+        self.swept = false;
+        None
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn a_buffer_of_any_size_can_be_filled() {
-        for capacity in [0, 1, super::LARGE - 1, super::LARGE, super::LARGE + 1, 9 << 20] {
-            let mut buffer = super::with_capacity(capacity).unwrap();
+        for capacity in [0, 1, LARGE - 1, LARGE, LARGE + 1, 9 << 20] {
+            let mut buffer = with_capacity(capacity).unwrap();
             let start = buffer.as_ptr();
             buffer.resize(capacity, 7);
             assert_eq!(buffer.as_ptr(), start, "it did not grow");
             assert!(buffer.iter().all(|&byte| byte == 7));
         }
-        assert!(super::with_capacity(usize::MAX).is_err());
+        assert!(with_capacity(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_buffer_large_or_small() {
+        for len in [0, 1, LARGE] {
+            let mut buffer = with_capacity(len).unwrap();
+            buffer.resize(len, 7);
+            let bytes = into_bytes(buffer);
+            let part = bytes.slice(len / 2..);
+            drop(bytes);
+            assert!(part.len() == len - len / 2 && part.iter().all(|&byte| byte == 7));
+        }
+    }
+
+    #[test]
+    fn a_kept_buffer_is_taken_again_empty_and_only_if_it_fits() {
+        let mut kept = Kept::default();
+        let buffer = vec![7; LARGE];
+        let start = buffer.as_ptr();
+        assert_eq!(kept.put(buffer, Instant::now()), Sweeper::Wanted);
+        assert!(kept.take(LARGE + 1).is_none(), "too small");
+        assert!(kept.take(LARGE / 2 - 1).is_none(), "far too large");
+        let again = kept.take(LARGE - 1).unwrap();
+        assert_eq!((again.as_ptr(), again.len()), (start, 0));
+        assert_eq!((kept.bytes, kept.take(LARGE)), (0, None));
+        assert_eq!(kept.put(again, Instant::now()), Sweeper::NotNeeded, "one is at it");
+    }
+
+    #[test]
+    fn a_file_leaves_the_larger_buffer_to_its_message() {
+        let mut kept = Kept::default();
+        for size in [LARGE, LARGE * 4 / 3] {
+            kept.put(Vec::with_capacity(size), Instant::now());
+        }
+        assert_eq!(kept.take(LARGE).unwrap().capacity(), LARGE);
+        assert_eq!(kept.take(LARGE * 4 / 3).unwrap().capacity(), LARGE * 4 / 3);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_in_bytes_and_in_time() {
+        let mut kept = Kept::default();
+        let now = Instant::now();
+        let buffer = || Vec::with_capacity(KEPT_BYTES / 2);
+        assert_eq!(kept.put(buffer(), now), Sweeper::Wanted);
+        kept.put(buffer(), now + KEPT_FOR / 2);
+        kept.put(buffer(), now + KEPT_FOR / 2);
+        assert_eq!((kept.buffers.len(), kept.bytes), (2, KEPT_BYTES), "the oldest made room");
+        kept.put(Vec::with_capacity(KEPT_BYTES + 1), now);
+        assert_eq!(kept.buffers.len(), 2, "too large to be kept");
+        assert_eq!(kept.expire(now + KEPT_FOR), Some(KEPT_FOR / 2));
+        assert_eq!(kept.expire(now + KEPT_FOR * 3 / 2), None);
+        assert_eq!((kept.buffers.len(), kept.bytes), (0, 0));
+        assert_eq!(kept.put(buffer(), now), Sweeper::Wanted, "the last one has ended");
     }
 }

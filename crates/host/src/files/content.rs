@@ -51,7 +51,7 @@ pub(super) fn read_file(
             return Err(too_large());
         }
     }
-    Ok(FsReadFileResponse { data: Bytes::from(data).into() })
+    Ok(FsReadFileResponse { data: buffer::into_bytes(data).into() })
 }
 
 /// The content of a small file, if all of it is in memory.
