@@ -209,7 +209,7 @@ async fn reads_whose_answers_nobody_takes_do_not_empty_the_process() {
 #[tokio::test]
 async fn a_slow_client_is_told_the_end_however_late() {
     let server = server_with(|config| {
-        config.process.closed_linger = Duration::from_millis(1);
+        config.process.closed_linger = Duration::ZERO;
         config.connection.outbound = OutboundConfig { queue_bytes: 64 << 10 };
     });
     let mut client = Client::ready(&server).await;
@@ -217,8 +217,10 @@ async fn a_slow_client_is_told_the_end_however_late() {
     let mut all = client.until("p", "\n").await;
     let pid = numbers(all.text().lines().next().unwrap())[0];
     gone(pid).await;
-    // Much longer than the linger.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // Whose client was told is forgotten meanwhile.
+    let mut prompt = Client::ready(&server).await;
+    prompt.run(sh("q", "")).await;
+    prompt.until_forgotten("q").await;
     all = client.go_on_until_closed("p", all).await;
     assert_eq!(all.stdout.len(), 300_000 + pid.to_string().len() + 1);
     assert_eq!(all.exit_code, 0);

@@ -94,9 +94,9 @@ async fn bytes_that_are_no_text_pass_unchanged() {
 }
 
 #[tokio::test]
-async fn an_id_is_taken_until_the_process_is_forgotten() {
+async fn an_id_is_taken_while_the_process_starts_runs_and_lingers() {
     let server = server_with(|config| {
-        config.process.closed_linger = std::time::Duration::from_millis(300);
+        config.process.closed_linger = std::time::Duration::from_secs(1000);
     });
     let mut client = Client::ready(&server).await;
     // Also while it is starting: neither request has been answered when the other comes.
@@ -108,11 +108,14 @@ async fn an_id_is_taken_until_the_process_is_forgotten() {
     client.close_stdin("p").await;
     client.until_closed("p").await;
     assert_eq!(client.start(sh("p", "")).await.unwrap_err().code, -32600, "it lingers");
-    let read = json!({"processId": "p"});
-    while client.call("process/read", read.clone()).await.is_ok() {
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
-    let unknown = client.call("process/read", read).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn an_id_is_free_once_the_process_is_forgotten() {
+    let server = server_with(|config| config.process.closed_linger = std::time::Duration::ZERO);
+    let mut client = Client::ready(&server).await;
+    client.run(sh("p", "")).await;
+    let unknown = client.until_forgotten("p").await;
     assert_eq!(unknown, Refused { code: -32600, message: "unknown process id p".into() });
     assert_eq!(client.run(sh("p", "echo again")).await.text(), "again\n");
 }

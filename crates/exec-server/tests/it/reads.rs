@@ -208,16 +208,11 @@ async fn a_closed_process_answers_at_once() {
 }
 
 #[tokio::test]
-async fn a_waiting_read_learns_that_the_process_was_forgotten() {
+async fn a_process_can_be_read_as_closed_until_it_is_forgotten() {
     let server = server_with(|config| config.process.closed_linger = Duration::ZERO);
     let mut client = Client::ready(&server).await;
     client.run(sh("p", "")).await;
-    loop {
-        match client.call("process/read", json!({"processId": "p"})).await {
-            Ok(read) => assert_eq!(read["closed"], true),
-            Err(refused) => break assert_eq!(refused.code, -32600),
-        }
-    }
+    assert_eq!(client.until_forgotten("p").await.code, -32600);
 }
 
 /// What the ring could not hold is counted to the byte for whoever was behind it.

@@ -368,7 +368,7 @@ async fn a_close_by_the_client_is_answered_though_a_long_poll_waits() {
 async fn a_process_that_closed_while_nobody_listened_is_not_forgotten() {
     let server = server_with(|config| {
         config.detach_ttl = Duration::from_secs(1000);
-        config.process.closed_linger = Duration::from_millis(1);
+        config.process.closed_linger = Duration::ZERO;
     });
     let (mut client, session) = greeted(&server).await;
     client.start(sh("p", "read line; echo $$").piped()).await.unwrap();
@@ -377,8 +377,10 @@ async fn a_process_that_closed_while_nobody_listened_is_not_forgotten() {
     client.ask("process/write", json!({"processId": "p", "chunk": base64(b"\n")})).await;
     drop(client);
     gone(pid).await;
-    // Much longer than the linger.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // Whose client was told is forgotten meanwhile.
+    let mut prompt = Client::ready(&server).await;
+    prompt.run(sh("q", "")).await;
+    prompt.until_forgotten("q").await;
     let mut client = Client::resume(&server, &session).await;
     let (bytes, _) = read_all(&mut client, "p", 0).await;
     assert_eq!(bytes, format!("{pid}\n").as_bytes());

@@ -324,6 +324,19 @@ impl Client {
         self.until_closed(&id).await
     }
 
+    /// Asks for a closed process until nobody knows it any more; what is said then.
+    pub async fn until_forgotten(&mut self, process_id: &str) -> Refused {
+        let asking = async {
+            loop {
+                match self.call("process/read", json!({"processId": process_id})).await {
+                    Ok(read) => assert_eq!(read["closed"], true),
+                    Err(refused) => break refused,
+                }
+            }
+        };
+        timeout(PATIENCE, asking).await.expect("it is never forgotten")
+    }
+
     /// What a process left unsaid: the connection is quiet but for the answer to this.
     pub async fn nothing_more(&mut self) {
         self.call("environment/status", json!({})).await.unwrap();
