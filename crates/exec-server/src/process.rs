@@ -65,9 +65,9 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     let mut started = None;
     let inserted = session.insert(&id, || {
         let group = session.group();
-        let launch = |params| launch(server.confiner().clone(), params, group);
-        let again = params.sandbox.is_some().then(|| launch(params.clone()));
-        let (handle, answer) = server.host().start(launch(params), again);
+        let launch = |params, again| launch(server.confiner().clone(), params, group, again);
+        let again = params.sandbox.is_some().then(|| launch(params.clone(), true));
+        let (handle, answer) = server.host().start(launch(params, false), again);
         started = Some(answer);
         handle
     });
@@ -103,7 +103,11 @@ async fn launch(
     confiner: Confiner,
     mut params: ExecParams,
     group: Group,
+    again: bool,
 ) -> Result<Launch, StartFailure> {
+    if again {
+        confiner.forget_plans();
+    }
     let not_offered = [
         (params.enforce_managed_network || params.managed_network.is_some(), "a managed network"),
         (params.network_proxy.is_some(), "a network proxy"),

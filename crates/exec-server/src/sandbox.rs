@@ -39,6 +39,13 @@ impl Confiner {
         self.0.is_some()
     }
 
+    /// Has every policy resolved anew: something was not what it was when one was.
+    pub(crate) fn forget_plans(&self) {
+        if let Some(confining) = &self.0 {
+            confining.sandbox.forget_plans();
+        }
+    }
+
     /// Where a filesystem request that is held to `context` has to run.
     pub(crate) fn backend(
         &self,

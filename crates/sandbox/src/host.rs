@@ -76,20 +76,19 @@ impl Near {
     }
 }
 
+impl HostFacts {
+    /// What is seen at a path.
+    pub(crate) fn look(&self, path: &Path) -> rustix::io::Result<Look> {
+        match self.near.borrow_mut().way(path) {
+            Some((directory, rest)) => look(directory, rest),
+            None => look(CWD, path),
+        }
+    }
+}
+
 impl Facts for HostFacts {
     fn lookup(&self, path: &Path) -> io::Result<Node> {
-        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-        let stat = match self.near.borrow_mut().way(path) {
-            Some((directory, rest)) => statx(directory, rest, flags, WANTED)?,
-            None => statx(CWD, path, flags, WANTED)?,
-        };
-        // What another sandbox put there to hold a name stands for that name being absent.
-        if u32::from(stat.stx_mode) == libc::S_IFDIR | placeholder::MODE
-            && placeholder::stands_at(path)
-        {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        Ok(node(&stat))
+        self.look(path)?.node.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     fn read_link(&self, path: &Path) -> io::Result<PathBuf> {
@@ -124,6 +123,24 @@ impl Facts for HostFacts {
         file.take(POINTER_FILE).read_to_end(&mut bytes)?;
         Ok(bytes)
     }
+}
+
+/// What was seen at a name.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Look {
+    /// What is there. What another sandbox put there to hold a name stands for that name being absent.
+    pub(crate) node: Option<Node>,
+    /// It looks like something that holds a name, whether or not it does.
+    pub(crate) marked: bool,
+}
+
+/// Looks at a name in a directory.
+pub(crate) fn look(directory: BorrowedFd<'_>, name: &Path) -> rustix::io::Result<Look> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let stat = statx(directory, name, flags, WANTED)?;
+    let marked = u32::from(stat.stx_mode) == libc::S_IFDIR | placeholder::MODE;
+    let absent = marked && placeholder::stands_at(directory, name);
+    Ok(Look { node: (!absent).then(|| node(&stat)), marked })
 }
 
 /// What an [`Identity`] and a kind are made of.

@@ -19,7 +19,7 @@ use crate::capabilities::Capabilities;
 use crate::decide::facts::Facts;
 use crate::decide::order::is_within;
 use crate::decide::policy::{PolicyError, Resolved, Surroundings, resolve};
-use crate::host::HostFacts;
+use crate::keep::Keep;
 use crate::plan::{self, Enforcement, Plan, PlanError, Program, Target, Walls};
 use crate::reentry;
 use crate::seccomp;
@@ -287,6 +287,7 @@ pub struct Sandbox {
     lifeline: (Arc<OwnedFd>, OwnedFd),
     /// Made when the first sandbox without network is.
     empty_network: OnceLock<Option<EmptyNetwork>>,
+    keep: Keep,
 }
 
 impl Sandbox {
@@ -295,7 +296,8 @@ impl Sandbox {
         let capabilities = config.capabilities.clone().unwrap_or_else(Capabilities::probe);
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let lifeline = (Arc::new(read), write);
-        Ok(Self { config, capabilities, lifeline, empty_network: OnceLock::new() })
+        let empty_network = OnceLock::new();
+        Ok(Self { config, capabilities, lifeline, empty_network, keep: Keep::default() })
     }
 
     /// What this machine can enforce.
@@ -303,13 +305,21 @@ impl Sandbox {
         &self.capabilities
     }
 
-    /// Resolves and plans a policy; `None` if there is nothing to enforce.
+    /// Resolves and plans a policy; `None` if there is nothing to enforce. A policy that is asked for
+    /// again is planned again only if something it was resolved to has changed.
     pub fn plan(
         &self,
         context: &SandboxContext,
         around: Surroundings<'_>,
     ) -> Result<Option<Planned>, PrepareError> {
-        self.plan_with(context, around, &HostFacts::default())
+        self.keep.plan(context, around, |facts| self.plan_with(context, around, facts))
+    }
+
+    /// Forgets the plans that were made so far. To be called before a policy is planned again because
+    /// something it rests on was no longer the same when it was built on
+    /// ([`Failure::is_race`](crate::Failure::is_race)).
+    pub fn forget_plans(&self) {
+        self.keep.forget();
     }
 
     /// As [`Sandbox::plan`], with other facts.

@@ -16,6 +16,7 @@ mod capabilities;
 pub mod decide;
 pub mod denial;
 mod host;
+mod keep;
 mod launch;
 pub mod plan;
 pub mod reentry;

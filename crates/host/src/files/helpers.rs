@@ -1,8 +1,8 @@
 //! Helpers kept warm: a sandboxed process for every policy that was asked for lately.
 //!
 //! Invariant: a request runs in a helper that was built for exactly the policy it asks for, on the
-//! very files and mounts that the policy means now: the policy is resolved for every request, and a
-//! helper is found by what came of that, the identity of every root included.
+//! very files and mounts that the policy means now: the policy is resolved for every request, or known
+//! to resolve as before, and a helper is found by what came of that, the identity of every root included.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,7 +67,10 @@ impl Helpers {
         }
         let context = Arc::new(context);
         match self.helper(context.clone(), needs).await {
-            Err(Refused::Changed(_)) => Ok(self.helper(context, needs).await?),
+            Err(Refused::Changed(_)) => {
+                self.0.sandbox.forget_plans();
+                Ok(self.helper(context, needs).await?)
+            }
             answer => Ok(answer?),
         }
     }

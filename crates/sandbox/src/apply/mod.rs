@@ -18,7 +18,7 @@ pub mod placeholder;
 mod privileges;
 pub(crate) mod probe;
 pub(crate) mod spare;
-mod sys;
+pub(crate) mod sys;
 mod tree;
 
 use std::os::fd::{FromRawFd, OwnedFd};

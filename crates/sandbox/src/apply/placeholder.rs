@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::{at, sys};
@@ -157,9 +157,10 @@ fn is_empty(directory: &OwnedFd) -> rustix::io::Result<bool> {
     Ok(true)
 }
 
-/// Whether a path is an empty placeholder rather than somebody's directory.
-pub(crate) fn stands_at(path: &Path) -> bool {
-    open(CWD, path.as_os_str()).is_ok_and(|directory| is_placeholder(&directory).unwrap_or(false))
+/// Whether at a name there is an empty placeholder rather than somebody's directory.
+pub(crate) fn stands_at(parent: impl AsFd, name: &Path) -> bool {
+    open(parent, name.as_os_str())
+        .is_ok_and(|directory| is_placeholder(&directory).unwrap_or(false))
 }
 
 fn is_at(lock: &OwnedFd, parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<bool> {

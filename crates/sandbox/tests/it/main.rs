@@ -8,6 +8,7 @@ mod attacks;
 mod bad_input;
 mod decisions;
 mod denial;
+mod kept;
 mod landlock_only;
 mod lifecycle;
 mod promises;
