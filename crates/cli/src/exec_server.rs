@@ -111,12 +111,10 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     let executable = std::env::current_exe().context("cannot find this executable")?;
     let paths =
         ExecServerRuntimePaths::new(executable, None).context("cannot find this executable")?;
-    // Connections to a listener have threads of their own; the streams of a relay share these.
-    let mut runtime = match args.remote.remote.is_some() || args.command.is_some() {
-        true => tokio::runtime::Builder::new_multi_thread(),
-        false => tokio::runtime::Builder::new_current_thread(),
-    };
-    let runtime = runtime.enable_all().build()?;
+    // A listener gives its connections to lanes; a relay's socket and its streams share this thread.
+    // It looks at its sockets often: a key must not wait until a busy stream has nothing more to do.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().event_interval(8).build()?;
     runtime.block_on(async {
         match args.command {
             Some(ExecServerCommand::Forward(forward)) => forward.run(&paths).await,

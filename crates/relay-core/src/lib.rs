@@ -46,7 +46,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `frame`, `peek` | the wire format and its validation; the cheap look a router needs |
-//! | `key`, `noise`, `entropy` | identities, the handshake, records, injected randomness |
+//! | `key`, `noise`, `aes_gcm`, `entropy` | identities, the handshake, records, injected randomness |
 //! | `queue`, `outbound`, `inbound`, `message`, `probe` | the halves of a stream |
 //! | `stream` | one stream's life, drawn above its `Phase` |
 //! | `endpoint` | the streams of a socket, their turns, their end |
@@ -67,6 +67,7 @@
 
 #![forbid(unsafe_code)]
 
+mod aes_gcm;
 mod config;
 mod endpoint;
 mod entropy;

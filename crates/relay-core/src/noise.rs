@@ -8,7 +8,6 @@ use std::fmt;
 use bytes::BytesMut;
 use clatter::bytearray::ByteArray;
 use clatter::cipherstate::CipherState;
-use clatter::crypto::cipher::AesGcm;
 use clatter::crypto::dh::X25519;
 use clatter::crypto::hash::Sha256;
 use clatter::crypto::kem::rust_crypto_ml_kem::MlKem768;
@@ -17,6 +16,7 @@ use clatter::traits::{Handshaker, Hash};
 use clatter::{HybridHandshakeCore, HybridHandshakeParams};
 use zeroize::Zeroizing;
 
+use crate::aes_gcm::AesGcm;
 use crate::config::{MAX_NOISE_LEN, TAG_LEN};
 use crate::entropy::{Entropy, EntropyError, HandshakeRng, seeded};
 use crate::key::{KeyError, NoiseIdentity, NoisePublicKey, SUITE, check_mlkem768};
@@ -247,15 +247,13 @@ impl RecordCipher {
         out: &mut BytesMut,
     ) -> Result<(), RecordError> {
         let error = RecordError { seq };
-        let plaintext_len = record.len().checked_sub(TAG_LEN).ok_or(error)?;
         if record.len() > MAX_NOISE_LEN || self.opening.get_nonce() != u64::from(seq) {
             return Err(error);
         }
         let start = out.len();
-        out.resize(start + plaintext_len, 0);
-        self.opening.decrypt_with_ad(&[], record, &mut out[start..]).map_err(|_| {
-            out.truncate(start);
-            error
-        })
+        out.extend_from_slice(record);
+        let opened = self.opening.decrypt_with_ad_in_place(&[], &mut out[start..], record.len());
+        out.truncate(start + opened.as_ref().map_or(0, |len| *len));
+        opened.map(|_| ()).map_err(|_| error)
     }
 }

@@ -1,4 +1,5 @@
-//! Bare websocket peers on the same library: what a message costs without anything behind it.
+//! Bare websocket peers on the same library: what a message costs without anything behind it, and
+//! a relay with nothing to it.
 
 use std::io::Write;
 
@@ -6,6 +7,8 @@ use clap::{Args, ValueEnum};
 use futures_util::{SinkExt, StreamExt};
 use tokio::net::TcpListener;
 use tokio_websockets::{Config, Message, ServerBuilder};
+
+use super::forwarder;
 
 #[derive(Debug, Args)]
 pub struct FloorArgs {
@@ -18,9 +21,14 @@ enum What {
     Echo,
     /// Asked `COUNT LEN`, makes so many messages of that length and says so; then sends them
     ReadyMade,
+    /// A registry and a relay that only forwards frames
+    Forwarder,
 }
 
 pub fn serve(args: &FloorArgs) -> anyhow::Result<()> {
+    if let What::Forwarder = args.what {
+        return forwarder::serve();
+    }
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;

@@ -4,6 +4,7 @@
 mod client;
 mod files;
 pub mod floor;
+mod forwarder;
 mod memory;
 mod placement;
 mod process;
@@ -42,6 +43,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         sandbox::files(&mut report, args.effort).await?;
         sandbox::prepare(&mut report, args.effort)?;
         remote::echo(&mut report, args.effort).await?;
+        remote::echo_beside_a_flood(&mut report, args.effort).await?;
         remote::stream(&mut report, args.effort).await?;
         remote::streams(&mut report).await
     })?;

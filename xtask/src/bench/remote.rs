@@ -1,4 +1,5 @@
-//! Remote mode: what the relay and its encryption add, through a rendezvous on this machine.
+//! Remote mode: what relayed streams and their encryption add, through a relay on this machine that
+//! only forwards frames; and, to know it, through a rendezvous.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -17,16 +18,22 @@ use super::target::Target;
 
 const ENVIRONMENT: &str = "bench";
 
-/// A rendezvous and an environment that can be reached through it.
+/// A relay and an environment that can be reached through it.
 struct Cloud {
-    _data: tempfile::TempDir,
-    rendezvous: Target,
+    relay: Target,
     executor: Target,
     token: String,
+    _data: Option<tempfile::TempDir>,
 }
 
 impl Cloud {
-    async fn start() -> anyhow::Result<Self> {
+    /// Behind a relay that only forwards frames.
+    async fn bare() -> anyhow::Result<Self> {
+        Self::behind(Target::floor("forwarder")?, "token".to_owned(), None).await
+    }
+
+    /// Behind a rendezvous.
+    async fn whole() -> anyhow::Result<Self> {
         let data = tempfile::tempdir()?;
         let rendezvous = Target::codex(|codex| {
             codex.args(["rendezvous", "serve", "--listen", "127.0.0.1:0", "--data"]);
@@ -37,24 +44,35 @@ impl Cloud {
         let created = create.arg(data.path()).output()?;
         ensure!(created.status.success(), "{}", String::from_utf8_lossy(&created.stderr));
         let token = String::from_utf8(created.stdout)?.trim().to_owned();
+        Self::behind(rendezvous, token, Some(data)).await
+    }
+
+    async fn behind(
+        relay: Target,
+        token: String,
+        data: Option<tempfile::TempDir>,
+    ) -> anyhow::Result<Self> {
         let executor = Target::silent(|codex| {
-            codex.args(["exec-server", "--remote", &rendezvous.url]);
+            codex.args(["exec-server", "--remote", &relay.url]);
             codex.args(["--environment-id", ENVIRONMENT]).env("CODEX_API_KEY", &token);
         })?;
-        let cloud = Self { _data: data, rendezvous, executor, token };
+        let cloud = Self { relay, executor, token, _data: data };
         // It is there once it can be talked to.
         let began = Instant::now();
-        while let Err(error) = cloud.connect().await {
-            ensure!(began.elapsed() < Duration::from_secs(20), "{error}");
+        loop {
+            let tried = tokio::time::timeout(Duration::from_secs(1), cloud.connect()).await;
+            if let Ok(Ok(_)) = tried {
+                return Ok(cloud);
+            }
+            ensure!(began.elapsed() < Duration::from_secs(20), "{tried:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Ok(cloud)
     }
 
     async fn connect(&self) -> anyhow::Result<ExecServerClient> {
         let sign_in = SignIn::bearer(Secret::from(self.token.clone()));
         let options = ExecServerClientConnectOptions::default();
-        let (url, id) = (&self.rendezvous.url, ENVIRONMENT);
+        let (url, id) = (&self.relay.url, ENVIRONMENT);
         Ok(ExecServerClient::connect_environment(url, id, sign_in, options).await?)
     }
 }
@@ -64,47 +82,80 @@ async fn plain(server: &Target) -> anyhow::Result<ExecServerClient> {
     Ok(ExecServerClient::connect_websocket(args).await?)
 }
 
-/// A key through `cat`, by the relay and by a plain websocket, with the same client.
+/// A key through `cat`, by a relay and by a plain websocket, with the same client.
 pub async fn echo(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
-    let name = "relay: keystroke echo, p50";
-    if !report.wants(name) {
+    let (bare, whole) = ("relay: keystroke echo, p50", "rendezvous: keystroke echo, p50");
+    if !report.wants(bare) && !report.wants(whole) {
         return Ok(());
     }
     let _apart = placement::apart()?;
-    let (cloud, server) = (Cloud::start().await?, Target::exec_server()?);
+    let (relay, rendezvous) = (Cloud::bare().await?, Cloud::whole().await?);
+    let server = Target::exec_server()?;
     let mut times = Vec::new();
-    for client in [cloud.connect().await?, plain(&server).await?] {
-        let mut process = client.spawn(ExecCommand::new(["cat"]).pipe_stdin()).await?;
-        let mut stdin = process.take_stdin().context("stdin")?;
-        let mut samples = Vec::new();
-        for _ in 0..1000 * effort {
-            let began = Instant::now();
-            stdin.write_all(b"k").await?;
-            stdin.flush().await?;
-            let event = process.next_event().await;
-            ensure!(matches!(event, Some(ProcessEvent::Output { .. })), "{event:?}");
-            samples.push(began.elapsed());
-        }
-        process.terminate().await?;
-        times.push(p50(&mut samples));
+    for client in [plain(&server).await?, relay.connect().await?, rendezvous.connect().await?] {
+        times.push(p50(&mut keys(&client, 1000 * effort).await?));
     }
-    let (measured, floor) = (times[0], times[1]);
-    let ratio = measured.as_secs_f64() / floor.as_secs_f64();
-    report.figure(name, &microseconds(measured), &microseconds(floor), ratio, Goal::AtMost(3.0));
+    let floor = times[0];
+    for (name, time, goal) in [(bare, times[1], Goal::AtMost(3.0)), (whole, times[2], Goal::None)] {
+        let ratio = time.as_secs_f64() / floor.as_secs_f64();
+        report.figure(name, &microseconds(time), &microseconds(floor), ratio, goal);
+    }
+    Ok(())
+}
+
+/// How long each of so many keys takes through `cat`.
+async fn keys(client: &ExecServerClient, count: usize) -> anyhow::Result<Vec<Duration>> {
+    let mut process = client.spawn(ExecCommand::new(["cat"]).pipe_stdin()).await?;
+    let mut stdin = process.take_stdin().context("stdin")?;
+    let mut samples = Vec::new();
+    for _ in 0..count {
+        let began = Instant::now();
+        stdin.write_all(b"k").await?;
+        stdin.flush().await?;
+        let event = process.next_event().await;
+        ensure!(matches!(event, Some(ProcessEvent::Output { .. })), "{event:?}");
+        samples.push(began.elapsed());
+    }
+    process.terminate().await?;
+    Ok(samples)
+}
+
+/// Keys on one stream while another of the same server's takes all the output it can get; the same
+/// with two plain websockets, which may have a processor each.
+pub async fn echo_beside_a_flood(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+    let name = "rendezvous: keystroke beside a flood, p50";
+    if !report.wants(name) {
+        return Ok(());
+    }
+    let (rendezvous, server) = (Cloud::whole().await?, Target::exec_server()?);
+    let plain = [plain(&server).await?, plain(&server).await?];
+    let relayed = [rendezvous.connect().await?, rendezvous.connect().await?];
+    let mut times = Vec::new();
+    for [flooded, client] in [plain, relayed] {
+        let mut flood = flooded.spawn(ExecCommand::new(["cat", "/dev/zero"])).await?;
+        ensure!(flood.next_event().await.is_some(), "no flood");
+        let draining = tokio::spawn(async move { while flood.next_event().await.is_some() {} });
+        times.push(p50(&mut keys(&client, 300 * effort).await?));
+        draining.abort();
+    }
+    let ratio = times[1].as_secs_f64() / times[0].as_secs_f64();
+    report.figure(name, &microseconds(times[1]), &microseconds(times[0]), ratio, Goal::None);
     Ok(())
 }
 
 const STREAM_MIB: usize = 64;
 
-/// Output by the relay and by a plain websocket, with the same client.
+/// Output by a relay and by a plain websocket, with the same client.
 pub async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
-    let name = "relay: 64 MiB through one pipe";
-    if !report.wants(name) {
+    let bare = "relay: 64 MiB through one pipe";
+    let whole = "rendezvous: 64 MiB through one pipe";
+    if !report.wants(bare) && !report.wants(whole) {
         return Ok(());
     }
-    let (cloud, server) = (Cloud::start().await?, Target::exec_server()?);
-    let clients = [cloud.connect().await?, plain(&server).await?];
-    let mut times = [Vec::new(), Vec::new()];
+    let (relay, rendezvous) = (Cloud::bare().await?, Cloud::whole().await?);
+    let server = Target::exec_server()?;
+    let clients = [plain(&server).await?, relay.connect().await?, rendezvous.connect().await?];
+    let mut times = [Vec::new(), Vec::new(), Vec::new()];
     let blocks = format!("count={}", STREAM_MIB << 4);
     for _ in 0..5 * effort {
         for (client, times) in clients.iter().zip(&mut times) {
@@ -121,14 +172,18 @@ pub async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()
             times.push(began.elapsed());
         }
     }
-    let [measured, floor] = times.each_mut().map(|times| p50(times));
+    let [floor, relayed, rendezvoused] = times.each_mut().map(|times| p50(times));
     let rate = |time: Duration| format!("{:.0} MiB/s", STREAM_MIB as f64 / time.as_secs_f64());
-    let ratio = floor.as_secs_f64() / measured.as_secs_f64();
-    report.figure(name, &rate(measured), &rate(floor), ratio, Goal::AtLeast(0.5));
+    for (name, time, goal) in
+        [(bare, relayed, Goal::AtLeast(0.5)), (whole, rendezvoused, Goal::None)]
+    {
+        let ratio = floor.as_secs_f64() / time.as_secs_f64();
+        report.figure(name, &rate(time), &rate(floor), ratio, goal);
+    }
     Ok(())
 }
 
-const STREAMS: u32 = 50;
+const STREAMS: u32 = 100;
 
 /// What streams cost the server: the processor's time from a claim to a session, and idle memory.
 pub async fn streams(report: &mut Report<'_>) -> anyhow::Result<()> {
@@ -136,7 +191,7 @@ pub async fn streams(report: &mut Report<'_>) -> anyhow::Result<()> {
     if !report.wants(handshake) && !report.wants(memory) {
         return Ok(());
     }
-    let cloud = Cloud::start().await?;
+    let cloud = Cloud::whole().await?;
     // Whatever only the first one costs.
     let _first = cloud.connect().await?;
     let (time, resident) = (cloud.executor.processor_time()?, cloud.executor.resident()?);

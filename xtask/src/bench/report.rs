@@ -9,6 +9,8 @@ use anyhow::bail;
 pub enum Goal {
     AtMost(f64),
     AtLeast(f64),
+    /// Good to know.
+    None,
 }
 
 #[derive(Debug)]
@@ -32,6 +34,7 @@ impl<'a> Report<'a> {
         let (met, goal) = match goal {
             Goal::AtMost(limit) => (ratio <= limit, format!("at most {limit}")),
             Goal::AtLeast(limit) => (ratio >= limit, format!("at least {limit}")),
+            Goal::None => (true, String::new()),
         };
         let verdict = if met { "" } else { "  MISSED" };
         eprintln!("{name:<44} {measured:>14} {floor:>14} {ratio:>9.2}   {goal}{verdict}");
