@@ -265,6 +265,13 @@ impl Drive<'_> {
                 }
                 Signalled::Pass(signal) => signal,
             };
+            if matches!(signal, ProcessSignal::User1 | ProcessSignal::User2) {
+                // It asks for no end, so none comes of a server that cannot be told.
+                if client.capabilities().process_signals {
+                    sending.push(pass(client, id, signal));
+                }
+                continue;
+            }
             times = if last == Some(signal) { times + 1 } else { 1 };
             last = Some(signal);
             let connected = matches!(*client.status().borrow(), ConnectionStatus::Connected);
@@ -283,7 +290,7 @@ impl Drive<'_> {
             if signal != ProcessSignal::Interrupt && !client.capabilities().process_signals {
                 return Ending::Stopped(exit_code(signal));
             }
-            sending.push(async move { (signal, send(client, id, signal).await) });
+            sending.push(pass(client, id, signal));
         }
     }
 
@@ -327,6 +334,16 @@ fn refused(error: &io::Error) -> Ending {
         return Ending::Stopped(crate::exit::NOT_RUN.into());
     }
     Ending::Stopped(BROKEN_PIPE.into())
+}
+
+/// Passes a signal on; whether that is all there is to do about it.
+async fn pass(
+    client: &ExecServerClient,
+    id: &ProcessId,
+    signal: ProcessSignal,
+) -> (ProcessSignal, bool) {
+    let taken = send(client, id, signal).await;
+    (signal, taken || matches!(signal, ProcessSignal::User1 | ProcessSignal::User2))
 }
 
 /// Whether the server has taken the signal, or refused it; false if the connection was lost.

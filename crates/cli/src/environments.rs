@@ -8,11 +8,12 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use codex_rendezvous::{Clock, EnvironmentStatus, RegistryClient, Secret};
 
+use crate::on::HARNESS_TOKEN_VARIABLE;
 use crate::rendezvous::span;
 
 /// See the environments of a registry: who is online, since when; remove one
 ///
-/// Needs a token that can manage, in CODEX_API_KEY or a file:
+/// Needs a token that can manage, in a file, CODEX_API_KEY or CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN:
 /// codex rendezvous token create --can manage
 #[derive(Debug, Args)]
 pub struct EnvironmentsArgs {
@@ -26,7 +27,7 @@ pub struct EnvironmentsArgs {
     )]
     registry: String,
 
-    /// A file with the token (default: the variable CODEX_API_KEY)
+    /// A file with the token (default: one of those variables)
     #[arg(long, value_name = "FILE", global = true)]
     token_file: Option<PathBuf>,
 
@@ -63,7 +64,13 @@ pub fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
         Some(file) => std::fs::read_to_string(file)
             .with_context(|| format!("cannot read {}", file.display()))?,
         None => std::env::var("CODEX_API_KEY")
-            .context("no token; set CODEX_API_KEY or give --token-file")?,
+            .or_else(|_| std::env::var(HARNESS_TOKEN_VARIABLE))
+            .ok()
+            .with_context(|| {
+                format!(
+                    "no token; set CODEX_API_KEY or {HARNESS_TOKEN_VARIABLE}, or give --token-file"
+                )
+            })?,
     };
     let token = Secret::new(token.trim().to_owned());
     let client = RegistryClient::new(&args.registry, token, args.ca_file.as_deref())?;

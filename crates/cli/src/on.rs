@@ -19,7 +19,7 @@ use crate::place::{Place, place};
 /// Where a bearer token is looked for if no file is named.
 pub const TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_TOKEN";
 /// The same, for environments.
-const HARNESS_TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN";
+pub const HARNESS_TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN";
 /// Where the registry is looked for if none is named; the second is what other harnesses read.
 const REGISTRY_VARIABLES: [&str; 2] =
     ["CODEX_REGISTRY_URL", "CODEX_EXEC_SERVER_NOISE_REGISTRY_URL"];

@@ -7,6 +7,9 @@ use codex_exec_server::{ExecServerClient, PathUri};
 pub fn resolve(client: &ExecServerClient, text: &str) -> anyhow::Result<PathUri> {
     let info = client.info();
     let bad = || format!("`{text}` is no path of the other side");
+    if text.is_empty() {
+        bail!("an empty path names nothing; where the server works is `.`");
+    }
     if text.starts_with('/') || text.starts_with("file:") {
         return text.parse::<PathUri>().with_context(bad);
     }

@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
-use codex_exec_server::FsRemoveParams;
 use codex_exec_server::client::Files;
+use codex_exec_server::{ExecServerClient, FsRemoveParams, PathUri};
 
 use crate::exit;
 use crate::on::{OnArgs, Wants, block_on};
@@ -42,11 +42,9 @@ pub fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
         let files = connected.client.files();
         let mut code = ExitCode::SUCCESS;
         for written in &args.paths {
-            let path = remote_path::resolve(&connected.client, unmarked(written))?;
-            let removed = if path.as_bytes() == b"/" {
-                Err(anyhow::anyhow!("that is everything; name what is in it"))
-            } else {
-                args.remove(&files, path).await
+            let removed = match nameable(&connected.client, unmarked(written)) {
+                Ok(path) => args.remove(&files, path).await,
+                Err(error) => Err(error),
             };
             if let Err(error) = removed.with_context(|| format!("cannot remove {written}")) {
                 code = exit::report(&error);
@@ -57,8 +55,21 @@ pub fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// The path, unless it is one that nobody means to remove: what a variable that is not set leaves of
+/// a command, and the directories that everything is in.
+fn nameable(client: &ExecServerClient, written: &str) -> anyhow::Result<PathUri> {
+    if matches!(written.trim_end_matches('/').rsplit('/').next(), Some("." | "..")) {
+        bail!("that is where one is, or above it; write its name");
+    }
+    let path = remote_path::resolve(client, written)?;
+    if path.as_bytes() == b"/" {
+        bail!("that is everything; name what is in it");
+    }
+    Ok(path)
+}
+
 impl RmArgs {
-    async fn remove(&self, files: &Files, path: codex_exec_server::PathUri) -> anyhow::Result<()> {
+    async fn remove(&self, files: &Files, path: PathUri) -> anyhow::Result<()> {
         let mut params = FsRemoveParams::new(path.clone());
         params.recursive = self.recursive;
         params.force = self.force;

@@ -95,12 +95,7 @@ pub struct RunArgs {
     keep: Duration,
 
     /// The command and its arguments; no shell is involved. Everything after it is its own
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "COMMAND"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
@@ -338,12 +333,7 @@ async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
              its connection; give --on ws://… or env:…"
         );
     }
-    if Saved::find(name)?.is_some() {
-        bail!(
-            "the name `{name}` is taken: `codex ps` shows by what, `codex attach {name}` collects it, \
-             `codex kill {name}` ends it"
-        );
-    }
+    Saved::require_free(name)?;
     let wants = Wants { keep: Some(args.keep), ..Wants::default() };
     let connected = args.on.connect(wants).await?;
     let client = &connected.client;

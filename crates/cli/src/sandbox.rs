@@ -58,12 +58,7 @@ pub struct SandboxArgs {
     network: bool,
 
     /// The command and its arguments; no shell is involved. Everything after it is its own
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "COMMAND"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 

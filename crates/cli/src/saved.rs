@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::on::OnArgs;
@@ -94,6 +94,16 @@ impl Saved {
         let saved: Self = serde_json::from_slice(&text)
             .with_context(|| format!("{} describes no session; remove it", path.display()))?;
         Ok(Some(Self { name: name.to_string(), ..saved }))
+    }
+
+    /// Refuses a name that leads to another session.
+    pub fn require_free(name: &Name) -> anyhow::Result<()> {
+        let Some(saved) = Self::find(name)? else { return Ok(()) };
+        bail!(
+            "the name `{name}` is taken: `codex ps` shows by what, `codex attach {name}` collects it, \
+             `codex kill {name}` ends it; if its server is gone for good, remove {}",
+            saved.file()?.display()
+        )
     }
 
     /// Every saved session, by name.

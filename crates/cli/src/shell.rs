@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use codex_exec_server::ProcessId;
 use codex_exec_server::client::ExecCommand;
 
 use crate::drive::{Drive, Ending};
@@ -26,7 +27,8 @@ use crate::terminal::Terminal;
 Examples:
   codex shell --on ws://127.0.0.1:4500
   codex shell --on 'stdio:ssh host codex exec-server --listen stdio'
-  codex shell --on ws://… --name work          leave with ~. and come back with: codex attach work
+  codex shell --on ws://… --name work          leave with ~. and come back with: codex attach work;
+                                               also after this program or its machine died
 
 Keys, after Enter:
   ~.   leave; the shell goes on for --keep, and codex attach comes back to it. A shell on this
@@ -43,7 +45,7 @@ pub struct ShellArgs {
     #[arg(short = 'C', long, value_name = "DIR")]
     cwd: Option<String>,
 
-    /// The name to come back by after ~. [default: made up]
+    /// The name to come back by [default: made up]
     #[arg(long)]
     name: Option<Name>,
 
@@ -74,8 +76,13 @@ impl ShellArgs {
                     return Ok(exit::passed_on(code));
                 }
             };
+            if let Some(name) = &self.name {
+                Saved::require_free(name)?;
+            }
             let process = connected.client.spawn(self.command(&connected)?).await?;
-            let id = process.id().to_string();
+            // Noted now, for whoever is killed notes nothing any more.
+            let saved = self.saved(connected.client.session_id().as_deref(), process.id())?;
+            saved.as_ref().map_or(Ok(()), Saved::write)?;
             let drive = Drive {
                 terminal: Some(&terminal),
                 forward_stdin: true,
@@ -86,13 +93,15 @@ impl ShellArgs {
             };
             let ending = drive.to_the_end(process).await;
             drop(terminal);
-            let session = connected.client.session_id();
             let kept = connected.client.capabilities().session_detach_ttl;
             connected.close().await;
             match ending {
-                Ending::Exited { code, .. } | Ending::Stopped(code) => Ok(exit::passed_on(code)),
+                Ending::Exited { code, .. } | Ending::Stopped(code) => {
+                    saved.as_ref().map_or(Ok(()), Saved::remove)?;
+                    Ok(exit::passed_on(code))
+                }
                 Ending::Left => {
-                    self.left(session.as_deref(), &id, kept)?;
+                    self.left(saved.as_ref(), kept);
                     Ok(ExitCode::SUCCESS)
                 }
                 Ending::Failed(error) => Err(error),
@@ -120,12 +129,9 @@ impl ShellArgs {
         Ok(in_terminal(command))
     }
 
-    /// Notes how to come back, where that is possible.
-    fn left(&self, session: Option<&str>, process: &str, kept: bool) -> anyhow::Result<()> {
-        let Some(session) = session else {
-            tell(format_args!("left; the shell has ended"));
-            return Ok(());
-        };
+    /// How to come back, where that is possible.
+    fn saved(&self, session: Option<&str>, process: &ProcessId) -> anyhow::Result<Option<Saved>> {
+        let Some(session) = session else { return Ok(None) };
         let name = match &self.name {
             Some(name) => name.clone(),
             None => {
@@ -134,16 +140,17 @@ impl ShellArgs {
                 format!("shell-{mark}").parse().map_err(anyhow::Error::msg)?
             }
         };
-        let Some(saved) = Saved::new(&name, &self.on, session, process, true) else {
-            tell(format_args!("left; the shell has ended"));
-            return Ok(());
+        Ok(Saved::new(&name, &self.on, session, &process.to_string(), true))
+    }
+
+    fn left(&self, saved: Option<&Saved>, kept: bool) {
+        let Some(saved) = saved else {
+            return tell(format_args!("left; the shell has ended"));
         };
-        saved.write()?;
         let time = match kept {
             true => format!("for {}", span(self.keep)),
             false => "for as long as this server likes, usually 30s".to_owned(),
         };
-        tell(format_args!("left; the shell goes on {time}: codex attach {name}"));
-        Ok(())
+        tell(format_args!("left; the shell goes on {time}: codex attach {}", saved.name));
     }
 }

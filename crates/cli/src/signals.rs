@@ -14,6 +14,8 @@ struct Kinds {
     terminate: Signal,
     hangup: Signal,
     quit: Signal,
+    user1: Signal,
+    user2: Signal,
     resized: Signal,
 }
 
@@ -34,6 +36,8 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             hangup: signal(SignalKind::hangup())?,
             quit: signal(SignalKind::quit())?,
+            user1: signal(SignalKind::user_defined1())?,
+            user2: signal(SignalKind::user_defined2())?,
             resized: signal(SignalKind::window_change())?,
         })))
     }
@@ -46,6 +50,8 @@ impl Signals {
             Some(()) = kinds.terminate.recv() => Signalled::Pass(ProcessSignal::Terminate),
             Some(()) = kinds.hangup.recv() => Signalled::Pass(ProcessSignal::Hangup),
             Some(()) = kinds.quit.recv() => Signalled::Pass(ProcessSignal::Quit),
+            Some(()) = kinds.user1.recv() => Signalled::Pass(ProcessSignal::User1),
+            Some(()) = kinds.user2.recv() => Signalled::Pass(ProcessSignal::User2),
             Some(()) = kinds.resized.recv() => Signalled::Resized,
             else => std::future::pending().await,
         }

@@ -108,6 +108,14 @@ fn listing_and_removing() {
         rm(&[&shown("none")]).failed(1, "cannot remove");
         rm(&["-f", &shown("none")]).well();
         rm(&["-rf", "/"]).failed(1, "everything");
+        // What a variable that is not set leaves of a command, and what no `rm` takes.
+        rm(&["-rf", ""]).failed(1, "an empty path names nothing");
+        let here =
+            [".", "..", "./", &format!("{}/.", shown("d")), &format!("{}/..", shown("d/sub"))];
+        for here in here {
+            rm(&["-rf", here]).failed(1, "write its name");
+        }
+        assert!(path("d/file").exists());
         rm(&[&shown("d/file")]).well();
         rm(&["-r", &format!(":{}", shown("d"))]).well();
         assert!(!path("d").exists());

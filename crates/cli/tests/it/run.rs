@@ -53,9 +53,13 @@ fn input_that_nobody_asked_for_is_left_to_the_next_command() {
 fn signals_are_passed_on() {
     use rustix::process::{Pid, Signal, kill_process};
     everywhere(|codex| {
-        for (signal, name, code) in
-            [(Signal::INT, "INT", 11), (Signal::TERM, "TERM", 12), (Signal::HUP, "HUP", 13)]
-        {
+        for (signal, name, code) in [
+            (Signal::INT, "INT", 11),
+            (Signal::TERM, "TERM", 12),
+            (Signal::HUP, "HUP", 13),
+            (Signal::USR1, "USR1", 14),
+            (Signal::USR2, "USR2", 15),
+        ] {
             let script = format!(
                 "trap 'echo told; exit {code}' {name}; echo ready; while :; do sleep 0.1; done"
             );
@@ -152,6 +156,9 @@ fn what_cannot_be_started_has_the_codes_of_a_shell() {
     });
     output(codex().args(["run", "-t", "--", "ls"])).failed(125, "-t needs a terminal");
     output(codex().args(["run"])).failed(2, "COMMAND");
+    // A flag that is none is not the command.
+    output(codex().args(["run", "--timout", "5s", "--", "ls"])).failed(2, "'--timout'");
+    output(codex().args(["sandbox", "--netwrk", "ls"])).failed(2, "'--netwrk'");
 }
 
 #[test]

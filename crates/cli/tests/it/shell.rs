@@ -82,6 +82,36 @@ fn left_and_come_back_to() {
 }
 
 #[test]
+fn a_client_that_was_killed_is_replaced_by_attach() {
+    let home = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    let named = || {
+        let mut command = shell(server.codex("shell"));
+        command.args(["--name", "work"]).env("XDG_STATE_HOME", home.path());
+        command
+    };
+    let mut terminal = Terminal::start(&named());
+    terminal.type_in("x=kept; echo rea''dy\n");
+    terminal.shows("ready");
+    terminal.signal(Signal::KILL);
+    terminal.ends();
+    let mut terminal = Terminal::start(&named());
+    terminal.shows("the name `work` is taken");
+    assert_eq!(terminal.ends().code(), Some(125));
+
+    let mut attach = codex();
+    attach.args(["attach", "work"]).env("XDG_STATE_HOME", home.path());
+    let mut terminal = Terminal::start(&attach);
+    terminal.type_in("echo $x is he''re; exit 4\n");
+    terminal.shows("kept is here");
+    assert_eq!(terminal.ends().code(), Some(4));
+    let mut terminal = Terminal::start(&named());
+    terminal.type_in("exit 5\n");
+    assert_eq!(terminal.ends().code(), Some(5), "the name is free again");
+    assert_eq!(std::fs::read_dir(home.path().join("codex/sessions")).unwrap().count(), 0);
+}
+
+#[test]
 fn a_dropped_connection_costs_nothing() {
     let server = Server::start();
     let proxy = Proxy::start(server.url.strip_prefix("ws://").unwrap());
