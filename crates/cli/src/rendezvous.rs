@@ -177,19 +177,15 @@ fn with_tokens<T>(
 ) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let book = match args.nats {
+        match args.nats {
             Some(servers) => {
                 let options = NatsOptions { servers, replicas: 1 };
-                TokenBook::Nats(NatsTokens::connect(&options).await?)
+                work(TokenBook::Nats(NatsTokens::connect(&options).await?)).await
             }
-            None => {
-                let open = TokenFile::open(&args.data);
-                TokenBook::File(
-                    open.with_context(|| format!("cannot use {}", args.data.display()))?,
-                )
-            }
-        };
-        work(book).await
+            None => work(TokenBook::File(TokenFile::new(&args.data)))
+                .await
+                .with_context(|| format!("cannot use {}", args.data.display())),
+        }
     })
 }
 

@@ -99,6 +99,11 @@ pub async fn run(
     match listen_url {
         ListenUrl::WebSocket(address) => {
             let bind = |source| RunError::Bind { address, source };
+            if matches!(auth, WebSocketAuth::Open) && !address.ip().is_loopback() {
+                tracing::warn!(
+                    "whoever reaches {address} may run commands here: no --ws-auth is given"
+                );
+            }
             let listener = WebSocketListener::bind(address, auth).await.map_err(bind)?;
             let address = listener.local_addr().map_err(bind)?;
             let server = Server::new(config).map_err(RunError::Setup)?;

@@ -126,7 +126,7 @@ impl Drop for Process {
 async fn measure(frames: usize, environments: usize) {
     let dir = std::env::temp_dir().join(format!("rendezvous-load-{}", std::process::id()));
     let data = dir.to_str().unwrap();
-    let token = token(&TokenBook::File(TokenFile::open(&dir).unwrap())).await;
+    let token = token(&TokenBook::File(TokenFile::new(&dir))).await;
 
     let mut best = (0f64, 0f64);
     for round in 0..3 {

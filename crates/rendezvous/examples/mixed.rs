@@ -190,10 +190,9 @@ async fn mixed(duration: Duration, nodes: usize, plan: Plan) -> ExitCode {
             let book = NatsTokens::connect(&server.options()).await.unwrap();
             (format!("nats://{}", server.address), TokenBook::Nats(book))
         }
-        None => (
-            dir.to_str().unwrap().to_owned(),
-            TokenBook::File(TokenFile::open(Path::new(&dir)).unwrap()),
-        ),
+        None => {
+            (dir.to_str().unwrap().to_owned(), TokenBook::File(TokenFile::new(Path::new(&dir))))
+        }
     };
     let all: Vec<Node> = (0..nodes).map(|_| Node::start(&store)).collect();
     let all = Arc::new(Mutex::new(all));

@@ -282,10 +282,9 @@ fn make_directory(directory: &Path) -> io::Result<()> {
 pub struct TokenFile(PathBuf);
 
 impl TokenFile {
-    /// Of that directory, which is made if it is missing.
-    pub fn open(directory: &Path) -> io::Result<Self> {
-        make_directory(directory)?;
-        Ok(Self(directory.join("tokens.log")))
+    /// Of that directory, which is made with the first token.
+    pub fn new(directory: &Path) -> Self {
+        Self(directory.join("tokens.log"))
     }
 
     /// Makes a token. It is given here and kept nowhere.
@@ -297,6 +296,7 @@ impl TokenFile {
         expires: Option<u64>,
     ) -> io::Result<(Secret, TokenRecord)> {
         let (token, record) = TokenRecord::generate(scope, can, now, expires)?;
+        self.0.parent().map_or(Ok(()), make_directory)?;
         SharedJournal::append(&self.0, &TokenChange::Create(record.clone()))?;
         Ok((token, record))
     }
@@ -316,6 +316,10 @@ impl TokenFile {
     }
 
     fn read(&self) -> io::Result<Tokens> {
+        if let Some(directory) = self.0.parent() {
+            // Otherwise a misspelt one would seem to be without tokens.
+            directory.metadata()?;
+        }
         let mut tokens = Tokens::default();
         follow(&mut SharedJournal::new(self.0.clone()), &mut tokens)?;
         Ok(tokens)

@@ -5,7 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -170,7 +170,27 @@ impl SharedJournal {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).mode(0o600);
+    match options.clone().create_new(true).open(path) {
+        Ok(file) => {
+            give_to_owner(&file, path.parent().unwrap_or(Path::new(".")))?;
+            Ok(file)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            options.create(true).open(path)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A file that root makes in the directory of a service is the service's, or it could not read it.
+fn give_to_owner(file: &File, directory: &Path) -> io::Result<()> {
+    let (made, around) = (file.metadata()?, directory.metadata()?);
+    if made.uid() == 0 && around.uid() != 0 {
+        fchown(file, Some(around.uid()), Some(around.gid()))?;
+    }
+    Ok(())
 }
 
 fn line<R: Serialize>(record: &R) -> io::Result<Vec<u8>> {
@@ -202,6 +222,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("j.log");
         (dir, path)
+    }
+
+    /// Only root can tell: for others there is nothing to give away.
+    #[test]
+    fn what_root_makes_belongs_to_whom_the_directory_belongs() {
+        let (dir, path) = file();
+        let mine = dir.path().metadata().unwrap().uid();
+        let owner = if mine == 0 { 65534 } else { mine };
+        std::os::unix::fs::chown(dir.path(), Some(owner), None).unwrap();
+        SharedJournal::append(&path, &1u32).unwrap();
+        assert_eq!(path.metadata().unwrap().uid(), owner);
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]

@@ -89,6 +89,10 @@ fn tokens_are_made_listed_revoked_and_survive_a_kill() {
     assert!(listed.contains("box") && !listed.contains(&narrow), "{listed}");
     assert!(listed.contains("in 30d") || listed.contains("in 29d"), "{listed}");
 
+    let misspelt = dir.path().join("misspelt");
+    let none = run(&["rendezvous", "token", "list", "--data", misspelt.to_str().unwrap()], "");
+    assert!(!none.status.success() && !misspelt.exists());
+
     assert!(register(&service, "box", &narrow).contains(" 200 "));
     assert!(register(&service, "other", &narrow).contains(" 403 "));
     // Killed, not stopped; the next one knows everything.
@@ -96,6 +100,13 @@ fn tokens_are_made_listed_revoked_and_survive_a_kill() {
     let service = Service::start(&data, &address);
     let registry = ["--registry", &service.url];
     let list = |token: &str| run(&[&["environments", "list"], &registry[..]].concat(), token);
+    let by_the_other_variable = codex()
+        .args([&["environments", "list"], &registry[..]].concat())
+        .env_remove("CODEX_API_KEY")
+        .env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &manager)
+        .output()
+        .unwrap();
+    assert!(stdout(&by_the_other_variable).contains("box"));
     let shown = stdout(&list(&manager));
     assert!(shown.contains("box") && shown.contains("offline, seen"), "{shown}");
     let json = stdout(&run(

@@ -27,7 +27,7 @@ const LONGEST_MESSAGE: usize = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
     /// It answered with a status instead of a websocket.
-    #[error("the rendezvous answered HTTP {status}")]
+    #[error("the rendezvous answered HTTP {status}{}", meaning(*status))]
     Status {
         /// Which.
         status: u16,
@@ -38,6 +38,17 @@ pub enum RendezvousError {
     /// Not reached.
     #[error("cannot reach the rendezvous: {0}")]
     Unreachable(DialError),
+}
+
+/// What a status says beyond its number.
+fn meaning(status: u16) -> &'static str {
+    match status {
+        409 => {
+            ": the environment has been registered anew since; \
+             if another server did that, give each server an id of its own"
+        }
+        _ => "",
+    }
 }
 
 impl RendezvousError {

@@ -49,7 +49,7 @@ fn options(dir: &tempfile::TempDir) -> ServeOptions {
 }
 
 fn manager(dir: &tempfile::TempDir) -> Secret {
-    let tokens = TokenFile::open(&dir.path().join("data")).unwrap();
+    let tokens = TokenFile::new(&dir.path().join("data"));
     tokens.create(Scope::Any, vec![Right::Manage], system_now(), None).unwrap().0
 }
 
@@ -130,7 +130,7 @@ async fn frames_over_tls() {
     let config = Config { drain: Duration::ZERO, ..Config::default() };
     let running = start(options, config).await;
     let address = running.url.strip_prefix("https://").unwrap().to_owned();
-    let tokens = TokenFile::open(&dir.path().join("data")).unwrap();
+    let tokens = TokenFile::new(&dir.path().join("data"));
     let can = vec![Right::Register, Right::Connect];
     let token = tokens.create(Scope::Any, can, system_now(), None).unwrap().0;
     let call = async |what: &str, body: serde_json::Value| -> String {

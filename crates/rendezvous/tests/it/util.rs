@@ -83,7 +83,7 @@ impl World {
     }
 
     pub fn tokens(&self) -> TokenFile {
-        TokenFile::open(self.dir.path()).unwrap()
+        TokenFile::new(self.dir.path())
     }
 
     /// A token for everything.
