@@ -19,14 +19,15 @@ const PATIENCE: Duration = Duration::from_secs(15 * 60);
 ///
 /// Opens nothing by itself: it prints a URL for a browser on this machine, or with --device-auth a
 /// code to enter in a browser anywhere. What it gets is kept in $CODEX_HOME/auth.json, for this user
-/// only.
+/// only. The issuer has to know who asks: an OAuth client of yours there, by --client-id or
+/// $CODEX_LOGIN_CLIENT_ID. An API key needs none.
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "\
 Examples:
-  codex login                                         by a browser on this machine
-  codex login --device-auth                           by a browser on another
+  codex login --client-id ID                          by a browser on this machine
+  codex login --client-id ID --device-auth            by a browser on another
   printenv OPENAI_API_KEY | codex login --api-key     with a key, read from stdin
   codex login status                                  how this user is signed in"
 )]

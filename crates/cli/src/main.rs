@@ -128,12 +128,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// Called by the name `codex-exec-server`, the word `exec-server` is understood.
+/// Called by the name `codex-exec-server`, the word `exec-server` is understood, and may be said.
 fn arguments() -> Vec<OsString> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let name = arguments.first().map(Path::new).and_then(Path::file_name);
     if name.is_some_and(|name| name == "codex-exec-server") {
-        arguments.insert(1, "exec-server".into());
+        arguments[0] = "codex".into();
+        let said = arguments.get(1).and_then(|word| word.to_str());
+        if !matches!(said, Some("exec-server" | "--version" | "-V")) {
+            arguments.insert(1, "exec-server".into());
+        }
     }
     arguments
 }

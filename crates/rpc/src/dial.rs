@@ -106,7 +106,10 @@ pub enum DialError {
         source: io::Error,
     },
     /// No TLS.
-    #[error("TLS to `{host}` failed: {source}; a server without TLS is reached by ws://")]
+    #[error(
+        "TLS to `{host}` failed: {source}; an authority of one's own is given by SSL_CERT_FILE, a \
+         server without TLS is reached by ws:// or http://"
+    )]
     Tls {
         /// With whom.
         host: String,

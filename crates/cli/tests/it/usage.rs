@@ -151,6 +151,10 @@ fn by_the_name_codex_exec_server_the_word_is_understood() {
     let output = Command::new(&link).arg("--listen").arg("nope").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("unsupported --listen URL `nope`"));
+    let version = Command::new(&link).arg("--version").output().unwrap();
+    assert!(text(&version.stdout).starts_with("codex "), "{version:?}");
+    let help = Command::new(&link).args(["exec-server", "--help"]).output().unwrap();
+    assert!(text(&help.stdout).contains("Usage: codex exec-server "), "{help:?}");
     let mut command = Command::new(&link);
     let server = crate::support::Running::start_with(command.args(["--detach-ttl", "5"]));
     server.signal(rustix::process::Signal::TERM);
