@@ -16,6 +16,11 @@ use crate::rendezvous::span;
 /// Needs a token that can manage, in a file, CODEX_API_KEY or CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN:
 /// codex rendezvous token create --can manage
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex environments list --registry https://registry.example --token-file manager
+  codex environments show laptop --json
+  codex environments remove laptop")]
 pub struct EnvironmentsArgs {
     /// The registry: https://HOST, as `codex rendezvous serve` prints it
     #[arg(

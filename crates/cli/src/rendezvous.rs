@@ -44,6 +44,11 @@ enum RendezvousCommand {
 /// Prometheus, /metrics. On its own it keeps everything in a directory; with --nats any number of
 /// nodes are one service.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex rendezvous serve --data ./data                          on 127.0.0.1:4600
+  codex rendezvous serve --listen 0.0.0.0:443 --tls-cert chain.pem --tls-key key.pem
+  codex rendezvous serve --nats nats://10.0.0.1,nats://10.0.0.2 --public-url https://registry.example")]
 struct ServeArgs {
     /// Where to listen: IP:PORT; port 0 takes a free one
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:4600")]
@@ -105,6 +110,11 @@ enum TokenCommand {
 
 /// Make a token and print it, alone; it is kept as a digest only
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  codex rendezvous token create --environment laptop --can register          for one exec-server
+  codex rendezvous token create --prefix ci- --can connect --expires 30d     for those who use some
+  codex rendezvous token create --can manage                                 for codex environments")]
 struct CreateArgs {
     #[command(flatten)]
     data: DataArgs,
