@@ -18,7 +18,7 @@ pub struct ProcessConfig {
     pub spool_directory: PathBuf,
     /// Bytes accepted for a stdin that is not read. Default 1 MiB.
     pub stdin_queue_bytes: usize,
-    /// Output read from a process ahead of what its client could be sent. Default 256 KiB.
+    /// Output read from a process ahead of what its client could be sent. Default 512 KiB.
     pub unsent_bytes: usize,
     /// The most one `process/read` returns, whatever it asks for. Default 32 MiB.
     pub max_read_bytes: u64,
@@ -63,7 +63,7 @@ impl Default for ProcessConfig {
             spool_above: 64 << 20,
             spool_directory: std::env::temp_dir(),
             stdin_queue_bytes: 1 << 20,
-            unsent_bytes: 256 << 10,
+            unsent_bytes: 512 << 10,
             max_read_bytes: 32 << 20,
             closed_linger: Duration::from_secs(30),
             resume_grace: Duration::from_secs(10),

@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 
 /// The most that is read at once.
-pub(super) const READ_BYTES: usize = 128 << 10;
+pub(super) const READ_BYTES: usize = 256 << 10;
 
 /// What the pipe of a process that writes much holds.
-const ENLARGED_PIPE: usize = 512 << 10;
+const ENLARGED_PIPE: usize = 1 << 20;
 
 thread_local! {
     /// Read into, and copied out of unless it is full, so that a process that writes nothing costs
