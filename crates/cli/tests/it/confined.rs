@@ -230,3 +230,64 @@ fn the_terminal_is_the_commands_own() {
     terminal.shows("got words");
     assert_eq!(terminal.ends().code(), Some(0));
 }
+
+/// A shell that has taken its terminal back, from a job that was stopped and goes on in the
+/// background, would end if the job took it away again.
+#[tokio::test]
+async fn a_job_in_the_background_leaves_the_terminal_to_the_shell() {
+    let here = outside();
+    let gate = here.path().join("gate");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &gate,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RWXU,
+        0,
+    )
+    .unwrap();
+    let mut shell = codex_in(here.path(), "bash", &["--norc", "--noprofile", "-i"]);
+    let mut terminal = Terminal::start(shell.env("PS1", "> "));
+    terminal.shows("> ");
+    // The echo of what is typed does not hold the words themselves.
+    for pipe in ["", " | cat"] {
+        terminal.type_in(&format!(
+            "$CODEX sandbox -- sh -c 'echo u\"\"p; read x < {}; echo d\"\"one'{pipe}\n",
+            gate.display()
+        ));
+        terminal.shows("up\r\n");
+        terminal.type_in("\x1a");
+        terminal.shows("Stopped");
+        terminal.type_in("bg; jobs -p %%; echo n\"\"ow\n");
+        terminal.shows("jobs -p %%");
+        let leader = *numbers(&terminal.shows("now\r\n")).last().unwrap();
+        terminal.shows("> ");
+        std::fs::write(&gate, "go on\n").unwrap();
+        terminal.shows("done\r\n");
+        eventually("the job has ended", || !is_running(leader)).await;
+        terminal.type_in("echo still $((40 + 2))\n");
+        terminal.shows("still 42");
+    }
+    terminal.type_in("exit 7\n");
+    assert_eq!(terminal.ends().code(), Some(7));
+}
+
+/// Nobody but the sandbox can do so for a shell inside: it cannot name who had the terminal before.
+#[test]
+fn the_terminal_is_taken_back_from_a_shell_inside() {
+    let here = outside();
+    let script = "$CODEX sandbox -- bash --norc --noprofile -ic 'sleep 0; exit 3'; echo code $?; \
+                  read x; echo got $x";
+    let mut terminal = Terminal::start(&codex_in(here.path(), "sh", &["-c", script]));
+    terminal.shows("code 3");
+    terminal.type_in("words\n");
+    terminal.shows("got words");
+    assert_eq!(terminal.ends().code(), Some(0));
+}
+
+/// A shell that knows the binary as `$CODEX`.
+fn codex_in(cwd: &Path, shell: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("env");
+    command.arg("-C").arg(cwd).arg(shell).args(arguments);
+    command.env("CODEX", codex().get_program());
+    command
+}

@@ -10,6 +10,7 @@ mod denials;
 mod endings;
 mod errors;
 mod files;
+mod litter;
 mod logging;
 mod memory;
 mod patch;

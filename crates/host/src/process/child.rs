@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use codex_exec_server_protocol::process::ProcessSignal;
+use codex_linux_sandbox::Cleanup;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use tokio::io::unix::AsyncFd;
 
@@ -30,13 +31,27 @@ struct Held {
     reaped: bool,
     warden: Warden,
     orphans: Orphans,
+    /// What it may leave on the host if it is killed.
+    cleanup: Option<Cleanup>,
 }
 
 impl Child {
     pub(super) fn new(spawned: Spawned, warden: Warden, orphans: Orphans) -> io::Result<Self> {
         let pid = Pid::from_raw(spawned.pid).ok_or(io::ErrorKind::InvalidData)?;
-        let held = Held { pid, reaped: false, warden, orphans };
+        let held = Held { pid, reaped: false, warden, orphans, cleanup: None };
         Ok(Self { pidfd: register(spawned.pidfd)?, held })
+    }
+
+    /// The same, with what it may leave on the host if it is killed: removed if this is dropped
+    /// before its exit was seen. Whoever reaps it decides for himself.
+    pub(super) fn with_cleanup(mut self, cleanup: Cleanup) -> Self {
+        self.held.cleanup = Some(cleanup);
+        self
+    }
+
+    /// It ends by itself when we do, and has to tidy up before.
+    pub(super) fn tidies_up(&self) {
+        self.held.warden.tidies_up(self.held.pid);
     }
 
     pub(super) fn pid(&self) -> Pid {
@@ -114,6 +129,13 @@ impl Child {
         }
     }
 
+    /// The same, on this thread.
+    pub(super) fn kill_tree_here(&self) {
+        if !self.held.reaped {
+            descendants::kill_tree(self.held.pid);
+        }
+    }
+
     /// Takes the exited process away; its pid is not ours any more.
     pub(super) fn reap(&mut self) {
         self.held.reap();
@@ -131,12 +153,19 @@ impl Held {
     }
 }
 
-/// An owner that ends without having seen the exit leaves nothing running.
+/// An owner that ends without having seen the exit leaves nothing running, and nothing behind.
 impl Drop for Held {
     fn drop(&mut self) {
-        if !self.reaped {
-            descendants::kill_tree(self.pid);
-            self.reap();
+        if self.reaped {
+            return;
+        }
+        descendants::kill_tree(self.pid);
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        let _ = rustix::process::waitid(WaitId::Pid(self.pid), options);
+        self.orphans.exited(self.pid);
+        self.reap();
+        if let Some(cleanup) = self.cleanup.take().filter(|cleanup| !cleanup.is_empty()) {
+            cleanup.run();
         }
     }
 }

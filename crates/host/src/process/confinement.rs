@@ -2,11 +2,13 @@
 //! one, or says why it does not.
 
 use std::ffi::OsString;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Duration;
 
 use codex_linux_sandbox::denial::Detector;
-use codex_linux_sandbox::{Cleanup, Launch, StatusReader};
+use codex_linux_sandbox::{Cleanup, Failure, Launch, StatusReader};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
@@ -17,6 +19,9 @@ use super::env::Environment;
 use super::host::{ProcessHost, StartError};
 use super::orphans::Group;
 use super::spawn::SpawnRequest;
+
+/// How long a sandbox that has failed may take to end by itself, tidying up.
+const FAILING: Duration = Duration::from_secs(5);
 
 /// What is spawned in place of a confined program.
 #[derive(Debug)]
@@ -73,25 +78,41 @@ impl ProcessHost {
             Some(child) => child,
             None => {
                 let pass = launch.descriptors.iter().map(|passed| passed.fd.clone()).collect();
-                self.spawn(SpawnRequest { group, command, stdio, tty, pass }).await?
+                let tidies_up = !launch.cleanup.is_empty();
+                self.spawn(SpawnRequest { group, command, stdio, tty, pass, tidies_up }).await?
             }
         };
+        let child = child.with_cleanup(launch.cleanup.clone());
         let Launch { status, cleanup, program, .. } = launch;
         self.spares().replenish(self, program);
         Ok(Entering { child, status: status.into(), cleanup })
     }
 }
 
-/// Waits until the real program runs, or the sandbox has said why it does not.
-pub(crate) async fn entered(status: OwnedFd) -> Result<(), StartError> {
-    let setup = |source| StartError::Setup { what: "the sandbox's status", source };
-    let mut status = pipe::Receiver::from_owned_fd(status).map_err(setup)?;
-    let mut words = Vec::new();
-    status.read_to_end(&mut words).await.map_err(setup)?;
-    match StatusReader::understand(&words) {
-        None => Ok(()),
-        Some(failure) => Err(StartError::Sandbox(failure)),
+impl Entering {
+    /// Waits until the real program runs, or the sandbox has said why it does not. Of one that does
+    /// not, nothing is left by then.
+    pub(super) async fn entered(self) -> Result<Child, StartError> {
+        let Self { mut child, status, cleanup: _ } = self;
+        let failure = match said(status).await {
+            Ok(None) => return Ok(child),
+            Ok(Some(failure)) => StartError::Sandbox(failure),
+            Err(source) => StartError::Setup { what: "the sandbox's status", source },
+        };
+        if tokio::time::timeout(FAILING, child.exited()).await.is_ok_and(|code| code <= 128) {
+            child.reap();
+        } else {
+            // Killing waits for the end, which a thread of the runtime must not do.
+            let _ = tokio::task::spawn_blocking(move || drop(child)).await;
+        }
+        Err(failure)
     }
+}
+
+async fn said(status: OwnedFd) -> io::Result<Option<Failure>> {
+    let mut words = Vec::new();
+    pipe::Receiver::from_owned_fd(status)?.read_to_end(&mut words).await?;
+    Ok(StatusReader::understand(&words))
 }
 
 /// What is known of a confined process while it runs.

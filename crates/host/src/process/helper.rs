@@ -3,6 +3,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use rustix::fs::{Mode, OFlags};
@@ -10,7 +11,7 @@ use tokio::io::AsyncWrite;
 use tokio::net::unix::pipe;
 
 use super::child::Child;
-use super::confinement::{Confinement, Entering, entered};
+use super::confinement::Confinement;
 use super::host::{ProcessHost, StartError};
 use super::launch::LaunchError;
 use super::orphans::Group;
@@ -31,7 +32,75 @@ pub struct HelperProcess {
 #[derive(Debug)]
 pub struct HelperInput {
     pipe: pipe::Sender,
-    child: Option<Child>,
+    _ending: Ending,
+}
+
+/// The helpers of a host. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Running(Arc<Mutex<Vec<Helper>>>);
+
+/// Locked while it is being killed: whoever comes then waits for the end of that.
+type Helper = Arc<Mutex<Option<Child>>>;
+
+impl Running {
+    fn add(&self, child: Child) -> Ending {
+        let helper = Arc::new(Mutex::new(Some(child)));
+        lock(&self.0).push(helper.clone());
+        Ending(Some(Last { helpers: self.clone(), helper }))
+    }
+
+    /// Kills a helper; nothing of it is left then. Blocks.
+    fn end(&self, helper: &Helper) {
+        let mut child = lock(helper);
+        drop(child.take());
+        lock(&self.0).retain(|other| !Arc::ptr_eq(other, helper));
+    }
+
+    /// Kills all of them. Blocks.
+    pub(super) fn end_all(&self) {
+        let all = lock(&self.0).clone();
+        // First all of them: one tidies up after the last that has used the same place.
+        for helper in &all {
+            if let Some(child) = &*lock(helper) {
+                child.kill_tree_here();
+            }
+        }
+        for helper in &all {
+            self.end(helper);
+        }
+    }
+}
+
+/// Ends a helper when it is dropped, on a thread that may block.
+#[derive(Debug)]
+struct Ending(Option<Last>);
+
+/// Ends a helper when it is dropped.
+#[derive(Debug)]
+struct Last {
+    helpers: Running,
+    helper: Helper,
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        self.helpers.end(&self.helper);
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let last = self.0.take();
+        // A runtime that is ending drops the task, and with it the helper.
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(move || drop(last))),
+            Err(_) => drop(last),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ProcessHost {
@@ -48,14 +117,12 @@ impl ProcessHost {
         let nowhere = rustix::fs::open("/dev/null", flags, Mode::empty());
         let nowhere = nowhere.map_err(|errno| setup(errno.into()))?;
         let stdio = [their_input.into(), their_output.into(), nowhere];
-        let Entering { child, status, cleanup: _ } =
-            self.enter(confinement, stdio, false, GROUP).await?;
-        entered(status).await?;
+        let child = self.enter(confinement, stdio, false, GROUP).await?.entered().await?;
         Ok(HelperProcess {
             output: pipe::Receiver::from_owned_fd(output.into()).map_err(setup)?,
             input: HelperInput {
                 pipe: pipe::Sender::from_owned_fd(input.into()).map_err(setup)?,
-                child: Some(child),
+                _ending: self.helpers().add(child),
             },
         })
     }
@@ -88,16 +155,5 @@ impl AsyncWrite for HelperInput {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.pipe).poll_shutdown(cx)
-    }
-}
-
-/// Killing waits for the end, which a thread of the runtime must not do.
-impl Drop for HelperInput {
-    fn drop(&mut self) {
-        let child = self.child.take();
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn_blocking(move || drop(child))),
-            Err(_) => drop(child),
-        }
     }
 }

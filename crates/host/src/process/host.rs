@@ -11,8 +11,9 @@ use tokio::sync::{mpsc, oneshot};
 use super::actor::{Actor, Parts};
 use super::child::Child;
 use super::config::{Lifeline, ProcessConfig};
-use super::confinement::{Confined, Entering, entered};
+use super::confinement::Confined;
 use super::handle::{Command, ProcessHandle, Reply};
+use super::helper::Running;
 use super::launch::{Launch, LaunchError, What};
 use super::orphans::{Group, Orphans};
 use super::output::Output;
@@ -34,6 +35,7 @@ pub struct ProcessHost {
     warden: Warden,
     orphans: Orphans,
     spares: Spares,
+    helpers: Running,
 }
 
 /// A process that runs.
@@ -79,8 +81,8 @@ impl ProcessHost {
             }
         };
         let spawner = Spawner::start(config.spawn_threads.max(1), &warden, &orphans, nofile)?;
-        let spares = Spares::default();
-        Ok(Self { config: Arc::new(config), spawner, warden, orphans, spares })
+        let (spares, helpers) = (Spares::default(), Running::default());
+        Ok(Self { config: Arc::new(config), spawner, warden, orphans, spares, helpers })
     }
 
     /// Begins to start a process, once `launch` is ready. Commands to the handle queue up until it
@@ -128,11 +130,13 @@ impl ProcessHost {
         let _ = tokio::task::spawn_blocking(move || orphans.kill_of(group)).await;
     }
 
-    /// Kills everything that any process left behind, and lets the warden go.
+    /// Kills the helpers and everything that any process left behind, and lets the warden go.
     pub async fn shut_down(&self) {
-        let (orphans, spares) = (self.orphans.clone(), self.spares.clone());
+        let (orphans, spares, helpers) =
+            (self.orphans.clone(), self.spares.clone(), self.helpers.clone());
         let ended = tokio::task::spawn_blocking(move || {
             spares.end();
+            helpers.end_all();
             orphans.kill_all();
         });
         let _ = ended.await;
@@ -147,14 +151,14 @@ impl ProcessHost {
         let (group, stdio) = (launch.group, wires.theirs);
         let (child, confined) = match launch.what {
             What::Program(command) => {
-                let request = SpawnRequest { group, command, stdio, tty, pass: Vec::new() };
+                let request =
+                    SpawnRequest { group, command, stdio, tty, pass: Vec::new(), tidies_up: false };
                 (self.spawn(request).await?, None)
             }
             What::Confined(confinement) => {
                 let entering = self.enter(confinement, stdio, tty, group).await?;
-                let Entering { child, status, cleanup } = entering;
-                entered(status).await?;
-                (child, Some(Confined::new(cleanup)))
+                let cleanup = entering.cleanup.clone();
+                (entering.entered().await?, Some(Confined::new(cleanup)))
             }
         };
         Ok(Parts {
@@ -173,6 +177,11 @@ impl ProcessHost {
     /// What is kept ready for sandboxes.
     pub(super) fn spares(&self) -> &Spares {
         &self.spares
+    }
+
+    /// The helpers that run.
+    pub(super) fn helpers(&self) -> &Running {
+        &self.helpers
     }
 
     /// Starts a process that dies with this one.

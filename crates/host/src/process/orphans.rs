@@ -132,6 +132,8 @@ impl Orphans {
             if let Some(started) = state.started.get_mut(&pid) {
                 started.settled = true;
             }
+            // Of those that were dead by then nobody is told again.
+            state.bury_dead();
         }
     }
 
@@ -168,17 +170,8 @@ impl Orphans {
     }
 
     fn reap(&self) {
-        let mut state = self.lock();
         // What is no orphan is looked after by its owner, also for what it left behind.
-        loop {
-            let orphans = state.orphans.iter();
-            let dead = orphans.filter(|(pid, orphan)| !orphan.doomed && is_zombie(**pid));
-            let dead: Vec<Pid> = dead.map(|(&pid, _)| pid).collect();
-            if dead.is_empty() {
-                break;
-            }
-            state.bury(&dead);
-        }
+        self.lock().bury_dead();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -243,6 +236,19 @@ impl State {
                 pid
             })
             .collect()
+    }
+
+    /// Reaps the orphans that are dead and those that they leave behind dead.
+    fn bury_dead(&mut self) {
+        loop {
+            let orphans = self.orphans.iter();
+            let dead = orphans.filter(|(pid, orphan)| !orphan.doomed && is_zombie(**pid));
+            let dead: Vec<Pid> = dead.map(|(&pid, _)| pid).collect();
+            if dead.is_empty() {
+                break;
+            }
+            self.bury(&dead);
+        }
     }
 
     /// Reaps dead orphans, after a look at what they left behind in turn.

@@ -1,7 +1,7 @@
 //! A table of processes in memory that another process can read after ours has died.
 //!
-//! Each place holds a pid and, for a process that was not started by us, when that was started. A
-//! place is ours from [`Roster::reserve`] until its [`Place`] is dropped, which empties it.
+//! Each place holds a pid, whether that process tidies up after itself, and, if it was not started by
+//! us, when it was started. A place is ours from [`Roster::reserve`] until its [`Place`] is dropped, which empties it.
 //!
 //! The table is a file without a name, as long as there can be processes and almost all of it holes;
 //! its pages come into being as places are used.
@@ -9,7 +9,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -23,8 +23,19 @@ const LEN: usize = PLACES * size_of::<Row>();
 #[repr(C)]
 struct Row {
     pid: AtomicI32,
+    tidies_up: AtomicBool,
     /// 0 for a process that leads a session of its own.
     start: AtomicU64,
+}
+
+/// Somebody in the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Entered {
+    pub pid: i32,
+    /// 0 for a process that leads a session of its own.
+    pub start: u64,
+    /// It ends by itself when we do, and has to tidy up before.
+    pub tidies_up: bool,
 }
 
 /// The table.
@@ -83,11 +94,13 @@ impl Roster {
             }
             None => return Err(io::Error::other("there are too many processes")),
         };
-        Ok(Place { table: self.0.clone(), index })
+        let place = Place { table: self.0.clone(), index };
+        place.set_tidies_up(false);
+        Ok(place)
     }
 
-    /// Everybody in a table that was [`shared`](Self::shared): pid and start.
-    pub(super) fn read(table: impl AsFd) -> io::Result<Vec<(i32, u64)>> {
+    /// Everybody in a table that was [`shared`](Self::shared).
+    pub(super) fn read(table: impl AsFd) -> io::Result<Vec<Entered>> {
         let mut everybody = Vec::new();
         let mut buffer = vec![0; 64 << 10];
         let mut offset = 0;
@@ -98,11 +111,12 @@ impl Roster {
             }
             // A table is read in whole rows: its length and the buffer's are multiples of one.
             for row in buffer[..len].chunks_exact(size_of::<Row>()) {
-                let [a, b, c, d, _, _, _, _, start @ ..] = row else { continue };
+                let [a, b, c, d, tidies_up, _, _, _, start @ ..] = row else { continue };
                 let Ok(start) = start.try_into() else { continue };
                 let pid = i32::from_ne_bytes([*a, *b, *c, *d]);
                 if pid > 0 {
-                    everybody.push((pid, u64::from_ne_bytes(start)));
+                    let (start, tidies_up) = (u64::from_ne_bytes(start), *tidies_up != 0);
+                    everybody.push(Entered { pid, start, tidies_up });
                 }
             }
             offset += len;
@@ -140,6 +154,11 @@ impl Place {
         row.pid.store(pid, Ordering::Release);
     }
 
+    /// Whether whoever is entered here tidies up after itself.
+    pub(super) fn set_tidies_up(&self, tidies_up: bool) {
+        self.row().tidies_up.store(tidies_up, Ordering::Release);
+    }
+
     fn row(&self) -> &Row {
         // SAFETY: `index` is below `PLACES`, and the mapping lives as long as the table.
         unsafe { self.table.rows.add(self.index).as_ref() }
@@ -168,7 +187,8 @@ mod tests {
         let mut seen = Roster::read(&shared).unwrap();
         seen.sort_unstable();
         assert_eq!(seen.len(), 5000);
-        assert_eq!(seen[4999], (5000, u64::MAX - 5000));
+        let last = Entered { pid: 5000, start: u64::MAX - 5000, tidies_up: false };
+        assert_eq!(seen[4999], last);
         drop(places);
         assert_eq!(Roster::read(&shared).unwrap(), []);
         // Places are used again, and a reserved one is nobody's until it is entered.
@@ -176,7 +196,17 @@ mod tests {
         assert!(place.index < 5000);
         assert_eq!(Roster::read(&shared).unwrap(), []);
         place.enter(7, 0);
-        assert_eq!(Roster::read(&shared).unwrap(), [(7, 0)]);
+        let mut entered = Entered { pid: 7, start: 0, tidies_up: false };
+        assert_eq!(Roster::read(&shared).unwrap(), [entered]);
+        place.set_tidies_up(true);
+        entered.tidies_up = true;
+        assert_eq!(Roster::read(&shared).unwrap(), [entered]);
+        // Not so for the next in that place.
+        drop(place);
+        let place = roster.reserve().unwrap();
+        place.enter(8, 0);
+        entered = Entered { pid: 8, start: 0, tidies_up: false };
+        assert_eq!(Roster::read(&shared).unwrap(), [entered]);
     }
 
     #[test]
@@ -185,7 +215,8 @@ mod tests {
         roster.0.free().unused = PLACES - 1;
         let last = roster.reserve().unwrap();
         last.enter(1, 2);
-        assert_eq!(Roster::read(roster.shared().unwrap()).unwrap(), [(1, 2)]);
+        let entered = Entered { pid: 1, start: 2, tidies_up: false };
+        assert_eq!(Roster::read(roster.shared().unwrap()).unwrap(), [entered]);
         assert!(roster.reserve().is_err());
         drop(last);
         roster.reserve().unwrap();

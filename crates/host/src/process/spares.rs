@@ -112,6 +112,9 @@ impl Ready {
     ) -> Option<Child> {
         let streams = [stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()];
         self.child.regroup(group);
+        if !launch.cleanup.is_empty() {
+            self.child.tidies_up();
+        }
         match self.spare.become_launch(launch, streams, tty) {
             Ok(()) => Some(self.child),
             Err(error) => {
@@ -133,6 +136,7 @@ async fn start(host: &ProcessHost, program: PathBuf) -> Option<Ready> {
         stdio: [nowhere().ok()?, nowhere().ok()?, nowhere().ok()?],
         tty: false,
         pass: vec![descriptor.fd],
+        tidies_up: false,
     };
     let child = host.spawn(request).await;
     let child = child.inspect_err(|error| tracing::debug!(%error, "nothing is kept ready")).ok()?;

@@ -37,6 +37,8 @@ pub struct SpawnRequest {
     pub tty: bool,
     /// Further descriptors to pass: the first becomes 3, the second 4, and so on.
     pub pass: Vec<Arc<OwnedFd>>,
+    /// It ends by itself when this process does, and has to tidy up before.
+    pub tidies_up: bool,
 }
 
 /// What starting children needs of its surroundings.

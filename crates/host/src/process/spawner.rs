@@ -129,6 +129,9 @@ fn spawn(
 ) -> Result<Spawned, SpawnError> {
     let setup = |source| SpawnError::System { step: "roster", source };
     let entry = warden.entry().map_err(setup)?;
+    if let Some(entry) = &entry {
+        entry.place.set_tidies_up(request.tidies_up);
+    }
     let surroundings = Surroundings { place: entry.as_ref().map(|entry| &entry.place), nofile };
     orphans.starting(request.group);
     let spawned = spawn::spawn(request, surroundings, stack);

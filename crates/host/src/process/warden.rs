@@ -8,30 +8,37 @@
 //! the end of a pipe that nothing is written to and only the server holds. When it ends, the warden
 //! kills every tree that is still in the table, and exits.
 //!
+//! A sandbox hears of the server's end itself, kills what is inside and removes what it has put into
+//! the file system. It is given the time for that, and killed only if it takes too long.
+//!
 //! The pipe does not end before a child that has entered itself has its session: until it has
 //! closed its descriptors, which comes after that, it holds the pipe too.
 //!
 //! The warden is this same executable, re-entered (see [`main_if_reentered`]), in a session of its
 //! own, so that a signal to the server's process group does not take both.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use rustix::process::Pid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal};
 
 use super::descendants::{self, Stat};
 use super::orphans::Orphans;
-use super::roster::{Place, Roster};
+use super::roster::{Entered, Place, Roster};
 
 /// The word that makes the executable a warden.
 const WORD: &str = "__exec-warden";
+
+/// How long sandboxes may take to tidy up: much longer than they do on a busy machine.
+const TIDYING: Duration = Duration::from_secs(10);
 
 /// Becomes the warden and never returns, if that is what this process was started as.
 ///
@@ -46,24 +53,62 @@ pub fn main_if_reentered() {
 /// Waits for the end of the server, then kills what is left of it.
 fn watch(mut lifeline: impl Read, roster: impl AsFd) {
     let _ = io::copy(&mut lifeline, &mut io::sink());
-    let Ok(alive) = Roster::read(roster) else { return };
-    let alive: HashMap<i32, u64> = alive.into_iter().collect();
-    for (&pid, &start) in &alive {
-        let Some(pid) = Pid::from_raw(pid) else { continue };
-        // Only if it is what was entered, and not a later process of the same number.
-        let same = match start {
-            0 => Stat::of(pid).is_some_and(|stat| stat.session == Some(pid)),
-            start => Stat::of(pid).is_some_and(|stat| stat.start == start),
-        };
-        if same {
+    let Ok(entered) = Roster::read(roster) else { return };
+    let (tidying, others): (Vec<_>, Vec<_>) = entered.into_iter().partition(|one| one.tidies_up);
+    kill(&others);
+    wait_for(&tidying, Instant::now() + TIDYING);
+    kill(&tidying);
+}
+
+/// Kills these with all they have started.
+fn kill(entered: &[Entered]) {
+    for one in entered {
+        if let Some(pid) = still(one) {
             descendants::kill_tree(pid);
         }
     }
     // What was left behind too late for the server to hear of it, but stayed in its session.
+    let leaders: HashSet<i32> =
+        entered.iter().filter(|one| one.start == 0).map(|one| one.pid).collect();
+    if leaders.is_empty() {
+        return;
+    }
     for pid in everybody() {
         let session = Stat::of(pid).and_then(|stat| stat.session);
-        if session.is_some_and(|id| alive.get(&id.as_raw_nonzero().get()) == Some(&0)) {
+        if session.is_some_and(|id| leaders.contains(&id.as_raw_nonzero().get())) {
             descendants::kill_tree(pid);
+        }
+    }
+}
+
+/// Its pid, if that is still who was entered, and not a later process of the same number.
+fn still(entered: &Entered) -> Option<Pid> {
+    let pid = Pid::from_raw(entered.pid)?;
+    let stat = Stat::of(pid)?;
+    let same = match entered.start {
+        0 => stat.session == Some(pid),
+        start => stat.start == start,
+    };
+    same.then_some(pid)
+}
+
+/// Waits until all of these have exited, or until then.
+fn wait_for(entered: &[Entered], deadline: Instant) {
+    for one in entered {
+        let Some(pid) = Pid::from_raw(one.pid) else { continue };
+        let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { continue };
+        if still(one).is_none() {
+            continue;
+        }
+        // Somebody may have stopped it.
+        let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::CONT);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).unwrap_or_default();
+            match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&left)) {
+                Err(rustix::io::Errno::INTR) => {}
+                _ => break,
+            }
         }
     }
 }
@@ -125,6 +170,14 @@ impl Warden {
     pub(super) fn started(&self, pid: i32, entry: Entry) {
         if let Some(watched) = &self.0 {
             lock(&watched.places).insert(pid, entry.place);
+        }
+    }
+
+    /// A process that was started ends by itself when we do, and has to tidy up before.
+    pub(super) fn tidies_up(&self, pid: Pid) {
+        let Some(watched) = &self.0 else { return };
+        if let Some(place) = lock(&watched.places).get(&pid.as_raw_nonzero().get()) {
+            place.set_tidies_up(true);
         }
     }
 

@@ -9,7 +9,9 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
+use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::{landlock, outer, sys};
@@ -39,7 +41,7 @@ impl Launch {
         if code.is_killed {
             cleanup.run();
         }
-        terminal.take_back();
+        terminal.take_back(code.is_killed);
         Ok(failure.map_or(Ok(code.number), Err))
     }
 
@@ -141,25 +143,69 @@ impl Drop for Signals {
 /// and cannot name the group that it got the terminal from.
 struct Foreground(bool);
 
+/// How often, and how long apart, it is looked whether the processes inside are gone, after the
+/// sandbox was killed.
+const LOOKS: u32 = 100;
+const LOOK_PAUSE: Duration = Duration::from_millis(2);
+
 impl Foreground {
     fn of_this_group() -> Self {
         let foreground = rustix::termios::tcgetpgrp(rustix::stdio::stdin()).ok();
         Self(foreground.is_some() && foreground == own_group())
     }
 
-    fn take_back(self) {
+    /// Takes the terminal back from a group inside, which has died out by now, or, if the sandbox was
+    /// killed, is about to. A living group is one outside: the shell has taken the terminal itself,
+    /// because this job was stopped or goes on in the background, and would not survive its loss.
+    fn take_back(self, is_dying: bool) {
         if !self.0 {
             return;
         }
-        // From the background that would stop this process, unless it does not want to hear of it.
-        // SAFETY: both actions are always valid.
-        let before = unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
-        if let Some(own) = own_group() {
-            let _ = rustix::termios::tcsetpgrp(rustix::stdio::stdin(), own);
+        let looks = if is_dying { LOOKS } else { 1 };
+        for look in 1..=looks {
+            match Holder::of_the_terminal() {
+                Holder::Nobody => return take_terminal(),
+                Holder::Another if look < looks => std::thread::sleep(LOOK_PAUSE),
+                Holder::ThisGroup | Holder::Another => return,
+            }
         }
-        // SAFETY: what it was before.
-        unsafe { libc::signal(libc::SIGTTOU, before) };
     }
+}
+
+/// Whom the terminal listens to.
+enum Holder {
+    ThisGroup,
+    /// Nobody is left of the group.
+    Nobody,
+    /// Or there is no telling.
+    Another,
+}
+
+impl Holder {
+    fn of_the_terminal() -> Self {
+        // Fails for a group that this PID namespace has no number for.
+        let Ok(group) = rustix::termios::tcgetpgrp(rustix::stdio::stdin()) else {
+            return Self::Another;
+        };
+        if Some(group) == own_group() {
+            return Self::ThisGroup;
+        }
+        match rustix::process::test_kill_process_group(group) {
+            Err(Errno::SRCH) => Self::Nobody,
+            _ => Self::Another,
+        }
+    }
+}
+
+fn take_terminal() {
+    // From the background that would stop this process, unless it does not want to hear of it.
+    // SAFETY: both actions are always valid.
+    let before = unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
+    if let Some(own) = own_group() {
+        let _ = rustix::termios::tcsetpgrp(rustix::stdio::stdin(), own);
+    }
+    // SAFETY: what it was before.
+    unsafe { libc::signal(libc::SIGTTOU, before) };
 }
 
 /// None where its leader lives outside the PID namespace, which has no number for it then.

@@ -44,6 +44,35 @@ pub(super) fn run(
         sys::prctl(libc::PR_SET_PDEATHSIG, 0).map_err(during(Stage::Namespaces))?;
     }
     let held = Held::create(&plan.enforcement.tree.placeholders)?;
+    let Inner { pid, pidfd, tell_ready } =
+        start(plan, status, given, &held, helpers).inspect_err(|_| held.release())?;
+    let _ = rustix::io::write(&tell_ready, b"!");
+    // From here on only the inner process may speak, and only it and the target hold the streams.
+    close_given();
+    let forwarded = given.alone.then(Forwarded::new).and_then(Result::ok);
+    watch(&pidfd, given.lifeline.as_ref(), forwarded.as_ref());
+    let code = wait(pid);
+    held.release();
+    drop(tell_ready);
+    sys::exit_now(code)
+}
+
+/// The inner process.
+struct Inner {
+    pid: i32,
+    pidfd: OwnedFd,
+    /// Tells it that its ids are mapped, and by its end that this process has gone.
+    tell_ready: OwnedFd,
+}
+
+/// Forks the inner process into its namespaces.
+fn start(
+    plan: &Plan,
+    status: &Status,
+    given: &Given,
+    held: &Held,
+    helpers: &[Helper],
+) -> Result<Inner, Failure> {
     let (ready, tell_ready) =
         rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?;
     let network = match &given.network {
@@ -60,7 +89,7 @@ pub(super) fn run(
         Some(child) => child,
         None => {
             drop(tell_ready);
-            match inner::run(plan, &ready, &held, helpers) {
+            match inner::run(plan, &ready, held, helpers) {
                 Ok(code) => sys::exit_now(code),
                 Err(failure) => status.fail(&failure),
             }
@@ -70,18 +99,9 @@ pub(super) fn run(
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
         let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
         wait(pid);
-        held.release();
         return Err(Failure::new(Stage::Identities, errno, ""));
     }
-    let _ = rustix::io::write(&tell_ready, b"!");
-    // From here on only the inner process may speak, and only it and the target hold the streams.
-    close_given();
-    let forwarded = given.alone.then(Forwarded::new).and_then(Result::ok);
-    watch(&pidfd, given.lifeline.as_ref(), forwarded.as_ref());
-    let code = wait(pid);
-    held.release();
-    drop(tell_ready);
-    sys::exit_now(code)
+    Ok(Inner { pid, pidfd, tell_ready })
 }
 
 /// Gives the streams and the status pipe away: the target alone decides when they end.

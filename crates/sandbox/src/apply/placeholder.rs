@@ -9,7 +9,6 @@
 //! is held.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
@@ -25,7 +24,7 @@ use crate::status::{Failure, Stage};
 /// else makes one.
 pub const MODE: u32 = 0o1555;
 
-/// How often, and how long apart, the exclusive lock is tried for after a sandbox was killed: its
+/// How often in all, and how long apart, exclusive locks are tried for after a sandbox was killed: its
 /// processes are dying, which takes the kernel some time.
 const SWEEP_TRIES: u32 = 200;
 const SWEEP_PAUSE: Duration = Duration::from_millis(2);
@@ -51,14 +50,20 @@ impl Held {
             return Ok(Self { names: Vec::new() });
         }
         let umask = rustix::process::umask(Mode::empty());
-        let names: Result<Vec<Name>, Failure> = places
-            .iter()
-            .map(|place| {
-                hold(place, umask).map_err(|errno| at(Stage::Placeholders, &place.path())(errno))
-            })
-            .collect();
+        let mut held = Self { names: Vec::with_capacity(places.len()) };
+        let created = places.iter().try_for_each(|place| {
+            let name = hold(place, umask);
+            held.names.push(name.map_err(at(Stage::Placeholders, &place.path()))?);
+            Ok(())
+        });
         rustix::process::umask(umask);
-        names.map(|names| Self { names })
+        match created {
+            Ok(()) => Ok(held),
+            Err(failure) => {
+                held.release();
+                Err(failure)
+            }
+        }
     }
 
     /// Whether there is something at this name to be mounted over.
@@ -199,12 +204,13 @@ fn remove(parent: &OwnedFd, lock: &OwnedFd, place: &Placeholder) {
 
 /// Removes placeholders of a sandbox that was killed before it could.
 pub(crate) fn sweep(places: &[Placeholder]) {
+    let mut tries = SWEEP_TRIES;
     for place in places {
         let Some((last, between)) = place.missing.split_last() else { continue };
         let mut path = place.parent.clone();
         path.extend(between);
         let Ok(parent) = sys::open_absolute(&path) else { continue };
-        for _ in 0..SWEEP_TRIES {
+        loop {
             let Ok(lock) = open(&parent, last) else { break };
             if !is_placeholder(&lock).unwrap_or(false) {
                 break;
@@ -213,7 +219,11 @@ pub(crate) fn sweep(places: &[Placeholder]) {
                 remove(&parent, &lock, place);
                 break;
             }
-            drop(File::from(lock));
+            drop(lock);
+            if tries == 0 {
+                break;
+            }
+            tries -= 1;
             std::thread::sleep(SWEEP_PAUSE);
         }
     }

@@ -1,0 +1,178 @@
+//! What a sandbox puts into a workspace to hold names that may not come into being is gone with it,
+//! however it ends and whoever is killed.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::commands::{codex, everywhere, output, output_of, read_until};
+use crate::support::{Client, Running, children, eventually, send, state};
+
+const PLACEHOLDERS: [&str; 3] = [".agents", ".codex", ".git"];
+
+/// What a sandbox's first process is called.
+const SANDBOX: &str = "__linux-sandbox";
+
+/// How often what depends on who comes first is tried.
+const ROUNDS: usize = 5;
+
+/// A directory that workspace-write does not grant by itself, as it does `/tmp`.
+fn workspace() -> tempfile::TempDir {
+    tempfile::tempdir_in("/var/tmp").unwrap()
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+async fn no_litter(directory: &Path) {
+    eventually("no litter", || names(directory).is_empty()).await;
+}
+
+fn sandboxed(mut command: Command, cwd: &Path) -> Command {
+    command.args(["-C", cwd.to_str().unwrap(), "--sandbox", "workspace-write"]);
+    command
+}
+
+/// A command that runs, and goes on to.
+fn running(command: Command, cwd: &Path) -> Child {
+    let mut command = sandboxed(command, cwd);
+    command.args(["--", "sh", "-c", "echo ready; exec sleep 1000"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    read_until(child.stdout.as_mut().unwrap(), "ready");
+    assert_eq!(names(cwd), PLACEHOLDERS);
+    child
+}
+
+/// In every other round, so that those are seen to tidy up that are faster than the warden, and those
+/// that have to be waited for.
+fn stop_sandboxes(server: u32, round: usize) {
+    if round % 2 == 1 {
+        for (pid, _) in children(server).iter().filter(|(_, line)| line.contains(SANDBOX)) {
+            send(*pid, Signal::STOP);
+        }
+    }
+}
+
+fn codex_on(server: &Running, subcommand: &str) -> Command {
+    let mut command = codex();
+    command.args([subcommand, "--on", &server.url]);
+    command
+}
+
+/// Has a helper of the server's make a file in the workspace, and stay.
+async fn write_in(client: &mut Client, workspace: &Path) {
+    let uri = |path: &Path| format!("file://{}", path.display());
+    let sandbox = json!({"permissions": {"type": "workspace-write"}, "cwd": uri(workspace)});
+    let path = uri(&workspace.join("file"));
+    let params = json!({"path": path, "dataBase64": "", "sandbox": sandbox});
+    let answer = client.call("fs/writeFile", params).await;
+    assert!(answer.get("error").is_none(), "{answer}");
+    assert_eq!(names(workspace), [".agents", ".codex", ".git", "file"]);
+    std::fs::remove_file(workspace.join("file")).unwrap();
+}
+
+#[test]
+fn after_a_patch_without_a_server() {
+    for _ in 0..ROUNDS {
+        let workspace = workspace();
+        let mut apply = codex();
+        apply.arg("apply-patch");
+        let patch = "*** Begin Patch\n*** Add File: new\n+text\n*** End Patch\n";
+        let said = output_of(&mut sandboxed(apply, workspace.path()), patch.as_bytes());
+        assert_eq!(said.well(), "A new\n");
+        assert_eq!(names(workspace.path()), ["new"]);
+    }
+}
+
+#[test]
+fn after_a_program_that_cannot_be_executed() {
+    everywhere(|codex| {
+        for _ in 0..ROUNDS {
+            let workspace = workspace();
+            let mut run = sandboxed(codex("run"), workspace.path());
+            output(run.args(["--", "no-such-program"])).failed(127, "no-such-program");
+            assert_eq!(names(workspace.path()), [""; 0]);
+        }
+    });
+}
+
+/// More workspaces than helpers are kept: the first ones end.
+#[tokio::test]
+async fn after_a_helper_that_is_not_kept() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let workspaces: Vec<_> = (0..35).map(|_| workspace()).collect();
+    for workspace in &workspaces {
+        write_in(&mut client, workspace.path()).await;
+    }
+    for workspace in &workspaces[..3] {
+        no_litter(workspace.path()).await;
+    }
+    // And nobody is left unburied.
+    let dead = || children(server.pid()).into_iter().any(|(pid, _)| state(pid) == Some(b'Z'));
+    eventually("no zombie", || !dead()).await;
+    server.signal(Signal::TERM);
+    server.ended();
+    for workspace in &workspaces {
+        assert_eq!(names(workspace.path()), [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn after_the_server_is_told_to_end() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let (by_helper, by_process) = (workspace(), workspace());
+    write_in(&mut client, by_helper.path()).await;
+    let mut run = running(codex_on(&server, "run"), by_process.path());
+    // What somebody has removed by hand does not keep the rest.
+    for workspace in [&by_helper, &by_process] {
+        std::fs::remove_dir(workspace.path().join(".codex")).unwrap();
+    }
+    server.signal(Signal::TERM);
+    server.ended();
+    assert_eq!(names(by_helper.path()), [""; 0]);
+    assert_eq!(names(by_process.path()), [""; 0]);
+    // It would look for the server again.
+    run.kill().unwrap();
+    run.wait().unwrap();
+}
+
+#[tokio::test]
+async fn after_the_server_is_killed() {
+    for round in 0..ROUNDS {
+        let mut server = Running::start(&[]);
+        let mut client = server.client().await;
+        let (by_helper, by_process) = (workspace(), workspace());
+        write_in(&mut client, by_helper.path()).await;
+        let mut run = running(codex_on(&server, "run"), by_process.path());
+        stop_sandboxes(server.pid(), round);
+        server.child.kill().unwrap();
+        no_litter(by_helper.path()).await;
+        no_litter(by_process.path()).await;
+        // It would look for the server again.
+        run.kill().unwrap();
+        run.wait().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn after_a_command_without_a_server_is_killed() {
+    for round in 0..ROUNDS {
+        let workspace = workspace();
+        let mut run = codex();
+        run.arg("run");
+        let mut run = running(run, workspace.path());
+        stop_sandboxes(run.id(), round);
+        run.kill().unwrap();
+        run.wait().unwrap();
+        no_litter(workspace.path()).await;
+    }
+}
