@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::commands::{codex, everywhere, output, read};
+use crate::commands::{codex, everywhere, output, output_of, read};
 
 fn write(path: &Path, text: &str) {
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -155,4 +155,18 @@ fn a_reader_that_goes_away_is_no_failure_worth_a_word() {
         assert_eq!(output.status.code(), Some(141), "{arguments:?}");
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
     }
+}
+
+#[test]
+fn what_comes_through_a_pipe_arrives_whole() {
+    everywhere(|codex| {
+        let directory = tempfile::tempdir().unwrap();
+        let there = directory.path().join("there");
+        // More than a message takes.
+        let content: Vec<u8> = (0..15u32 << 20).flat_map(u32::to_le_bytes).collect();
+        let mut cp = codex("cp");
+        cp.arg("/dev/stdin").arg(format!(":{}", there.display()));
+        assert_eq!(output_of(&mut cp, &content).well(), "");
+        assert!(std::fs::read(&there).unwrap() == content);
+    });
 }

@@ -1,8 +1,10 @@
 //! Files on the server: whole, streamed, walked, watched, transferred.
 
+mod download;
 mod local;
 mod reader;
 mod transfer;
+mod upload;
 mod walk;
 mod watch;
 mod writer;

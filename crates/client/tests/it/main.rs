@@ -10,3 +10,4 @@ mod ours;
 mod process;
 mod reconnect;
 mod support;
+mod transfers;
