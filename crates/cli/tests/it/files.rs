@@ -163,7 +163,7 @@ fn what_comes_through_a_pipe_arrives_whole() {
         let directory = tempfile::tempdir().unwrap();
         let there = directory.path().join("there");
         // More than a message takes.
-        let content: Vec<u8> = (0..15u32 << 20).flat_map(u32::to_le_bytes).collect();
+        let content: Vec<u8> = (0..13u32 << 20).flat_map(u32::to_le_bytes).collect();
         let mut cp = codex("cp");
         cp.arg("/dev/stdin").arg(format!(":{}", there.display()));
         assert_eq!(output_of(&mut cp, &content).well(), "");

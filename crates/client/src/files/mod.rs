@@ -84,14 +84,24 @@ impl Files {
         path: &PathUri,
         content: impl Into<Bytes>,
     ) -> Result<(), ExecServerError> {
-        let content = content.into();
+        self.write_content(path, content.into(), false).await
+    }
+
+    /// Writes in place, or, if `atomic` and the server can, replaces the file all at once.
+    pub(crate) async fn write_content(
+        &self,
+        path: &PathUri,
+        content: Bytes,
+        atomic: bool,
+    ) -> Result<(), ExecServerError> {
         if content.len() <= self.client.shared.tuning.whole_file || !self.can_write_blocks() {
             self.check_whole(content.len())?;
-            let params = FsWriteFileParams::new(path.clone(), content);
+            let mut params = FsWriteFileParams::new(path.clone(), content);
+            params.atomic = atomic && self.can_write_atomically();
             self.call::<call::FsWriteFile>(params).await?;
             return Ok(());
         }
-        let mut writer = self.create(path).await?;
+        let mut writer = FileWriter::create(self.clone(), path.clone(), atomic).await?;
         writer.write_bytes(content).await?;
         writer.finish().await
     }
