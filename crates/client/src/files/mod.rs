@@ -101,7 +101,7 @@ impl Files {
             self.call::<call::FsWriteFile>(params).await?;
             return Ok(());
         }
-        let mut writer = FileWriter::create(self.clone(), path.clone(), atomic).await?;
+        let mut writer = FileWriter::create(self.clone(), path.clone(), atomic, None).await?;
         writer.write_bytes(content).await?;
         writer.finish().await
     }
@@ -115,14 +115,14 @@ impl Files {
     /// Creates or truncates a file for writing in blocks, several at once. With a server without
     /// such writing the content is gathered and written whole at the end.
     pub async fn create(&self, path: &PathUri) -> Result<FileWriter, ExecServerError> {
-        FileWriter::create(self.clone(), path.clone(), false).await
+        FileWriter::create(self.clone(), path.clone(), false, None).await
     }
 
     /// Like [`create`](Self::create), but the new content takes the place of the old one at the end,
     /// all at once, where the server has the capability `fsAtomicWrite`; elsewhere it is the same as
     /// `create`. Hard links to the old content stay with it.
     pub async fn create_atomic(&self, path: &PathUri) -> Result<FileWriter, ExecServerError> {
-        FileWriter::create(self.clone(), path.clone(), true).await
+        FileWriter::create(self.clone(), path.clone(), true, None).await
     }
 
     /// What a path is, following links.

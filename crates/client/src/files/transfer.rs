@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use codex_exec_server_protocol::PathUri;
 
@@ -70,8 +70,10 @@ pub struct TransferReport {
     pub directories: u64,
     /// Bytes of content.
     pub bytes: u64,
-    /// What was left out and why: links to directories, devices, what could not be read.
+    /// What was left out on purpose and why: links to directories, pipes, devices.
     pub skipped: Vec<String>,
+    /// Why parts of a tree could not be copied. The rest was.
+    pub failed: Vec<String>,
 }
 
 /// Counters that files of one transfer share.
@@ -81,8 +83,6 @@ pub(super) struct Count {
     pub total_bytes: AtomicU64,
     files: AtomicU64,
     total_files: u64,
-    /// The server does not know permission bits.
-    pub no_modes: AtomicBool,
 }
 
 impl Count {
@@ -93,7 +93,6 @@ impl Count {
             total_bytes: AtomicU64::new(total_bytes),
             files: AtomicU64::new(0),
             total_files,
-            no_modes: AtomicBool::new(false),
         }
     }
 
@@ -119,13 +118,37 @@ impl Count {
         self.tell(path);
     }
 
-    pub fn report(&self, directories: u64, skipped: Vec<String>) -> TransferReport {
+    /// What the files amount to.
+    pub fn report(&self) -> TransferReport {
         TransferReport {
             files: self.files.load(Ordering::Relaxed),
-            directories,
             bytes: self.bytes.load(Ordering::Relaxed),
-            skipped,
+            ..TransferReport::default()
         }
+    }
+}
+
+/// Whether the rest of a tree can be copied although this went wrong.
+pub(super) fn is_of_one(error: &ExecServerError) -> bool {
+    use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    match error {
+        ExecServerError::Server { .. }
+        | ExecServerError::Invalid(_)
+        | ExecServerError::Unsupported { .. } => true,
+        ExecServerError::Local { cause, .. } => {
+            !matches!(cause.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem)
+        }
+        _ => false,
+    }
+}
+
+/// A failure that concerns one file is kept in words, any other ends the transfer.
+pub(super) fn keep_words(
+    result: Result<(), ExecServerError>,
+) -> Result<Option<String>, ExecServerError> {
+    match result {
+        Err(error) if is_of_one(&error) => Ok(Some(error.to_string())),
+        other => other.map(|()| None),
     }
 }
 

@@ -5,6 +5,7 @@
 //! over when a dropped connection interrupts it; anything else (a pipe, a device) can be read once
 //! only, so from the first byte on such an interruption is an error.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +16,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::fs::File;
 use tokio::io::AsyncReadExt;
 
-use super::transfer::{Count, reading};
+use super::transfer::{Count, keep_words, reading};
 use super::{FileWriter, Files, TransferOptions, TransferReport, local};
 use crate::error::ExecServerError;
 
@@ -43,26 +44,70 @@ impl Files {
         if !metadata.is_dir() {
             let count = Count::new(options, 1, metadata.len());
             self.upload_file(local, remote, &count).await?;
-            return Ok(count.report(0, Vec::new()));
+            return Ok(count.report());
         }
-        let tree = Tree::read(local).await?;
+        let mut tree = Tree::read(local, local::mode(&metadata)).await?;
         let count = Count::new(options, tree.files.len() as u64, tree.bytes);
-        self.create_directory(remote).await?;
-        for directory in &tree.directories {
-            self.create_directory(&local::below(remote, directory)?).await?;
-        }
-        stream::iter(tree.files)
+        let late = self.make_directories(remote, &mut tree).await?;
+        let failed: Vec<_> = stream::iter(tree.files)
             .map(|file| {
                 let count = &count;
                 async move {
                     let to = local::below(remote, &file)?;
-                    self.upload_file(&local.join(file), &to, count).await
+                    keep_words(self.upload_file(&local.join(file), &to, count).await)
                 }
             })
             .buffer_unordered(options.files_at_once.max(1))
-            .try_collect::<()>()
+            .try_collect()
             .await?;
-        Ok(count.report(1 + tree.directories.len() as u64, tree.skipped))
+        tree.failed.extend(failed.into_iter().flatten());
+        for (directory, mode) in late.into_iter().rev() {
+            let set = self.set_mode(directory, mode).await;
+            tree.failed.extend(keep_words(set)?);
+        }
+        Ok(TransferReport {
+            directories: tree.directories.len() as u64,
+            skipped: tree.skipped,
+            failed: tree.failed,
+            ..count.report()
+        })
+    }
+
+    /// Makes the directories of a tree. A new one gets the bits of its source while nothing is in
+    /// it; bits that would keep us from putting something in it are returned, to be set at the end.
+    async fn make_directories(
+        &self,
+        remote: &PathUri,
+        tree: &mut Tree,
+    ) -> Result<Vec<(PathUri, u32)>, ExecServerError> {
+        let can_set = self.client.capabilities().fs_rename_link_mode;
+        let (mut late, mut all_new) = (Vec::new(), false);
+        for (at, (directory, mode)) in tree.directories.iter().enumerate() {
+            let to = local::below(remote, directory)?;
+            let mode = mode.filter(|_| can_set);
+            let is_new = mode.is_some()
+                && (all_new
+                    || matches!(self.metadata(&to).await, Err(error) if error.is_not_found()));
+            let mut made = self.create_directory(&to).await;
+            if let Some(mode) = mode.filter(|_| is_new && made.is_ok()) {
+                made = self.set_mode(to.clone(), mode | 0o700).await;
+                if mode & 0o700 != 0o700 {
+                    late.push((to, mode));
+                }
+            }
+            if at == 0 {
+                made?;
+                all_new = is_new;
+            } else {
+                tree.failed.extend(keep_words(made)?);
+            }
+        }
+        Ok(late)
+    }
+
+    async fn set_mode(&self, path: PathUri, mode: u32) -> Result<(), ExecServerError> {
+        self.call::<call::FsSetMode>(FsSetModeParams::new(path, mode)).await?;
+        Ok(())
     }
 
     async fn upload_file(
@@ -138,16 +183,17 @@ impl Files {
             let bytes = start.len() as u64;
             let mut params = FsWriteFileParams::new(remote.clone(), start.freeze());
             params.atomic = self.can_write_atomically();
+            params.mode = source.mode().filter(|_| self.can_write_atomically());
             self.call::<call::FsWriteFile>(params).await?;
             add(bytes);
         } else {
-            let mut writer = self.create_atomic(remote).await?;
+            let mode = source.mode();
+            let mut writer = FileWriter::create(self.clone(), remote.clone(), true, mode).await?;
             self.stream(source, start, &mut writer, add).await?;
             writer.finish().await?;
             self.check_size(remote, sent.load(Ordering::Relaxed)).await?;
         }
-        source.check_unchanged().await?;
-        self.copy_mode(&source.before, remote, count).await
+        source.check_unchanged().await
     }
 
     /// Everything of a source, of which `block` is the beginning.
@@ -178,30 +224,6 @@ impl Files {
             "{remote} has {size} bytes, but {sent} were sent: something else writes to it; copy it \
              again"
         )))
-    }
-
-    /// Keeps a program executable, where the server can.
-    async fn copy_mode(
-        &self,
-        local: &std::fs::Metadata,
-        remote: &PathUri,
-        count: &Count,
-    ) -> Result<(), ExecServerError> {
-        let Some(mode) = local::mode(local).filter(|mode| local.is_file() && mode & 0o111 != 0)
-        else {
-            return Ok(());
-        };
-        if count.no_modes.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let params = FsSetModeParams::new(remote.clone(), mode & 0o777);
-        match self.call::<call::FsSetMode>(params).await {
-            Err(error) if error.is_method_not_found() => {
-                count.no_modes.store(true, Ordering::Relaxed);
-                Ok(())
-            }
-            other => other.map(|_| ()),
-        }
     }
 }
 
@@ -243,6 +265,11 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
+    /// The permission bits for a new file. What is no file has none to give.
+    fn mode(&self) -> Option<u32> {
+        local::mode(&self.before).filter(|_| self.regular).map(|mode| mode & 0o777)
+    }
+
     /// Whether it can be sent once more from its beginning.
     fn again(&self) -> bool {
         self.regular || !(self.begun || self.ended)
@@ -262,39 +289,67 @@ impl<'a> Source<'a> {
 
 /// A tree of this side.
 struct Tree {
-    /// Relative, each after its parent.
-    directories: Vec<PathBuf>,
+    /// Relative with their bits, each after its parent; the root is the first.
+    directories: Vec<(PathBuf, Option<u32>)>,
     files: Vec<PathBuf>,
     bytes: u64,
     skipped: Vec<String>,
+    failed: Vec<String>,
 }
 
 impl Tree {
-    async fn read(root: &Path) -> Result<Self, ExecServerError> {
-        let mut tree =
-            Self { directories: Vec::new(), files: Vec::new(), bytes: 0, skipped: Vec::new() };
+    async fn read(root: &Path, mode: Option<u32>) -> Result<Self, ExecServerError> {
+        let mut tree = Self {
+            directories: vec![(PathBuf::new(), mode.map(|mode| mode & 0o777))],
+            files: Vec::new(),
+            bytes: 0,
+            skipped: Vec::new(),
+            failed: Vec::new(),
+        };
         let mut todo = vec![PathBuf::new()];
         while let Some(directory) = todo.pop() {
             let whole = root.join(&directory);
-            let mut entries = tokio::fs::read_dir(&whole).await.map_err(reading(&whole))?;
-            while let Some(entry) = entries.next_entry().await.map_err(reading(&whole))? {
-                let path = directory.join(entry.file_name());
-                let kind = entry.file_type().await.map_err(reading(&whole))?;
-                if kind.is_dir() {
-                    tree.directories.push(path.clone());
-                    todo.push(path);
-                    continue;
-                }
-                match tokio::fs::metadata(entry.path()).await {
-                    Ok(metadata) if metadata.is_file() => {
-                        tree.bytes += metadata.len();
-                        tree.files.push(path);
-                    }
-                    Ok(_) => tree.skipped.push(format!("{}: not a file", path.display())),
-                    Err(error) => tree.skipped.push(format!("{}: {error}", path.display())),
-                }
+            let read = tree.read_directory(&whole, &directory, &mut todo).await;
+            if directory.as_os_str().is_empty() {
+                read?;
+            } else {
+                tree.failed.extend(keep_words(read)?);
             }
         }
         Ok(tree)
+    }
+
+    async fn read_directory(
+        &mut self,
+        whole: &Path,
+        directory: &Path,
+        todo: &mut Vec<PathBuf>,
+    ) -> Result<(), ExecServerError> {
+        let mut entries = tokio::fs::read_dir(whole).await.map_err(reading(whole))?;
+        while let Some(entry) = entries.next_entry().await.map_err(reading(whole))? {
+            let path = directory.join(entry.file_name());
+            let shown = entry.path();
+            let kind = entry.file_type().await.map_err(reading(&shown))?;
+            match tokio::fs::metadata(&shown).await {
+                Ok(metadata) if kind.is_dir() => {
+                    let mode = local::mode(&metadata).map(|mode| mode & 0o777);
+                    self.directories.push((path.clone(), mode));
+                    todo.push(path);
+                }
+                Ok(metadata) if metadata.is_file() => {
+                    self.bytes += metadata.len();
+                    self.files.push(path);
+                }
+                Ok(metadata) => {
+                    let is = if metadata.is_dir() { "a link to a directory" } else { "no file" };
+                    self.skipped.push(format!("{}: {is}", shown.display()));
+                }
+                Err(error) if kind.is_symlink() && error.kind() == io::ErrorKind::NotFound => {
+                    self.skipped.push(format!("{}: a link that leads nowhere", shown.display()));
+                }
+                Err(error) => self.failed.push(reading(&shown)(error).to_string()),
+            }
+        }
+        Ok(())
     }
 }
