@@ -32,8 +32,9 @@ Examples:
   codex cp -r src :app                     a tree; `app` is relative to where the server works
   codex cp :~/a :~/b                       within the server
 
-Links to files are followed. Of a tree, links to directories or to nowhere, pipes, sockets and devices are
-left out and told. What cannot be read is told, too; the rest is copied, and the exit code is 1."
+Links to files are followed. Of a tree, links to directories or to nowhere, pipes, sockets and
+devices are left out and told. What cannot be read is told, too; the rest is copied, and the exit
+code is 1."
 )]
 pub struct CpArgs {
     #[command(flatten)]
