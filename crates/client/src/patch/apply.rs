@@ -92,7 +92,7 @@ impl Files {
                     _ => PatchError::Partial {
                         done: changes(&steps[..at]),
                         undone: changes(&steps[at..]),
-                        left,
+                        left: left.map(Into::into),
                         cause,
                     },
                 });

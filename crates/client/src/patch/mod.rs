@@ -72,7 +72,7 @@ pub enum PatchError {
         /// What was not.
         undone: Vec<PatchChange>,
         /// What has become of the first of `undone`, if it is not known to be as it was.
-        left: Option<String>,
+        left: Option<Box<str>>,
         /// Why.
         #[source]
         cause: ExecServerError,
