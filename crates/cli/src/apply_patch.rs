@@ -15,7 +15,8 @@ use crate::style::Style;
 
 /// Apply a patch to files of the other side
 ///
-/// Everything is checked before anything is written: a patch that does not fit changes nothing.
+/// Everything is checked before anything is written: a patch that does not fit changes nothing. If
+/// a file cannot be written after all, it is left as it was, and what is done by then is told.
 /// Prints what changed, one file a line: A added, M modified, D deleted.
 #[derive(Debug, Args)]
 #[command(after_help = "\

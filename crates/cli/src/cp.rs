@@ -20,7 +20,8 @@ use crate::signals::Signals;
 /// Copy files to the other side, from it, or within it
 ///
 /// A path of the other side begins with a colon. A file appears under its name when it is complete;
-/// until then whatever was there stays. Programs stay executable.
+/// until then whatever was there stays. A new file gets the permissions of its source, one that is
+/// there keeps its own.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "codex cp [OPTIONS] <SOURCE>... <DESTINATION>",
@@ -31,7 +32,9 @@ Examples:
   codex cp -r src :app                     a tree; `app` is relative to where the server works
   codex cp :~/a :~/b                       within the server
 
-Links to files are followed, links to directories left out and told."
+Links to files are followed. Of a tree, links to directories or to nowhere, pipes, sockets and
+devices are left out and told. What cannot be read is told, too; the rest is copied, and the exit
+code is 1."
 )]
 pub struct CpArgs {
     #[command(flatten)]
@@ -89,7 +92,10 @@ pub fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
         let connected = args.on.connect(Wants::default()).await?;
         let copy = Copy { args, client: &connected.client, files: connected.client.files() };
         let result = tokio::select! {
-            result = copy.all(&sources, &destination) => result.map(|()| ExitCode::SUCCESS),
+            result = copy.all(&sources, &destination) => result.map(|whole| match whole {
+                true => ExitCode::SUCCESS,
+                false => ExitCode::FAILURE,
+            }),
             code = signals.end() => {
                 tell(format_args!("interrupted; files that were not complete are not there"));
                 Ok(exit::passed_on(code))
@@ -107,22 +113,24 @@ struct Copy<'a> {
 }
 
 impl Copy<'_> {
-    async fn all(&self, sources: &[End], destination: &End) -> anyhow::Result<()> {
+    /// Whether everything could be copied.
+    async fn all(&self, sources: &[End], destination: &End) -> anyhow::Result<bool> {
         let into = self.is_directory(destination).await?;
         if sources.len() > 1 && !into {
             bail!("several files need a directory to go to, and the last path is none; create it");
         }
+        let mut whole = true;
         for source in sources {
-            match (source, destination) {
+            whole &= match (source, destination) {
                 (End::Here(from), End::There(to)) => self.upload(from, to, into).await?,
                 (End::There(from), End::Here(to)) => self.download(from, to, into).await?,
                 (End::There(from), End::There(to)) => self.within(from, to, into).await?,
                 (End::Here(from), End::Here(_)) => {
                     bail!("{} is here, and so is the destination; use cp", from.display())
                 }
-            }
+            };
         }
-        Ok(())
+        Ok(whole)
     }
 
     /// Whether copies go into the destination rather than become it.
@@ -149,7 +157,7 @@ impl Copy<'_> {
         Ok(is)
     }
 
-    async fn upload(&self, from: &Path, to: &str, into: bool) -> anyhow::Result<()> {
+    async fn upload(&self, from: &Path, to: &str, into: bool) -> anyhow::Result<bool> {
         let metadata =
             std::fs::metadata(from).with_context(|| format!("cannot read {}", from.display()))?;
         self.check(metadata.is_dir(), &from.display().to_string())?;
@@ -165,11 +173,10 @@ impl Copy<'_> {
         let result = self.files.upload(from, &to, &options).await;
         bar.finish_and_clear();
         let report = result.with_context(|| format!("copying {} failed", from.display()))?;
-        tell_skipped(&report);
-        Ok(())
+        Ok(tell_missing(&report))
     }
 
-    async fn download(&self, from: &str, to: &Path, into: bool) -> anyhow::Result<()> {
+    async fn download(&self, from: &str, to: &Path, into: bool) -> anyhow::Result<bool> {
         let path = remote_path::resolve(self.client, from)?;
         self.check_there(&path, from).await?;
         let mut to = to.to_owned();
@@ -180,11 +187,10 @@ impl Copy<'_> {
         let result = self.files.download(&path, &to, &options).await;
         bar.finish_and_clear();
         let report = result.with_context(|| format!("copying :{from} failed"))?;
-        tell_skipped(&report);
-        Ok(())
+        Ok(tell_missing(&report))
     }
 
-    async fn within(&self, from: &str, to: &str, into: bool) -> anyhow::Result<()> {
+    async fn within(&self, from: &str, to: &str, into: bool) -> anyhow::Result<bool> {
         let source = remote_path::resolve(self.client, from)?;
         self.check_there(&source, from).await?;
         let mut to = remote_path::resolve(self.client, to)?;
@@ -194,7 +200,8 @@ impl Copy<'_> {
         self.files
             .copy(&source, &to, self.args.recursive)
             .await
-            .with_context(|| format!("copying :{from} failed"))
+            .with_context(|| format!("copying :{from} failed"))?;
+        Ok(true)
     }
 
     async fn check_there(&self, path: &PathUri, written: &str) -> anyhow::Result<()> {
@@ -243,10 +250,15 @@ fn name_of(path: &PathUri) -> anyhow::Result<&[u8]> {
     }
 }
 
-fn tell_skipped(report: &TransferReport) {
+/// Tells what was not copied; whether all that should be was.
+fn tell_missing(report: &TransferReport) -> bool {
     for skipped in &report.skipped {
         tell(format_args!("left out {}", crate::style::printable(skipped)));
     }
+    for failed in &report.failed {
+        tell(format_args!("not copied: {}", crate::style::printable(failed)));
+    }
+    report.failed.is_empty()
 }
 
 #[cfg(test)]

@@ -83,8 +83,8 @@ fn about(name: &str) -> &'static str {
         "fs_search" => "search in files (search)",
         "fs_glob" => "find files by name",
         "fs_watch" => "watch files",
-        "fs_rename_link_mode" => "rename, link and set permissions (cp keeps programs executable)",
-        "fs_atomic_write" => "replace files all at once (cp)",
+        "fs_rename_link_mode" => "rename, link and set permissions (cp keeps those of directories)",
+        "fs_atomic_write" => "replace files all at once, with their permissions (cp, apply-patch)",
         _ => "",
     }
 }

@@ -106,7 +106,7 @@ capabilities! {
     /// **extension**: `fs/rename`, `fs/symlink` and `fs/setMode`.
     fs_rename_link_mode,
     /// **extension**: `atomic` and `mode` of `fs/writeFile`, mode `replaceAtomic` of `fs/open` with
-    /// `commit` of `fs/close`.
+    /// `commit` of `fs/close`, `permissions` of `fs/open`.
     fs_atomic_write,
 }
 

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::commands::{codex, everywhere, output, read};
+use crate::commands::{codex, everywhere, output, output_of, read};
 
 fn write(path: &Path, text: &str) {
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -163,4 +163,47 @@ fn a_reader_that_goes_away_is_no_failure_worth_a_word() {
         assert_eq!(output.status.code(), Some(141), "{arguments:?}");
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
     }
+}
+
+#[test]
+fn what_comes_through_a_pipe_arrives_whole() {
+    everywhere(|codex| {
+        let directory = tempfile::tempdir().unwrap();
+        let there = directory.path().join("there");
+        // More than a message takes.
+        let content: Vec<u8> = (0..13u32 << 20).flat_map(u32::to_le_bytes).collect();
+        let mut cp = codex("cp");
+        cp.arg("/dev/stdin").arg(format!(":{}", there.display()));
+        assert_eq!(output_of(&mut cp, &content).well(), "");
+        assert!(std::fs::read(&there).unwrap() == content);
+    });
+}
+
+#[test]
+fn what_is_left_out_is_told() {
+    everywhere(|codex| {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        write(&path("tree/sub/file"), "x");
+        std::os::unix::fs::symlink("sub", path("tree/link")).unwrap();
+        let there = |name: &str| format!(":{}", path(name).display());
+        let cp = |arguments: &[&str]| output(codex("cp").args(arguments).current_dir(&directory));
+        let both = |up: &str, down: &str| {
+            [cp(&["-r", "tree", &there(up)]), cp(&["-r", &there("tree"), down])]
+        };
+        for said in both("up", "down") {
+            assert_eq!(said.code, Some(0), "{said:?}");
+            assert!(said.err.contains("tree/link: a link to a directory"), "{said:?}");
+        }
+        // Regular, and nobody can read it.
+        std::os::unix::fs::symlink("/proc/self/mem", path("tree/mem")).unwrap();
+        for said in both("up2", "down2") {
+            said.failed(1, "not copied: ");
+            assert!(said.err.contains("tree/mem"), "{said:?}");
+        }
+        for copy in ["up", "down", "up2", "down2"] {
+            assert_eq!(read(path(copy).join("sub/file")), "x");
+            assert!(!path(copy).join("link").exists());
+        }
+    });
 }

@@ -30,6 +30,11 @@ fn native(bytes: &[u8]) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(bytes).into_owned())
 }
 
+/// A path of the server for people.
+pub(super) fn shown(path: &PathUri) -> String {
+    String::from_utf8_lossy(path.as_bytes()).into_owned()
+}
+
 /// The path below `root` on the server for a relative one of this side.
 pub(super) fn below(root: &PathUri, relative: &Path) -> Result<PathUri, ExecServerError> {
     let mut path = root.clone();
@@ -73,6 +78,18 @@ pub(super) fn set_mode(file: &std::fs::File, mode: u32) -> std::io::Result<()> {
 
 #[cfg(not(unix))]
 pub(super) fn set_mode(_: &std::fs::File, _: u32) -> std::io::Result<()> {
+    Ok(())
+}
+
+/// Sets permission bits of a directory, where there are any.
+#[cfg(unix)]
+pub(super) fn set_directory_mode(path: &Path, mode: u32) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode & 0o777))
+}
+
+#[cfg(not(unix))]
+pub(super) fn set_directory_mode(_: &Path, _: u32) -> std::io::Result<()> {
     Ok(())
 }
 

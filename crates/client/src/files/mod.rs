@@ -1,8 +1,10 @@
 //! Files on the server: whole, streamed, walked, watched, transferred.
 
+mod download;
 mod local;
 mod reader;
 mod transfer;
+mod upload;
 mod walk;
 mod watch;
 mod writer;
@@ -82,14 +84,24 @@ impl Files {
         path: &PathUri,
         content: impl Into<Bytes>,
     ) -> Result<(), ExecServerError> {
-        let content = content.into();
+        self.write_content(path, content.into(), false).await
+    }
+
+    /// Writes in place, or, if `atomic` and the server can, replaces the file all at once.
+    pub(crate) async fn write_content(
+        &self,
+        path: &PathUri,
+        content: Bytes,
+        atomic: bool,
+    ) -> Result<(), ExecServerError> {
         if content.len() <= self.client.shared.tuning.whole_file || !self.can_write_blocks() {
             self.check_whole(content.len())?;
-            let params = FsWriteFileParams::new(path.clone(), content);
+            let mut params = FsWriteFileParams::new(path.clone(), content);
+            params.atomic = atomic && self.can_write_atomically();
             self.call::<call::FsWriteFile>(params).await?;
             return Ok(());
         }
-        let mut writer = self.create(path).await?;
+        let mut writer = FileWriter::create(self.clone(), path.clone(), atomic, None).await?;
         writer.write_bytes(content).await?;
         writer.finish().await
     }
@@ -103,14 +115,14 @@ impl Files {
     /// Creates or truncates a file for writing in blocks, several at once. With a server without
     /// such writing the content is gathered and written whole at the end.
     pub async fn create(&self, path: &PathUri) -> Result<FileWriter, ExecServerError> {
-        FileWriter::create(self.clone(), path.clone(), false).await
+        FileWriter::create(self.clone(), path.clone(), false, None).await
     }
 
     /// Like [`create`](Self::create), but the new content takes the place of the old one at the end,
     /// all at once, where the server has the capability `fsAtomicWrite`; elsewhere it is the same as
     /// `create`. Hard links to the old content stay with it.
     pub async fn create_atomic(&self, path: &PathUri) -> Result<FileWriter, ExecServerError> {
-        FileWriter::create(self.clone(), path.clone(), true).await
+        FileWriter::create(self.clone(), path.clone(), true, None).await
     }
 
     /// What a path is, following links.

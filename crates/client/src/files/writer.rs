@@ -29,6 +29,8 @@ pub struct FileWriter {
     /// `None` where the file is written whole at the end.
     handle: Option<String>,
     atomic: bool,
+    /// Bits of the file if it is new.
+    permissions: Option<u32>,
     buffer: BytesMut,
     /// Where the buffer starts.
     offset: u64,
@@ -43,13 +45,16 @@ impl FileWriter {
         files: Files,
         path: PathUri,
         atomic: bool,
+        permissions: Option<u32>,
     ) -> Result<Self, ExecServerError> {
         let mut handle = None;
         let atomic = atomic && files.can_write_atomically();
+        let permissions = permissions.filter(|_| files.can_write_atomically());
         if files.can_write_blocks() {
             let id = files.client.shared.fresh_id("w");
             let mode = if atomic { FsOpenMode::ReplaceAtomic } else { FsOpenMode::Replace };
-            let params = FsOpenParams::new(&id, path.clone(), mode);
+            let mut params = FsOpenParams::new(&id, path.clone(), mode);
+            params.permissions = permissions;
             files.call::<call::FsOpen>(params).await?;
             handle = Some(id);
         }
@@ -58,6 +63,7 @@ impl FileWriter {
             path,
             handle,
             atomic,
+            permissions,
             buffer: BytesMut::new(),
             offset: 0,
             under_way: FuturesUnordered::new(),
@@ -170,6 +176,7 @@ impl FileWriter {
                     let content = self.buffer.split().freeze();
                     let mut params = FsWriteFileParams::new(self.path.clone(), content);
                     params.atomic = self.atomic;
+                    params.mode = self.permissions;
                     Box::pin(async move {
                         files.call::<call::FsWriteFile>(params).await?;
                         Ok(())

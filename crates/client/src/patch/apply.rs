@@ -1,12 +1,12 @@
 //! A patch against the files of a server: read, check everything, then write.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use codex_exec_server_protocol::PathUri;
-use codex_exec_server_protocol::files::FsRemoveParams;
 
 use super::parse::{Patch, PatchSection};
+use super::step::{Failed, Step, Work};
 use super::{PatchError, lines};
 use crate::error::ExecServerError;
 use crate::files::Files;
@@ -73,19 +73,26 @@ impl Files {
         patch: &Patch,
         cwd: &PathUri,
     ) -> Result<PatchReport, PatchError> {
-        let mut plan = Plan { files: self, cwd, known: HashMap::new(), steps: Vec::new() };
+        let mut plan = Plan {
+            files: self,
+            cwd,
+            known: HashMap::new(),
+            shared: HashSet::new(),
+            steps: Vec::new(),
+        };
         for section in &patch.sections {
             plan.section(section).await?;
         }
         let steps = plan.steps;
         for (at, step) in steps.iter().enumerate() {
-            if let Err(cause) = step.write(self).await {
+            if let Err(Failed { cause, left }) = step.take(self).await {
                 let changes = |steps: &[Step]| steps.iter().map(|s| s.change.clone()).collect();
-                return Err(match at {
-                    0 if !cause.may_have_happened() => PatchError::Unchanged(cause),
+                return Err(match (at, &left) {
+                    (0, None) => PatchError::Unchanged(cause),
                     _ => PatchError::Partial {
                         done: changes(&steps[..at]),
                         undone: changes(&steps[at..]),
+                        left: left.map(Into::into),
                         cause,
                     },
                 });
@@ -100,23 +107,9 @@ struct Plan<'a> {
     files: &'a Files,
     cwd: &'a PathUri,
     known: HashMap<PathUri, Option<Vec<u8>>>,
+    /// Files that have, or may have, other names; those are written through.
+    shared: HashSet<PathUri>,
     steps: Vec<Step>,
-}
-
-struct Step {
-    change: PatchChange,
-    path: PathUri,
-    work: Work,
-}
-
-enum Work {
-    Write(Vec<u8>),
-    /// A copy of another file, which keeps its permissions, with this content.
-    CopyAndWrite {
-        from: PathUri,
-        content: Vec<u8>,
-    },
-    Remove,
 }
 
 impl Plan<'_> {
@@ -128,11 +121,13 @@ impl Plan<'_> {
                     content.push(b'\n');
                 }
                 let place = self.resolve(path)?;
-                let kind = match self.content("add", path, &place).await? {
+                let old = self.content("add", path, &place).await?;
+                let kind = match old {
                     Some(_) => PatchChangeKind::Modified,
                     None => PatchChangeKind::Added,
                 };
-                self.step(kind, path, place, Work::Write(content));
+                let work = self.write(&place, content, old);
+                self.step(kind, path, place, work);
             }
             PatchSection::Delete { path } => {
                 let place = self.resolve(path)?;
@@ -148,9 +143,12 @@ impl Plan<'_> {
                     None => None,
                 };
                 match target {
-                    None => self.step(PatchChangeKind::Modified, path, place, Work::Write(new)),
+                    None => {
+                        let work = self.write(&place, new, Some(old));
+                        self.step(PatchChangeKind::Modified, path, place, work);
+                    }
                     Some((to, destination)) => {
-                        self.rename(path, place, to, destination, new).await?;
+                        self.rename(path, (place, old), to, destination, new).await?;
                     }
                 }
             }
@@ -161,25 +159,25 @@ impl Plan<'_> {
     async fn rename(
         &mut self,
         path: &str,
-        place: PathUri,
+        (place, old): (PathUri, Vec<u8>),
         to: &str,
         destination: PathUri,
         content: Vec<u8>,
     ) -> Result<(), PatchError> {
-        let taken = self.content("move", to, &destination).await?.is_some();
+        let taken = self.content("move", to, &destination).await?;
         // A copy keeps the permissions; but a link would be copied as a link.
         let plain = match self.files.metadata(&place).await {
             Ok(metadata) => !metadata.is_symlink,
             Err(error) if error.is_not_found() => false,
             Err(error) => return Err(PatchError::Unchanged(error)),
         };
-        let (kind, work) = if taken {
-            (PatchChangeKind::Modified, Work::Write(content))
+        let (kind, work) = if taken.is_some() {
+            (PatchChangeKind::Modified, self.write(&destination, content, taken))
         } else if plain {
             let from = place.clone();
-            (PatchChangeKind::Added, Work::CopyAndWrite { from, content })
+            (PatchChangeKind::Added, Work::CopyAndWrite { from, old, content })
         } else {
-            (PatchChangeKind::Added, Work::Write(content))
+            (PatchChangeKind::Added, self.write(&destination, content, None))
         };
         self.step(kind, to, destination, work);
         self.step(PatchChangeKind::Deleted, path, place, Work::Remove);
@@ -207,7 +205,11 @@ impl Plan<'_> {
         }
         let target = |problem: String| PatchError::Target { verb, path: path.to_owned(), problem };
         match self.files.metadata(place).await {
-            Ok(metadata) if metadata.is_file => {}
+            Ok(metadata) if metadata.is_file => {
+                if metadata.nlink != Some(1) {
+                    self.shared.insert(place.clone());
+                }
+            }
             Ok(metadata) if metadata.is_directory => {
                 return Err(target("it is a directory".to_owned()));
             }
@@ -236,35 +238,20 @@ impl Plan<'_> {
         })
     }
 
+    fn write(&self, place: &PathUri, content: Vec<u8>, old: Option<Vec<u8>>) -> Work {
+        let atomic = self.files.can_write_atomically() && !self.shared.contains(place);
+        Work::Write { content, old, atomic }
+    }
+
     fn step(&mut self, kind: PatchChangeKind, path: &str, place: PathUri, work: Work) {
         let after = match &work {
-            Work::Write(content) | Work::CopyAndWrite { content, .. } => Some(content.clone()),
+            Work::Write { content, .. } | Work::CopyAndWrite { content, .. } => {
+                Some(content.clone())
+            }
             Work::Remove => None,
         };
         self.known.insert(place.clone(), after);
         let change = PatchChange { kind, path: path.to_owned() };
         self.steps.push(Step { change, path: place, work });
-    }
-}
-
-impl Step {
-    async fn write(&self, files: &Files) -> Result<(), ExecServerError> {
-        let added = self.change.kind == PatchChangeKind::Added;
-        if added && let Ok(parent) = self.path.join("..") {
-            files.create_directory(&parent).await?;
-        }
-        match &self.work {
-            Work::Write(content) => files.write_file(&self.path, content.clone()).await,
-            Work::CopyAndWrite { from, content } => {
-                files.copy(from, &self.path, false).await?;
-                files.write_file(&self.path, content.clone()).await
-            }
-            Work::Remove => {
-                let mut params = FsRemoveParams::new(self.path.clone());
-                params.recursive = false;
-                params.force = false;
-                files.remove(params).await
-            }
-        }
     }
 }

@@ -1,11 +1,13 @@
 //! Patches: what agents send to change files, applied through `fs/*` only.
 //!
 //! Invariant: every section is checked against the files before anything is written. A patch that
-//! does not fit changes nothing.
+//! does not fit changes nothing. A write that fails leaves its file as it was, as far as the server
+//! lets us; where it may not be, the error says so.
 
 mod apply;
 mod lines;
 mod parse;
+mod step;
 
 pub use apply::{PatchChange, PatchChangeKind, PatchReport};
 pub use parse::{Hunk, HunkLine, Patch, PatchSection};
@@ -60,12 +62,17 @@ pub enum PatchError {
     #[error("{0}; nothing was changed")]
     Unchanged(#[source] ExecServerError),
     /// The server failed half-way.
-    #[error("{cause}; the patch is applied in part: done: {}; not done: {}", list(.done), list(.undone))]
+    #[error(
+        "{cause}; the patch is applied in part: done: {}; not done: {}{}",
+        list(.done), list(.undone), .left.as_ref().map(|left| format!("; {left}")).unwrap_or_default()
+    )]
     Partial {
         /// What was written.
         done: Vec<PatchChange>,
-        /// What was not; the first of these may be written in part.
+        /// What was not.
         undone: Vec<PatchChange>,
+        /// What has become of the first of `undone`, if it is not known to be as it was.
+        left: Option<Box<str>>,
         /// Why.
         #[source]
         cause: ExecServerError,

@@ -7,6 +7,8 @@ mod files;
 mod kill;
 mod lifecycle;
 mod ours;
+mod patches;
 mod process;
 mod reconnect;
 mod support;
+mod transfers;

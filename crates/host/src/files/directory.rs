@@ -74,15 +74,20 @@ pub(super) fn read_directory(
         if answer.entries.len().is_multiple_of(1024) {
             cancel.check()?;
         }
-        // A link whose target cannot be looked at is left out like one that leads nowhere.
-        let Ok(Some(kind)) = kind_of_target(directory.as_fd(), name, listed) else {
-            return Ok(true);
+        let text = String::from_utf8_lossy(name);
+        let kind = match kind_of_target(directory.as_fd(), name, listed) {
+            Ok(Some(kind)) => kind,
+            Ok(None) if listed == FileType::Symlink && answer.dead_links.len() < limit => {
+                answer.dead_links.push(text.into_owned());
+                return Ok(true);
+            }
+            // A link whose target cannot be looked at is left out like one that leads nowhere.
+            _ => return Ok(true),
         };
         if answer.entries.len() == limit {
             answer.truncated = true;
             return Ok(false);
         }
-        let text = String::from_utf8_lossy(name);
         let lossy = matches!(text, std::borrow::Cow::Owned(_));
         answer.entries.push(FsReadDirectoryEntry {
             file_name_uri: lossy.then(|| join(path, name)).transpose()?,
@@ -94,6 +99,7 @@ pub(super) fn read_directory(
     };
     for_each_name(directory.as_fd(), each, failed)?;
     answer.entries.sort_unstable_by(|a, b| a.file_name.cmp(&b.file_name));
+    answer.dead_links.sort_unstable();
     Ok(answer)
 }
 

@@ -42,8 +42,9 @@ impl Handles {
         params: FsOpenParams,
         config: &FilesConfig,
     ) -> Result<FsOpenResponse, FileError> {
-        let FsOpenParams { handle_id, path, mode, .. } = params;
+        let FsOpenParams { handle_id, path, mode, permissions, .. } = params;
         check_id(&handle_id, config)?;
+        let bits = permissions.map(resolve::permission_bits).transpose()?;
         {
             let mut open = self.lock();
             let count = open.len();
@@ -58,10 +59,10 @@ impl Handles {
         let opened = match mode {
             FsOpenMode::Read => resolve::open_to_read(resolver, &path, Links::Follow)
                 .map(|(file, _)| Handle::Read { file, path }),
-            FsOpenMode::Replace => content::open_to_write(resolver, &path, Links::Follow, None)
+            FsOpenMode::Replace => content::open_to_write(resolver, &path, Links::Follow, bits)
                 .map(|file| Handle::Replace { file, path }),
             FsOpenMode::ReplaceAtomic => {
-                Replacement::begin(resolver, &path, Links::Follow, None).map(Handle::ReplaceAtomic)
+                Replacement::begin(resolver, &path, Links::Follow, bits).map(Handle::ReplaceAtomic)
             }
         };
         let mut open = self.lock();

@@ -39,6 +39,9 @@ pub struct FsOpenParams {
         skip_serializing_if = "FsOpenMode::is_read"
     )]
     pub mode: FsOpenMode,
+    /// Extension: permission bits, if the file is created by this request or its commit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub permissions: Option<u32>,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
@@ -46,7 +49,7 @@ pub struct FsOpenParams {
 
 impl FsOpenParams {
     pub fn new(handle_id: impl Into<String>, path: PathUri, mode: FsOpenMode) -> Self {
-        Self { handle_id: handle_id.into(), path, mode, sandbox: None }
+        Self { handle_id: handle_id.into(), path, mode, permissions: None, sandbox: None }
     }
 }
 

@@ -142,6 +142,9 @@ pub struct FsReadDirectoryResponse {
     /// Extension: the directory holds more than the answer does.
     #[serde(default, skip_serializing_if = "is_false")]
     pub truncated: bool,
+    /// Extension: the names of links that lead nowhere, which have no entry.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dead_links: Vec<String>,
 }
 
 /// `fs/remove`: a link is removed, never what it leads to.

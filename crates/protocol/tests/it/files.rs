@@ -46,6 +46,13 @@ fn blocks() {
         &FsOpenParams::new("h1", path("/f"), FsOpenMode::ReplaceAtomic),
         r#"{"handleId":"h1","path":"file:///f","mode":"replaceAtomic"}"#,
     );
+    golden(
+        &FsOpenParams {
+            permissions: Some(0o600),
+            ..FsOpenParams::new("h1", path("/f"), FsOpenMode::Replace)
+        },
+        r#"{"handleId":"h1","path":"file:///f","mode":"replace","permissions":384}"#,
+    );
     refuses::<FsOpenParams>(r#"{"handleId":"h1","path":"file:///f","mode":"append"}"#);
     golden(&FsOpenResponse { handle_id: "h1".into() }, r#"{"handleId":"h1"}"#);
     golden(&FsReadBlockParams::new("h1", 7, 4096), r#"{"handleId":"h1","offset":7,"len":4096}"#);
@@ -104,7 +111,7 @@ fn names() {
         file_name_uri: None,
     };
     golden(
-        &FsReadDirectoryResponse { entries: vec![plain], truncated: false },
+        &FsReadDirectoryResponse { entries: vec![plain], ..Default::default() },
         r#"{"entries":[{"fileName":"a","isDirectory":true,"isFile":false}]}"#,
     );
     let odd = FsReadDirectoryEntry {
@@ -114,8 +121,12 @@ fn names() {
         file_name_uri: Some(path("file:///d/%FF")),
     };
     golden(
-        &FsReadDirectoryResponse { entries: vec![odd], truncated: true },
-        "{\"entries\":[{\"fileName\":\"\u{fffd}\",\"isDirectory\":false,\"isFile\":true,\"fileNameUri\":\"file:///d/%FF\"}],\"truncated\":true}",
+        &FsReadDirectoryResponse {
+            entries: vec![odd],
+            truncated: true,
+            dead_links: vec!["l".into()],
+        },
+        "{\"entries\":[{\"fileName\":\"\u{fffd}\",\"isDirectory\":false,\"isFile\":true,\"fileNameUri\":\"file:///d/%FF\"}],\"truncated\":true,\"deadLinks\":[\"l\"]}",
     );
 
     let remove = FsRemoveParams::new(path("/d"));

@@ -232,6 +232,7 @@ mod tests {
                     file_name_uri: Some(path()),
                 }],
                 truncated: true,
+                dead_links: vec!["y".into()],
             })),
             Ok(Outcome::Walk(FsWalkResponse {
                 entries: vec![FsWalkEntry { path: path(), kind: FsEntryKind::File }],

@@ -1,5 +1,7 @@
 //! `fs/open`, `fs/readBlock`, `fs/writeBlock`, `fs/close`.
 
+use std::os::unix::fs::PermissionsExt;
+
 use codex_exec_server_protocol::files::*;
 use proptest::prelude::*;
 
@@ -169,4 +171,26 @@ proptest! {
             prop_assert_eq!(block.eof, ((end - start) as u64) < len);
         }
     }
+}
+
+#[test]
+fn a_file_that_is_new_gets_its_permissions_before_its_content() {
+    let f = Fixture::new();
+    let bits = |name: &str| f.root.join(name).metadata().unwrap().permissions().mode() & 0o7777;
+    for (name, mode) in [("plain", FsOpenMode::Replace), ("atomic", FsOpenMode::ReplaceAtomic)] {
+        for wanted in [0o600, 0o777] {
+            let mut params = FsOpenParams::new("h", f.path(name), mode);
+            params.permissions = Some(wanted);
+            f.run(params).unwrap();
+            if mode == FsOpenMode::Replace {
+                assert_eq!(bits(name), 0o600);
+            }
+            f.run(FsCloseParams { commit: true, ..FsCloseParams::new("h") }).unwrap();
+            // The second time it is there and keeps its own.
+            assert_eq!(bits(name), 0o600, "{name}");
+        }
+    }
+    let mut params = FsOpenParams::new("h", f.path("x"), FsOpenMode::Replace);
+    params.permissions = Some(0o10000);
+    assert_eq!(f.code(params), INVALID);
 }

@@ -14,7 +14,9 @@ fn a_listing_describes_what_links_lead_to_and_leaves_out_broken_ones() {
     f.link("file", "d/to-file");
     f.link("nowhere", "d/broken");
     f.link("round", "d/round");
-    let entries = f.run(FsReadDirectoryParams::new(f.path("d"))).unwrap().entries;
+    let answer = f.run(FsReadDirectoryParams::new(f.path("d"))).unwrap();
+    assert_eq!(answer.dead_links, ["broken", "round"]);
+    let entries = answer.entries;
     let facts: Vec<_> = entries
         .iter()
         .map(|e| (e.file_name.as_str(), e.is_directory, e.is_file, e.file_name_uri.is_some()))

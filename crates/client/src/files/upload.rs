@@ -1,0 +1,355 @@
+//! Files and trees of this side, copied to the server.
+//!
+//! Invariant: memory is bounded by blocks, never by the source. On a server with the capability
+//! `fsAtomicWrite` an upload appears under its name only when it is complete. A regular file starts
+//! over when a dropped connection interrupts it; anything else (a pipe, a device) can be read once
+//! only, so from the first byte on such an interruption is an error.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::BytesMut;
+use codex_exec_server_protocol::files::*;
+use codex_exec_server_protocol::{PathUri, call};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tokio::fs::File;
+use tokio::io::AsyncReadExt;
+
+use super::transfer::{Count, keep_words, reading};
+use super::{FileWriter, Files, TransferOptions, TransferReport, local};
+use crate::error::ExecServerError;
+
+impl Files {
+    /// Copies a file or a tree of this side to `remote`, which becomes that file or directory. A
+    /// pipe or a device is read to its end.
+    ///
+    /// ```no_run
+    /// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), Box<dyn std::error::Error>> {
+    /// use codex_exec_client::TransferOptions;
+    /// let options = TransferOptions::default()
+    ///     .on_progress(|at| eprintln!("{}: {}/{} bytes", at.path, at.bytes, at.total_bytes));
+    /// let report = client.files().upload("./src", &"/srv/app/src".parse()?, &options).await?;
+    /// println!("{} files", report.files);
+    /// # Ok(()) }
+    /// ```
+    pub async fn upload(
+        &self,
+        local: impl AsRef<Path>,
+        remote: &PathUri,
+        options: &TransferOptions,
+    ) -> Result<TransferReport, ExecServerError> {
+        let local = local.as_ref();
+        let metadata = tokio::fs::metadata(local).await.map_err(reading(local))?;
+        if !metadata.is_dir() {
+            let count = Count::new(options, 1, metadata.len());
+            self.upload_file(local, remote, &count).await?;
+            return Ok(count.report());
+        }
+        let mut tree = Tree::read(local, local::mode(&metadata)).await?;
+        let count = Count::new(options, tree.files.len() as u64, tree.bytes);
+        let late = self.make_directories(remote, &mut tree).await?;
+        let failed: Vec<_> = stream::iter(tree.files)
+            .map(|file| {
+                let count = &count;
+                async move {
+                    let to = local::below(remote, &file)?;
+                    keep_words(self.upload_file(&local.join(file), &to, count).await)
+                }
+            })
+            .buffer_unordered(options.files_at_once.max(1))
+            .try_collect()
+            .await?;
+        tree.failed.extend(failed.into_iter().flatten());
+        for (directory, mode) in late.into_iter().rev() {
+            let set = self.set_mode(directory, mode).await;
+            tree.failed.extend(keep_words(set)?);
+        }
+        Ok(TransferReport {
+            directories: tree.directories.len() as u64,
+            skipped: tree.skipped,
+            failed: tree.failed,
+            ..count.report()
+        })
+    }
+
+    /// Makes the directories of a tree. A new one gets the bits of its source while nothing is in
+    /// it; bits that would keep us from putting something in it are returned, to be set at the end.
+    async fn make_directories(
+        &self,
+        remote: &PathUri,
+        tree: &mut Tree,
+    ) -> Result<Vec<(PathUri, u32)>, ExecServerError> {
+        let can_set = self.client.capabilities().fs_rename_link_mode;
+        let (mut late, mut all_new) = (Vec::new(), false);
+        for (at, (directory, mode)) in tree.directories.iter().enumerate() {
+            let to = local::below(remote, directory)?;
+            let mode = mode.filter(|_| can_set);
+            let is_new = mode.is_some()
+                && (all_new
+                    || matches!(self.metadata(&to).await, Err(error) if error.is_not_found()));
+            let mut made = self.create_directory(&to).await;
+            if let Some(mode) = mode.filter(|_| is_new && made.is_ok()) {
+                made = self.set_mode(to.clone(), mode | 0o700).await;
+                if mode & 0o700 != 0o700 {
+                    late.push((to, mode));
+                }
+            }
+            if at == 0 {
+                made?;
+                all_new = is_new;
+            } else {
+                tree.failed.extend(keep_words(made)?);
+            }
+        }
+        Ok(late)
+    }
+
+    async fn set_mode(&self, path: PathUri, mode: u32) -> Result<(), ExecServerError> {
+        self.call::<call::FsSetMode>(FsSetModeParams::new(path, mode)).await?;
+        Ok(())
+    }
+
+    async fn upload_file(
+        &self,
+        local: &Path,
+        remote: &PathUri,
+        count: &Count,
+    ) -> Result<(), ExecServerError> {
+        let mut attempts = 0;
+        loop {
+            let mut source = Source::open(local).await?;
+            let sent = AtomicU64::new(0);
+            match self.upload_once(&mut source, remote, count, &sent).await {
+                Ok(()) => break,
+                Err(error) if error.is_handle_gone() => {
+                    if !source.again() {
+                        return Err(self.cut_off(&source, remote, &error));
+                    }
+                    attempts += 1;
+                    if attempts > self.client.shared.tuning.transfer_retries {
+                        return Err(error);
+                    }
+                    // What it wrote is replaced by what it writes next.
+                    tracing::debug!(%error, "an upload starts over");
+                    count.bytes.fetch_sub(sent.load(Ordering::Relaxed), Ordering::Relaxed);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        count.file_done(remote);
+        Ok(())
+    }
+
+    /// What is said when the rest of something that can be read once only cannot be delivered.
+    fn cut_off(
+        &self,
+        source: &Source<'_>,
+        remote: &PathUri,
+        error: &ExecServerError,
+    ) -> ExecServerError {
+        let left = if source.ended && error.may_have_happened() {
+            format!("whether {remote} is complete is not known")
+        } else if self.can_write_atomically() {
+            "nothing was kept".to_owned()
+        } else {
+            format!("{remote} may hold a part of it")
+        };
+        ExecServerError::Invalid(format!(
+            "the connection was lost while {} was copied, and what was read from it cannot be read \
+             again; {left}; copy it again from its beginning ({error})",
+            source.path.display()
+        ))
+    }
+
+    async fn upload_once(
+        &self,
+        source: &mut Source<'_>,
+        remote: &PathUri,
+        count: &Count,
+        sent: &AtomicU64,
+    ) -> Result<(), ExecServerError> {
+        let regular = source.regular;
+        let add = |bytes: u64| {
+            sent.fetch_add(bytes, Ordering::Relaxed);
+            if !regular {
+                count.total_bytes.fetch_add(bytes, Ordering::Relaxed);
+            }
+            count.add(remote, bytes);
+        };
+        let most = self.client.shared.tuning.file_block;
+        let start = source.start(most).await?;
+        if source.ended {
+            let bytes = start.len() as u64;
+            let mut params = FsWriteFileParams::new(remote.clone(), start.freeze());
+            params.atomic = self.can_write_atomically();
+            params.mode = source.mode().filter(|_| self.can_write_atomically());
+            self.call::<call::FsWriteFile>(params).await?;
+            add(bytes);
+        } else {
+            let mode = source.mode();
+            let mut writer = FileWriter::create(self.clone(), remote.clone(), true, mode).await?;
+            self.stream(source, start, &mut writer, add).await?;
+            writer.finish().await?;
+            self.check_size(remote, sent.load(Ordering::Relaxed)).await?;
+        }
+        source.check_unchanged().await
+    }
+
+    /// Everything of a source, of which `block` is the beginning.
+    async fn stream(
+        &self,
+        source: &mut Source<'_>,
+        mut block: BytesMut,
+        writer: &mut FileWriter,
+        add: impl Fn(u64),
+    ) -> Result<(), ExecServerError> {
+        while !block.is_empty() {
+            let bytes = block.len() as u64;
+            writer.write_bytes(block.split().freeze()).await?;
+            add(bytes);
+            block.reserve(self.client.shared.tuning.file_block);
+            source.read(&mut block).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether all that was sent is there.
+    async fn check_size(&self, remote: &PathUri, sent: u64) -> Result<(), ExecServerError> {
+        let size = self.metadata(remote).await?.size;
+        if size == sent {
+            return Ok(());
+        }
+        Err(ExecServerError::Invalid(format!(
+            "{remote} has {size} bytes, but {sent} were sent: something else writes to it; copy it \
+             again"
+        )))
+    }
+}
+
+/// What an upload reads from.
+struct Source<'a> {
+    path: &'a Path,
+    file: File,
+    before: std::fs::Metadata,
+    /// It can be read again from its beginning.
+    regular: bool,
+    /// Something was read.
+    begun: bool,
+    /// There is no more.
+    ended: bool,
+}
+
+impl<'a> Source<'a> {
+    async fn open(path: &'a Path) -> Result<Self, ExecServerError> {
+        let file = File::open(path).await.map_err(reading(path))?;
+        let before = file.metadata().await.map_err(reading(path))?;
+        let regular = before.is_file();
+        Ok(Self { path, file, before, regular, begun: false, ended: false })
+    }
+
+    /// Up to `most` bytes; if those are all, it has ended. What a file says of its size is not
+    /// asked: a pipe has none, and one that grows has another by now.
+    async fn start(&mut self, most: usize) -> Result<BytesMut, ExecServerError> {
+        let mut start = BytesMut::with_capacity(most);
+        while !self.ended && start.len() < most {
+            self.read(&mut start).await?;
+        }
+        Ok(start)
+    }
+
+    async fn read(&mut self, into: &mut BytesMut) -> Result<(), ExecServerError> {
+        let got = self.file.read_buf(into).await.map_err(reading(self.path))?;
+        self.begun |= got > 0;
+        self.ended = got == 0;
+        Ok(())
+    }
+
+    /// The permission bits for a new file. What is no file has none to give.
+    fn mode(&self) -> Option<u32> {
+        local::mode(&self.before).filter(|_| self.regular).map(|mode| mode & 0o777)
+    }
+
+    /// Whether it can be sent once more from its beginning.
+    fn again(&self) -> bool {
+        self.regular || !(self.begun || self.ended)
+    }
+
+    async fn check_unchanged(&self) -> Result<(), ExecServerError> {
+        let after = tokio::fs::metadata(self.path).await.map_err(reading(self.path))?;
+        if !self.regular || local::same(&self.before, &after) {
+            return Ok(());
+        }
+        Err(ExecServerError::Invalid(format!(
+            "{} was changed while it was copied, so the copy may be a mixture; copy it again",
+            self.path.display()
+        )))
+    }
+}
+
+/// A tree of this side.
+struct Tree {
+    /// Relative with their bits, each after its parent; the root is the first.
+    directories: Vec<(PathBuf, Option<u32>)>,
+    files: Vec<PathBuf>,
+    bytes: u64,
+    skipped: Vec<String>,
+    failed: Vec<String>,
+}
+
+impl Tree {
+    async fn read(root: &Path, mode: Option<u32>) -> Result<Self, ExecServerError> {
+        let mut tree = Self {
+            directories: vec![(PathBuf::new(), mode.map(|mode| mode & 0o777))],
+            files: Vec::new(),
+            bytes: 0,
+            skipped: Vec::new(),
+            failed: Vec::new(),
+        };
+        let mut todo = vec![PathBuf::new()];
+        while let Some(directory) = todo.pop() {
+            let whole = root.join(&directory);
+            let read = tree.read_directory(&whole, &directory, &mut todo).await;
+            if directory.as_os_str().is_empty() {
+                read?;
+            } else {
+                tree.failed.extend(keep_words(read)?);
+            }
+        }
+        Ok(tree)
+    }
+
+    async fn read_directory(
+        &mut self,
+        whole: &Path,
+        directory: &Path,
+        todo: &mut Vec<PathBuf>,
+    ) -> Result<(), ExecServerError> {
+        let mut entries = tokio::fs::read_dir(whole).await.map_err(reading(whole))?;
+        while let Some(entry) = entries.next_entry().await.map_err(reading(whole))? {
+            let path = directory.join(entry.file_name());
+            let shown = entry.path();
+            let kind = entry.file_type().await.map_err(reading(&shown))?;
+            match tokio::fs::metadata(&shown).await {
+                Ok(metadata) if kind.is_dir() => {
+                    let mode = local::mode(&metadata).map(|mode| mode & 0o777);
+                    self.directories.push((path.clone(), mode));
+                    todo.push(path);
+                }
+                Ok(metadata) if metadata.is_file() => {
+                    self.bytes += metadata.len();
+                    self.files.push(path);
+                }
+                Ok(metadata) => {
+                    let is = if metadata.is_dir() { "a link to a directory" } else { "no file" };
+                    self.skipped.push(format!("{}: {is}", shown.display()));
+                }
+                Err(error) if kind.is_symlink() && error.kind() == io::ErrorKind::NotFound => {
+                    self.skipped.push(format!("{}: a link that leads nowhere", shown.display()));
+                }
+                Err(error) => self.failed.push(reading(&shown)(error).to_string()),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,181 @@
+//! One change of one file, and what is done when it fails half-way.
+//!
+//! Invariant: a step that failed without a word about what is left has left everything as it was.
+//! A file is replaced all at once where the server can. Elsewhere, and where a file has other names
+//! that have to see the change, it is written in place, and put back if that fails.
+
+use bytes::Bytes;
+use codex_exec_server_protocol::PathUri;
+use codex_exec_server_protocol::error as code;
+use codex_exec_server_protocol::files::FsRemoveParams;
+
+use super::{PatchChange, PatchChangeKind};
+use crate::error::ExecServerError;
+use crate::files::Files;
+
+pub(super) struct Step {
+    pub change: PatchChange,
+    pub path: PathUri,
+    pub work: Work,
+}
+
+pub(super) enum Work {
+    Write {
+        content: Vec<u8>,
+        /// What is there before.
+        old: Option<Vec<u8>>,
+        atomic: bool,
+    },
+    /// A copy of another file, which keeps its permissions, with this content.
+    CopyAndWrite {
+        from: PathUri,
+        /// The other file's content.
+        old: Vec<u8>,
+        content: Vec<u8>,
+    },
+    Remove,
+}
+
+/// A step that was not done.
+pub(super) struct Failed {
+    pub cause: ExecServerError,
+    /// What is there now, if it is not known to be what was there before.
+    pub left: Option<String>,
+}
+
+/// How far a step has come.
+#[derive(Default)]
+struct Begun {
+    /// Directories that were missing, innermost first.
+    directories: Vec<PathUri>,
+    /// The file itself may be there in part.
+    file: bool,
+}
+
+impl Step {
+    pub async fn take(&self, files: &Files) -> Result<(), Failed> {
+        let mut begun = Begun::default();
+        let Err(cause) = self.attempt(files, &mut begun).await else { return Ok(()) };
+        let left = self.put_right(files, &cause, begun.file).await;
+        if left.is_none() {
+            // One that is not empty is in use by somebody else.
+            for directory in begun.directories {
+                let _ = files.remove(only(directory)).await;
+            }
+        }
+        Err(Failed { cause, left })
+    }
+
+    async fn attempt(&self, files: &Files, begun: &mut Begun) -> Result<(), ExecServerError> {
+        if self.change.kind == PatchChangeKind::Added {
+            self.make_parents(files, &mut begun.directories).await?;
+        }
+        match &self.work {
+            Work::Write { content, atomic, .. } => {
+                self.write(files, content, *atomic, &mut begun.file).await
+            }
+            Work::CopyAndWrite { from, content, .. } => {
+                begun.file = true;
+                files.copy(from, &self.path, false).await?;
+                self.write(files, content, true, &mut begun.file).await
+            }
+            Work::Remove => files.remove(only(self.path.clone())).await,
+        }
+    }
+
+    async fn write(
+        &self,
+        files: &Files,
+        content: &[u8],
+        atomic: bool,
+        begun: &mut bool,
+    ) -> Result<(), ExecServerError> {
+        let content = Bytes::copy_from_slice(content);
+        if atomic && files.can_write_atomically() {
+            match files.write_content(&self.path, content.clone(), true).await {
+                // A file may be writable where nothing can be put beside it, or with an owner that
+                // a new one cannot have.
+                Err(error) if error.code() == Some(code::INVALID_REQUEST) => {}
+                other => return other,
+            }
+        }
+        *begun = true;
+        files.write_content(&self.path, content, false).await
+    }
+
+    /// Makes the directories that are missing.
+    async fn make_parents(
+        &self,
+        files: &Files,
+        missing: &mut Vec<PathUri>,
+    ) -> Result<(), ExecServerError> {
+        let Ok(parent) = self.path.join("..") else { return Ok(()) };
+        let mut at = parent.clone();
+        loop {
+            match files.metadata(&at).await {
+                Ok(found) if found.is_directory && missing.is_empty() => return Ok(()),
+                Err(error) if error.is_not_found() => missing.push(at.clone()),
+                _ => break,
+            }
+            match at.join("..") {
+                Ok(above) if above != at => at = above,
+                _ => break,
+            }
+        }
+        files.create_directory(&parent).await
+    }
+
+    /// After a failure: makes it as if nothing had happened. What cannot be is told.
+    async fn put_right(
+        &self,
+        files: &Files,
+        cause: &ExecServerError,
+        begun: bool,
+    ) -> Option<String> {
+        let path = &self.change.path;
+        let unsure = cause.may_have_happened()
+            || matches!(cause, ExecServerError::Closed { .. } | ExecServerError::Lost(_));
+        let (old, content) = match &self.work {
+            Work::Remove => return unsure.then(|| format!("{path} may be deleted")),
+            Work::Write { old, content, .. } => (old.as_deref(), content),
+            Work::CopyAndWrite { content, .. } => (None, content),
+        };
+        match (unsure, begun) {
+            (false, false) => return None,
+            (true, false) => return Some(format!("{path} may be changed")),
+            (true, true) => return Some(format!("{path} may be damaged: look at it")),
+            (false, true) => {}
+        }
+        let damaged = |why: &ExecServerError| {
+            Some(format!("{path} may be damaged: it was written in part and not put back ({why})"))
+        };
+        // Only what this step has begun is removed.
+        let ours = |now: &[u8]| match &self.work {
+            Work::CopyAndWrite { old, .. } => old.starts_with(now) || content.starts_with(now),
+            _ => content.starts_with(now),
+        };
+        match (files.read_file(&self.path).await, old) {
+            (Ok(now), Some(old)) if now == old => None,
+            (Ok(_), Some(old)) => {
+                let old = Bytes::copy_from_slice(old);
+                let back = files.write_content(&self.path, old, false).await;
+                back.err().and_then(|error| damaged(&error))
+            }
+            (Ok(now), None) if ours(&now) => {
+                let removed = files.remove(only(self.path.clone())).await;
+                removed.err().and_then(|error| damaged(&error))
+            }
+            (Ok(_), None) => Some(format!("{path} is there, but not what this patch wrote")),
+            (Err(error), None) if error.is_not_found() => None,
+            (Err(error), _) => damaged(&error),
+        }
+    }
+}
+
+/// Removal of this and nothing else.
+fn only(path: PathUri) -> FsRemoveParams {
+    let mut params = FsRemoveParams::new(path);
+    params.recursive = false;
+    params.force = false;
+    params
+}

@@ -1,0 +1,125 @@
+//! Patches whose writes fail: what is put right, and what is said.
+
+use codex_exec_client::{ExecServerClient, Patch, PatchError, PatchReport};
+use serde_json::{Value, json};
+
+use crate::support::{Fake, base64, connect, go, soon, unbase64};
+
+const UPDATE: &str = "*** Begin Patch\n*** Update File: a\n@@\n-old\n+new\n*** End Patch";
+const ADD: &str = "*** Begin Patch\n*** Add File: d/a\n+new\n*** End Patch";
+
+type Applying = tokio::task::JoinHandle<Result<PatchReport, PatchError>>;
+
+fn apply(client: ExecServerClient, patch: &'static str) -> Applying {
+    go(async move {
+        let patch = Patch::parse(patch).unwrap();
+        client.files().apply_patch(&patch, &"/srv".parse().unwrap()).await
+    })
+}
+
+fn file(content: &str, links: u64) -> Value {
+    json!({"isDirectory": false, "isFile": true, "size": content.len(), "nlink": links})
+}
+
+/// Lets a file be looked at and read.
+async fn read(server: &mut Fake, content: &str, links: u64) {
+    loop {
+        let asked = server.asked().await;
+        if asked.method == "fs/readFile" {
+            let answer = json!({"dataBase64": base64(content.as_bytes())});
+            return server.reply(&asked, answer).await;
+        }
+        assert_eq!(asked.method, "fs/getMetadata");
+        server.reply(&asked, file(content, links)).await;
+    }
+}
+
+/// Refuses a write for want of room; tells what should have been written.
+async fn full(server: &mut Fake, atomic: bool) -> Vec<u8> {
+    let asked = server.expect("fs/writeFile").await;
+    assert_eq!(asked.params["atomic"] == true, atomic, "{asked:?}");
+    server.refuse(&asked, -32603, "write /srv/a: No space left on device").await;
+    unbase64(&asked.params["dataBase64"])
+}
+
+#[tokio::test]
+async fn a_file_is_replaced_all_at_once_where_the_server_can() {
+    let (client, mut server, _dialled) = connect(json!({"fsAtomicWrite": true})).await;
+    let applying = apply(client, UPDATE);
+    read(&mut server, "old\n", 1).await;
+    assert_eq!(full(&mut server, true).await, b"new\n");
+    let error = soon(applying).await.unwrap().unwrap_err();
+    assert!(matches!(error, PatchError::Unchanged(_)), "{error}");
+    assert!(error.to_string().ends_with("nothing was changed"), "{error}");
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_replaced_is_written_in_place() {
+    let (client, mut server, _dialled) = connect(json!({"fsAtomicWrite": true})).await;
+    let applying = apply(client, UPDATE);
+    read(&mut server, "old\n", 1).await;
+    let asked = server.expect("fs/writeFile").await;
+    server.refuse(&asked, -32600, "keep the owner of (write it without atomic) /srv/a").await;
+    let asked = server.expect("fs/writeFile").await;
+    assert_eq!(asked.params["atomic"], Value::Null);
+    server.reply(&asked, json!({})).await;
+    assert_eq!(soon(applying).await.unwrap().unwrap().to_string(), "M a\n");
+}
+
+#[tokio::test]
+async fn a_file_written_in_part_is_put_back() {
+    // A server that cannot replace files, and a file that has another name.
+    for (capabilities, links) in [(json!({}), 1), (json!({"fsAtomicWrite": true}), 2)] {
+        let (client, mut server, _dialled) = connect(capabilities).await;
+        let applying = apply(client, UPDATE);
+        read(&mut server, "old\n", links).await;
+        full(&mut server, false).await;
+        read(&mut server, "ne", links).await;
+        let asked = server.expect("fs/writeFile").await;
+        assert_eq!(unbase64(&asked.params["dataBase64"]), b"old\n");
+        server.reply(&asked, json!({})).await;
+        let error = soon(applying).await.unwrap().unwrap_err();
+        assert!(matches!(error, PatchError::Unchanged(_)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_may_be_damaged_is_named() {
+    let (client, mut server, _dialled) = connect(json!({})).await;
+    let applying = apply(client, UPDATE);
+    read(&mut server, "old\n", 1).await;
+    full(&mut server, false).await;
+    read(&mut server, "", 1).await;
+    assert_eq!(full(&mut server, false).await, b"old\n");
+    let error = soon(applying).await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("done: nothing; not done: M a; a may be damaged"), "{error}");
+    assert!(!error.contains("nothing was changed"), "{error}");
+}
+
+#[tokio::test]
+async fn a_new_file_written_in_part_is_removed_with_its_directory() {
+    let (client, mut server, _dialled) = connect(json!({})).await;
+    let applying = apply(client, ADD);
+    for _ in 0..2 {
+        // First the file, then its directory.
+        let asked = server.expect("fs/getMetadata").await;
+        server.refuse(&asked, -32004, "stat: No such file or directory").await;
+    }
+    let asked = server.expect("fs/getMetadata").await;
+    assert_eq!(asked.params["path"], "file:///srv");
+    server.reply(&asked, json!({"isDirectory": true, "isFile": false})).await;
+    let asked = server.expect("fs/createDirectory").await;
+    server.reply(&asked, json!({})).await;
+    full(&mut server, false).await;
+    read(&mut server, "n", 1).await;
+    for path in ["file:///srv/d/a", "file:///srv/d"] {
+        let asked = server.expect("fs/remove").await;
+        assert_eq!(
+            (&asked.params["path"], &asked.params["recursive"]),
+            (&json!(path), &json!(false))
+        );
+        server.reply(&asked, json!({})).await;
+    }
+    let error = soon(applying).await.unwrap().unwrap_err();
+    assert!(matches!(error, PatchError::Unchanged(_)), "{error}");
+}

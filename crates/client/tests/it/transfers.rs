@@ -1,0 +1,233 @@
+//! Uploads and downloads where the source, the server or the connection is not what one hopes for.
+
+use std::fs::Permissions;
+use std::io::{PipeReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use codex_exec_client::{ExecServerClient, PathUri, TransferOptions};
+use codex_exec_server::ServerConfig;
+use serde_json::json;
+
+use crate::ours::{embedded, listening};
+use crate::support::{connect, go, soon};
+
+fn uri(path: &Path) -> PathUri {
+    PathUri::try_from(path).unwrap()
+}
+
+/// A pipe with something to read, by a name as shells give it to `<(…)`.
+fn pipe(content: Vec<u8>) -> (PipeReader, PathBuf) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    std::thread::spawn(move || {
+        // Whoever reads may leave early.
+        let _ = writer.write_all(&content);
+    });
+    let name = format!("/proc/self/fd/{}", reader.as_raw_fd());
+    (reader, name.into())
+}
+
+#[tokio::test]
+async fn a_pipe_is_uploaded_to_its_end_however_much_that_is() {
+    let listening = listening(ServerConfig::default()).await;
+    let args = codex_exec_client::RemoteExecServerConnectArgs::new(listening.url(), "test");
+    let remote = soon(ExecServerClient::connect_websocket(args)).await.unwrap();
+    let (_server, local) = embedded().await;
+    for client in [remote, local] {
+        let directory = tempfile::tempdir().unwrap();
+        let there = directory.path().join("there");
+        // Around the size of a block, and many of them.
+        for len in [0, 7, 262_144, 262_145, 5_000_000] {
+            let mut content = b"one after another, ".repeat(len / 19 + 1);
+            content.truncate(len);
+            let (_open, name) = pipe(content.clone());
+            let options = TransferOptions::default();
+            let report = soon(client.files().upload(&name, &uri(&there), &options)).await.unwrap();
+            assert_eq!((report.files, report.bytes), (1, len as u64));
+            assert!(std::fs::read(&there).unwrap() == content, "{len}");
+        }
+    }
+    listening.server.shut_down().await;
+}
+
+#[tokio::test]
+async fn a_pipe_is_not_started_over_when_the_connection_drops() {
+    for atomic in [true, false] {
+        let capabilities = json!({"fileWriteStreaming": true, "fsAtomicWrite": atomic});
+        let (client, mut server, mut dialled) = connect(capabilities.clone()).await;
+        let (_open, name) = pipe(vec![7; 3_000_000]);
+        let upload = go(async move {
+            let options = TransferOptions::default();
+            client.files().upload(&name, &"/srv/x".parse().unwrap(), &options).await
+        });
+        let opened = server.expect("fs/open").await;
+        assert_eq!(opened.params["mode"], if atomic { "replaceAtomic" } else { "replace" });
+        server.reply(&opened, json!({"handleId": opened.params["handleId"]})).await;
+        server.expect("fs/writeBlock").await;
+        drop(server);
+        let mut server = soon(dialled.recv()).await.unwrap();
+        server.welcome(capabilities).await;
+        let error = soon(upload).await.unwrap().unwrap_err().to_string();
+        assert!(error.contains("cannot be read again"), "{error}");
+        let left = if atomic { "nothing was kept" } else { "/srv/x may hold a part of it" };
+        assert!(error.contains(left), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_arrives_short_is_told() {
+    let capabilities = json!({"fileWriteStreaming": true, "fsAtomicWrite": true});
+    let (client, mut server, _dialled) = connect(capabilities).await;
+    let (_open, name) = pipe(vec![7; 300_000]);
+    let upload = go(async move {
+        let options = TransferOptions::default();
+        client.files().upload(&name, &"/srv/x".parse().unwrap(), &options).await
+    });
+    loop {
+        let asked = soon(server.asked()).await;
+        if asked.method == "fs/getMetadata" {
+            let answer = json!({"isDirectory": false, "isFile": true, "size": 262_144});
+            server.reply(&asked, answer).await;
+            break;
+        }
+        server.reply(&asked, json!({"handleId": asked.params["handleId"]})).await;
+    }
+    let error = soon(upload).await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("has 262144 bytes, but 300000 were sent"), "{error}");
+}
+
+fn mode(path: impl AsRef<Path>) -> u32 {
+    path.as_ref().metadata().unwrap().permissions().mode() & 0o7777
+}
+
+fn set_mode(path: impl AsRef<Path>, mode: u32) {
+    std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+#[tokio::test]
+async fn what_a_tree_keeps_to_itself_is_told_and_the_rest_is_copied() {
+    let (_server, client) = embedded().await;
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("source");
+    std::fs::create_dir_all(source.join("sub")).unwrap();
+    std::fs::write(source.join("sub/file"), "x").unwrap();
+    symlink("sub/file", source.join("followed")).unwrap();
+    symlink("sub", source.join("link")).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(source.join("sub/socket")).unwrap();
+    // Regular, and nobody can read it.
+    symlink("/proc/self/mem", source.join("unreadable")).unwrap();
+
+    let (up, down) = (directory.path().join("up"), directory.path().join("down"));
+    let options = TransferOptions::default();
+    let uploaded = client.files().upload(&source, &uri(&up), &options).await.unwrap();
+    let downloaded = client.files().download(&uri(&source), &down, &options).await.unwrap();
+    for (report, copy) in [(uploaded, up), (downloaded, down)] {
+        assert_eq!((report.files, report.directories), (2, 2), "{report:?}");
+        let mut skipped = report.skipped;
+        skipped.sort();
+        let shown = source.display();
+        let told = [
+            format!("{shown}/link: a link to a directory"),
+            format!("{shown}/sub/socket: no file"),
+        ];
+        assert_eq!(skipped, told);
+        assert_eq!(report.failed.len(), 1, "{:?}", report.failed);
+        assert!(report.failed[0].contains("unreadable"), "{:?}", report.failed);
+        let mut names: Vec<_> =
+            std::fs::read_dir(&copy).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["followed", "sub"]);
+        assert_eq!(std::fs::read(copy.join("sub/file")).unwrap(), b"x");
+    }
+
+    // A link that leads nowhere, and a directory that may not be read (but by root).
+    std::fs::remove_file(source.join("unreadable")).unwrap();
+    symlink("nowhere", source.join("dangling")).unwrap();
+    std::fs::create_dir(source.join("barred")).unwrap();
+    set_mode(source.join("barred"), 0);
+    let barred = std::fs::read_dir(source.join("barred")).is_err();
+    let again = uri(&directory.path().join("again"));
+    let report = client.files().upload(&source, &again, &options).await.unwrap();
+    assert!(report.skipped.iter().any(|told| told.contains("leads nowhere")), "{report:?}");
+    assert_eq!((report.files, report.failed.len()), (2, usize::from(barred)), "{report:?}");
+    let back = directory.path().join("back");
+    let report = client.files().download(&uri(&source), &back, &options).await.unwrap();
+    assert!(report.skipped.iter().any(|told| told.contains("leads nowhere")), "{report:?}");
+    assert_eq!((report.files, report.failed.len()), (2, usize::from(barred)), "{report:?}");
+}
+
+#[tokio::test]
+async fn what_is_new_gets_the_permissions_of_its_source() {
+    let (_server, client) = embedded().await;
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("source");
+    std::fs::create_dir_all(source.join("closed")).unwrap();
+    // The second is sent in blocks.
+    for (name, len, bits) in [("secret", 1, 0o600), ("large", 300_000, 0o640), ("run", 1, 0o751)] {
+        std::fs::write(source.join(name), vec![7; len]).unwrap();
+        set_mode(source.join(name), bits);
+    }
+    std::fs::write(source.join("closed/file"), "x").unwrap();
+    set_mode(source.join("closed"), 0o555);
+    set_mode(&source, 0o700);
+    let (up, down) = (directory.path().join("up"), directory.path().join("down"));
+    let options = TransferOptions::default();
+    client.files().upload(&source, &uri(&up), &options).await.unwrap();
+    client.files().download(&uri(&source), &down, &options).await.unwrap();
+    for copy in [&up, &down] {
+        for name in ["secret", "large", "run", "closed", "closed/file", ""] {
+            assert_eq!(mode(copy.join(name)), mode(source.join(name)), "{name}");
+        }
+    }
+    // What is there keeps its own.
+    for name in ["secret", "run"] {
+        set_mode(source.join(name), 0o644);
+    }
+    for copy in [&up, &down] {
+        set_mode(copy, 0o750);
+    }
+    client.files().upload(&source, &uri(&up), &options).await.unwrap();
+    client.files().download(&uri(&source), &down, &options).await.unwrap();
+    for copy in [&up, &down] {
+        let modes = ["secret", "large", "run", ""].map(|name| mode(copy.join(name)));
+        assert_eq!(modes, [0o600, 0o640, 0o751, 0o750]);
+    }
+    for tree in [&source, &up, &down] {
+        set_mode(tree.join("closed"), 0o755);
+    }
+}
+
+#[tokio::test]
+async fn a_secret_is_one_from_its_first_byte() {
+    let capabilities =
+        json!({"fileWriteStreaming": true, "fsAtomicWrite": true, "fsRenameLinkMode": true});
+    let (client, mut server, _dialled) = connect(capabilities).await;
+    let directory = tempfile::tempdir().unwrap();
+    let secret = directory.path().join("secret");
+    for len in [1, 300_000] {
+        std::fs::write(&secret, vec![7; len]).unwrap();
+        set_mode(&secret, 0o600);
+        let (client, secret) = (client.clone(), secret.clone());
+        let upload = go(async move {
+            let options = TransferOptions::default();
+            client.files().upload(&secret, &"/srv/x".parse().unwrap(), &options).await
+        });
+        let first = soon(server.asked()).await;
+        let bits = match first.method.as_str() {
+            "fs/open" => &first.params["permissions"],
+            _ => &first.params["mode"],
+        };
+        assert_eq!(*bits, 0o600, "{}", first.method);
+        server.reply(&first, json!({"handleId": first.params["handleId"]})).await;
+        // Blocks, the end, and whether all of it is there.
+        let mut more = len > 1;
+        while more {
+            let asked = soon(server.asked()).await;
+            let answer = json!({"isDirectory": false, "isFile": true, "size": len});
+            server.reply(&asked, answer).await;
+            more = asked.method != "fs/getMetadata";
+        }
+        soon(upload).await.unwrap().unwrap();
+    }
+}
