@@ -112,7 +112,8 @@ impl Kept {
     /// The smallest that holds `capacity` bytes, if it is not much larger.
     fn take(&mut self, capacity: usize) -> Option<Vec<u8>> {
         let sizes = self.buffers.iter().map(|(buffer, _)| buffer.capacity()).enumerate();
-        let fitting = sizes.filter(|(_, size)| (capacity..=capacity.saturating_mul(2)).contains(size));
+        let fitting =
+            sizes.filter(|(_, size)| (capacity..=capacity.saturating_mul(2)).contains(size));
         let (at, _) = fitting.min_by_key(|&(_, size)| size)?;
         let (mut buffer, _) = self.buffers.remove(at)?;
         self.bytes -= buffer.capacity();

@@ -33,6 +33,8 @@ pub struct ProcessConfig {
     /// How long after the exit of a sandboxed process its last output is waited for, before it is
     /// decided whether the sandbox caused the exit. Default 20 ms.
     pub denial_wait: Duration,
+    /// From the first sandbox on, keep a process ready to become the next. Default true.
+    pub spare_sandbox: bool,
     /// Threads that start processes. Default 4.
     pub spawn_threads: usize,
     /// How children are made to die with this process.
@@ -69,6 +71,7 @@ impl Default for ProcessConfig {
             resume_grace: Duration::from_secs(10),
             resume_read_grace: Duration::from_secs(1),
             denial_wait: Duration::from_millis(20),
+            spare_sandbox: true,
             spawn_threads: 4,
             lifeline: Lifeline::default(),
         }

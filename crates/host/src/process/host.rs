@@ -81,7 +81,8 @@ impl ProcessHost {
             }
         };
         let spawner = Spawner::start(config.spawn_threads.max(1), &warden, &orphans, nofile)?;
-        let (spares, helpers) = (Spares::default(), Running::default());
+        let spares = if config.spare_sandbox { Spares::default() } else { Spares::none() };
+        let helpers = Running::default();
         Ok(Self { config: Arc::new(config), spawner, warden, orphans, spares, helpers })
     }
 

@@ -28,7 +28,7 @@ enum State {
     None,
     Starting,
     Ready(Ready),
-    /// The host is ending.
+    /// The host is ending, or wants none.
     Ended,
 }
 
@@ -41,6 +41,11 @@ pub(super) struct Ready {
 }
 
 impl Spares {
+    /// Keeps nothing ready, ever.
+    pub(super) fn none() -> Self {
+        Self(Arc::new(Mutex::new(State::Ended)))
+    }
+
     /// What waits, if it is of this program.
     pub(super) fn take(&self, program: &Path) -> Option<Ready> {
         let mut state = self.lock();
