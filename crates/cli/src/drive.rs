@@ -77,12 +77,12 @@ impl Drive<'_> {
             Ok(raw) => raw,
             Err(error) => return Ending::Failed(error),
         };
-        let exited = Cell::new(None);
+        let (exited, told_to_end) = (Cell::new(None), Cell::new(None));
         let mut sink = Sink::new(self.json);
         let ending = {
             let mut showing = pin!(self.show(events, &mut sink, &exited));
             let typing = self.type_in(process.take_stdin());
-            let passing = self.pass_on(&client, &id, &exited);
+            let passing = self.pass_on(&client, &id, &exited, &told_to_end);
             let watching = self.watch(&client);
             let limit = async {
                 match self.timeout {
@@ -103,6 +103,11 @@ impl Drive<'_> {
                     Ending::Stopped(TIMED_OUT.into())
                 }
             }
+        };
+        // It ended because we were told to, and it may say so before the server answers.
+        let ending = match (ending, told_to_end.get()) {
+            (Ending::Exited { .. }, Some(signal)) => Ending::Stopped(exit_code(signal)),
+            (ending, _) => ending,
         };
         if let Ending::Stopped(code) = ending
             && code != i32::from(TIMED_OUT)
@@ -245,6 +250,7 @@ impl Drive<'_> {
         client: &ExecServerClient,
         id: &ProcessId,
         exited: &Cell<Option<(i32, bool)>>,
+        told_to_end: &Cell<Option<ProcessSignal>>,
     ) -> Ending {
         let (mut last, mut times) = (None, 0);
         let mut sending = FuturesUnordered::new();
@@ -283,6 +289,7 @@ impl Drive<'_> {
             }
             if self.terminal.is_some() && signal != ProcessSignal::Interrupt {
                 // Our terminal goes; so does the one it stands for.
+                told_to_end.set(Some(signal));
                 send(client, id, ProcessSignal::Hangup).await;
                 return Ending::Stopped(exit_code(signal));
             }

@@ -12,7 +12,7 @@ use crate::terminal::Terminal;
 
 /// A login shell without the tester's own settings.
 fn shell(mut command: std::process::Command) -> std::process::Command {
-    command.env("HOME", "/");
+    command.env("HOME", "/").env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
