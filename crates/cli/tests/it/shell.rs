@@ -55,6 +55,16 @@ fn the_terminal_is_sane_however_it_ends() {
     });
 }
 
+/// The shell `work`, noted in that directory, goes on where it was, and ends.
+fn is_come_back_to(state: &std::path::Path) {
+    let mut attach = codex();
+    attach.args(["attach", "work"]).env("XDG_STATE_HOME", state);
+    let mut terminal = Terminal::start(&attach);
+    terminal.type_in("echo $x is he''re; exit 4\n");
+    terminal.shows("kept is here");
+    assert_eq!(terminal.ends().code(), Some(4));
+}
+
 #[test]
 fn left_and_come_back_to() {
     let home = tempfile::tempdir().unwrap();
@@ -70,12 +80,7 @@ fn left_and_come_back_to() {
     assert_eq!(terminal.ends().code(), Some(0));
     terminal.is_again(&before);
 
-    let mut attach = codex();
-    attach.args(["attach", "work"]).env("XDG_STATE_HOME", home.path());
-    let mut terminal = Terminal::start(&attach);
-    terminal.type_in("echo $x is he''re; exit 4\n");
-    terminal.shows("kept is here");
-    assert_eq!(terminal.ends().code(), Some(4));
+    is_come_back_to(home.path());
     let mut ps = codex();
     ps.arg("ps").env("XDG_STATE_HOME", home.path());
     assert_eq!(output(&mut ps).out, "");
@@ -99,12 +104,7 @@ fn a_client_that_was_killed_is_replaced_by_attach() {
     terminal.shows("the name `work` is taken");
     assert_eq!(terminal.ends().code(), Some(125));
 
-    let mut attach = codex();
-    attach.args(["attach", "work"]).env("XDG_STATE_HOME", home.path());
-    let mut terminal = Terminal::start(&attach);
-    terminal.type_in("echo $x is he''re; exit 4\n");
-    terminal.shows("kept is here");
-    assert_eq!(terminal.ends().code(), Some(4));
+    is_come_back_to(home.path());
     let mut terminal = Terminal::start(&named());
     terminal.type_in("exit 5\n");
     assert_eq!(terminal.ends().code(), Some(5), "the name is free again");
