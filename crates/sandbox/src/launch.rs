@@ -34,13 +34,30 @@ pub struct Config {
     pub capabilities: Option<Capabilities>,
     /// Bounds.
     pub limits: Limits,
+    /// Files of the server itself that no policy can open.
+    pub own_files: OwnFiles,
 }
 
 impl Config {
     /// The defaults, re-entering this executable.
     pub fn new(executable: impl Into<PathBuf>) -> Self {
-        Self { executable: executable.into(), capabilities: None, limits: Limits::default() }
+        Self {
+            executable: executable.into(),
+            capabilities: None,
+            limits: Limits::default(),
+            own_files: OwnFiles::default(),
+        }
     }
+}
+
+/// Files of the server itself: what would let a sandboxed process act outside of its sandbox. Every
+/// restricted policy leaves them out, whatever its entries say. Names that do not exist are ignored.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OwnFiles {
+    /// Neither read nor written inside: credentials, token files, data directories, control sockets.
+    pub denied: Vec<PathBuf>,
+    /// Not written inside, where the policy would allow it: programs that run outside.
+    pub read_only: Vec<PathBuf>,
 }
 
 /// Bounds on what a policy may ask for, and on what a target may use.
@@ -330,7 +347,7 @@ impl Sandbox {
         facts: &dyn Facts,
     ) -> Result<Option<Planned>, PrepareError> {
         let limits = &self.config.limits;
-        let resolved = resolve(context, around, facts, limits)?;
+        let resolved = resolve(context, around, facts, limits, &self.config.own_files)?;
         let restrictions = match &resolved {
             Resolved::Restricted(policy) => {
                 Restrictions { read: policy.restricts_reading(), write: policy.restricts_writing() }

@@ -30,8 +30,8 @@ pub use apply::placeholder::MODE as PLACEHOLDER_MODE;
 pub use capabilities::{Capabilities, Check};
 pub use host::HostFacts;
 pub use launch::{
-    Cleanup, Command, Config, Launch, Limits, PassedDescriptor, Planned, PolicyKey, PrepareError,
-    Prepared, Request, Restrictions, Sandbox,
+    Cleanup, Command, Config, Launch, Limits, OwnFiles, PassedDescriptor, Planned, PolicyKey,
+    PrepareError, Prepared, Request, Restrictions, Sandbox,
 };
 pub use spare::{Spare, SpareLaunch};
 pub use status::{Failure, Stage, StatusReader};

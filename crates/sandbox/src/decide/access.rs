@@ -31,6 +31,11 @@ impl AccessMap {
             .or_insert(access);
     }
 
+    /// Adds an entry that decides, whatever others say of the same path.
+    pub fn set(&mut self, path: PathBuf, access: AccessMode) {
+        self.named.insert(path.into_os_string(), access);
+    }
+
     /// What may be done with a path that contains no links.
     pub fn access(&self, path: &Path) -> AccessMode {
         ancestors(path).find_map(|above| self.named(above)).unwrap_or(AccessMode::Deny)

@@ -18,7 +18,7 @@ use super::facts::{Facts, Node, NodeKind, Place, Resolver};
 use super::glob::{Glob, GlobError};
 use super::order::order;
 use super::{metadata, scan};
-use crate::Limits;
+use crate::{Limits, OwnFiles};
 
 /// What a program needs to start; those that exist.
 pub const MINIMAL: [&str; 8] =
@@ -134,6 +134,7 @@ pub fn resolve(
     around: Surroundings<'_>,
     facts: &dyn Facts,
     limits: &Limits,
+    own: &OwnFiles,
 ) -> Result<Resolved, PolicyError> {
     let network = context.permissions.network();
     let PermissionProfile::Managed {
@@ -180,6 +181,7 @@ pub fn resolve(
     for path in matches {
         resolving.pattern_match(&path);
     }
+    resolving.own_files(own);
     let Resolving { mut resolver, mut policy } = resolving;
     let roots: Vec<PathBuf> = roots
         .iter()
@@ -294,6 +296,23 @@ impl Resolving<'_> {
             // What cannot be reached from here cannot be reached by the process either: it runs as
             // the same user.
             Place::Missing(..) | Place::Unreachable => {}
+        }
+    }
+
+    /// What no entry opens: the server's credentials, and the programs it runs outside.
+    fn own_files(&mut self, own: &OwnFiles) {
+        for (paths, access) in [(&own.denied, AccessMode::Deny), (&own.read_only, AccessMode::Read)]
+        {
+            for path in paths {
+                if let Place::Found(path, node) = self.resolver.resolve(path)
+                    && (access == AccessMode::Deny
+                        || self.policy.access.access(&path) == AccessMode::Write)
+                {
+                    self.policy.access.set(path.clone(), access);
+                    self.policy.regions.retain(|(other, _)| *other != path);
+                    self.policy.regions.push((path, Region { access, node, named: true }));
+                }
+            }
         }
     }
 

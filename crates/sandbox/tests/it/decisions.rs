@@ -14,7 +14,7 @@ use codex_linux_sandbox::decide::policy::{
     PolicyError, Resolved, ResolvedPolicy, Surroundings, resolve,
 };
 use codex_linux_sandbox::plan::{Base, Operation};
-use codex_linux_sandbox::{Capabilities, Config, Limits, PrepareError, Sandbox};
+use codex_linux_sandbox::{Capabilities, Config, Limits, OwnFiles, PrepareError, Sandbox};
 use proptest::prelude::*;
 
 use super::support::{at, glob, managed, minimal, project, root, special};
@@ -86,7 +86,9 @@ fn context(entries: Vec<FileSystemEntry>) -> SandboxContext {
 }
 
 fn resolved(tree: &Tree, context: &SandboxContext) -> ResolvedPolicy {
-    match resolve(context, Surroundings::default(), tree, &Limits::default()).unwrap() {
+    match resolve(context, Surroundings::default(), tree, &Limits::default(), &OwnFiles::default())
+        .unwrap()
+    {
         Resolved::Restricted(policy) => *policy,
         other => panic!("{other:?}"),
     }
@@ -204,13 +206,29 @@ fn no_workspace_roots_grant_nothing() {
     asked.workspace_roots.clear();
     assert_eq!(resolved(&tree, &asked).access.access(Path::new("/w")), AccessMode::Read);
     asked.cwd = None;
-    let result = resolve(&asked, Surroundings::default(), &tree, &Limits::default());
+    let result =
+        resolve(&asked, Surroundings::default(), &tree, &Limits::default(), &OwnFiles::default());
     assert_eq!(result, Err(PolicyError::CwdNeeded));
     let relative = SandboxContext::new(managed(vec![root(AccessMode::Read), glob("*.key")]));
-    let result = resolve(&relative, Surroundings::default(), &tree, &Limits::default());
+    let result = resolve(
+        &relative,
+        Surroundings::default(),
+        &tree,
+        &Limits::default(),
+        &OwnFiles::default(),
+    );
     assert_eq!(result, Err(PolicyError::CwdNeeded));
     let absolute = SandboxContext::new(managed(vec![root(AccessMode::Read), glob("/w/*.key")]));
-    assert!(resolve(&absolute, Surroundings::default(), &tree, &Limits::default()).is_ok());
+    assert!(
+        resolve(
+            &absolute,
+            Surroundings::default(),
+            &tree,
+            &Limits::default(),
+            &OwnFiles::default()
+        )
+        .is_ok()
+    );
 }
 
 #[test]
