@@ -125,6 +125,23 @@ impl Facts for HostFacts {
     }
 }
 
+/// A path as the kernel writes it into its tables, where some bytes are three octal digits.
+pub(crate) fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut path = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&byte, after)) = rest.split_first() {
+        let octal = match after {
+            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..] if byte == b'\\' => {
+                Some((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'))
+            }
+            _ => None,
+        };
+        path.push(octal.unwrap_or(byte));
+        rest = if octal.is_some() { &after[3..] } else { after };
+    }
+    path
+}
+
 /// What was seen at a name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Look {

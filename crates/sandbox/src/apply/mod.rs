@@ -17,6 +17,7 @@ mod outer;
 pub mod placeholder;
 mod privileges;
 pub(crate) mod probe;
+mod proof;
 pub(crate) mod spare;
 pub(crate) mod sys;
 mod tree;

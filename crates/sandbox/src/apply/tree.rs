@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::placeholder::Held;
+use super::proof::{self, Expected};
 use super::sys::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
 use super::{at, during};
 use crate::decide::facts::Identity;
@@ -26,6 +27,9 @@ const MASKED_DIRECTORY: &str = "masked-directory";
 const MASKED_FILE: &str = "masked-file";
 const SHARED_MEMORY: &str = "shared-memory";
 
+/// Where the private file system is mounted, out of reach once the new `/dev` is on top of it.
+const BURIED: &str = "/dev";
+
 pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<(), Failure> {
     let tree = &enforcement.tree;
     let host = sys::open_absolute(Path::new("/")).map_err(during(Stage::Sources))?;
@@ -33,17 +37,27 @@ pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<(), Failur
     let mut sources = open_sources(tree, &host, held)?;
     base(tree, &host)?;
     let scratch = Scratch::make(tree, enforcement.shared_memory)?;
-    scratch.bury(tree, &host)?;
+    let mut expected = Vec::with_capacity(tree.operations.len() + 2);
+    scratch.bury(tree, &host, &mut expected)?;
     let root = match tree.base {
         Base::ReadOnlyHost | Base::WritableHost => host,
         Base::Nothing => {
             let root = scratch.clone("s0", ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)?;
+            // On the old root alone: whatever else lay there would stay on top of the new one.
             sys::attach(&root, &host).map_err(during(Stage::Root))?;
             root
         }
     };
+    let attributes = match tree.base {
+        Base::Nothing => ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV,
+        _ => base_attributes(tree),
+    };
+    let with_submounts = tree.base != Base::Nothing;
+    expected.push(expect(&root, Path::new("/"), attributes, with_submounts, Stage::Root)?);
     for (index, operation) in tree.operations.iter().enumerate() {
-        put(index, operation, tree, &root, &scratch, &mut sources, enforcement.processes)?;
+        let put =
+            put(index, operation, tree, &root, &scratch, &mut sources, enforcement.processes)?;
+        expected.extend(put);
     }
     if tree.base == Base::Nothing {
         let failed = during(Stage::Root);
@@ -52,10 +66,23 @@ pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<(), Failur
         rustix::mount::unmount(".", rustix::mount::UnmountFlags::DETACH).map_err(&failed)?;
     }
     rustix::process::chdir("/").map_err(during(Stage::Root))?;
+    proof::check(&expected)?;
     if let Some(before) = files {
         let _ = setrlimit(Resource::Nofile, before);
     }
     Ok(())
+}
+
+/// A mount that was just made, as it has to be found once the tree is whole.
+fn expect(
+    mount: &OwnedFd,
+    path: &Path,
+    attributes: u64,
+    with_submounts: bool,
+    stage: Stage,
+) -> Result<Expected, Failure> {
+    let id = sys::node_of(mount).map_err(at(stage, path))?.identity.mount;
+    Ok(Expected { id, path: path.to_owned(), attributes, with_submounts })
 }
 
 /// A policy of many places needs a descriptor for each while it is put up.
@@ -128,14 +155,18 @@ fn same(place: &OwnedFd, planned: &Identity, stage: Stage, path: &Path) -> Resul
 
 /// Step `Base`: nothing comes in from the host any more, and all that is not bound is read-only.
 fn base(tree: &Tree, host: &OwnedFd) -> Result<(), Failure> {
+    sys::mount_attributes(host, base_attributes(tree), true).map_err(during(Stage::Base))
+}
+
+/// What every mount of the host's tree is given.
+fn base_attributes(tree: &Tree) -> u64 {
     let has_own_devices = tree.operations.iter().any(|o| matches!(o, Operation::Terminals));
-    let attributes = match tree.base {
+    match tree.base {
         Base::ReadOnlyHost => ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV,
         Base::WritableHost if has_own_devices => ATTR_NOSUID | ATTR_NODEV,
         Base::WritableHost => ATTR_NOSUID,
         Base::Nothing => 0,
-    };
-    sys::mount_attributes(host, attributes, true).map_err(during(Stage::Base))
+    }
 }
 
 /// The private file system: skeletons, masks and shared memory, each a directory of its own.
@@ -170,17 +201,23 @@ impl Scratch {
         Ok(Self { mount: Some(mount) })
     }
 
-    /// Mounts it where something else will be mounted on top. A mount that is in no tree would have to
-    /// be taken apart when its descriptor is closed, for which the kernel waits for all processors;
-    /// this one goes with the whole tree.
-    fn bury(&self, tree: &Tree, host: &OwnedFd) -> Result<(), Failure> {
-        let covered = tree.operations.iter().find_map(|operation| match operation {
-            Operation::Skeleton { path, .. } => Some(path),
-            _ => None,
-        });
-        if let (Some(mount), Some(path)) = (&self.mount, covered) {
-            let place = sys::open_place(host, path).map_err(at(Stage::Scratch, path))?;
-            sys::attach(mount, place).map_err(at(Stage::Scratch, path))?;
+    /// Mounts it below the `/dev` to come. A mount that is in no tree would have to be taken apart when
+    /// its descriptor is closed, for which the kernel waits for all processors; this one goes with the
+    /// whole tree. Never on the root: there it would stay on top of the tree that becomes the root.
+    fn bury(
+        &self,
+        tree: &Tree,
+        host: &OwnedFd,
+        expected: &mut Vec<Expected>,
+    ) -> Result<(), Failure> {
+        let Some(mount) = &self.mount else { return Ok(()) };
+        let path = Path::new(BURIED);
+        let place = sys::open_place(host, path).map_err(at(Stage::Scratch, path))?;
+        sys::attach(mount, place).map_err(at(Stage::Scratch, path))?;
+        // It goes with the old root, unless the host's tree stays.
+        if tree.base != Base::Nothing {
+            let quiet = ATTR_NOSUID | ATTR_NODEV;
+            expected.push(expect(mount, path, quiet, false, Stage::Scratch)?);
         }
         Ok(())
     }
@@ -266,21 +303,23 @@ fn put(
     scratch: &Scratch,
     sources: &mut HashMap<usize, OwnedFd>,
     processes: u32,
-) -> Result<(), Failure> {
+) -> Result<Option<Expected>, Failure> {
     let path = operation.path(&tree.placeholders);
     let failed = at(Stage::Tree, &path);
     let quiet = ATTR_NOSUID | ATTR_NODEV;
-    let mut expected = None;
+    let mut covered = None;
+    let mut with_submounts = false;
+    let mut attributes = quiet | ATTR_RDONLY;
     let what = match operation {
-        Operation::Skeleton { path, .. } if path == Path::new("/") => return Ok(()),
-        Operation::Skeleton { .. } => scratch.clone(&format!("s{index}"), quiet | ATTR_RDONLY)?,
+        Operation::Skeleton { path, .. } if path == Path::new("/") => return Ok(None),
+        Operation::Skeleton { .. } => scratch.clone(&format!("s{index}"), attributes)?,
         Operation::Mask { identity, directory, .. } => {
-            expected = identity.as_ref();
+            covered = identity.as_ref();
             let name = if *directory { MASKED_DIRECTORY } else { MASKED_FILE };
-            scratch.clone(name, quiet | ATTR_RDONLY)?
+            scratch.clone(name, attributes)?
         }
         Operation::Bind { .. } | Operation::PinnedLink { .. } | Operation::Placeholder { .. } => {
-            let Some(source) = sources.remove(&index) else { return Ok(()) };
+            let Some(source) = sources.remove(&index) else { return Ok(None) };
             let placeholder = match operation {
                 Operation::Placeholder { index, level } => {
                     let placeholder = &tree.placeholders[*index as usize];
@@ -288,47 +327,53 @@ fn put(
                 }
                 _ => None,
             };
-            let attributes = match operation {
-                Operation::Bind { writable: true, device: true, .. } => ATTR_NOSUID,
+            attributes = match operation {
+                // A device is written to on a read-only mount as well; its mode and owner are not.
+                Operation::Bind { device: true, .. } => ATTR_NOSUID | ATTR_RDONLY,
                 _ if matches!(placeholder, Some((false, _))) => quiet,
                 Operation::Bind { writable: true, .. } => quiet,
-                Operation::Bind { device: true, .. } => ATTR_NOSUID | ATTR_RDONLY,
                 _ => quiet | ATTR_RDONLY,
             };
-            if attributes != ATTR_NOSUID {
-                sys::mount_attributes(&source, attributes, true).map_err(&failed)?;
-            }
             if placeholder == Some((true, true)) {
-                scratch.clone(MASKED_DIRECTORY, quiet | ATTR_RDONLY)?
+                scratch.clone(MASKED_DIRECTORY, attributes)?
             } else {
+                sys::mount_attributes(&source, attributes, true).map_err(&failed)?;
+                with_submounts = true;
                 source
             }
         }
         Operation::Proc => proc(processes)?,
         Operation::Terminals => {
+            attributes = ATTR_NOSUID;
             let options = [("ptmxmode", "0666"), ("mode", "0620")];
             sys::new_mount(c"devpts", &options, ATTR_NOSUID).map_err(&failed)?
         }
-        Operation::SharedMemory => scratch.clone(SHARED_MEMORY, quiet)?,
+        Operation::SharedMemory => {
+            attributes = quiet;
+            scratch.clone(SHARED_MEMORY, quiet)?
+        }
     };
+    let expected = expect(&what, &path, attributes, with_submounts, Stage::Tree)?;
     if is_ours(operation, &path) {
-        return sys::attach_named(&what, root, inside(&path)).map_err(failed);
+        sys::attach_named(&what, root, inside(&path)).map_err(failed)?;
+        return Ok(Some(expected));
     }
     let place = match sys::open_place(root, &path) {
         Ok(place) => place,
         // A denied path of the kernel's own trees that the new ones do not have.
         Err(Errno::NOENT) if matches!(operation, Operation::Mask { identity: None, .. }) => {
-            return Ok(());
+            return Ok(None);
         }
         Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => {
             return Err(changed(Stage::Tree, &path));
         }
         Err(errno) => return Err(failed(errno)),
     };
-    if let Some(identity) = expected {
+    if let Some(identity) = covered {
         same(&place, identity, Stage::Tree, &path)?;
     }
-    sys::attach(&what, &place).map_err(failed)
+    sys::attach(&what, &place).map_err(failed)?;
+    Ok(Some(expected))
 }
 
 /// Whether the place is in `/dev` as it was just built, where nobody else changes names.
