@@ -13,7 +13,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::placeholder::Held;
+use super::placeholder::{self, Held};
 use super::proof::{self, Expected};
 use super::sys::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
 use super::{at, during};
@@ -25,6 +25,7 @@ use crate::status::{CHANGED, Failure, Stage};
 /// Names in the private file system.
 const MASKED_DIRECTORY: &str = "masked-directory";
 const MASKED_FILE: &str = "masked-file";
+const PLACEHOLDER: &str = "placeholder";
 const SHARED_MEMORY: &str = "shared-memory";
 
 /// Where the private file system is mounted, out of reach once the new `/dev` is on top of it.
@@ -34,7 +35,7 @@ pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<(), Failur
     let tree = &enforcement.tree;
     let host = sys::open_absolute(Path::new("/")).map_err(during(Stage::Sources))?;
     let files = with_many_files(tree)?;
-    let mut sources = open_sources(tree, &host, held)?;
+    let sources = open_sources(tree, &host, held)?;
     base(tree, &host)?;
     let scratch = Scratch::make(tree, enforcement.shared_memory)?;
     let mut expected = Vec::with_capacity(tree.operations.len() + 2);
@@ -54,14 +55,13 @@ pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<(), Failur
     };
     let with_submounts = tree.base != Base::Nothing;
     expected.push(expect(&root, Path::new("/"), attributes, with_submounts, Stage::Root)?);
+    let mut site = Site { enforcement, held, root, scratch, sources };
     for (index, operation) in tree.operations.iter().enumerate() {
-        let put =
-            put(index, operation, tree, &root, &scratch, &mut sources, enforcement.processes)?;
-        expected.extend(put);
+        expected.extend(site.put(index, operation)?);
     }
     if tree.base == Base::Nothing {
         let failed = during(Stage::Root);
-        rustix::process::fchdir(&root).map_err(&failed)?;
+        rustix::process::fchdir(&site.root).map_err(&failed)?;
         rustix::process::pivot_root(".", ".").map_err(&failed)?;
         rustix::mount::unmount(".", rustix::mount::UnmountFlags::DETACH).map_err(&failed)?;
     }
@@ -274,6 +274,7 @@ fn fill(mount: &OwnedFd, tree: &Tree) -> rustix::io::Result<()> {
     }
     if masks.0 {
         directory(Path::new(MASKED_DIRECTORY), 0)?;
+        directory(Path::new(PLACEHOLDER), placeholder::MODE)?;
     }
     if masks.1 {
         // A device that does not exist, on a mount without devices: nobody can open it, whatever
@@ -294,86 +295,118 @@ fn hide(mount: &OwnedFd, top: &Path, nodes: &[SkeletonNode]) -> rustix::io::Resu
     rustix::fs::chmodat(mount, top, mode, rustix::fs::AtFlags::empty())
 }
 
-/// Step `Tree`: one operation, in its place.
-fn put(
-    index: usize,
-    operation: &Operation,
-    tree: &Tree,
-    root: &OwnedFd,
-    scratch: &Scratch,
-    sources: &mut HashMap<usize, OwnedFd>,
-    processes: u32,
-) -> Result<Option<Expected>, Failure> {
-    let path = operation.path(&tree.placeholders);
-    let failed = at(Stage::Tree, &path);
-    let quiet = ATTR_NOSUID | ATTR_NODEV;
-    let mut covered = None;
-    let mut with_submounts = false;
-    let mut attributes = quiet | ATTR_RDONLY;
-    let what = match operation {
-        Operation::Skeleton { path, .. } if path == Path::new("/") => return Ok(None),
-        Operation::Skeleton { .. } => scratch.clone(&format!("s{index}"), attributes)?,
-        Operation::Mask { identity, directory, .. } => {
-            covered = identity.as_ref();
-            let name = if *directory { MASKED_DIRECTORY } else { MASKED_FILE };
-            scratch.clone(name, attributes)?
+/// A mount that is ready to be put in its place.
+struct Ready {
+    mount: OwnedFd,
+    attributes: u64,
+    /// Whether mounts below it came along.
+    with_submounts: bool,
+}
+
+/// Step `Tree`: where the operations take place, and what they need.
+struct Site<'a> {
+    enforcement: &'a Enforcement,
+    held: &'a Held,
+    root: OwnedFd,
+    scratch: Scratch,
+    sources: HashMap<usize, OwnedFd>,
+}
+
+impl Site<'_> {
+    /// One operation, in its place.
+    fn put(&mut self, index: usize, operation: &Operation) -> Result<Option<Expected>, Failure> {
+        let path = operation.path(&self.enforcement.tree.placeholders);
+        let failed = at(Stage::Tree, &path);
+        let Some(ready) = self.ready(index, operation, &path)? else { return Ok(None) };
+        let Ready { mount, attributes, with_submounts } = &ready;
+        let expected = expect(mount, &path, *attributes, *with_submounts, Stage::Tree)?;
+        if is_ours(operation, &path) {
+            sys::attach_named(mount, &self.root, inside(&path)).map_err(failed)?;
+            return Ok(Some(expected));
         }
-        Operation::Bind { .. } | Operation::PinnedLink { .. } | Operation::Placeholder { .. } => {
-            let Some(source) = sources.remove(&index) else { return Ok(None) };
-            let placeholder = match operation {
-                Operation::Placeholder { index, level } => {
-                    let placeholder = &tree.placeholders[*index as usize];
-                    Some((placeholder.is_last(*level), placeholder.hidden))
-                }
-                _ => None,
-            };
-            attributes = match operation {
-                // A device is written to on a read-only mount as well; its mode and owner are not.
-                Operation::Bind { device: true, .. } => ATTR_NOSUID | ATTR_RDONLY,
-                _ if matches!(placeholder, Some((false, _))) => quiet,
-                Operation::Bind { writable: true, .. } => quiet,
-                _ => quiet | ATTR_RDONLY,
-            };
-            if placeholder == Some((true, true)) {
-                scratch.clone(MASKED_DIRECTORY, attributes)?
-            } else {
-                sys::mount_attributes(&source, attributes, true).map_err(&failed)?;
-                with_submounts = true;
-                source
+        let place = match sys::open_place(&self.root, &path) {
+            Ok(place) => place,
+            // A denied path of the kernel's own trees that the new ones do not have.
+            Err(Errno::NOENT) if matches!(operation, Operation::Mask { identity: None, .. }) => {
+                return Ok(None);
             }
+            Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => {
+                return Err(changed(Stage::Tree, &path));
+            }
+            Err(errno) => return Err(failed(errno)),
+        };
+        if let Operation::Mask { identity: Some(identity), .. } = operation {
+            same(&place, identity, Stage::Tree, &path)?;
         }
-        Operation::Proc => proc(processes)?,
-        Operation::Terminals => {
-            attributes = ATTR_NOSUID;
-            let options = [("ptmxmode", "0666"), ("mode", "0620")];
-            sys::new_mount(c"devpts", &options, ATTR_NOSUID).map_err(&failed)?
-        }
-        Operation::SharedMemory => {
-            attributes = quiet;
-            scratch.clone(SHARED_MEMORY, quiet)?
-        }
-    };
-    let expected = expect(&what, &path, attributes, with_submounts, Stage::Tree)?;
-    if is_ours(operation, &path) {
-        sys::attach_named(&what, root, inside(&path)).map_err(failed)?;
-        return Ok(Some(expected));
+        sys::attach(mount, &place).map_err(failed)?;
+        Ok(Some(expected))
     }
-    let place = match sys::open_place(root, &path) {
-        Ok(place) => place,
-        // A denied path of the kernel's own trees that the new ones do not have.
-        Err(Errno::NOENT) if matches!(operation, Operation::Mask { identity: None, .. }) => {
-            return Ok(None);
+
+    /// What is to be mounted; `None` if nothing is.
+    fn ready(
+        &mut self,
+        index: usize,
+        operation: &Operation,
+        path: &Path,
+    ) -> Result<Option<Ready>, Failure> {
+        let quiet = ATTR_NOSUID | ATTR_NODEV;
+        let closed = quiet | ATTR_RDONLY;
+        let own = |mount: OwnedFd, attributes: u64| {
+            Ok(Some(Ready { mount, attributes, with_submounts: false }))
+        };
+        match operation {
+            Operation::Skeleton { path, .. } if path == Path::new("/") => Ok(None),
+            Operation::Skeleton { .. } => {
+                own(self.scratch.clone(&format!("s{index}"), closed)?, closed)
+            }
+            Operation::Mask { directory, .. } => {
+                let name = if *directory { MASKED_DIRECTORY } else { MASKED_FILE };
+                own(self.scratch.clone(name, closed)?, closed)
+            }
+            // A device is written to on a read-only mount as well; its mode and owner are not.
+            Operation::Bind { device: true, .. } => {
+                self.bound(index, path, ATTR_NOSUID | ATTR_RDONLY)
+            }
+            Operation::Bind { writable: true, .. } => self.bound(index, path, quiet),
+            Operation::Bind { .. } | Operation::PinnedLink { .. } => {
+                self.bound(index, path, closed)
+            }
+            Operation::Placeholder { index: name, level } => {
+                let placeholder = &self.enforcement.tree.placeholders[*name as usize];
+                if !self.sources.contains_key(&index) {
+                    Ok(None)
+                } else if !placeholder.is_last(*level) {
+                    self.bound(index, path, quiet)
+                } else if placeholder.hidden {
+                    own(self.scratch.clone(MASKED_DIRECTORY, closed)?, closed)
+                } else if self.held.is_placeholder(*name as usize) {
+                    // The host's own is left out of reach: somebody inside could lock it.
+                    own(self.scratch.clone(PLACEHOLDER, closed)?, closed)
+                } else {
+                    self.bound(index, path, closed)
+                }
+            }
+            Operation::Proc => own(proc(self.enforcement.processes)?, closed),
+            Operation::Terminals => {
+                let options = [("ptmxmode", "0666"), ("mode", "0620")];
+                let mount = sys::new_mount(c"devpts", &options, ATTR_NOSUID);
+                own(mount.map_err(at(Stage::Tree, path))?, ATTR_NOSUID)
+            }
+            Operation::SharedMemory => own(self.scratch.clone(SHARED_MEMORY, quiet)?, quiet),
         }
-        Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => {
-            return Err(changed(Stage::Tree, &path));
-        }
-        Err(errno) => return Err(failed(errno)),
-    };
-    if let Some(identity) = covered {
-        same(&place, identity, Stage::Tree, &path)?;
     }
-    sys::attach(&what, &place).map_err(failed)?;
-    Ok(Some(expected))
+
+    /// What was taken from the host, with these attributes from here on.
+    fn bound(
+        &mut self,
+        index: usize,
+        path: &Path,
+        attributes: u64,
+    ) -> Result<Option<Ready>, Failure> {
+        let Some(mount) = self.sources.remove(&index) else { return Ok(None) };
+        sys::mount_attributes(&mount, attributes, true).map_err(at(Stage::Tree, path))?;
+        Ok(Some(Ready { mount, attributes, with_submounts: true }))
+    }
 }
 
 /// Whether the place is in `/dev` as it was just built, where nobody else changes names.

@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use codex_exec_server_protocol::{
     AccessMode, FileSystemEntry, PermissionProfile, SandboxContext, SpecialPath,
 };
 use codex_linux_sandbox::decide::facts::{Facts, Identity, Node, NodeKind};
 use codex_linux_sandbox::decide::policy::{
-    PolicyError, Resolved, ResolvedPolicy, Surroundings, resolve,
+    PolicyError, Resolved, ResolvedPolicy, ServerState, Surroundings, resolve,
 };
+use codex_linux_sandbox::decide::written::Written;
 use codex_linux_sandbox::plan::{Base, Operation};
 use codex_linux_sandbox::{Capabilities, Config, Limits, OwnFiles, PrepareError, Sandbox};
 use proptest::prelude::*;
@@ -81,14 +83,19 @@ impl Facts for Tree {
     }
 }
 
+/// A server that has neither files of its own nor run anything yet.
+fn server() -> ServerState<'static> {
+    static OWN_FILES: LazyLock<OwnFiles> = LazyLock::new(OwnFiles::default);
+    static WRITTEN: LazyLock<Written> = LazyLock::new(Written::default);
+    ServerState { own_files: &OWN_FILES, written: &WRITTEN }
+}
+
 fn context(entries: Vec<FileSystemEntry>) -> SandboxContext {
     SandboxContext::in_workspace(managed(entries), "/w".parse().unwrap())
 }
 
 fn resolved(tree: &Tree, context: &SandboxContext) -> ResolvedPolicy {
-    match resolve(context, Surroundings::default(), tree, &Limits::default(), &OwnFiles::default())
-        .unwrap()
-    {
+    match resolve(context, Surroundings::default(), tree, &Limits::default(), server()).unwrap() {
         Resolved::Restricted(policy) => *policy,
         other => panic!("{other:?}"),
     }
@@ -206,28 +213,14 @@ fn no_workspace_roots_grant_nothing() {
     asked.workspace_roots.clear();
     assert_eq!(resolved(&tree, &asked).access.access(Path::new("/w")), AccessMode::Read);
     asked.cwd = None;
-    let result =
-        resolve(&asked, Surroundings::default(), &tree, &Limits::default(), &OwnFiles::default());
+    let result = resolve(&asked, Surroundings::default(), &tree, &Limits::default(), server());
     assert_eq!(result, Err(PolicyError::CwdNeeded));
     let relative = SandboxContext::new(managed(vec![root(AccessMode::Read), glob("*.key")]));
-    let result = resolve(
-        &relative,
-        Surroundings::default(),
-        &tree,
-        &Limits::default(),
-        &OwnFiles::default(),
-    );
+    let result = resolve(&relative, Surroundings::default(), &tree, &Limits::default(), server());
     assert_eq!(result, Err(PolicyError::CwdNeeded));
     let absolute = SandboxContext::new(managed(vec![root(AccessMode::Read), glob("/w/*.key")]));
     assert!(
-        resolve(
-            &absolute,
-            Surroundings::default(),
-            &tree,
-            &Limits::default(),
-            &OwnFiles::default()
-        )
-        .is_ok()
+        resolve(&absolute, Surroundings::default(), &tree, &Limits::default(), server()).is_ok()
     );
 }
 
