@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::Arc;
 
-use codex_exec_host::files::{Backend, FileError, Helpers, Needs};
+use codex_exec_host::files::{Backend, FileError, Helpers};
 use codex_exec_host::process::ProcessHost;
 use codex_exec_host::process::env::Environment;
 use codex_exec_server_protocol::process::ExecParams;
@@ -50,13 +50,12 @@ impl Confiner {
     pub(crate) fn backend(
         &self,
         context: Option<SandboxContext>,
-        needs: Needs,
     ) -> impl Future<Output = Result<Backend, FileError>> + Send + use<> {
         let confining = self.0.clone();
         async move {
             match (context.filter(restricts), confining) {
                 (None, _) => Ok(Backend::Here),
-                (Some(context), Some(confining)) => confining.helpers.backend(context, needs).await,
+                (Some(context), Some(confining)) => confining.helpers.backend(context).await,
                 (Some(_), None) => Err(FileError::Sandbox { reason: NOT_OFFERED.into() }),
             }
         }

@@ -281,20 +281,10 @@ impl Cleanup {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PolicyKey(Arc<Enforcement>);
 
-/// What a policy restricts at all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Restrictions {
-    /// Something cannot be read.
-    pub read: bool,
-    /// Something cannot be written.
-    pub write: bool,
-}
-
 /// A policy resolved and planned, before it is known what will run under it.
 #[derive(Debug, Clone)]
 pub struct Planned {
     enforcement: Arc<Enforcement>,
-    restrictions: Restrictions,
     resolved: Arc<Resolved>,
     /// What it makes writable has been noted.
     noted: Arc<AtomicBool>,
@@ -306,9 +296,10 @@ impl Planned {
         PolicyKey(Arc::clone(&self.enforcement))
     }
 
-    /// What is restricted at all: a read needs no helper if no reading is.
-    pub fn restrictions(&self) -> Restrictions {
-        self.restrictions
+    /// Whether requests for files have to be served by a helper. If the policy restricts any path they
+    /// all have: to the server itself some names, `/proc/self` first of all, mean other files.
+    pub fn restricts_files(&self) -> bool {
+        matches!(*self.resolved, Resolved::Restricted(_))
     }
 
     /// Whether the policy's own bound kept its patterns from being expanded as deep as they go, so that
@@ -391,18 +382,9 @@ impl Sandbox {
         let written = Arc::clone(&lock(&self.written));
         let server = ServerState { own_files: &self.config.own_files, written: &written };
         let resolved = resolve(context, around, facts, limits, server)?;
-        let restrictions = match &resolved {
-            Resolved::Restricted(policy) => {
-                Restrictions { read: policy.restricts_reading(), write: policy.restricts_writing() }
-            }
-            Resolved::Unrestricted | Resolved::NetworkOnly => {
-                Restrictions { read: false, write: false }
-            }
-        };
         let enforcement = plan::build(&resolved, facts, &self.capabilities, limits)?;
         Ok(enforcement.map(|enforcement| Planned {
             enforcement: Arc::new(enforcement),
-            restrictions,
             resolved: Arc::new(resolved),
             noted: Arc::default(),
         }))

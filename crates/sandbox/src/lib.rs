@@ -31,7 +31,7 @@ pub use capabilities::{Capabilities, Check};
 pub use host::HostFacts;
 pub use launch::{
     Cleanup, Command, Config, Launch, Limits, OwnFiles, PassedDescriptor, Planned, PolicyKey,
-    PrepareError, Prepared, Request, Restrictions, Sandbox,
+    PrepareError, Prepared, Request, Sandbox,
 };
 pub use spare::{Spare, SpareLaunch};
 pub use status::{Failure, Stage, StatusReader};

@@ -246,6 +246,8 @@ pub fn resolve(
         .collect();
     merge(&mut policy.regions);
     metadata::protect(&mut policy, &roots, &mut resolver, &mut ways)?;
+    way::check(&ways, &mut policy, server.written, &mut resolver)?;
+    ways.clear();
     alias::close(&mut policy, &mut resolver, &mut ways)?;
     way::check(&ways, &mut policy, server.written, &mut resolver)?;
     merge(&mut policy.regions);
@@ -445,20 +447,6 @@ impl ResolvedPolicy {
     pub fn region(&self, path: &Path) -> Option<&Region> {
         let found = self.regions.binary_search_by(|(at, _)| order(at, path));
         found.ok().map(|index| &self.regions[index].1)
-    }
-
-    /// Whether anything at all is kept from being read.
-    pub fn restricts_reading(&self) -> bool {
-        self.access.named(Path::new("/")).is_none_or(|access| access == AccessMode::Deny)
-            || self.access.iter().any(|(_, access)| access == AccessMode::Deny)
-    }
-
-    /// Whether anything at all is kept from being written.
-    pub fn restricts_writing(&self) -> bool {
-        self.access.named(Path::new("/")) != Some(AccessMode::Write)
-            || self.regions.iter().any(|(_, region)| region.access != AccessMode::Write)
-            || !self.protected.is_empty()
-            || !self.pinned_links.is_empty()
     }
 }
 
