@@ -64,12 +64,7 @@ pub(super) fn close(
                 policy.regions.push((path, Region { access, node }));
             }
             Place::Missing(..) => {}
-            Place::Unreachable(obstacle) => ways.push(Way {
-                name: path,
-                access: AccessMode::Deny,
-                links: Vec::new(),
-                obstacle: Some(obstacle),
-            }),
+            Place::Unreachable(obstacle) => ways.push(Way::blocked(path, obstacle)),
         }
     }
     missing_names(policy, &table, resolver);

@@ -59,12 +59,10 @@ pub(super) fn protect(
                         });
                     }
                 }
-                Err(error) => found.ways.push(Way {
-                    name: path.clone(),
-                    access: AccessMode::Deny,
-                    links: Vec::new(),
-                    obstacle: Some(Obstacle::looking_up(root, &error)),
-                }),
+                Err(error) => {
+                    let obstacle = Obstacle::looking_up(root, &error);
+                    found.ways.push(Way::blocked(path.clone(), obstacle));
+                }
             }
         }
     }
@@ -170,7 +168,8 @@ impl Protected<'_, '_> {
         };
         self.places.extend(found.clone());
         // As for something denied: the links stay, and what blocks the way must not give way.
-        self.ways.push(Way { name: path.to_owned(), access: AccessMode::Deny, links, obstacle });
+        let (name, access) = (path.to_owned(), AccessMode::Deny);
+        self.ways.push(Way { name, access, place: None, links, obstacle });
         found
     }
 }

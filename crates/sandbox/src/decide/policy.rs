@@ -361,14 +361,16 @@ impl Resolving<'_> {
     fn follow(&mut self, path: &Path, access: AccessMode) -> Place {
         let before = self.resolver.links.len();
         let place = self.resolver.resolve(path);
-        let links = &self.resolver.links[before..];
-        let obstacle = match &place {
-            Place::Unreachable(obstacle) => Some(obstacle.clone()),
-            _ => None,
+        let links: Vec<PathBuf> =
+            self.resolver.links[before..].iter().map(|(link, _)| link.clone()).collect();
+        let (leads_to, obstacle) = match &place {
+            Place::Found(path, _) => (Some(path.clone()), None),
+            Place::Missing(parent, missing) => (missing.first().map(|name| parent.join(name)), None),
+            Place::Unreachable(obstacle) => (None, Some(obstacle.clone())),
         };
         if !links.is_empty() || obstacle.is_some() {
-            let links = links.iter().map(|(link, _)| link.clone()).collect();
-            self.ways.push(Way { name: path.to_owned(), access, links, obstacle });
+            let name = path.to_owned();
+            self.ways.push(Way { name, access, place: leads_to, links, obstacle });
         }
         place
     }
@@ -402,15 +404,11 @@ impl Resolving<'_> {
 
     /// A name that a pattern matches. If it is a link, what it leads to is denied, and the link stays.
     fn pattern_match(&mut self, path: &Path) {
-        let before = self.resolver.links.len();
-        let place = self.resolver.resolve(path);
-        let links = self.resolver.links[before..].iter().map(|(link, _)| link.clone()).collect();
-        self.ways.push(Way {
-            name: path.to_owned(),
-            access: AccessMode::Deny,
-            links,
-            obstacle: None,
-        });
+        let place = self.follow(path, AccessMode::Deny);
+        // A link that leads nowhere gives nothing away.
+        if let Some(way) = self.ways.last_mut().filter(|way| way.name == path) {
+            way.obstacle = None;
+        }
         if let Place::Found(path, node) = place {
             self.region(path, node, AccessMode::Deny);
         }

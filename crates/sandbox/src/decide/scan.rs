@@ -8,8 +8,6 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use codex_exec_server_protocol::AccessMode;
-
 use super::facts::{NodeKind, Obstacle, Resolver};
 use super::glob::{Glob, Position};
 use super::policy::PolicyError;
@@ -113,12 +111,8 @@ fn names_in(
     blocked: &mut Vec<Way>,
 ) -> (Vec<(OsString, NodeKind)>, bool) {
     let mut blocked_by = |error: &io::Error| {
-        blocked.push(Way {
-            name: directory.path.clone(),
-            access: AccessMode::Deny,
-            links: Vec::new(),
-            obstacle: Some(Obstacle::looking_up(&directory.path, error)),
-        });
+        let obstacle = Obstacle::looking_up(&directory.path, error);
+        blocked.push(Way::blocked(directory.path.clone(), obstacle));
     };
     let literals: Option<Vec<&OsStr>> =
         directory.states.iter().map(|&(index, position)| globs[index].literal(position)).collect();

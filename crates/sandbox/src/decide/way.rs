@@ -2,8 +2,8 @@
 //!
 //! Invariant: no grant goes through a link that a sandboxed process could have put there, and no
 //! denial or protection is left out because its way is blocked by something that a sandboxed process
-//! could remove. Both are refused, naming what is in the way. A link on the way to something denied
-//! keeps its place instead: it is pinned.
+//! could remove. Both are refused, naming what is in the way. A link on the way to something that is
+//! taken away keeps its place instead: it is pinned.
 
 use std::path::{Path, PathBuf};
 
@@ -20,10 +20,30 @@ pub(super) struct Way {
     /// As the entry names it.
     pub(super) name: PathBuf,
     pub(super) access: AccessMode,
+    /// What it leads to, or would.
+    pub(super) place: Option<PathBuf>,
     /// Links that were followed.
     pub(super) links: Vec<PathBuf>,
     /// What it could not be followed beyond.
     pub(super) obstacle: Option<Obstacle>,
+}
+
+impl Way {
+    /// The way to something that is denied or protected, blocked as it is.
+    pub(super) fn blocked(name: PathBuf, obstacle: Obstacle) -> Self {
+        let access = AccessMode::Deny;
+        Self { name, access, place: None, links: Vec::new(), obstacle: Some(obstacle) }
+    }
+
+    /// Whether the entry takes something away rather than granting it.
+    fn takes_away(&self, policy: &ResolvedPolicy) -> bool {
+        let around = self.place.as_deref().and_then(parent).map(|above| policy.access.access(above));
+        match self.access {
+            AccessMode::Deny => true,
+            AccessMode::Read => around == Some(AccessMode::Write),
+            AccessMode::Write => false,
+        }
+    }
 }
 
 /// Refuses the ways that cannot be trusted, and pins the links to what is denied. To be asked once the
@@ -38,7 +58,7 @@ pub(super) fn check(
         for link in &way.links {
             let directory = parent(link).unwrap_or(link);
             let is_writable = policy.access.access(directory) == AccessMode::Write;
-            if way.access == AccessMode::Deny && is_writable {
+            if is_writable && way.takes_away(policy) {
                 if let Ok(Some(node)) = resolver.lookup(link) {
                     policy.pinned_links.insert(link.clone(), node);
                 }
