@@ -6,6 +6,7 @@
 
 mod attacks;
 mod bad_input;
+mod calls;
 mod decisions;
 mod denial;
 mod kept;
