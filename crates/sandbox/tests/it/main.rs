@@ -14,3 +14,4 @@ mod landlock_only;
 mod lifecycle;
 mod promises;
 mod support;
+mod tools;
