@@ -443,11 +443,11 @@ impl Sandbox {
             planned.enforcement.network_restricted || matches!(target, Target::Helper { .. });
         let enforcement = Arc::clone(&planned.enforcement);
         let cleanup = Cleanup { enforcement: Arc::clone(&enforcement) };
-        let seccomp =
-            seccomp::program(network_restricted).map_err(|error| PrepareError::Unsupported {
-                reason: error.to_string(),
-                remedy: "run the server on x86-64 or arm64".to_owned(),
-            })?;
+        let filter = seccomp::Filter::of(&enforcement, network_restricted);
+        let seccomp = seccomp::program(filter).map_err(|error| PrepareError::Unsupported {
+            reason: error.to_string(),
+            remedy: "run the server on x86-64 or arm64".to_owned(),
+        })?;
         let pass = |fd: &Arc<OwnedFd>, number| PassedDescriptor { fd: Arc::clone(fd), number };
         let mut descriptors = Vec::new();
         if planned.enforcement.walls == Walls::Namespaces {

@@ -11,12 +11,11 @@ use super::{during, sys};
 use crate::plan::{Operation, Tree};
 use crate::status::{Failure, Stage};
 
-/// What root keeps inside: being the owner of files, nothing else. Without it a server that runs as
-/// root could not write to a project that belongs to somebody else, though the policy says so.
-const KEPT_BY_ROOT: CapabilitySet = CapabilitySet::CHOWN
-    .union(CapabilitySet::DAC_OVERRIDE)
-    .union(CapabilitySet::FOWNER)
-    .union(CapabilitySet::FSETID);
+/// What root keeps inside: using files as if it owned them. Without it a server that runs as root could
+/// not write to a project that belongs to somebody else, though the policy says so.
+///
+/// Not `CHOWN`: no file changes hands inside. Not `FSETID`: writing to a set-id file clears those bits.
+const KEPT_BY_ROOT: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FOWNER);
 
 /// Step `Limits`. Counts this user's processes in this user namespace only; root is never counted,
 /// which the bound of the PID namespace makes up for.

@@ -6,6 +6,7 @@
 
 mod attacks;
 mod bad_input;
+mod calls;
 mod decisions;
 mod denial;
 mod kept;
@@ -13,3 +14,4 @@ mod landlock_only;
 mod lifecycle;
 mod promises;
 mod support;
+mod tools;

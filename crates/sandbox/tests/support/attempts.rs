@@ -36,6 +36,40 @@ fn call(number: libc::c_long) -> io::Result<()> {
     ok(unsafe { libc::syscall(number, 0, 0, 0, 0, 0, 0) })
 }
 
+/// Any call, by its number: a number, `@text` for a pointer to that text, `%n` for a pointer to `n` zero
+/// bytes, `<path` for a descriptor that is open for reading, `#pid` for the own process.
+fn raw(words: &[String]) -> io::Result<()> {
+    let mut buffers: Vec<Vec<u8>> = Vec::new();
+    let mut pointer = |bytes: Vec<u8>| {
+        let address = bytes.as_ptr() as u64;
+        buffers.push(bytes);
+        address
+    };
+    let mut arguments = [0; 6];
+    for (argument, word) in arguments.iter_mut().zip(&words[1..]) {
+        *argument = if let Some(text) = word.strip_prefix('@') {
+            pointer(c(text).into_bytes_with_nul())
+        } else if let Some(size) = word.strip_prefix('%') {
+            pointer(vec![0; size.parse().expect("a size")])
+        } else if let Some(path) = word.strip_prefix('<') {
+            // SAFETY: the path outlives the call.
+            unsafe { libc::open(c(path).as_ptr(), libc::O_RDONLY) as u64 }
+        } else if word == "#pid" {
+            u64::from(std::process::id())
+        } else {
+            word.parse::<u64>().expect("a number")
+        };
+    }
+    let [a, b, c, d, e, f] = arguments;
+    let number: libc::c_long = words[0].parse().expect("a number");
+    // SAFETY: pointers are to buffers that outlive the call and are as large as the test says.
+    let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+    if number == libc::SYS_clone && result == 0 {
+        std::process::exit(0);
+    }
+    ok(result)
+}
+
 fn socket(family: i32, kind: i32) -> io::Result<()> {
     // SAFETY: no pointers.
     ok32(unsafe { libc::socket(family, kind, 0) })
@@ -123,6 +157,7 @@ fn try_it(name: &str, args: &[String]) -> io::Result<()> {
             "socket" => {
                 socket(args[0].parse().expect("a number"), args[1].parse().expect("a number"))
             }
+            "raw" => raw(args),
             "socketpair" => {
                 let mut fds = [0; 2];
                 let kind = args[0].parse().expect("a number");
