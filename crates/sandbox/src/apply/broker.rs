@@ -13,7 +13,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -68,23 +68,11 @@ impl Broker {
         let Ok(call) = Call::receive(&self.calls) else { return };
         let (calls, busy) = (self.calls.clone(), self.busy.clone());
         let answer = move || {
-            let result = call.connect(&calls);
-            call.answer(&calls, result);
+            call.answer(&calls, call.connect(&calls));
             drop(busy);
         };
-        // Without a thread the call is answered here, and the next one waits for it.
-        let answer = Arc::new(std::sync::Mutex::new(Some(answer)));
-        let taken = answer.clone();
-        let run = move || {
-            let answer = taken.lock().ok().and_then(|mut answer| answer.take());
-            if let Some(answer) = answer {
-                answer();
-            }
-        };
-        if std::thread::Builder::new().stack_size(STACK).spawn(run).is_err()
-            && let Some(answer) = answer.lock().ok().and_then(|mut answer| answer.take())
-        {
-            answer();
+        if std::thread::Builder::new().stack_size(STACK).spawn(answer).is_err() {
+            call.answer(&self.calls, Err(Errno::AGAIN));
         }
     }
 }
@@ -107,7 +95,13 @@ impl Call {
         let result = unsafe { libc::ioctl(calls.as_raw_fd(), NOTIF_RECV, &raw mut call) };
         sys::check(i64::from(result))?;
         let [socket, address, length, ..] = call.data.args;
-        Ok(Self { id: call.id, thread: call.pid, socket: socket as i32, address, length: length as u32 })
+        Ok(Self {
+            id: call.id,
+            thread: call.pid,
+            socket: socket as i32,
+            address,
+            length: length as u32,
+        })
     }
 
     /// Whether the thread still waits, so that its number is still its own.
@@ -132,11 +126,12 @@ impl Call {
         }
         let process = process_of(self.thread)?;
         let mut address = [0; ADDRESS];
-        let memory = File::open(format!("/proc/{process}/mem")).map_err(errno)?;
+        let memory = File::open(format!("/proc/{process}/mem")).map_err(|error| errno(&error))?;
         memory.read_exact_at(&mut address[..length], self.address).map_err(|_| Errno::FAULT)?;
         let root = open(format!("/proc/{process}/root"))?;
-        let directory = std::fs::read_link(format!("/proc/{}/cwd", self.thread)).map_err(errno)?;
-        let socket = take_descriptor(process, self.socket)?;
+        let directory = std::fs::read_link(format!("/proc/{}/cwd", self.thread))
+            .map_err(|error| errno(&error))?;
+        let socket = sys::take_descriptor(process as i32, self.socket)?;
         // All of the above was of this very process.
         self.is_waiting(calls)?;
         if domain(&socket)? != libc::AF_UNIX {
@@ -158,7 +153,8 @@ impl Call {
 
 /// The process that a thread belongs to.
 fn process_of(thread: u32) -> rustix::io::Result<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).map_err(errno)?;
+    let status =
+        std::fs::read_to_string(format!("/proc/{thread}/status")).map_err(|error| errno(&error))?;
     let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
     line.and_then(|number| number.trim().parse().ok()).ok_or(Errno::SRCH)
 }
@@ -184,20 +180,6 @@ fn open(path: String) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(OsString::from(path), flags, Mode::empty())
 }
 
-/// A descriptor of another process, as one of this process.
-fn take_descriptor(process: u32, number: i32) -> rustix::io::Result<OwnedFd> {
-    let pid = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw);
-    let pidfd = rustix::process::pidfd_open(
-        pid.ok_or(Errno::SRCH)?,
-        rustix::process::PidfdFlags::empty(),
-    )?;
-    // SAFETY: no pointers; the answer is a new descriptor that nobody else owns.
-    unsafe {
-        let fd = libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), number, 0);
-        Ok(OwnedFd::from_raw_fd(sys::check(fd)? as i32))
-    }
-}
-
 fn domain(socket: impl AsFd) -> rustix::io::Result<i32> {
     let mut domain: libc::c_int = 0;
     let mut size = size_of::<libc::c_int>() as libc::socklen_t;
@@ -217,15 +199,11 @@ fn domain(socket: impl AsFd) -> rustix::io::Result<i32> {
 fn connect(socket: &OwnedFd, address: &[u8]) -> rustix::io::Result<()> {
     // SAFETY: the address lives across the call, which reads as much as its length says.
     let result = unsafe {
-        libc::connect(
-            socket.as_raw_fd(),
-            address.as_ptr().cast(),
-            address.len() as libc::socklen_t,
-        )
+        libc::connect(socket.as_raw_fd(), address.as_ptr().cast(), address.len() as libc::socklen_t)
     };
     sys::check(i64::from(result)).map(drop)
 }
 
-fn errno(error: io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }

@@ -8,6 +8,7 @@
 //! Invariant: a step that fails ends everything before the target has run, with a [`Failure`] on the
 //! status pipe.
 
+mod broker;
 mod execute;
 mod foreground;
 mod inner;

@@ -365,7 +365,9 @@ impl Resolving<'_> {
             self.resolver.links[before..].iter().map(|(link, _)| link.clone()).collect();
         let (leads_to, obstacle) = match &place {
             Place::Found(path, _) => (Some(path.clone()), None),
-            Place::Missing(parent, missing) => (missing.first().map(|name| parent.join(name)), None),
+            Place::Missing(parent, missing) => {
+                (missing.first().map(|name| parent.join(name)), None)
+            }
             Place::Unreachable(obstacle) => (None, Some(obstacle.clone())),
         };
         if !links.is_empty() || obstacle.is_some() {

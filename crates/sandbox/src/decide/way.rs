@@ -37,7 +37,8 @@ impl Way {
 
     /// Whether the entry takes something away rather than granting it.
     fn takes_away(&self, policy: &ResolvedPolicy) -> bool {
-        let around = self.place.as_deref().and_then(parent).map(|above| policy.access.access(above));
+        let around =
+            self.place.as_deref().and_then(parent).map(|above| policy.access.access(above));
         match self.access {
             AccessMode::Deny => true,
             AccessMode::Read => around == Some(AccessMode::Write),
