@@ -27,12 +27,14 @@ fn names() -> BTreeMap<u32, &'static str> {
 }
 
 fn filters() -> impl Iterator<Item = Filter> {
-    (0..16).map(|bits| Filter {
+    let all = (0..16).map(|bits| Filter {
         network_restricted: bits & 1 != 0,
         shared_host: bits & 2 != 0,
         frozen_metadata: bits & 4 != 0,
         brokered: bits & 8 != 0,
-    })
+    });
+    // Without a network there is nothing to be a broker for.
+    all.filter(|filter| !(filter.brokered && filter.network_restricted))
 }
 
 /// Runs a program as the kernel would.
@@ -298,7 +300,7 @@ fn programs_are_small() {
     let mut programs: Vec<_> = filters().map(|filter| program(filter).unwrap()).collect();
     programs.sort();
     programs.dedup();
-    assert_eq!(programs.len(), 8, "each filter has a program of its own");
+    assert_eq!(programs.len(), filters().count(), "each filter has a program of its own");
 }
 
 #[test]
