@@ -219,6 +219,8 @@ pub struct Launch {
     pub status: StatusReader,
     /// To be run once the spawned process is gone, in case it could not do so itself.
     pub cleanup: Cleanup,
+    /// The target has no network.
+    pub network_restricted: bool,
 }
 
 /// A descriptor for the spawned process.
@@ -424,6 +426,7 @@ impl Sandbox {
             descriptors,
             status: StatusReader::new(read),
             cleanup,
+            network_restricted,
         })
     }
 }

@@ -25,3 +25,4 @@ mod stdio;
 mod support;
 mod terminal;
 mod usage;
+mod way_back;

@@ -73,6 +73,9 @@ impl ProcessHost {
         group: Group,
     ) -> Result<Entering, StartError> {
         let Confinement { launch, command } = confinement;
+        if !launch.network_restricted {
+            self.peers().sandbox_has_network();
+        }
         let ready = self.spares().take(&launch.program);
         let child = match ready.and_then(|ready| ready.become_launch(&launch, &stdio, tty, group)) {
             Some(child) => child,
