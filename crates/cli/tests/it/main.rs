@@ -13,6 +13,7 @@ mod files;
 mod litter;
 mod logging;
 mod memory;
+mod own_files;
 mod patch;
 mod promises;
 mod remote;
