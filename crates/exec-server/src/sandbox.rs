@@ -29,7 +29,9 @@ impl Confiner {
     /// Re-enters the configured executable; without one nothing can be confined.
     pub(crate) fn new(config: &ServerConfig, host: &ProcessHost) -> io::Result<Self> {
         let Some(executable) = &config.sandbox_executable else { return Ok(Self(None)) };
-        let sandbox = Arc::new(Sandbox::new(Config::new(executable))?);
+        let own_files = config.own_files.clone();
+        let sandbox = Sandbox::new(Config { own_files, ..Config::new(executable) })?;
+        let sandbox = Arc::new(sandbox);
         let helpers = Helpers::new(sandbox.clone(), host.clone(), config.files.clone());
         Ok(Self(Some(Confining { sandbox, helpers })))
     }

@@ -24,6 +24,7 @@ use crate::decide::policy::{
     MissingRoot, PolicyError, Resolved, ServerState, Surroundings, resolve,
 };
 use crate::decide::written::Written;
+use crate::executable::Executable;
 use crate::host::HostFacts;
 use crate::keep::Keep;
 use crate::plan::{self, Enforcement, Plan, PlanError, Program, Target, Walls};
@@ -222,13 +223,13 @@ pub enum Prepared {
 
 /// What to spawn instead of the command.
 ///
-/// The server spawns `program` with exactly `args` and `env`, in `/`, with the standard streams and
+/// The server executes `program`, by its descriptor, with exactly `args` and `env`, in `/`, with the standard streams and
 /// the session the target is to have, and with each of `descriptors` at its number. Once it is
 /// spawned, drop `descriptors` and wait on `status`.
 #[derive(Debug)]
 pub struct Launch {
     /// The executable to re-enter.
-    pub program: PathBuf,
+    pub program: Executable,
     /// Its whole argument list, its own name first.
     pub args: Vec<OsString>,
     /// Its whole environment. Not the target's, which could steer the dynamic linker.
@@ -239,6 +240,8 @@ pub struct Launch {
     pub status: StatusReader,
     /// To be run once the spawned process is gone, in case it could not do so itself.
     pub cleanup: Cleanup,
+    /// The target has no network.
+    pub network_restricted: bool,
 }
 
 /// A descriptor for the spawned process.
@@ -326,6 +329,8 @@ impl Planned {
 pub struct Sandbox {
     config: Config,
     capabilities: Capabilities,
+    /// Opened before anything runs in a sandbox; why it could not be, if it could not.
+    executable: Result<Executable, i32>,
     /// Never written to: its end tells every running sandbox that the server is gone.
     lifeline: (Arc<OwnedFd>, OwnedFd),
     /// Made when the first sandbox without network is.
@@ -339,11 +344,13 @@ impl Sandbox {
     /// Looks at what the machine can enforce, unless the configuration says.
     pub fn new(config: Config) -> io::Result<Self> {
         let capabilities = config.capabilities.clone().unwrap_or_else(Capabilities::probe);
+        let executable = Executable::open(&config.executable)
+            .map_err(|error| error.raw_os_error().unwrap_or(libc::ENOENT));
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let lifeline = (Arc::new(read), write);
         let empty_network = OnceLock::new();
         let (keep, written) = (Keep::default(), Mutex::default());
-        Ok(Self { config, capabilities, lifeline, empty_network, keep, written })
+        Ok(Self { config, capabilities, executable, lifeline, empty_network, keep, written })
     }
 
     /// What this machine can enforce.
@@ -429,6 +436,10 @@ impl Sandbox {
     pub fn launch(&self, planned: &Planned, request: &Request<'_>) -> Result<Launch, PrepareError> {
         let target = target(request)?;
         self.note_written(planned);
+        let program = self.executable.clone().map_err(|errno| PrepareError::Io {
+            doing: "opening the executable of the server",
+            source: io::Error::from_raw_os_error(errno),
+        })?;
         if let (Target::Program(program), Resolved::Restricted(policy)) =
             (&target, &*planned.resolved)
         {
@@ -468,12 +479,13 @@ impl Sandbox {
         descriptors.push(pass(&Arc::new(file), reentry::PLAN));
         descriptors.push(pass(&Arc::new(write), reentry::STATUS));
         Ok(Launch {
-            program: self.config.executable.clone(),
-            args: vec![self.config.executable.clone().into_os_string(), reentry::WORD.into()],
+            args: vec![program.path().into(), reentry::WORD.into()],
+            program,
             env: Vec::new(),
             descriptors,
             status: StatusReader::new(read),
             cleanup,
+            network_restricted,
         })
     }
 }

@@ -16,7 +16,7 @@ use codex_exec_server_protocol::{
 use super::access::AccessMap;
 use super::facts::{Facts, Node, NodeKind, Place, Resolver};
 use super::glob::{Glob, GlobError};
-use super::order::order;
+use super::order::{is_within, order};
 use super::way::{self, Way};
 use super::written::Written;
 use super::{alias, metadata, scan};
@@ -387,18 +387,24 @@ impl Resolving<'_> {
         }
     }
 
-    /// What no entry opens: the server's credentials, and the programs it runs outside.
+    /// What no entry opens: the server's credentials, and the programs it runs outside. Nor does an entry
+    /// for something inside of them.
     fn own_files(&mut self, own: &OwnFiles) {
-        for (paths, access) in [(&own.denied, AccessMode::Deny), (&own.read_only, AccessMode::Read)]
-        {
+        for (paths, most) in [(&own.denied, AccessMode::Deny), (&own.read_only, AccessMode::Read)] {
             for path in paths {
-                if let Place::Found(path, node) = self.resolver.resolve(path)
-                    && (access == AccessMode::Deny
-                        || self.policy.access.access(&path) == AccessMode::Write)
-                {
-                    self.policy.access.set(path.clone(), access);
-                    self.policy.regions.retain(|(other, _)| *other != path);
-                    self.policy.regions.push((path, Region { access, node }));
+                let Place::Found(path, node) = self.resolver.resolve(path) else { continue };
+                let above = |access| match most {
+                    AccessMode::Deny => access != AccessMode::Deny,
+                    _ => access == AccessMode::Write,
+                };
+                let policy = &mut self.policy;
+                let reads_only = most == AccessMode::Read && above(policy.access.access(&path));
+                let opens = |place: &Path, access| above(access) && is_within(place, &path);
+                policy.regions.retain(|(place, region)| !opens(place, region.access));
+                policy.protected.retain(|name| !opens(&name.parent, name.access));
+                policy.access.retain(|place, access| !opens(place, access));
+                if reads_only || above(policy.access.access(&path)) {
+                    self.region(path, node, most);
                 }
             }
         }

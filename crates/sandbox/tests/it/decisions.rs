@@ -242,6 +242,48 @@ fn no_workspace_roots_grant_nothing() {
 }
 
 #[test]
+fn no_entry_opens_files_of_the_server() {
+    let tree = Tree::new([
+        ("/w/codex", Entry::File("")),
+        ("/w/token", Entry::File("")),
+        ("/state/sessions/a.json", Entry::File("")),
+        ("/link", Entry::Link("/state")),
+        ("/other", Entry::Directory),
+    ]);
+    let own = OwnFiles {
+        denied: ["/w/token", "/link/sessions", "/missing"].map(PathBuf::from).to_vec(),
+        read_only: vec!["/w/codex".into()],
+    };
+    let access = |entries: Vec<FileSystemEntry>, path: &str| {
+        let state = ServerState { own_files: &own, ..server() };
+        let resolved =
+            resolve(&context(entries), Surroundings::default(), &tree, &Limits::default(), state);
+        let Ok(Resolved::Restricted(policy)) = resolved else { panic!("{resolved:?}") };
+        for (path, region) in &policy.regions {
+            assert_eq!(policy.access.access(path), region.access, "{}", path.display());
+        }
+        policy.access.access(Path::new(path))
+    };
+    use AccessMode::{Deny, Read, Write};
+    for most in [Read, Write] {
+        for path in ["/w/token", "/state/sessions", "/state/sessions/a.json"] {
+            assert_eq!(access(vec![root(most)], path), Deny, "{path}");
+            assert_eq!(access(vec![place(path, most)], path), Deny, "{path}");
+            assert_eq!(access(vec![root(most), place(path, most)], path), Deny, "{path}");
+            assert_eq!(access(vec![place("/state", most), place(path, most)], path), Deny);
+        }
+        assert_eq!(access(vec![root(most)], "/other"), most);
+        assert_eq!(access(vec![root(most)], "/state"), most);
+        assert_eq!(access(vec![root(most)], "/w/codex"), Read);
+        assert_eq!(access(vec![root(Read), place("/w/codex", most)], "/w/codex"), Read);
+        assert_eq!(access(vec![root(Read), place("/w", most)], "/w/codex"), Read);
+    }
+    assert_eq!(access(vec![place("/w/codex", Write)], "/w/codex"), Read);
+    assert_eq!(access(vec![root(Read), place("/w/codex", Deny)], "/w/codex"), Deny);
+    assert_eq!(access(vec![place("/other", Read)], "/w/codex"), Deny);
+}
+
+#[test]
 fn patterns_expand_to_what_is_there() {
     let tree = Tree::new([
         ("/w/.env", Entry::File("")),
