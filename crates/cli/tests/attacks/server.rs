@@ -1,6 +1,7 @@
 //! Servers of both users, and what a client asks of them.
 
 use std::os::unix::process::CommandExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
@@ -54,12 +55,14 @@ pub struct Outcome {
 /// Runs the attacker with these steps in a sandbox and waits for its end.
 pub async fn run(
     client: &mut Client,
-    id: &str,
     steps: &[String],
     sandbox: &Value,
     cwd: &str,
     tmpdir: Option<&str>,
 ) -> Outcome {
+    // Never the same twice: a case may be run again within the time that ids are remembered.
+    static LAST: AtomicUsize = AtomicUsize::new(0);
+    let id = &format!("attack-{}", LAST.fetch_add(1, Ordering::Relaxed));
     let mut argv = vec![attacker().to_str().unwrap().to_owned()];
     argv.extend_from_slice(steps);
     let mut env = json!({"PATH": "/usr/bin:/bin"});

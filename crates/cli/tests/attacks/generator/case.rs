@@ -9,7 +9,7 @@ use super::policy::Policy;
 use super::random::Random;
 use super::snapshot::{self, Snapshot};
 use super::steps::{Mind, Step};
-use super::tree::Tree;
+use super::tree::{Tree, What};
 use crate::server::{self, Outcome, User};
 use crate::support::Client;
 
@@ -58,7 +58,7 @@ impl Case {
     pub fn generate(seed: u64) -> Self {
         let user = Self::user_of(seed);
         let mut random = Random::new(seed);
-        let parent = match random.below(10) {
+        let parent = match random.below(20) {
             0 => "/tmp",
             1 => "/dev/shm",
             _ => "/var/tmp",
@@ -86,7 +86,46 @@ impl Case {
             let policy = random.below(policies.len());
             requests.push(Request { way, policy, steps });
         }
-        Self { seed, user, tree, policies, requests }
+        let mut case = Self { seed, user, tree, policies, requests };
+        if let Ok(known) = std::env::var("ATTACK_WITHOUT") {
+            case.leave_out(&known);
+        }
+        case
+    }
+
+    /// Leaves out what is known to be open, to see what else is.
+    fn leave_out(&mut self, known: &str) {
+        let base = self.tree.base.clone();
+        for word in self.requests.iter_mut().flat_map(|it| &mut it.steps).flat_map(|it| &mut it.0) {
+            if known.contains("up") && (word.starts_with("/..") || word.starts_with("..")) {
+                *word = word.find(&base).map_or_else(|| base.clone(), |at| word[at..].to_owned());
+            }
+            if known.contains("up")
+                && (word.starts_with("/proc") || word.rfind(&base).is_some_and(|at| at > 0))
+            {
+                *word = word.rfind(&base).map_or_else(|| base.clone(), |at| word[at..].to_owned());
+            }
+            if known.contains("set-id") && matches!(word.as_str(), "4755" | "2755") {
+                *word = "755".into();
+            }
+        }
+        for object in &mut self.tree.objects {
+            match &mut object.what {
+                What::Link(target) if known.contains("up") && target.starts_with("/..") => {
+                    *target = target[3..].to_owned();
+                }
+                _ => {}
+            }
+            let pointer = matches!(&object.what, What::File(text) if text.starts_with("gitdir"))
+                || (object.path.ends_with("/.git") && matches!(object.what, What::Link(_)));
+            if known.contains("git") && pointer {
+                object.what = What::File("nothing".into());
+            }
+        }
+        if known.contains("shm") && base.starts_with("/dev/shm") {
+            self.requests.truncate(1);
+            self.requests[0].steps.clear();
+        }
     }
 
     /// Runs it: the clients are of one server, one for each policy.
@@ -115,9 +154,8 @@ impl Case {
                 Way::Process => {
                     let mut steps: Vec<String> = controls.clone();
                     steps.extend(request.steps.iter().map(Step::text));
-                    let id = format!("{:x}-{number}", self.seed);
                     let tmpdir = policy.tmpdir.as_deref();
-                    server::run(client, &id, &steps, &wire, &policy.cwd, tmpdir).await
+                    server::run(client, &steps, &wire, &policy.cwd, tmpdir).await
                 }
                 Way::Files => files(client, request, &wire, &mut random).await,
             };

@@ -103,13 +103,7 @@ pub struct Mind {
 impl Mind {
     pub fn new(tree: &Tree, policies: &[Policy]) -> Self {
         let granted: Vec<String> = policies.iter().flat_map(Policy::named).collect();
-        // The names that nobody knows stay unknown.
-        let known = |path: &String| {
-            let name = path.rsplit('/').next().unwrap_or_default();
-            !(name.starts_with('n') && name.ends_with('q'))
-        };
-        let mut names = tree.paths(|_| true);
-        names.retain(known);
+        let names = tree.paths(|_| true);
         let mut interesting = granted.clone();
         for name in &names {
             let special = name.contains("/.git")
