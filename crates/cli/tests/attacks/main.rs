@@ -9,6 +9,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod catalogue;
 mod generator;
 mod program;
 mod server;

@@ -214,7 +214,8 @@ async fn files(
 ) -> Outcome {
     let mut outcome = Outcome { said: String::new(), refused: true };
     for step in &request.steps {
-        for (method, mut params) in step.requests(random) {
+        let mut ways = step.requests();
+        for (method, mut params) in ways.swap_remove(random.below(ways.len())) {
             params["sandbox"] = sandbox.clone();
             let answer = client.call(method, params).await;
             outcome.refused &= answer["error"]["code"] == -32602;

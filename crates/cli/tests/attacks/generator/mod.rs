@@ -5,11 +5,11 @@
 //! `ATTACK_WITHOUT` leaves out what is known to be open: any of `up,shm,set-id,git`.
 
 mod case;
-mod model;
-mod policy;
+pub mod model;
+pub mod policy;
 mod random;
-mod snapshot;
-mod steps;
+pub mod snapshot;
+pub mod steps;
 mod tree;
 
 use std::panic::AssertUnwindSafe;

@@ -22,63 +22,71 @@ impl Step {
         self.0.join(" ")
     }
 
-    /// The same over the wire, as one or several filesystem requests.
-    pub fn requests(&self, random: &mut Random) -> Vec<(&'static str, Value)> {
+    /// The same over the wire, in every way that there is: each is one or several requests.
+    pub fn requests(&self) -> Vec<Vec<(&'static str, Value)>> {
         let word = |n: usize| self.0.get(n).map_or("", String::as_str);
         let x = "eA==";
         let (a, b) = (word(1), word(2));
         match word(0) {
-            "read" | "reopen-read" => match random.below(3) {
-                0 => vec![
+            "read" | "reopen-read" => vec![
+                vec![("fs/readFile", json!({"path": a}))],
+                vec![
                     ("fs/open", json!({"handleId": "h", "path": a})),
                     ("fs/readBlock", json!({"handleId": "h", "offset": 0, "len": 4096})),
                     ("fs/close", json!({"handleId": "h"})),
                 ],
-                _ => vec![("fs/readFile", json!({"path": a}))],
-            },
-            "write" | "append" | "truncate" | "open" | "reopen-write" => match random.below(4) {
-                0 => vec![
+            ],
+            "write" | "append" | "truncate" | "open" | "reopen-write" => vec![
+                vec![("fs/writeFile", json!({"path": a, "dataBase64": x}))],
+                vec![("fs/writeFile", json!({"path": a, "dataBase64": x, "atomic": true}))],
+                vec![
                     ("fs/open", json!({"handleId": "h", "path": a, "mode": "replace"})),
                     ("fs/writeBlock", json!({"handleId": "h", "offset": 0, "chunk": x})),
                     ("fs/close", json!({"handleId": "h", "commit": true})),
                 ],
-                1 => {
-                    vec![("fs/writeFile", json!({"path": a, "dataBase64": x, "atomic": true}))]
-                }
-                _ => vec![("fs/writeFile", json!({"path": a, "dataBase64": x}))],
-            },
-            "mkdir" => vec![("fs/createDirectory", json!({"path": a}))],
-            "unlink" | "rmdir" => {
-                vec![("fs/remove", json!({"path": a, "recursive": random.percent(50)}))]
+                vec![
+                    ("fs/open", json!({"handleId": "h", "path": a, "mode": "replaceAtomic"})),
+                    ("fs/writeBlock", json!({"handleId": "h", "offset": 0, "chunk": x})),
+                    ("fs/close", json!({"handleId": "h", "commit": true})),
+                ],
+            ],
+            "mkdir" => vec![
+                vec![("fs/createDirectory", json!({"path": a}))],
+                vec![("fs/createDirectory", json!({"path": a, "recursive": false}))],
+            ],
+            "unlink" | "rmdir" => vec![
+                vec![("fs/remove", json!({"path": a}))],
+                vec![("fs/remove", json!({"path": a, "recursive": false}))],
+            ],
+            "rename" | "exchange" => {
+                let renaming = |overwrite: bool| json!({"sourcePath": a, "destinationPath": b, "overwrite": overwrite});
+                vec![vec![("fs/rename", renaming(false))], vec![("fs/rename", renaming(true))]]
             }
-            "rename" | "exchange" => vec![(
-                "fs/rename",
-                json!({"sourcePath": a, "destinationPath": b, "overwrite": random.percent(30)}),
-            )],
-            "symlink" => vec![("fs/symlink", json!({"path": b, "target": a}))],
+            "symlink" => vec![vec![("fs/symlink", json!({"path": b, "target": a}))]],
             "chmod" | "fchmod" => {
                 let mode = u32::from_str_radix(a, 8).unwrap_or(0o777);
-                vec![("fs/setMode", json!({"path": b, "mode": mode}))]
+                vec![vec![("fs/setMode", json!({"path": b, "mode": mode}))]]
             }
-            "copy" | "link" => {
-                vec![("fs/copy", json!({"sourcePath": a, "destinationPath": b, "recursive": true}))]
-            }
-            "list" => match random.below(4) {
-                0 => vec![(
+            "copy" | "link" => vec![vec![(
+                "fs/copy",
+                json!({"sourcePath": a, "destinationPath": b, "recursive": true}),
+            )]],
+            "list" => vec![
+                vec![("fs/readDirectory", json!({"path": a}))],
+                vec![(
                     "fs/walk",
                     json!({"path": a, "options": {"maxDepth": 9, "maxDirectories": 999,
                            "maxEntries": 999, "followDirectorySymlinks": true}}),
                 )],
-                1 => vec![("fs/glob", json!({"path": a, "patterns": ["**"], "hidden": true}))],
-                2 => vec![(
+                vec![("fs/glob", json!({"path": a, "patterns": ["**"], "hidden": true}))],
+                vec![(
                     "fs/search",
                     json!({"path": a, "pattern": "z", "hidden": true, "respectGitignore": false}),
                 )],
-                _ => vec![("fs/readDirectory", json!({"path": a}))],
-            },
+            ],
             _ => vec![
-                ("fs/getMetadata", json!({"path": a})),
-                ("fs/canonicalize", json!({"path": a})),
+                vec![("fs/getMetadata", json!({"path": a}))],
+                vec![("fs/canonicalize", json!({"path": a}))],
             ],
         }
     }
