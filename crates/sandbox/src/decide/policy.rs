@@ -234,6 +234,7 @@ pub fn resolve(
     }
     resolving.ways.extend(found.blocked);
     resolving.policy.globs_cut = found.cut;
+    resolving.own_trees();
     resolving.own_files(server.own_files);
     let Resolving { mut resolver, mut policy, mut ways } = resolving;
     let roots: Vec<PathBuf> = roots
@@ -385,6 +386,13 @@ impl Resolving<'_> {
             // Nothing is there that could match; what is in the way is remembered.
             Place::Missing(..) | Place::Unreachable(_) => None,
         }
+    }
+
+    /// Every sandbox has a `/dev` and a `/proc` of its own, whatever is said of the host's: of the former
+    /// nothing is seen but what an entry names inside of it, and into the latter nothing is written.
+    fn own_trees(&mut self) {
+        self.policy.access.set("/dev".into(), AccessMode::Deny);
+        self.policy.access.set("/proc".into(), AccessMode::Read);
     }
 
     /// What no entry opens: the server's credentials, and the programs it runs outside. Nor does an entry

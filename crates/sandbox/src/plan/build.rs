@@ -316,6 +316,7 @@ impl<'a> Building<'a> {
         let dev = Path::new(DEV);
         let skeleton = self.skeleton(dev, true);
         self.dev = Some(skeleton);
+        self.mounted.insert(OsStr::new(DEV));
         self.dev_file_system = facts.lookup(dev).ok().map(|node| node.identity.device);
         for name in DEVICES {
             let path = dev.join(name);
