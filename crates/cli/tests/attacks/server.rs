@@ -1,6 +1,7 @@
 //! Servers of both users, and what a client asks of them.
 
 use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
@@ -34,12 +35,17 @@ impl User {
 
     /// A server of this user.
     pub fn server(self) -> Running {
-        let mut command = codex();
-        command.env_remove("TMPDIR").env_remove("CODEX_HOME");
+        self.server_of(codex(), &[])
+    }
+
+    /// A server of this user, of some program and with further arguments.
+    pub fn server_of(self, mut command: Command, arguments: &[&str]) -> Running {
+        command.env_remove("TMPDIR");
         if self == User::Nobody {
             command.uid(UNPRIVILEGED).gid(UNPRIVILEGED).env("HOME", "/nonexistent");
         }
-        Running::start_with(command.args(["exec-server", "--detach-ttl", "0"]))
+        command.args(["exec-server", "--detach-ttl", "0"]).args(arguments);
+        Running::start_with(&mut command)
     }
 }
 

@@ -83,8 +83,17 @@ impl Running {
 
     /// A client that has not greeted yet.
     pub async fn silent_client(&self) -> Client {
+        self.silent_client_with(None).await
+    }
+
+    /// The same, with a token if one is given.
+    pub async fn silent_client_with(&self, token: Option<&str>) -> Client {
         let uri = self.url.parse().unwrap();
-        let builder = ClientBuilder::from_uri(uri).limits(Limits::unlimited());
+        let mut builder = ClientBuilder::from_uri(uri).limits(Limits::unlimited());
+        if let Some(token) = token {
+            let value = format!("Bearer {token}").parse().unwrap();
+            builder = builder.add_header("authorization".parse().unwrap(), value).unwrap();
+        }
         Client { socket: builder.connect().await.unwrap().0, notices: VecDeque::new(), last_id: 0 }
     }
 }

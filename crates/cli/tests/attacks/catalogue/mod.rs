@@ -11,8 +11,10 @@ mod classic;
 mod front_door;
 mod mounts;
 mod names;
+mod odd;
 mod old_root;
 mod protected;
+mod sockets;
 mod world;
 
 use serde_json::Value;
@@ -48,6 +50,8 @@ struct Attempt {
     setup: Vec<String>,
     requests: Vec<Request>,
     control: Vec<String>,
+    /// What may not come out, besides what the model knows.
+    secrets: Vec<String>,
     /// No step may succeed, whether or not it leaves a trace.
     fails: bool,
     /// The setup is one that the server may refuse as a whole.
@@ -69,6 +73,7 @@ fn attempt(name: &str, policy: Policy) -> Attempt {
         setup: Vec::new(),
         requests: Vec::new(),
         control: strings(&[control]),
+        secrets: Vec::new(),
         fails: false,
         may_be_refused: false,
         only: None,
@@ -105,6 +110,11 @@ impl Attempt {
 
     fn control(mut self, steps: &[&str]) -> Self {
         self.control = strings(steps);
+        self
+    }
+
+    fn secret(mut self, text: &str) -> Self {
+        self.secrets.push(text.to_owned());
         self
     }
 
@@ -208,9 +218,15 @@ impl Policy {
 
 /// Why an attempt has to be looked at; `None` if it was fought off and its control worked.
 async fn judge(attempt: &Attempt, user: User, server: &Running) -> Option<String> {
-    let world = World::new(user, server);
+    let mut world = World::new(user);
+    world.served_by(server);
     world.prepare(&attempt.setup);
-    let policies: Vec<Policy> = attempt.policies.iter().map(|it| it.within(&world)).collect();
+    judge_in(&world, attempt, server).await
+}
+
+/// The same in a world that is prepared already.
+async fn judge_in(world: &World, attempt: &Attempt, server: &Running) -> Option<String> {
+    let policies: Vec<Policy> = attempt.policies.iter().map(|it| it.within(world)).collect();
     let mut clients = Vec::new();
     for _ in &policies {
         clients.push(server.client().await);
@@ -231,6 +247,9 @@ async fn judge(attempt: &Attempt, user: User, server: &Running) -> Option<String
         let now = Snapshot::take(world.base());
         if let Some(violation) = model.violation(&now, &said) {
             return Some(format!("{violation}\n    said {said:?}"));
+        }
+        if let Some(secret) = attempt.secrets.iter().find(|secret| said.contains(secret.as_str())) {
+            return Some(format!("leak: {secret}: {said:?}"));
         }
         if attempt.fails && said.contains(" ok\n") {
             return Some(format!("a step succeeded: {said:?}"));
@@ -266,9 +285,14 @@ async fn call(client: &mut Client, method: &str, mut params: Value, wire: &Value
     server::told(&answer) + "\n"
 }
 
+/// A runtime for one test.
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
 /// Runs a table against servers of all users.
 fn fight_off(attempts: &[Attempt]) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let mut failures = Vec::new();
     let mut count = 0;
     runtime.block_on(async {

@@ -95,6 +95,14 @@ fn attempts() -> Vec<Attempt> {
             }
         }
     }
+    // Deeper than patterns are looked for.
+    let mut shallow = wide();
+    shallow.glob_depth = Some(2);
+    all.push(
+        attempt("a matched file is moved below the depth of the search", shallow)
+            .run(&["mkdir {W}/a", "mkdir {W}/a/b", "rename {W}/sub {W}/a/b/sub"])
+            .run(&["read {W}/a/b/sub/x.key"]),
+    );
     // The directory that patterns are relative to.
     let mut relative = wide();
     relative.cwd = "{W}/sub".into();

@@ -19,17 +19,22 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(user: User, server: &Running) -> Self {
-        let port = server.url.rsplit_once(':').unwrap().1.parse().unwrap();
-        Self::below("/var/tmp", user, server.pid(), port)
+    pub fn new(user: User) -> Self {
+        Self::below("/var/tmp", user)
+    }
+
+    /// What `{SERVER}` and `{PORT}` stand for.
+    pub fn served_by(&mut self, server: &Running) {
+        self.server = server.pid();
+        self.port = server.url.rsplit_once(':').unwrap().1.parse().unwrap();
     }
 
     /// A fresh one in a directory.
-    pub fn below(parent: &str, user: User, server: u32, port: u16) -> Self {
+    pub fn below(parent: &str, user: User) -> Self {
         static LAST: AtomicUsize = AtomicUsize::new(0);
         let number = LAST.fetch_add(1, Ordering::Relaxed);
         let base = PathBuf::from(format!("{parent}/atk-c{}-{number}", std::process::id()));
-        let world = Self { base, user, server, port };
+        let world = Self { base, user, server: 0, port: 0 };
         world.create();
         world
     }
@@ -83,6 +88,11 @@ impl World {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
             self.user.give(&path);
         }
+    }
+
+    /// A path in it.
+    pub fn path(&self, text: &str) -> PathBuf {
+        self.expand(text).into()
     }
 
     pub fn base(&self) -> &Path {
