@@ -64,6 +64,8 @@ struct Resolved {
     pinned: Vec<PathBuf>,
     /// May not come into being.
     absent: Vec<PathBuf>,
+    /// To be written and missing: the server makes it a directory before a process starts.
+    created: Vec<PathBuf>,
 }
 
 impl Resolved {
@@ -105,7 +107,9 @@ impl Resolved {
                 }
                 Place::Missing(path) if !skip => {
                     resolved.insert(path.clone(), access);
-                    if access != Access::Write {
+                    if access == Access::Write {
+                        resolved.created.push(path);
+                    } else {
                         missing.push(path);
                     }
                 }
@@ -127,14 +131,25 @@ impl Resolved {
                 // request may know another: so it grants, but its `.git` is not counted on.
                 Name::Minimal | Name::Glob(_) => {}
                 Name::Tmpdir => {
-                    if let Some(tmpdir) = &policy.tmpdir
-                        && let Place::Found(path) | Place::Missing(path) = follow(Path::new(tmpdir))
-                    {
-                        resolved.insert(path, it.access);
+                    match policy.tmpdir.as_ref().map(|tmpdir| follow(Path::new(tmpdir))) {
+                        Some(Place::Found(path)) => resolved.insert(path, it.access),
+                        Some(Place::Missing(path)) => {
+                            resolved.insert(path.clone(), it.access);
+                            if it.access == Access::Write {
+                                resolved.created.push(path);
+                            }
+                        }
+                        Some(Place::Nowhere) | None => {}
                     }
                 }
             }
         }
+        // Another entry may grant what one protects.
+        let mut pinned = std::mem::take(&mut resolved.pinned);
+        pinned.retain(|path| resolved.named.get(path) != Some(&Access::Write));
+        resolved.pinned = pinned;
+        // The whole disk is not the host's /dev, of which a sandbox sees what is named.
+        resolved.named.insert("/dev".into(), Access::Deny);
         for it in &policy.entries {
             if let Name::Glob(pattern) = &it.name {
                 for path in matches(pattern, policy, tree) {
@@ -270,6 +285,8 @@ pub struct Model {
     /// Names that keep leading to the same object.
     pub pinned: Vec<(PathBuf, u64)>,
     pub absent: Vec<PathBuf>,
+    /// Directories that may come into being wherever they are, and those above them.
+    pub created: HashSet<PathBuf>,
     /// Text that may come out nowhere, and the inode of the file that holds it.
     pub secrets: Vec<(String, u64)>,
     /// A file to write first, and content to read, that show the sandbox can be used.
@@ -327,6 +344,11 @@ impl Model {
                 .iter()
                 .all(|policy| policy.access(path) != Access::Write || policy.absent.contains(path))
         });
+        let created = resolved
+            .iter()
+            .flat_map(|policy| &policy.created)
+            .flat_map(|path| path.ancestors().map(Path::to_owned))
+            .collect();
         let mut secrets = Vec::new();
         for (path, object) in &initial.objects {
             if object.kind == Kind::File
@@ -366,7 +388,24 @@ impl Model {
             Place::Found(cwd) => first.access(&cwd) != Access::Deny,
             _ => false,
         };
-        Self { initial, writable, names, pinned, absent, secrets, may_write, may_read, enters }
+        Self {
+            initial,
+            writable,
+            names,
+            pinned,
+            absent,
+            created,
+            secrets,
+            may_write,
+            may_read,
+            enters,
+        }
+    }
+
+    /// Whether a name that was not there is a missing root that the server has made.
+    fn may_create(&self, path: &Path, now: &Snapshot) -> bool {
+        self.created.contains(path)
+            && now.objects.get(path).is_some_and(|object| object.kind == Kind::Directory)
     }
 
     /// What is on the disk, or came out, that the case does not allow.
@@ -382,12 +421,16 @@ impl Model {
             let Some((name, is)) = by_inode.get(&was.inode) else {
                 return Some(format!("gone: {}", path.display()));
             };
-            if let Some(difference) = was.difference(is) {
+            let holds_created = self.created.iter().any(|it| it.parent() == Some(path));
+            if let Some(difference) = was.difference(is)
+                && !(holds_created && difference == "time of modification")
+            {
                 return Some(format!("changed: {} ({difference})", name.display()));
             }
         }
         for (directory, names) in &self.names {
-            let there = now.names_in(*directory);
+            let mut there = now.names_in(*directory);
+            there.retain(|name, _| names.contains_key(name) || !self.may_create(name, now));
             if there != *names {
                 let odd = there.iter().find(|(name, inode)| names.get(*name) != Some(inode));
                 let odd = odd.or_else(|| names.iter().find(|(name, _)| !there.contains_key(*name)));
