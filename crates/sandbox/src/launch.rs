@@ -9,13 +9,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use codex_exec_server_protocol::{AccessMode, SandboxContext};
+use codex_exec_server_protocol::{AccessMode, Assurance, SandboxContext};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::pipe::PipeFlags;
 
 use crate::apply;
 use crate::apply::network::EmptyNetwork;
-use crate::capabilities::Capabilities;
+use crate::capabilities::{Capabilities, Shortfall};
 use crate::decide::facts::Facts;
 use crate::decide::order::is_within;
 use crate::decide::policy::{PolicyError, Resolved, Surroundings, resolve};
@@ -37,6 +37,8 @@ pub struct Config {
     pub limits: Limits,
     /// Files of the server itself that no policy can open.
     pub own_files: OwnFiles,
+    /// What has to stand behind a sandbox at least, where the request does not say. Default full.
+    pub assurance: Assurance,
 }
 
 impl Config {
@@ -47,6 +49,7 @@ impl Config {
             capabilities: None,
             limits: Limits::default(),
             own_files: OwnFiles::default(),
+            assurance: Assurance::Full,
         }
     }
 }
@@ -130,6 +133,12 @@ impl PrepareError {
     /// shortage): the caller should be told that the sandbox cannot be enforced.
     pub fn is_unenforceable(&self) -> bool {
         !matches!(self, Self::Io { .. })
+    }
+}
+
+impl From<Shortfall> for PrepareError {
+    fn from(Shortfall { reason, remedy }: Shortfall) -> Self {
+        Self::Unsupported { reason, remedy }
     }
 }
 
@@ -222,6 +231,8 @@ pub struct Launch {
     pub cleanup: Cleanup,
     /// The target has no network.
     pub network_restricted: bool,
+    /// How much stands behind the sandbox.
+    pub assurance: Assurance,
 }
 
 /// A descriptor for the spawned process.
@@ -364,6 +375,10 @@ impl Sandbox {
                 Restrictions { read: false, write: false }
             }
         };
+        if !matches!(resolved, Resolved::Unrestricted) {
+            let least = context.assurance.unwrap_or(self.config.assurance);
+            self.capabilities.require(least)?;
+        }
         let enforcement = plan::build(&resolved, facts, &self.capabilities, limits)?;
         Ok(enforcement.map(|enforcement| Planned {
             enforcement: Arc::new(enforcement),
@@ -437,6 +452,7 @@ impl Sandbox {
             status: StatusReader::new(read),
             cleanup,
             network_restricted,
+            assurance: planned.enforcement.assurance,
         })
     }
 }
