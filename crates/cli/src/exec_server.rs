@@ -51,8 +51,8 @@ pub struct ExecServerArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     detach_ttl: Duration,
 
-    /// What has to stand behind a sandbox at least, unless the request says: full, namespaces or
-    /// landlock. Where this machine offers less, sandboxed requests are refused; see codex doctor
+    /// Weakest sandbox to use for requests that name no level: full, namespaces or landlock. If this
+    /// machine offers less, sandboxed requests are refused; see codex doctor
     #[arg(long, value_name = "LEVEL", default_value_t)]
     sandbox_assurance: Assurance,
 

@@ -14,8 +14,7 @@ pub struct SandboxArgs {
     #[arg(long, value_name = "SANDBOX")]
     pub sandbox: Option<String>,
 
-    /// What has to stand behind the sandbox at least, if not what the server requires: full,
-    /// namespaces or landlock
+    /// Weakest sandbox to accept: full, namespaces or landlock (default: what the server requires)
     #[arg(long, value_name = "LEVEL", requires = "sandbox")]
     pub sandbox_assurance: Option<Assurance>,
 }

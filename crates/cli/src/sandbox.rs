@@ -60,7 +60,7 @@ pub struct SandboxArgs {
     #[arg(long)]
     network: bool,
 
-    /// What has to stand behind it at least: full, namespaces or landlock; see codex doctor
+    /// Weakest sandbox to accept: full, namespaces or landlock; see codex doctor
     #[arg(long, value_name = "LEVEL", default_value_t)]
     assurance: Assurance,
 
