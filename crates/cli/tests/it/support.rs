@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
+use http::header::AUTHORIZATION;
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -67,10 +68,32 @@ impl Running {
         client
     }
 
+    /// A client that sends this token.
+    pub async fn client_with_token(&self, token: &str) -> Client {
+        let value = format!("Bearer {token}").parse().unwrap();
+        let builder = ClientBuilder::from_uri(self.url.parse().unwrap())
+            .limits(Limits::unlimited())
+            .add_header(AUTHORIZATION, value)
+            .unwrap();
+        let socket = builder.connect().await.unwrap().0;
+        let mut client = Client { socket, notices: VecDeque::new(), last_id: 0 };
+        client.greet(json!({"clientName": "test"})).await;
+        client
+    }
+
     /// A client that has not greeted yet.
     pub async fn silent_client(&self) -> Client {
+        self.silent_client_with(None).await
+    }
+
+    /// The same, with a token if one is given.
+    pub async fn silent_client_with(&self, token: Option<&str>) -> Client {
         let uri = self.url.parse().unwrap();
-        let builder = ClientBuilder::from_uri(uri).limits(Limits::unlimited());
+        let mut builder = ClientBuilder::from_uri(uri).limits(Limits::unlimited());
+        if let Some(token) = token {
+            let value = format!("Bearer {token}").parse().unwrap();
+            builder = builder.add_header("authorization".parse().unwrap(), value).unwrap();
+        }
         Client { socket: builder.connect().await.unwrap().0, notices: VecDeque::new(), last_id: 0 }
     }
 }

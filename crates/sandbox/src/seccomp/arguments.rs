@@ -114,6 +114,16 @@ const NETWORK_ENABLED: Rules = &[(
     )],
 )];
 
+/// With a broker for connections: a datagram socket could name any socket file of the host with each
+/// message it sends, which no broker sees.
+const BROKERED: Rules = &[(
+    &[libc::SYS_socket, libc::SYS_socketpair],
+    &[
+        one_of(0, ALL, &[libc::AF_UNIX as u32]),
+        none_of(1, 0xf, &[libc::SOCK_STREAM as u32, libc::SOCK_SEQPACKET as u32]),
+    ],
+)];
+
 /// With the network restricted there are connected pairs of streams and of sequenced packets and
 /// nothing else: a datagram socket could name any socket file of the host with each message it sends.
 /// The low four bits are the type.
@@ -178,7 +188,8 @@ pub(super) fn rules(filter: Filter) -> impl Iterator<Item = (c_long, Rule)> {
     let network = if filter.network_restricted { NETWORK_RESTRICTED } else { NETWORK_ENABLED };
     let processes: Rules = if filter.shared_host { OTHER_PROCESSES } else { &[] };
     let metadata: Rules = if filter.frozen_metadata { METADATA_IOCTLS } else { &[] };
-    [ALWAYS, network, processes, metadata]
+    let brokered: Rules = if filter.brokered { BROKERED } else { &[] };
+    [ALWAYS, network, brokered, processes, metadata]
         .into_iter()
         .flatten()
         .flat_map(|(calls, rule)| calls.iter().map(|call| (*call, *rule)))

@@ -20,6 +20,8 @@ pub(super) enum Verdict {
     Absent,
     /// `EPERM` if one of the rules applies.
     Unless(Vec<Rule>),
+    /// Left to the process that listens.
+    Broker,
 }
 
 pub(super) const LOAD: u16 = 0x20;
@@ -81,6 +83,7 @@ fn branch<'r>(
             Verdict::Allow => pack(RETURN, 0, 0, ALLOW),
             Verdict::Refuse => pack(RETURN, 0, 0, EPERM),
             Verdict::Absent => pack(RETURN, 0, 0, ENOSYS),
+            Verdict::Broker => pack(RETURN, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
             Verdict::Unless(rules) => {
                 judged.push((program.len(), rules));
                 0

@@ -33,23 +33,27 @@ pub(crate) struct Filter {
     pub shared_host: bool,
     /// Landlock alone guards the files, and does not see changes of their metadata.
     pub frozen_metadata: bool,
+    /// Every `connect` is handed to the outer process, which decides and makes the connection.
+    pub brokered: bool,
 }
 
 impl Filter {
     pub fn of(enforcement: &Enforcement, network_restricted: bool) -> Self {
         let shared_host = enforcement.walls == Walls::LandlockOnly;
         let frozen_metadata = shared_host && enforcement.rules.is_some();
-        Self { network_restricted, shared_host, frozen_metadata }
+        let brokered = enforcement.is_brokered(network_restricted);
+        Self { network_restricted, shared_host, frozen_metadata, brokered }
     }
 }
 
 /// The program for a plan. Each is compiled when it is first asked for.
 pub(crate) fn program(filter: Filter) -> Result<Arc<[Instruction]>, FilterError> {
     type Compiled = OnceLock<Result<Arc<[Instruction]>, FilterError>>;
-    static PROGRAMS: [Compiled; 8] = [const { OnceLock::new() }; 8];
+    static PROGRAMS: [Compiled; 16] = [const { OnceLock::new() }; 16];
     let index = usize::from(filter.network_restricted)
         | usize::from(filter.shared_host) << 1
-        | usize::from(filter.frozen_metadata) << 2;
+        | usize::from(filter.frozen_metadata) << 2
+        | usize::from(filter.brokered) << 3;
     PROGRAMS[index].get_or_init(|| compile(filter)).clone()
 }
 
@@ -96,6 +100,9 @@ fn verdicts(filter: Filter) -> BTreeMap<u32, Verdict> {
             // Refused whatever its arguments.
             None => {}
         }
+    }
+    if filter.brokered && !filter.network_restricted {
+        verdicts.insert(libc::SYS_connect as u32, Verdict::Broker);
     }
     verdicts.extend(table::ABSENT.iter().map(|number| (*number as u32, Verdict::Absent)));
     verdicts

@@ -7,6 +7,7 @@
 mod attacks;
 mod bad_input;
 mod calls;
+mod connections;
 mod decisions;
 mod denial;
 mod kept;

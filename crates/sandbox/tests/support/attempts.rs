@@ -167,6 +167,21 @@ fn try_it(name: &str, args: &[String]) -> io::Result<()> {
                 ok(libc::read(fds[1], (&raw mut byte).cast(), 1) as i64)
             }
             "connect-unix" => std::os::unix::net::UnixStream::connect(&args[0]).map(drop),
+            "connect-abstract" => {
+                use std::os::linux::net::SocketAddrExt;
+                let address = std::os::unix::net::SocketAddr::from_abstract_name(&args[0])?;
+                std::os::unix::net::UnixStream::connect_addr(&address).map(drop)
+            }
+            "echo-inet" => echo_inet(
+                args[0].parse().expect("a port"),
+                args[1].parse().expect("a number"),
+                args.len() > 2,
+            ),
+            "swap-connect" => swap_connect(
+                args[0].parse().expect("a port"),
+                &args[1],
+                args[2].parse().expect("a number"),
+            ),
             "bind-unix" => std::os::unix::net::UnixListener::bind(&args[0]).map(drop),
             "ptrace" => ok(libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0)),
             "process_vm_readv" => call(libc::SYS_process_vm_readv),
@@ -274,6 +289,106 @@ fn swap_race(directory: &str, outside: &str) -> io::Result<()> {
         let _ = std::fs::remove_file(&name);
     }
     Err(io::Error::from_raw_os_error(libc::EPERM))
+}
+
+fn address_of(port: u16) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_be_bytes([127, 0, 0, 1]).to_be() },
+        sin_zero: [0; 8],
+    }
+}
+
+/// Speaks to a port of this machine from so many threads at once.
+fn echo_inet(port: u16, threads: usize, nonblocking: bool) -> io::Result<()> {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::os::fd::FromRawFd;
+    let speak = move || -> io::Result<()> {
+        let mut stream = if nonblocking {
+            // SAFETY: the descriptor is new, and the address lives across the call.
+            unsafe {
+                let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
+                let fd = libc::socket(libc::AF_INET, kind, 0);
+                ok32(fd)?;
+                let address = address_of(port);
+                let size = size_of_val(&address) as u32;
+                let connected = ok32(libc::connect(fd, (&raw const address).cast(), size));
+                if connected.as_ref().is_err_and(|e| e.raw_os_error() != Some(libc::EINPROGRESS)) {
+                    return connected;
+                }
+                let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+                ok32(libc::poll(&raw mut poll, 1, -1))?;
+                TcpStream::from_raw_fd(fd)
+            }
+        } else {
+            TcpStream::connect(("127.0.0.1", port))?
+        };
+        stream.set_nonblocking(false)?;
+        stream.write_all(b"word")?;
+        let mut word = [0; 4];
+        stream.read_exact(&mut word)
+    };
+    let running: Vec<_> = (0..threads).map(|_| std::thread::spawn(speak)).collect();
+    running.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+}
+
+/// Swaps the descriptor and the address while `connect` is being decided on.
+fn swap_connect(port: u16, path: &str, rounds: usize) -> io::Result<()> {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    /// An address of either family, written to by one thread and read by the kernel for another.
+    struct Shared(*mut libc::sockaddr_un);
+    // SAFETY: it is only handed to the kernel and to copies that may be torn.
+    unsafe impl Send for Shared {}
+    // SAFETY: everything is a plain descriptor, or memory that is never freed.
+    unsafe {
+        let mut file: libc::sockaddr_un = std::mem::zeroed();
+        file.sun_family = libc::AF_UNIX as u16;
+        for (to, from) in file.sun_path.iter_mut().zip(path.bytes()) {
+            *to = from as libc::c_char;
+        }
+        let mut inet: libc::sockaddr_un = std::mem::zeroed();
+        let local = address_of(port);
+        ptr::copy_nonoverlapping(
+            (&raw const local).cast::<u8>(),
+            (&raw mut inet).cast::<u8>(),
+            size_of::<libc::sockaddr_in>(),
+        );
+        let address = Box::leak(Box::new(inet));
+        let number = libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+        ok32(number)?;
+        static STOP: AtomicBool = AtomicBool::new(false);
+        let shared = Shared(address);
+        let swapper = std::thread::spawn(move || {
+            let shared = shared;
+            while !STOP.load(Ordering::Relaxed) {
+                for (family, value) in [(libc::AF_UNIX, &file), (libc::AF_INET, &inet)] {
+                    let fd = libc::socket(family, libc::SOCK_STREAM, 0);
+                    libc::dup2(fd, number);
+                    libc::close(fd);
+                    ptr::copy_nonoverlapping(value, shared.0, 1);
+                }
+            }
+        });
+        let mut last = Err(io::Error::from_raw_os_error(libc::EPERM));
+        for _ in 0..rounds {
+            let size = size_of::<libc::sockaddr_un>() as u32;
+            let connected = libc::connect(number, (&raw const *address).cast(), size);
+            let mut peer: libc::sockaddr_un = std::mem::zeroed();
+            let mut length = size;
+            // Success only if it is the socket file that answers.
+            if connected == 0
+                && libc::getpeername(number, (&raw mut peer).cast(), &raw mut length) == 0
+                && i32::from(peer.sun_family) == libc::AF_UNIX
+            {
+                last = Ok(());
+            }
+        }
+        STOP.store(true, Ordering::Relaxed);
+        let _ = swapper.join();
+        last
+    }
 }
 
 /// Forks until it is stopped; success is not to be stopped.

@@ -1,0 +1,247 @@
+//! Random policies, trees and attackers, judged by a model of the contract.
+//!
+//! `ATTACK_SEED` is the first seed (0), `ATTACK_CASES` how many (10,000). With one case it is told in
+//! full. `ATTACK_ALL` lists every failure instead of stopping after a few, one line each.
+//! `ATTACK_WITHOUT` leaves out what is known to be open: any of `up,shm,set-id,git`.
+
+mod case;
+pub mod model;
+pub mod policy;
+mod random;
+pub mod snapshot;
+pub mod steps;
+mod tree;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use futures_util::FutureExt;
+
+use crate::program::attacker;
+use crate::server::User;
+use crate::support::{Client, Running};
+use case::{Case, Verdict};
+
+/// Failures after which no more are looked for.
+const ENOUGH: usize = 5;
+
+/// Sessions with cases of their own, for each user.
+const WORKERS: usize = 2;
+
+fn number(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")),
+        Err(_) => default,
+    }
+}
+
+#[derive(Default)]
+struct Totals {
+    cases: AtomicUsize,
+    requests: AtomicUsize,
+    refused: AtomicUsize,
+    honest: AtomicUsize,
+    honest_refused: AtomicUsize,
+    failures: Mutex<Vec<(Case, Verdict)>>,
+}
+
+impl Totals {
+    fn add(&self, case: Case, verdict: Verdict) {
+        self.cases.fetch_add(1, Ordering::Relaxed);
+        self.requests.fetch_add(verdict.requests, Ordering::Relaxed);
+        self.refused.fetch_add(verdict.refused, Ordering::Relaxed);
+        if let Some(refused) = verdict.honest {
+            self.honest.fetch_add(1, Ordering::Relaxed);
+            self.honest_refused.fetch_add(usize::from(refused), Ordering::Relaxed);
+        }
+        if verdict.violation.is_some() {
+            self.failures.lock().unwrap().push((case, verdict));
+        }
+    }
+
+    fn failed(&self) -> usize {
+        self.failures.lock().unwrap().len()
+    }
+}
+
+/// A connection for each of a case's policies.
+async fn clients(server: &Running) -> Vec<Client> {
+    vec![server.client().await, server.client().await]
+}
+
+/// Runs a case; a server that hangs or goes away is a failure of it.
+async fn judge(case: &Case, server: &Running, held: &mut Vec<Client>) -> Verdict {
+    if held.is_empty() {
+        *held = clients(server).await;
+    }
+    let judged = AssertUnwindSafe(case.run(held)).catch_unwind().await;
+    judged.unwrap_or_else(|panic| {
+        held.clear();
+        let said = panic.downcast_ref::<String>().cloned();
+        let said = said.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
+        let violation = Some(format!("server: {}", said.unwrap_or_default()));
+        Verdict { violation, ..Verdict::default() }
+    })
+}
+
+/// The word a violation begins with, behind the number of its request.
+fn kind(verdict: &Verdict) -> Option<String> {
+    let text = verdict.violation.as_deref()?;
+    let text = text.strip_prefix("request ").map_or(text, |rest| &rest[2..]);
+    text.split(':').next().map(|word| word.trim().to_owned())
+}
+
+/// Leaves out every step and entry that the failure does not need.
+async fn shrink(case: &Case, server: &Running, held: &mut Vec<Client>) -> (Case, Verdict) {
+    let mut best = case.clone();
+    let mut verdict = judge(&best, server, held).await;
+    let wanted = kind(&verdict);
+    for request in (0..best.requests.len()).rev() {
+        for step in (0..best.requests[request].steps.len()).rev() {
+            let mut smaller = best.clone();
+            smaller.requests[request].steps.remove(step);
+            let again = judge(&smaller, server, held).await;
+            if again.violation.is_some() && kind(&again) == wanted {
+                (best, verdict) = (smaller, again);
+            }
+        }
+    }
+    for policy in 0..best.policies.len() {
+        for entry in (0..best.policies[policy].entries.len()).rev() {
+            let mut smaller = best.clone();
+            smaller.policies[policy].entries.remove(entry);
+            let again = judge(&smaller, server, held).await;
+            if again.violation.is_some() && kind(&again) == wanted {
+                (best, verdict) = (smaller, again);
+            }
+        }
+    }
+    (best, verdict)
+}
+
+fn describe(case: &Case, verdict: &Verdict) -> String {
+    use std::fmt::Write as _;
+    let mut text = format!(
+        "seed {} ({:?}): {}\n",
+        case.seed,
+        case.user,
+        verdict.violation.as_deref().unwrap_or("nothing found")
+    );
+    for (number, policy) in case.policies.iter().enumerate() {
+        let entries: Vec<String> = policy
+            .entries
+            .iter()
+            .map(|entry| format!("{:?} {:?}", entry.access, entry.name))
+            .collect();
+        writeln!(
+            text,
+            "  policy {number}: {} | roots {:?} | cwd {} | tmpdir {:?} | depth {:?}",
+            entries.join(", "),
+            policy.roots,
+            policy.cwd,
+            policy.tmpdir,
+            policy.glob_depth,
+        )
+        .unwrap();
+    }
+    for (number, request) in case.requests.iter().enumerate() {
+        writeln!(text, "  request {number} ({:?}, policy {})", request.way, request.policy)
+            .unwrap();
+        for step in &request.steps {
+            writeln!(text, "    {}", step.text()).unwrap();
+        }
+    }
+    let links: Vec<String> = case
+        .tree
+        .objects
+        .iter()
+        .filter_map(|object| match &object.what {
+            tree::What::Link(target) | tree::What::Hard(target) => {
+                Some(format!("{} -> {target}", object.path))
+            }
+            tree::What::File(content) if content.starts_with("gitdir") => {
+                Some(format!("{}: {}", object.path, content.trim_end()))
+            }
+            _ => None,
+        })
+        .collect();
+    writeln!(text, "  links {links:?}").unwrap();
+    format!("{} below {}\n", text.replace(&case.tree.base, "@").trim_end(), case.tree.base)
+        + &format!(
+            "  replay: ATTACK_SEED={} ATTACK_CASES=1 cargo test -p codex --test attacks generator\n",
+            case.seed
+        )
+}
+
+#[test]
+fn generator_no_random_attacker_reads_or_changes_what_no_policy_grants() {
+    let (first, count) = (number("ATTACK_SEED", 0), number("ATTACK_CASES", 10_000));
+    let all = std::env::var_os("ATTACK_ALL").is_some();
+    attacker();
+    let totals = Totals::default();
+    let began = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        for &user in User::all() {
+            let server = std::sync::Arc::new(user.server());
+            let next = std::sync::Arc::new(AtomicU64::new(first));
+            for _ in 0..WORKERS {
+                let (totals, server, next) = (&totals, server.clone(), next.clone());
+                scope.spawn(move || {
+                    let runtime =
+                        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                    runtime.block_on(async {
+                        let mut held = Vec::new();
+                        while all || totals.failed() < ENOUGH {
+                            let seed = next.fetch_add(1, Ordering::Relaxed);
+                            if seed >= first + count {
+                                break;
+                            }
+                            if Case::user_of(seed) != user {
+                                continue;
+                            }
+                            let mut case = Case::generate(seed);
+                            let mut verdict = judge(&case, &server, &mut held).await;
+                            if verdict.violation.is_some() && !all {
+                                let (smaller, again) = shrink(&case, &server, &mut held).await;
+                                if again.violation.is_some() {
+                                    (case, verdict) = (smaller, again);
+                                }
+                            }
+                            if count == 1 {
+                                eprintln!("{}{:#?}", describe(&case, &verdict), verdict.said);
+                            }
+                            totals.add(case, verdict);
+                        }
+                    });
+                });
+            }
+        }
+    });
+    let of = |number: &AtomicUsize| number.load(Ordering::Relaxed);
+    eprintln!(
+        "{} cases, {} requests, {} of them refused, {} of {} honest ones, in {:?}",
+        of(&totals.cases),
+        of(&totals.requests),
+        of(&totals.refused),
+        of(&totals.honest_refused),
+        of(&totals.honest),
+        began.elapsed()
+    );
+    let failures = totals.failures.into_inner().unwrap();
+    if all {
+        for (case, verdict) in &failures {
+            let violation = verdict.violation.as_deref().unwrap_or_default();
+            eprintln!("{} {:?}: {}", case.seed, case.user, violation.replace(&case.tree.base, "@"));
+        }
+    } else {
+        for (case, verdict) in &failures {
+            eprintln!("{}", describe(case, verdict));
+        }
+    }
+    assert!(failures.is_empty(), "{} cases failed", failures.len());
+    assert!(
+        totals.honest_refused.into_inner() * 2 <= totals.honest.into_inner(),
+        "the sandbox refuses what it should enforce"
+    );
+}

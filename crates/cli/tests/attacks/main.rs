@@ -1,0 +1,18 @@
+//! Attacks on the sandbox over the wire, judged from the disk and from the bytes that came out, never
+//! from what the server says.
+//!
+//! - `generator`: random policies, trees and attackers against a model of the contract
+//! - `catalogue`: known attacks, each with a control that the legitimate operation works
+//!
+//! The attacker is `attacker.c`, built once with `cc`: a static program that takes its steps as
+//! arguments. Everything runs as the tests' own user, and as nobody if that is root.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod catalogue;
+mod generator;
+mod program;
+mod server;
+#[expect(dead_code, reason = "shared with the tests in `it`, which use all of it")]
+#[path = "../it/support.rs"]
+mod support;

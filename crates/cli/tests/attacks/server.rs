@@ -1,0 +1,98 @@
+//! Servers of both users, and what a client asks of them.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+
+use crate::program::attacker;
+use crate::support::{Client, Running, codex};
+
+/// Nobody.
+pub const UNPRIVILEGED: u32 = 65_534;
+
+/// Who runs the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum User {
+    /// Whoever runs the tests.
+    Own,
+    Nobody,
+}
+
+impl User {
+    /// Both if the tests run as root, else their own user only.
+    pub fn all() -> &'static [User] {
+        if rustix::process::geteuid().is_root() { &[User::Own, User::Nobody] } else { &[User::Own] }
+    }
+
+    /// Makes a file or a link this user's.
+    pub fn give(self, path: &std::path::Path) {
+        if self == User::Nobody {
+            std::os::unix::fs::lchown(path, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).unwrap();
+        }
+    }
+
+    /// A server of this user.
+    pub fn server(self) -> Running {
+        self.server_of(codex(), &[])
+    }
+
+    /// A server of this user, of some program and with further arguments.
+    pub fn server_of(self, mut command: Command, arguments: &[&str]) -> Running {
+        command.env_remove("TMPDIR");
+        if self == User::Nobody {
+            command.uid(UNPRIVILEGED).gid(UNPRIVILEGED).env("HOME", "/nonexistent");
+        }
+        command.args(["exec-server", "--detach-ttl", "0"]).args(arguments);
+        Running::start_with(&mut command)
+    }
+}
+
+/// What came of a request.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Everything that came back, base 64 decoded.
+    pub said: String,
+    /// The server did not start the process, or refused every call.
+    pub refused: bool,
+}
+
+/// Runs the attacker with these steps in a sandbox and waits for its end.
+pub async fn run(
+    client: &mut Client,
+    steps: &[String],
+    sandbox: &Value,
+    cwd: &str,
+    tmpdir: Option<&str>,
+) -> Outcome {
+    // Never the same twice: a case may be run again within the time that ids are remembered.
+    static LAST: AtomicUsize = AtomicUsize::new(0);
+    let id = &format!("attack-{}", LAST.fetch_add(1, Ordering::Relaxed));
+    let mut argv = vec![attacker().to_str().unwrap().to_owned()];
+    argv.extend_from_slice(steps);
+    let mut env = json!({"PATH": "/usr/bin:/bin"});
+    if let Some(tmpdir) = tmpdir {
+        env["TMPDIR"] = tmpdir.into();
+    }
+    let params = json!({"processId": id, "argv": argv, "cwd": cwd, "env": env, "tty": false,
+                        "sandbox": sandbox});
+    let answer = client.call("process/start", params).await;
+    if answer["error"].is_object() {
+        return Outcome { said: answer.to_string(), refused: true };
+    }
+    Outcome { said: client.closed(id).await.0, refused: false }
+}
+
+/// Everything an answer tells: its text, and what its base 64 members stand for.
+pub fn told(answer: &Value) -> String {
+    let mut said = answer.to_string();
+    for member in ["dataBase64", "chunk"] {
+        if let Some(text) = answer["result"][member].as_str()
+            && let Ok(bytes) = base64_simd::STANDARD.decode_to_vec(text)
+        {
+            said.push_str(&String::from_utf8_lossy(&bytes));
+        }
+    }
+    said
+}
