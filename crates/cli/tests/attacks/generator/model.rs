@@ -375,6 +375,18 @@ impl Model {
             return Some(format!("leak: {secret} of {} came out", self.initial.name_of(*inode)));
         }
         let by_inode = now.by_inode();
+        for (directory, names) in &self.names {
+            // What has gone altogether is told below.
+            if !by_inode.contains_key(directory) {
+                continue;
+            }
+            let there = now.names_in(*directory);
+            if there != *names {
+                let odd = there.iter().find(|(name, inode)| names.get(*name) != Some(inode));
+                let odd = odd.or_else(|| names.iter().find(|(name, _)| !there.contains_key(*name)));
+                return Some(format!("names: {:?}", odd.map(|(name, _)| name)));
+            }
+        }
         for (path, was) in &self.initial.objects {
             if self.writable.contains(&was.inode) {
                 continue;
@@ -384,14 +396,6 @@ impl Model {
             };
             if let Some(difference) = was.difference(is) {
                 return Some(format!("changed: {} ({difference})", name.display()));
-            }
-        }
-        for (directory, names) in &self.names {
-            let there = now.names_in(*directory);
-            if there != *names {
-                let odd = there.iter().find(|(name, inode)| names.get(*name) != Some(inode));
-                let odd = odd.or_else(|| names.iter().find(|(name, _)| !there.contains_key(*name)));
-                return Some(format!("names: {:?}", odd.map(|(name, _)| name)));
             }
         }
         for (path, inode) in &self.pinned {
