@@ -1,6 +1,6 @@
 //! `codex exec-server`: the server.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use codex_exec_server::{
     run as serve,
 };
 
+use crate::own_files::own_files;
 use crate::remote::{ForwardArgs, RemoteArgs, told_to_stop_or_left};
 
 /// Serve this machine: run commands and touch files for the clients that connect
@@ -101,8 +102,10 @@ enum AuthMode {
 
 pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     keep_freed_memory();
+    let own_files = own_files(args.auth.files());
     let auth = args.auth.build()?;
     let config = ServerConfig {
+        own_files,
         concurrent_requests: args.concurrent_requests,
         detach_ttl: args.detach_ttl,
         max_detach_ttl: ServerConfig::default().max_detach_ttl.max(args.detach_ttl),
@@ -145,6 +148,14 @@ fn keep_freed_memory() {
 }
 
 impl AuthArgs {
+    /// The files that hold what signs clients in.
+    fn files(&self) -> impl Iterator<Item = &Path> {
+        [&self.ws_token_file, &self.ws_shared_secret_file]
+            .into_iter()
+            .flatten()
+            .map(PathBuf::as_path)
+    }
+
     fn build(self) -> anyhow::Result<WebSocketAuth> {
         let auth = match (self.ws_auth, &self.ws_shared_secret_file) {
             (None, None) if self.ws_token_file.is_none() && self.ws_token_sha256.is_none() => {

@@ -21,6 +21,7 @@ mod logs;
 mod ls;
 mod on;
 mod output;
+mod own_files;
 mod place;
 mod policy;
 mod ps;

@@ -2,7 +2,7 @@
 //!
 //! Without one, the server is part of this process: every command works with no server at all.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -14,6 +14,7 @@ use codex_exec_server::{
     Server, ServerConfig, SignIn, SignInKind, SignInSources,
 };
 
+use crate::own_files::own_files;
 use crate::place::{Place, place};
 
 /// Where a bearer token is looked for if no file is named.
@@ -105,7 +106,7 @@ impl OnArgs {
         };
         let client = match &self.on {
             None => {
-                let server = embedded()?;
+                let server = embedded(self.token_file.as_deref())?;
                 let client =
                     ExecServerClient::connect_connection(server.connect(), options).await?;
                 return Ok(Connected { client, server: Some(server) });
@@ -231,10 +232,13 @@ impl Connected {
     }
 }
 
-fn embedded() -> anyhow::Result<Server> {
+fn embedded(token_file: Option<&Path>) -> anyhow::Result<Server> {
     let executable = std::env::current_exe().context("cannot find this executable")?;
-    let mut config =
-        ServerConfig { sandbox_executable: Some(executable.clone()), ..ServerConfig::default() };
+    let mut config = ServerConfig {
+        sandbox_executable: Some(executable.clone()),
+        own_files: own_files(token_file),
+        ..ServerConfig::default()
+    };
     config.process.lifeline = Lifeline::Warden { executable };
     Server::new(config).context("cannot start a server in this process")
 }

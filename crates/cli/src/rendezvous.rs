@@ -82,14 +82,22 @@ struct ServeArgs {
     grace: Duration,
 }
 
+const DATA_VARIABLE: &str = "CODEX_RENDEZVOUS_DATA";
+const DEFAULT_DATA: &str = "codex-rendezvous-data";
+
+/// Where the data is if no flag says so.
+pub fn data_directory() -> PathBuf {
+    std::env::var_os(DATA_VARIABLE).map_or_else(|| DEFAULT_DATA.into(), PathBuf::from)
+}
+
 #[derive(Debug, Args)]
 struct DataArgs {
     /// Where tokens and registrations are kept; made if it is missing
     #[arg(
         long,
         value_name = "DIR",
-        env = "CODEX_RENDEZVOUS_DATA",
-        default_value = "codex-rendezvous-data"
+        env = DATA_VARIABLE,
+        default_value = DEFAULT_DATA
     )]
     data: PathBuf,
 

@@ -9,20 +9,23 @@ use anyhow::{Context, bail};
 use clap::Args;
 use codex_exec_server::PathUri;
 use codex_exec_server::client::{PermissionProfile, SandboxContext};
+use codex_exec_server::host::process::{NEVER_INHERITED, NEVER_PASSED_ON};
 use codex_exec_server::protocol::{
     AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, NetworkPolicy,
 };
 use codex_linux_sandbox::{Config, Failure, Launch, Prepared, Request, Sandbox, Stage};
 
 use crate::exit::{self, NOT_EXECUTABLE, NOT_FOUND, NOT_RUN};
+use crate::own_files::own_files;
 use crate::policy;
 
 /// Run a command on this machine under a policy that the kernel enforces
 ///
 /// The command has the streams, the terminal, the directory and the environment of this one, and of
 /// the rest of the machine what the policy grants: files it may not write or read, other processes
-/// and the network are out of its reach, and of everything it starts. When it ends, so does all that
-/// it started. codex doctor shows whether this machine can do that.
+/// and the network are out of its reach, and of everything it starts. So are the credentials of codex
+/// itself, whatever the policy says. When it ends, so does all that it started. codex doctor shows
+/// whether this machine can do that.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Profiles:
@@ -71,7 +74,8 @@ impl SandboxArgs {
         let cwd = std::env::current_dir().context("the working directory is gone")?;
         let context = self.context(&cwd)?;
         let executable = std::env::current_exe().context("cannot find this executable")?;
-        let sandbox = Sandbox::new(Config::new(executable)).context("cannot make a sandbox")?;
+        let config = Config { own_files: own_files([]), ..Config::new(executable) };
+        let sandbox = Sandbox::new(config).context("cannot make a sandbox")?;
         for again in [true, false] {
             let Some(launch) = self.prepare(&sandbox, &context, &cwd)? else {
                 return self.become_it();
@@ -121,7 +125,11 @@ impl SandboxArgs {
         context: &SandboxContext,
         cwd: &Path,
     ) -> anyhow::Result<Option<Launch>> {
-        let env: Vec<(OsString, OsString)> = std::env::vars_os().collect();
+        let is_ours = |name: &OsString| {
+            NEVER_PASSED_ON.iter().chain(NEVER_INHERITED).any(|never| name == never)
+        };
+        let env: Vec<(OsString, OsString)> =
+            std::env::vars_os().filter(|(name, _)| !is_ours(name)).collect();
         let command = codex_linux_sandbox::Command::Program {
             argv: &self.command,
             arg0: None,

@@ -174,7 +174,8 @@ impl Saved {
     }
 }
 
-fn directory() -> anyhow::Result<PathBuf> {
+/// Where they all are.
+pub fn directory() -> anyhow::Result<PathBuf> {
     let absolute =
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = absolute("XDG_STATE_HOME")

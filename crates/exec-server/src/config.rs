@@ -8,6 +8,7 @@ use codex_exec_host::files::FilesConfig;
 use codex_exec_host::process::ProcessConfig;
 use codex_exec_rpc::ConnectionConfig;
 use codex_exec_server_protocol::DecodeLimits;
+use codex_linux_sandbox::OwnFiles;
 
 /// How a server behaves.
 #[derive(Debug, Clone)]
@@ -24,6 +25,9 @@ pub struct ServerConfig {
     /// [`main_if_reentered`](crate::main_if_reentered) first thing in its `main`. Without one, a
     /// request that asks for a sandbox is refused. Default none; [`run`](crate::run) sets it.
     pub sandbox_executable: Option<PathBuf>,
+    /// Files of the server itself, such as its credentials, that no sandbox can open whatever its policy
+    /// says. Default none; [`run`](crate::run) adds the executables.
+    pub own_files: OwnFiles,
     /// How long a session outlives its connection. Default 30 s.
     pub detach_ttl: Duration,
     /// The longest such time a client may ask for. Default 7 days.
@@ -55,6 +59,7 @@ impl Default for ServerConfig {
             process: ProcessConfig::default(),
             files: Arc::default(),
             sandbox_executable: None,
+            own_files: OwnFiles::default(),
             detach_ttl: Duration::from_secs(30),
             max_detach_ttl: Duration::from_secs(7 * 24 * 3600),
             concurrent_requests: 64,

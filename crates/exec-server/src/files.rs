@@ -47,7 +47,7 @@ impl Files {
         {
             return request.answer_soon(result.map_err(RpcError::from));
         }
-        let backend = self.confiner.backend(sandbox, params.needs());
+        let backend = self.confiner.backend(sandbox.filter(|_| params.touches_files()));
         let result = self.connection.call_in(backend, params);
         // Polled once, it stands in the queue.
         let mut permit = Box::pin(self.running.clone().acquire_owned());

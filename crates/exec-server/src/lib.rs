@@ -41,6 +41,7 @@ pub use codex_exec_server_protocol::{PathUri, RpcError};
 
 pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
 pub use codex_exec_remote::{RelayConfig, Secret, SignIn, SignInError, SignInKind, SignInSources};
+pub use codex_linux_sandbox::OwnFiles;
 pub use config::ServerConfig;
 pub use listen_url::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenUrl};
 pub use listener::WebSocketListener;

@@ -72,6 +72,14 @@ async fn handshake(server: Server, auth: Arc<WebSocketAuth>, socket: std::net::T
         Ok(socket) => socket,
         Err(error) => return tracing::warn!(%error, "cannot serve a connection"),
     };
+    let refusal = match (socket.local_addr(), socket.peer_addr()) {
+        (Ok(local), Ok(peer)) => {
+            let admitted = server.host().peers().admit(local, peer).await;
+            admitted.inspect_err(|refusal| tracing::warn!(%peer, "refused: {refusal}")).err()
+        }
+        // It has gone again.
+        _ => return,
+    };
     // Without this, three small messages in a row cost 40 ms each round trip.
     let _ = socket.set_nodelay(true);
     // What can die inside a socket has to be less than what a process retains.
@@ -83,7 +91,10 @@ async fn handshake(server: Server, auth: Arc<WebSocketAuth>, socket: std::net::T
     let service = {
         let server = server.clone();
         service_fn(move |request| {
-            let response = respond(&server, &auth, request);
+            let response = match refusal {
+                Some(refusal) => text(StatusCode::FORBIDDEN, format!("{refusal}\n")),
+                None => respond(&server, &auth, request),
+            };
             async move { Ok::<_, std::convert::Infallible>(response) }
         })
     };
@@ -155,8 +166,8 @@ async fn upgraded(server: Server, upgrade: hyper::upgrade::OnUpgrade) {
     }
 }
 
-fn text(status: StatusCode, body: &'static str) -> Response<Body> {
-    let mut response = Response::new(Body::Right(Full::from(body)));
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(Body::Right(Full::new(body.into())));
     *response.status_mut() = status;
     response
 }

@@ -42,6 +42,8 @@ impl ExecServerRuntimePaths {
         config.process.lifeline = Lifeline::Warden { executable: self.codex_self_exe.clone() };
         let sandbox = self.codex_linux_sandbox_exe.as_ref().unwrap_or(&self.codex_self_exe);
         config.sandbox_executable = Some(sandbox.clone());
+        let executables = [&self.codex_self_exe].into_iter().chain(&self.codex_linux_sandbox_exe);
+        config.own_files.read_only.extend(executables.cloned());
     }
 }
 

@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::Arc;
 
-use codex_exec_host::files::{Backend, FileError, Helpers, Needs};
+use codex_exec_host::files::{Backend, FileError, Helpers};
 use codex_exec_host::process::ProcessHost;
 use codex_exec_host::process::env::Environment;
 use codex_exec_server_protocol::process::ExecParams;
@@ -29,7 +29,9 @@ impl Confiner {
     /// Re-enters the configured executable; without one nothing can be confined.
     pub(crate) fn new(config: &ServerConfig, host: &ProcessHost) -> io::Result<Self> {
         let Some(executable) = &config.sandbox_executable else { return Ok(Self(None)) };
-        let sandbox = Arc::new(Sandbox::new(Config::new(executable))?);
+        let own_files = config.own_files.clone();
+        let sandbox = Sandbox::new(Config { own_files, ..Config::new(executable) })?;
+        let sandbox = Arc::new(sandbox);
         let helpers = Helpers::new(sandbox.clone(), host.clone(), config.files.clone());
         Ok(Self(Some(Confining { sandbox, helpers })))
     }
@@ -50,13 +52,12 @@ impl Confiner {
     pub(crate) fn backend(
         &self,
         context: Option<SandboxContext>,
-        needs: Needs,
     ) -> impl Future<Output = Result<Backend, FileError>> + Send + use<> {
         let confining = self.0.clone();
         async move {
             match (context.filter(restricts), confining) {
                 (None, _) => Ok(Backend::Here),
-                (Some(context), Some(confining)) => confining.helpers.backend(context, needs).await,
+                (Some(context), Some(confining)) => confining.helpers.backend(context).await,
                 (Some(_), None) => Err(FileError::Sandbox { reason: NOT_OFFERED.into() }),
             }
         }

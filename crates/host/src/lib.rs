@@ -3,4 +3,5 @@
 pub mod buffer;
 pub mod files;
 pub mod machine;
+pub mod peer;
 pub mod process;

@@ -1,16 +1,18 @@
 //! What a server uses: prepare a sandbox, spawn what it says, hear how it went.
 //!
-//! Invariant: preparing changes nothing on the host. It looks at the file system, and hands out a
-//! program with its arguments and descriptors; only the spawned process acts.
+//! Invariant: preparing changes nothing on the host, but for the writable roots that are missing. It
+//! looks at the file system, and hands out a program with its arguments and descriptors; only the
+//! spawned process acts.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use codex_exec_server_protocol::{AccessMode, SandboxContext};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::pipe::PipeFlags;
 
 use crate::apply;
@@ -18,7 +20,12 @@ use crate::apply::network::EmptyNetwork;
 use crate::capabilities::Capabilities;
 use crate::decide::facts::Facts;
 use crate::decide::order::is_within;
-use crate::decide::policy::{PolicyError, Resolved, Surroundings, resolve};
+use crate::decide::policy::{
+    MissingRoot, PolicyError, Resolved, ServerState, Surroundings, resolve,
+};
+use crate::decide::written::Written;
+use crate::executable::Executable;
+use crate::host::HostFacts;
 use crate::keep::Keep;
 use crate::plan::{self, Enforcement, Plan, PlanError, Program, Target, Walls};
 use crate::reentry;
@@ -36,6 +43,8 @@ pub struct Config {
     pub limits: Limits,
     /// Files of the server itself that no policy can open.
     pub own_files: OwnFiles,
+    /// Whether plans are used again while nothing they rest on has changed (default true).
+    pub cache_plans: bool,
 }
 
 impl Config {
@@ -46,6 +55,7 @@ impl Config {
             capabilities: None,
             limits: Limits::default(),
             own_files: OwnFiles::default(),
+            cache_plans: true,
         }
     }
 }
@@ -111,6 +121,17 @@ pub enum PrepareError {
     /// The process could not even stand where it is to start.
     #[error("working directory `{}` is not readable under this policy", .0.display())]
     WorkingDirectory(PathBuf),
+    /// A place that is to be written neither exists nor can be created.
+    #[error(
+        "cannot create the writable root `{}`; create it, or let it be skipped with \
+         `missing_path_behavior`", .path.display()
+    )]
+    MissingRoot {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// A string of the command contains a NUL byte, or there is no command.
     #[error("the command is not one: {0}")]
     Command(&'static str),
@@ -202,13 +223,13 @@ pub enum Prepared {
 
 /// What to spawn instead of the command.
 ///
-/// The server spawns `program` with exactly `args` and `env`, in `/`, with the standard streams and
+/// The server executes `program`, by its descriptor, with exactly `args` and `env`, in `/`, with the standard streams and
 /// the session the target is to have, and with each of `descriptors` at its number. Once it is
 /// spawned, drop `descriptors` and wait on `status`.
 #[derive(Debug)]
 pub struct Launch {
     /// The executable to re-enter.
-    pub program: PathBuf,
+    pub program: Executable,
     /// Its whole argument list, its own name first.
     pub args: Vec<OsString>,
     /// Its whole environment. Not the target's, which could steer the dynamic linker.
@@ -219,6 +240,8 @@ pub struct Launch {
     pub status: StatusReader,
     /// To be run once the spawned process is gone, in case it could not do so itself.
     pub cleanup: Cleanup,
+    /// The target has no network.
+    pub network_restricted: bool,
 }
 
 /// A descriptor for the spawned process.
@@ -261,21 +284,13 @@ impl Cleanup {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PolicyKey(Arc<Enforcement>);
 
-/// What a policy restricts at all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Restrictions {
-    /// Something cannot be read.
-    pub read: bool,
-    /// Something cannot be written.
-    pub write: bool,
-}
-
 /// A policy resolved and planned, before it is known what will run under it.
 #[derive(Debug, Clone)]
 pub struct Planned {
     enforcement: Arc<Enforcement>,
-    restrictions: Restrictions,
     resolved: Arc<Resolved>,
+    /// What it makes writable has been noted.
+    noted: Arc<AtomicBool>,
 }
 
 impl Planned {
@@ -284,9 +299,23 @@ impl Planned {
         PolicyKey(Arc::clone(&self.enforcement))
     }
 
-    /// What is restricted at all: a read needs no helper if no reading is.
-    pub fn restrictions(&self) -> Restrictions {
-        self.restrictions
+    /// Whether requests for files have to be served by a helper. If the policy restricts any path they
+    /// all have: to the server itself some names, `/proc/self` first of all, mean other files.
+    pub fn restricts_files(&self) -> bool {
+        matches!(*self.resolved, Resolved::Restricted(_))
+    }
+
+    /// Whether the policy's own bound kept its patterns from being expanded as deep as they go, so that
+    /// files below are not denied.
+    pub fn globs_cut(&self) -> bool {
+        matches!(&*self.resolved, Resolved::Restricted(policy) if policy.globs_cut)
+    }
+
+    fn missing_roots(&self) -> &[MissingRoot] {
+        match &*self.resolved {
+            Resolved::Restricted(policy) => &policy.missing_roots,
+            _ => &[],
+        }
     }
 
     /// The steps.
@@ -300,21 +329,28 @@ impl Planned {
 pub struct Sandbox {
     config: Config,
     capabilities: Capabilities,
+    /// Opened before anything runs in a sandbox; why it could not be, if it could not.
+    executable: Result<Executable, i32>,
     /// Never written to: its end tells every running sandbox that the server is gone.
     lifeline: (Arc<OwnedFd>, OwnedFd),
     /// Made when the first sandbox without network is.
     empty_network: OnceLock<Option<EmptyNetwork>>,
     keep: Keep,
+    /// Where the sandboxes that were launched could have put links.
+    written: Mutex<Arc<Written>>,
 }
 
 impl Sandbox {
     /// Looks at what the machine can enforce, unless the configuration says.
     pub fn new(config: Config) -> io::Result<Self> {
         let capabilities = config.capabilities.clone().unwrap_or_else(Capabilities::probe);
+        let executable = Executable::open(&config.executable)
+            .map_err(|error| error.raw_os_error().unwrap_or(libc::ENOENT));
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let lifeline = (Arc::new(read), write);
         let empty_network = OnceLock::new();
-        Ok(Self { config, capabilities, lifeline, empty_network, keep: Keep::default() })
+        let (keep, written) = (Keep::default(), Mutex::default());
+        Ok(Self { config, capabilities, executable, lifeline, empty_network, keep, written })
     }
 
     /// What this machine can enforce.
@@ -329,6 +365,9 @@ impl Sandbox {
         context: &SandboxContext,
         around: Surroundings<'_>,
     ) -> Result<Option<Planned>, PrepareError> {
+        if !self.config.cache_plans {
+            return self.plan_with(context, around, &HostFacts::default());
+        }
         self.keep.plan(context, around, |facts| self.plan_with(context, around, facts))
     }
 
@@ -347,38 +386,60 @@ impl Sandbox {
         facts: &dyn Facts,
     ) -> Result<Option<Planned>, PrepareError> {
         let limits = &self.config.limits;
-        let resolved = resolve(context, around, facts, limits, &self.config.own_files)?;
-        let restrictions = match &resolved {
-            Resolved::Restricted(policy) => {
-                Restrictions { read: policy.restricts_reading(), write: policy.restricts_writing() }
-            }
-            Resolved::Unrestricted | Resolved::NetworkOnly => {
-                Restrictions { read: false, write: false }
-            }
-        };
+        let written = Arc::clone(&lock(&self.written));
+        let server = ServerState { own_files: &self.config.own_files, written: &written };
+        let resolved = resolve(context, around, facts, limits, server)?;
         let enforcement = plan::build(&resolved, facts, &self.capabilities, limits)?;
         Ok(enforcement.map(|enforcement| Planned {
             enforcement: Arc::new(enforcement),
-            restrictions,
             resolved: Arc::new(resolved),
+            noted: Arc::default(),
         }))
     }
 
-    /// Plans and readies a request in one go.
+    /// Plans and readies a request in one go. A place that is to be written and does not exist is made
+    /// a directory first: left missing, its name could become a link that leads anywhere.
     pub fn prepare(
         &self,
         context: &SandboxContext,
         request: &Request<'_>,
     ) -> Result<Prepared, PrepareError> {
-        match self.plan(context, request.surroundings())? {
-            None => Ok(Prepared::Unrestricted),
-            Some(planned) => self.launch(&planned, request).map(Prepared::Enforced),
+        let around = request.surroundings();
+        let Some(mut planned) = self.plan(context, around)? else {
+            return Ok(Prepared::Unrestricted);
+        };
+        if !planned.missing_roots().is_empty() {
+            create_roots(planned.missing_roots())?;
+            planned = match self.plan(context, around)? {
+                Some(planned) => planned,
+                None => return Ok(Prepared::Unrestricted),
+            };
+        }
+        self.launch(&planned, request).map(Prepared::Enforced)
+    }
+
+    /// What this policy makes writable may hold links of a sandboxed process from now on.
+    fn note_written(&self, planned: &Planned) {
+        let Resolved::Restricted(policy) = &*planned.resolved else { return };
+        if planned.noted.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let written = &mut *lock(&self.written);
+        for (path, region) in &policy.regions {
+            if region.access == AccessMode::Write && !written.covers(path) {
+                Arc::make_mut(written).add(path.clone());
+            }
         }
     }
 
     /// Readies a planned policy for a request.
     pub fn launch(&self, planned: &Planned, request: &Request<'_>) -> Result<Launch, PrepareError> {
         let target = target(request)?;
+        self.note_written(planned);
+        let program = self.executable.clone().map_err(|errno| PrepareError::Io {
+            doing: "opening the executable of the server",
+            source: io::Error::from_raw_os_error(errno),
+        })?;
         if let (Target::Program(program), Resolved::Restricted(policy)) =
             (&target, &*planned.resolved)
         {
@@ -393,11 +454,11 @@ impl Sandbox {
             planned.enforcement.network_restricted || matches!(target, Target::Helper { .. });
         let enforcement = Arc::clone(&planned.enforcement);
         let cleanup = Cleanup { enforcement: Arc::clone(&enforcement) };
-        let seccomp =
-            seccomp::program(network_restricted).map_err(|error| PrepareError::Unsupported {
-                reason: error.to_string(),
-                remedy: "run the server on x86-64 or arm64".to_owned(),
-            })?;
+        let filter = seccomp::Filter::of(&enforcement, network_restricted);
+        let seccomp = seccomp::program(filter).map_err(|error| PrepareError::Unsupported {
+            reason: error.to_string(),
+            remedy: "run the server on x86-64 or arm64".to_owned(),
+        })?;
         let pass = |fd: &Arc<OwnedFd>, number| PassedDescriptor { fd: Arc::clone(fd), number };
         let mut descriptors = Vec::new();
         if planned.enforcement.walls == Walls::Namespaces {
@@ -418,14 +479,42 @@ impl Sandbox {
         descriptors.push(pass(&Arc::new(file), reentry::PLAN));
         descriptors.push(pass(&Arc::new(write), reentry::STATUS));
         Ok(Launch {
-            program: self.config.executable.clone(),
-            args: vec![self.config.executable.clone().into_os_string(), reentry::WORD.into()],
+            args: vec![program.path().into(), reentry::WORD.into()],
+            program,
             env: Vec::new(),
             descriptors,
             status: StatusReader::new(read),
             cleanup,
+            network_restricted,
         })
     }
+}
+
+/// Makes directories of what is to be written and is missing, following no link.
+fn create_roots(roots: &[MissingRoot]) -> Result<(), PrepareError> {
+    for root in roots {
+        let mut path = root.parent.clone();
+        let failed = |path: &Path, errno: rustix::io::Errno| {
+            let (path, source) = (path.to_owned(), errno.into());
+            PrepareError::MissingRoot { path, source }
+        };
+        let mut parent = apply::sys::open_absolute(&path).map_err(|errno| failed(&path, errno))?;
+        for name in &root.missing {
+            path.push(name);
+            match rustix::fs::mkdirat(&parent, &**name, Mode::from_raw_mode(0o777)) {
+                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                Err(errno) => return Err(failed(&path, errno)),
+            }
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            parent = rustix::fs::openat(&parent, &**name, flags, Mode::empty())
+                .map_err(|errno| failed(&path, errno))?;
+        }
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The variables a helper gets, if they are set.

@@ -15,6 +15,7 @@ mod apply;
 mod capabilities;
 pub mod decide;
 pub mod denial;
+mod executable;
 mod host;
 mod keep;
 mod launch;
@@ -28,10 +29,11 @@ mod status;
 /// sandbox it is a mount point; nobody's own directory looks like that.
 pub use apply::placeholder::MODE as PLACEHOLDER_MODE;
 pub use capabilities::{Capabilities, Check};
+pub use executable::Executable;
 pub use host::HostFacts;
 pub use launch::{
     Cleanup, Command, Config, Launch, Limits, OwnFiles, PassedDescriptor, Planned, PolicyKey,
-    PrepareError, Prepared, Request, Restrictions, Sandbox,
+    PrepareError, Prepared, Request, Sandbox,
 };
 pub use spare::{Spare, SpareLaunch};
 pub use status::{Failure, Stage, StatusReader};

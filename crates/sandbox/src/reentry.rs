@@ -74,6 +74,8 @@ pub fn main_if_reentered(helpers: &[Helper]) {
             Some(word) if word == WAIT => Mode::Waiting,
             _ => Mode::Given,
         };
+        // Executed by a descriptor, it would be called by that number.
+        let _ = rustix::thread::set_name(c"codex-sandbox");
         apply::main(helpers, mode)
     }
 }

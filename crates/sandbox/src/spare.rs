@@ -3,10 +3,10 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::apply::spare;
+use crate::executable::Executable;
 use crate::launch::{Launch, PassedDescriptor};
 use crate::reentry;
 
@@ -15,7 +15,7 @@ use crate::reentry;
 #[derive(Debug)]
 pub struct SpareLaunch {
     /// The executable to re-enter.
-    pub program: PathBuf,
+    pub program: Executable,
     /// Its whole argument list, its own name first.
     pub args: Vec<OsString>,
     /// The descriptor to pass.
@@ -32,11 +32,11 @@ pub struct Spare {
 
 impl Spare {
     /// A spare that can become any [`Launch`] of this program.
-    pub fn launch(program: &Path) -> io::Result<SpareLaunch> {
+    pub fn launch(program: &Executable) -> io::Result<SpareLaunch> {
         let (socket, theirs) = spare::socket_pair()?;
         Ok(SpareLaunch {
-            program: program.to_owned(),
-            args: vec![program.into(), reentry::WORD.into(), reentry::WAIT.into()],
+            program: program.clone(),
+            args: vec![program.path().into(), reentry::WORD.into(), reentry::WAIT.into()],
             descriptor: PassedDescriptor { fd: Arc::new(theirs), number: reentry::SPARE },
             spare: Self { socket },
         })

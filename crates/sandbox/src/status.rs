@@ -32,6 +32,8 @@ pub enum Stage {
     Proc,
     /// Make the new tree the root.
     Root,
+    /// Compare the finished tree with the plan.
+    Proof,
     /// Limit processes.
     Limits,
     /// Enter the working directory.
@@ -51,7 +53,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 19] = [
         Self::ReadPlan,
         Self::Placeholders,
         Self::Namespaces,
@@ -62,6 +64,7 @@ impl Stage {
         Self::Tree,
         Self::Proc,
         Self::Root,
+        Self::Proof,
         Self::Limits,
         Self::WorkingDirectory,
         Self::NoNewPrivileges,
@@ -84,6 +87,7 @@ impl Stage {
             Self::Tree => "building the tree",
             Self::Proc => "mounting /proc",
             Self::Root => "changing the root",
+            Self::Proof => "proving that the tree is as planned",
             Self::Limits => "limiting processes",
             Self::WorkingDirectory => "entering the working directory",
             Self::NoNewPrivileges => "giving up new privileges",
@@ -123,7 +127,7 @@ impl Failure {
 
     /// Whether something was replaced between planning and doing. Preparing again may succeed.
     pub fn is_race(&self) -> bool {
-        self.errno == CHANGED && matches!(self.stage, Stage::Sources | Stage::Tree)
+        self.errno == CHANGED && matches!(self.stage, Stage::Sources | Stage::Tree | Stage::Proof)
     }
 
     /// What the system said.

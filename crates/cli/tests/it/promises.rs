@@ -634,6 +634,46 @@ async fn hard_links_are_written_through_and_links_are_taken_as_links() {
     }
 }
 
+/// Set-id bits are refused where they are asked for, and left out where they would be carried over.
+#[tokio::test]
+async fn no_file_becomes_set_id() {
+    for nobody in users() {
+        let world = World::new(nobody);
+        let (file, taken) = (world.work.join("file"), world.work.join("taken"));
+        let server = world.server();
+        let mut client = server.client().await;
+        let mode = |path: &Path| path.metadata().unwrap().mode() & 0o7777;
+        for (bits, refused) in [(0o4755, true), (0o2755, true), (0o755, false)] {
+            for (method, params) in [
+                ("fs/setMode", json!({"path": file, "mode": bits})),
+                ("fs/writeFile", json!({"path": taken, "dataBase64": "eA==", "mode": bits})),
+            ] {
+                let (said, was) = send(&mut client, &vec![(method, params)], &world.wide()).await;
+                assert_eq!(was, refused, "{method} {bits:o}: {said}");
+            }
+            world.arrange();
+        }
+        let tree = world.work.join("tree");
+        std::fs::create_dir(&tree).unwrap();
+        std::fs::write(tree.join("tool"), "x").unwrap();
+        world.arrange();
+        let set = |path: &Path, bits| {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(bits)).unwrap();
+        };
+        set(&tree.join("tool"), 0o4755);
+        set(&tree, 0o2755);
+        let copy = json!({"sourcePath": tree, "destinationPath": taken, "recursive": true});
+        let (said, refused) = send(&mut client, &vec![("fs/copy", copy)], &world.wide()).await;
+        assert!(!refused, "{said}");
+        assert_eq!((mode(&taken), mode(&taken.join("tool"))), (0o755, 0o755));
+        let write = json!({"path": tree.join("tool"), "dataBase64": "eQ==", "atomic": true});
+        let (said, refused) =
+            send(&mut client, &vec![("fs/writeFile", write)], &world.wide()).await;
+        assert!(!refused, "{said}");
+        assert_eq!(mode(&tree.join("tool")), 0o755);
+    }
+}
+
 /// What is no file is not waited for.
 #[tokio::test]
 async fn pipes_and_devices_are_refused_at_once() {

@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
+use http::header::AUTHORIZATION;
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -63,6 +64,19 @@ impl Running {
 
     pub async fn client(&self) -> Client {
         let mut client = self.silent_client().await;
+        client.greet(json!({"clientName": "test"})).await;
+        client
+    }
+
+    /// A client that sends this token.
+    pub async fn client_with_token(&self, token: &str) -> Client {
+        let value = format!("Bearer {token}").parse().unwrap();
+        let builder = ClientBuilder::from_uri(self.url.parse().unwrap())
+            .limits(Limits::unlimited())
+            .add_header(AUTHORIZATION, value)
+            .unwrap();
+        let socket = builder.connect().await.unwrap().0;
+        let mut client = Client { socket, notices: VecDeque::new(), last_id: 0 };
         client.greet(json!({"clientName": "test"})).await;
         client
     }

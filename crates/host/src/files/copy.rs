@@ -383,7 +383,7 @@ fn set_mode(destination: BorrowedFd<'_>, source: &Stat, to: &Place<'_>) -> Resul
     if own.st_gid != source.st_gid {
         mode -= Mode::SGID;
     }
-    rustix::fs::fchmod(destination, mode).map_err(to.failed())
+    resolve::inherit_mode(destination, mode).map_err(to.failed())
 }
 
 fn copy_link(from: &Place<'_>, to: &Place<'_>) -> Result<(), FileError> {

@@ -13,7 +13,7 @@ use codex_linux_sandbox::{Command, Planned, PolicyKey, Request, Sandbox};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
-use super::{Backend, FileError, FilesConfig, HelperClient, Needs};
+use super::{Backend, FileError, FilesConfig, HelperClient};
 use crate::process::{ProcessHost, StartError};
 
 /// The name under which the executable registers [`run_helper`].
@@ -57,25 +57,18 @@ impl Helpers {
     }
 
     /// Where a request that is held to `context` has to run.
-    pub async fn backend(
-        &self,
-        context: SandboxContext,
-        needs: Needs,
-    ) -> Result<Backend, FileError> {
-        if needs == Needs::NOTHING {
-            return Ok(Backend::Here);
-        }
+    pub async fn backend(&self, context: SandboxContext) -> Result<Backend, FileError> {
         let context = Arc::new(context);
-        match self.helper(context.clone(), needs).await {
+        match self.helper(context.clone()).await {
             Err(Refused::Changed(_)) => {
                 self.0.sandbox.forget_plans();
-                Ok(self.helper(context, needs).await?)
+                Ok(self.helper(context).await?)
             }
             answer => Ok(answer?),
         }
     }
 
-    async fn helper(&self, context: Arc<SandboxContext>, needs: Needs) -> Result<Backend, Refused> {
+    async fn helper(&self, context: Arc<SandboxContext>) -> Result<Backend, Refused> {
         let sandbox = self.0.sandbox.clone();
         let planned = tokio::task::spawn_blocking(move || {
             let tmpdir = std::env::var_os("TMPDIR");
@@ -86,8 +79,7 @@ impl Helpers {
         let Some(planned) = planned.map_err(|error| refused(&error))? else {
             return Ok(Backend::Here);
         };
-        let restricted = planned.restrictions();
-        if !(needs.reading && restricted.read || needs.writing && restricted.write) {
+        if !planned.restricts_files() {
             return Ok(Backend::Here);
         }
         let key = planned.key();

@@ -44,5 +44,5 @@ pub use error::{FileError, FileErrorKind};
 pub use executor::Executor;
 pub use helper::{HelperClient, serve_helper};
 pub use helpers::{HELPER, Helpers, run_helper};
-pub use operation::{Event, FileNotification, FileRequest, Needs, Operation, Order, Outcome};
+pub use operation::{Event, FileNotification, FileRequest, Operation, Order, Outcome};
 pub use order::{Turn, Turns};

@@ -23,20 +23,6 @@ pub enum Order {
     Free,
 }
 
-/// What a request does to files, as far as a policy can restrict it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Needs {
-    /// It looks at something.
-    pub reading: bool,
-    /// It changes something.
-    pub writing: bool,
-}
-
-impl Needs {
-    /// Nothing that a policy could restrict.
-    pub const NOTHING: Self = Self { reading: false, writing: false };
-}
-
 /// A part of a running operation's result, told while it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
@@ -62,8 +48,8 @@ pub trait FileRequest: Into<Operation> + Send + 'static {
     /// Its answer.
     type Response: Send + 'static;
 
-    /// What of it a policy can restrict.
-    fn needs(&self) -> Needs;
+    /// Whether a policy can restrict it.
+    fn touches_files(&self) -> bool;
 
     /// What the request is held to, taken off it.
     fn take_sandbox(&mut self) -> Option<SandboxContext>;
@@ -86,29 +72,17 @@ macro_rules! operations {
                 matches!(self, Self::Watch(_) | Self::WatchMissing(_))
             }
 
-            /// What of it a policy can restrict.
-            pub fn needs(&self) -> Needs {
-                let writing = match self {
-                    Self::Open(params) => params.mode != FsOpenMode::Read,
-                    Self::WriteFile(_)
-                    | Self::CreateDirectory(_)
-                    | Self::Remove(_)
-                    | Self::Copy(_)
-                    | Self::Rename(_)
-                    | Self::Symlink(_)
-                    | Self::SetMode(_) => true,
-                    _ => false,
-                };
-                // A handle was opened under its own policy; the rest touches no file.
-                let reading = !matches!(
+            /// Whether a policy can restrict it. A handle was opened under its own policy; the rest of
+            /// these touches no file.
+            pub fn touches_files(&self) -> bool {
+                !matches!(
                     self,
                     Self::ReadBlock(_)
                         | Self::WriteBlock(_)
                         | Self::Close(_)
                         | Self::CancelSearch(_)
                         | Self::Unwatch(_)
-                );
-                Needs { reading, writing }
+                )
             }
 
             /// Where it stands among the requests of a connection.
@@ -129,8 +103,8 @@ macro_rules! operations {
             impl FileRequest for $params {
                 type Response = $response;
 
-                fn needs(&self) -> Needs {
-                    Operation::from(self.clone()).needs()
+                fn touches_files(&self) -> bool {
+                    Operation::from(self.clone()).touches_files()
                 }
 
                 fn take_sandbox(&mut self) -> Option<SandboxContext> {

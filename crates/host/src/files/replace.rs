@@ -135,7 +135,7 @@ impl Replacement {
                     })?;
                 }
                 // After fchown, which clears set-id bits.
-                rustix::fs::fchmod(&self.file, Mode::from_raw_mode(old.st_mode)).map_err(failed)
+                resolve::inherit_mode(&self.file, Mode::from_raw_mode(old.st_mode)).map_err(failed)
             }
         }
     }

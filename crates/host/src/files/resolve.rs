@@ -307,6 +307,16 @@ pub(super) fn permission_bits(mode: u32) -> Result<Mode, FileError> {
     Ok(Mode::from_raw_mode(mode))
 }
 
+/// Gives a copy or a replacement the mode of its original. Where set-id bits are refused, as in a sandbox,
+/// it goes without them, as a file does that is written in place.
+pub(super) fn inherit_mode(file: impl AsFd, mode: Mode) -> Result<(), Errno> {
+    let set_id = Mode::SUID | Mode::SGID;
+    match rustix::fs::fchmod(&file, mode) {
+        Err(Errno::PERM) if mode.intersects(set_id) => rustix::fs::fchmod(&file, mode - set_id),
+        done => done,
+    }
+}
+
 pub(super) fn bytes_path(bytes: &[u8]) -> &Path {
     use std::os::unix::ffi::OsStrExt;
     Path::new(std::ffi::OsStr::from_bytes(bytes))

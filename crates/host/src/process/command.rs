@@ -5,6 +5,8 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use codex_linux_sandbox::Executable;
+
 use super::env::Environment;
 
 /// Where a program is looked for if the child's environment has no `PATH`, as in `execvp`.
@@ -13,6 +15,8 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 /// A program, its arguments, environment and directory.
 #[derive(Debug)]
 pub struct Command {
+    /// What is executed in place of all candidates.
+    pub(super) executable: Option<Executable>,
     /// Files to try, in order.
     pub(super) candidates: Vec<CString>,
     pub(super) argv: Vec<CString>,
@@ -44,11 +48,19 @@ impl Command {
             c_string([name.as_bytes(), b"=", value.as_bytes()].concat(), "env")
         });
         Ok(Self {
+            executable: None,
             candidates: candidates.collect::<Result<_, _>>()?,
             argv: argv.map(|arg| c_string(arg.as_bytes(), "argv")).collect::<Result<_, _>>()?,
             env: pairs.collect::<Result<_, _>>()?,
             cwd: c_string(cwd.as_os_str().as_bytes(), "cwd")?,
         })
+    }
+}
+
+impl Command {
+    /// Executes this very file, not what has its name by then.
+    pub(super) fn executing(self, executable: &Executable) -> Self {
+        Self { executable: executable.descriptor().map(|_| executable.clone()), ..self }
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use codex_linux_sandbox::denial::Detector;
-use codex_linux_sandbox::{Cleanup, Failure, Launch, StatusReader};
+use codex_linux_sandbox::{Cleanup, Executable, Failure, Launch, StatusReader};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
@@ -53,14 +53,15 @@ impl Confinement {
 
 /// The executable, re-entered.
 pub(super) fn command(
-    program: &Path,
+    program: &Executable,
     args: &[OsString],
     env: &[(OsString, OsString)],
 ) -> Result<Command, NulByte> {
     let env: Environment = env.iter().cloned().collect();
-    let name = args.first().map_or(program.as_os_str(), OsString::as_os_str);
+    let name = args.first().map_or(program.path().as_os_str(), OsString::as_os_str);
     let args = args.iter().skip(1).map(OsString::as_os_str);
-    Command::new(program.as_os_str(), name, args, &env, Path::new("/"))
+    let command = Command::new(program.path().as_os_str(), name, args, &env, Path::new("/"))?;
+    Ok(command.executing(program))
 }
 
 impl ProcessHost {
@@ -73,6 +74,9 @@ impl ProcessHost {
         group: Group,
     ) -> Result<Entering, StartError> {
         let Confinement { launch, command } = confinement;
+        if !launch.network_restricted {
+            self.peers().sandbox_has_network();
+        }
         let ready = self.spares().take(&launch.program);
         let child = match ready.and_then(|ready| ready.become_launch(&launch, &stdio, tty, group)) {
             Some(child) => child,

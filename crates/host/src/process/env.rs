@@ -20,8 +20,13 @@ pub const NEVER_PASSED_ON: &[&str] = &[
 ];
 
 /// What the server itself signs in with: no policy inherits it, though a client may set the name.
-pub const NEVER_INHERITED: &[&str] =
-    &["CODEX_ACCESS_TOKEN", "CODEX_API_KEY", "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"];
+pub const NEVER_INHERITED: &[&str] = &[
+    "CODEX_ACCESS_TOKEN",
+    "CODEX_API_KEY",
+    "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN",
+    "CODEX_EXEC_SERVER_TOKEN",
+    "CODEX_RENDEZVOUS_NATS",
+];
 
 /// What `inherit: "core"` keeps.
 const CORE: &[&str] = &[

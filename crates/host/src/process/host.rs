@@ -8,6 +8,8 @@ use codex_exec_server_protocol::process::{OutputStream, Retain, TerminalSize};
 use rustix::fs::{Mode, OFlags};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::peer::Peers;
+
 use super::actor::{Actor, Parts};
 use super::child::Child;
 use super::config::{Lifeline, ProcessConfig};
@@ -36,6 +38,7 @@ pub struct ProcessHost {
     orphans: Orphans,
     spares: Spares,
     helpers: Running,
+    peers: Peers,
 }
 
 /// A process that runs.
@@ -83,7 +86,8 @@ impl ProcessHost {
         let spawner = Spawner::start(config.spawn_threads.max(1), &warden, &orphans, nofile)?;
         let spares = if config.spare_sandbox { Spares::default() } else { Spares::none() };
         let helpers = Running::default();
-        Ok(Self { config: Arc::new(config), spawner, warden, orphans, spares, helpers })
+        let peers = Peers::new(matches!(config.lifeline, Lifeline::Warden { .. }));
+        Ok(Self { config: Arc::new(config), spawner, warden, orphans, spares, helpers, peers })
     }
 
     /// Begins to start a process, once `launch` is ready. Commands to the handle queue up until it
@@ -173,6 +177,11 @@ impl ProcessHost {
             retention,
             confined,
         })
+    }
+
+    /// Which connections from this machine are admitted: none from what runs in a sandbox here.
+    pub fn peers(&self) -> &Peers {
+        &self.peers
     }
 
     /// What is kept ready for sandboxes.

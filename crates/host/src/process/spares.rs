@@ -5,10 +5,9 @@
 //! host. A spare that cannot be used costs nothing but the usual way.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use codex_linux_sandbox::{Launch, Spare, SpareLaunch};
+use codex_linux_sandbox::{Executable, Launch, Spare, SpareLaunch};
 use rustix::fs::{Mode, OFlags};
 
 use super::child::Child;
@@ -35,7 +34,7 @@ enum State {
 /// A process that waits.
 #[derive(Debug)]
 pub(super) struct Ready {
-    program: PathBuf,
+    program: Executable,
     child: Child,
     spare: Spare,
 }
@@ -47,10 +46,10 @@ impl Spares {
     }
 
     /// What waits, if it is of this program.
-    pub(super) fn take(&self, program: &Path) -> Option<Ready> {
+    pub(super) fn take(&self, program: &Executable) -> Option<Ready> {
         let mut state = self.lock();
         match &*state {
-            State::Ready(ready) if ready.program == program => {}
+            State::Ready(ready) if ready.program.path() == program.path() => {}
             _ => return None,
         }
         match std::mem::take(&mut *state) {
@@ -60,7 +59,7 @@ impl Spares {
     }
 
     /// Begins to start another one, unless there is one.
-    pub(super) fn replenish(&self, host: &ProcessHost, program: PathBuf) {
+    pub(super) fn replenish(&self, host: &ProcessHost, program: Executable) {
         {
             let mut state = self.lock();
             if !matches!(*state, State::None) {
@@ -131,7 +130,7 @@ impl Ready {
     }
 }
 
-async fn start(host: &ProcessHost, program: PathBuf) -> Option<Ready> {
+async fn start(host: &ProcessHost, program: Executable) -> Option<Ready> {
     let SpareLaunch { program, args, descriptor, spare } = Spare::launch(&program).ok()?;
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let nowhere = || rustix::fs::open("/dev/null", flags, Mode::empty());

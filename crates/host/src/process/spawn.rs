@@ -20,6 +20,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
 
+use codex_linux_sandbox::Executable;
+
 use super::command::Command;
 use super::orphans::Group;
 use super::roster::Place;
@@ -139,6 +141,8 @@ impl Drop for Stack {
 
 /// Everything the child reads, and the two words it writes.
 struct ChildPlan<'a> {
+    /// In place of all files, unless negative.
+    executable: RawFd,
     files: Vec<*const c_char>,
     argv: Vec<*const c_char>,
     env: Vec<*const c_char>,
@@ -166,7 +170,9 @@ pub(super) fn spawn(
     let command = &request.command;
     let clear = clear_of_targets(request)
         .map_err(|source| SpawnError::System { step: STEPS[2], source })?;
+    let executable = command.executable.as_ref().and_then(Executable::descriptor);
     let mut plan = ChildPlan {
+        executable: executable.map_or(-1, |fd| fd.as_raw_fd()),
         files: command.candidates.iter().map(|s| s.as_ptr()).collect(),
         argv: pointers(&command.argv),
         env: pointers(&command.env),
@@ -356,16 +362,35 @@ unsafe fn place_descriptors(plan: &ChildPlan<'_>) -> bool {
             return false;
         }
     }
-    // SAFETY: as above; nothing from `end` on is needed any more.
+    // Of the rest, only what will be executed is needed still; executing closes it.
+    let kept = plan.executable;
+    // SAFETY: as above; nothing else from `end` on is needed any more.
     unsafe {
-        if libc::syscall(libc::SYS_close_range, end, u32::MAX, 0) < 0 {
-            // A kernel before 5.9: close what a table of ordinary size can hold.
-            for fd in end as c_int..4096 {
-                libc::close(fd);
+        match kept {
+            ..0 => close_from_to(end as c_int, c_int::MAX),
+            kept => {
+                close_from_to(end as c_int, kept - 1);
+                close_from_to(kept + 1, c_int::MAX);
             }
         }
     }
     true
+}
+
+/// Closes every descriptor in a range.
+///
+/// # Safety
+/// To be called in the child only.
+unsafe fn close_from_to(first: c_int, last: c_int) {
+    // SAFETY: system calls on descriptors of the child's own table.
+    unsafe {
+        if first <= last && libc::syscall(libc::SYS_close_range, first, last, 0) < 0 {
+            // A kernel before 5.9: close what a table of ordinary size can hold.
+            for fd in first..last.saturating_add(1).min(4096) {
+                libc::close(fd);
+            }
+        }
+    }
 }
 
 /// Tries each candidate as `execvp` does: past those that are not there, remembering one that may
@@ -374,6 +399,22 @@ unsafe fn place_descriptors(plan: &ChildPlan<'_>) -> bool {
 /// # Safety
 /// To be called in the child only.
 unsafe fn execute(plan: &ChildPlan<'_>) {
+    if plan.executable >= 0 {
+        let (argv, env) = (plan.argv.as_ptr(), plan.env.as_ptr());
+        // SAFETY: an open descriptor, an empty name and two NULL-terminated arrays that the plan keeps
+        // alive.
+        unsafe {
+            libc::syscall(
+                libc::SYS_execveat,
+                plan.executable,
+                c"".as_ptr(),
+                argv,
+                env,
+                libc::AT_EMPTY_PATH,
+            );
+        }
+        return;
+    }
     let mut denied = false;
     for &file in &plan.files {
         // SAFETY: a NUL-terminated string and two NULL-terminated arrays that the plan keeps alive.

@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
+use codex_linux_sandbox::Executable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -45,6 +46,8 @@ const TIDYING: Duration = Duration::from_secs(10);
 /// To be called first thing in `main`, before any thread exists.
 pub fn main_if_reentered() {
     if std::env::args_os().nth(1).is_some_and(|word| word == WORD) {
+        // Executed by a descriptor, it would be called by that number.
+        let _ = rustix::thread::set_name(c"codex-warden");
         watch(io::stdin().lock(), io::stdout().as_fd());
         std::process::exit(0);
     }
@@ -145,14 +148,15 @@ impl Warden {
 
     /// Starts a warden, and another whenever it should die.
     pub(super) fn start(executable: &Path, orphans: &Orphans) -> io::Result<Self> {
+        // Whoever is started later is the same, whatever has taken its name.
+        let executable = Executable::open(executable)?;
         let watched = Arc::new(Watched {
             roster: Roster::new()?,
             lifeline: Mutex::default(),
             places: Mutex::default(),
         });
-        let child = watched.launch(executable, orphans)?;
-        let (keeper, executable, orphans) =
-            (watched.clone(), executable.to_owned(), orphans.clone());
+        let child = watched.launch(&executable, orphans)?;
+        let (keeper, executable, orphans) = (watched.clone(), executable.clone(), orphans.clone());
         thread::Builder::new()
             .name("exec-warden".into())
             .spawn(move || keeper.keep(child, &executable, &orphans))?;
@@ -215,9 +219,9 @@ impl Watched {
         lock(&self.lifeline).clone()
     }
 
-    fn launch(&self, executable: &Path, orphans: &Orphans) -> io::Result<Child> {
+    fn launch(&self, executable: &Executable, orphans: &Orphans) -> io::Result<Child> {
         let (reader, writer) = io::pipe()?;
-        let mut command = Command::new(executable);
+        let mut command = Command::new(executable.name_after_fork());
         command
             .arg0("codex-exec-warden")
             .arg(WORD)
@@ -237,13 +241,13 @@ impl Watched {
     }
 
     /// Waits for the warden to end and starts another, until dismissed.
-    fn keep(&self, mut child: Child, executable: &Path, orphans: &Orphans) {
+    fn keep(&self, mut child: Child, executable: &Executable, orphans: &Orphans) {
         loop {
             let _ = child.wait();
             if let Some(pid) = pid_of(&child) {
                 orphans.ignore_no_more(pid);
             }
-            if self.lifeline().is_none() || !fs::exists(executable).unwrap_or(false) {
+            if self.lifeline().is_none() {
                 return;
             }
             tracing::warn!("the warden has died; starting another");

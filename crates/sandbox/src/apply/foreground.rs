@@ -46,7 +46,7 @@ impl Launch {
     }
 
     fn spawn(&self, own_session: bool) -> io::Result<Child> {
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(self.program.name_after_fork());
         command.arg0(&self.args[0]).args(&self.args[1..]).current_dir("/");
         command.env_clear().envs(self.env.iter().map(|(name, value)| (name, value)));
         let end = self.descriptors.iter().map(|passed| passed.number + 1).max().unwrap_or(0);

@@ -4,7 +4,7 @@
 //! Invariant: it is confined by everything the target is confined by, before the target exists; the
 //! target inherits, it is not trusted to lock itself in.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -17,6 +17,7 @@ use crate::status::{Failure, Stage};
 pub(super) fn run(
     plan: &Plan,
     ready: &OwnedFd,
+    calls: Option<&OwnedFd>,
     held: &Held,
     helpers: &[Helper],
 ) -> Result<i32, Failure> {
@@ -30,9 +31,16 @@ pub(super) fn run(
     sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(during(Stage::NoNewPrivileges))?;
     landlock::enter(plan)?;
     privileges::drop_capabilities(&enforcement.tree)?;
-    // Nobody inside may look into this process, though it holds nothing of value.
+    match calls {
+        Some(calls) => {
+            let listener = privileges::load_seccomp_with_listener(&plan.seccomp)?;
+            hand_over(&listener, calls, ready)?;
+        }
+        None => privileges::load_seccomp(&plan.seccomp)?,
+    }
+    // Nobody inside may look into this process, though it holds nothing of value. Not before the outer
+    // process, which may have no more rights over it, has taken what it needs.
     sys::prctl(libc::PR_SET_DUMPABLE, 0).map_err(during(Stage::Capabilities))?;
-    privileges::load_seccomp(&plan.seccomp)?;
     match &plan.target {
         Target::Program(program) => {
             sys::close_from(3, true).map_err(during(Stage::Descriptors))?;
@@ -66,6 +74,18 @@ fn die_with_parent(ready: &OwnedFd) -> Result<(), Failure> {
         sys::exit_now(super::FAILED);
     }
     Ok(())
+}
+
+/// Tells the outer process the number of the descriptor at which connections are asked for, and waits
+/// until it has taken it.
+fn hand_over(listener: &OwnedFd, calls: &OwnedFd, ready: &OwnedFd) -> Result<(), Failure> {
+    let failed = during(Stage::Seccomp);
+    let number = listener.as_raw_fd().to_ne_bytes();
+    rustix::io::write(calls, &number).map_err(&failed)?;
+    match rustix::io::read(ready, &mut [0]).map_err(&failed)? {
+        0 => sys::exit_now(super::FAILED),
+        _ => Ok(()),
+    }
 }
 
 /// Reaps whatever dies until the target has; then this process ends and the kernel kills the rest.

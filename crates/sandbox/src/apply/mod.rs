@@ -8,6 +8,7 @@
 //! Invariant: a step that fails ends everything before the target has run, with a [`Failure`] on the
 //! status pipe.
 
+mod broker;
 mod execute;
 mod foreground;
 mod inner;
@@ -17,6 +18,7 @@ mod outer;
 pub mod placeholder;
 mod privileges;
 pub(crate) mod probe;
+mod proof;
 pub(crate) mod spare;
 pub(crate) mod sys;
 mod tree;

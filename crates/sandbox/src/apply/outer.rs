@@ -6,11 +6,12 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::PipeFlags;
 
+use super::broker::Broker;
 use super::foreground::Forwarded;
 use super::placeholder::Held;
 use super::{Status, during, inner, sys};
@@ -44,13 +45,20 @@ pub(super) fn run(
         sys::prctl(libc::PR_SET_PDEATHSIG, 0).map_err(during(Stage::Namespaces))?;
     }
     let held = Held::create(&plan.enforcement.tree.placeholders)?;
-    let Inner { pid, pidfd, tell_ready } =
+    let Inner { pid, pidfd, tell_ready, calls } =
         start(plan, status, given, &held, helpers).inspect_err(|_| held.release())?;
     let _ = rustix::io::write(&tell_ready, b"!");
     // From here on only the inner process may speak, and only it and the target hold the streams.
     close_given();
     let forwarded = given.alone.then(Forwarded::new).and_then(Result::ok);
-    watch(&pidfd, given.lifeline.as_ref(), forwarded.as_ref());
+    let broker = calls.as_ref().and_then(|calls| take_calls(calls, pid));
+    if broker.is_some() {
+        let _ = rustix::io::write(&tell_ready, b"!");
+    } else if calls.is_some() {
+        // It has ended, or would wait for ever.
+        let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
+    }
+    watch(&pidfd, given.lifeline.as_ref(), forwarded.as_ref(), broker.as_ref());
     let code = wait(pid);
     held.release();
     drop(tell_ready);
@@ -63,6 +71,8 @@ struct Inner {
     pidfd: OwnedFd,
     /// Tells it that its ids are mapped, and by its end that this process has gone.
     tell_ready: OwnedFd,
+    /// Tells the number of its descriptor at which connections are asked for, if they are.
+    calls: Option<OwnedFd>,
 }
 
 /// Forks the inner process into its namespaces.
@@ -75,6 +85,12 @@ fn start(
 ) -> Result<Inner, Failure> {
     let (ready, tell_ready) =
         rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?;
+    let calls = match plan.enforcement.is_brokered(plan.network_restricted) {
+        true => {
+            Some(rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?)
+        }
+        false => None,
+    };
     let network = match &given.network {
         _ if !plan.network_restricted => 0,
         None => libc::CLONE_NEWNET,
@@ -89,7 +105,8 @@ fn start(
         Some(child) => child,
         None => {
             drop(tell_ready);
-            match inner::run(plan, &ready, held, helpers) {
+            let calls = calls.map(|(_, tell)| tell);
+            match inner::run(plan, &ready, calls.as_ref(), held, helpers) {
                 Ok(code) => sys::exit_now(code),
                 Err(failure) => status.fail(&failure),
             }
@@ -101,7 +118,15 @@ fn start(
         wait(pid);
         return Err(Failure::new(Stage::Identities, errno, ""));
     }
-    Ok(Inner { pid, pidfd, tell_ready })
+    Ok(Inner { pid, pidfd, tell_ready, calls: calls.map(|(calls, _)| calls) })
+}
+
+/// Takes the descriptor at which the inner process has connections asked for. None if it ended before.
+fn take_calls(calls: &OwnedFd, pid: i32) -> Option<Broker> {
+    let mut number = [0; size_of::<i32>()];
+    let read = rustix::io::retry_on_intr(|| rustix::io::read(calls, &mut number)).ok()?;
+    let number = (read == number.len()).then(|| i32::from_ne_bytes(number))?;
+    sys::take_descriptor(pid, number).ok().map(Broker::new)
 }
 
 /// Gives the streams and the status pipe away: the target alone decides when they end.
@@ -114,24 +139,44 @@ fn close_given() {
 }
 
 /// Until the inner process is gone, or the server: then it has to go too.
-fn watch(pidfd: &OwnedFd, lifeline: Option<&OwnedFd>, forwarded: Option<&Forwarded>) {
-    let Some(lifeline) = lifeline else { return };
+fn watch(
+    pidfd: &OwnedFd,
+    lifeline: Option<&OwnedFd>,
+    forwarded: Option<&Forwarded>,
+    broker: Option<&Broker>,
+) {
+    if lifeline.is_none() && broker.is_none() {
+        return;
+    }
     loop {
-        let mut fds = vec![
-            PollFd::new(pidfd, PollFlags::IN),
-            PollFd::from_borrowed_fd(lifeline.as_fd(), PollFlags::empty()),
-        ];
-        fds.extend(forwarded.map(|forwarded| PollFd::new(&forwarded.fd, PollFlags::IN)));
-        if poll(&mut fds, None).is_err() {
+        let calls = broker.filter(|broker| broker.has_room());
+        let mut fds = vec![PollFd::new(pidfd, PollFlags::IN)];
+        // Each has its place, whether there is one or not.
+        for (fd, flags) in [
+            (lifeline, PollFlags::empty()),
+            (forwarded.map(|forwarded| &forwarded.fd), PollFlags::IN),
+            (calls.map(Broker::calls), PollFlags::IN),
+        ] {
+            let (fd, flags) = fd.map_or((pidfd, PollFlags::empty()), |fd| (fd, flags));
+            fds.push(PollFd::new(fd, flags));
+        }
+        // Without room for a call it is looked again soon.
+        let full = broker.is_some() && calls.is_none();
+        let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+        if poll(&mut fds, full.then_some(&soon)).is_err() {
             continue;
         }
+        let [ended, server, _, asked] = [0, 1, 2, 3].map(|index: usize| fds[index].revents());
         if let Some(forwarded) = forwarded {
             forwarded.hand_on(pidfd);
         }
-        if fds[0].revents().contains(PollFlags::IN) {
+        if let Some(calls) = calls.filter(|_| asked.contains(PollFlags::IN)) {
+            calls.take();
+        }
+        if ended.contains(PollFlags::IN) {
             return;
         }
-        if fds[1].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
+        if lifeline.is_some() && server.intersects(PollFlags::HUP | PollFlags::ERR) {
             let _ = rustix::process::pidfd_send_signal(pidfd, rustix::process::Signal::KILL);
             return;
         }

@@ -29,6 +29,9 @@ pub const MODE: u32 = 0o1555;
 const SWEEP_TRIES: u32 = 200;
 const SWEEP_PAUSE: Duration = Duration::from_millis(2);
 
+/// How often the shared lock is tried for, as long apart.
+const LOCK_TRIES: u32 = 50;
+
 /// The placeholders of one sandbox.
 pub(super) struct Held {
     names: Vec<Name>,
@@ -71,6 +74,11 @@ impl Held {
         !matches!(self.names.get(index), None | Some(Name::Impossible))
     }
 
+    /// Whether it is a placeholder rather than something real.
+    pub(super) fn is_placeholder(&self, index: usize) -> bool {
+        matches!(self.names.get(index), Some(Name::Placeholder { .. }))
+    }
+
     /// The locks, which have to stay open for as long as anything runs inside.
     pub(super) fn descriptors(&self) -> Vec<i32> {
         let locks = self.names.iter().filter_map(|name| match name {
@@ -101,21 +109,16 @@ fn hold(place: &Placeholder, umask: Mode) -> rustix::io::Result<Name> {
         // Directories that the target could have made itself, as it would have made them.
         match rustix::fs::mkdirat(&parent, &**name, Mode::from_raw_mode(0o777) & !umask) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return impossible(errno),
+            Err(errno) => return impossible(&parent, errno),
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        parent = match rustix::fs::openat(&parent, &**name, flags, Mode::empty()) {
-            Ok(parent) => parent,
-            // Replaced by something that is no directory: nothing can be below it.
-            Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Name::Impossible),
-            Err(errno) => return Err(errno),
-        };
+        parent = rustix::fs::openat(&parent, &**name, flags, Mode::empty())?;
     }
     // Each round is lost only to another sandbox that has just removed the name.
     loop {
         match rustix::fs::mkdirat(&parent, &**last, Mode::from_raw_mode(MODE)) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return impossible(errno),
+            Err(errno) => return impossible(&parent, errno),
         }
         let lock = match open(&parent, last) {
             Ok(lock) => lock,
@@ -125,19 +128,34 @@ fn hold(place: &Placeholder, umask: Mode) -> rustix::io::Result<Name> {
         if !is_placeholder(&lock)? {
             return Ok(Name::Real);
         }
-        rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockShared))?;
+        lock_shared(&lock)?;
         if is_at(&lock, &parent, last)? {
             return Ok(Name::Placeholder { parent, lock, place: place.clone() });
         }
     }
 }
 
-/// Whom the host does not let create the name, it does not let create it inside either.
-fn impossible(errno: Errno) -> rustix::io::Result<Name> {
-    match errno {
-        Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::NOTDIR | Errno::NOENT => {
-            Ok(Name::Impossible)
+/// Takes the lock that says the placeholder is in use. Only its removal holds it exclusively, for an
+/// instant. Whoever else does, a process that can write around the placeholder, could take the
+/// placeholder away just as well; it is not waited for, and at worst leaves an empty directory behind.
+fn lock_shared(lock: &OwnedFd) -> rustix::io::Result<()> {
+    for _ in 0..LOCK_TRIES {
+        match rustix::fs::flock(lock, FlockOperation::NonBlockingLockShared) {
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(SWEEP_PAUSE),
+            Err(Errno::INTR) => {}
+            other => return other,
         }
+    }
+    Ok(())
+}
+
+/// Whom the host does not let create the name, it does not let create it inside either; unless they own
+/// the directory, and can let themselves.
+fn impossible(parent: &OwnedFd, errno: Errno) -> rustix::io::Result<Name> {
+    let owner = rustix::fs::fstat(parent)?.st_uid;
+    match errno {
+        Errno::ACCESS if owner == rustix::process::geteuid().as_raw() => Err(errno),
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => Ok(Name::Impossible),
         other => Err(other),
     }
 }

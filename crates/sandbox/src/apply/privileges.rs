@@ -3,6 +3,8 @@
 //! Invariant: after the last of these steps nothing that this process or any descendant does can bring
 //! back what was given up.
 
+use std::os::fd::{FromRawFd, OwnedFd};
+
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
@@ -11,12 +13,11 @@ use super::{during, sys};
 use crate::plan::{Operation, Tree};
 use crate::status::{Failure, Stage};
 
-/// What root keeps inside: being the owner of files, nothing else. Without it a server that runs as
-/// root could not write to a project that belongs to somebody else, though the policy says so.
-const KEPT_BY_ROOT: CapabilitySet = CapabilitySet::CHOWN
-    .union(CapabilitySet::DAC_OVERRIDE)
-    .union(CapabilitySet::FOWNER)
-    .union(CapabilitySet::FSETID);
+/// What root keeps inside: using files as if it owned them. Without it a server that runs as root could
+/// not write to a project that belongs to somebody else, though the policy says so.
+///
+/// Not `CHOWN`: no file changes hands inside. Not `FSETID`: writing to a set-id file clears those bits.
+const KEPT_BY_ROOT: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FOWNER);
 
 /// Step `Limits`. Counts this user's processes in this user namespace only; root is never counted,
 /// which the bound of the PID namespace makes up for.
@@ -54,6 +55,17 @@ pub(super) fn drop_capabilities(tree: &Tree) -> Result<(), Failure> {
 
 /// Step `Seccomp`.
 pub(super) fn load_seccomp(program: &[u64]) -> Result<(), Failure> {
+    load(program, 0).map(drop)
+}
+
+/// Step `Seccomp`, with a descriptor at which the calls arrive that the program leaves to others.
+pub(super) fn load_seccomp_with_listener(program: &[u64]) -> Result<OwnedFd, Failure> {
+    let listener = load(program, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER)?;
+    // SAFETY: with this flag the answer is a new descriptor, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(listener as i32) })
+}
+
+fn load(program: &[u64], flags: libc::c_ulong) -> Result<i64, Failure> {
     let header = libc::sock_fprog {
         len: program.len() as u16,
         filter: program.as_ptr().cast_mut().cast::<libc::sock_filter>(),
@@ -61,7 +73,7 @@ pub(super) fn load_seccomp(program: &[u64]) -> Result<(), Failure> {
     // SAFETY: an instruction is eight bytes in the layout of `sock_filter`, and aligned for it; program
     // and header live across the call, which reads them only.
     let loaded = unsafe {
-        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const header)
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const header)
     };
-    sys::check(loaded).map_err(during(Stage::Seccomp)).map(drop)
+    sys::check(loaded).map_err(during(Stage::Seccomp))
 }

@@ -178,6 +178,17 @@ pub(crate) unsafe fn fork_into(
     Ok(Some((pid as i32, unsafe { OwnedFd::from_raw_fd(pidfd) })))
 }
 
+/// A descriptor of another process, as one of this process.
+pub(crate) fn take_descriptor(process: i32, number: i32) -> rustix::io::Result<OwnedFd> {
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    let pidfd = pidfd_open(Pid::from_raw(process).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
+    // SAFETY: no pointers; the answer is a new descriptor that nobody else owns.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), number, 0);
+        Ok(OwnedFd::from_raw_fd(check(fd)? as i32))
+    }
+}
+
 /// Ends this process at once, running nothing.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: always defined.

@@ -13,7 +13,8 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::placeholder::Held;
+use super::placeholder::{self, Held};
+use super::proof::{self, Expected};
 use super::sys::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
 use super::{at, during};
 use crate::decide::facts::Identity;
@@ -24,38 +25,64 @@ use crate::status::{CHANGED, Failure, Stage};
 /// Names in the private file system.
 const MASKED_DIRECTORY: &str = "masked-directory";
 const MASKED_FILE: &str = "masked-file";
+const PLACEHOLDER: &str = "placeholder";
 const SHARED_MEMORY: &str = "shared-memory";
+
+/// Where the private file system is mounted, out of reach once the new `/dev` is on top of it.
+const BURIED: &str = "/dev";
 
 pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<(), Failure> {
     let tree = &enforcement.tree;
     let host = sys::open_absolute(Path::new("/")).map_err(during(Stage::Sources))?;
     let files = with_many_files(tree)?;
-    let mut sources = open_sources(tree, &host, held)?;
+    let sources = open_sources(tree, &host, held)?;
     base(tree, &host)?;
     let scratch = Scratch::make(tree, enforcement.shared_memory)?;
-    scratch.bury(tree, &host)?;
+    let mut expected = Vec::with_capacity(tree.operations.len() + 2);
+    scratch.bury(tree, &host, &mut expected)?;
     let root = match tree.base {
         Base::ReadOnlyHost | Base::WritableHost => host,
         Base::Nothing => {
             let root = scratch.clone("s0", ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)?;
+            // On the old root alone: whatever else lay there would stay on top of the new one.
             sys::attach(&root, &host).map_err(during(Stage::Root))?;
             root
         }
     };
+    let attributes = match tree.base {
+        Base::Nothing => ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV,
+        _ => base_attributes(tree),
+    };
+    let with_submounts = tree.base != Base::Nothing;
+    expected.push(expect(&root, Path::new("/"), attributes, with_submounts, Stage::Root)?);
+    let mut site = Site { enforcement, held, root, scratch, sources };
     for (index, operation) in tree.operations.iter().enumerate() {
-        put(index, operation, tree, &root, &scratch, &mut sources, enforcement.processes)?;
+        expected.extend(site.put(index, operation)?);
     }
     if tree.base == Base::Nothing {
         let failed = during(Stage::Root);
-        rustix::process::fchdir(&root).map_err(&failed)?;
+        rustix::process::fchdir(&site.root).map_err(&failed)?;
         rustix::process::pivot_root(".", ".").map_err(&failed)?;
         rustix::mount::unmount(".", rustix::mount::UnmountFlags::DETACH).map_err(&failed)?;
     }
     rustix::process::chdir("/").map_err(during(Stage::Root))?;
+    proof::check(&expected)?;
     if let Some(before) = files {
         let _ = setrlimit(Resource::Nofile, before);
     }
     Ok(())
+}
+
+/// A mount that was just made, as it has to be found once the tree is whole.
+fn expect(
+    mount: &OwnedFd,
+    path: &Path,
+    attributes: u64,
+    with_submounts: bool,
+    stage: Stage,
+) -> Result<Expected, Failure> {
+    let id = sys::node_of(mount).map_err(at(stage, path))?.identity.mount;
+    Ok(Expected { id, path: path.to_owned(), attributes, with_submounts })
 }
 
 /// A policy of many places needs a descriptor for each while it is put up.
@@ -128,14 +155,18 @@ fn same(place: &OwnedFd, planned: &Identity, stage: Stage, path: &Path) -> Resul
 
 /// Step `Base`: nothing comes in from the host any more, and all that is not bound is read-only.
 fn base(tree: &Tree, host: &OwnedFd) -> Result<(), Failure> {
+    sys::mount_attributes(host, base_attributes(tree), true).map_err(during(Stage::Base))
+}
+
+/// What every mount of the host's tree is given.
+fn base_attributes(tree: &Tree) -> u64 {
     let has_own_devices = tree.operations.iter().any(|o| matches!(o, Operation::Terminals));
-    let attributes = match tree.base {
+    match tree.base {
         Base::ReadOnlyHost => ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV,
         Base::WritableHost if has_own_devices => ATTR_NOSUID | ATTR_NODEV,
         Base::WritableHost => ATTR_NOSUID,
         Base::Nothing => 0,
-    };
-    sys::mount_attributes(host, attributes, true).map_err(during(Stage::Base))
+    }
 }
 
 /// The private file system: skeletons, masks and shared memory, each a directory of its own.
@@ -170,17 +201,23 @@ impl Scratch {
         Ok(Self { mount: Some(mount) })
     }
 
-    /// Mounts it where something else will be mounted on top. A mount that is in no tree would have to
-    /// be taken apart when its descriptor is closed, for which the kernel waits for all processors;
-    /// this one goes with the whole tree.
-    fn bury(&self, tree: &Tree, host: &OwnedFd) -> Result<(), Failure> {
-        let covered = tree.operations.iter().find_map(|operation| match operation {
-            Operation::Skeleton { path, .. } => Some(path),
-            _ => None,
-        });
-        if let (Some(mount), Some(path)) = (&self.mount, covered) {
-            let place = sys::open_place(host, path).map_err(at(Stage::Scratch, path))?;
-            sys::attach(mount, place).map_err(at(Stage::Scratch, path))?;
+    /// Mounts it below the `/dev` to come. A mount that is in no tree would have to be taken apart when
+    /// its descriptor is closed, for which the kernel waits for all processors; this one goes with the
+    /// whole tree. Never on the root: there it would stay on top of the tree that becomes the root.
+    fn bury(
+        &self,
+        tree: &Tree,
+        host: &OwnedFd,
+        expected: &mut Vec<Expected>,
+    ) -> Result<(), Failure> {
+        let Some(mount) = &self.mount else { return Ok(()) };
+        let path = Path::new(BURIED);
+        let place = sys::open_place(host, path).map_err(at(Stage::Scratch, path))?;
+        sys::attach(mount, place).map_err(at(Stage::Scratch, path))?;
+        // It goes with the old root, unless the host's tree stays.
+        if tree.base != Base::Nothing {
+            let quiet = ATTR_NOSUID | ATTR_NODEV;
+            expected.push(expect(mount, path, quiet, false, Stage::Scratch)?);
         }
         Ok(())
     }
@@ -237,6 +274,7 @@ fn fill(mount: &OwnedFd, tree: &Tree) -> rustix::io::Result<()> {
     }
     if masks.0 {
         directory(Path::new(MASKED_DIRECTORY), 0)?;
+        directory(Path::new(PLACEHOLDER), placeholder::MODE)?;
     }
     if masks.1 {
         // A device that does not exist, on a mount without devices: nobody can open it, whatever
@@ -257,78 +295,118 @@ fn hide(mount: &OwnedFd, top: &Path, nodes: &[SkeletonNode]) -> rustix::io::Resu
     rustix::fs::chmodat(mount, top, mode, rustix::fs::AtFlags::empty())
 }
 
-/// Step `Tree`: one operation, in its place.
-fn put(
-    index: usize,
-    operation: &Operation,
-    tree: &Tree,
-    root: &OwnedFd,
-    scratch: &Scratch,
-    sources: &mut HashMap<usize, OwnedFd>,
-    processes: u32,
-) -> Result<(), Failure> {
-    let path = operation.path(&tree.placeholders);
-    let failed = at(Stage::Tree, &path);
-    let quiet = ATTR_NOSUID | ATTR_NODEV;
-    let mut expected = None;
-    let what = match operation {
-        Operation::Skeleton { path, .. } if path == Path::new("/") => return Ok(()),
-        Operation::Skeleton { .. } => scratch.clone(&format!("s{index}"), quiet | ATTR_RDONLY)?,
-        Operation::Mask { identity, directory, .. } => {
-            expected = identity.as_ref();
-            let name = if *directory { MASKED_DIRECTORY } else { MASKED_FILE };
-            scratch.clone(name, quiet | ATTR_RDONLY)?
+/// A mount that is ready to be put in its place.
+struct Ready {
+    mount: OwnedFd,
+    attributes: u64,
+    /// Whether mounts below it came along.
+    with_submounts: bool,
+}
+
+/// Step `Tree`: where the operations take place, and what they need.
+struct Site<'a> {
+    enforcement: &'a Enforcement,
+    held: &'a Held,
+    root: OwnedFd,
+    scratch: Scratch,
+    sources: HashMap<usize, OwnedFd>,
+}
+
+impl Site<'_> {
+    /// One operation, in its place.
+    fn put(&mut self, index: usize, operation: &Operation) -> Result<Option<Expected>, Failure> {
+        let path = operation.path(&self.enforcement.tree.placeholders);
+        let failed = at(Stage::Tree, &path);
+        let Some(ready) = self.ready(index, operation, &path)? else { return Ok(None) };
+        let Ready { mount, attributes, with_submounts } = &ready;
+        let expected = expect(mount, &path, *attributes, *with_submounts, Stage::Tree)?;
+        if is_ours(operation, &path) {
+            sys::attach_named(mount, &self.root, inside(&path)).map_err(failed)?;
+            return Ok(Some(expected));
         }
-        Operation::Bind { .. } | Operation::PinnedLink { .. } | Operation::Placeholder { .. } => {
-            let Some(source) = sources.remove(&index) else { return Ok(()) };
-            let placeholder = match operation {
-                Operation::Placeholder { index, level } => {
-                    let placeholder = &tree.placeholders[*index as usize];
-                    Some((placeholder.is_last(*level), placeholder.hidden))
+        let place = match sys::open_place(&self.root, &path) {
+            Ok(place) => place,
+            // A denied path of the kernel's own trees that the new ones do not have.
+            Err(Errno::NOENT) if matches!(operation, Operation::Mask { identity: None, .. }) => {
+                return Ok(None);
+            }
+            Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => {
+                return Err(changed(Stage::Tree, &path));
+            }
+            Err(errno) => return Err(failed(errno)),
+        };
+        if let Operation::Mask { identity: Some(identity), .. } = operation {
+            same(&place, identity, Stage::Tree, &path)?;
+        }
+        sys::attach(mount, &place).map_err(failed)?;
+        Ok(Some(expected))
+    }
+
+    /// What is to be mounted; `None` if nothing is.
+    fn ready(
+        &mut self,
+        index: usize,
+        operation: &Operation,
+        path: &Path,
+    ) -> Result<Option<Ready>, Failure> {
+        let quiet = ATTR_NOSUID | ATTR_NODEV;
+        let closed = quiet | ATTR_RDONLY;
+        let own = |mount: OwnedFd, attributes: u64| {
+            Ok(Some(Ready { mount, attributes, with_submounts: false }))
+        };
+        match operation {
+            Operation::Skeleton { path, .. } if path == Path::new("/") => Ok(None),
+            Operation::Skeleton { .. } => {
+                own(self.scratch.clone(&format!("s{index}"), closed)?, closed)
+            }
+            Operation::Mask { directory, .. } => {
+                let name = if *directory { MASKED_DIRECTORY } else { MASKED_FILE };
+                own(self.scratch.clone(name, closed)?, closed)
+            }
+            // A device is written to on a read-only mount as well; its mode and owner are not.
+            Operation::Bind { device: true, .. } => {
+                self.bound(index, path, ATTR_NOSUID | ATTR_RDONLY)
+            }
+            Operation::Bind { writable: true, .. } => self.bound(index, path, quiet),
+            Operation::Bind { .. } | Operation::PinnedLink { .. } => {
+                self.bound(index, path, closed)
+            }
+            Operation::Placeholder { index: name, level } => {
+                let placeholder = &self.enforcement.tree.placeholders[*name as usize];
+                if !self.sources.contains_key(&index) {
+                    Ok(None)
+                } else if !placeholder.is_last(*level) {
+                    self.bound(index, path, quiet)
+                } else if placeholder.hidden {
+                    own(self.scratch.clone(MASKED_DIRECTORY, closed)?, closed)
+                } else if self.held.is_placeholder(*name as usize) {
+                    // The host's own is left out of reach: somebody inside could lock it.
+                    own(self.scratch.clone(PLACEHOLDER, closed)?, closed)
+                } else {
+                    self.bound(index, path, closed)
                 }
-                _ => None,
-            };
-            let attributes = match operation {
-                Operation::Bind { writable: true, device: true, .. } => ATTR_NOSUID,
-                _ if matches!(placeholder, Some((false, _))) => quiet,
-                Operation::Bind { writable: true, .. } => quiet,
-                Operation::Bind { device: true, .. } => ATTR_NOSUID | ATTR_RDONLY,
-                _ => quiet | ATTR_RDONLY,
-            };
-            if attributes != ATTR_NOSUID {
-                sys::mount_attributes(&source, attributes, true).map_err(&failed)?;
             }
-            if placeholder == Some((true, true)) {
-                scratch.clone(MASKED_DIRECTORY, quiet | ATTR_RDONLY)?
-            } else {
-                source
+            Operation::Proc => own(proc(self.enforcement.processes)?, closed),
+            Operation::Terminals => {
+                let options = [("ptmxmode", "0666"), ("mode", "0620")];
+                let mount = sys::new_mount(c"devpts", &options, ATTR_NOSUID);
+                own(mount.map_err(at(Stage::Tree, path))?, ATTR_NOSUID)
             }
+            Operation::SharedMemory => own(self.scratch.clone(SHARED_MEMORY, quiet)?, quiet),
         }
-        Operation::Proc => proc(processes)?,
-        Operation::Terminals => {
-            let options = [("ptmxmode", "0666"), ("mode", "0620")];
-            sys::new_mount(c"devpts", &options, ATTR_NOSUID).map_err(&failed)?
-        }
-        Operation::SharedMemory => scratch.clone(SHARED_MEMORY, quiet)?,
-    };
-    if is_ours(operation, &path) {
-        return sys::attach_named(&what, root, inside(&path)).map_err(failed);
     }
-    let place = match sys::open_place(root, &path) {
-        Ok(place) => place,
-        // A denied path of the kernel's own trees that the new ones do not have.
-        Err(Errno::NOENT) if matches!(operation, Operation::Mask { identity: None, .. }) => {
-            return Ok(());
-        }
-        Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => {
-            return Err(changed(Stage::Tree, &path));
-        }
-        Err(errno) => return Err(failed(errno)),
-    };
-    if let Some(identity) = expected {
-        same(&place, identity, Stage::Tree, &path)?;
+
+    /// What was taken from the host, with these attributes from here on.
+    fn bound(
+        &mut self,
+        index: usize,
+        path: &Path,
+        attributes: u64,
+    ) -> Result<Option<Ready>, Failure> {
+        let Some(mount) = self.sources.remove(&index) else { return Ok(None) };
+        sys::mount_attributes(&mount, attributes, true).map_err(at(Stage::Tree, path))?;
+        Ok(Some(Ready { mount, attributes, with_submounts: true }))
     }
-    sys::attach(&what, &place).map_err(failed)
 }
 
 /// Whether the place is in `/dev` as it was just built, where nobody else changes names.

@@ -31,6 +31,11 @@ impl AccessMap {
             .or_insert(access);
     }
 
+    /// Forgets all entries but these.
+    pub fn retain(&mut self, mut keep: impl FnMut(&Path, AccessMode) -> bool) {
+        self.named.retain(|path, access| keep(Path::new(path), *access));
+    }
+
     /// Adds an entry that decides, whatever others say of the same path.
     pub fn set(&mut self, path: PathBuf, access: AccessMode) {
         self.named.insert(path.into_os_string(), access);

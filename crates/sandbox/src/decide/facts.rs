@@ -56,6 +56,41 @@ pub trait Facts {
     fn list(&self, path: &Path) -> io::Result<Vec<(OsString, NodeKind)>>;
     /// The first bytes of a small file.
     fn read_start(&self, path: &Path) -> io::Result<Vec<u8>>;
+    /// Everything that is mounted.
+    fn mounts(&self) -> io::Result<Vec<Mount>> {
+        Ok(Vec::new())
+    }
+}
+
+/// A mount, as the kernel's table tells of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// Its number, as in [`Identity::mount`].
+    pub id: u64,
+    /// The file system it shows. Mounts of the same file system show the same files.
+    pub file_system: (u32, u32),
+    /// The directory of the file system that it shows.
+    pub root: PathBuf,
+    /// Where it is.
+    pub point: PathBuf,
+    /// The type of the file system.
+    pub kind: String,
+}
+
+/// What a path could not be followed beyond.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Obstacle {
+    /// The directory that may not be entered, the file that is no directory, the link too many.
+    pub path: PathBuf,
+    /// What the system said.
+    pub errno: i32,
+}
+
+impl Obstacle {
+    /// The answer to looking something up in a directory.
+    pub(super) fn looking_up(directory: &Path, error: &io::Error) -> Self {
+        Self { path: directory.to_owned(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
+    }
 }
 
 /// Where a path leads once every link in it has been followed.
@@ -66,7 +101,7 @@ pub enum Place {
     /// It does not: the last directory on the way that exists, and the names missing below it.
     Missing(PathBuf, Vec<OsString>),
     /// A component is not a directory or may not be entered, or the links go round in circles.
-    Unreachable,
+    Unreachable(Obstacle),
 }
 
 /// Follows paths, remembering every answer for as long as one policy is being prepared.
@@ -162,40 +197,46 @@ impl<'a> Resolver<'a> {
         let mut pending: Vec<OsString> = names(path).map(OsStr::to_owned).collect();
         pending.reverse();
         let mut here = PathBuf::from("/");
-        let Ok(Some(mut node)) = self.lookup(&here) else { return Place::Unreachable };
+        let mut node = match self.directory(&here) {
+            Ok(root) => root,
+            Err(obstacle) => return Place::Unreachable(obstacle),
+        };
         let mut links = 0;
         while let Some(name) = pending.pop() {
             if name == ".." {
                 here.pop();
-                match self.lookup(&here) {
-                    Ok(Some(parent)) => node = parent,
-                    _ => return Place::Unreachable,
-                }
+                node = match self.directory(&here) {
+                    Ok(parent) => parent,
+                    Err(obstacle) => return Place::Unreachable(obstacle),
+                };
                 continue;
             }
             if node.kind != NodeKind::Directory {
-                return Place::Unreachable;
+                return Place::Unreachable(Obstacle { path: here, errno: libc::ENOTDIR });
             }
             here.push(&name);
             match self.lookup(&here) {
                 Ok(Some(found)) if found.kind == NodeKind::Link => {
                     links += 1;
-                    let Ok(target) = self.facts.read_link(&here) else {
-                        return Place::Unreachable;
+                    let target = match self.facts.read_link(&here) {
+                        Ok(target) if links <= MAX_LINKS => target,
+                        Ok(_) => {
+                            return Place::Unreachable(Obstacle { path: here, errno: libc::ELOOP });
+                        }
+                        Err(error) => {
+                            return Place::Unreachable(Obstacle::looking_up(&here, &error));
+                        }
                     };
-                    if links > MAX_LINKS {
-                        return Place::Unreachable;
-                    }
                     self.links.push((here.clone(), target.clone()));
                     if target.is_absolute() {
                         here = PathBuf::from("/");
                     } else {
                         here.pop();
                     }
-                    match self.lookup(&here) {
-                        Ok(Some(parent)) => node = parent,
-                        _ => return Place::Unreachable,
-                    }
+                    node = match self.directory(&here) {
+                        Ok(parent) => parent,
+                        Err(obstacle) => return Place::Unreachable(obstacle),
+                    };
                     let mut names: Vec<OsString> = names(&target).map(OsStr::to_owned).collect();
                     names.reverse();
                     pending.extend(names);
@@ -204,13 +245,28 @@ impl<'a> Resolver<'a> {
                 Ok(None) => {
                     here.pop();
                     let mut missing = vec![name];
-                    missing.extend(pending.into_iter().rev());
+                    // What comes after `..` is not below the missing name, and is not reached without.
+                    if pending.iter().all(|name| name != "..") {
+                        missing.extend(pending.into_iter().rev());
+                    }
                     return Place::Missing(here, missing);
                 }
-                Err(_) => return Place::Unreachable,
+                Err(error) => {
+                    here.pop();
+                    return Place::Unreachable(Obstacle::looking_up(&here, &error));
+                }
             }
         }
         Place::Found(here, node)
+    }
+
+    /// What is at a directory on the way.
+    fn directory(&mut self, path: &Path) -> Result<Node, Obstacle> {
+        match self.lookup(path) {
+            Ok(Some(node)) => Ok(node),
+            Ok(None) => Err(Obstacle { path: path.to_owned(), errno: libc::ENOENT }),
+            Err(error) => Err(Obstacle::looking_up(parent(path).unwrap_or(path), &error)),
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Protected metadata: what belongs to the tools around a project, not to what runs inside it.
 //!
 //! Invariant: below every writable root the top-level [`NAMES`] stay read-only unless an entry names
-//! them; in a workspace root they cannot come into being either. Otherwise a command could leave a
-//! hook behind that runs later, outside the sandbox.
+//! them; in a workspace root they cannot come into being either. What `.git` leads to, by a link, a
+//! pointer file or a `commondir` file, is protected with it, whether it exists yet or not. Otherwise a
+//! command could leave a hook behind that runs later, outside the sandbox.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -12,8 +13,9 @@ use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
-use super::facts::{Node, NodeKind, Place, Resolver};
-use super::policy::{ProtectedName, Region, ResolvedPolicy};
+use super::facts::{Node, NodeKind, Obstacle, Place, Resolver};
+use super::policy::{PolicyError, ProtectedName, Region, ResolvedPolicy};
+use super::way::Way;
 
 /// The protected names.
 pub const NAMES: [&str; 3] = [".git", ".agents", ".codex"];
@@ -23,7 +25,8 @@ pub(super) fn protect(
     policy: &mut ResolvedPolicy,
     workspace_roots: &[PathBuf],
     resolver: &mut Resolver<'_>,
-) {
+    ways: &mut Vec<Way>,
+) -> Result<(), PolicyError> {
     let is_writable = |root: &&PathBuf| policy.access.access(root) == AccessMode::Write;
     let workspaces: HashSet<PathBuf> =
         workspace_roots.iter().filter(is_writable).cloned().collect();
@@ -35,8 +38,7 @@ pub(super) fn protect(
         .filter(|path| !workspaces.contains(*path));
     let roots: Vec<&PathBuf> = writable.chain(&workspaces).collect();
     // Decided on the entries alone, before any of the additions below.
-    let mut added: Vec<(PathBuf, Node)> = Vec::new();
-    let (mut protected, mut pinned) = (Vec::new(), Vec::new());
+    let mut found = Protected { resolver, ways, places: Vec::new(), missing: Vec::new() };
     let mut path = PathBuf::new();
     for root in roots {
         path.clone_from(root);
@@ -46,60 +48,134 @@ pub(super) fn protect(
             if policy.access.named(&path).is_some() {
                 continue;
             }
-            let found = match resolver.facts().lookup(&path) {
-                Ok(node) => Some(node),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                Err(_) => continue,
-            };
-            match found {
-                None if workspaces.contains(root) => protected.push(ProtectedName {
-                    parent: root.clone(),
-                    missing: vec![OsString::from(name)],
-                    access: AccessMode::Read,
-                }),
-                None => {}
-                Some(node) if node.kind == NodeKind::Link => {
-                    if let Place::Found(target, node) = resolver.resolve(&path) {
-                        added.push((target, node));
+            match found.resolver.facts().lookup(&path) {
+                Ok(node) => found.name(&path, node)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    if workspaces.contains(root) {
+                        found.missing.push(ProtectedName {
+                            parent: root.clone(),
+                            missing: vec![OsString::from(name)],
+                            access: AccessMode::Read,
+                        });
                     }
-                    pinned.push((path.clone(), node));
                 }
-                Some(node) => {
-                    if name == ".git"
-                        && node.kind == NodeKind::File
-                        && let Some(target) = pointed_to(&path, resolver)
-                    {
-                        added.push(target);
-                    }
-                    added.push((path.clone(), node));
+                Err(error) => {
+                    let obstacle = Obstacle::looking_up(root, &error);
+                    found.ways.push(Way::blocked(path.clone(), obstacle));
                 }
             }
         }
     }
-    policy.protected.append(&mut protected);
-    policy.pinned_links.extend(pinned);
+    let Protected { mut places, mut missing, .. } = found;
+    policy.protected.append(&mut missing);
     let stays_writable = |(path, _): &(PathBuf, Node)| {
         policy.access.access(path) != AccessMode::Write || policy.access.named(path).is_some()
     };
-    added.retain(|place| !stays_writable(place));
-    for (path, node) in added {
-        let region = Region { access: AccessMode::Read, node, named: true };
+    places.retain(|place| !stays_writable(place));
+    for (path, node) in places {
         policy.access.insert(path.clone(), AccessMode::Read);
-        policy.regions.push((path, region));
+        policy.regions.push((path, Region { access: AccessMode::Read, node }));
+    }
+    Ok(())
+}
+
+fn unreadable(name: &Path, at: &Path, error: &io::Error) -> PolicyError {
+    PolicyError::Unreachable {
+        name: name.to_owned(),
+        at: at.to_owned(),
+        why: io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO)).to_string(),
     }
 }
 
-/// The directory a `.git` pointer file (`gitdir: PATH`) leads to.
-fn pointed_to(file: &Path, resolver: &mut Resolver<'_>) -> Option<(PathBuf, Node)> {
-    let text = resolver.facts().read_start(file).ok()?;
-    let line = text.strip_prefix(b"gitdir:")?.split(|&b| b == b'\n' || b == b'\r').next()?;
-    let target = line.trim_ascii();
-    if target.is_empty() {
-        return None;
+/// What has to be protected, as it is found.
+struct Protected<'r, 'f> {
+    resolver: &'r mut Resolver<'f>,
+    ways: &'r mut Vec<Way>,
+    places: Vec<(PathBuf, Node)>,
+    missing: Vec<ProtectedName>,
+}
+
+impl Protected<'_, '_> {
+    /// One of the names, which exists.
+    fn name(&mut self, path: &Path, node: Node) -> Result<(), PolicyError> {
+        let is_git = path.file_name() == Some(OsStr::new(".git"));
+        let (place, node) = if node.kind == NodeKind::Link {
+            match self.follow(path) {
+                Some(found) => found,
+                None => return Ok(()),
+            }
+        } else {
+            self.places.push((path.to_owned(), node));
+            (path.to_owned(), node)
+        };
+        if !is_git {
+            return Ok(());
+        }
+        match node.kind {
+            NodeKind::Directory => self.common_directory(&place),
+            NodeKind::File => {
+                let text = self.read(&place)?;
+                let Some(target) = text.strip_prefix(b"gitdir:").and_then(first_line) else {
+                    return Ok(());
+                };
+                let around = place.parent().unwrap_or(&place);
+                match self.follow(&around.join(target)) {
+                    Some((directory, _)) => self.common_directory(&directory),
+                    None => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
     }
-    let target = file.parent()?.join(OsStr::from_bytes(target));
-    match resolver.resolve(&target) {
-        Place::Found(path, node) => Some((path, node)),
-        _ => None,
+
+    /// A worktree's directory names the one it shares with others, where hooks and configuration are.
+    fn common_directory(&mut self, directory: &Path) -> Result<(), PolicyError> {
+        let file = directory.join("commondir");
+        match self.resolver.facts().lookup(&file) {
+            Ok(_) => {}
+            Err(error)
+                if matches!(error.raw_os_error(), None | Some(libc::ENOENT | libc::ENOTDIR)) =>
+            {
+                return Ok(());
+            }
+            Err(error) => return Err(unreadable(&file, directory, &error)),
+        }
+        let Some((file, _)) = self.follow(&file) else { return Ok(()) };
+        let text = self.read(&file)?;
+        if let Some(target) = first_line(&text) {
+            self.follow(&directory.join(target));
+        }
+        Ok(())
     }
+
+    fn read(&self, path: &Path) -> Result<Vec<u8>, PolicyError> {
+        self.resolver.facts().read_start(path).map_err(|error| unreadable(path, path, &error))
+    }
+
+    /// Protects what a path leads to, and the links on its way; `None` if it leads nowhere yet.
+    fn follow(&mut self, path: &Path) -> Option<(PathBuf, Node)> {
+        let before = self.resolver.links.len();
+        let place = self.resolver.resolve(path);
+        let links: Vec<PathBuf> =
+            self.resolver.links[before..].iter().map(|(link, _)| link.clone()).collect();
+        let (found, obstacle) = match place {
+            Place::Found(path, node) => (Some((path, node)), None),
+            Place::Missing(parent, missing) => {
+                self.missing.push(ProtectedName { parent, missing, access: AccessMode::Read });
+                (None, None)
+            }
+            Place::Unreachable(obstacle) => (None, Some(obstacle)),
+        };
+        self.places.extend(found.clone());
+        // As for something denied: the links stay, and what blocks the way must not give way.
+        let (name, access) = (path.to_owned(), AccessMode::Deny);
+        self.ways.push(Way { name, access, place: None, links, obstacle });
+        found
+    }
+}
+
+/// The first line of a small file, as a path.
+fn first_line(text: &[u8]) -> Option<&OsStr> {
+    let line = text.split(|&byte| byte == b'\n' || byte == b'\r').next()?.trim_ascii();
+    (!line.is_empty()).then(|| OsStr::from_bytes(line))
 }

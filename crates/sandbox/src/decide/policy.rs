@@ -16,8 +16,10 @@ use codex_exec_server_protocol::{
 use super::access::AccessMap;
 use super::facts::{Facts, Node, NodeKind, Place, Resolver};
 use super::glob::{Glob, GlobError};
-use super::order::order;
-use super::{metadata, scan};
+use super::order::{is_within, order};
+use super::way::{self, Way};
+use super::written::Written;
+use super::{alias, metadata, scan};
 use crate::{Limits, OwnFiles};
 
 /// What a program needs to start; those that exist.
@@ -61,6 +63,37 @@ pub enum PolicyError {
     /// `subpath` has to stay below the workspace root.
     #[error("subpath `{0}` of project_roots leaves the workspace root")]
     Subpath(String),
+    /// A pattern reaches deeper than it was expanded.
+    #[error(
+        "the glob patterns go on below `{0}`, deeper than they are expanded; set \
+         `glob_scan_max_depth`, or narrow them"
+    )]
+    GlobDepth(PathBuf),
+    /// A grant by way of a link that may lead anywhere tomorrow.
+    #[error(
+        "`{}` cannot be granted: `{}` is a link in a directory that sandboxed processes can write to; \
+         name the place it leads to, or put a directory in its place",
+        .name.display(), .link.display()
+    )]
+    Link {
+        /// As the policy names it.
+        name: PathBuf,
+        /// The link.
+        link: PathBuf,
+    },
+    /// What is named cannot be looked at, so it cannot be protected.
+    #[error("`{}` cannot be protected or granted: `{}`: {why}", .name.display(), .at.display())]
+    Unreachable {
+        /// As the policy names it, or as it follows from what it names.
+        name: PathBuf,
+        /// Where it ends.
+        at: PathBuf,
+        /// What the system said.
+        why: String,
+    },
+    /// Without the mounts nobody knows what else leads to a place.
+    #[error("the table of mounts cannot be read: {0}")]
+    Mounts(String),
     /// A denial of something this version does not know cannot be kept.
     #[error("the policy denies a special path of unknown kind: {0}")]
     UnknownDenied(String),
@@ -82,9 +115,6 @@ pub struct Region {
     pub access: AccessMode,
     /// What is there.
     pub node: Node,
-    /// Named as a path, so that the name has to go on meaning this place. A file that only matched a
-    /// pattern is hidden wherever it is moved, and its name is free.
-    pub named: bool,
 }
 
 /// A name that has to stay absent.
@@ -113,8 +143,30 @@ pub struct ResolvedPolicy {
     pub pinned_links: BTreeMap<PathBuf, Node>,
     /// Everything that was looked at on the way.
     pub known: HashMap<OsString, Option<Node>>,
+    /// Places that are to be written and do not exist.
+    pub missing_roots: Vec<MissingRoot>,
+    /// The policy's own bound kept patterns from being expanded as deep as they go.
+    pub globs_cut: bool,
     /// Whether the network can be reached.
     pub network: NetworkPolicy,
+}
+
+/// A place that is to be written and does not exist.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingRoot {
+    /// The directory that exists, without links.
+    pub parent: PathBuf,
+    /// The names that are missing below it.
+    pub missing: Vec<OsString>,
+}
+
+/// What a server knows besides the policy and the file system.
+#[derive(Debug, Clone, Copy)]
+pub struct ServerState<'a> {
+    /// Files of its own that no policy opens.
+    pub own_files: &'a OwnFiles,
+    /// Where its sandboxes could have put links.
+    pub written: &'a Written,
 }
 
 /// What there is to enforce.
@@ -134,7 +186,7 @@ pub fn resolve(
     around: Surroundings<'_>,
     facts: &dyn Facts,
     limits: &Limits,
-    own: &OwnFiles,
+    server: ServerState<'_>,
 ) -> Result<Resolved, PolicyError> {
     let network = context.permissions.network();
     let PermissionProfile::Managed {
@@ -161,8 +213,11 @@ pub fn resolve(
             links: BTreeMap::new(),
             pinned_links: BTreeMap::new(),
             known: HashMap::new(),
+            missing_roots: Vec::new(),
+            globs_cut: false,
             network,
         },
+        ways: Vec::new(),
     };
     let cwd = context.cwd.as_ref().map(PathUri::as_path).or(around.cwd);
     let roots: Vec<&Path> = if context.project_root_is_cwd {
@@ -171,18 +226,17 @@ pub fn resolve(
         context.workspace_roots.iter().map(PathUri::as_path).collect()
     };
     let globs = resolving.entries(file_system, cwd, &roots, around.tmpdir)?;
-    let matches = scan::expand(
-        &globs,
-        cwd,
-        file_system.glob_scan_max_depth.map_or(limits.glob_depth, |d| d.get() as usize),
-        limits,
-        &mut resolving.resolver,
-    )?;
-    for path in matches {
+    let own_depth = file_system.glob_scan_max_depth.map(|depth| depth.get() as usize);
+    let base = resolving.glob_base(&globs, cwd);
+    let found = scan::expand(&globs, base.as_deref(), own_depth, limits, &mut resolving.resolver)?;
+    for path in found.matches {
         resolving.pattern_match(&path);
     }
-    resolving.own_files(own);
-    let Resolving { mut resolver, mut policy } = resolving;
+    resolving.ways.extend(found.blocked);
+    resolving.policy.globs_cut = found.cut;
+    resolving.own_trees();
+    resolving.own_files(server.own_files);
+    let Resolving { mut resolver, mut policy, mut ways } = resolving;
     let roots: Vec<PathBuf> = roots
         .iter()
         .filter_map(|root| match resolver.resolve(root) {
@@ -192,7 +246,11 @@ pub fn resolve(
         })
         .collect();
     merge(&mut policy.regions);
-    metadata::protect(&mut policy, &roots, &mut resolver);
+    metadata::protect(&mut policy, &roots, &mut resolver, &mut ways)?;
+    way::check(&ways, &mut policy, server.written, &mut resolver)?;
+    ways.clear();
+    alias::close(&mut policy, &mut resolver, &mut ways)?;
+    way::check(&ways, &mut policy, server.written, &mut resolver)?;
     merge(&mut policy.regions);
     // Only where it could be created does a missing name need protection.
     let access = &policy.access;
@@ -207,6 +265,8 @@ pub fn resolve(
 struct Resolving<'a> {
     resolver: Resolver<'a>,
     policy: ResolvedPolicy,
+    /// The ways that are not plain.
+    ways: Vec<Way>,
 }
 
 /// Sorts regions, and makes one of several at the same path.
@@ -216,7 +276,6 @@ fn merge(regions: &mut Vec<(PathBuf, Region)>) {
         let same = path.as_os_str() == above.as_os_str();
         if same {
             kept.access = kept.access.max(next.access);
-            kept.named |= next.named;
         }
         same
     });
@@ -283,48 +342,97 @@ impl Resolving<'_> {
     }
 
     fn entry(&mut self, path: &Path, access: AccessMode, skip_missing: bool) {
-        match self.resolver.resolve(path) {
-            Place::Found(path, node) => self.region(path, node, access, true),
+        match self.follow(path, access) {
+            Place::Found(path, node) => self.region(path, node, access),
             Place::Missing(parent, missing) if !skip_missing => {
                 let mut path = parent.clone();
                 path.extend(&missing);
                 self.policy.access.insert(path, access);
-                if access != AccessMode::Write {
+                if access == AccessMode::Write {
+                    self.policy.missing_roots.push(MissingRoot { parent, missing });
+                } else {
                     self.policy.protected.push(ProtectedName { parent, missing, access });
                 }
             }
-            // What cannot be reached from here cannot be reached by the process either: it runs as
-            // the same user.
-            Place::Missing(..) | Place::Unreachable => {}
+            Place::Missing(..) | Place::Unreachable(_) => {}
         }
     }
 
-    /// What no entry opens: the server's credentials, and the programs it runs outside.
+    /// Follows a path, and remembers its way if it is not plain.
+    fn follow(&mut self, path: &Path, access: AccessMode) -> Place {
+        let before = self.resolver.links.len();
+        let place = self.resolver.resolve(path);
+        let links: Vec<PathBuf> =
+            self.resolver.links[before..].iter().map(|(link, _)| link.clone()).collect();
+        let (leads_to, obstacle) = match &place {
+            Place::Found(path, _) => (Some(path.clone()), None),
+            Place::Missing(parent, missing) => {
+                (missing.first().map(|name| parent.join(name)), None)
+            }
+            Place::Unreachable(obstacle) => (None, Some(obstacle.clone())),
+        };
+        if !links.is_empty() || obstacle.is_some() {
+            let name = path.to_owned();
+            self.ways.push(Way { name, access, place: leads_to, links, obstacle });
+        }
+        place
+    }
+
+    /// The directory that relative patterns begin at, without links.
+    fn glob_base(&mut self, globs: &[Glob], cwd: Option<&Path>) -> Option<PathBuf> {
+        let cwd = cwd.filter(|_| globs.iter().any(|glob| !glob.absolute))?;
+        match self.follow(cwd, AccessMode::Deny) {
+            Place::Found(path, _) => Some(path),
+            // Nothing is there that could match; what is in the way is remembered.
+            Place::Missing(..) | Place::Unreachable(_) => None,
+        }
+    }
+
+    /// Every sandbox has a `/dev` and a `/proc` of its own, whatever is said of the host's: of the former
+    /// nothing is seen but what an entry names inside of it, and into the latter nothing is written.
+    fn own_trees(&mut self) {
+        self.policy.access.set("/dev".into(), AccessMode::Deny);
+        self.policy.access.set("/proc".into(), AccessMode::Read);
+    }
+
+    /// What no entry opens: the server's credentials, and the programs it runs outside. Nor does an entry
+    /// for something inside of them.
     fn own_files(&mut self, own: &OwnFiles) {
-        for (paths, access) in [(&own.denied, AccessMode::Deny), (&own.read_only, AccessMode::Read)]
-        {
+        for (paths, most) in [(&own.denied, AccessMode::Deny), (&own.read_only, AccessMode::Read)] {
             for path in paths {
-                if let Place::Found(path, node) = self.resolver.resolve(path)
-                    && (access == AccessMode::Deny
-                        || self.policy.access.access(&path) == AccessMode::Write)
-                {
-                    self.policy.access.set(path.clone(), access);
-                    self.policy.regions.retain(|(other, _)| *other != path);
-                    self.policy.regions.push((path, Region { access, node, named: true }));
+                let Place::Found(path, node) = self.resolver.resolve(path) else { continue };
+                let above = |access| match most {
+                    AccessMode::Deny => access != AccessMode::Deny,
+                    _ => access == AccessMode::Write,
+                };
+                let policy = &mut self.policy;
+                let reads_only = most == AccessMode::Read && above(policy.access.access(&path));
+                let opens = |place: &Path, access| above(access) && is_within(place, &path);
+                policy.regions.retain(|(place, region)| !opens(place, region.access));
+                policy.protected.retain(|name| !opens(&name.parent, name.access));
+                policy.access.retain(|place, access| !opens(place, access));
+                if reads_only || above(policy.access.access(&path)) {
+                    self.region(path, node, most);
                 }
             }
         }
     }
 
+    /// A name that a pattern matches. If it is a link, what it leads to is denied, and the link stays.
     fn pattern_match(&mut self, path: &Path) {
-        if let Place::Found(path, node) = self.resolver.resolve(path) {
-            self.region(path, node, AccessMode::Deny, false);
+        let place = self.follow(path, AccessMode::Deny);
+        // A link that leads nowhere gives nothing away.
+        if let Some(way) = self.ways.last_mut().filter(|way| way.name == path) {
+            way.obstacle = None;
+        }
+        if let Place::Found(path, node) = place {
+            self.region(path, node, AccessMode::Deny);
         }
     }
 
-    fn region(&mut self, path: PathBuf, node: Node, access: AccessMode, named: bool) {
+    fn region(&mut self, path: PathBuf, node: Node, access: AccessMode) {
         self.policy.access.insert(path.clone(), access);
-        self.policy.regions.push((path, Region { access, node, named }));
+        self.policy.regions.push((path, Region { access, node }));
     }
 }
 
@@ -353,20 +461,6 @@ impl ResolvedPolicy {
     pub fn region(&self, path: &Path) -> Option<&Region> {
         let found = self.regions.binary_search_by(|(at, _)| order(at, path));
         found.ok().map(|index| &self.regions[index].1)
-    }
-
-    /// Whether anything at all is kept from being read.
-    pub fn restricts_reading(&self) -> bool {
-        self.access.named(Path::new("/")).is_none_or(|access| access == AccessMode::Deny)
-            || self.access.iter().any(|(_, access)| access == AccessMode::Deny)
-    }
-
-    /// Whether anything at all is kept from being written.
-    pub fn restricts_writing(&self) -> bool {
-        self.access.named(Path::new("/")) != Some(AccessMode::Write)
-            || self.regions.iter().any(|(_, region)| region.access != AccessMode::Write)
-            || !self.protected.is_empty()
-            || !self.pinned_links.is_empty()
     }
 }
 

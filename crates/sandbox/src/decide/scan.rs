@@ -1,15 +1,17 @@
 //! Expanding glob patterns to the files that exist.
 //!
 //! Invariant: bounded in depth, in names looked at and in matches, and refused beyond, never cut
-//! short: a pattern that was expanded only in part would deny less than asked. Links are matched but
-//! not walked through. A name that only literals can match is looked up, not searched for.
+//! short: a pattern that was expanded only in part would deny less than asked. A directory that cannot be
+//! listed is reported. Links are matched but not walked through. A name that only literals can match is looked up, not searched for.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use super::facts::{NodeKind, Resolver};
+use super::facts::{NodeKind, Obstacle, Resolver};
 use super::glob::{Glob, Position};
 use super::policy::PolicyError;
+use super::way::Way;
 use crate::Limits;
 
 /// A directory still to be looked at.
@@ -20,14 +22,27 @@ struct Pending {
     states: Vec<(usize, Position)>,
 }
 
-/// Every path that one of the patterns matches.
+/// What expanding found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Every path that one of the patterns matches.
+    pub(super) matches: Vec<PathBuf>,
+    /// Where it could not look.
+    pub(super) blocked: Vec<Way>,
+    /// The policy's own bound ended it before the patterns did.
+    pub(super) cut: bool,
+}
+
+/// Expands the patterns below their bases. `own_depth` is the policy's own bound, beyond which it asks
+/// for nothing; without one the patterns are expanded to their end or refused.
 pub(super) fn expand(
     globs: &[Glob],
-    cwd: Option<&Path>,
-    max_depth: usize,
+    base: Option<&Path>,
+    own_depth: Option<usize>,
     limits: &Limits,
     resolver: &mut Resolver<'_>,
-) -> Result<Vec<PathBuf>, PolicyError> {
+) -> Result<Found, PolicyError> {
+    let max_depth = own_depth.unwrap_or(limits.glob_depth);
     let mut pending = Vec::new();
     for absolute in [false, true] {
         let mut states = Vec::new();
@@ -36,15 +51,15 @@ pub(super) fn expand(
             glob.close(Glob::START, &mut positions);
             states.extend(positions.into_iter().map(|position| (index, position)));
         }
-        let base = if absolute { Some(Path::new("/")) } else { cwd };
+        let base = if absolute { Some(Path::new("/")) } else { base };
         if let Some(base) = base.filter(|_| !states.is_empty()) {
             pending.push(Pending { path: base.to_owned(), depth: 0, states });
         }
     }
-    let mut matches = Vec::new();
+    let mut found = Found::default();
     let mut looked_at = 0;
     while let Some(directory) = pending.pop() {
-        let (names, searched) = names_in(&directory, globs, resolver);
+        let (names, searched) = names_in(&directory, globs, resolver, &mut found.blocked);
         // The literal beginning of a pattern is no search, so it does not count as depth.
         let depth = directory.depth + usize::from(searched);
         looked_at += names.len();
@@ -63,32 +78,42 @@ pub(super) fn expand(
             }
             if matched {
                 // All below a matching directory is denied with it.
-                matches.push(directory.path.join(&name));
-                if matches.len() > limits.glob_matches {
+                found.matches.push(directory.path.join(&name));
+                if found.matches.len() > limits.glob_matches {
                     return Err(PolicyError::GlobMatches(limits.glob_matches));
                 }
-            } else if kind == NodeKind::Directory && depth < max_depth {
-                states.sort_unstable();
-                states.dedup();
-                if !states.is_empty() {
-                    let path = directory.path.join(&name);
-                    // The kernel's own trees have no files that a pattern could mean.
-                    if !matches!(path.to_str(), Some("/proc" | "/sys" | "/dev")) {
-                        pending.push(Pending { path, depth, states });
-                    }
+            } else if kind == NodeKind::Directory && !states.is_empty() {
+                let path = directory.path.join(&name);
+                // The kernel's own trees have no files that a pattern could mean.
+                if matches!(path.to_str(), Some("/proc" | "/sys" | "/dev")) {
+                    continue;
+                }
+                if depth < max_depth {
+                    states.sort_unstable();
+                    states.dedup();
+                    pending.push(Pending { path, depth, states });
+                } else if own_depth.is_some() {
+                    found.cut = true;
+                } else {
+                    return Err(PolicyError::GlobDepth(path));
                 }
             }
         }
     }
-    matches.sort();
-    Ok(matches)
+    found.matches.sort();
+    Ok(found)
 }
 
 fn names_in(
     directory: &Pending,
     globs: &[Glob],
     resolver: &mut Resolver<'_>,
+    blocked: &mut Vec<Way>,
 ) -> (Vec<(OsString, NodeKind)>, bool) {
+    let mut blocked_by = |error: &io::Error| {
+        let obstacle = Obstacle::looking_up(&directory.path, error);
+        blocked.push(Way::blocked(directory.path.clone(), obstacle));
+    };
     let literals: Option<Vec<&OsStr>> =
         directory.states.iter().map(|&(index, position)| globs[index].literal(position)).collect();
     match literals {
@@ -97,13 +122,20 @@ fn names_in(
             names.dedup();
             let mut found = Vec::new();
             for name in names {
-                if let Ok(Some(node)) = resolver.lookup(&directory.path.join(name)) {
-                    found.push((name.to_owned(), node.kind));
+                match resolver.lookup(&directory.path.join(name)) {
+                    Ok(Some(node)) => found.push((name.to_owned(), node.kind)),
+                    Ok(None) => {}
+                    Err(error) => blocked_by(&error),
                 }
             }
             (found, false)
         }
-        // A directory that cannot be listed here cannot be listed by the process either.
-        None => (resolver.facts().list(&directory.path).unwrap_or_default(), true),
+        None => match resolver.facts().list(&directory.path) {
+            Ok(names) => (names, true),
+            Err(error) => {
+                blocked_by(&error);
+                (Vec::new(), true)
+            }
+        },
     }
 }

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::watch::{Changes, Watches};
 use crate::apply::sys;
-use crate::decide::facts::{Facts, Identity, Node, NodeKind};
+use crate::decide::facts::{Facts, Identity, Mount, Node, NodeKind};
 use crate::decide::order::parent;
 use crate::host::{self, HostFacts, Look};
 
@@ -126,7 +126,9 @@ impl Witness {
         match self.watches.changes() {
             Changes::None => {}
             Changes::Missed => return false,
-            Changes::Told { watches, mounts } => {
+            // Other names may lead to what the plan protects.
+            Changes::Told { mounts: true, .. } => return false,
+            Changes::Told { watches, .. } => {
                 for told in watches {
                     for &index in self.by_watch.get(&told.watch).into_iter().flatten() {
                         let directory = &mut self.directories[index];
@@ -136,7 +138,6 @@ impl Witness {
                         }
                     }
                 }
-                self.directories.iter_mut().for_each(|directory| directory.changed |= mounts);
             }
         }
         self.directories.iter_mut().filter(|directory| directory.changed).all(Directory::holds)
@@ -311,6 +312,11 @@ impl Facts for Recording {
     fn list(&self, path: &Path) -> io::Result<Vec<(OsString, NodeKind)>> {
         self.0.borrow_mut().spoilt = true;
         HostFacts::default().list(path)
+    }
+
+    /// Not remembered: the kernel tells of every change to the mounts.
+    fn mounts(&self) -> io::Result<Vec<Mount>> {
+        HostFacts::default().mounts()
     }
 
     fn read_start(&self, path: &Path) -> io::Result<Vec<u8>> {

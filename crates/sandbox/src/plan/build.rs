@@ -16,7 +16,7 @@ use crate::Limits;
 use crate::capabilities::Capabilities;
 use crate::decide::facts::{Facts, NodeKind};
 use crate::decide::order::{ancestors, is_within, order, parent};
-use crate::decide::policy::{Resolved, ResolvedPolicy};
+use crate::decide::policy::{Region, Resolved, ResolvedPolicy};
 
 /// Why a policy cannot be enforced here. Nothing has run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -39,6 +39,9 @@ pub enum PlanError {
         limit: usize,
     },
 }
+
+/// Where devices are.
+const DEV: &str = "/dev";
 
 /// The devices every program may expect.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
@@ -76,7 +79,7 @@ pub(crate) fn build(
                     limit: limits.placeholders,
                 });
             }
-            (tree(policy, facts), Some(rules(policy)), policy.network)
+            (tree(policy, facts)?, Some(rules(policy)), policy.network)
         }
     };
     let mut enforcement = Enforcement {
@@ -103,7 +106,7 @@ struct Enclosing<'a> {
     mask: Option<usize>,
 }
 
-fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
+fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Result<Tree, PlanError> {
     let root = Path::new("/");
     let (base, root_access) = match policy.region(root).map(|region| region.access) {
         Some(AccessMode::Write) => (Base::WritableHost, AccessMode::Write),
@@ -116,8 +119,9 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
         stack[0].skeleton = Some(building.skeleton(root, true));
     }
     building.kernel_trees(policy, facts, stack[0].skeleton);
+    let dev = Path::new(DEV);
     for (path, region) in &policy.regions {
-        if path == root || is_within(path, Path::new("/dev")) {
+        if path == root || path == dev || building.devices.contains(path) {
             continue;
         }
         if is_within(path, Path::new("/proc")) {
@@ -134,11 +138,16 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
         while !is_within(path, stack[stack.len() - 1].path) {
             stack.pop();
         }
+        if is_within(path, dev) && !stack.iter().any(|above| above.path == dev) {
+            // Its own, and empty but for what is named.
+            let skeleton = building.dev;
+            stack.push(Enclosing { path: dev, access: AccessMode::Deny, skeleton, mask: None });
+        }
         let above = stack.len() - 1;
         if stack[above].access == region.access {
             continue;
         }
-        if stack[above].access == AccessMode::Write && region.named {
+        if stack[above].access == AccessMode::Write {
             building.pin_way(path, stack[above].path, policy);
         }
         let mut mask = None;
@@ -164,7 +173,7 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
                 path: path.clone(),
                 identity: region.node.identity,
                 writable: region.access == AccessMode::Write,
-                device: false,
+                device: building.is_device(path, region),
             });
         }
         stack.push(Enclosing { path, access: region.access, skeleton: None, mask });
@@ -195,7 +204,13 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Tree {
             building.operations.push(Operation::Placeholder { index: index as u32, level });
         }
     }
-    Tree { base, operations: building.finish(&placeholders), placeholders }
+    if let Some(unknown) = building.unknown {
+        return Err(PlanError::Unsupported {
+            reason: format!("`{}` cannot be made to keep its name", unknown.display()),
+            remedy: "this is a defect: report it".to_owned(),
+        });
+    }
+    Ok(Tree { base, operations: building.finish(&placeholders), placeholders })
 }
 
 #[derive(Default)]
@@ -207,6 +222,14 @@ struct Building<'a> {
     pinned: HashSet<OsString>,
     /// Places that are mount points already.
     mounted: HashSet<&'a OsStr>,
+    /// A directory that would have to keep its name and was never looked at.
+    unknown: Option<PathBuf>,
+    /// The skeleton of `/dev`.
+    dev: Option<usize>,
+    /// The file system that the host's `/dev` is on.
+    dev_file_system: Option<(u32, u32)>,
+    /// Devices that every sandbox has.
+    devices: BTreeSet<PathBuf>,
 }
 
 impl<'a> Building<'a> {
@@ -259,17 +282,17 @@ impl<'a> Building<'a> {
             if self.pinned.contains(name) || self.mounted.contains(name) {
                 break;
             }
-            let node = policy.node(directory);
-            debug_assert!(node.is_some(), "{} was never looked at", directory.display());
-            if let Some(node) = node {
-                self.pinned.insert(name.to_owned());
-                self.operations.push(Operation::Bind {
-                    path: directory.to_owned(),
-                    identity: node.identity,
-                    writable: true,
-                    device: false,
-                });
-            }
+            let Some(node) = policy.node(directory) else {
+                self.unknown = Some(directory.to_owned());
+                return;
+            };
+            self.pinned.insert(name.to_owned());
+            self.operations.push(Operation::Bind {
+                path: directory.to_owned(),
+                identity: node.identity,
+                writable: true,
+                device: false,
+            });
         }
     }
 
@@ -290,49 +313,34 @@ impl<'a> Building<'a> {
             self.mount_point(root, Path::new("dev"), true);
         }
         self.operations.push(Operation::Proc);
-        let dev = Path::new("/dev");
+        let dev = Path::new(DEV);
         let skeleton = self.skeleton(dev, true);
-        let mut bound = BTreeSet::new();
+        self.dev = Some(skeleton);
+        self.mounted.insert(OsStr::new(DEV));
+        self.dev_file_system = facts.lookup(dev).ok().map(|node| node.identity.device);
         for name in DEVICES {
-            if let Ok(node) = facts.lookup(&dev.join(name)) {
+            let path = dev.join(name);
+            if policy.access.named(&path) == Some(AccessMode::Deny) {
+                continue;
+            }
+            if let Ok(node) = facts.lookup(&path) {
                 self.mount_point(skeleton, Path::new(name), false);
-                bound.insert(dev.join(name));
                 self.operations.push(Operation::Bind {
-                    path: dev.join(name),
+                    path: path.clone(),
                     identity: node.identity,
                     writable: true,
                     device: true,
                 });
+                self.devices.insert(path);
             }
         }
-        // Devices that an entry names come on top.
-        for (path, region) in &policy.regions {
-            if !is_within(path, dev) {
-                continue;
-            }
-            let Ok(inside) = path.strip_prefix(dev) else { continue };
-            let bindable = matches!(region.node.kind, NodeKind::Other | NodeKind::Directory);
-            if region.access == AccessMode::Deny
-                || inside.as_os_str().is_empty()
-                || !bindable
-                || !bound.insert(path.clone())
-            {
-                continue;
-            }
-            self.mount_point(skeleton, inside, region.is_directory());
-            self.operations.push(Operation::Bind {
-                path: path.clone(),
-                identity: region.node.identity,
-                writable: region.access == AccessMode::Write,
-                device: true,
-            });
-        }
-        if !bound.contains(Path::new("/dev/pts")) {
+        let named_within = |own: &Path| policy.regions.iter().any(|(path, _)| is_within(path, own));
+        if !named_within(&dev.join("pts")) {
             self.mount_point(skeleton, Path::new("pts"), true);
             self.operations.push(Operation::Terminals);
         }
         let writes = policy.regions.iter().any(|(_, region)| region.access == AccessMode::Write);
-        if writes && !bound.contains(Path::new("/dev/shm")) {
+        if writes && !named_within(&dev.join("shm")) {
             self.mount_point(skeleton, Path::new("shm"), true);
             self.operations.push(Operation::SharedMemory);
         }
@@ -341,6 +349,15 @@ impl<'a> Building<'a> {
                 nodes.insert(link.into(), SkeletonNode::Link(link.into(), target.into()));
             }
         }
+    }
+
+    /// Whether a region in `/dev` is there for its devices: a device, or a directory of them. Anything
+    /// else that is mounted there (shared memory, huge pages) is a place for files.
+    fn is_device(&self, path: &Path, region: &Region) -> bool {
+        is_within(path, Path::new(DEV))
+            && (region.node.kind == NodeKind::Other
+                || Some(region.node.identity.device) == self.dev_file_system
+                || is_within(path, Path::new("/dev/pts")))
     }
 
     /// In a skeleton the names that lead to what is granted have to exist too: `/bin` as a link to

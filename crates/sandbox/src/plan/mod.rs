@@ -52,6 +52,14 @@ pub struct Enforcement {
     pub shared_memory: u64,
 }
 
+impl Enforcement {
+    /// Whether connections are made by the outer process: there is a network to connect to, files
+    /// that may not be connected to, and an outer process.
+    pub(crate) fn is_brokered(&self, network_restricted: bool) -> bool {
+        !network_restricted && self.rules.is_some() && self.walls == Walls::Namespaces
+    }
+}
+
 /// Which mechanisms are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Walls {

@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use codex_exec_server_protocol::{
-    AccessMode, FileSystemEntry, PermissionProfile, SandboxContext, SpecialPath,
+    AccessMode, FileSystemEntry, NetworkPolicy, PermissionProfile, SandboxContext, SpecialPath,
 };
-use codex_linux_sandbox::decide::facts::{Facts, Identity, Node, NodeKind};
+use codex_linux_sandbox::decide::facts::{Facts, Identity, Mount, Node, NodeKind};
 use codex_linux_sandbox::decide::policy::{
-    PolicyError, Resolved, ResolvedPolicy, Surroundings, resolve,
+    PolicyError, Resolved, ResolvedPolicy, ServerState, Surroundings, resolve,
 };
+use codex_linux_sandbox::decide::written::Written;
 use codex_linux_sandbox::plan::{Base, Operation};
 use codex_linux_sandbox::{Capabilities, Config, Limits, OwnFiles, PrepareError, Sandbox};
 use proptest::prelude::*;
@@ -24,10 +26,13 @@ use super::support::{at, glob, managed, minimal, project, root, special};
 struct Tree {
     nodes: BTreeMap<PathBuf, Entry>,
     looks: Cell<usize>,
+    mounts: Vec<Mount>,
 }
 
 enum Entry {
     Directory,
+    /// A directory that may not be entered.
+    Closed,
     File(&'static str),
     Link(&'static str),
 }
@@ -49,14 +54,21 @@ impl Tree {
 impl Facts for Tree {
     fn lookup(&self, path: &Path) -> io::Result<Node> {
         self.looks.set(self.looks.get() + 1);
+        let closed = |above: &Path| matches!(self.nodes.get(above), Some(Entry::Closed));
+        if path.ancestors().skip(1).any(closed) {
+            return Err(io::Error::from_raw_os_error(libc::EACCES));
+        }
         let position = self.nodes.keys().position(|known| known == path);
         let inode = position.ok_or(io::ErrorKind::NotFound)? as u64;
         let kind = match &self.nodes[path] {
-            Entry::Directory => NodeKind::Directory,
+            Entry::Directory | Entry::Closed => NodeKind::Directory,
             Entry::File(_) => NodeKind::File,
             Entry::Link(_) => NodeKind::Link,
         };
-        Ok(Node { kind, identity: Identity { device: (0, 1), inode, mount: 1 } })
+        let around = self.mounts.iter().filter(|mount| path.starts_with(&mount.point));
+        let mount = around.max_by_key(|mount| mount.point.as_os_str().len());
+        let mount = mount.map_or(1, |mount| mount.id);
+        Ok(Node { kind, identity: Identity { device: (0, 1), inode, mount } })
     }
 
     fn read_link(&self, path: &Path) -> io::Result<PathBuf> {
@@ -66,7 +78,14 @@ impl Facts for Tree {
         }
     }
 
+    fn mounts(&self) -> io::Result<Vec<Mount>> {
+        Ok(self.mounts.clone())
+    }
+
     fn list(&self, path: &Path) -> io::Result<Vec<(OsString, NodeKind)>> {
+        if matches!(self.nodes.get(path), Some(Entry::Closed)) {
+            return Err(io::Error::from_raw_os_error(libc::EACCES));
+        }
         let below = self.nodes.keys().filter(|known| known.parent() == Some(path));
         below
             .map(|known| Ok((known.file_name().unwrap().to_owned(), self.lookup(known)?.kind)))
@@ -81,14 +100,19 @@ impl Facts for Tree {
     }
 }
 
+/// A server that has neither files of its own nor run anything yet.
+fn server() -> ServerState<'static> {
+    static OWN_FILES: LazyLock<OwnFiles> = LazyLock::new(OwnFiles::default);
+    static WRITTEN: LazyLock<Written> = LazyLock::new(Written::default);
+    ServerState { own_files: &OWN_FILES, written: &WRITTEN }
+}
+
 fn context(entries: Vec<FileSystemEntry>) -> SandboxContext {
     SandboxContext::in_workspace(managed(entries), "/w".parse().unwrap())
 }
 
 fn resolved(tree: &Tree, context: &SandboxContext) -> ResolvedPolicy {
-    match resolve(context, Surroundings::default(), tree, &Limits::default(), &OwnFiles::default())
-        .unwrap()
-    {
+    match resolve(context, Surroundings::default(), tree, &Limits::default(), server()).unwrap() {
         Resolved::Restricted(policy) => *policy,
         other => panic!("{other:?}"),
     }
@@ -206,29 +230,57 @@ fn no_workspace_roots_grant_nothing() {
     asked.workspace_roots.clear();
     assert_eq!(resolved(&tree, &asked).access.access(Path::new("/w")), AccessMode::Read);
     asked.cwd = None;
-    let result =
-        resolve(&asked, Surroundings::default(), &tree, &Limits::default(), &OwnFiles::default());
+    let result = resolve(&asked, Surroundings::default(), &tree, &Limits::default(), server());
     assert_eq!(result, Err(PolicyError::CwdNeeded));
     let relative = SandboxContext::new(managed(vec![root(AccessMode::Read), glob("*.key")]));
-    let result = resolve(
-        &relative,
-        Surroundings::default(),
-        &tree,
-        &Limits::default(),
-        &OwnFiles::default(),
-    );
+    let result = resolve(&relative, Surroundings::default(), &tree, &Limits::default(), server());
     assert_eq!(result, Err(PolicyError::CwdNeeded));
     let absolute = SandboxContext::new(managed(vec![root(AccessMode::Read), glob("/w/*.key")]));
     assert!(
-        resolve(
-            &absolute,
-            Surroundings::default(),
-            &tree,
-            &Limits::default(),
-            &OwnFiles::default()
-        )
-        .is_ok()
+        resolve(&absolute, Surroundings::default(), &tree, &Limits::default(), server()).is_ok()
     );
+}
+
+#[test]
+fn no_entry_opens_files_of_the_server() {
+    let tree = Tree::new([
+        ("/w/codex", Entry::File("")),
+        ("/w/token", Entry::File("")),
+        ("/state/sessions/a.json", Entry::File("")),
+        ("/link", Entry::Link("/state")),
+        ("/other", Entry::Directory),
+    ]);
+    let own = OwnFiles {
+        denied: ["/w/token", "/link/sessions", "/missing"].map(PathBuf::from).to_vec(),
+        read_only: vec!["/w/codex".into()],
+    };
+    let access = |entries: Vec<FileSystemEntry>, path: &str| {
+        let state = ServerState { own_files: &own, ..server() };
+        let resolved =
+            resolve(&context(entries), Surroundings::default(), &tree, &Limits::default(), state);
+        let Ok(Resolved::Restricted(policy)) = resolved else { panic!("{resolved:?}") };
+        for (path, region) in &policy.regions {
+            assert_eq!(policy.access.access(path), region.access, "{}", path.display());
+        }
+        policy.access.access(Path::new(path))
+    };
+    use AccessMode::{Deny, Read, Write};
+    for most in [Read, Write] {
+        for path in ["/w/token", "/state/sessions", "/state/sessions/a.json"] {
+            assert_eq!(access(vec![root(most)], path), Deny, "{path}");
+            assert_eq!(access(vec![place(path, most)], path), Deny, "{path}");
+            assert_eq!(access(vec![root(most), place(path, most)], path), Deny, "{path}");
+            assert_eq!(access(vec![place("/state", most), place(path, most)], path), Deny);
+        }
+        assert_eq!(access(vec![root(most)], "/other"), most);
+        assert_eq!(access(vec![root(most)], "/state"), most);
+        assert_eq!(access(vec![root(most)], "/w/codex"), Read);
+        assert_eq!(access(vec![root(Read), place("/w/codex", most)], "/w/codex"), Read);
+        assert_eq!(access(vec![root(Read), place("/w", most)], "/w/codex"), Read);
+    }
+    assert_eq!(access(vec![place("/w/codex", Write)], "/w/codex"), Read);
+    assert_eq!(access(vec![root(Read), place("/w/codex", Deny)], "/w/codex"), Deny);
+    assert_eq!(access(vec![place("/other", Read)], "/w/codex"), Deny);
 }
 
 #[test]
@@ -375,11 +427,10 @@ fn restrictions_and_keys() {
         planner.plan_with(context, Surroundings::default(), tree).unwrap()
     };
     let read_only = SandboxContext::new(PermissionProfile::read_only());
-    let restrictions = plan(&tree, &read_only).unwrap().restrictions();
-    assert!(!restrictions.read && restrictions.write);
+    assert!(plan(&tree, &read_only).unwrap().restricts_files());
     let denies = context(vec![root(AccessMode::Read), place("/w/x", AccessMode::Deny)]);
-    assert!(plan(&tree, &denies).unwrap().restrictions().read);
-    assert!(plan(&tree, &context(vec![project(AccessMode::Read)])).unwrap().restrictions().read);
+    let external = PermissionProfile::External { network: NetworkPolicy::Restricted };
+    assert!(!plan(&tree, &SandboxContext::new(external)).unwrap().restricts_files());
     assert!(plan(&tree, &SandboxContext::new(PermissionProfile::Disabled)).is_none());
     let key = plan(&tree, &denies).unwrap().key();
     assert_eq!(key, plan(&tree, &denies).unwrap().key());
@@ -423,4 +474,164 @@ fn this_machine_is_probed() {
     let probed = Capabilities::probe();
     assert!(probed.any(), "{probed:?}");
     let _ = minimal();
+}
+
+/// What resolving says, for a server whose sandboxes have written to `written`.
+fn tried(tree: &Tree, context: &SandboxContext, written: &[&str]) -> Result<Resolved, PolicyError> {
+    let mut known = Written::default();
+    written.iter().for_each(|path| known.add(path.into()));
+    let state = ServerState { written: &known, ..server() };
+    resolve(context, Surroundings::default(), tree, &Limits::default(), state)
+}
+
+fn is_link(result: &Result<Resolved, PolicyError>, expected: &str) -> bool {
+    matches!(result, Err(PolicyError::Link { link, .. }) if link == Path::new(expected))
+}
+
+fn is_unreachable(result: &Result<Resolved, PolicyError>, expected: &str) -> bool {
+    matches!(result, Err(PolicyError::Unreachable { at, .. }) if at == Path::new(expected))
+}
+
+#[test]
+fn a_grant_through_a_link_that_somebody_inside_could_have_made_is_refused() {
+    let tree = Tree::new([
+        ("/w/link", Entry::Link("/etc")),
+        ("/w/deep/er", Entry::Link("../../etc")),
+        ("/etc/app", Entry::Directory),
+        ("/srv/link", Entry::Link("/etc")),
+    ]);
+    for access in [AccessMode::Read, AccessMode::Write] {
+        for (named, link) in [("/w/link", "/w/link"), ("/w/deep/er/app", "/w/deep/er")] {
+            let asked = context(vec![project(AccessMode::Write), place(named, access)]);
+            assert!(is_link(&tried(&tree, &asked, &[]), link), "{named} {access:?}");
+        }
+        // Nobody inside can write there, under this policy or another.
+        let asked = context(vec![project(AccessMode::Write), place("/srv/link/app", access)]);
+        assert!(tried(&tree, &asked, &["/tmp"]).is_ok());
+        assert!(is_link(&tried(&tree, &asked, &["/srv"]), "/srv/link"));
+    }
+}
+
+#[test]
+fn a_link_on_the_way_to_something_denied_keeps_its_place() {
+    let tree = Tree::new([
+        ("/w/a/link", Entry::Link("../real")),
+        ("/w/real/key", Entry::File("")),
+        ("/w/.env", Entry::Link("real/other")),
+        ("/w/real/other", Entry::File("")),
+    ]);
+    let asked = context(vec![
+        project(AccessMode::Write),
+        place("/w/a/link/key", AccessMode::Deny),
+        glob(".env"),
+    ]);
+    let policy = resolved(&tree, &asked);
+    for denied in ["/w/real/key", "/w/real/other"] {
+        assert_eq!(policy.access.access(Path::new(denied)), AccessMode::Deny);
+    }
+    let pinned: Vec<&Path> = policy.pinned_links.keys().map(PathBuf::as_path).collect();
+    assert_eq!(pinned, [Path::new("/w/.env"), Path::new("/w/a/link")]);
+}
+
+#[test]
+fn what_somebody_inside_could_open_is_not_left_unprotected() {
+    let tree = Tree::new([
+        ("/w/closed", Entry::Closed),
+        ("/w/closed/key", Entry::File("")),
+        ("/w/file", Entry::File("")),
+        ("/root", Entry::Closed),
+        ("/root/key", Entry::File("")),
+        ("/second", Entry::Closed),
+    ]);
+    let with = |entry| context(vec![project(AccessMode::Write), entry]);
+    let denied = |path| with(place(path, AccessMode::Deny));
+    assert!(is_unreachable(&tried(&tree, &denied("/w/closed/key"), &[]), "/w/closed"));
+    assert!(is_unreachable(&tried(&tree, &denied("/w/file/key"), &[]), "/w/file"));
+    assert!(is_unreachable(&tried(&tree, &with(glob("**/key")), &[]), "/w/closed"));
+    // Its `.git` cannot be looked at.
+    let second = with(place("/second", AccessMode::Write));
+    assert!(is_unreachable(&tried(&tree, &second, &[]), "/second"));
+    // Nobody inside can change the mode of a directory that is not writable there.
+    assert!(tried(&tree, &denied("/root/key"), &[]).is_ok());
+    assert!(is_unreachable(&tried(&tree, &denied("/root/key"), &["/root"]), "/root"));
+}
+
+#[test]
+fn patterns_are_expanded_to_their_end_or_refused() {
+    let deep = "/w/".to_owned() + &"d/".repeat(40) + ".env";
+    let tree = Tree::new([(&*deep.leak(), Entry::File(""))]);
+    let asked = context(vec![project(AccessMode::Write), glob("**/.env")]);
+    assert!(matches!(tried(&tree, &asked, &[]), Err(PolicyError::GlobDepth(_))));
+}
+
+#[test]
+fn what_git_leads_to_is_protected_before_it_exists_too() {
+    let tree = Tree::new([
+        ("/w/tree/.git", Entry::File("gitdir: ../main/.git/worktrees/tree\n")),
+        ("/w/main/.git/worktrees/tree/commondir", Entry::File("../..\n")),
+        ("/w/dangling/.git", Entry::File("gitdir: ../elsewhere/git\n")),
+        ("/w/link/.git", Entry::Link("../later")),
+    ]);
+    let roots = ["/w", "/w/tree", "/w/dangling", "/w/link"];
+    let policy =
+        resolved(&tree, &context(roots.map(|root| place(root, AccessMode::Write)).to_vec()));
+    for path in ["/w/main/.git", "/w/main/.git/hooks/x", "/w/tree/.git", "/w/dangling/.git"] {
+        assert_eq!(policy.access.access(Path::new(path)), AccessMode::Read, "{path}");
+    }
+    let missing: Vec<PathBuf> = policy
+        .protected
+        .iter()
+        .map(|name| name.missing.iter().fold(name.parent.clone(), |path, name| path.join(name)))
+        .collect();
+    for path in ["/w/elsewhere/git", "/w/later"] {
+        assert!(missing.contains(&PathBuf::from(path)), "{path} of {missing:?}");
+    }
+    assert!(policy.pinned_links.contains_key(Path::new("/w/link/.git")));
+}
+
+#[test]
+fn files_that_are_mounted_twice_are_protected_by_both_names() {
+    let mount = |id, file_system, root: &str, point: &str, kind: &str| Mount {
+        id,
+        file_system,
+        root: root.into(),
+        point: point.into(),
+        kind: kind.to_owned(),
+    };
+    let mut tree = Tree::new([
+        ("/w/den/key", Entry::File("")),
+        ("/w/.git", Entry::Directory),
+        ("/tmp/alias/den/key", Entry::File("")),
+        ("/tmp/alias/.git", Entry::Directory),
+        ("/tmp/part", Entry::File("")),
+        ("/tmp/proc/1", Entry::Directory),
+        ("/sys/kernel", Entry::Directory),
+    ]);
+    tree.mounts = vec![
+        mount(1, (8, 1), "/", "/", "ext4"),
+        mount(2, (8, 1), "/w", "/tmp/alias", "ext4"),
+        mount(3, (8, 1), "/w/den/key", "/tmp/part", "ext4"),
+        mount(4, (0, 4), "/", "/tmp/proc", "proc"),
+        mount(5, (0, 5), "/", "/sys", "sysfs"),
+    ];
+    let asked = context(vec![
+        root(AccessMode::Write),
+        project(AccessMode::Write),
+        place("/w/den", AccessMode::Deny),
+    ]);
+    let policy = resolved(&tree, &asked);
+    for (path, access) in [
+        ("/tmp/alias/den/key", AccessMode::Deny),
+        ("/tmp/part", AccessMode::Deny),
+        ("/tmp/proc/1", AccessMode::Deny),
+        ("/tmp/alias/.git", AccessMode::Read),
+        ("/sys/kernel", AccessMode::Read),
+        ("/tmp/alias", AccessMode::Write),
+    ] {
+        assert_eq!(policy.access.access(Path::new(path)), access, "{path}");
+    }
+    let protected = policy.protected.iter().any(|name| {
+        name.parent == Path::new("/tmp/alias") && name.missing == [OsString::from(".codex")]
+    });
+    assert!(protected, "{:?}", policy.protected);
 }

@@ -6,6 +6,8 @@
 
 mod attacks;
 mod bad_input;
+mod calls;
+mod connections;
 mod decisions;
 mod denial;
 mod kept;
@@ -13,3 +15,4 @@ mod landlock_only;
 mod lifecycle;
 mod promises;
 mod support;
+mod tools;

@@ -91,7 +91,7 @@ fn metadata_stays_read_only() {
             at(&git, AccessMode::Write),
             at(&world.work.join(".agents"), AccessMode::Write),
         ]);
-        world.shell(named, "echo new > .git/config; mkdir .agents && rmdir .agents").ok();
+        world.shell(named, "echo new > .git/config; echo new > .agents/file").ok();
         assert_eq!(std::fs::read_to_string(git.join("config")).unwrap(), "new\n");
     }
 }
@@ -257,13 +257,36 @@ fn helpers_run_inside_with_a_minimal_environment() {
 }
 
 #[test]
-fn root_may_write_where_others_own() {
+fn root_writes_where_others_own_and_gives_nothing_away() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
     let mut world = World::new(User::Nobody);
     world.user = User::Own;
-    std::fs::set_permissions(&world.work, std::os::unix::fs::PermissionsExt::from_mode(0o700))
-        .unwrap();
-    world.shell(workspace(), "echo x > x && chown 1000 x && cat x").ok();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode;
+    let (theirs, set_id) = (world.work.join("theirs"), world.work.join("set-id"));
+    for file in [&theirs, &set_id] {
+        std::fs::write(file, "").unwrap();
+    }
+    world.user = User::Nobody;
+    world.own();
+    world.user = User::Own;
+    std::fs::set_permissions(&theirs, mode(0o600)).unwrap();
+    std::fs::set_permissions(&set_id, mode(0o4755)).unwrap();
+    std::fs::set_permissions(&world.work, mode(0o700)).unwrap();
+    world
+        .shell(workspace(), "set -e; echo x > x; cat x; echo y > theirs; chmod 644 theirs; rm x")
+        .ok();
+    let owner = std::fs::metadata(&theirs).unwrap();
+    assert_eq!((owner.uid(), owner.mode() & 0o7777), (65_534, 0o644));
+    for script in
+        ["chown 1000 theirs", "chown 0 theirs", "chgrp 1000 theirs", "echo > y; chown 1 y"]
+    {
+        world.shell(workspace(), script).kept_from();
+    }
+    // The control: its own file may stay its own.
+    world.shell(workspace(), "chown 0:0 y").ok();
+    // A program that would run with somebody's rights loses that once it is changed.
+    world.shell(workspace(), "echo x >> set-id").ok();
+    assert_eq!(std::fs::metadata(&set_id).unwrap().mode() & 0o7777, 0o755);
 }

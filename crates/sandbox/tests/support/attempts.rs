@@ -36,6 +36,40 @@ fn call(number: libc::c_long) -> io::Result<()> {
     ok(unsafe { libc::syscall(number, 0, 0, 0, 0, 0, 0) })
 }
 
+/// Any call, by its number: a number, `@text` for a pointer to that text, `%n` for a pointer to `n` zero
+/// bytes, `<path` for a descriptor that is open for reading, `#pid` for the own process.
+fn raw(words: &[String]) -> io::Result<()> {
+    let mut buffers: Vec<Vec<u8>> = Vec::new();
+    let mut pointer = |bytes: Vec<u8>| {
+        let address = bytes.as_ptr() as u64;
+        buffers.push(bytes);
+        address
+    };
+    let mut arguments = [0; 6];
+    for (argument, word) in arguments.iter_mut().zip(&words[1..]) {
+        *argument = if let Some(text) = word.strip_prefix('@') {
+            pointer(c(text).into_bytes_with_nul())
+        } else if let Some(size) = word.strip_prefix('%') {
+            pointer(vec![0; size.parse().expect("a size")])
+        } else if let Some(path) = word.strip_prefix('<') {
+            // SAFETY: the path outlives the call.
+            unsafe { libc::open(c(path).as_ptr(), libc::O_RDONLY) as u64 }
+        } else if word == "#pid" {
+            u64::from(std::process::id())
+        } else {
+            word.parse::<u64>().expect("a number")
+        };
+    }
+    let [a, b, c, d, e, f] = arguments;
+    let number: libc::c_long = words[0].parse().expect("a number");
+    // SAFETY: pointers are to buffers that outlive the call and are as large as the test says.
+    let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+    if number == libc::SYS_clone && result == 0 {
+        std::process::exit(0);
+    }
+    ok(result)
+}
+
 fn socket(family: i32, kind: i32) -> io::Result<()> {
     // SAFETY: no pointers.
     ok32(unsafe { libc::socket(family, kind, 0) })
@@ -123,6 +157,7 @@ fn try_it(name: &str, args: &[String]) -> io::Result<()> {
             "socket" => {
                 socket(args[0].parse().expect("a number"), args[1].parse().expect("a number"))
             }
+            "raw" => raw(args),
             "socketpair" => {
                 let mut fds = [0; 2];
                 let kind = args[0].parse().expect("a number");
@@ -132,6 +167,21 @@ fn try_it(name: &str, args: &[String]) -> io::Result<()> {
                 ok(libc::read(fds[1], (&raw mut byte).cast(), 1) as i64)
             }
             "connect-unix" => std::os::unix::net::UnixStream::connect(&args[0]).map(drop),
+            "connect-abstract" => {
+                use std::os::linux::net::SocketAddrExt;
+                let address = std::os::unix::net::SocketAddr::from_abstract_name(&args[0])?;
+                std::os::unix::net::UnixStream::connect_addr(&address).map(drop)
+            }
+            "echo-inet" => echo_inet(
+                args[0].parse().expect("a port"),
+                args[1].parse().expect("a number"),
+                args.len() > 2,
+            ),
+            "swap-connect" => swap_connect(
+                args[0].parse().expect("a port"),
+                &args[1],
+                args[2].parse().expect("a number"),
+            ),
             "bind-unix" => std::os::unix::net::UnixListener::bind(&args[0]).map(drop),
             "ptrace" => ok(libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0)),
             "process_vm_readv" => call(libc::SYS_process_vm_readv),
@@ -228,6 +278,106 @@ fn swap_race(directory: &str, outside: &str) -> io::Result<()> {
         let _ = std::fs::remove_file(&name);
     }
     Err(io::Error::from_raw_os_error(libc::EPERM))
+}
+
+fn address_of(port: u16) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_be_bytes([127, 0, 0, 1]).to_be() },
+        sin_zero: [0; 8],
+    }
+}
+
+/// Speaks to a port of this machine from so many threads at once.
+fn echo_inet(port: u16, threads: usize, nonblocking: bool) -> io::Result<()> {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::os::fd::FromRawFd;
+    let speak = move || -> io::Result<()> {
+        let mut stream = if nonblocking {
+            // SAFETY: the descriptor is new, and the address lives across the call.
+            unsafe {
+                let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
+                let fd = libc::socket(libc::AF_INET, kind, 0);
+                ok32(fd)?;
+                let address = address_of(port);
+                let size = size_of_val(&address) as u32;
+                let connected = ok32(libc::connect(fd, (&raw const address).cast(), size));
+                if connected.as_ref().is_err_and(|e| e.raw_os_error() != Some(libc::EINPROGRESS)) {
+                    return connected;
+                }
+                let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+                ok32(libc::poll(&raw mut poll, 1, -1))?;
+                TcpStream::from_raw_fd(fd)
+            }
+        } else {
+            TcpStream::connect(("127.0.0.1", port))?
+        };
+        stream.set_nonblocking(false)?;
+        stream.write_all(b"word")?;
+        let mut word = [0; 4];
+        stream.read_exact(&mut word)
+    };
+    let running: Vec<_> = (0..threads).map(|_| std::thread::spawn(speak)).collect();
+    running.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+}
+
+/// Swaps the descriptor and the address while `connect` is being decided on.
+fn swap_connect(port: u16, path: &str, rounds: usize) -> io::Result<()> {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    /// An address of either family, written to by one thread and read by the kernel for another.
+    struct Shared(*mut libc::sockaddr_un);
+    // SAFETY: it is only handed to the kernel and to copies that may be torn.
+    unsafe impl Send for Shared {}
+    // SAFETY: everything is a plain descriptor, or memory that is never freed.
+    unsafe {
+        let mut file: libc::sockaddr_un = std::mem::zeroed();
+        file.sun_family = libc::AF_UNIX as u16;
+        for (to, from) in file.sun_path.iter_mut().zip(path.bytes()) {
+            *to = from as libc::c_char;
+        }
+        let mut inet: libc::sockaddr_un = std::mem::zeroed();
+        let local = address_of(port);
+        ptr::copy_nonoverlapping(
+            (&raw const local).cast::<u8>(),
+            (&raw mut inet).cast::<u8>(),
+            size_of::<libc::sockaddr_in>(),
+        );
+        let address = Box::leak(Box::new(inet));
+        let number = libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+        ok32(number)?;
+        static STOP: AtomicBool = AtomicBool::new(false);
+        let shared = Shared(address);
+        let swapper = std::thread::spawn(move || {
+            let shared = shared;
+            while !STOP.load(Ordering::Relaxed) {
+                for (family, value) in [(libc::AF_UNIX, &file), (libc::AF_INET, &inet)] {
+                    let fd = libc::socket(family, libc::SOCK_STREAM, 0);
+                    libc::dup2(fd, number);
+                    libc::close(fd);
+                    ptr::copy_nonoverlapping(value, shared.0, 1);
+                }
+            }
+        });
+        let mut last = Err(io::Error::from_raw_os_error(libc::EPERM));
+        for _ in 0..rounds {
+            let size = size_of::<libc::sockaddr_un>() as u32;
+            let connected = libc::connect(number, (&raw const *address).cast(), size);
+            let mut peer: libc::sockaddr_un = std::mem::zeroed();
+            let mut length = size;
+            // Success only if it is the socket file that answers.
+            if connected == 0
+                && libc::getpeername(number, (&raw mut peer).cast(), &raw mut length) == 0
+                && i32::from(peer.sun_family) == libc::AF_UNIX
+            {
+                last = Ok(());
+            }
+        }
+        STOP.store(true, Ordering::Relaxed);
+        let _ = swapper.join();
+        last
+    }
 }
 
 /// Forks until it is stopped; success is not to be stopped.

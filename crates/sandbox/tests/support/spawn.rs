@@ -12,7 +12,7 @@ const OUT_OF_THE_WAY: RawFd = 100;
 
 /// The command that stands for a launch; add streams and spawn it with [`spawn`].
 pub fn command(launch: &Launch) -> Command {
-    let mut command = Command::new(&launch.program);
+    let mut command = Command::new(launch.program.name_after_fork());
     command.arg0(&launch.args[0]).args(&launch.args[1..]);
     command.env_clear().envs(launch.env.iter().map(|(name, value)| (name, value)));
     command.current_dir("/").stdin(Stdio::null());

@@ -1,0 +1,46 @@
+//! Files of this program that no sandbox may open, whatever its policy says: with them a sandboxed
+//! process could act outside of its sandbox.
+
+use std::path::{Path, PathBuf};
+
+use codex_exec_server::SignInSources;
+use codex_linux_sandbox::OwnFiles;
+
+use crate::{rendezvous, saved};
+
+/// The credentials that `codex login` keeps, the saved sessions, the data of a rendezvous; this
+/// executable. `more` holds credentials too, such as the token files that were named by flags.
+pub fn own_files<'a>(more: impl IntoIterator<Item = &'a Path>) -> OwnFiles {
+    let signed_in = SignInSources::from_env().auth_file().map(|file| file.path().to_owned());
+    // What another server of this user reads, if this one was told of another directory.
+    let usual = std::env::home_dir().map(|home| home.join(".codex/auth.json"));
+    let denied = signed_in
+        .into_iter()
+        .chain(usual)
+        .chain(saved::directory().ok().into_iter().flat_map(directory))
+        .chain(directory(rendezvous::data_directory()))
+        .chain(more.into_iter().map(Path::to_owned));
+    OwnFiles {
+        denied: absolute(denied),
+        read_only: absolute(std::env::current_exe().ok().into_iter()),
+    }
+}
+
+/// A directory; for root the files in it. A sandbox that denies a directory leaves root no power over
+/// files of others, which a workspace may consist of; these directories are not worth that.
+fn directory(path: PathBuf) -> Vec<PathBuf> {
+    if !rustix::process::geteuid().is_root() {
+        return vec![path];
+    }
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect()
+}
+
+/// Each once. A relative path is relative to where this program was started.
+fn absolute(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
+    let mut absolute: Vec<PathBuf> =
+        paths.filter_map(|path| std::path::absolute(path).ok()).collect();
+    absolute.sort();
+    absolute.dedup();
+    absolute
+}

@@ -1,0 +1,272 @@
+//! The way back in: a sandboxed process that has a network connects to the server that started it, and
+//! asks for a process without a sandbox.
+
+use std::net::UdpSocket;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::{Client, Running, codex};
+
+/// Nobody.
+const UNPRIVILEGED: u32 = 65_534;
+
+/// Connects, and sends in one go the upgrade and everything that starts a process which creates a file
+/// outside of every sandbox. Prints the status line of the answer.
+const ATTACK: &str = r#"
+import ctypes, json, os, socket, struct, sys, time
+way, host, port, marker = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+
+def frame(message):
+    text = json.dumps(message).encode()
+    length = struct.pack('>BH', 0x80 | 126, len(text)) if len(text) > 125 else bytes([0x80 | len(text)])
+    return b'\x81' + length + bytes(4) + text
+
+def payload(marker):
+    request = ('GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n'
+               'Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n')
+    start = {'processId': 'p', 'argv': ['/bin/sh', '-c', 'echo out > ' + marker],
+             'cwd': 'file:///', 'env': {}, 'tty': False}
+    return request.encode() + b''.join(frame(message) for message in [
+        {'id': 1, 'method': 'initialize', 'params': {'clientName': 'attack'}},
+        {'method': 'initialized'},
+        {'id': 2, 'method': 'process/start', 'params': start}])
+
+def make(protocol=0):
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    return socket.socket(family, socket.SOCK_STREAM, protocol)
+
+def connect(s):
+    s.connect((host, port))
+    s.sendall(payload(marker))
+    return s
+
+def answer(s):
+    s.settimeout(20)
+    try:
+        print((s.recv(65536).split(b'\r\n')[0] or b'closed').decode(), flush=True)
+    except ConnectionError as error:
+        print('closed', flush=True)
+    time.sleep(0.3)
+
+if way == 'plain':
+    answer(connect(make()))
+elif way == 'leave':
+    for _ in range(20):
+        if os.fork() == 0:
+            connect(make())
+            os._exit(0)
+    print('left', flush=True)
+    time.sleep(1)
+elif way == 'heir':
+    if os.fork():
+        time.sleep(2)
+        os._exit(0)
+    s = connect(make())
+    if os.fork():
+        os._exit(0)
+    answer(s)
+elif way == 'daemon':
+    if os.fork():
+        time.sleep(2)
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    answer(connect(make()))
+elif way == 'hidden':
+    assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0  # PR_SET_DUMPABLE
+    answer(connect(make()))
+elif way == 'in-flight':
+    a, b = socket.socketpair()
+    s = connect(make())
+    socket.send_fds(a, [b'x'], [s.fileno()])
+    s.close()
+    time.sleep(0.3)
+    _, (fd,), _, _ = socket.recv_fds(b, 1, 1)
+    answer(socket.socket(fileno=fd))
+elif way == 'chown':
+    s = make()
+    os.fchown(s.fileno(), 1000, 1000)
+    answer(connect(s))
+elif way == 'mptcp':
+    try:
+        s = make(262)
+    except OSError:
+        s = make()
+    answer(connect(s))
+elif way == 'device':
+    s = make()
+    s.setsockopt(socket.SOL_SOCKET, 25, b'lo\0')
+    answer(connect(s))
+"#;
+
+const REFUSED: &str = "HTTP/1.1 403 Forbidden\n";
+const ADMITTED: &str = "HTTP/1.1 101 Switching Protocols\n";
+
+struct World {
+    _directory: tempfile::TempDir,
+    base: PathBuf,
+    nobody: bool,
+    attempts: usize,
+}
+
+impl World {
+    fn new(nobody: bool) -> Self {
+        let directory = tempfile::Builder::new().prefix("back-").tempdir_in("/var/tmp").unwrap();
+        let base = directory.path().canonicalize().unwrap();
+        std::fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::create_dir(base.join("outside")).unwrap();
+        std::fs::set_permissions(base.join("outside"), PermissionsExt::from_mode(0o777)).unwrap();
+        std::fs::write(base.join("attack.py"), ATTACK).unwrap();
+        Self { _directory: directory, base, nobody, attempts: 0 }
+    }
+
+    fn server(&self, listen: &str) -> Running {
+        let mut command = codex();
+        if self.nobody {
+            command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
+        }
+        Running::start_with(command.args(["exec-server", "--listen", listen]))
+    }
+
+    /// What the attack printed, and whether it came out.
+    async fn attack(
+        &mut self,
+        client: &mut Client,
+        sandbox: Option<Value>,
+        way: &str,
+        (host, port): (&str, u16),
+    ) -> (String, bool) {
+        self.attempts += 1;
+        let marker = self.base.join(format!("outside/{}", self.attempts));
+        let id = format!("attack-{}", self.attempts);
+        let script = self.base.join("attack.py");
+        let mut params = json!({
+            "processId": id,
+            "argv": ["python3", script, way, host, port.to_string(), marker],
+            "cwd": "file:///",
+            "env": {"PATH": "/usr/bin:/bin"},
+            "tty": false,
+        });
+        if let Some(sandbox) = sandbox {
+            params["sandbox"] = sandbox;
+        }
+        let answer = client.call("process/start", params).await;
+        assert!(answer["result"].is_object(), "{answer}");
+        let (said, _) = client.closed(&id).await;
+        // What was asked for at the last moment would be done by now.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        (said, marker.exists())
+    }
+}
+
+fn port(server: &Running) -> u16 {
+    server.url.rsplit_once(':').unwrap().1.parse().unwrap()
+}
+
+/// Reads everything, writes nothing, has the network.
+fn networked() -> Value {
+    json!({"permissions": {"type": "read-only", "network_access": true}, "cwd": "file:///"})
+}
+
+/// An address of this machine that is no loopback address, if it has one.
+fn other_address() -> Option<String> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("198.51.100.1:9").ok()?;
+    Some(socket.local_addr().ok()?.ip().to_string())
+}
+
+fn users() -> Vec<bool> {
+    if rustix::process::geteuid().is_root() { vec![false, true] } else { vec![false] }
+}
+
+#[tokio::test]
+async fn a_sandboxed_process_cannot_connect_to_its_server() {
+    for nobody in users() {
+        let mut world = World::new(nobody);
+        let server = world.server("ws://127.0.0.1:0");
+        let mut client = server.client().await;
+        let at = ("127.0.0.1", port(&server));
+        let is_root = rustix::process::geteuid().is_root() && !nobody;
+        for way in ["plain", "heir", "daemon", "hidden", "in-flight", "mptcp", "device"] {
+            let said = world.attack(&mut client, Some(networked()), way, at).await;
+            assert_eq!(said, (REFUSED.to_owned(), false), "{way}, nobody: {nobody}");
+        }
+        let said = world.attack(&mut client, Some(networked()), "leave", at).await;
+        assert_eq!(said, ("left\n".to_owned(), false), "nobody: {nobody}");
+        // Root's sandboxes may give a socket another owner.
+        if is_root {
+            let said = world.attack(&mut client, Some(networked()), "chown", at).await;
+            assert_eq!(said, (REFUSED.to_owned(), false), "chown");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_sandboxed_process_cannot_connect_by_another_address_of_the_machine() {
+    for nobody in users() {
+        let mut world = World::new(nobody);
+        let everywhere = world.server("ws://0.0.0.0:0");
+        let mut client = everywhere.client().await;
+        let mut hosts = vec!["127.0.0.1".to_owned(), "127.0.0.2".to_owned(), "0.0.0.0".to_owned()];
+        hosts.extend(other_address());
+        for host in hosts {
+            let at = (host.as_str(), port(&everywhere));
+            let said = world.attack(&mut client, Some(networked()), "plain", at).await;
+            assert_eq!(said, (REFUSED.to_owned(), false), "{host}, nobody: {nobody}");
+        }
+        if std::net::TcpListener::bind("[::1]:0").is_err() {
+            continue;
+        }
+        let everywhere = world.server("ws://[::]:0");
+        let mut client = everywhere.client().await;
+        for host in ["::1", "::ffff:127.0.0.1", "127.0.0.1"] {
+            let at = (host, port(&everywhere));
+            let said = world.attack(&mut client, Some(networked()), "plain", at).await;
+            assert_eq!(said, (REFUSED.to_owned(), false), "{host}, nobody: {nobody}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn others_connect_while_a_sandbox_has_the_network() {
+    for nobody in users() {
+        let mut world = World::new(nobody);
+        let server = world.server("ws://127.0.0.1:0");
+        let mut client = server.client().await;
+        let at = ("127.0.0.1", port(&server));
+        // The attack works, if nobody looks.
+        let said = world.attack(&mut client, None, "plain", at).await;
+        assert_eq!(said, (ADMITTED.to_owned(), true));
+        let mut params = crate::support::start("alive", "echo up; exec sleep 100");
+        params["sandbox"] = networked();
+        client.call("process/start", params).await;
+        client.lines("alive", 1).await;
+        // A process of the server without a sandbox, and its daemon.
+        for way in ["plain", "heir", "daemon"] {
+            let said = world.attack(&mut client, None, way, at).await;
+            assert_eq!(said, (ADMITTED.to_owned(), true), "{way}, nobody: {nobody}");
+        }
+        // Outsiders: this test, and somebody else's sandbox.
+        let (text, code) = server.client().await.run("p", "echo hello").await;
+        assert_eq!((text.as_str(), code), ("hello\n", 0));
+        let said = outsider(&world.base, at.1);
+        assert_eq!(said, ADMITTED, "nobody: {nobody}");
+        // And still none of its own.
+        let said = world.attack(&mut client, Some(networked()), "plain", at).await;
+        assert_eq!(said, (REFUSED.to_owned(), false), "nobody: {nobody}");
+    }
+}
+
+/// The attack, from a sandbox that the server has not started.
+fn outsider(base: &Path, port: u16) -> String {
+    let mut command = codex();
+    command.args(["sandbox", "--network", "--", "python3"]).arg(base.join("attack.py"));
+    command.args(["plain", "127.0.0.1", &port.to_string()]).arg(base.join("outside/outsider"));
+    let output = command.env("PATH", "/usr/bin:/bin").output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}

@@ -1,0 +1,196 @@
+//! The decision: given who holds the other end of a connection, may it stay? Pure.
+
+use std::collections::HashMap;
+use std::io;
+
+use super::{Refusal, owners};
+
+/// What is known of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Member {
+    /// `None` at the top of the tree.
+    pub parent: Option<i32>,
+    /// It is held back by something that this process is not held back by, or that cannot be ruled
+    /// out.
+    pub restricted: bool,
+}
+
+/// How a process is held back, as far as that can be seen from outside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Walls {
+    /// Its user namespace.
+    pub user_namespace: Option<Vec<u8>>,
+    /// How many seccomp filters it has.
+    pub filters: Option<u32>,
+}
+
+/// This process, and what makes others its sandboxes.
+#[derive(Debug)]
+pub(super) struct Family {
+    pub own_pid: i32,
+    pub walls: Walls,
+    /// Every orphan among our descendants becomes our child.
+    pub adopts_orphans: bool,
+}
+
+/// The processes that hold a socket, and all their ancestors that could be seen.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Owners {
+    pub holders: Vec<i32>,
+    pub known: HashMap<i32, Member>,
+}
+
+impl Family {
+    pub(super) fn of_this_process(adopts_orphans: bool) -> io::Result<Self> {
+        let own_pid = rustix::process::getpid().as_raw_nonzero().get();
+        let walls = owners::own_walls()?;
+        Ok(Self { own_pid, walls, adopts_orphans })
+    }
+
+    /// Whether a process with these walls may be a sandbox. Each of ours has a user namespace of its
+    /// own or, where there are none, one more filter than this process.
+    pub(super) fn is_restricted(&self, walls: &Walls) -> bool {
+        let own = &self.walls;
+        walls.user_namespace.is_none()
+            || walls.user_namespace != own.user_namespace
+            || walls.filters.is_none()
+            || walls.filters > own.filters
+    }
+
+    /// Refuses a socket that any sandbox of ours holds, and one that nobody holds.
+    pub(super) fn judge(&self, owners: &Owners) -> Result<(), Refusal> {
+        if owners.holders.is_empty() {
+            return Err(Refusal::Unknown);
+        }
+        for holder in &owners.holders {
+            match owners.known.get(holder) {
+                None => return Err(Refusal::Unknown),
+                Some(member) if member.restricted && self.may_be_ours(*holder, owners) => {
+                    return Err(Refusal::Sandboxed);
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a process descends from this one, or may do so: its line cannot be followed to the top,
+    /// or does not tell because orphans leave it.
+    fn may_be_ours(&self, pid: i32, owners: &Owners) -> bool {
+        let mut at = pid;
+        // A number that is used again meanwhile could close a circle.
+        for _ in 0..=owners.known.len() {
+            match owners.known.get(&at) {
+                _ if at == self.own_pid => return true,
+                Some(Member { parent: Some(parent), .. }) => at = *parent,
+                Some(Member { parent: None, .. }) => return !self.adopts_orphans,
+                None => return true,
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: i32 = 100;
+
+    fn family(adopts_orphans: bool) -> Family {
+        let walls = Walls { user_namespace: Some(b"user:[1]".to_vec()), filters: Some(1) };
+        Family { own_pid: OWN, walls, adopts_orphans }
+    }
+
+    fn owners(holders: &[i32], known: &[(i32, Option<i32>, bool)]) -> Owners {
+        let known = known
+            .iter()
+            .map(|&(pid, parent, restricted)| (pid, Member { parent, restricted }))
+            .collect();
+        Owners { holders: holders.to_vec(), known }
+    }
+
+    #[test]
+    fn a_sandboxed_descendant_is_refused_and_nobody_else() {
+        let known = [
+            (1, None, false),
+            (OWN, Some(1), false),
+            (200, Some(OWN), false),
+            (201, Some(200), true),
+            (202, Some(200), false),
+            (300, Some(1), true),
+            (400, Some(399), true),
+        ];
+        let verdict = |adopts, holders: &[i32]| family(adopts).judge(&owners(holders, &known));
+        assert_eq!(verdict(true, &[201]), Err(Refusal::Sandboxed));
+        assert_eq!(verdict(true, &[202]), Ok(()), "a descendant without a sandbox");
+        assert_eq!(verdict(true, &[300]), Ok(()), "somebody else's sandbox");
+        assert_eq!(verdict(false, &[300]), Err(Refusal::Sandboxed), "maybe an orphan of ours");
+        assert_eq!(verdict(true, &[202, 201]), Err(Refusal::Sandboxed), "one of them is enough");
+        assert_eq!(verdict(true, &[400]), Err(Refusal::Sandboxed), "its line is lost");
+        assert_eq!(verdict(true, &[]), Err(Refusal::Unknown));
+        assert_eq!(verdict(true, &[202, 500]), Err(Refusal::Unknown));
+    }
+
+    #[test]
+    fn walls_that_cannot_be_seen_count_as_a_sandbox() {
+        let family = family(true);
+        let walls = |user: Option<&str>, filters| Walls {
+            user_namespace: user.map(|user| user.as_bytes().to_vec()),
+            filters,
+        };
+        for (walls, restricted) in [
+            (walls(Some("user:[1]"), Some(1)), false),
+            (walls(Some("user:[1]"), Some(0)), false),
+            (walls(Some("user:[1]"), Some(2)), true),
+            (walls(Some("user:[2]"), Some(0)), true),
+            (walls(None, Some(0)), true),
+            (walls(Some("user:[1]"), None), true),
+        ] {
+            assert_eq!(family.is_restricted(&walls), restricted, "{walls:?}");
+        }
+    }
+
+    /// Random trees against the sets they stand for.
+    #[test]
+    fn random_trees_are_judged_as_a_model_does() {
+        for seed in 1..=20_000_u64 {
+            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let mut below = |n: usize| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 33) as usize % n
+            };
+            // Numbers from 99 up; OWN is among them. Some parents are not known, some make circles.
+            let known: Vec<(i32, Option<i32>, bool)> = (0..below(10))
+                .map(|n| {
+                    let parent = (below(5) > 0).then(|| 97 + below(14) as i32);
+                    (99 + n as i32, parent, below(2) == 0)
+                })
+                .collect();
+            let holders: Vec<i32> = (0..below(4)).map(|_| 99 + below(10) as i32).collect();
+            let adopts = below(2) == 0;
+
+            // The strangers: those whose line ends at a process without a parent, without us in it.
+            let mut strangers: Vec<i32> = Vec::new();
+            for _ in 0..known.len() {
+                for (pid, parent, _) in &known {
+                    let ends = parent.is_none_or(|parent| strangers.contains(&parent));
+                    if *pid != OWN && ends && !strangers.contains(pid) {
+                        strangers.push(*pid);
+                    }
+                }
+            }
+            let row = |pid: &i32| known.iter().find(|(known, ..)| known == pid);
+            let refused = |pid: &i32| match row(pid) {
+                None => true,
+                Some((_, _, restricted)) => *restricted && !(adopts && strangers.contains(pid)),
+            };
+            let expected = !holders.is_empty() && !holders.iter().any(refused);
+
+            let verdict = family(adopts).judge(&owners(&holders, &known));
+            assert_eq!(verdict.is_ok(), expected, "seed {seed}: {holders:?} {known:?}");
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Two questions to the kernel: whose socket is at the end of a connection, and is an address ours?
+//!
+//! Each is one netlink message out and one in. The kernel answers while the message is sent, so
+//! nothing here waits.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send,
+    socket_with,
+};
+
+/// Message types and flags of `linux/netlink.h`, `linux/sock_diag.h` and `linux/rtnetlink.h`.
+const ERROR: u16 = 2;
+const REQUEST: u16 = 1;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NEW_ROUTE: u16 = 24;
+const GET_ROUTE: u16 = 26;
+const ROUTE_DESTINATION: u16 = 1;
+const ROUTE_IS_LOCAL: u8 = 2;
+const LISTENING: u8 = 10;
+
+/// Number 0, which has no name.
+const ROUTE: Option<Protocol> = None;
+
+const HEADER: usize = 16;
+const SEQUENCE: u32 = 1;
+
+/// One end of a connection. An IPv4 address that came as an IPv6 one is an IPv4 address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Endpoint {
+    pub ip: IpAddr,
+    port: u16,
+    /// The interface of a link-local address.
+    scope: u32,
+}
+
+impl From<SocketAddr> for Endpoint {
+    fn from(address: SocketAddr) -> Self {
+        let scope = match address {
+            SocketAddr::V6(address) => address.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        Self { ip: address.ip().to_canonical(), port: address.port(), scope }
+    }
+}
+
+/// Who a socket belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct End {
+    pub inode: u32,
+    pub uid: u32,
+}
+
+/// The TCP socket of this machine that is bound to `from` and connected to `to`; `None` if there is
+/// none, or none that a process holds.
+pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Option<End>> {
+    let mut id = Vec::with_capacity(48);
+    id.extend(from.port.to_be_bytes());
+    id.extend(to.port.to_be_bytes());
+    id.extend(words(from.ip));
+    id.extend(words(to.ip));
+    id.extend(from.scope.to_ne_bytes());
+    // No cookie: any socket.
+    id.extend([0xff; 8]);
+    let any_state = u32::MAX.to_ne_bytes();
+    let mut request = vec![family(from.ip), libc::IPPROTO_TCP as u8, 0, 0];
+    request.extend(any_state);
+    request.extend(&id);
+    let answer = match ask(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &request) {
+        Ok(answer) => answer.expect(SOCK_DIAG_BY_FAMILY)?,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    };
+    let (family, state) = (answer.byte(0)?, answer.byte(1)?);
+    let (uid, inode) = (answer.word(64)?, answer.word(68)?);
+    // Where no connection is found the kernel looks for a listener of that address: not who we mean.
+    let is_it = state != LISTENING
+        && answer.bytes(4, 4)? == &id[..4]
+        && address(family, answer.bytes(8, 16)?) == Some(from.ip)
+        && address(family, answer.bytes(24, 16)?) == Some(to.ip);
+    Ok((is_it && inode != 0).then_some(End { inode, uid }))
+}
+
+/// Whether packets to this address stay on this machine.
+pub(super) fn is_local(ip: IpAddr) -> io::Result<bool> {
+    let octets = match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    let mut request = vec![family(ip), octets.len() as u8 * 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    request.extend((4 + octets.len() as u16).to_ne_bytes());
+    request.extend(ROUTE_DESTINATION.to_ne_bytes());
+    request.extend(octets);
+    match ask(ROUTE, GET_ROUTE, &request) {
+        Ok(answer) => Ok(answer.expect(NEW_ROUTE)?.byte(7)? == ROUTE_IS_LOCAL),
+        // There is no way to it at all.
+        Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::INVAL) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn family(ip: IpAddr) -> u8 {
+    match ip {
+        IpAddr::V4(_) => libc::AF_INET as u8,
+        IpAddr::V6(_) => libc::AF_INET6 as u8,
+    }
+}
+
+/// Four words in the order of the network, of which an IPv4 address takes the first.
+fn words(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => {
+            let [a, b, c, d] = ip.octets();
+            Ipv6Addr::from([a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).octets()
+        }
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+/// The other way round. A socket for IPv6 tells an IPv4 address as an IPv6 one.
+fn address(family: u8, words: &[u8]) -> Option<IpAddr> {
+    if family == libc::AF_INET as u8 {
+        let octets: [u8; 4] = words.get(..4)?.try_into().ok()?;
+        return Some(octets.into());
+    }
+    let octets: [u8; 16] = words.try_into().ok()?;
+    Some(IpAddr::from(octets).to_canonical())
+}
+
+/// An answer without its header.
+struct Answer {
+    kind: u16,
+    content: Vec<u8>,
+}
+
+impl Answer {
+    fn expect(self, kind: u16) -> io::Result<Self> {
+        if self.kind == kind { Ok(self) } else { Err(malformed()) }
+    }
+
+    fn bytes(&self, at: usize, count: usize) -> io::Result<&[u8]> {
+        self.content.get(at..at + count).ok_or_else(malformed)
+    }
+
+    fn byte(&self, at: usize) -> io::Result<u8> {
+        self.bytes(at, 1).map(|bytes| bytes[0])
+    }
+
+    fn word(&self, at: usize) -> io::Result<u32> {
+        word(&self.content, at).ok_or_else(malformed)
+    }
+}
+
+fn malformed() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "malformed netlink answer")
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    let bytes: [u8; 4] = bytes.get(at..at + 4)?.try_into().ok()?;
+    Some(u32::from_ne_bytes(bytes))
+}
+
+fn ask(protocol: Option<Protocol>, kind: u16, request: &[u8]) -> rustix::io::Result<Answer> {
+    let socket =
+        socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
+    let length = HEADER + request.len();
+    let mut message = Vec::with_capacity(length);
+    message.extend((length as u32).to_ne_bytes());
+    message.extend(kind.to_ne_bytes());
+    message.extend(REQUEST.to_ne_bytes());
+    message.extend(SEQUENCE.to_ne_bytes());
+    message.extend([0; 4]);
+    message.extend(request);
+    send(&socket, &message, SendFlags::empty())?;
+    let mut answer = vec![0; 8 << 10];
+    let (received, _) = recv(&socket, answer.as_mut_slice(), RecvFlags::DONTWAIT)?;
+    answer.truncate(received);
+    let length = word(&answer, 0).ok_or(Errno::BADMSG)? as usize;
+    let sequence = word(&answer, 8).ok_or(Errno::BADMSG)?;
+    if sequence != SEQUENCE || length > received || length < HEADER {
+        return Err(Errno::BADMSG);
+    }
+    answer.truncate(length);
+    let kind = u16::from_ne_bytes([answer[4], answer[5]]);
+    let content = answer.split_off(HEADER);
+    if kind == ERROR {
+        let code = word(&content, 0).ok_or(Errno::BADMSG)?.cast_signed();
+        return Err(Errno::from_raw_os_error(code.saturating_neg()));
+    }
+    Ok(Answer { kind, content })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn inode(socket: &impl AsFd) -> u32 {
+        let file = std::fs::File::from(socket.as_fd().try_clone_to_owned().unwrap());
+        file.metadata().unwrap().ino().try_into().unwrap()
+    }
+
+    /// Whom the kernel names for the peer of a connection to this address.
+    fn peer_of_connection(listen: &str, to: &str) -> Option<(u32, u32)> {
+        let listener = TcpListener::bind(listen).ok()?;
+        let port = listener.local_addr().unwrap().port();
+        let client = TcpStream::connect(format!("{to}:{port}")).ok()?;
+        let (accepted, peer) = listener.accept().unwrap();
+        let found = find(peer.into(), accepted.local_addr().unwrap().into()).unwrap();
+        Some((found.expect("the client's socket").inode, inode(&client)))
+    }
+
+    #[test]
+    fn the_peers_socket_is_found_in_every_family() {
+        let pairs = [
+            ("127.0.0.1:0", "127.0.0.1"),
+            ("0.0.0.0:0", "127.0.0.2"),
+            ("[::1]:0", "[::1]"),
+            ("[::]:0", "[::1]"),
+            ("[::]:0", "127.0.0.1"),
+            ("[::]:0", "[::ffff:127.0.0.1]"),
+        ];
+        let found: Vec<_> =
+            pairs.iter().filter_map(|(listen, to)| peer_of_connection(listen, to)).collect();
+        assert!(found.len() >= 2, "IPv4 at least");
+        for (found, expected) in found {
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn a_socket_that_nobody_holds_is_not_found() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = listener.local_addr().unwrap();
+        let client = TcpStream::connect(here).unwrap();
+        let (_accepted, peer) = listener.accept().unwrap();
+        assert!(find(peer.into(), here.into()).unwrap().is_some());
+        drop(client);
+        assert_eq!(find(peer.into(), here.into()).unwrap(), None, "closed, not gone");
+        // The kernel would name the listener at this address.
+        let nobody = SocketAddr::new(here.ip(), 1);
+        assert_eq!(find(here.into(), nobody.into()).unwrap(), None);
+    }
+
+    #[test]
+    fn local_addresses_are_told_from_others() {
+        for local in ["127.0.0.1", "127.3.2.1"] {
+            assert!(is_local(local.parse().unwrap()).unwrap(), "{local}");
+        }
+        for other in ["192.0.2.1", "2001:db8::1", "fe80::dead:beef"] {
+            assert!(!is_local(other.parse().unwrap()).unwrap(), "{other}");
+        }
+    }
+}

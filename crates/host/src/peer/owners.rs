@@ -1,0 +1,118 @@
+//! The processes that hold a socket, found in `/proc`.
+//!
+//! Invariant: what is told of a process is all of the same process. It is read through one open
+//! directory, which tells nothing any more once the process has ended, whoever gets its number.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{Dir, Mode, OFlags};
+
+use super::family::{Family, Member, Owners, Walls};
+
+/// Everybody who holds the socket, with their ancestors.
+pub(super) fn of(inode: u32, family: &Family) -> io::Result<Owners> {
+    let name = format!("socket:[{inode}]");
+    let mut owners = Owners::default();
+    for entry in std::fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        let Some(process) = Process::open(pid) else { continue };
+        if !process.holds(name.as_bytes()) {
+            continue;
+        }
+        owners.holders.push(pid);
+        // If it has ended since, it is a holder that nothing is known of.
+        if let Some(member) = process.member(family) {
+            owners.known.insert(pid, member);
+            add_ancestors(member.parent, family, &mut owners);
+        }
+    }
+    Ok(owners)
+}
+
+fn add_ancestors(mut next: Option<i32>, family: &Family, owners: &mut Owners) {
+    while let Some(pid) = next
+        && !owners.known.contains_key(&pid)
+        && let Some(member) = Process::open(pid).and_then(|process| process.member(family))
+    {
+        owners.known.insert(pid, member);
+        next = member.parent;
+    }
+}
+
+/// What holds this process back itself.
+pub(super) fn own_walls() -> io::Result<Walls> {
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    let walls = Process::open(own).and_then(|own| Some(own.walls(&own.status()?)));
+    match walls {
+        Some(walls @ Walls { user_namespace: Some(_), filters: Some(_) }) => Ok(walls),
+        _ => Err(io::Error::other("/proc does not describe this process")),
+    }
+}
+
+/// A process, by its directory.
+struct Process(OwnedFd);
+
+impl Process {
+    fn open(pid: i32) -> Option<Self> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty()).ok().map(Self)
+    }
+
+    /// Whether one of its descriptors leads to this.
+    fn holds(&self, name: &[u8]) -> bool {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let Ok(fds) = rustix::fs::openat(&self.0, "fd", flags, Mode::empty()) else { return false };
+        let Ok(entries) = Dir::read_from(&fds) else { return false };
+        entries.flatten().any(|entry| {
+            rustix::fs::readlinkat(&fds, entry.file_name(), Vec::new())
+                .is_ok_and(|link| link.as_bytes() == name)
+        })
+    }
+
+    fn member(&self, family: &Family) -> Option<Member> {
+        let status = self.status()?;
+        let parent: i32 = field(&status, "PPid")?;
+        let restricted = family.is_restricted(&self.walls(&status));
+        Some(Member { parent: (parent != 0).then_some(parent), restricted })
+    }
+
+    fn walls(&self, status: &str) -> Walls {
+        let user_namespace = rustix::fs::readlinkat(&self.0, "ns/user", Vec::new());
+        Walls {
+            user_namespace: user_namespace.ok().map(|link| link.as_bytes().to_vec()),
+            // A kernel before 5.9 does not count them; then none and some is all there is to see.
+            filters: field(status, "Seccomp_filters").or_else(|| field(status, "Seccomp")),
+        }
+    }
+
+    fn status(&self) -> Option<String> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.0, "status", flags, Mode::empty()).ok()?;
+        // The name may be any bytes; its line is not looked at.
+        let mut text = Vec::new();
+        io::Read::read_to_end(&mut std::fs::File::from(file), &mut text).ok()?;
+        Some(String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+fn field<T: std::str::FromStr>(status: &str, name: &str) -> Option<T> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_of_a_status_is_found_by_its_whole_name() {
+        let status = "Name:\tPPid:\t9\nPPid:\t7\nSeccomp:\t2\nSeccomp_filters:\t3\n";
+        assert_eq!(field::<i32>(status, "PPid"), Some(7));
+        assert_eq!(field::<u32>(status, "Seccomp"), Some(2));
+        assert_eq!(field::<u32>(status, "Seccomp_filters"), Some(3));
+        assert_eq!(field::<u32>(status, "NoNewPrivs"), None);
+    }
+}

@@ -1,0 +1,209 @@
+//! Connecting on behalf of the sandbox, where it has the network.
+//!
+//! The kernel lets whoever sees a socket file connect to it, on a read-only mount as well, and behind
+//! such a file may be a service that acts for its callers: a container engine, a session bus. So with
+//! the network enabled the seccomp program hands every `connect` to the outer process, which makes the
+//! connection itself: to a socket file only if it lies on a mount that the sandbox can write to, to
+//! anything else as asked.
+//!
+//! Invariant: what is checked is what is connected to. The socket is a descriptor of this process from
+//! the first look on, the address is a copy, and a socket file is connected to by the descriptor that
+//! was looked at; so nothing that other threads of the caller change meanwhile makes a difference.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, StatVfsMountFlags};
+use rustix::io::Errno;
+
+use super::sys;
+
+/// As many connections as are being made at once; more wait.
+const MOST: usize = 64;
+
+/// Enough to read an address and to connect.
+const STACK: usize = 128 * 1024;
+
+/// As long as an address can be.
+const ADDRESS: usize = size_of::<libc::sockaddr_storage>();
+
+/// Where the path begins in the address of a socket file.
+const PATH_AT: usize = std::mem::offset_of!(libc::sockaddr_un, sun_path);
+
+const NOTIF_RECV: libc::c_ulong = 0xc050_2100;
+const NOTIF_SEND: libc::c_ulong = 0xc018_2101;
+const NOTIF_ID_VALID: libc::c_ulong = 0x4008_2102;
+
+/// Where the calls that the filter hands over arrive.
+#[derive(Debug)]
+pub(super) struct Broker {
+    calls: Arc<OwnedFd>,
+    /// One owner for each connection being made.
+    busy: Arc<()>,
+}
+
+impl Broker {
+    pub(super) fn new(calls: OwnedFd) -> Self {
+        Self { calls: Arc::new(calls), busy: Arc::new(()) }
+    }
+
+    /// Becomes readable when there is a call.
+    pub(super) fn calls(&self) -> &OwnedFd {
+        &self.calls
+    }
+
+    /// Whether another call can be taken now.
+    pub(super) fn has_room(&self) -> bool {
+        Arc::strong_count(&self.busy) <= MOST
+    }
+
+    /// Takes one call, and answers it from a thread of its own: to connect may take long.
+    pub(super) fn take(&self) {
+        let Ok(call) = Call::receive(&self.calls) else { return };
+        let (calls, busy) = (self.calls.clone(), self.busy.clone());
+        let answer = move || {
+            call.answer(&calls, call.connect(&calls));
+            drop(busy);
+        };
+        if std::thread::Builder::new().stack_size(STACK).spawn(answer).is_err() {
+            call.answer(&self.calls, Err(Errno::AGAIN));
+        }
+    }
+}
+
+/// A `connect` that waits for its result.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    id: u64,
+    thread: u32,
+    socket: i32,
+    address: u64,
+    length: u32,
+}
+
+impl Call {
+    fn receive(calls: &OwnedFd) -> rustix::io::Result<Self> {
+        // SAFETY: plain data; the kernel wants it to be zero.
+        let mut call = unsafe { std::mem::zeroed::<libc::seccomp_notif>() };
+        // SAFETY: the structure is the one this request stores to, and lives across the call.
+        let result = unsafe { libc::ioctl(calls.as_raw_fd(), NOTIF_RECV, &raw mut call) };
+        sys::check(i64::from(result))?;
+        let [socket, address, length, ..] = call.data.args;
+        Ok(Self {
+            id: call.id,
+            thread: call.pid,
+            socket: socket as i32,
+            address,
+            length: length as u32,
+        })
+    }
+
+    /// Whether the thread still waits, so that its number is still its own.
+    fn is_waiting(&self, calls: &OwnedFd) -> rustix::io::Result<()> {
+        // SAFETY: the request reads a number, which lives across the call.
+        let result = unsafe { libc::ioctl(calls.as_raw_fd(), NOTIF_ID_VALID, &raw const self.id) };
+        sys::check(i64::from(result)).map(drop)
+    }
+
+    fn answer(&self, calls: &OwnedFd, result: rustix::io::Result<()>) {
+        let error = result.err().map_or(0, |errno| -errno.raw_os_error());
+        let answer = libc::seccomp_notif_resp { id: self.id, val: 0, error, flags: 0 };
+        // SAFETY: the request reads this structure, which lives across the call. If the caller has gone
+        // there is nobody to answer.
+        unsafe { libc::ioctl(calls.as_raw_fd(), NOTIF_SEND, &raw const answer) };
+    }
+
+    fn connect(&self, calls: &OwnedFd) -> rustix::io::Result<()> {
+        let length = self.length as usize;
+        if length > ADDRESS {
+            return Err(Errno::INVAL);
+        }
+        let process = process_of(self.thread)?;
+        let mut address = [0; ADDRESS];
+        let memory = File::open(format!("/proc/{process}/mem")).map_err(|error| errno(&error))?;
+        memory.read_exact_at(&mut address[..length], self.address).map_err(|_| Errno::FAULT)?;
+        let root = open(format!("/proc/{process}/root"))?;
+        let directory = std::fs::read_link(format!("/proc/{}/cwd", self.thread))
+            .map_err(|error| errno(&error))?;
+        let socket = sys::take_descriptor(process as i32, self.socket)?;
+        // All of the above was of this very process.
+        self.is_waiting(calls)?;
+        if domain(&socket)? != libc::AF_UNIX {
+            return connect(&socket, &address[..length]);
+        }
+        let path = socket_file(&address[..length]).ok_or(Errno::PERM)?;
+        let file = open_in(&root, &directory.join(path))?;
+        let flags = rustix::fs::fstatvfs(&file)?.f_flag;
+        if flags.contains(StatVfsMountFlags::RDONLY) {
+            return Err(Errno::ACCESS);
+        }
+        let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let mut address = (libc::AF_UNIX as libc::sa_family_t).to_ne_bytes().to_vec();
+        address.extend(name.into_bytes());
+        address.push(0);
+        connect(&socket, &address)
+    }
+}
+
+/// The process that a thread belongs to.
+fn process_of(thread: u32) -> rustix::io::Result<u32> {
+    let status =
+        std::fs::read_to_string(format!("/proc/{thread}/status")).map_err(|error| errno(&error))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    line.and_then(|number| number.trim().parse().ok()).ok_or(Errno::SRCH)
+}
+
+/// The path in the address of a socket file; `None` for one that has no file. Whether such a socket is
+/// one of the sandbox's own cannot be told.
+fn socket_file(address: &[u8]) -> Option<&OsStr> {
+    let path = address.get(PATH_AT..)?;
+    let family = libc::sa_family_t::from_ne_bytes(*address.first_chunk()?);
+    let end = path.iter().position(|byte| *byte == 0).unwrap_or(path.len());
+    (i32::from(family) == libc::AF_UNIX && end > 0).then(|| OsStr::from_bytes(&path[..end]))
+}
+
+/// What a path leads to in the tree of the caller.
+fn open_in(root: &OwnedFd, path: &PathBuf) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
+}
+
+fn open(path: String) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(OsString::from(path), flags, Mode::empty())
+}
+
+fn domain(socket: impl AsFd) -> rustix::io::Result<i32> {
+    let mut domain: libc::c_int = 0;
+    let mut size = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the option is a number, stored to one that lives across the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_DOMAIN,
+            (&raw mut domain).cast(),
+            &raw mut size,
+        )
+    };
+    sys::check(i64::from(result)).map(|_| domain)
+}
+
+fn connect(socket: &OwnedFd, address: &[u8]) -> rustix::io::Result<()> {
+    // SAFETY: the address lives across the call, which reads as much as its length says.
+    let result = unsafe {
+        libc::connect(socket.as_raw_fd(), address.as_ptr().cast(), address.len() as libc::socklen_t)
+    };
+    sys::check(i64::from(result)).map(drop)
+}
+
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}

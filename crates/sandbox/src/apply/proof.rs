@@ -1,0 +1,217 @@
+//! Proving the tree before anything runs in it: the kernel's own table of mounts against the plan.
+//!
+//! Invariant: the target starts only if every mount in its namespace is one that was planned, with the
+//! attributes that were planned, at the place that was planned, or came along inside a planned bind
+//! with attributes at least as strict; nothing lies on top of a planned mount that was not planned to;
+//! and `/..` is `/`. A mistake anywhere in building the tree ends in a refusal, not in a way out.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, statx};
+
+use super::sys::{ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
+use super::{at, during};
+use crate::host;
+use crate::status::{CHANGED, Failure, Stage};
+
+/// The table as the kernel writes it, for the root of the process that reads it.
+const TABLE: &str = "/proc/self/mountinfo";
+
+/// A mount as it has to be found.
+#[derive(Debug)]
+pub(super) struct Expected {
+    /// Its number in the new namespace.
+    pub(super) id: u64,
+    /// Where it is, as seen from the new root.
+    pub(super) path: PathBuf,
+    /// The attributes it has, at least.
+    pub(super) attributes: u64,
+    /// Whether mounts below it came along.
+    pub(super) with_submounts: bool,
+}
+
+/// A line of the table.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    id: u64,
+    parent: u64,
+    path: PathBuf,
+    attributes: u64,
+}
+
+/// Step `Proof`: compares this process's mounts with the planned ones, and `/..` with `/`.
+pub(super) fn check(expected: &[Expected]) -> Result<(), Failure> {
+    let failed = during(Stage::Proof);
+    let table = std::fs::read(TABLE).map_err(|error| {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        Failure::new(Stage::Proof, errno, TABLE)
+    })?;
+    let mounts: Option<Vec<Mount>> =
+        table.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(parse).collect();
+    let mounts = mounts.ok_or_else(|| failed(rustix::io::Errno::INVAL))?;
+    compare(&mounts, expected).map_err(|what| Failure::new(Stage::Proof, CHANGED, what))?;
+    root_has_no_parent()
+}
+
+/// Nothing is above the root: its parent is itself, on the same mount.
+fn root_has_no_parent() -> Result<(), Failure> {
+    let look = |path: &Path| {
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+        let stat = statx(CWD, path, flags, host::WANTED).map_err(at(Stage::Proof, path))?;
+        Ok::<_, Failure>(host::node(&stat).identity)
+    };
+    let (root, above) = (look(Path::new("/"))?, look(Path::new("/.."))?);
+    if root == above {
+        Ok(())
+    } else {
+        Err(Failure::new(Stage::Proof, libc::EXDEV, "/.. leads out of the root"))
+    }
+}
+
+/// What differs, if anything does.
+fn compare(mounts: &[Mount], expected: &[Expected]) -> Result<(), String> {
+    let by_id: HashMap<u64, &Mount> = mounts.iter().map(|mount| (mount.id, mount)).collect();
+    let planned: HashMap<u64, &Expected> = expected.iter().map(|mount| (mount.id, mount)).collect();
+    for wanted in expected {
+        let Some(found) = by_id.get(&wanted.id) else {
+            return Err(format!("the mount of {} is gone", wanted.path.display()));
+        };
+        if found.path != wanted.path {
+            let (found, wanted) = (found.path.display(), wanted.path.display());
+            return Err(format!("a mount for {wanted} is at {found}"));
+        }
+        has(found, wanted.attributes)?;
+    }
+    for mount in mounts.iter().filter(|mount| !planned.contains_key(&mount.id)) {
+        let Some(around) = enclosing(mount, &by_id, &planned) else {
+            return Err(format!("{} is mounted and was not planned", mount.path.display()));
+        };
+        if !around.with_submounts {
+            return Err(format!("{} is mounted and was not planned", mount.path.display()));
+        }
+        if mount.path == around.path {
+            return Err(format!("{} is covered by another mount", around.path.display()));
+        }
+        has(mount, around.attributes)?;
+    }
+    Ok(())
+}
+
+/// The planned mount that one which was not planned itself came along with.
+fn enclosing<'e>(
+    mount: &Mount,
+    by_id: &HashMap<u64, &Mount>,
+    planned: &HashMap<u64, &'e Expected>,
+) -> Option<&'e Expected> {
+    let mut parent = mount.parent;
+    // A table has no cycles; should it have one, it is not a table to trust.
+    for _ in 0..=by_id.len() {
+        if let Some(found) = planned.get(&parent) {
+            return Some(found);
+        }
+        parent = by_id.get(&parent)?.parent;
+    }
+    None
+}
+
+fn has(mount: &Mount, attributes: u64) -> Result<(), String> {
+    let missing = attributes & !mount.attributes;
+    if missing == 0 {
+        return Ok(());
+    }
+    let names = [(ATTR_RDONLY, "read-only"), (ATTR_NOSUID, "nosuid"), (ATTR_NODEV, "nodev")];
+    let missing: Vec<&str> =
+        names.iter().filter(|(bit, _)| missing & bit != 0).map(|(_, name)| *name).collect();
+    Err(format!("{} is not mounted {}", mount.path.display(), missing.join(", ")))
+}
+
+/// `ID PARENT MAJOR:MINOR ROOT PATH OPTIONS ...`
+fn parse(line: &[u8]) -> Option<Mount> {
+    let mut words = line.split(|byte| *byte == b' ');
+    let mut number = || std::str::from_utf8(words.next()?).ok()?.parse::<u64>().ok();
+    let (id, parent) = (number()?, number()?);
+    let path = host::unescape(words.nth(2)?);
+    let mut attributes = 0;
+    for option in words.next()?.split(|byte| *byte == b',') {
+        attributes |= match option {
+            b"ro" => ATTR_RDONLY,
+            b"nosuid" => ATTR_NOSUID,
+            b"nodev" => ATTR_NODEV,
+            _ => 0,
+        };
+    }
+    Some(Mount { id, parent, path: OsString::from_vec(path).into(), attributes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUIET: u64 = ATTR_NOSUID | ATTR_NODEV;
+
+    fn mount(id: u64, parent: u64, path: &str, attributes: u64) -> Mount {
+        Mount { id, parent, path: path.into(), attributes }
+    }
+
+    fn expected(id: u64, path: &str, attributes: u64, with_submounts: bool) -> Expected {
+        Expected { id, path: path.into(), attributes, with_submounts }
+    }
+
+    /// A root, a bind with a mount of its own, and `/dev`.
+    fn plan() -> Vec<Expected> {
+        vec![
+            expected(10, "/", QUIET | ATTR_RDONLY, false),
+            expected(11, "/work", QUIET, true),
+            expected(12, "/work/.git", QUIET | ATTR_RDONLY, true),
+        ]
+    }
+
+    fn table() -> Vec<Mount> {
+        vec![
+            mount(10, 1, "/", QUIET | ATTR_RDONLY),
+            mount(11, 10, "/work", QUIET),
+            mount(12, 11, "/work/.git", QUIET | ATTR_RDONLY),
+            mount(13, 11, "/work/cache", QUIET),
+        ]
+    }
+
+    #[test]
+    fn a_table_as_planned_is_accepted() {
+        assert_eq!(compare(&table(), &plan()), Ok(()));
+    }
+
+    #[test]
+    fn every_single_deviation_is_refused() {
+        type Deviation = Box<dyn Fn(&mut Vec<Mount>)>;
+        let deviations: Vec<Deviation> = vec![
+            // The old root left on top of the new one.
+            Box::new(|table| table.push(mount(20, 10, "/", 0))),
+            Box::new(|table| table.push(mount(20, 10, "/tmp", QUIET | ATTR_RDONLY))),
+            Box::new(|table| table.push(mount(20, 11, "/work", QUIET))),
+            Box::new(|table| table.push(mount(20, 12, "/work/.git/x", QUIET))),
+            Box::new(|table| table.push(mount(20, 99, "/elsewhere", QUIET | ATTR_RDONLY))),
+            Box::new(|table| drop(table.remove(2))),
+            Box::new(|table| table[0].attributes = QUIET),
+            Box::new(|table| table[1].attributes = ATTR_NODEV),
+            Box::new(|table| table[3].attributes = ATTR_NOSUID),
+            Box::new(|table| table[2].path = "/work/.gut".into()),
+            Box::new(|table| table[3].parent = 13),
+        ];
+        for (index, deviate) in deviations.iter().enumerate() {
+            let mut table = table();
+            deviate(&mut table);
+            assert!(compare(&table, &plan()).is_err(), "deviation {index}");
+        }
+    }
+
+    #[test]
+    fn lines_are_read_as_the_kernel_writes_them() {
+        let line = br"36 35 98:0 /mnt1 /a\040b\134c ro,noatime,nosuid shared:1 - ext3 /dev/x rw";
+        let read = parse(line).unwrap();
+        assert_eq!(read, mount(36, 35, r"/a b\c", ATTR_RDONLY | ATTR_NOSUID));
+        assert_eq!(parse(b"36 35 98:0"), None);
+    }
+}

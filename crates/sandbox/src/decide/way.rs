@@ -1,0 +1,100 @@
+//! The way to what a policy names, and whether somebody inside a sandbox could have laid it.
+//!
+//! Invariant: no grant goes through a link that a sandboxed process could have put there, and no
+//! denial or protection is left out because its way is blocked by something that a sandboxed process
+//! could remove. Both are refused, naming what is in the way. A link on the way to something that is
+//! taken away keeps its place instead: it is pinned.
+
+use std::path::{Path, PathBuf};
+
+use codex_exec_server_protocol::AccessMode;
+
+use super::facts::{Obstacle, Resolver};
+use super::order::parent;
+use super::policy::{PolicyError, ResolvedPolicy};
+use super::written::Written;
+
+/// What was met on the way to one entry, where it is not plain.
+#[derive(Debug, Clone)]
+pub(super) struct Way {
+    /// As the entry names it.
+    pub(super) name: PathBuf,
+    pub(super) access: AccessMode,
+    /// What it leads to, or would.
+    pub(super) place: Option<PathBuf>,
+    /// Links that were followed.
+    pub(super) links: Vec<PathBuf>,
+    /// What it could not be followed beyond.
+    pub(super) obstacle: Option<Obstacle>,
+}
+
+impl Way {
+    /// The way to something that is denied or protected, blocked as it is.
+    pub(super) fn blocked(name: PathBuf, obstacle: Obstacle) -> Self {
+        let access = AccessMode::Deny;
+        Self { name, access, place: None, links: Vec::new(), obstacle: Some(obstacle) }
+    }
+
+    /// Whether the entry takes something away rather than granting it.
+    fn takes_away(&self, policy: &ResolvedPolicy) -> bool {
+        let around =
+            self.place.as_deref().and_then(parent).map(|above| policy.access.access(above));
+        match self.access {
+            AccessMode::Deny => true,
+            AccessMode::Read => around == Some(AccessMode::Write),
+            AccessMode::Write => false,
+        }
+    }
+}
+
+/// Refuses the ways that cannot be trusted, and pins the links to what is denied. To be asked once the
+/// access of every entry is known.
+pub(super) fn check(
+    ways: &[Way],
+    policy: &mut ResolvedPolicy,
+    written: &Written,
+    resolver: &mut Resolver<'_>,
+) -> Result<(), PolicyError> {
+    for way in ways {
+        for link in &way.links {
+            let directory = parent(link).unwrap_or(link);
+            let is_writable = policy.access.access(directory) == AccessMode::Write;
+            if is_writable && way.takes_away(policy) {
+                if let Ok(Some(node)) = resolver.lookup(link) {
+                    policy.pinned_links.insert(link.clone(), node);
+                }
+            } else if is_writable || written.covers(directory) {
+                return Err(PolicyError::Link { name: way.name.clone(), link: link.clone() });
+            }
+        }
+        if let Some(obstacle) = &way.obstacle {
+            let is_changeable = |path: &Path| {
+                policy.access.access(path) == AccessMode::Write || written.covers(path)
+            };
+            if !stays(obstacle, is_changeable) {
+                return Err(PolicyError::Unreachable {
+                    name: way.name.clone(),
+                    at: obstacle.path.clone(),
+                    why: std::io::Error::from_raw_os_error(obstacle.errno).to_string(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether nobody inside can clear an obstacle, so that what lies behind it needs no protection.
+fn stays(obstacle: &Obstacle, is_changeable: impl Fn(&Path) -> bool) -> bool {
+    match obstacle.errno {
+        // Its owner can open it, where its mode can be changed.
+        libc::EACCES => !is_changeable(&obstacle.path),
+        // The links on the way are pinned, or were refused.
+        libc::ELOOP => true,
+        // It can be replaced, where names can be changed.
+        libc::ENOTDIR | libc::ENOENT => {
+            !is_changeable(parent(&obstacle.path).unwrap_or(&obstacle.path))
+        }
+        // Nothing is known of what is there.
+        _ => false,
+    }
+}

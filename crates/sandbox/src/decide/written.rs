@@ -1,0 +1,67 @@
+//! Where sandboxed processes of this server could have put links.
+//!
+//! Invariant: it only grows. A directory that any policy has made writable stays in it for as long as
+//! the server runs, since what was left there does.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::order::ancestors;
+
+/// As many directories as are told apart. Beyond, every directory counts as written.
+const LIMIT: usize = 65_536;
+
+/// The directories that some policy of this server has made writable.
+#[derive(Debug, Clone, Default)]
+pub struct Written {
+    directories: HashSet<OsString>,
+}
+
+impl Written {
+    /// Whether a sandboxed process could have changed the names in this directory. The path contains
+    /// no links.
+    pub fn covers(&self, directory: &Path) -> bool {
+        !self.directories.is_empty()
+            && ancestors(directory).any(|above| self.directories.contains(above.as_os_str()))
+    }
+
+    /// A policy that makes this directory writable is about to be carried out.
+    pub fn add(&mut self, directory: PathBuf) {
+        if self.covers(&directory) {
+            return;
+        }
+        if self.directories.len() == LIMIT {
+            self.directories.clear();
+            self.directories.insert("/".into());
+        } else {
+            self.directories.insert(directory.into_os_string());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn covers_what_is_below_and_nothing_beside() {
+        let mut written = Written::default();
+        assert!(!written.covers(Path::new("/")));
+        written.add("/a/b".into());
+        for (path, covered) in
+            [("/a/b", true), ("/a/b/c/d", true), ("/a", false), ("/a/bc", false), ("/", false)]
+        {
+            assert_eq!(written.covers(Path::new(path)), covered, "{path}");
+        }
+    }
+
+    #[test]
+    fn covers_everything_once_there_are_too_many_to_tell_apart() {
+        let mut written = Written::default();
+        for number in 0..=LIMIT {
+            written.add(format!("/d/{number}").into());
+        }
+        assert!(written.covers(Path::new("/elsewhere")));
+    }
+}

@@ -1,0 +1,196 @@
+//! The filter as data: allowed calls that some arguments make a refused one.
+//!
+//! Invariant: a condition compares the low 32 bits. Every argument judged here is an `int`, of which the
+//! kernel ignores the upper half; a filter that looked at it could be passed with garbage in there.
+
+use libc::c_long;
+
+use super::Filter;
+use super::numbers;
+
+/// A rule refuses a call if all of its conditions hold.
+pub(super) type Rule = &'static [Condition];
+
+/// The masked argument is one of some values, or none of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Condition {
+    pub argument: u8,
+    pub mask: u32,
+    pub values: &'static [u32],
+    /// Whether it has to be one of the values, or none of them.
+    pub one_of: bool,
+}
+
+const fn one_of(argument: u8, mask: u32, values: &'static [u32]) -> Condition {
+    Condition { argument, mask, values, one_of: true }
+}
+
+const fn none_of(argument: u8, mask: u32, values: &'static [u32]) -> Condition {
+    Condition { argument, mask, values, one_of: false }
+}
+
+/// Some of these bits are set.
+const fn any_bit(argument: u8, bits: u32) -> Condition {
+    none_of(argument, bits, &[0])
+}
+
+const ALL: u32 = u32::MAX;
+
+/// What makes a file act with its owner's or group's rights.
+const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
+
+/// Opening that makes a file and so takes a mode. The second is the kernel's own bit of `O_TMPFILE`,
+/// which for programs includes `O_DIRECTORY`.
+const CREATES: u32 = libc::O_CREAT as u32 | 0o20_000_000;
+
+/// Rules by the calls they apply to.
+type Rules = &'static [(&'static [c_long], Rule)];
+
+/// Rules of every sandbox.
+const ALWAYS: Rules = &[
+    // New namespaces. `clone3` is absent.
+    (
+        &[libc::SYS_clone],
+        &[any_bit(
+            0,
+            (libc::CLONE_NEWUSER
+                | libc::CLONE_NEWNS
+                | libc::CLONE_NEWPID
+                | libc::CLONE_NEWIPC
+                | libc::CLONE_NEWNET
+                | libc::CLONE_NEWUTS
+                | libc::CLONE_NEWCGROUP) as u32,
+        )],
+    ),
+    // Set-id files: a program that anyone outside could run with the rights of the server's user.
+    // `openat2` is absent.
+    (&[libc::SYS_fchmod], &[any_bit(1, SET_ID)]),
+    (
+        &[libc::SYS_fchmodat, numbers::FCHMODAT2, libc::SYS_mkdirat, libc::SYS_mknodat],
+        &[any_bit(2, SET_ID)],
+    ),
+    (&[libc::SYS_openat], &[any_bit(2, CREATES), any_bit(3, SET_ID)]),
+    #[cfg(target_arch = "x86_64")]
+    (&[libc::SYS_chmod, libc::SYS_creat, libc::SYS_mkdir, libc::SYS_mknod], &[any_bit(1, SET_ID)]),
+    #[cfg(target_arch = "x86_64")]
+    (&[libc::SYS_open], &[any_bit(1, CREATES), any_bit(2, SET_ID)]),
+    // A process group has members outside: those of a pipeline that the command is a part of. Other
+    // processes are out of reach by the PID namespace, or by the rules below.
+    (&[libc::SYS_setpriority], &[one_of(0, ALL, &[PRIO_PGRP])]),
+    (&[libc::SYS_ioprio_set], &[one_of(0, ALL, &[IOPRIO_WHO_PGRP])]),
+    // Leases and delegations hold up whoever opens the file outside, for 45 seconds by default;
+    // directory notifications are signals upon what others do. Reading rights suffice for all three.
+    (&[libc::SYS_fcntl], &[one_of(1, ALL, &[F_SETLEASE, F_NOTIFY, F_SETDELEG])]),
+    // A terminal may be one that others use. Typing into it, redirecting the console and pasting are
+    // ways out; setting a line discipline loads kernel modules on demand, and serves modems only.
+    (
+        &[libc::SYS_ioctl],
+        &[one_of(
+            1,
+            ALL,
+            &[libc::TIOCSTI as u32, libc::TIOCLINUX as u32, libc::TIOCCONS as u32, TIOCSETD],
+        )],
+    ),
+];
+
+const F_SETLEASE: u32 = 1024;
+const F_NOTIFY: u32 = 1026;
+/// Leases on directories, from Linux 6.19 on.
+const F_SETDELEG: u32 = 1040;
+const TIOCSETD: u32 = 0x5423;
+
+/// Families that a socket has with the network enabled. The others have brought more holes than uses.
+const NETWORK_ENABLED: Rules = &[(
+    &[libc::SYS_socket, libc::SYS_socketpair],
+    &[none_of(
+        0,
+        ALL,
+        &[
+            libc::AF_UNIX as u32,
+            libc::AF_INET as u32,
+            libc::AF_INET6 as u32,
+            libc::AF_NETLINK as u32,
+        ],
+    )],
+)];
+
+/// With a broker for connections: a datagram socket could name any socket file of the host with each
+/// message it sends, which no broker sees.
+const BROKERED: Rules = &[(
+    &[libc::SYS_socket, libc::SYS_socketpair],
+    &[
+        one_of(0, ALL, &[libc::AF_UNIX as u32]),
+        none_of(1, 0xf, &[libc::SOCK_STREAM as u32, libc::SOCK_SEQPACKET as u32]),
+    ],
+)];
+
+/// With the network restricted there are connected pairs of streams and of sequenced packets and
+/// nothing else: a datagram socket could name any socket file of the host with each message it sends.
+/// The low four bits are the type.
+const NETWORK_RESTRICTED: Rules = &[
+    (&[libc::SYS_socket, libc::SYS_socketpair], &[none_of(0, ALL, &[libc::AF_UNIX as u32])]),
+    (
+        &[libc::SYS_socket, libc::SYS_socketpair],
+        &[none_of(1, 0xf, &[libc::SOCK_STREAM as u32, libc::SOCK_SEQPACKET as u32])],
+    ),
+];
+
+/// Without namespaces: a process may steer itself, which it names by zero.
+const OTHER_PROCESSES: Rules = &[
+    (
+        &[
+            libc::SYS_sched_setaffinity,
+            libc::SYS_sched_setscheduler,
+            libc::SYS_sched_setparam,
+            libc::SYS_sched_setattr,
+            libc::SYS_prlimit64,
+        ],
+        &[any_bit(0, ALL)],
+    ),
+    (&[libc::SYS_setpriority], &[none_of(0, ALL, &[PRIO_PROCESS])]),
+    (&[libc::SYS_ioprio_set], &[none_of(0, ALL, &[IOPRIO_WHO_PROCESS])]),
+    (&[libc::SYS_setpriority, libc::SYS_ioprio_set], &[any_bit(1, ALL)]),
+];
+
+const PRIO_PROCESS: u32 = 0;
+const PRIO_PGRP: u32 = 1;
+const IOPRIO_WHO_PROCESS: u32 = 1;
+const IOPRIO_WHO_PGRP: u32 = 2;
+
+/// Controls of file systems, by the byte that says whose they are: a descriptor that is open for reading
+/// suffices to change flags, or to make and remove subvolumes. Landlock sees controls of devices
+/// only. What reads, or needs a descriptor that is open for writing, is left.
+const METADATA_IOCTLS: Rules = &[
+    // ext4 and what it shares with others (`chattr`, verity, encryption). FS_IOC_GETFLAGS and
+    // FS_IOC_FIEMAP read.
+    (
+        &[libc::SYS_ioctl],
+        &[one_of(1, TYPE, &[0x6600]), none_of(1, ALL, &[0x8008_6601, 0xc020_660b])],
+    ),
+    // XFS and what it shares with others. FS_IOC_FSGETXATTR reads.
+    (&[libc::SYS_ioctl], &[one_of(1, TYPE, &[0x5800]), none_of(1, ALL, &[0x801c_581f])]),
+    // Versions of inodes. FS_IOC_GETVERSION reads.
+    (&[libc::SYS_ioctl], &[one_of(1, TYPE, &[0x7600]), none_of(1, ALL, &[0x8008_7601])]),
+    // btrfs. FICLONE, FICLONERANGE and FIDEDUPERANGE write to a descriptor.
+    (
+        &[libc::SYS_ioctl],
+        &[one_of(1, TYPE, &[0x9400]), none_of(1, ALL, &[0x4004_9409, 0x4020_940d, 0xc018_9436])],
+    ),
+    // FAT and f2fs.
+    (&[libc::SYS_ioctl], &[one_of(1, TYPE, &[0x7200, 0xf500])]),
+];
+
+/// The byte of a control's number that says whose it is.
+const TYPE: u32 = 0xff00;
+
+/// The rules that apply under a filter, in the order they are tried.
+pub(super) fn rules(filter: Filter) -> impl Iterator<Item = (c_long, Rule)> {
+    let network = if filter.network_restricted { NETWORK_RESTRICTED } else { NETWORK_ENABLED };
+    let processes: Rules = if filter.shared_host { OTHER_PROCESSES } else { &[] };
+    let metadata: Rules = if filter.frozen_metadata { METADATA_IOCTLS } else { &[] };
+    let brokered: Rules = if filter.brokered { BROKERED } else { &[] };
+    [ALWAYS, network, brokered, processes, metadata]
+        .into_iter()
+        .flatten()
+        .flat_map(|(calls, rule)| calls.iter().map(|call| (*call, *rule)))
+}

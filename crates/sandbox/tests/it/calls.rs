@@ -1,0 +1,444 @@
+//! System calls made as such, past every library: what the filter refuses is refused by the real kernel,
+//! and only that. Each has a control that tells the refusal from a call that would have failed anyway.
+
+use std::os::unix::process::CommandExt;
+
+use codex_exec_server_protocol::{AccessMode, NetworkPolicy, PermissionProfile};
+use libc::c_long;
+
+use super::support::*;
+
+/// `AT_FDCWD` as the kernel reads it.
+const HERE: u64 = -100i32 as u32 as u64;
+
+/// In the upper half of an argument that the kernel takes for an `int`.
+const GARBAGE: u64 = 0xdead_beef << 32;
+
+/// An argument of a call.
+#[derive(Clone, Copy)]
+enum Argument {
+    /// As it is.
+    Plain(u64),
+    /// An `int`: tried with an upper half of zeros and with garbage.
+    Int(u64),
+    /// A word of the test program: `{w}` stands for the workspace, `{o}` for a directory outside.
+    Word(&'static str),
+}
+
+use Argument::{Int, Plain, Word};
+
+/// A call and what shows that it is the filter that refuses it.
+struct Trial {
+    call: c_long,
+    arguments: &'static [Argument],
+    control: Control,
+}
+
+enum Control {
+    /// Outside, by somebody without privileges, the same call has another outcome.
+    Outside,
+    /// As above, and inside the same call succeeds with these arguments.
+    Sibling(&'static [Argument]),
+}
+
+use Control::{Outside, Sibling};
+
+const fn trial(call: c_long, arguments: &'static [Argument], control: Control) -> Trial {
+    Trial { call, arguments, control }
+}
+
+/// Mode bits that no file may get, one at a time.
+const SET_UID: Argument = Int(0o4755);
+const SET_GID: Argument = Int(0o2755);
+const ORDINARY: Argument = Int(0o755);
+const FILE: Argument = Word("@{w}/file");
+const NEW: Argument = Word("@{w}/new");
+const OPEN: Argument = Word("<{w}/file");
+const CREATE: Argument = Int((libc::O_CREAT | libc::O_WRONLY) as u64);
+const UNNAMED: Argument = Int((libc::O_TMPFILE | libc::O_WRONLY) as u64);
+const FCHMODAT2: c_long = 452;
+const REGULAR: u64 = libc::S_IFREG as u64;
+
+/// Refused because of their arguments.
+const BY_ARGUMENTS: &[Trial] = &[
+    trial(libc::SYS_fchmod, &[OPEN, SET_UID], Sibling(&[OPEN, ORDINARY])),
+    trial(libc::SYS_fchmod, &[OPEN, SET_GID], Sibling(&[OPEN, ORDINARY])),
+    trial(
+        libc::SYS_fchmodat,
+        &[Plain(HERE), FILE, SET_UID],
+        Sibling(&[Plain(HERE), FILE, ORDINARY]),
+    ),
+    trial(libc::SYS_fchmodat, &[Plain(HERE), FILE, SET_GID], Outside),
+    trial(FCHMODAT2, &[Plain(HERE), FILE, SET_UID, Plain(0)], Outside),
+    trial(FCHMODAT2, &[Plain(HERE), FILE, SET_GID, Plain(0)], Outside),
+    trial(
+        libc::SYS_openat,
+        &[Plain(HERE), NEW, CREATE, SET_UID],
+        Sibling(&[Plain(HERE), NEW, CREATE, ORDINARY]),
+    ),
+    // Without creating, the mode is ignored.
+    trial(
+        libc::SYS_openat,
+        &[Plain(HERE), NEW, CREATE, SET_GID],
+        Sibling(&[Plain(HERE), FILE, Int(0), SET_GID]),
+    ),
+    trial(
+        libc::SYS_openat,
+        &[Plain(HERE), Word("@{w}"), UNNAMED, SET_UID],
+        Sibling(&[Plain(HERE), Word("@{w}"), UNNAMED, ORDINARY]),
+    ),
+    trial(libc::SYS_mkdirat, &[Plain(HERE), NEW, SET_GID], Sibling(&[Plain(HERE), NEW, ORDINARY])),
+    trial(
+        libc::SYS_mknodat,
+        &[Plain(HERE), NEW, Int(REGULAR | 0o4755), Plain(0)],
+        Sibling(&[Plain(HERE), NEW, Int(REGULAR | 0o755), Plain(0)]),
+    ),
+    #[cfg(target_arch = "x86_64")]
+    trial(libc::SYS_chmod, &[FILE, SET_UID], Sibling(&[FILE, ORDINARY])),
+    #[cfg(target_arch = "x86_64")]
+    trial(libc::SYS_open, &[NEW, CREATE, SET_UID], Sibling(&[NEW, CREATE, ORDINARY])),
+    #[cfg(target_arch = "x86_64")]
+    trial(libc::SYS_open, &[Word("@{w}"), UNNAMED, SET_GID], Outside),
+    #[cfg(target_arch = "x86_64")]
+    trial(libc::SYS_creat, &[NEW, SET_UID], Sibling(&[NEW, ORDINARY])),
+    #[cfg(target_arch = "x86_64")]
+    trial(libc::SYS_mkdir, &[NEW, SET_GID], Sibling(&[NEW, ORDINARY])),
+    #[cfg(target_arch = "x86_64")]
+    trial(
+        libc::SYS_mknod,
+        &[NEW, Int(REGULAR | 0o2755), Plain(0)],
+        Sibling(&[NEW, Int(REGULAR | 0o755), Plain(0)]),
+    ),
+    // A lease, and directory notifications.
+    trial(
+        libc::SYS_fcntl,
+        &[OPEN, Int(libc::F_SETLEASE as u64), Plain(libc::F_RDLCK as u64)],
+        Sibling(&[OPEN, Int(libc::F_GETLEASE as u64)]),
+    ),
+    trial(
+        libc::SYS_fcntl,
+        &[Word("<{w}"), Int(libc::F_NOTIFY as u64), Plain(4)],
+        Sibling(&[Word("<{w}"), Int(libc::F_GETFL as u64)]),
+    ),
+    // Terminals; on something else the kernel would say so.
+    trial(
+        libc::SYS_ioctl,
+        &[OPEN, Int(libc::TIOCSTI), Word("@x")],
+        Sibling(&[OPEN, Int(libc::FIONREAD), Word("%8")]),
+    ),
+    trial(libc::SYS_ioctl, &[OPEN, Int(libc::TIOCLINUX), Word("@x")], Outside),
+    trial(libc::SYS_ioctl, &[OPEN, Int(libc::TIOCCONS), Word("@x")], Outside),
+    trial(libc::SYS_ioctl, &[OPEN, Int(0x5423), Word("%8")], Outside),
+    // The priority of a process group, which has members outside.
+    trial(libc::SYS_setpriority, &[Int(1), Int(0), Plain(5)], Sibling(&[Int(0), Int(0), Plain(5)])),
+    trial(libc::SYS_ioprio_set, &[Int(2), Int(0), Plain(0)], Sibling(&[Int(1), Int(0), Plain(0)])),
+    // A new user namespace, and a plain child. Their upper halves are looked at by nobody either.
+    trial(
+        libc::SYS_clone,
+        &[Int((libc::CLONE_NEWUSER | libc::SIGCHLD) as u64)],
+        Sibling(&[Int(libc::SIGCHLD as u64)]),
+    ),
+    trial(
+        libc::SYS_socket,
+        &[Int(libc::AF_INET as u64), Int(libc::SOCK_STREAM as u64), Plain(0)],
+        Sibling(&[Int(libc::AF_UNIX as u64), Int(libc::SOCK_STREAM as u64), Plain(0)]),
+    ),
+    trial(
+        libc::SYS_socket,
+        &[Int(libc::AF_UNIX as u64), Int(libc::SOCK_DGRAM as u64), Plain(0)],
+        Sibling(&[Int(libc::AF_UNIX as u64), Int(libc::SOCK_SEQPACKET as u64), Plain(0)]),
+    ),
+];
+
+/// Refused by number; outside, these very arguments lead elsewhere than to `EPERM`.
+const BY_NUMBER: &[Trial] = &[
+    trial(libc::SYS_ptrace, &[Plain(0)], Outside),
+    trial(libc::SYS_process_vm_readv, &[Word("#pid")], Outside),
+    trial(libc::SYS_process_vm_writev, &[Word("#pid")], Outside),
+    trial(libc::SYS_process_madvise, &[Plain(u64::MAX)], Outside),
+    trial(libc::SYS_kcmp, &[Word("#pid"), Word("#pid"), Plain(1)], Outside),
+    trial(libc::SYS_pidfd_getfd, &[Plain(u64::MAX)], Outside),
+    trial(libc::SYS_io_uring_setup, &[Plain(1), Word("%256")], Outside),
+    trial(libc::SYS_io_uring_enter, &[Plain(u64::MAX)], Outside),
+    trial(libc::SYS_io_uring_register, &[Plain(u64::MAX)], Outside),
+    trial(libc::SYS_unshare, &[Plain(0)], Outside),
+    trial(libc::SYS_setns, &[Plain(u64::MAX)], Outside),
+    trial(libc::SYS_open_tree, &[Plain(HERE), Word("@/"), Plain(0)], Outside),
+    trial(467, &[Plain(HERE), Word("@/"), Plain(0)], Outside),
+    trial(libc::SYS_mount_setattr, &[Plain(HERE), Word("@/"), Plain(0), Plain(0)], Outside),
+    trial(libc::SYS_fsconfig, &[Plain(u64::MAX)], Outside),
+    trial(libc::SYS_add_key, &[], Outside),
+    trial(libc::SYS_request_key, &[], Outside),
+    trial(libc::SYS_keyctl, &[Plain(9999)], Outside),
+    // Pages of the own program only, which needs no privilege.
+    trial(libc::SYS_userfaultfd, &[Plain(1)], Outside),
+    trial(libc::SYS_perf_event_open, &[], Outside),
+    // Reporting files by handle, which needs no privilege.
+    trial(libc::SYS_fanotify_init, &[Plain(0x200)], Outside),
+    trial(libc::SYS_fanotify_mark, &[Plain(u64::MAX)], Outside),
+    trial(libc::SYS_clock_adjtime, &[Plain(0), Word("%256")], Outside),
+    trial(libc::SYS_adjtimex, &[Word("%256")], Outside),
+    trial(libc::SYS_quotactl_fd, &[Plain(u64::MAX)], Outside),
+    trial(460, &[Plain(0)], Outside),
+    #[cfg(target_arch = "x86_64")]
+    trial(libc::SYS_modify_ldt, &[Plain(0), Word("%16"), Plain(16)], Outside),
+    #[cfg(target_arch = "x86_64")]
+    trial(libc::SYS_ioperm, &[Plain(u64::MAX), Plain(2)], Outside),
+    trial(libc::SYS_connect, &[Plain(u64::MAX)], Outside),
+    trial(libc::SYS_bind, &[Plain(u64::MAX)], Outside),
+    trial(libc::SYS_listen, &[Plain(u64::MAX)], Outside),
+    trial(libc::SYS_accept, &[Plain(u64::MAX)], Outside),
+    trial(libc::SYS_accept4, &[Plain(u64::MAX)], Outside),
+];
+
+/// Without namespaces: refused there, and not with them. Files outside can be read only.
+const LANDLOCK_ONLY: &[Trial] = &[
+    trial(libc::SYS_fchmod, &[OPEN, Int(0o600)], Outside),
+    trial(libc::SYS_fchmodat, &[Plain(HERE), FILE, Int(0o600)], Outside),
+    trial(FCHMODAT2, &[Plain(HERE), FILE, Int(0o600), Plain(0)], Outside),
+    trial(libc::SYS_fchown, &[OPEN, NO_ONE, NO_ONE], Outside),
+    trial(libc::SYS_fchownat, &[Plain(HERE), FILE, NO_ONE, NO_ONE, Plain(0)], Outside),
+    trial(libc::SYS_utimensat, &[Plain(HERE), FILE, Plain(0), Plain(0)], Outside),
+    trial(libc::SYS_setxattr, &[FILE, Word("@user.x"), Word("@v"), Plain(1), Plain(0)], Outside),
+    trial(libc::SYS_lsetxattr, &[FILE, Word("@user.x"), Word("@v"), Plain(1), Plain(0)], Outside),
+    trial(libc::SYS_fsetxattr, &[OPEN, Word("@user.x"), Word("@v"), Plain(1), Plain(0)], Outside),
+    trial(libc::SYS_removexattr, &[FILE, Word("@user.none")], Outside),
+    trial(libc::SYS_lremovexattr, &[FILE, Word("@user.none")], Outside),
+    trial(libc::SYS_fremovexattr, &[OPEN, Word("@user.none")], Outside),
+    #[cfg(target_arch = "x86_64")]
+    trial(libc::SYS_chmod, &[FILE, Int(0o600)], Outside),
+    #[cfg(target_arch = "x86_64")]
+    trial(libc::SYS_chown, &[FILE, NO_ONE, NO_ONE], Outside),
+    #[cfg(target_arch = "x86_64")]
+    trial(libc::SYS_lchown, &[FILE, NO_ONE, NO_ONE], Outside),
+    #[cfg(target_arch = "x86_64")]
+    trial(libc::SYS_utime, &[FILE, Plain(0)], Outside),
+    #[cfg(target_arch = "x86_64")]
+    trial(libc::SYS_utimes, &[FILE, Plain(0)], Outside),
+    #[cfg(target_arch = "x86_64")]
+    trial(libc::SYS_futimesat, &[Plain(HERE), FILE, Plain(0)], Outside),
+    // FS_IOC_SETFLAGS, which takes a descriptor that is open for reading; FS_IOC_GETFLAGS.
+    trial(
+        libc::SYS_ioctl,
+        &[OPEN, Int(0x4008_6602), Word("%8")],
+        Sibling(&[OPEN, Int(0x8008_6601), Word("%8")]),
+    ),
+    trial(libc::SYS_shmget, &[Plain(0), Plain(4096), Plain(0o1600)], Outside),
+    trial(libc::SYS_shmdt, &[Plain(0)], Outside),
+    trial(libc::SYS_msgget, &[Plain(0), Plain(0o1600)], Outside),
+    trial(libc::SYS_semget, &[Plain(0), Plain(1), Plain(0o1600)], Outside),
+    trial(libc::SYS_semop, &[Plain(u64::MAX)], Outside),
+    trial(libc::SYS_mq_open, &[Word("@none"), Plain(0)], Outside),
+    trial(libc::SYS_mq_unlink, &[Word("@none")], Outside),
+    trial(
+        libc::SYS_setpriority,
+        &[Int(0), Word("#pid"), Plain(5)],
+        Sibling(&[Int(0), Int(0), Plain(5)]),
+    ),
+    trial(libc::SYS_setpriority, &[Int(2), Int(0), Plain(5)], Outside),
+    trial(
+        libc::SYS_ioprio_set,
+        &[Int(1), Word("#pid"), Plain(0)],
+        Sibling(&[Int(1), Int(0), Plain(0)]),
+    ),
+    trial(
+        libc::SYS_sched_setscheduler,
+        &[Word("#pid"), Plain(0), Word("%8")],
+        Sibling(&[Int(0), Plain(0), Word("%8")]),
+    ),
+    trial(libc::SYS_sched_setparam, &[Word("#pid"), Word("%8")], Sibling(&[Int(0), Word("%8")])),
+    trial(
+        libc::SYS_sched_setattr,
+        &[Word("#pid"), Word("%64"), Plain(0)],
+        Sibling(&[Int(0), Word("%64"), Plain(0)]),
+    ),
+    // No processors at all: an invalid argument, which the kernel gets to only if it is asked.
+    trial(libc::SYS_sched_setaffinity, &[Word("#pid"), Plain(8), Word("%8")], Outside),
+    trial(
+        libc::SYS_prlimit64,
+        &[Word("#pid"), Plain(7), Plain(0), Word("%16")],
+        Sibling(&[Int(0), Plain(7), Plain(0), Word("%16")]),
+    ),
+    trial(libc::SYS_move_pages, &[Word("#pid")], Outside),
+    trial(libc::SYS_migrate_pages, &[Word("#pid")], Outside),
+    trial(libc::SYS_process_mrelease, &[Plain(u64::MAX)], Outside),
+];
+
+/// Stands for leaving an owner as it is.
+const NO_ONE: Argument = Int(u32::MAX as u64);
+
+/// The words for the test program.
+fn words(world: &World, call: c_long, arguments: &[Argument], garbage: bool) -> Vec<String> {
+    let mut words = vec!["raw".to_owned(), call.to_string()];
+    words.extend(arguments.iter().map(|argument| {
+        match argument {
+            Int(value) if garbage => (value | GARBAGE).to_string(),
+            Plain(value) | Int(value) => value.to_string(),
+            Word(word) => word
+                .replace("{w}", world.work.to_str().unwrap())
+                .replace("{o}", world.outside.to_str().unwrap()),
+        }
+    }));
+    words
+}
+
+/// Where a call is made.
+#[derive(Clone, Copy)]
+enum Side<'a> {
+    Inside(&'a PermissionProfile),
+    LandlockOnly(&'a PermissionProfile),
+    Outside,
+}
+
+fn make(world: &World, side: Side<'_>, words: &[String]) -> Done {
+    let file = world.work.join("file");
+    if !file.exists() {
+        std::fs::write(&file, "").unwrap();
+        world.own();
+    }
+    let program = program();
+    let mut argv = vec![program.to_str().unwrap(), "attempt"];
+    argv.extend(words.iter().map(String::as_str));
+    let done = match side {
+        Side::Inside(permissions) => world.run(permissions.clone(), argv),
+        Side::LandlockOnly(permissions) => {
+            let context = world.context(permissions.clone());
+            let mut server = world.server(&context, &world.work, argv);
+            finish(server.env("TEST_LANDLOCK_ONLY", "1"))
+        }
+        Side::Outside => {
+            let mut command = std::process::Command::new(argv[0]);
+            // A process group of its own, as inside.
+            command.args(&argv[1..]).process_group(0);
+            world.clothe(&mut command);
+            finish(&mut command)
+        }
+    };
+    assert!(done.code != REFUSED && done.code != FAILED, "{words:?}: {done:?}");
+    let new = world.work.join("new");
+    if new.is_dir() {
+        std::fs::remove_dir(new).unwrap();
+    } else {
+        let _ = std::fs::remove_file(new);
+    }
+    done
+}
+
+/// Every trial fails with `EPERM` on `inside`, does not on `outside` if that is given, and its sibling
+/// succeeds on `inside`.
+fn judge(world: &World, trials: &[Trial], inside: Side<'_>, outside: Option<Side<'_>>) {
+    for trial in trials {
+        for garbage in [false, true] {
+            let words = words(world, trial.call, trial.arguments, garbage);
+            let done = make(world, inside, &words);
+            assert_eq!(done.code, libc::EPERM, "{:?} {words:?}: {done:?}", world.user);
+            if let Some(outside) = outside {
+                let done = make(world, outside, &words);
+                assert_ne!(done.code, libc::EPERM, "{:?} {words:?}: {done:?}", world.user);
+            }
+        }
+        if let Sibling(arguments) = trial.control {
+            for garbage in [false, true] {
+                let words = self::words(world, trial.call, arguments, garbage);
+                let done = make(world, inside, &words);
+                assert_eq!(done.code, 0, "{:?} {words:?}: {done:?}", world.user);
+            }
+        }
+    }
+}
+
+/// Who the same calls may be made by outside: nobody in particular.
+fn is_harmless(user: User) -> bool {
+    user == User::Nobody || !rustix::process::geteuid().is_root()
+}
+
+#[test]
+fn refused_arguments_are_refused_and_others_are_not() {
+    let policy = workspace();
+    for user in users() {
+        let outside = is_harmless(user).then_some(Side::Outside);
+        judge(&World::new(user), BY_ARGUMENTS, Side::Inside(&policy), outside);
+    }
+}
+
+#[test]
+fn unlisted_calls_are_refused() {
+    let policy = workspace();
+    for user in users() {
+        let outside = is_harmless(user).then_some(Side::Outside);
+        judge(&World::new(user), BY_NUMBER, Side::Inside(&policy), outside);
+    }
+}
+
+#[test]
+fn calls_that_hide_their_arguments_are_absent() {
+    let policy = workspace();
+    for user in users() {
+        let world = World::new(user);
+        let openat2 = [Plain(HERE), Word("@/"), Word("%24"), Plain(24)];
+        for (call, arguments) in [(libc::SYS_openat2, &openat2[..]), (libc::SYS_clone3, &[])] {
+            let words = words(&world, call, arguments, false);
+            let done = make(&world, Side::Inside(&policy), &words);
+            assert_eq!(done.code, libc::ENOSYS, "{user:?} {words:?}: {done:?}");
+            let done = make(&world, Side::Outside, &words);
+            assert_ne!(done.code, libc::ENOSYS, "{user:?} {words:?}: {done:?}");
+        }
+        // Newer than the table, whatever the kernel has there.
+        let done = make(&world, Side::Inside(&policy), &words(&world, 600, &[], false));
+        assert_eq!(done.code, libc::ENOSYS, "{user:?}: {done:?}");
+    }
+}
+
+#[test]
+fn an_enabled_network_has_four_families() {
+    let policy = managed_with(vec![root(AccessMode::Read)], NetworkPolicy::Enabled);
+    for user in users() {
+        let world = World::new(user);
+        // With AX25, PACKET, BLUETOOTH, ALG, VSOCK and XDP.
+        for family in [0, 1, 2, 3, 10, 16, 17, 31, 38, 40, 44] {
+            // A datagram socket could name a socket file with each message.
+            let kind = if family == 1 { libc::SOCK_STREAM } else { libc::SOCK_DGRAM };
+            let arguments = [Int(family), Int(kind as u64), Plain(0)];
+            for garbage in [false, true] {
+                let words = words(&world, libc::SYS_socket, &arguments, garbage);
+                let done = make(&world, Side::Inside(&policy), &words);
+                let expected = if [1, 2, 10, 16].contains(&family) { 0 } else { libc::EPERM };
+                assert_eq!(done.code, expected, "{user:?} {words:?}: {done:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_landlock_does_not_see_is_refused_without_namespaces() {
+    for user in users() {
+        let world = World::new(user);
+        // A directory would have protected names in it, which need namespaces.
+        let file = at(&world.work.join("file"), AccessMode::Write);
+        let policy = managed(vec![root(AccessMode::Read), file]);
+        let with_namespaces = Side::Inside(&policy);
+        judge(&world, LANDLOCK_ONLY, Side::LandlockOnly(&policy), Some(with_namespaces));
+        judge(&world, BY_NUMBER, Side::LandlockOnly(&policy), None);
+        // What this is about: the owner's own file, which the policy lets it read only.
+        let secret = [Plain(HERE), Word("@{o}/secret"), Int(0o640)];
+        let words = words(&world, libc::SYS_fchmodat, &secret, false);
+        let done = make(&world, Side::LandlockOnly(&policy), &words);
+        assert_eq!(done.code, libc::EPERM, "{user:?}: {done:?}");
+        assert_eq!(make(&world, Side::Outside, &words).code, 0, "{user:?}");
+    }
+}
+
+/// Where the file system is not restricted there is no metadata to guard; the host still is.
+#[test]
+fn unrestricted_files_keep_their_metadata_calls_without_namespaces() {
+    let policy = PermissionProfile::External { network: NetworkPolicy::Restricted };
+    for user in users() {
+        let world = World::new(user);
+        let side = Side::LandlockOnly(&policy);
+        let chmod = words(&world, libc::SYS_fchmod, &[OPEN, Int(0o600)], false);
+        assert_eq!(make(&world, side, &chmod).code, 0, "{user:?}");
+        let share = [Plain(0), Plain(4096), Plain(0o1600)];
+        let share = words(&world, libc::SYS_shmget, &share, false);
+        assert_eq!(make(&world, side, &share).code, libc::EPERM, "{user:?}");
+    }
+}
