@@ -64,6 +64,8 @@ struct Resolved {
     pinned: Vec<PathBuf>,
     /// May not come into being.
     absent: Vec<PathBuf>,
+    /// Named as writable and missing: the server may create them, and the directories above.
+    to_come: HashSet<PathBuf>,
 }
 
 impl Resolved {
@@ -83,6 +85,18 @@ impl Resolved {
     fn access(&self, path: &Path) -> Access {
         let nearest = path.ancestors().find_map(|above| self.named.get(above));
         nearest.copied().unwrap_or(Access::Deny)
+    }
+
+    /// What is at a path is there because an entry names it or something above it but the root,
+    /// which does not stand for `/dev`.
+    fn grants_by_name(&self, path: &Path) -> bool {
+        !path.starts_with("/dev")
+            || path.ancestors().any(|above| above != "/" && self.named.contains_key(above))
+    }
+
+    fn comes(&mut self, path: &Path) {
+        let missing = path.ancestors().take_while(|above| above.symlink_metadata().is_err());
+        self.to_come.extend(missing.map(Path::to_owned));
     }
 
     fn parent_is_writable(&self, path: &Path) -> bool {
@@ -105,7 +119,9 @@ impl Resolved {
                 }
                 Place::Missing(path) if !skip => {
                     resolved.insert(path.clone(), access);
-                    if access != Access::Write {
+                    if access == Access::Write {
+                        resolved.comes(&path);
+                    } else {
                         missing.push(path);
                     }
                 }
@@ -127,10 +143,14 @@ impl Resolved {
                 // request may know another: so it grants, but its `.git` is not counted on.
                 Name::Minimal | Name::Glob(_) => {}
                 Name::Tmpdir => {
-                    if let Some(tmpdir) = &policy.tmpdir
-                        && let Place::Found(path) | Place::Missing(path) = follow(Path::new(tmpdir))
-                    {
-                        resolved.insert(path, it.access);
+                    let Some(tmpdir) = &policy.tmpdir else { continue };
+                    match follow(Path::new(tmpdir)) {
+                        Place::Found(path) => resolved.insert(path, it.access),
+                        Place::Missing(path) => {
+                            resolved.comes(&path);
+                            resolved.insert(path, it.access);
+                        }
+                        Place::Nowhere => {}
                     }
                 }
             }
@@ -270,6 +290,8 @@ pub struct Model {
     /// Names that keep leading to the same object.
     pub pinned: Vec<(PathBuf, u64)>,
     pub absent: Vec<PathBuf>,
+    /// May come into being anywhere, as directories.
+    pub to_come: HashSet<PathBuf>,
     /// Text that may come out nowhere, and the inode of the file that holds it.
     pub secrets: Vec<(String, u64)>,
     /// A file to write first, and content to read, that show the sandbox can be used.
@@ -350,23 +372,44 @@ impl Model {
             })
         };
         let writes = initial.objects.iter().find(|(path, object)| {
-            object.kind == Kind::Directory && first.access(path) == Access::Write && open(path)
+            object.kind == Kind::Directory
+                && first.access(path) == Access::Write
+                && first.grants_by_name(path)
+                && open(path)
         });
         let may_write = writes.map(|(path, _)| path.join("control"));
         let reads = initial.objects.iter().find(|(path, object)| {
             object.kind == Kind::File
                 && object.content.starts_with(b"t")
                 && first.access(path) != Access::Deny
+                && first.grants_by_name(path)
                 && path.parent().is_some_and(open)
         });
         let may_read = reads.map(|(path, object)| {
             (path.clone(), String::from_utf8(object.content.clone()).unwrap())
         });
         let enters = match follow(Path::new(&policies[0].cwd)) {
-            Place::Found(cwd) => first.access(&cwd) != Access::Deny,
+            Place::Found(cwd) => first.access(&cwd) != Access::Deny && first.grants_by_name(&cwd),
             _ => false,
         };
-        Self { initial, writable, names, pinned, absent, secrets, may_write, may_read, enters }
+        let to_come = resolved.iter().flat_map(|policy| policy.to_come.clone()).collect();
+        Self {
+            initial,
+            writable,
+            names,
+            pinned,
+            absent,
+            to_come,
+            secrets,
+            may_write,
+            may_read,
+            enters,
+        }
+    }
+
+    /// Whether it is a directory that was asked for.
+    fn has_come(&self, path: &Path, now: &Snapshot) -> bool {
+        self.to_come.contains(path) && now.objects[path].kind == Kind::Directory
     }
 
     /// What is on the disk, or came out, that the case does not allow.
@@ -380,7 +423,8 @@ impl Model {
             if !by_inode.contains_key(directory) {
                 continue;
             }
-            let there = now.names_in(*directory);
+            let mut there = now.names_in(*directory);
+            there.retain(|name, _| !self.has_come(name, now));
             if there != *names {
                 let odd = there.iter().find(|(name, inode)| names.get(*name) != Some(inode));
                 let odd = odd.or_else(|| names.iter().find(|(name, _)| !there.contains_key(*name)));
@@ -394,7 +438,12 @@ impl Model {
             let Some((name, is)) = by_inode.get(&was.inode) else {
                 return Some(format!("gone: {}", path.display()));
             };
-            if let Some(difference) = was.difference(is) {
+            let mut is = (*is).clone();
+            if self.to_come.iter().any(|path| path.parent() == Some(*name)) {
+                // Something may have been created in it.
+                is.modified = was.modified;
+            }
+            if let Some(difference) = was.difference(&is) {
                 return Some(format!("changed: {} ({difference})", name.display()));
             }
         }
