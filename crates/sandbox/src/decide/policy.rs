@@ -160,6 +160,14 @@ pub struct MissingRoot {
     pub missing: Vec<OsString>,
 }
 
+impl MissingRoot {
+    fn path(&self) -> PathBuf {
+        let mut path = self.parent.clone();
+        path.extend(&self.missing);
+        path
+    }
+}
+
 /// What a server knows besides the policy and the file system.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerState<'a> {
@@ -255,6 +263,7 @@ pub fn resolve(
     // Only where it could be created does a missing name need protection.
     let access = &policy.access;
     policy.protected.retain(|name| access.access(&name.parent) == AccessMode::Write);
+    policy.missing_roots.retain(|root| access.access(&root.path()) == AccessMode::Write);
     policy.protected.sort();
     policy.protected.dedup_by(|a, b| a.parent == b.parent && a.missing == b.missing);
     policy.links = std::mem::take(&mut resolver.links).into_iter().collect();

@@ -84,8 +84,8 @@ pub(super) fn expand(
                 }
             } else if kind == NodeKind::Directory && !states.is_empty() {
                 let path = directory.path.join(&name);
-                // The kernel's own trees have no files that a pattern could mean.
-                if matches!(path.to_str(), Some("/proc" | "/sys" | "/dev")) {
+                // The kernel's own trees have no files that a pattern which does not name them could mean.
+                if searched && matches!(path.to_str(), Some("/proc" | "/sys")) {
                     continue;
                 }
                 if depth < max_depth {

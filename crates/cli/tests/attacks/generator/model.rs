@@ -64,8 +64,8 @@ struct Resolved {
     pinned: Vec<PathBuf>,
     /// May not come into being.
     absent: Vec<PathBuf>,
-    /// Named as writable and missing: the server may create them, and the directories above.
-    to_come: HashSet<PathBuf>,
+    /// To be written and missing: the server makes it a directory before a process starts.
+    created: Vec<PathBuf>,
 }
 
 impl Resolved {
@@ -85,18 +85,6 @@ impl Resolved {
     fn access(&self, path: &Path) -> Access {
         let nearest = path.ancestors().find_map(|above| self.named.get(above));
         nearest.copied().unwrap_or(Access::Deny)
-    }
-
-    /// What is at a path is there because an entry names it or something above it but the root,
-    /// which does not stand for `/dev`.
-    fn grants_by_name(&self, path: &Path) -> bool {
-        !path.starts_with("/dev")
-            || path.ancestors().any(|above| above != "/" && self.named.contains_key(above))
-    }
-
-    fn comes(&mut self, path: &Path) {
-        let missing = path.ancestors().take_while(|above| above.symlink_metadata().is_err());
-        self.to_come.extend(missing.map(Path::to_owned));
     }
 
     fn parent_is_writable(&self, path: &Path) -> bool {
@@ -120,7 +108,7 @@ impl Resolved {
                 Place::Missing(path) if !skip => {
                     resolved.insert(path.clone(), access);
                     if access == Access::Write {
-                        resolved.comes(&path);
+                        resolved.created.push(path);
                     } else {
                         missing.push(path);
                     }
@@ -143,18 +131,25 @@ impl Resolved {
                 // request may know another: so it grants, but its `.git` is not counted on.
                 Name::Minimal | Name::Glob(_) => {}
                 Name::Tmpdir => {
-                    let Some(tmpdir) = &policy.tmpdir else { continue };
-                    match follow(Path::new(tmpdir)) {
-                        Place::Found(path) => resolved.insert(path, it.access),
-                        Place::Missing(path) => {
-                            resolved.comes(&path);
-                            resolved.insert(path, it.access);
+                    match policy.tmpdir.as_ref().map(|tmpdir| follow(Path::new(tmpdir))) {
+                        Some(Place::Found(path)) => resolved.insert(path, it.access),
+                        Some(Place::Missing(path)) => {
+                            resolved.insert(path.clone(), it.access);
+                            if it.access == Access::Write {
+                                resolved.created.push(path);
+                            }
                         }
-                        Place::Nowhere => {}
+                        Some(Place::Nowhere) | None => {}
                     }
                 }
             }
         }
+        // Another entry may grant what one protects.
+        let mut pinned = std::mem::take(&mut resolved.pinned);
+        pinned.retain(|path| resolved.named.get(path) != Some(&Access::Write));
+        resolved.pinned = pinned;
+        // The whole disk is not the host's /dev, of which a sandbox sees what is named.
+        resolved.named.insert("/dev".into(), Access::Deny);
         for it in &policy.entries {
             if let Name::Glob(pattern) = &it.name {
                 for path in matches(pattern, policy, tree) {
@@ -290,8 +285,8 @@ pub struct Model {
     /// Names that keep leading to the same object.
     pub pinned: Vec<(PathBuf, u64)>,
     pub absent: Vec<PathBuf>,
-    /// May come into being anywhere, as directories.
-    pub to_come: HashSet<PathBuf>,
+    /// Directories that may come into being wherever they are, and those above them.
+    pub created: HashSet<PathBuf>,
     /// Text that may come out nowhere, and the inode of the file that holds it.
     pub secrets: Vec<(String, u64)>,
     /// A file to write first, and content to read, that show the sandbox can be used.
@@ -349,6 +344,11 @@ impl Model {
                 .iter()
                 .all(|policy| policy.access(path) != Access::Write || policy.absent.contains(path))
         });
+        let created = resolved
+            .iter()
+            .flat_map(|policy| &policy.created)
+            .flat_map(|path| path.ancestors().map(Path::to_owned))
+            .collect();
         let mut secrets = Vec::new();
         for (path, object) in &initial.objects {
             if object.kind == Kind::File
@@ -372,34 +372,29 @@ impl Model {
             })
         };
         let writes = initial.objects.iter().find(|(path, object)| {
-            object.kind == Kind::Directory
-                && first.access(path) == Access::Write
-                && first.grants_by_name(path)
-                && open(path)
+            object.kind == Kind::Directory && first.access(path) == Access::Write && open(path)
         });
         let may_write = writes.map(|(path, _)| path.join("control"));
         let reads = initial.objects.iter().find(|(path, object)| {
             object.kind == Kind::File
                 && object.content.starts_with(b"t")
                 && first.access(path) != Access::Deny
-                && first.grants_by_name(path)
                 && path.parent().is_some_and(open)
         });
         let may_read = reads.map(|(path, object)| {
             (path.clone(), String::from_utf8(object.content.clone()).unwrap())
         });
         let enters = match follow(Path::new(&policies[0].cwd)) {
-            Place::Found(cwd) => first.access(&cwd) != Access::Deny && first.grants_by_name(&cwd),
+            Place::Found(cwd) => first.access(&cwd) != Access::Deny,
             _ => false,
         };
-        let to_come = resolved.iter().flat_map(|policy| policy.to_come.clone()).collect();
         Self {
             initial,
             writable,
             names,
             pinned,
             absent,
-            to_come,
+            created,
             secrets,
             may_write,
             may_read,
@@ -407,9 +402,10 @@ impl Model {
         }
     }
 
-    /// Whether it is a directory that was asked for.
-    fn has_come(&self, path: &Path, now: &Snapshot) -> bool {
-        self.to_come.contains(path) && now.objects[path].kind == Kind::Directory
+    /// Whether a name that was not there is a missing root that the server has made.
+    fn may_create(&self, path: &Path, now: &Snapshot) -> bool {
+        self.created.contains(path)
+            && now.objects.get(path).is_some_and(|object| object.kind == Kind::Directory)
     }
 
     /// What is on the disk, or came out, that the case does not allow.
@@ -424,7 +420,7 @@ impl Model {
                 continue;
             }
             let mut there = now.names_in(*directory);
-            there.retain(|name, _| !self.has_come(name, now));
+            there.retain(|name, _| names.contains_key(name) || !self.may_create(name, now));
             if there != *names {
                 let odd = there.iter().find(|(name, inode)| names.get(*name) != Some(inode));
                 let odd = odd.or_else(|| names.iter().find(|(name, _)| !there.contains_key(*name)));
@@ -438,12 +434,10 @@ impl Model {
             let Some((name, is)) = by_inode.get(&was.inode) else {
                 return Some(format!("gone: {}", path.display()));
             };
-            let mut is = (*is).clone();
-            if self.to_come.iter().any(|path| path.parent() == Some(*name)) {
-                // Something may have been created in it.
-                is.modified = was.modified;
-            }
-            if let Some(difference) = was.difference(&is) {
+            let holds_created = self.created.iter().any(|it| it.parent() == Some(path));
+            if let Some(difference) = was.difference(is)
+                && !(holds_created && difference == "time of modification")
+            {
                 return Some(format!("changed: {} ({difference})", name.display()));
             }
         }
