@@ -91,7 +91,7 @@ fn attempts() -> Vec<(Vec<&'static str>, Attempt)> {
     // A directory inside a denied one, elsewhere.
     let part = [
         "mkdir {W}/den/part",
-        "cp {W}/den/key {W}/den/part/key",
+        "echo tczpartq > {W}/den/part/key",
         "mkdir {W}/alias",
         "mount --bind {W}/den/part {W}/alias",
     ];

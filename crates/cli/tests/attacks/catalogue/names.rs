@@ -78,8 +78,10 @@ fn attempts() -> Vec<Attempt> {
         );
     }
     // Moved away under a denied or matched name.
+    let mut anchored = wide();
+    anchored.entries.truncate(3);
     for (name, policy) in [
-        ("a pattern with a directory", wide().globs("sub/deep/*.key")),
+        ("a pattern with a directory", anchored.globs("sub/deep/*.key")),
         ("a pattern at any depth", wide()),
         ("a denied file", wide().with("{W}/sub/deep/y.key", Access::Deny)),
     ] {

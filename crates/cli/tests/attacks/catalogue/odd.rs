@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use super::{Access, Way, attempt, fight_off, judge_in, narrow, runtime, send, wi
 use crate::generator::policy::{Name, Policy};
 use crate::program::attacker;
 use crate::server::{self, UNPRIVILEGED, User};
-use crate::support::codex;
+use crate::support::{Running, codex};
 
 #[test]
 fn catalogue_a_denied_path_longer_than_any_path_stays_denied() {
@@ -130,7 +131,7 @@ fn catalogue_shared_memory_of_the_host_is_not_there() {
 }
 
 /// Segments of System V and queues of POSIX, which have namespaces of their own.
-fn system_v(user: User, server: &crate::support::Running) -> Vec<String> {
+fn system_v(user: User, server: &Running) -> Vec<String> {
     let text = c"segmentsecretq";
     // SAFETY: the segment is attached, written within its size, and detached again.
     let id = unsafe {
@@ -165,15 +166,20 @@ fn catalogue_a_server_does_not_run_what_replaces_its_own_program() {
         ] {
             let mut world = World::new(user);
             let program = world.path("{W}/codex");
-            std::fs::copy(env!("CARGO_BIN_EXE_codex"), &program).unwrap();
+            let program = program.as_path();
+            let copied = Command::new("strip")
+                .arg("-o")
+                .args([program, Path::new(env!("CARGO_BIN_EXE_codex"))])
+                .status();
+            assert!(copied.expect("strip, which comes with cc").success());
             let evil = world.path("{W}/evil");
             let script = world.expand("#!/bin/sh\necho attack > {OUT}/pwned\n");
             std::fs::write(&evil, script).unwrap();
-            for path in [&program, &evil] {
+            for path in [program, &evil] {
                 std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
                 user.give(path);
             }
-            let server = user.server_of(Command::new(&program), &[]);
+            let server = user.server_of(Command::new(program), &[]);
             world.served_by(&server);
             let use_it = ["read {W}/f"];
             let made = attempt(&format!("{user:?} {steps:?}"), wide())
@@ -191,50 +197,70 @@ fn catalogue_a_server_does_not_run_what_replaces_its_own_program() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// In a fresh workspace `.codex` is a placeholder, which each sandbox locks.
+/// In a fresh workspace `.codex` is a placeholder, which each sandbox locks; and an attacker for whom
+/// the directory is no workspace can make one that looks like it.
 #[test]
 fn catalogue_a_lock_inside_holds_up_no_other_sandbox() {
     let mut failures = Vec::new();
     for &user in User::all() {
-        for held in
-            ["lock {W}/.codex", "lock {W}/.agents", "lock {W}", "lock {W}/den", "lock {W}/.git"]
-        {
+        for held in [
+            ["mkdir-mode 1555 {W}/.codex", "lock {W}/.codex"],
+            ["mkdir-mode 1555 {W}/missing", "lock {W}/missing"],
+            ["stat {W}", "lock {W}/.agents"],
+            ["stat {W}", "lock {W}"],
+            ["stat {W}", "lock {W}/den"],
+            ["stat {W}", "lock {W}/.git"],
+        ] {
             let server = user.server();
             let mut world = World::new(user);
             world.served_by(&server);
             let policy: Policy = wide().with("{W}/missing", Access::Deny).within(&world);
-            let hung = runtime().block_on(async {
-                let mut client = server.client().await;
-                let argv = [
-                    attacker().to_str().unwrap().to_owned(),
-                    world.expand(held),
-                    world.expand("write {W}/control fine"),
-                    "wait".into(),
-                ];
-                let start = json!({"processId": "holds", "argv": argv, "cwd": policy.cwd,
-                                   "env": {}, "tty": false, "pipeStdin": true,
-                                   "sandbox": policy.wire()});
-                let answer = client.call("process/start", start).await;
-                assert_eq!(answer["result"]["processId"], "holds", "{answer}");
-                // Two lines for each step but the last, which waits.
-                client.lines("holds", 4).await;
-                let mut others = server.client().await;
-                let step = [world.expand("read {W}/f")];
-                let again = async {
-                    let process = send(&mut others, Way::Process, &policy, &step).await;
-                    let files = send(&mut others, Way::Files, &policy, &step).await;
-                    (process, files)
-                };
-                let ended = tokio::time::timeout(Duration::from_secs(15), again).await;
-                client.call("process/terminate", json!({"processId": "holds"})).await;
-                ended.is_err()
-            });
-            if hung {
-                failures.push(format!("{user:?} {held}: the next sandbox does not start"));
+            let mut other = policy.clone();
+            if held[0] != "stat {W}" {
+                other.roots.clear();
+                other.entries.truncate(1);
+                other = other.with("{W}", Access::Write).within(&world);
+            }
+            let steps = held.map(|step| world.expand(step));
+            if let Some(failure) =
+                runtime().block_on(hold_up(&server, &world, &steps, &other, &policy))
+            {
+                failures.push(format!("{user:?} {held:?}: {failure}"));
             }
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Does steps under one policy, and while that process waits runs another one under the second.
+async fn hold_up(
+    server: &Running,
+    world: &World,
+    steps: &[String; 2],
+    holds: &Policy,
+    next: &Policy,
+) -> Option<String> {
+    let mut client = server.client().await;
+    let program = attacker().to_str().unwrap().to_owned();
+    let argv = [&program, &steps[0], &steps[1], "wait"];
+    let start = json!({"processId": "holds", "argv": argv, "cwd": holds.cwd, "env": {},
+                       "tty": false, "pipeStdin": true, "sandbox": holds.wire()});
+    let answer = client.call("process/start", start).await;
+    assert_eq!(answer["result"]["processId"], "holds", "{answer}");
+    // Until both steps have been done.
+    let mut said = String::new();
+    while !said.contains("\n#2 ") {
+        said.push_str(&client.lines("holds", 1).await);
+    }
+    let mut others = server.client().await;
+    let step = [world.expand("read {W}/f")];
+    let again = async {
+        send(&mut others, Way::Process, next, &step).await;
+        send(&mut others, Way::Files, next, &step).await;
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(15), again).await;
+    client.call("process/terminate", json!({"processId": "holds"})).await;
+    ended.is_err().then(|| format!("the next sandbox does not start; {said:?}"))
 }
 
 #[test]

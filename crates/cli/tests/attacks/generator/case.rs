@@ -44,6 +44,8 @@ pub struct Verdict {
     pub refused: usize,
     /// The tree and the policy gave no reason to refuse the first request: whether it was refused.
     pub honest: Option<bool>,
+    /// Why it was.
+    pub reason: Option<String>,
     /// What the first request said, for a case that is replayed.
     pub said: Vec<String>,
 }
@@ -163,6 +165,7 @@ impl Case {
             verdict.refused += usize::from(outcome.refused);
             if number == 0 && self.is_honest(model) {
                 verdict.honest = Some(outcome.refused);
+                verdict.reason = outcome.refused.then(|| outcome.said.clone());
             }
             verdict.said.push(outcome.said.clone());
             let now = Snapshot::take(Path::new(&self.tree.base));

@@ -43,6 +43,7 @@ struct Totals {
     refused: AtomicUsize,
     honest: AtomicUsize,
     honest_refused: AtomicUsize,
+    reasons: Mutex<Vec<String>>,
     failures: Mutex<Vec<(Case, Verdict)>>,
 }
 
@@ -54,6 +55,9 @@ impl Totals {
         if let Some(refused) = verdict.honest {
             self.honest.fetch_add(1, Ordering::Relaxed);
             self.honest_refused.fetch_add(usize::from(refused), Ordering::Relaxed);
+        }
+        if let Some(reason) = &verdict.reason {
+            self.reasons.lock().unwrap().push(format!("{}: {reason}", case.seed));
         }
         if verdict.violation.is_some() {
             self.failures.lock().unwrap().push((case, verdict));
@@ -228,6 +232,11 @@ fn generator_no_random_attacker_reads_or_changes_what_no_policy_grants() {
         of(&totals.honest),
         began.elapsed()
     );
+    if all {
+        for reason in totals.reasons.lock().unwrap().iter().take(20) {
+            eprintln!("refused {reason}");
+        }
+    }
     let failures = totals.failures.into_inner().unwrap();
     if all {
         for (case, verdict) in &failures {

@@ -414,6 +414,19 @@ impl Model {
             return Some(format!("leak: {secret} of {} came out", self.initial.name_of(*inode)));
         }
         let by_inode = now.by_inode();
+        for (directory, names) in &self.names {
+            // What has gone altogether is told below.
+            if !by_inode.contains_key(directory) {
+                continue;
+            }
+            let mut there = now.names_in(*directory);
+            there.retain(|name, _| names.contains_key(name) || !self.may_create(name, now));
+            if there != *names {
+                let odd = there.iter().find(|(name, inode)| names.get(*name) != Some(inode));
+                let odd = odd.or_else(|| names.iter().find(|(name, _)| !there.contains_key(*name)));
+                return Some(format!("names: {:?}", odd.map(|(name, _)| name)));
+            }
+        }
         for (path, was) in &self.initial.objects {
             if self.writable.contains(&was.inode) {
                 continue;
@@ -426,15 +439,6 @@ impl Model {
                 && !(holds_created && difference == "time of modification")
             {
                 return Some(format!("changed: {} ({difference})", name.display()));
-            }
-        }
-        for (directory, names) in &self.names {
-            let mut there = now.names_in(*directory);
-            there.retain(|name, _| names.contains_key(name) || !self.may_create(name, now));
-            if there != *names {
-                let odd = there.iter().find(|(name, inode)| names.get(*name) != Some(inode));
-                let odd = odd.or_else(|| names.iter().find(|(name, _)| !there.contains_key(*name)));
-                return Some(format!("names: {:?}", odd.map(|(name, _)| name)));
             }
         }
         for (path, inode) in &self.pinned {

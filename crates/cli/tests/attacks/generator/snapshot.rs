@@ -1,6 +1,7 @@
 //! Everything there is below a directory.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -95,7 +96,7 @@ impl Snapshot {
             object.content = target.into_os_string().into_encoded_bytes();
         } else if file_type.is_file() {
             object.kind = Kind::File;
-            object.content = opened(path, &object, |path| std::fs::read(path)).unwrap_or_default();
+            object.content = opened(path, &object, content).unwrap_or_default();
         } else if file_type.is_block_device() || file_type.is_char_device() {
             object.kind = Kind::Device;
         }
@@ -126,6 +127,19 @@ impl Snapshot {
             && object.mode == 0o1555
             && !self.objects.keys().any(|other| other.parent() == Some(path))
     }
+}
+
+/// What is in a file; of a large one, which is a program, its beginning and its size.
+fn content(path: &Path) -> std::io::Result<Vec<u8>> {
+    const LARGE: u64 = 1 << 20;
+    let file = std::fs::File::open(path)?;
+    let size = file.metadata()?.len();
+    let mut content = Vec::new();
+    file.take(LARGE).read_to_end(&mut content)?;
+    if size > LARGE {
+        content.extend(size.to_le_bytes());
+    }
+    Ok(content)
 }
 
 /// Does something with a path that may be closed to its own owner.

@@ -267,7 +267,8 @@ impl Mind {
 
     /// An attack over two requests: what prepares it, and what makes use of it.
     pub fn plot(&mut self, random: &mut Random) -> (Vec<Step>, Vec<Step>) {
-        match random.below(5) {
+        match random.below(6) {
+            5 => self.carry_off(random),
             0 | 1 => {
                 let path = self.replaced(random);
                 self.replace(random, &path)
