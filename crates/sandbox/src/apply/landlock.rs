@@ -71,6 +71,12 @@ pub(super) fn enter(plan: &Plan) -> Result<(), Failure> {
         let access = rights(rule.grant);
         ruleset = ruleset.add_rule(PathBeneath::new(fd, access)).map_err(failed)?;
     }
+    // The streams can be opened again by their names in `/dev`; they lie in no directory of the tree.
+    for stream in super::streams::for_reading().into_iter().filter(|_| enforcement.rules.is_some())
+    {
+        let access = AccessFs::from_read(NEWEST);
+        ruleset = ruleset.add_rule(PathBeneath::new(stream, access)).map_err(failed)?;
+    }
     let status = ruleset.restrict_self().map_err(failed)?;
     if required && status.ruleset == RulesetStatus::NotEnforced {
         return Err(Failure::new(Stage::Landlock, libc::ENOSYS, "nothing was enforced"));

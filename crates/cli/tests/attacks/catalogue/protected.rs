@@ -124,7 +124,7 @@ fn exchanged() -> Vec<Attempt> {
                     | "append"
             )
         };
-        if steps.iter().all(|step| has_request(step)) {
+        if steps.iter().all(has_request) {
             all.push(attempt(&format!("{steps:?}, by requests"), wide()).files(&steps));
         }
     }
