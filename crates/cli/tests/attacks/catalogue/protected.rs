@@ -7,7 +7,7 @@ fn attempts() -> Vec<Attempt> {
     let mut all = Vec::new();
     // Closed in one request, opened again in the next.
     let denied = wide().with("{W}/sub/deep/y.key", Access::Deny).with("{W}/sub/deep", Access::Deny);
-    for mode in ["000", "555", "311"] {
+    for mode in ["000", "555", "311", "400"] {
         for (closed, policy, then) in [
             ("{W}/sub", &denied, ["read {W}/sub/deep/y.key", "list {W}/sub/deep"]),
             ("{W}", &wide(), ["read {W}/den/key", "read {W}/sub/x.key"]),

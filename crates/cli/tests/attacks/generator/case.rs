@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::model::Model;
-use super::policy::Policy;
+use super::policy::{Access, Name, Policy};
 use super::random::Random;
 use super::snapshot::{self, Snapshot};
 use super::steps::{Mind, Step};
@@ -130,6 +130,17 @@ impl Case {
         }
     }
 
+    /// Lets the whole disk be written. A server remembers what its sandboxes could write, and trusts
+    /// links there no more, `/bin` among them: such cases have servers of their own.
+    pub fn writes_everywhere(&self) -> bool {
+        self.policies.iter().any(|policy| {
+            policy
+                .entries
+                .iter()
+                .any(|entry| matches!(entry.name, Name::Root) && entry.access == Access::Write)
+        })
+    }
+
     /// Runs it: the clients are of one server, one for each policy.
     pub async fn run(&self, clients: &mut [Client]) -> Verdict {
         let base = Path::new(&self.tree.base);
@@ -201,9 +212,11 @@ impl Case {
             let path = PathBuf::from(path);
             path.canonicalize().is_ok_and(|found| found == path)
         };
+        let directory = |path: &String| Path::new(path).is_dir();
         self.tree.plain
             && self.requests[0].policy == 0
             && model.enters
+            && self.policies[0].roots.iter().all(directory)
             && self.policies[0].named().iter().all(straight)
     }
 }

@@ -187,15 +187,15 @@ fn generator_no_random_attacker_reads_or_changes_what_no_policy_grants() {
     let began = std::time::Instant::now();
     std::thread::scope(|scope| {
         for &user in User::all() {
-            let server = std::sync::Arc::new(user.server());
+            let servers = std::sync::Arc::new([user.server(), user.server()]);
             let next = std::sync::Arc::new(AtomicU64::new(first));
             for _ in 0..WORKERS {
-                let (totals, server, next) = (&totals, server.clone(), next.clone());
+                let (totals, servers, next) = (&totals, servers.clone(), next.clone());
                 scope.spawn(move || {
                     let runtime =
                         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
                     runtime.block_on(async {
-                        let mut held = Vec::new();
+                        let mut held_of = [Vec::new(), Vec::new()];
                         while all || totals.failed() < ENOUGH {
                             let seed = next.fetch_add(1, Ordering::Relaxed);
                             if seed >= first + count {
@@ -205,9 +205,11 @@ fn generator_no_random_attacker_reads_or_changes_what_no_policy_grants() {
                                 continue;
                             }
                             let mut case = Case::generate(seed);
-                            let mut verdict = judge(&case, &server, &mut held).await;
+                            let which = usize::from(case.writes_everywhere());
+                            let (server, held) = (&servers[which], &mut held_of[which]);
+                            let mut verdict = judge(&case, server, held).await;
                             if verdict.violation.is_some() && !all {
-                                let (smaller, again) = shrink(&case, &server, &mut held).await;
+                                let (smaller, again) = shrink(&case, server, held).await;
                                 if again.violation.is_some() {
                                     (case, verdict) = (smaller, again);
                                 }
