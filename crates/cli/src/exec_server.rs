@@ -56,6 +56,10 @@ pub struct ExecServerArgs {
     #[arg(long, value_name = "LEVEL", default_value_t)]
     sandbox_assurance: Assurance,
 
+    /// Whether to reuse the plan of a sandbox policy while no file it rests on has changed
+    #[arg(long, value_name = "ON", default_value = "on", value_parser = on_or_off)]
+    sandbox_plan_cache: bool,
+
     #[command(flatten)]
     auth: AuthArgs,
 
@@ -114,6 +118,7 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     let config = ServerConfig {
         own_files,
         sandbox_assurance: args.sandbox_assurance,
+        sandbox_plan_cache: args.sandbox_plan_cache,
         concurrent_requests: args.concurrent_requests,
         detach_ttl: args.detach_ttl,
         max_detach_ttl: ServerConfig::default().max_detach_ttl.max(args.detach_ttl),
@@ -193,6 +198,14 @@ impl AuthArgs {
             ),
         };
         Ok(auth?)
+    }
+}
+
+fn on_or_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("expected on or off".to_owned()),
     }
 }
 

@@ -31,6 +31,9 @@ pub struct ServerConfig {
     /// What has to stand behind a sandbox at least, for a request that does not name its own
     /// `assurance`. Default full: where the machine offers less, such a request is refused.
     pub sandbox_assurance: Assurance,
+    /// Whether the plan of a sandbox policy is used again while no file it rests on has changed
+    /// (default true). Off, every request is planned anew, which takes longer for long policies.
+    pub sandbox_plan_cache: bool,
     /// How long a session outlives its connection. Default 30 s.
     pub detach_ttl: Duration,
     /// The longest such time a client may ask for. Default 7 days.
@@ -64,6 +67,7 @@ impl Default for ServerConfig {
             sandbox_executable: None,
             own_files: OwnFiles::default(),
             sandbox_assurance: Assurance::Full,
+            sandbox_plan_cache: true,
             detach_ttl: Duration::from_secs(30),
             max_detach_ttl: Duration::from_secs(7 * 24 * 3600),
             concurrent_requests: 64,

@@ -31,7 +31,9 @@ impl Confiner {
         let Some(executable) = &config.sandbox_executable else { return Ok(Self(None)) };
         let own_files = config.own_files.clone();
         let assurance = config.sandbox_assurance;
-        let sandbox = Sandbox::new(Config { own_files, assurance, ..Config::new(executable) })?;
+        let cache_plans = config.sandbox_plan_cache;
+        let defaults = Config::new(executable);
+        let sandbox = Sandbox::new(Config { own_files, assurance, cache_plans, ..defaults })?;
         let sandbox = Arc::new(sandbox);
         let helpers = Helpers::new(sandbox.clone(), host.clone(), config.files.clone());
         Ok(Self(Some(Confining { sandbox, helpers })))

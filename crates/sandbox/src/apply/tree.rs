@@ -5,7 +5,6 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
@@ -429,6 +428,7 @@ fn proc(processes: u32) -> Result<OwnedFd, Failure> {
     let failed = during(Stage::Proc);
     let mount = sys::new_mount(c"proc", &[], ATTR_NOSUID | ATTR_NODEV).map_err(&failed)?;
     limit_pids(&mount, processes);
+    limit_watches(&mount);
     sys::mount_attributes(&mount, ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY, false)
         .map_err(&failed)?;
     Ok(mount)
@@ -437,11 +437,35 @@ fn proc(processes: u32) -> Result<OwnedFd, Failure> {
 /// Bounds the processes of this PID namespace, root's included, where the kernel knows such a bound
 /// (6.14). On older kernels the number is the whole machine's and this namespace may not set it.
 fn limit_pids(proc: &OwnedFd, processes: u32) {
+    // The kernel keeps the first 300 numbers back once it has counted through all of them.
+    set(proc, "sys/kernel/pid_max", u64::from(processes.saturating_add(300).min(4_194_304)));
+}
+
+/// Bounds what is counted per user, so that one sandbox leaves some of it to the others: half of what
+/// the user may have.
+fn limit_watches(proc: &OwnedFd) {
+    for (all, own) in [
+        ("sys/fs/inotify/max_user_instances", "sys/user/max_inotify_instances"),
+        ("sys/fs/inotify/max_user_watches", "sys/user/max_inotify_watches"),
+    ] {
+        if let Some(limit) = get(proc, all) {
+            set(proc, own, limit / 2);
+        }
+    }
+}
+
+fn get(proc: &OwnedFd, name: &str) -> Option<u64> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(proc, name, flags, Mode::empty()).ok()?;
+    let mut text = [0; 32];
+    let read = rustix::io::read(&file, &mut text).ok()?;
+    std::str::from_utf8(&text[..read]).ok()?.trim().parse().ok()
+}
+
+/// Best effort: an older kernel has no such bound.
+fn set(proc: &OwnedFd, name: &str, value: u64) {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    if let Ok(file) = rustix::fs::openat(proc, "sys/kernel/pid_max", flags, Mode::empty()) {
-        let mut text = String::new();
-        // The kernel keeps the first 300 numbers back once it has counted through all of them.
-        let _ = write!(text, "{}", processes.saturating_add(300).min(4_194_304));
-        let _ = rustix::io::write(&file, text.as_bytes());
+    if let Ok(file) = rustix::fs::openat(proc, name, flags, Mode::empty()) {
+        let _ = rustix::io::write(&file, value.to_string().as_bytes());
     }
 }
