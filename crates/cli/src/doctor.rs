@@ -4,13 +4,14 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use codex_linux_sandbox::Capabilities;
+use codex_linux_sandbox::{Assurance, Capabilities, lacks};
 
 use crate::exit;
 
 /// Show what this machine can enforce on the commands it runs, and what to do about the rest
 ///
-/// Exits with 0 if every policy can be enforced, with 1 if not.
+/// Exits with 0 if sandboxes have full assurance, with 1 if not: a weaker one is used only if
+/// --sandbox-assurance or the request permits it.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {}
 
@@ -24,16 +25,21 @@ pub fn run(_: &DoctorArgs) -> anyhow::Result<ExitCode> {
             writeln!(out, "      {remedy}")?;
         }
     }
-    let (verdict, code) = match (capabilities.namespaces(), capabilities.any()) {
-        (true, _) => ("every policy can be enforced", ExitCode::SUCCESS),
-        (false, true) => (
-            "some policies can be enforced (Landlock and seccomp alone); others are refused",
-            ExitCode::from(exit::FAILURE),
-        ),
-        (false, false) => {
-            ("no policy can be enforced; sandboxed requests are refused", exit::FAILURE.into())
+    match capabilities.assurance() {
+        Some(Assurance::Full) => {
+            writeln!(out, "\nassurance: full\nevery policy can be enforced")?;
+            return Ok(ExitCode::SUCCESS);
         }
-    };
-    writeln!(out, "\n{verdict}")?;
-    Ok(code)
+        Some(level) => writeln!(
+            out,
+            "\nassurance: {level}\nsandboxed requests are refused unless --sandbox-assurance {level} \
+             or the request permits it; then\n{}",
+            lacks(level)
+        )?,
+        None => writeln!(
+            out,
+            "\nassurance: none\nno policy can be enforced; sandboxed requests are refused"
+        )?,
+    }
+    Ok(ExitCode::from(exit::FAILURE))
 }

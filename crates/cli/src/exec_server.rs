@@ -11,6 +11,8 @@ use codex_exec_server::{
     run as serve,
 };
 
+use codex_linux_sandbox::Assurance;
+
 use crate::own_files::own_files;
 use crate::remote::{ForwardArgs, RemoteArgs, told_to_stop_or_left};
 
@@ -48,6 +50,11 @@ pub struct ExecServerArgs {
     /// How long a session outlives its connection, and with it what it started: 30s, 5m, 2h, 0
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     detach_ttl: Duration,
+
+    /// Weakest sandbox to use for requests that name no level: full, namespaces or landlock. If this
+    /// machine offers less, sandboxed requests are refused; see codex doctor
+    #[arg(long, value_name = "LEVEL", default_value_t)]
+    sandbox_assurance: Assurance,
 
     #[command(flatten)]
     auth: AuthArgs,
@@ -106,6 +113,7 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     let auth = args.auth.build()?;
     let config = ServerConfig {
         own_files,
+        sandbox_assurance: args.sandbox_assurance,
         concurrent_requests: args.concurrent_requests,
         detach_ttl: args.detach_ttl,
         max_detach_ttl: ServerConfig::default().max_detach_ttl.max(args.detach_ttl),

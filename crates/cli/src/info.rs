@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use codex_exec_server::{EnvironmentInfo, ExecServerClient};
+use codex_linux_sandbox::Assurance;
 
 use crate::on::{OnArgs, Wants, block_on};
 use crate::remote_path::shown;
@@ -54,6 +55,8 @@ fn describe(place: &str, client: &ExecServerClient, info: &EnvironmentInfo) -> S
     row("home", &info.user_home_dir.as_ref().map(shown).unwrap_or_default());
     row("temporary files", &info.temp_dir.as_ref().map(shown).unwrap_or_default());
     row("shell", &printable(&info.shell.path));
+    let assurance = info.sandbox_assurance.map_or("none", Assurance::as_str);
+    row("sandbox assurance", if info.capabilities.sandbox_assurance { assurance } else { "" });
     row("session", &printable(&client.session_id().unwrap_or_default()));
     out.push('\n');
     out.push_str(&format!("{}\n", style.bold("can")));

@@ -4,6 +4,7 @@ use std::io;
 
 use codex_exec_server::client::{ExitStatus, Lost};
 use codex_exec_server::{OutputStream, SandboxType};
+use codex_linux_sandbox::Assurance;
 use serde::Serialize;
 use tokio::io::{AsyncWrite, AsyncWriteExt, Stderr, Stdout};
 
@@ -28,6 +29,8 @@ pub enum Line<'a> {
         session_id: Option<&'a str>,
         #[serde(skip_serializing_if = "Option::is_none")]
         sandbox_type: Option<SandboxType>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        sandbox_assurance: Option<Assurance>,
     },
     /// It said something: text, or base64 where that is no UTF-8.
     Output {

@@ -4,6 +4,7 @@ use anyhow::Context;
 use clap::Args;
 use codex_exec_server::PathUri;
 use codex_exec_server::client::{PermissionProfile, SandboxContext};
+use codex_linux_sandbox::Assurance;
 
 /// `--sandbox`.
 #[derive(Debug, Clone, Args)]
@@ -12,12 +13,19 @@ pub struct SandboxArgs {
     /// temporary directories, no network); or a JSON file with permissions of your own
     #[arg(long, value_name = "SANDBOX")]
     pub sandbox: Option<String>,
+
+    /// Weakest sandbox to accept: full, namespaces or landlock (default: what the server requires)
+    #[arg(long, value_name = "LEVEL", requires = "sandbox")]
+    pub sandbox_assurance: Option<Assurance>,
 }
 
 impl SandboxArgs {
     /// The sandbox, with this directory as its workspace unless a file says otherwise.
     pub fn context(&self, workspace: &PathUri) -> anyhow::Result<Option<SandboxContext>> {
-        self.sandbox.as_deref().map(|given| context(given, workspace)).transpose()
+        let Some(given) = self.sandbox.as_deref() else { return Ok(None) };
+        let mut context = context(given, workspace)?;
+        context.assurance = self.sandbox_assurance.or(context.assurance);
+        Ok(Some(context))
     }
 }
 

@@ -220,6 +220,7 @@ impl RunArgs {
             process_id: &process.id().0,
             session_id: session.as_deref(),
             sandbox_type: process.sandbox_type(),
+            sandbox_assurance: process.sandbox_assurance(),
         };
         if self.json {
             let _ = Sink::new(true).line_if_json(&line).await;

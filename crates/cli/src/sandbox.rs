@@ -13,7 +13,7 @@ use codex_exec_server::host::process::{NEVER_INHERITED, NEVER_PASSED_ON};
 use codex_exec_server::protocol::{
     AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, NetworkPolicy,
 };
-use codex_linux_sandbox::{Config, Failure, Launch, Prepared, Request, Sandbox, Stage};
+use codex_linux_sandbox::{Assurance, Config, Failure, Launch, Prepared, Request, Sandbox, Stage};
 
 use crate::exit::{self, NOT_EXECUTABLE, NOT_FOUND, NOT_RUN};
 use crate::own_files::own_files;
@@ -60,6 +60,10 @@ pub struct SandboxArgs {
     #[arg(long)]
     network: bool,
 
+    /// Weakest sandbox to accept: full, namespaces or landlock; see codex doctor
+    #[arg(long, value_name = "LEVEL", default_value_t)]
+    assurance: Assurance,
+
     /// The command and its arguments; no shell is involved. Everything after it is its own
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -74,7 +78,8 @@ impl SandboxArgs {
         let cwd = std::env::current_dir().context("the working directory is gone")?;
         let context = self.context(&cwd)?;
         let executable = std::env::current_exe().context("cannot find this executable")?;
-        let config = Config { own_files: own_files([]), ..Config::new(executable) };
+        let (own_files, assurance) = (own_files([]), self.assurance);
+        let config = Config { own_files, assurance, ..Config::new(executable) };
         let sandbox = Sandbox::new(config).context("cannot make a sandbox")?;
         for again in [true, false] {
             let Some(launch) = self.prepare(&sandbox, &context, &cwd)? else {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use codex_exec_host::files::FilesConfig;
 use codex_exec_host::process::ProcessConfig;
 use codex_exec_rpc::ConnectionConfig;
-use codex_exec_server_protocol::DecodeLimits;
+use codex_exec_server_protocol::{Assurance, DecodeLimits};
 use codex_linux_sandbox::OwnFiles;
 
 /// How a server behaves.
@@ -28,6 +28,9 @@ pub struct ServerConfig {
     /// Files of the server itself, such as its credentials, that no sandbox can open whatever its policy
     /// says. Default none; [`run`](crate::run) adds the executables.
     pub own_files: OwnFiles,
+    /// What has to stand behind a sandbox at least, for a request that does not name its own
+    /// `assurance`. Default full: where the machine offers less, such a request is refused.
+    pub sandbox_assurance: Assurance,
     /// How long a session outlives its connection. Default 30 s.
     pub detach_ttl: Duration,
     /// The longest such time a client may ask for. Default 7 days.
@@ -60,6 +63,7 @@ impl Default for ServerConfig {
             files: Arc::default(),
             sandbox_executable: None,
             own_files: OwnFiles::default(),
+            sandbox_assurance: Assurance::Full,
             detach_ttl: Duration::from_secs(30),
             max_detach_ttl: Duration::from_secs(7 * 24 * 3600),
             concurrent_requests: 64,

@@ -79,9 +79,16 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
             return;
         };
         match started.await {
-            Ok(Ok(Started { confined })) => {
-                let kind = if confined { SandboxType::LinuxSeccomp } else { SandboxType::None };
-                let response = ExecResponse { process_id: id, sandbox_type: Some(kind) };
+            Ok(Ok(Started { assurance })) => {
+                let kind = match assurance {
+                    Some(_) => SandboxType::LinuxSeccomp,
+                    None => SandboxType::None,
+                };
+                let response = ExecResponse {
+                    process_id: id,
+                    sandbox_type: Some(kind),
+                    sandbox_assurance: assurance,
+                };
                 // Its events follow the answer.
                 if request.answer(Ok(response)).await {
                     attached.session.attach(&process, attached.attachment, &outbound);

@@ -10,7 +10,7 @@ use codex_exec_host::files::{Backend, FileError, Helpers};
 use codex_exec_host::process::ProcessHost;
 use codex_exec_host::process::env::Environment;
 use codex_exec_server_protocol::process::ExecParams;
-use codex_exec_server_protocol::{PermissionProfile, RpcError, SandboxContext};
+use codex_exec_server_protocol::{Assurance, PermissionProfile, RpcError, SandboxContext};
 use codex_linux_sandbox::{Command, Config, Launch, PrepareError, Prepared, Request, Sandbox};
 
 use crate::config::ServerConfig;
@@ -30,7 +30,8 @@ impl Confiner {
     pub(crate) fn new(config: &ServerConfig, host: &ProcessHost) -> io::Result<Self> {
         let Some(executable) = &config.sandbox_executable else { return Ok(Self(None)) };
         let own_files = config.own_files.clone();
-        let sandbox = Sandbox::new(Config { own_files, ..Config::new(executable) })?;
+        let assurance = config.sandbox_assurance;
+        let sandbox = Sandbox::new(Config { own_files, assurance, ..Config::new(executable) })?;
         let sandbox = Arc::new(sandbox);
         let helpers = Helpers::new(sandbox.clone(), host.clone(), config.files.clone());
         Ok(Self(Some(Confining { sandbox, helpers })))
@@ -39,6 +40,11 @@ impl Confiner {
     /// Whether anything can be confined.
     pub(crate) fn is_offered(&self) -> bool {
         self.0.is_some()
+    }
+
+    /// The most that can stand behind a sandbox.
+    pub(crate) fn assurance(&self) -> Option<Assurance> {
+        self.0.as_ref().and_then(|confining| confining.sandbox.capabilities().assurance())
     }
 
     /// Has every policy resolved anew: something was not what it was when one was.

@@ -57,7 +57,7 @@ impl Server {
         let lanes = Lanes::start(config.lanes)?;
         Ok(Self(Arc::new(Shared {
             sessions: Sessions::new(host.clone()),
-            environment_info: environment_info(confiner.is_offered()),
+            environment_info: environment_info(&confiner),
             confiner,
             config,
             host,
@@ -135,7 +135,7 @@ fn uri(path: &std::path::Path) -> Option<PathUri> {
     PathUri::try_from(path).ok()
 }
 
-fn environment_info(sandboxed: bool) -> EnvironmentInfo {
+fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
     let shell = machine::shell();
     EnvironmentInfo {
         shell: ShellInfo {
@@ -151,8 +151,10 @@ fn environment_info(sandboxed: bool) -> EnvironmentInfo {
             machine::tmpdir().as_deref().and_then(uri).into_iter().collect(),
         ),
         temp_dir: uri(&std::env::temp_dir()),
+        sandbox_assurance: confiner.assurance(),
         capabilities: Capabilities {
-            sandboxed_file_streaming: sandboxed,
+            sandboxed_file_streaming: confiner.is_offered(),
+            sandbox_assurance: confiner.is_offered(),
             file_write_streaming: true,
             fs_watch_missing: true,
             http_header_env_vars: true,

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::path_uri::PathUri;
+use crate::permissions::Assurance;
 
 /// Params of `environment/info`: none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +32,12 @@ pub struct EnvironmentInfo {
     /// Where temporary files go.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temp_dir: Option<PathUri>,
+    /// **extension**: the most that can stand behind a sandbox here; `None` if there are none.
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::permissions::assurance::lenient"
+    )]
+    pub sandbox_assurance: Option<Assurance>,
     /// What can be asked of this server.
     pub capabilities: Capabilities,
 }
@@ -108,6 +115,8 @@ capabilities! {
     /// **extension**: `atomic` and `mode` of `fs/writeFile`, mode `replaceAtomic` of `fs/open` with
     /// `commit` of `fs/close`, `permissions` of `fs/open`.
     fs_atomic_write,
+    /// **extension**: `assurance` of `sandbox`, and `sandboxAssurance` of `process/start`.
+    sandbox_assurance,
 }
 
 fn lenient_bool<'de, D: serde::Deserializer<'de>>(from: D) -> Result<bool, D::Error> {

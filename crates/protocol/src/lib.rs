@@ -28,7 +28,7 @@ pub use limits::DecodeLimits;
 pub use methods::{Call, Family, Lane, Method, Notice, call, notice};
 pub use path_uri::{PathUri, PathUriError};
 pub use permissions::{
-    AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, LegacySandboxPolicy,
+    AccessMode, Assurance, FileSystemEntry, FileSystemPath, FileSystemPolicy, LegacySandboxPolicy,
     MissingPathBehavior, NetworkPolicy, PermissionProfile, RestrictedFileSystem, SandboxContext,
     SpecialPath,
 };

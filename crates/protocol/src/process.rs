@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::base64_bytes::Base64Bytes;
 use crate::path_uri::PathUri;
-use crate::permissions::SandboxContext;
+use crate::permissions::{Assurance, SandboxContext};
 
 /// A process's name, chosen by the client, unique in its session.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -217,6 +217,13 @@ pub struct ExecResponse {
     /// What confines it; older servers do not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_type: Option<SandboxType>,
+    /// **extension**: how much stands behind its sandbox, if it has one.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::permissions::assurance::lenient"
+    )]
+    pub sandbox_assurance: Option<Assurance>,
 }
 
 /// What confines a process.

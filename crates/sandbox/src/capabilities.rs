@@ -4,9 +4,12 @@
 //! child process; a version number alone proves nothing where a container or a security module is in
 //! the way.
 
+use std::fmt::Write;
 use std::path::Path;
 
-use crate::apply;
+use codex_exec_server_protocol::Assurance;
+
+use crate::{apply, remedy};
 
 /// What this machine can enforce.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +43,30 @@ pub struct Check {
     pub detail: String,
     /// What to do if it is not there; `None` if nothing is needed.
     pub remedy: Option<String>,
+    /// Full assurance depends on it.
+    pub needed: bool,
+}
+
+/// Why a level of assurance cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shortfall {
+    pub(crate) reason: String,
+    pub(crate) remedy: String,
+}
+
+/// The first Landlock version that keeps signals and abstract sockets inside.
+pub(crate) const NEEDED_LANDLOCK: u32 = 6;
+
+/// What a level does not hold that full assurance does.
+pub fn lacks(level: Assurance) -> &'static str {
+    match level {
+        Assurance::Full => "nothing",
+        Assurance::Namespaces => "there is no second wall should the namespaces fail",
+        Assurance::Landlock => {
+            "other processes are visible, /proc, /dev and IPC are the host's, and policies that take \
+             back a part of what they grant are refused"
+        }
+    }
 }
 
 impl Capabilities {
@@ -83,9 +110,48 @@ impl Capabilities {
             && self.seccomp
     }
 
+    /// The most that can stand behind a sandbox here; `None` if there are none.
+    pub fn assurance(&self) -> Option<Assurance> {
+        let landlock = self.landlock_abi >= NEEDED_LANDLOCK;
+        match (self.namespaces(), landlock) {
+            (true, true) => Some(Assurance::Full),
+            (true, false) => Some(Assurance::Namespaces),
+            (false, true) if self.seccomp => Some(Assurance::Landlock),
+            (false, _) => None,
+        }
+    }
+
     /// Whether any policy at all can be enforced.
     pub fn any(&self) -> bool {
-        self.namespaces() || (self.landlock_abi >= 6 && self.seccomp)
+        self.assurance().is_some()
+    }
+
+    /// What there is, if that is at least this; else what is missing, and what to do about it.
+    pub(crate) fn require(&self, least: Assurance) -> Result<Assurance, Shortfall> {
+        let offered = self.assurance();
+        if let Some(offered) = offered.filter(|offered| *offered >= least) {
+            return Ok(offered);
+        }
+        let missing = self.checks().into_iter().filter(|check| check.needed && !check.available);
+        let (names, remedies): (Vec<_>, Vec<_>) =
+            missing.map(|check| (check.name, check.remedy.unwrap_or_default())).unzip();
+        let reason = match offered {
+            None => format!("no sandbox can be made here; missing: {}", names.join(", ")),
+            Some(offered) => format!(
+                "assurance `{least}` is required and this machine offers `{offered}`; missing: {}",
+                names.join(", ")
+            ),
+        };
+        let mut remedy = remedies.join("; ");
+        if let Some(offered) = offered {
+            let _ = write!(
+                remedy,
+                "; or permit `{offered}` with --sandbox-assurance {offered} or with `assurance` in the \
+                 request: {}",
+                lacks(offered)
+            );
+        }
+        Err(Shortfall { reason, remedy })
     }
 
     /// What to do where namespaces are missing.
@@ -109,47 +175,44 @@ impl Capabilities {
 
     /// Everything as lines for a table.
     pub fn checks(&self) -> Vec<Check> {
-        let line = |name, available: bool, remedy: &str| Check {
+        let line = |name, available: bool, needed: bool, remedy: fn() -> String| Check {
             name,
             available,
             detail: if available { "yes" } else { "no" }.to_owned(),
-            remedy: (!available).then(|| remedy.to_owned()),
+            remedy: (!available).then(remedy),
+            needed,
         };
-        let namespaces = self.namespace_remedy();
+        // Each is tried inside of a user namespace: without that, nothing is known of the others.
+        let user = self.user_namespace;
+        let inside = |remedy: fn() -> String| if user { remedy } else { remedy::user_namespace };
         vec![
-            line("user namespace", self.user_namespace, namespaces),
-            line("mount namespace", self.mount_namespace, namespaces),
-            line("PID namespace", self.pid_namespace, namespaces),
-            line("network namespace", self.network_namespace, namespaces),
+            line("user namespace", user, true, remedy::user_namespace),
+            line("mount namespace", self.mount_namespace, true, inside(remedy::mount_namespace)),
+            line("PID namespace", self.pid_namespace, true, inside(remedy::pid_namespace)),
+            line(
+                "network namespace",
+                self.network_namespace,
+                true,
+                inside(remedy::network_namespace),
+            ),
             Check {
-                name: "Landlock",
-                available: self.landlock_abi > 0,
+                name: "Landlock 6",
+                available: self.landlock_abi >= NEEDED_LANDLOCK,
                 detail: match self.landlock_abi {
                     0 => "no".to_owned(),
                     abi => format!("version {abi}"),
                 },
-                remedy: match self.landlock_abi {
-                    0 => Some(
-                        "boot a kernel of 5.13 or newer with `landlock` in its lsm= list"
-                            .to_owned(),
-                    ),
-                    1..6 if !self.namespaces() => {
-                        Some("without namespaces a kernel of 6.12 or newer is needed".to_owned())
-                    }
-                    _ => None,
-                },
+                remedy: (self.landlock_abi < NEEDED_LANDLOCK)
+                    .then(|| remedy::landlock(self.landlock_abi)),
+                needed: true,
             },
-            line(
-                "seccomp",
-                self.seccomp,
-                "boot a kernel with CONFIG_SECCOMP_FILTER, or allow seccomp in the container",
-            ),
-            line(
-                "process limit for root",
-                self.process_limit_for_root,
-                "boot a kernel of 6.14 or newer, or run the server as another user",
-            ),
-            line("cgroup v2", self.cgroup_v2, "nothing: the sandbox does not need it"),
+            line("seccomp", self.seccomp, true, || remedy::SECCOMP.to_owned()),
+            line("process limit for root", self.process_limit_for_root, false, || {
+                "boot a kernel of 6.14 or newer, or run the server as another user".to_owned()
+            }),
+            line("cgroup v2", self.cgroup_v2, false, || {
+                "nothing: the sandbox does not need it".to_owned()
+            }),
         ]
     }
 }

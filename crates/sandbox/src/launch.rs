@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use codex_exec_server_protocol::{AccessMode, SandboxContext};
+use codex_exec_server_protocol::{AccessMode, Assurance, SandboxContext};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::pipe::PipeFlags;
 
 use crate::apply;
 use crate::apply::network::EmptyNetwork;
-use crate::capabilities::Capabilities;
+use crate::capabilities::{Capabilities, Shortfall};
 use crate::decide::facts::Facts;
 use crate::decide::order::is_within;
 use crate::decide::policy::{
@@ -45,6 +45,8 @@ pub struct Config {
     pub own_files: OwnFiles,
     /// Whether plans are used again while nothing they rest on has changed (default true).
     pub cache_plans: bool,
+    /// What has to stand behind a sandbox at least, where the request does not say. Default full.
+    pub assurance: Assurance,
 }
 
 impl Config {
@@ -56,6 +58,7 @@ impl Config {
             limits: Limits::default(),
             own_files: OwnFiles::default(),
             cache_plans: true,
+            assurance: Assurance::Full,
         }
     }
 }
@@ -153,6 +156,12 @@ impl PrepareError {
     }
 }
 
+impl From<Shortfall> for PrepareError {
+    fn from(Shortfall { reason, remedy }: Shortfall) -> Self {
+        Self::Unsupported { reason, remedy }
+    }
+}
+
 impl From<PlanError> for PrepareError {
     fn from(error: PlanError) -> Self {
         match error {
@@ -242,6 +251,8 @@ pub struct Launch {
     pub cleanup: Cleanup,
     /// The target has no network.
     pub network_restricted: bool,
+    /// How much stands behind the sandbox.
+    pub assurance: Assurance,
 }
 
 /// A descriptor for the spawned process.
@@ -389,6 +400,10 @@ impl Sandbox {
         let written = Arc::clone(&lock(&self.written));
         let server = ServerState { own_files: &self.config.own_files, written: &written };
         let resolved = resolve(context, around, facts, limits, server)?;
+        if !matches!(resolved, Resolved::Unrestricted) {
+            let least = context.assurance.unwrap_or(self.config.assurance);
+            self.capabilities.require(least)?;
+        }
         let enforcement = plan::build(&resolved, facts, &self.capabilities, limits)?;
         Ok(enforcement.map(|enforcement| Planned {
             enforcement: Arc::new(enforcement),
@@ -486,6 +501,7 @@ impl Sandbox {
             status: StatusReader::new(read),
             cleanup,
             network_restricted,
+            assurance: planned.enforcement.assurance,
         })
     }
 }

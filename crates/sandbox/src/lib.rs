@@ -9,7 +9,8 @@
 //! A server uses [`Sandbox::prepare`], spawns what it is told to, and reads the outcome from the
 //! status pipe; its executable calls [`reentry::main_if_reentered`] first thing in `main`.
 //!
-//! Invariant: what cannot be enforced exactly is refused. Nothing here falls back to less.
+//! Invariant: what cannot be enforced exactly is refused. Nothing here falls back to less, but to an
+//! [`Assurance`] that the request or the configuration names.
 
 mod apply;
 mod capabilities;
@@ -21,6 +22,7 @@ mod keep;
 mod launch;
 pub mod plan;
 pub mod reentry;
+mod remedy;
 mod seccomp;
 mod spare;
 mod status;
@@ -28,7 +30,8 @@ mod status;
 /// Permission bits of the directory that stands for a protected name that does not exist. Inside a
 /// sandbox it is a mount point; nobody's own directory looks like that.
 pub use apply::placeholder::MODE as PLACEHOLDER_MODE;
-pub use capabilities::{Capabilities, Check};
+pub use capabilities::{Capabilities, Check, lacks};
+pub use codex_exec_server_protocol::Assurance;
 pub use executable::Executable;
 pub use host::HostFacts;
 pub use launch::{

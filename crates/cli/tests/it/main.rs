@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod assurance;
 mod auth;
 mod commands;
 mod confined;

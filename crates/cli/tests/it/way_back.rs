@@ -262,6 +262,26 @@ async fn others_connect_while_a_sandbox_has_the_network() {
     }
 }
 
+/// Without namespaces a sandbox differs from the server by its filter alone.
+#[tokio::test]
+async fn a_process_confined_by_landlock_alone_cannot_connect_to_its_server() {
+    for nobody in users() {
+        let mut world = World::new(nobody);
+        let home = world.base.join("home");
+        let mut command = crate::assurance::without_namespaces(&home, nobody);
+        command.args(["exec-server", "--sandbox-assurance", "landlock"]);
+        let server = Running::start_with(&mut command);
+        let mut client = server.client().await;
+        let at = ("127.0.0.1", port(&server));
+        for way in ["plain", "daemon"] {
+            let said = world.attack(&mut client, Some(networked()), way, at).await;
+            assert_eq!(said, (REFUSED.to_owned(), false), "{way}, nobody: {nobody}");
+        }
+        let said = world.attack(&mut client, None, "plain", at).await;
+        assert_eq!(said, (ADMITTED.to_owned(), true), "nobody: {nobody}");
+    }
+}
+
 /// The attack, from a sandbox that the server has not started.
 fn outsider(base: &Path, port: u16) -> String {
     let mut command = codex();

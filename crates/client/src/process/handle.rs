@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use codex_exec_server_protocol::process::{
-    OnFull, OutputStream, ProcessId, ProcessSignal, ResizeParams, Retain, RetainUntil, SandboxType,
-    SignalParams, TerminateParams,
+    ExecResponse, OnFull, OutputStream, ProcessId, ProcessSignal, ResizeParams, Retain,
+    RetainUntil, SandboxType, SignalParams, TerminateParams,
 };
-use codex_exec_server_protocol::{PathUri, call, error as code};
+use codex_exec_server_protocol::{Assurance, PathUri, call, error as code};
 use futures_util::{Stream, StreamExt};
 
 use super::command::ExecCommand;
@@ -51,6 +51,7 @@ use crate::shared::Repeat;
 pub struct Process {
     handle: Arc<Handle>,
     sandbox_type: Option<SandboxType>,
+    sandbox_assurance: Option<Assurance>,
     stdin: Option<ProcessStdin>,
     taken: Taken,
     events: Option<ProcessEvents>,
@@ -119,7 +120,12 @@ impl ExecServerClient {
             }
         }
         match self.start(&params, chosen).await {
-            Ok(sandbox_type) => process.sandbox_type = sandbox_type,
+            Ok(Some(started)) => {
+                process.sandbox_type = started.sandbox_type;
+                process.sandbox_assurance = started.sandbox_assurance;
+            }
+            // It had started before, and the answer was lost.
+            Ok(None) => {}
             Err(error) => {
                 process.forget();
                 return Err(error);
@@ -188,7 +194,14 @@ impl ExecServerClient {
             terminate_on_drop: command.terminate_on_drop,
         });
         let stdin = (command.tty || command.pipe_stdin).then(|| ProcessStdin::new(handle.clone()));
-        Ok(Process { handle, sandbox_type: None, stdin, taken: Taken::default(), events: None })
+        Ok(Process {
+            handle,
+            sandbox_type: None,
+            sandbox_assurance: None,
+            stdin,
+            taken: Taken::default(),
+            events: None,
+        })
     }
 
     /// `process/start` names the process, so that it can be repeated after a reconnect: either the
@@ -197,19 +210,19 @@ impl ExecServerClient {
         &self,
         params: &codex_exec_server_protocol::process::ExecParams,
         chosen: bool,
-    ) -> Result<Option<SandboxType>, ExecServerError> {
+    ) -> Result<Option<ExecResponse>, ExecServerError> {
         let timeout = self.shared.tuning.request_timeout;
         let first =
             self.shared.call::<call::ProcessStart>(params, None, Repeat::Unsafe, timeout).await;
         let again = match first {
-            Ok(response) => return Ok(response.sandbox_type),
+            Ok(response) => return Ok(Some(response)),
             Err(ExecServerError::Lost(Lost::Answer { .. })) => {
                 self.shared.call::<call::ProcessStart>(params, None, Repeat::Safe, timeout).await
             }
             Err(error) => return Err(error),
         };
         match again {
-            Ok(response) => Ok(response.sandbox_type),
+            Ok(response) => Ok(Some(response)),
             Err(ExecServerError::Server { code: code::INVALID_REQUEST, message, .. })
                 if !chosen && message.contains("exist") =>
             {
@@ -252,6 +265,11 @@ impl Process {
     /// What confines it; `None` if the server did not tell.
     pub fn sandbox_type(&self) -> Option<SandboxType> {
         self.sandbox_type
+    }
+
+    /// How much stands behind its sandbox; `None` without one, or if the server did not tell.
+    pub fn sandbox_assurance(&self) -> Option<Assurance> {
+        self.sandbox_assurance
     }
 
     /// All its events in order; `None` if they, stdout or stderr were taken already.

@@ -13,6 +13,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
@@ -21,6 +22,10 @@ use netlink::{End, Endpoint};
 
 /// Connections that are looked at at once: each look reads all of `/proc`.
 const LOOKS: usize = 2;
+
+/// How often, and how long apart, the holders of one socket are looked for.
+const MOST_LOOKS: u32 = 4;
+const LOOK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Whether connections from this machine are admitted. Clones are the same.
 #[derive(Debug, Clone)]
@@ -92,7 +97,17 @@ fn judge(local: SocketAddr, peer: SocketAddr, adopts_orphans: bool) -> Result<()
         return Ok(());
     }
     let family = Family::of_this_process(adopts_orphans).map_err(unknown)?;
-    family.judge(&owners::of(inode, &family).map_err(unknown)?)
+    let mut looks = 0;
+    loop {
+        let verdict = family.judge(&owners::of(inode, &family).map_err(unknown)?);
+        looks += 1;
+        // A holder that forks or ends meanwhile is missed. Each look stands for itself, so to look
+        // again admits nobody who would not be admitted anyway.
+        if verdict != Err(Refusal::Unknown) || looks == MOST_LOOKS {
+            return verdict;
+        }
+        std::thread::sleep(LOOK_PAUSE);
+    }
 }
 
 /// Whether an address that reached `here` belongs to this machine.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use codex_linux_sandbox::denial::Detector;
-use codex_linux_sandbox::{Cleanup, Executable, Failure, Launch, StatusReader};
+use codex_linux_sandbox::{Assurance, Cleanup, Executable, Failure, Launch, StatusReader};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
@@ -48,6 +48,11 @@ impl Confinement {
         debug_assert!(numbered.all(|(passed, number)| passed.number == number));
         let command = command(&launch.program, &launch.args, &launch.env)?;
         Ok(Self { launch, command })
+    }
+
+    /// How much stands behind it.
+    pub(super) fn assurance(&self) -> Assurance {
+        self.launch.assurance
     }
 }
 
@@ -124,11 +129,17 @@ async fn said(status: OwnedFd) -> io::Result<Option<Failure>> {
 pub(super) struct Confined {
     words: Detector,
     cleanup: Cleanup,
+    assurance: Assurance,
 }
 
 impl Confined {
-    pub(super) fn new(cleanup: Cleanup) -> Self {
-        Self { words: Detector::default(), cleanup }
+    pub(super) fn new(cleanup: Cleanup, assurance: Assurance) -> Self {
+        Self { words: Detector::default(), cleanup, assurance }
+    }
+
+    /// How much stands behind its sandbox.
+    pub(super) fn assurance(&self) -> Assurance {
+        self.assurance
     }
 
     /// It has written this.

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use codex_exec_server_protocol::Assurance;
 use codex_exec_server_protocol::process::{OutputStream, Retain, TerminalSize};
 use rustix::fs::{Mode, OFlags};
 use tokio::sync::{mpsc, oneshot};
@@ -44,8 +45,8 @@ pub struct ProcessHost {
 /// A process that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Started {
-    /// In a sandbox.
-    pub confined: bool,
+    /// How much stands behind its sandbox; `None` without one.
+    pub assurance: Option<Assurance>,
 }
 
 /// Why a process did not start.
@@ -116,7 +117,9 @@ impl ProcessHost {
             };
             match parts.await {
                 Ok(parts) => {
-                    let _ = started.send(Ok(Started { confined: parts.confined.is_some() }));
+                    let _ = started.send(Ok(Started {
+                        assurance: parts.confined.as_ref().map(Confined::assurance),
+                    }));
                     Actor::new(parts, host.config, commands).run().await;
                 }
                 Err(error) => {
@@ -161,9 +164,10 @@ impl ProcessHost {
                 (self.spawn(request).await?, None)
             }
             What::Confined(confinement) => {
+                let assurance = confinement.assurance();
                 let entering = self.enter(confinement, stdio, tty, group).await?;
                 let cleanup = entering.cleanup.clone();
-                (entering.entered().await?, Some(Confined::new(cleanup)))
+                (entering.entered().await?, Some(Confined::new(cleanup, assurance)))
             }
         };
         Ok(Parts {

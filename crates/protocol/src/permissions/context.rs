@@ -8,6 +8,7 @@ use std::fmt;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 
+use super::assurance::Assurance;
 use super::profile::{PermissionProfile, ProfileMembers, SpelledProfile};
 use crate::PathUri;
 
@@ -35,6 +36,10 @@ pub struct SandboxContext {
     pub windows_sandbox_proxy_settings_mode: String,
     /// How an older server should enforce this. Kept; this server decides for itself.
     pub use_legacy_landlock: bool,
+    /// **extension**: how much has to stand behind the sandbox at least; `None` leaves that to the
+    /// server. What cannot be had is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub assurance: Option<Assurance>,
 }
 
 impl SandboxContext {
@@ -49,6 +54,7 @@ impl SandboxContext {
             windows_sandbox_private_desktop: false,
             windows_sandbox_proxy_settings_mode: "preserve".to_owned(),
             use_legacy_landlock: false,
+            assurance: None,
         }
     }
 
@@ -72,6 +78,7 @@ struct ContextMembers {
     windows_sandbox_private_desktop: Option<bool>,
     windows_sandbox_proxy_settings_mode: Option<String>,
     use_legacy_landlock: Option<bool>,
+    assurance: Option<Assurance>,
     #[serde(flatten)]
     in_place: ProfileMembers,
 }
@@ -101,6 +108,7 @@ impl ContextMembers {
         context.windows_sandbox_private_desktop =
             self.windows_sandbox_private_desktop.unwrap_or(false);
         context.use_legacy_landlock = self.use_legacy_landlock.unwrap_or(false);
+        context.assurance = self.assurance;
         Ok(context)
     }
 }

@@ -11,6 +11,7 @@
 //! assert!(asked.permissions.restricts_file_system());
 //! ```
 
+pub(crate) mod assurance;
 mod context;
 mod file_system;
 mod legacy;
@@ -18,6 +19,7 @@ mod profile;
 #[cfg(test)]
 mod tests;
 
+pub use assurance::Assurance;
 pub use context::SandboxContext;
 pub use file_system::{
     AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, MissingPathBehavior,

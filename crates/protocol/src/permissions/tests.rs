@@ -294,10 +294,30 @@ fn any_profile() -> impl Strategy<Value = PermissionProfile> {
     })
 }
 
+#[test]
+fn a_level_of_assurance_is_named_or_refused() {
+    let with = |level: &str| {
+        let text = format!(r#"{{"permissions":{{"type":"read-only"}},"assurance":{level}}}"#);
+        serde_json::from_str::<SandboxContext>(&text).map(|context| context.assurance)
+    };
+    assert_eq!(with("null").unwrap(), None);
+    assert_eq!(with(r#""landlock""#).unwrap(), Some(Assurance::Landlock));
+    assert_eq!(read(r#"{"type":"read-only","assurance":"full"}"#).assurance, Some(Assurance::Full));
+    for bad in [r#""best""#, r#""""#, "1", r#""Full""#] {
+        with(bad).unwrap_err();
+    }
+}
+
 proptest! {
     #[test]
-    fn any_policy_survives(permissions in any_profile(), cwd: bool, roots in 0usize..3) {
+    fn any_policy_survives(
+        permissions in any_profile(),
+        cwd: bool,
+        roots in 0usize..3,
+        level in 0usize..4,
+    ) {
         let context = SandboxContext {
+            assurance: Assurance::ALL.get(level).copied(),
             cwd: cwd.then(|| path("/srv/app")),
             workspace_roots: (0..roots).map(|n| path(&format!("/srv/{n}"))).collect(),
             ..SandboxContext::new(permissions)

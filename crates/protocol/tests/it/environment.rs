@@ -1,7 +1,7 @@
 //! `environment/info` and `environment/status`.
 
-use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::environment::*;
+use codex_exec_server_protocol::{Assurance, PathUri};
 
 use crate::golden::{golden, reads_as};
 
@@ -20,20 +20,21 @@ fn info() {
         prepend_path_dirs: vec![path("/opt/bin")],
         temporary_directories: Some(vec![path("/var/tmp")]),
         temp_dir: Some(path("/tmp")),
+        sandbox_assurance: Some(Assurance::Namespaces),
         capabilities: Capabilities { process_list: true, ..Capabilities::default() },
     };
     let text = serde_json::to_string(&info).unwrap();
     let (members, capabilities) = text.split_once(r#","capabilities":"#).unwrap();
     assert_eq!(
         members,
-        r#"{"shell":{"name":"bash","path":"/bin/bash"},"executorVersion":"1.2.3","cwd":"file:///work%20dir","userHomeDir":"file:///root","platformOs":"linux","prependPathDirs":["file:///opt/bin"],"temporaryDirectories":["file:///var/tmp"],"tempDir":"file:///tmp""#
+        r#"{"shell":{"name":"bash","path":"/bin/bash"},"executorVersion":"1.2.3","cwd":"file:///work%20dir","userHomeDir":"file:///root","platformOs":"linux","prependPathDirs":["file:///opt/bin"],"temporaryDirectories":["file:///var/tmp"],"tempDir":"file:///tmp","sandboxAssurance":"namespaces""#
     );
     assert!(capabilities.contains(r#""processList":true"#), "{capabilities}");
     reads_as(&text, &info);
 
     // A directory that is gone is null; what is not known is left out.
     (info.cwd, info.user_home_dir, info.temp_dir) = (None, None, None);
-    info.temporary_directories = None;
+    (info.temporary_directories, info.sandbox_assurance) = (None, None);
     let text = serde_json::to_string(&info).unwrap();
     assert!(text.contains(r#""cwd":null,"platformOs""#), "{text}");
     assert!(!text.contains("tempDir") && !text.contains("temporaryDirectories"), "{text}");
@@ -49,6 +50,7 @@ fn info_of_another_make_is_understood() {
     assert_eq!(info.cwd, Some(path("/tmp")));
     assert!(info.capabilities.file_write_streaming && info.capabilities.fs_watch_missing);
     assert!(!info.capabilities.process_list, "absent is false");
+    assert_eq!(info.sandbox_assurance, None);
     // The oldest said nothing at all.
     reads_as("{}", &EnvironmentInfo::default());
     reads_as(r#"{"cwd":null}"#, &EnvironmentInfo::default());

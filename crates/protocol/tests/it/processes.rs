@@ -1,7 +1,7 @@
 //! `process/*`.
 
-use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::process::*;
+use codex_exec_server_protocol::{Assurance, PathUri};
 
 use crate::golden::{golden, reads_as, refuses};
 
@@ -105,7 +105,11 @@ fn how_much_is_kept() {
 
 #[test]
 fn answers_to_starts() {
-    let mut answer = ExecResponse { process_id: "p".into(), sandbox_type: Some(SandboxType::None) };
+    let mut answer = ExecResponse {
+        process_id: "p".into(),
+        sandbox_type: Some(SandboxType::None),
+        sandbox_assurance: None,
+    };
     golden(&answer, r#"{"processId":"p","sandboxType":"none"}"#);
     for (kind, name) in [
         (SandboxType::LinuxSeccomp, "linuxSeccomp"),
@@ -120,6 +124,13 @@ fn answers_to_starts() {
     answer.sandbox_type = None;
     golden(&answer, r#"{"processId":"p"}"#);
     reads_as(r#"{"processId":"p","sandboxType":null}"#, &answer);
+    reads_as(r#"{"processId":"p","sandboxAssurance":"somethingNew"}"#, &answer);
+    answer.sandbox_type = Some(SandboxType::LinuxSeccomp);
+    for level in Assurance::ALL {
+        answer.sandbox_assurance = Some(level);
+        let text = r#"{"processId":"p","sandboxType":"linuxSeccomp","sandboxAssurance":"#;
+        golden(&answer, &format!(r#"{text}"{level}"}}"#));
+    }
 }
 
 #[test]

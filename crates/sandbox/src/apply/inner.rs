@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::placeholder::Held;
-use super::{during, execute, landlock, outer, privileges, sys, tree};
+use super::{during, execute, landlock, outer, privileges, streams, sys, tree};
 use crate::plan::{Plan, Target};
 use crate::reentry::Helper;
 use crate::status::{Failure, Stage};
@@ -23,6 +23,7 @@ pub(super) fn run(
 ) -> Result<i32, Failure> {
     die_with_parent(ready)?;
     let enforcement = &plan.enforcement;
+    streams::confine(enforcement)?;
     tree::build(enforcement, held)?;
     privileges::limit_processes(enforcement.processes)?;
     if let Target::Program(program) = &plan.target {

@@ -1,14 +1,17 @@
 //! Landlock: the second wall, and the only one where there are no namespaces.
 //!
-//! Invariant: as the second wall it takes the best the kernel has, none included; as the only wall
-//! everything asked for has to be enforced.
+//! Invariant: as the only wall, and with full assurance, everything asked for has to be enforced; else
+//! it takes the best the kernel has, none included.
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
     Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
 };
 
+use codex_exec_server_protocol::Assurance;
+
 use super::{at, sys};
+use crate::capabilities::NEEDED_LANDLOCK;
 use crate::plan::{Grant, Plan, Walls};
 use crate::status::{Failure, Stage};
 
@@ -33,10 +36,15 @@ pub(crate) fn abi() -> u32 {
 /// Step `Landlock`.
 pub(super) fn enter(plan: &Plan) -> Result<(), Failure> {
     let enforcement = &plan.enforcement;
-    let only_wall = enforcement.walls == Walls::LandlockOnly;
+    let required =
+        enforcement.walls == Walls::LandlockOnly || enforcement.assurance == Assurance::Full;
+    if required && abi() < NEEDED_LANDLOCK {
+        let message = format!("the kernel has version {} of the needed {NEEDED_LANDLOCK}", abi());
+        return Err(Failure::new(Stage::Landlock, libc::ENOSYS, message));
+    }
     let failed =
         |error: landlock::RulesetError| Failure::new(Stage::Landlock, 0, error.to_string());
-    let level = if only_wall { CompatLevel::HardRequirement } else { CompatLevel::BestEffort };
+    let level = if required { CompatLevel::HardRequirement } else { CompatLevel::BestEffort };
     let mut ruleset = Ruleset::default().set_compatibility(level);
     if enforcement.rules.is_some() {
         ruleset = ruleset.handle_access(AccessFs::from_all(NEWEST)).map_err(failed)?;
@@ -63,8 +71,14 @@ pub(super) fn enter(plan: &Plan) -> Result<(), Failure> {
         let access = rights(rule.grant);
         ruleset = ruleset.add_rule(PathBeneath::new(fd, access)).map_err(failed)?;
     }
+    // The streams can be opened again by their names in `/dev`; they lie in no directory of the tree.
+    for stream in super::streams::for_reading().into_iter().filter(|_| enforcement.rules.is_some())
+    {
+        let access = AccessFs::from_read(NEWEST);
+        ruleset = ruleset.add_rule(PathBeneath::new(stream, access)).map_err(failed)?;
+    }
     let status = ruleset.restrict_self().map_err(failed)?;
-    if only_wall && status.ruleset == RulesetStatus::NotEnforced {
+    if required && status.ruleset == RulesetStatus::NotEnforced {
         return Err(Failure::new(Stage::Landlock, libc::ENOSYS, "nothing was enforced"));
     }
     Ok(())

@@ -20,6 +20,7 @@ mod privileges;
 pub(crate) mod probe;
 mod proof;
 pub(crate) mod spare;
+mod streams;
 pub(crate) mod sys;
 mod tree;
 

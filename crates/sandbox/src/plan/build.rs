@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use codex_exec_server_protocol::{AccessMode, NetworkPolicy};
+use codex_exec_server_protocol::{AccessMode, Assurance, NetworkPolicy};
 
 use super::landlock_only;
 use super::{Base, Enforcement, Grant, Operation, Placeholder, Rule, SkeletonNode, Tree, Walls};
@@ -84,6 +84,7 @@ pub(crate) fn build(
     };
     let mut enforcement = Enforcement {
         walls: Walls::Namespaces,
+        assurance: capabilities.assurance().unwrap_or(Assurance::Landlock),
         tree,
         rules,
         network_restricted: network == NetworkPolicy::Restricted,

@@ -9,13 +9,10 @@ use std::path::{Path, PathBuf};
 use codex_exec_server_protocol::AccessMode;
 
 use super::{Base, Enforcement, Grant, PlanError, Rule, Tree, Walls};
-use crate::capabilities::Capabilities;
+use crate::capabilities::{Capabilities, NEEDED_LANDLOCK};
 use crate::decide::facts::Facts;
 use crate::decide::order::is_within;
 use crate::decide::policy::{Resolved, ResolvedPolicy};
-
-/// The first Landlock version that keeps signals inside, which no other means does here.
-const NEEDED_ABI: u32 = 6;
 
 /// Devices without which hardly a program runs.
 const DEVICES: [&str; 6] =
@@ -32,9 +29,9 @@ pub(super) fn convert(
     if !capabilities.seccomp {
         return Err(unsupported("neither namespaces nor seccomp are available".to_owned()));
     }
-    if capabilities.landlock_abi < NEEDED_ABI {
+    if capabilities.landlock_abi < NEEDED_LANDLOCK {
         return Err(unsupported(format!(
-            "namespaces are not available and Landlock is at version {} of the needed {NEEDED_ABI}",
+            "namespaces are not available and Landlock is at version {} of the needed {NEEDED_LANDLOCK}",
             capabilities.landlock_abi
         )));
     }

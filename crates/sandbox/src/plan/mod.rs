@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use codex_exec_server_protocol::Assurance;
 use serde::{Deserialize, Serialize};
 
 use crate::decide::facts::Identity;
@@ -40,6 +41,8 @@ pub struct Plan {
 pub struct Enforcement {
     /// Which mechanisms are used.
     pub walls: Walls,
+    /// What these amount to. With full assurance a Landlock that cannot be entered is a failure.
+    pub assurance: Assurance,
     /// The file system as the target sees it.
     pub tree: Tree,
     /// Landlock rules; `None` if the file system is not restricted.

@@ -129,9 +129,6 @@ const BY_ARGUMENTS: &[Trial] = &[
     trial(libc::SYS_ioctl, &[OPEN, Int(libc::TIOCLINUX), Word("@x")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(libc::TIOCCONS), Word("@x")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(0x5423), Word("%8")], Outside),
-    // The priority of a process group, which has members outside.
-    trial(libc::SYS_setpriority, &[Int(1), Int(0), Plain(5)], Sibling(&[Int(0), Int(0), Plain(5)])),
-    trial(libc::SYS_ioprio_set, &[Int(2), Int(0), Plain(0)], Sibling(&[Int(1), Int(0), Plain(0)])),
     // A new user namespace, and a plain child. Their upper halves are looked at by nobody either.
     trial(
         libc::SYS_clone,
@@ -148,6 +145,12 @@ const BY_ARGUMENTS: &[Trial] = &[
         &[Int(libc::AF_UNIX as u64), Int(libc::SOCK_DGRAM as u64), Plain(0)],
         Sibling(&[Int(libc::AF_UNIX as u64), Int(libc::SOCK_SEQPACKET as u64), Plain(0)]),
     ),
+];
+
+/// The priority of a process group, which has members outside.
+const GROUP: &[Trial] = &[
+    trial(libc::SYS_setpriority, &[Int(1), Int(0), Plain(5)], Sibling(&[Int(0), Int(0), Plain(5)])),
+    trial(libc::SYS_ioprio_set, &[Int(2), Int(0), Plain(0)], Sibling(&[Int(1), Int(0), Plain(0)])),
 ];
 
 /// Refused by number; outside, these very arguments lead elsewhere than to `EPERM`.
@@ -361,6 +364,17 @@ fn refused_arguments_are_refused_and_others_are_not() {
     }
 }
 
+/// With the network restricted the outer process has capabilities over the empty network, which is why the
+/// kernel itself refuses to change its priority. With the network enabled only the filter does.
+#[test]
+fn members_of_the_process_group_outside_keep_their_priority() {
+    let policy = managed_with(vec![root(AccessMode::Read)], NetworkPolicy::Enabled);
+    for user in users() {
+        let outside = is_harmless(user).then_some(Side::Outside);
+        judge(&World::new(user), GROUP, Side::Inside(&policy), outside);
+    }
+}
+
 #[test]
 fn unlisted_calls_are_refused() {
     let policy = workspace();
@@ -386,6 +400,19 @@ fn calls_that_hide_their_arguments_are_absent() {
         // Newer than the table, whatever the kernel has there.
         let done = make(&world, Side::Inside(&policy), &words(&world, 600, &[], false));
         assert_eq!(done.code, libc::ENOSYS, "{user:?}: {done:?}");
+    }
+}
+
+/// The 32-bit calls of x86 have other numbers, under which anything would be something else.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn calls_of_another_architecture_end_the_process() {
+    for user in users() {
+        let world = World::new(user);
+        let call = ["foreign-getpid".to_owned()];
+        let done = make(&world, Side::Inside(&workspace()), &call);
+        assert_eq!(done.code, 128 + libc::SIGSYS, "{user:?}: {done:?}");
+        assert_ne!(make(&world, Side::Outside, &call).code, 128 + libc::SIGSYS, "{user:?}");
     }
 }
 

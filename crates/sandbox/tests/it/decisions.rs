@@ -16,7 +16,9 @@ use codex_linux_sandbox::decide::policy::{
 };
 use codex_linux_sandbox::decide::written::Written;
 use codex_linux_sandbox::plan::{Base, Operation};
-use codex_linux_sandbox::{Capabilities, Config, Limits, OwnFiles, PrepareError, Sandbox};
+use codex_linux_sandbox::{
+    Assurance, Capabilities, Config, Limits, OwnFiles, PrepareError, Sandbox,
+};
 use proptest::prelude::*;
 
 use super::support::{at, glob, managed, minimal, project, root, special};
@@ -455,12 +457,17 @@ fn machines_that_cannot() {
         }
         other => panic!("{other:?}"),
     };
+    let permitting = |context: &SandboxContext| SandboxContext {
+        assurance: Some(Assurance::Landlock),
+        ..context.clone()
+    };
+    let (writes, reads) = (permitting(&writes), permitting(&reads));
     let without = Capabilities { user_namespace: false, ..able() };
     assert!(planner(without.clone()).plan_with(&reads, Surroundings::default(), &tree).is_ok());
     assert!(refused(without.clone(), &writes).contains("allow user namespaces"));
     let old = Capabilities { landlock_abi: 3, ..without.clone() };
-    assert!(refused(old, &reads).contains("Landlock is at version 3"));
-    assert!(refused(Capabilities::none(), &reads).contains("neither namespaces nor seccomp"));
+    assert!(refused(old, &reads).contains("this is version 3"));
+    assert!(refused(Capabilities::none(), &reads).contains("missing: user namespace"));
     let confined = Capabilities { mount_namespace: false, ..able() };
     assert!(refused(confined, &writes).contains("allow mounting inside user namespaces"));
     for check in Capabilities::none().checks() {

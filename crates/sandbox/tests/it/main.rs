@@ -4,6 +4,7 @@
 // In a test a step that fails is the failure to be reported.
 #![allow(clippy::unwrap_used)]
 
+mod assurance;
 mod attacks;
 mod bad_input;
 mod calls;

@@ -229,6 +229,17 @@ fn try_it(name: &str, args: &[String]) -> io::Result<()> {
             "kexec_load" => call(libc::SYS_kexec_load),
             #[cfg(target_arch = "x86_64")]
             "x32-ptrace" => call(0x4000_0000 | 521),
+            #[cfg(target_arch = "x86_64")]
+            "foreign-getpid" => {
+                let mut result = 20u64;
+                // SAFETY: the 32-bit getpid, which has no arguments and touches no memory.
+                std::arch::asm!(
+                    "int 0x80",
+                    inlateout("rax") result,
+                    out("r8") _, out("r9") _, out("r10") _, out("r11") _,
+                );
+                ok(result as i64)
+            }
             "tiocsti" => ok32(libc::ioctl(0, libc::TIOCSTI, c"x".as_ptr())),
             "tiocsti-high-bits" => {
                 // The kernel looks at the low half of the request only.

@@ -14,7 +14,7 @@ use std::process::{Stdio, exit};
 
 use codex_exec_server_protocol::SandboxContext;
 use codex_linux_sandbox::reentry::{self, Helper};
-use codex_linux_sandbox::{Capabilities, Command, Config, Prepared, Request, Sandbox};
+use codex_linux_sandbox::{Assurance, Capabilities, Command, Config, Prepared, Request, Sandbox};
 
 /// What `run` exits with if the sandbox was refused.
 const REFUSED: i32 = 201;
@@ -59,6 +59,10 @@ fn run(args: &[OsString]) {
     let mut config = Config::new(std::env::current_exe().expect("an executable"));
     if std::env::var_os("TEST_LANDLOCK_ONLY").is_some() {
         config.capabilities = Some(Capabilities { user_namespace: false, ..Capabilities::probe() });
+        config.assurance = Assurance::Landlock;
+    }
+    if std::env::var_os("TEST_CLAIMS_LANDLOCK").is_some() {
+        config.capabilities = Some(Capabilities { landlock_abi: 7, ..Capabilities::probe() });
     }
     if let Some(limit) = std::env::var("TEST_PROCESSES").ok().and_then(|n| n.parse().ok()) {
         config.limits.processes = limit;

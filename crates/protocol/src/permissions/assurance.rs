@@ -1,0 +1,58 @@
+//! How much stands behind a sandbox.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// How much stands behind a sandbox, the least first. A policy is enforced exactly at every level, or
+/// refused; the levels differ in what else holds the process back.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Assurance {
+    /// Landlock and seccomp, without namespaces: other processes are visible, and `/proc`, `/dev` and
+    /// IPC are the host's. Policies that take back a part of what they grant are refused.
+    Landlock,
+    /// Namespaces and seccomp, with whatever Landlock the kernel has, or none.
+    Namespaces,
+    /// Namespaces, seccomp, and Landlock of version 6 or newer as a second wall.
+    #[default]
+    Full,
+}
+
+impl Assurance {
+    /// Every level, the least first.
+    pub const ALL: [Self; 3] = [Self::Landlock, Self::Namespaces, Self::Full];
+
+    /// The name on the wire and of flags.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Landlock => "landlock",
+            Self::Namespaces => "namespaces",
+            Self::Full => "full",
+        }
+    }
+}
+
+impl fmt::Display for Assurance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Assurance {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|level| level.as_str() == text);
+        found.ok_or_else(|| "expected full, namespaces or landlock".to_owned())
+    }
+}
+
+/// An answer's level: one that this revision does not know is as good as none.
+pub(crate) fn lenient<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Assurance>, D::Error> {
+    let word = Option::<String>::deserialize(from)?;
+    Ok(word.and_then(|word| word.parse().ok()))
+}
