@@ -12,6 +12,7 @@ fn attempts() -> Vec<Attempt> {
             ("{W}/sub", &denied, ["read {W}/sub/deep/y.key", "list {W}/sub/deep"]),
             ("{W}", &wide(), ["read {W}/den/key", "read {W}/sub/x.key"]),
             ("{W}/sub", &wide(), ["read {W}/sub/x.key", "read {W}/sub/deep/y.key"]),
+            ("{W}/sub/deep", &wide(), ["read {W}/sub/deep/y.key", "chmod 777 {W}/sub/deep/y.key"]),
             ("{W}", &wide(), ["write {W}/.git/config attack", "mkdir {W}/.codex"]),
             ("{W}", &wide(), ["write {W}/.agents attack", "symlink x {W}/.codex"]),
             ("{W2}", &wide().root("{W2}"), ["write {W2}/.git/config attack", "mkdir {W2}/.codex"]),

@@ -189,7 +189,7 @@ impl Resolved {
                 match place {
                     Place::Found(path) => {
                         if name == ".git" && path.is_file() {
-                            pointed_to(&path, &mut kept, &mut missing);
+                            pointed_to(&path, &named_before, &mut kept, &mut missing);
                         }
                         kept.push(path);
                     }
@@ -229,16 +229,25 @@ impl Resolved {
 }
 
 /// The directory a `.git` pointer leads to, and of the repository it is a worktree of what runs code.
-fn pointed_to(file: &Path, kept: &mut Vec<PathBuf>, missing: &mut Vec<PathBuf>) {
+fn pointed_to(
+    file: &Path,
+    named: &HashSet<PathBuf>,
+    kept: &mut Vec<PathBuf>,
+    missing: &mut Vec<PathBuf>,
+) {
     let text = std::fs::read_to_string(file).unwrap();
     let Some(target) = text.strip_prefix("gitdir: ").and_then(|rest| rest.lines().next()) else {
         return;
     };
     match follow(&file.parent().unwrap().join(target)) {
         Place::Found(path) => {
-            if let Ok(common) = std::fs::read_to_string(path.join("commondir")) {
+            // An entry that names the repository decides on it.
+            if let Ok(common) = std::fs::read_to_string(path.join("commondir"))
+                && let Place::Found(common) = follow(&path.join(common.trim_end()))
+                && !named.contains(&common)
+            {
                 for name in ["hooks", "config"] {
-                    let code = path.join(common.trim_end()).join(name);
+                    let code = common.join(name);
                     if let Place::Found(code) = follow(&code) {
                         kept.push(code);
                     }
@@ -449,6 +458,7 @@ impl Model {
         for path in &self.absent {
             if let Some(object) = now.objects.get(path)
                 && !now.is_placeholder(path)
+                && !self.may_create(path, now)
             {
                 return Some(format!("created: {} ({:o})", path.display(), object.mode));
             }
