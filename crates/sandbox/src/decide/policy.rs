@@ -429,12 +429,7 @@ impl Resolving<'_> {
 
     /// A name that a pattern matches. If it is a link, what it leads to is denied, and the link stays.
     fn pattern_match(&mut self, path: &Path) {
-        let place = self.follow(path, AccessMode::Deny);
-        // A link that leads nowhere gives nothing away.
-        if let Some(way) = self.ways.last_mut().filter(|way| way.name == path) {
-            way.obstacle = None;
-        }
-        if let Place::Found(path, node) = place {
+        if let Place::Found(path, node) = self.follow(path, AccessMode::Deny) {
             self.region(path, node, AccessMode::Deny);
         }
     }

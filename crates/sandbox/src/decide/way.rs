@@ -35,16 +35,27 @@ impl Way {
         Self { name, access, place: None, links: Vec::new(), obstacle: Some(obstacle) }
     }
 
-    /// Whether the entry takes something away rather than granting it.
-    fn takes_away(&self, policy: &ResolvedPolicy) -> bool {
+    /// What the entry does to what is said of the place around it.
+    fn effect(&self, policy: &ResolvedPolicy) -> Effect {
         let around =
             self.place.as_deref().and_then(parent).map(|above| policy.access.access(above));
-        match self.access {
-            AccessMode::Deny => true,
-            AccessMode::Read => around == Some(AccessMode::Write),
-            AccessMode::Write => false,
+        match (self.access, around) {
+            (AccessMode::Deny, _) | (AccessMode::Read, Some(AccessMode::Write)) => {
+                Effect::TakesAway
+            }
+            (AccessMode::Read, Some(AccessMode::Read)) => Effect::None,
+            // Even where all around is writable: what is named is not protected as metadata.
+            _ => Effect::Grants,
         }
     }
+}
+
+/// What an entry does to the access around it.
+#[derive(Debug, PartialEq, Eq)]
+enum Effect {
+    Grants,
+    TakesAway,
+    None,
 }
 
 /// Refuses the ways that cannot be trusted, and pins the links to what is denied. To be asked once the
@@ -56,10 +67,11 @@ pub(super) fn check(
     resolver: &mut Resolver<'_>,
 ) -> Result<(), PolicyError> {
     for way in ways {
-        for link in &way.links {
+        let effect = way.effect(policy);
+        for link in way.links.iter().filter(|_| effect != Effect::None) {
             let directory = parent(link).unwrap_or(link);
             let is_writable = policy.access.access(directory) == AccessMode::Write;
-            if is_writable && way.takes_away(policy) {
+            if is_writable && effect == Effect::TakesAway {
                 if let Ok(Some(node)) = resolver.lookup(link) {
                     policy.pinned_links.insert(link.clone(), node);
                 }

@@ -512,6 +512,13 @@ fn a_grant_through_a_link_that_somebody_inside_could_have_made_is_refused() {
             let asked = context(vec![project(AccessMode::Write), place(named, access)]);
             assert!(is_link(&tried(&tree, &asked, &[]), link), "{named} {access:?}");
         }
+        // Where it makes no difference the link may lead anywhere.
+        let asked = context(vec![
+            project(AccessMode::Write),
+            place("/etc", AccessMode::Read),
+            place("/srv/link/app", AccessMode::Read),
+        ]);
+        assert!(tried(&tree, &asked, &["/"]).is_ok());
         // Nobody inside can write there, under this policy or another.
         let asked = context(vec![project(AccessMode::Write), place("/srv/link/app", access)]);
         assert!(tried(&tree, &asked, &["/tmp"]).is_ok());

@@ -20,7 +20,7 @@ use futures_util::FutureExt;
 
 use crate::program::attacker;
 use crate::server::User;
-use crate::support::{Client, Running};
+use crate::support::{Client, Running, codex};
 use case::{Case, Verdict};
 
 /// Failures after which no more are looked for.
@@ -187,7 +187,13 @@ fn generator_no_random_attacker_reads_or_changes_what_no_policy_grants() {
     let began = std::time::Instant::now();
     std::thread::scope(|scope| {
         for &user in User::all() {
-            let servers = std::sync::Arc::new([user.server(), user.server()]);
+            // One for policies that write everywhere, which leave no link to be trusted; each with
+            // plans that are used again, and without.
+            let servers = ["on", "off"].map(|cache| {
+                let start = || user.server_of(codex(), &["--sandbox-plan-cache", cache]);
+                [start(), start()]
+            });
+            let servers = std::sync::Arc::new(servers);
             let next = std::sync::Arc::new(AtomicU64::new(first));
             for _ in 0..WORKERS {
                 let (totals, servers, next) = (&totals, servers.clone(), next.clone());
@@ -195,7 +201,7 @@ fn generator_no_random_attacker_reads_or_changes_what_no_policy_grants() {
                     let runtime =
                         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
                     runtime.block_on(async {
-                        let mut held_of = [Vec::new(), Vec::new()];
+                        let mut held_of = [const { [const { Vec::new() }; 2] }; 2];
                         while all || totals.failed() < ENOUGH {
                             let seed = next.fetch_add(1, Ordering::Relaxed);
                             if seed >= first + count {
@@ -206,7 +212,10 @@ fn generator_no_random_attacker_reads_or_changes_what_no_policy_grants() {
                             }
                             let mut case = Case::generate(seed);
                             let which = usize::from(case.writes_everywhere());
-                            let (server, held) = (&servers[which], &mut held_of[which]);
+                            // The parity of a seed is its user.
+                            let cache = (seed / 2 % 2) as usize;
+                            let server = &servers[cache][which];
+                            let held = &mut held_of[cache][which];
                             let mut verdict = judge(&case, server, held).await;
                             if verdict.violation.is_some() && !all {
                                 let (smaller, again) = shrink(&case, server, held).await;
