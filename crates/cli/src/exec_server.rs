@@ -57,7 +57,8 @@ pub struct ExecServerArgs {
     sandbox_assurance: Assurance,
 
     /// Whether to reuse the plan of a sandbox policy while no file it rests on has changed
-    #[arg(long, value_name = "ON", default_value = "on", value_parser = on_or_off)]
+    #[arg(long, value_name = "on|off", default_value = "on", value_parser = on_or_off,
+          action = clap::ArgAction::Set)]
     sandbox_plan_cache: bool,
 
     #[command(flatten)]

@@ -143,7 +143,12 @@ impl SandboxArgs {
         };
         match sandbox.prepare(context, &Request { command })? {
             Prepared::Unrestricted => Ok(None),
-            Prepared::Enforced(launch) => Ok(Some(launch)),
+            Prepared::Enforced(launch) => {
+                if launch.globs_cut {
+                    eprintln!("codex: warning: glob patterns go deeper than glob_scan_max_depth");
+                }
+                Ok(Some(launch))
+            }
         }
     }
 

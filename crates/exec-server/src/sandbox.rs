@@ -4,7 +4,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use codex_exec_host::files::{Backend, FileError, Helpers};
 use codex_exec_host::process::ProcessHost;
@@ -96,7 +96,18 @@ impl Confiner {
         });
         match prepared.await {
             Ok(Ok(Prepared::Unrestricted)) => Ok(None),
-            Ok(Ok(Prepared::Enforced(launch))) => Ok(Some(launch)),
+            Ok(Ok(Prepared::Enforced(launch))) => {
+                if launch.globs_cut {
+                    // Clients send such policies with every request.
+                    static TOLD: Once = Once::new();
+                    TOLD.call_once(|| {
+                        tracing::warn!(
+                            "a policy's glob patterns go deeper than its glob_scan_max_depth"
+                        );
+                    });
+                }
+                Ok(Some(launch))
+            }
             Ok(Err(error)) => Err(refusal(&error)),
             Err(error) => Err(RpcError::internal(format!("the sandbox was not prepared: {error}"))),
         }

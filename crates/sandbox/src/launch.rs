@@ -249,6 +249,9 @@ pub struct Launch {
     pub status: StatusReader,
     /// To be run once the spawned process is gone, in case it could not do so itself.
     pub cleanup: Cleanup,
+    /// The policy's own `glob_scan_max_depth` kept its patterns from being expanded as deep as they go,
+    /// so that files below are not denied.
+    pub globs_cut: bool,
     /// The target has no network.
     pub network_restricted: bool,
     /// How much stands behind the sandbox.
@@ -316,9 +319,7 @@ impl Planned {
         matches!(*self.resolved, Resolved::Restricted(_))
     }
 
-    /// Whether the policy's own bound kept its patterns from being expanded as deep as they go, so that
-    /// files below are not denied.
-    pub fn globs_cut(&self) -> bool {
+    fn globs_cut(&self) -> bool {
         matches!(&*self.resolved, Resolved::Restricted(policy) if policy.globs_cut)
     }
 
@@ -500,6 +501,7 @@ impl Sandbox {
             descriptors,
             status: StatusReader::new(read),
             cleanup,
+            globs_cut: planned.globs_cut(),
             network_restricted,
             assurance: planned.enforcement.assurance,
         })

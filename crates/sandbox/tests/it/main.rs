@@ -15,5 +15,6 @@ mod kept;
 mod landlock_only;
 mod lifecycle;
 mod promises;
+mod proof;
 mod support;
 mod tools;
