@@ -216,6 +216,10 @@ fn generator_no_random_attacker_reads_or_changes_what_no_policy_grants() {
                             let cache = (seed / 2 % 2) as usize;
                             let server = &servers[cache][which];
                             let held = &mut held_of[cache][which];
+                            if which == 1 {
+                                // Used too seldom to answer the server's pings in time.
+                                held.clear();
+                            }
                             let mut verdict = judge(&case, server, held).await;
                             if verdict.violation.is_some() && !all {
                                 let (smaller, again) = shrink(&case, server, held).await;
