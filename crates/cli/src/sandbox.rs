@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
@@ -73,6 +73,19 @@ pub fn run(args: &SandboxArgs) -> anyhow::Result<ExitCode> {
     args.run().map_err(exit::code(NOT_RUN))
 }
 
+/// A path without `.` and `..`, below a directory that is reached without links.
+fn absolute(cwd: &Path, path: &Path) -> PathBuf {
+    let mut absolute = cwd.to_owned();
+    for component in path.components() {
+        match component {
+            Component::ParentDir => drop(absolute.pop()),
+            Component::CurDir => {}
+            other => absolute.push(other),
+        }
+    }
+    absolute
+}
+
 impl SandboxArgs {
     fn run(&self) -> anyhow::Result<ExitCode> {
         let cwd = std::env::current_dir().context("the working directory is gone")?;
@@ -101,10 +114,10 @@ impl SandboxArgs {
             PathUri::try_from(cwd).with_context(|| format!("cannot work in {}", cwd.display()))?;
         let mut context = policy::context(&self.profile, &workspace)?;
         for directory in &self.writable {
-            let found = directory.canonicalize();
-            let found = found.with_context(|| format!("--writable {}", directory.display()))?;
-            let path = PathUri::try_from(found.as_path())
-                .with_context(|| format!("--writable {}", directory.display()))?;
+            let told = || format!("--writable {}", directory.display());
+            directory.symlink_metadata().with_context(told)?;
+            // Links are left to be followed where it is known which of them can be trusted.
+            let path = PathUri::try_from(absolute(cwd, directory).as_path()).with_context(told)?;
             if let PermissionProfile::Managed {
                 file_system: FileSystemPolicy::Restricted(restricted),
                 ..

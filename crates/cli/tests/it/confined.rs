@@ -81,6 +81,23 @@ fn more_directories_can_be_made_writable() {
 }
 
 #[test]
+fn a_directory_behind_a_link_that_a_command_could_have_made_is_not_made_writable() {
+    let (here, other) = (outside(), outside());
+    std::fs::create_dir(here.path().join("real")).unwrap();
+    let workspace = ["--profile", "workspace-write"];
+    let link = format!("ln -s {} link", other.path().display());
+    output(&mut sh(here.path(), &workspace, &link)).well();
+    for name in ["link", "./link", "real/../link"] {
+        let options = [workspace[0], workspace[1], "--writable", name];
+        let said = output(&mut sh(here.path(), &options, "echo x > link/new"));
+        said.failed(125, here.path().join("link").to_str().unwrap());
+    }
+    assert!(!other.path().join("new").exists());
+    let options = ["--writable", "real/../real"];
+    output(&mut sh(here.path(), &options, "echo x > real/new")).well();
+}
+
+#[test]
 fn the_network_is_there_only_if_asked_for() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let connect = format!("exec 3<>/dev/tcp/127.0.0.1/{}", listener.local_addr().unwrap().port());
