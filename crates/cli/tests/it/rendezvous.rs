@@ -273,7 +273,8 @@ impl Drop for Nats {
 }
 
 #[test]
-fn several_nodes_on_nats() {
+#[ignore = "needs the package nats-server"]
+fn a_cluster_of_several_nodes_on_nats() {
     let nats = Nats::start();
     let node = || {
         let mut child = codex()
