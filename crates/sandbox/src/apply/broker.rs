@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, StatVfsMountFlags};
@@ -168,11 +168,18 @@ fn socket_file(address: &[u8]) -> Option<&OsStr> {
     (i32::from(family) == libc::AF_UNIX && end > 0).then(|| OsStr::from_bytes(&path[..end]))
 }
 
-/// What a path leads to in the tree of the caller.
-fn open_in(root: &OwnedFd, path: &PathBuf) -> rustix::io::Result<OwnedFd> {
+/// What a path leads to in the tree of the caller. With `..` in it the kernel gives up if something is
+/// renamed anywhere meanwhile.
+fn open_in(root: &OwnedFd, path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
+    let mut tries = 0;
+    loop {
+        match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+            Err(Errno::AGAIN) if tries < 1_000 => tries += 1,
+            other => return other,
+        }
+    }
 }
 
 fn open(path: String) -> rustix::io::Result<OwnedFd> {
