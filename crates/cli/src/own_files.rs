@@ -17,23 +17,13 @@ pub fn own_files<'a>(more: impl IntoIterator<Item = &'a Path>) -> OwnFiles {
     let denied = signed_in
         .into_iter()
         .chain(usual)
-        .chain(saved::directory().ok().into_iter().flat_map(directory))
-        .chain(directory(rendezvous::data_directory()))
+        .chain(saved::directory().ok())
+        .chain([rendezvous::data_directory()])
         .chain(more.into_iter().map(Path::to_owned));
     OwnFiles {
         denied: absolute(denied),
         read_only: absolute(std::env::current_exe().ok().into_iter()),
     }
-}
-
-/// A directory; for root the files in it. A sandbox that denies a directory leaves root no power over
-/// files of others, which a workspace may consist of; these directories are not worth that.
-fn directory(path: PathBuf) -> Vec<PathBuf> {
-    if !rustix::process::geteuid().is_root() {
-        return vec![path];
-    }
-    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect()
 }
 
 /// Each once. A relative path is relative to where this program was started.

@@ -106,6 +106,19 @@ impl Default for Limits {
     }
 }
 
+impl OwnFiles {
+    /// Adds what the names lead to now: a link that is changed later does not open what it led to.
+    fn resolve_links(&mut self) {
+        for paths in [&mut self.denied, &mut self.read_only] {
+            let mut real: Vec<PathBuf> =
+                paths.iter().filter_map(|path| path.canonicalize().ok()).collect();
+            paths.append(&mut real);
+            paths.sort();
+            paths.dedup();
+        }
+    }
+}
+
 /// Why there is no sandbox. Nothing has run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -354,7 +367,8 @@ pub struct Sandbox {
 
 impl Sandbox {
     /// Looks at what the machine can enforce, unless the configuration says.
-    pub fn new(config: Config) -> io::Result<Self> {
+    pub fn new(mut config: Config) -> io::Result<Self> {
+        config.own_files.resolve_links();
         let capabilities = config.capabilities.clone().unwrap_or_else(Capabilities::probe);
         let executable = Executable::open(&config.executable)
             .map_err(|error| error.raw_os_error().unwrap_or(libc::ENOENT));

@@ -55,6 +55,13 @@ pub struct Helper {
     pub run: fn() -> i32,
 }
 
+/// Whether these are the arguments of a process that was started as a sandbox.
+pub fn is_reentry<'a>(mut arguments: impl Iterator<Item = &'a [u8]>) -> bool {
+    let name = arguments.next().unwrap_or_default();
+    let by_name = Path::new(OsStr::from_bytes(name)).file_name() == Some(OsStr::new(NAME));
+    by_name || arguments.next() == Some(WORD.as_bytes())
+}
+
 /// Does not return if this process was started as a sandbox. To be called first thing in `main`,
 /// before any thread or runtime.
 ///

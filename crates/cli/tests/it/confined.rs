@@ -98,6 +98,55 @@ fn a_directory_behind_a_link_that_a_command_could_have_made_is_not_made_writable
 }
 
 #[test]
+fn streams_lead_to_no_change_of_devices_pipes_and_directories() {
+    let here = outside();
+    std::fs::write(here.path().join("secret"), "secret").unwrap();
+    // A directory would lead to everything in it.
+    for direction in ["<", "0<", "2<"] {
+        let script = format!("\"$0\" sandbox -- cat /proc/self/fd/0/secret {direction} .");
+        let mut outer = Command::new("sh");
+        outer.args(["-c", &script]).arg(env!("CARGO_BIN_EXE_codex")).current_dir(here.path());
+        let said = output(&mut outer);
+        assert_eq!(said.code, Some(125), "{said:?}");
+        assert!(!said.out.contains("secret") || said.out.is_empty(), "{said:?}");
+    }
+    // Devices and pipes work as ever, and keep their modes and times.
+    let fifo = here.path().join("fifo");
+    let made = Command::new("mkfifo").arg(&fifo).status().unwrap();
+    assert!(made.success());
+    let look = |path: &Path| {
+        use std::os::unix::fs::MetadataExt;
+        let found = path.metadata().unwrap();
+        (found.mode(), found.uid(), found.atime(), found.mtime(), found.ctime_nsec())
+    };
+    let before = look(Path::new("/dev/zero"));
+    let script = "python3 -c 'import os
+for fd in (0, 1):
+    for call in (lambda: os.fchmod(fd, 0o600), lambda: os.utime(fd, (1, 1)),
+                 lambda: os.chmod(f\"/proc/self/fd/{fd}\", 0o600)):
+        try:
+            call()
+            os.write(2, b\"changed\")
+        except OSError:
+            pass
+os.write(2, str(len(os.read(0, 4))).encode())'";
+    let mut run = sh(here.path(), &[], script);
+    run.stdin(std::fs::File::open("/dev/zero").unwrap());
+    run.stdout(std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap());
+    let said = run.stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&said.stderr), "4", "{said:?}");
+    assert_eq!(look(Path::new("/dev/zero")), before);
+    let options = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
+    std::io::Write::write_all(&mut &options, b"word").unwrap();
+    let before = fifo.metadata().unwrap().permissions();
+    let mut run = sh(here.path(), &[], script);
+    run.stdin(std::fs::File::open(&fifo).unwrap()).stdout(Stdio::null());
+    let said = run.stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&said.stderr), "4", "{said:?}");
+    assert_eq!(fifo.metadata().unwrap().permissions(), before);
+}
+
+#[test]
 fn the_network_is_there_only_if_asked_for() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let connect = format!("exec 3<>/dev/tcp/127.0.0.1/{}", listener.local_addr().unwrap().port());

@@ -88,10 +88,42 @@ elif way == 'in-flight':
     time.sleep(0.3)
     _, (fd,), _, _ = socket.recv_fds(b, 1, 1)
     answer(socket.socket(fileno=fd))
+elif way == 'while-connecting':
+    # Nobody inside holds the socket while the outer process connects it.
+    import threading
+    libc = ctypes.CDLL(None)
+    address = struct.pack('=H', socket.AF_INET) + struct.pack('>H', port) + socket.inet_aton(host) + bytes(8)
+    for turn in range(300):
+        a, b = socket.socketpair()
+        n = make().detach()
+        socket.send_fds(a, [b'x'], [n])
+        connecting = threading.Thread(target=lambda: libc.connect(n, address, len(address)))
+        connecting.start()
+        for _ in range(turn * 20):
+            pass
+        os.close(n)
+        connecting.join()
+        _, (fd,), _, _ = socket.recv_fds(b, 1, 1)
+        s = socket.socket(fileno=fd)
+        s.settimeout(20)
+        try:
+            s.sendall(payload(marker))
+            line = s.recv(65536).split(b'\r\n')[0]
+        except OSError:
+            line = b''
+        if b'101' in line:
+            print('admitted', flush=True)
+            time.sleep(0.3)
+            break
+        s.close()
+    else:
+        print('HTTP/1.1 403 Forbidden', flush=True)
 elif way == 'chown':
     s = make()
-    os.fchown(s.fileno(), 1000, 1000)
-    answer(connect(s))
+    try:
+        os.fchown(s.fileno(), 1000, 1000)
+    except PermissionError:
+        answer(connect(s))
 elif way == 'mptcp':
     try:
         s = make(262)
@@ -192,13 +224,14 @@ async fn a_sandboxed_process_cannot_connect_to_its_server() {
         let mut client = server.client().await;
         let at = ("127.0.0.1", port(&server));
         let is_root = rustix::process::geteuid().is_root() && !nobody;
-        for way in ["plain", "heir", "daemon", "hidden", "in-flight", "mptcp", "device"] {
+        let ways = ["plain", "heir", "daemon", "hidden", "in-flight", "mptcp", "device"];
+        for way in ways.into_iter().chain(["while-connecting"]) {
             let said = world.attack(&mut client, Some(networked()), way, at).await;
             assert_eq!(said, (REFUSED.to_owned(), false), "{way}, nobody: {nobody}");
         }
         let said = world.attack(&mut client, Some(networked()), "leave", at).await;
         assert_eq!(said, ("left\n".to_owned(), false), "nobody: {nobody}");
-        // Root's sandboxes may give a socket another owner.
+        // Root's sandboxes could give a socket another owner, had they the capability.
         if is_root {
             let said = world.attack(&mut client, Some(networked()), "chown", at).await;
             assert_eq!(said, (REFUSED.to_owned(), false), "chown");

@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use codex_linux_sandbox::reentry;
 use rustix::fs::{Dir, Mode, OFlags};
 
 use super::family::{Family, Member, Owners, Walls};
@@ -75,8 +76,21 @@ impl Process {
     fn member(&self, family: &Family) -> Option<Member> {
         let status = self.status()?;
         let parent: i32 = field(&status, "PPid")?;
-        let restricted = family.is_restricted(&self.walls(&status));
+        let restricted = family.is_restricted(&self.walls(&status)) || self.serves_a_sandbox();
         Some(Member { parent: (parent != 0).then_some(parent), restricted })
+    }
+
+    /// Whether it is the outer process of a sandbox. It is not confined itself, but connects on behalf of
+    /// what it holds, which may hide its own hold on the socket meanwhile. Its arguments are its own: what
+    /// takes them on only makes itself refused.
+    fn serves_a_sandbox(&self) -> bool {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let mut text = Vec::new();
+        let read = rustix::fs::openat(&self.0, "cmdline", flags, Mode::empty())
+            .map_err(io::Error::from)
+            .and_then(|file| io::Read::read_to_end(&mut std::fs::File::from(file), &mut text));
+        // What cannot be read may be one.
+        read.is_err() || reentry::is_reentry(text.split(|byte| *byte == 0))
     }
 
     fn walls(&self, status: &str) -> Walls {

@@ -10,7 +10,7 @@ use landlock::{
 
 use codex_exec_server_protocol::Assurance;
 
-use super::{at, sys};
+use super::{at, streams, sys};
 use crate::capabilities::NEEDED_LANDLOCK;
 use crate::plan::{Grant, Plan, Walls};
 use crate::status::{Failure, Stage};
@@ -71,11 +71,8 @@ pub(super) fn enter(plan: &Plan) -> Result<(), Failure> {
         let access = rights(rule.grant);
         ruleset = ruleset.add_rule(PathBeneath::new(fd, access)).map_err(failed)?;
     }
-    // The streams can be opened again by their names in `/dev`; they lie in no directory of the tree.
-    for stream in super::streams::for_reading().into_iter().filter(|_| enforcement.rules.is_some())
-    {
-        let access = AccessFs::from_read(NEWEST);
-        ruleset = ruleset.add_rule(PathBeneath::new(stream, access)).map_err(failed)?;
+    for (stream, grant) in streams::granted().filter(|_| enforcement.rules.is_some()) {
+        ruleset = ruleset.add_rule(PathBeneath::new(stream, rights(grant))).map_err(failed)?;
     }
     let status = ruleset.restrict_self().map_err(failed)?;
     if required && status.ruleset == RulesetStatus::NotEnforced {

@@ -55,7 +55,7 @@ impl Held {
         let umask = rustix::process::umask(Mode::empty());
         let mut held = Self { names: Vec::with_capacity(places.len()) };
         let created = places.iter().try_for_each(|place| {
-            let name = hold(place, umask);
+            let name = hold(place, umask).inspect_err(|_| leave_nothing(place));
             held.names.push(name.map_err(at(Stage::Placeholders, &place.path()))?);
             Ok(())
         });
@@ -131,6 +131,17 @@ fn hold(place: &Placeholder, umask: Mode) -> rustix::io::Result<Name> {
         lock_shared(&lock)?;
         if is_at(&lock, &parent, last)? {
             return Ok(Name::Placeholder { parent, lock, place: place.clone() });
+        }
+    }
+}
+
+/// Removes the directories on the way to a name that could not be held, as far as they are empty.
+fn leave_nothing(place: &Placeholder) {
+    for names in (1..place.missing.len()).rev() {
+        let mut path = place.parent.clone();
+        path.extend(place.missing.iter().take(names));
+        if rustix::fs::rmdir(&path).is_err_and(|errno| errno != Errno::NOENT) {
+            return;
         }
     }
 }

@@ -39,7 +39,8 @@ pub(super) fn drop_capabilities(tree: &Tree) -> Result<(), Failure> {
     let masks = tree.operations.iter().any(|operation| {
         matches!(
             operation,
-            Operation::Mask { directory: true, .. } | Operation::Skeleton { listable: false, .. }
+            Operation::Mask { directory: true, own: false, .. }
+                | Operation::Skeleton { listable: false, .. }
         )
     }) || tree.placeholders.iter().any(|placeholder| placeholder.hidden);
     let keep = if rustix::process::geteuid().is_root() && !masks {

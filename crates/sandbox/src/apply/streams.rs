@@ -1,48 +1,83 @@
 //! The standard streams that are files of the host.
 //!
-//! A descriptor that was opened outside leads past the sandbox's mounts: whoever owns the file can
-//! change its mode through it, though it was opened for reading only.
+//! A descriptor that was opened outside leads past the sandbox's mounts: whoever owns the file can change
+//! its mode and times through it, whatever it was opened for. And a directory leads to everything below
+//! it, denied or not.
 //!
-//! Invariant: a file that is a stream for reading is reached through a read-only mount, like anything
-//! else that the policy does not let be written. One that the caller opened for writing is the
-//! command's to write, and stays as it is.
+//! Invariant: a stream that is a file opened for reading, a device or a named pipe is reached through a
+//! read-only mount, on which devices and pipes can be written to but nothing can be changed. A directory
+//! is refused. A file that the caller opened for writing is the command's to write, and stays as it is.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
 
 use super::sys::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
 use super::{at, during};
-use crate::plan::Enforcement;
+use crate::plan::{Enforcement, Grant};
 use crate::status::{Failure, Stage};
+
+/// The file system of pipes without a name.
+const PIPEFS: i64 = 0x5049_5045;
 
 /// Opens such streams anew. To be called while the host's tree is still whole.
 pub(super) fn confine(enforcement: &Enforcement) -> Result<(), Failure> {
     if enforcement.rules.is_none() {
         return Ok(());
     }
-    for stream in for_reading() {
-        if could_be_changed(stream) {
-            let confined = reopen(stream)?;
-            // SAFETY: both are open, and nobody owns the number of a standard stream.
-            let moved = unsafe { libc::dup2(confined.as_raw_fd(), stream.as_raw_fd()) };
-            sys::check(i64::from(moved)).map_err(during(Stage::Sources))?;
+    for stream in all() {
+        let Some(kind) = kind(stream) else { continue };
+        if kind == FileType::Directory {
+            let words = "a standard stream is a directory, which leads past the policy";
+            return Err(Failure::new(Stage::Sources, libc::EISDIR, words));
+        }
+        if !could_be_changed(stream) {
+            continue;
+        }
+        match reopen(stream, kind) {
+            Ok(confined) => {
+                // SAFETY: both are open, and nobody owns the number of a standard stream.
+                let moved = unsafe { libc::dup2(confined.as_raw_fd(), stream.as_raw_fd()) };
+                sys::check(i64::from(moved)).map_err(during(Stage::Sources))?;
+            }
+            // A terminal of another mount namespace (a container's console) has no name in this one.
+            Err(_) if rustix::termios::isatty(stream) => {}
+            Err(failure) => return Err(failure),
         }
     }
     Ok(())
 }
 
-/// The streams that are files or directories, open for reading.
-pub(super) fn for_reading() -> Vec<BorrowedFd<'static>> {
-    let all = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
-    let is_for_reading = |stream: &BorrowedFd<'_>| {
-        let kind = rustix::fs::fstat(stream).map(|file| FileType::from_raw_mode(file.st_mode));
-        matches!(kind, Ok(FileType::RegularFile | FileType::Directory))
-            && rustix::fs::fcntl_getfl(stream)
-                .is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDONLY)
-    };
-    all.into_iter().filter(is_for_reading).collect()
+/// The streams that a rule has to name to let them be opened again, by their names in `/dev`: they lie in
+/// no directory of the tree.
+pub(super) fn granted() -> impl Iterator<Item = (BorrowedFd<'static>, Grant)> {
+    all().into_iter().filter_map(|stream| match kind(stream)? {
+        FileType::RegularFile => Some((stream, Grant::Read)),
+        _ => Some((stream, Grant::Device)),
+    })
+}
+
+fn all() -> [BorrowedFd<'static>; 3] {
+    [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()]
+}
+
+/// What a stream is, if it is to be confined.
+fn kind(stream: BorrowedFd<'_>) -> Option<FileType> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(stream).ok()?.st_mode);
+    match kind {
+        FileType::RegularFile => {
+            let flags = rustix::fs::fcntl_getfl(stream).ok()?;
+            (flags & OFlags::RWMODE == OFlags::RDONLY).then_some(kind)
+        }
+        FileType::Fifo => {
+            let has_name = rustix::fs::fstatfs(stream).is_ok_and(|about| about.f_type != PIPEFS);
+            has_name.then_some(kind)
+        }
+        FileType::Directory | FileType::CharacterDevice | FileType::BlockDevice => Some(kind),
+        _ => None,
+    }
 }
 
 /// Whether it has a name, and this user could change it.
@@ -52,7 +87,7 @@ fn could_be_changed(stream: BorrowedFd<'_>) -> bool {
         .is_ok_and(|file| file.st_nlink > 0 && (user.is_root() || user.as_raw() == file.st_uid))
 }
 
-fn reopen(stream: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
+fn reopen(stream: BorrowedFd<'_>, kind: FileType) -> Result<OwnedFd, Failure> {
     let name = format!("/proc/self/fd/{}", stream.as_raw_fd());
     let path = std::fs::read_link(&name).map_err(|error| {
         Failure::new(Stage::Sources, error.raw_os_error().unwrap_or(libc::EIO), name)
@@ -66,12 +101,25 @@ fn reopen(stream: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
         return Err(Failure::new(Stage::Sources, libc::ENOENT, words));
     }
     let mount = sys::clone_tree(&place).map_err(&failed)?;
-    sys::mount_attributes(&mount, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV, true).map_err(&failed)?;
-    let flags = rustix::fs::fcntl_getfl(stream).map_err(&failed)? | OFlags::NOCTTY;
+    let is_device = matches!(kind, FileType::CharacterDevice | FileType::BlockDevice);
+    let attributes = ATTR_RDONLY | ATTR_NOSUID | if is_device { 0 } else { ATTR_NODEV };
+    sys::mount_attributes(&mount, attributes, true).map_err(&failed)?;
+    let flags = rustix::fs::fcntl_getfl(stream).map_err(&failed)?;
     let name = format!("/proc/self/fd/{}", mount.as_raw_fd());
-    let file = rustix::fs::open(Path::new(&name), flags, Mode::empty()).map_err(&failed)?;
+    // A pipe would wait for its other end.
+    let asked = flags | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let file = match rustix::fs::open(Path::new(&name), asked, Mode::empty()) {
+        // Nobody reads the pipe any more: whatever is written to it fails.
+        Err(Errno::NXIO) if kind == FileType::Fifo => {
+            let gone = "nobody reads the named pipe that is a standard stream";
+            return Err(Failure::new(Stage::Sources, libc::ENXIO, gone));
+        }
+        opened => opened.map_err(&failed)?,
+    };
+    rustix::fs::fcntl_setfl(&file, flags).map_err(&failed)?;
     if let Ok(offset) = rustix::fs::seek(stream, SeekFrom::Current(0)) {
-        rustix::fs::seek(&file, SeekFrom::Start(offset)).map_err(&failed)?;
+        // Devices may not know of places.
+        let _ = rustix::fs::seek(&file, SeekFrom::Start(offset));
     }
     Ok(file)
 }

@@ -61,7 +61,7 @@ pub(super) fn close(
             Place::Found(path, node) => {
                 policy.access.set(path.clone(), access);
                 policy.regions.retain(|(other, _)| *other != path);
-                policy.regions.push((path, Region { access, node }));
+                policy.regions.push((path, Region { access, node, own: false }));
             }
             Place::Missing(..) => {}
             Place::Unreachable(obstacle) => ways.push(Way::blocked(path, obstacle)),

@@ -20,6 +20,9 @@ use super::way::Way;
 /// The protected names.
 pub const NAMES: [&str; 3] = [".git", ".agents", ".codex"];
 
+/// As many names as may be missing on the way to something: each becomes a directory for a while.
+pub(super) const MOST_MISSING: usize = 64;
+
 /// Adds the read-only regions and protected names of every writable root.
 pub(super) fn protect(
     policy: &mut ResolvedPolicy,
@@ -74,7 +77,7 @@ pub(super) fn protect(
     places.retain(|place| !stays_writable(place));
     for (path, node) in places {
         policy.access.insert(path.clone(), AccessMode::Read);
-        policy.regions.push((path, Region { access: AccessMode::Read, node }));
+        policy.regions.push((path, Region { access: AccessMode::Read, node, own: false }));
     }
     Ok(())
 }
@@ -115,14 +118,14 @@ impl Protected<'_, '_> {
             NodeKind::Directory => self.common_directory(&place),
             NodeKind::File => {
                 let text = self.read(&place)?;
-                let Some(target) = text.strip_prefix(b"gitdir:").and_then(first_line) else {
-                    return Ok(());
-                };
+                let Some(text) = text.strip_prefix(b"gitdir:") else { return Ok(()) };
                 let around = place.parent().unwrap_or(&place);
-                match self.follow(&around.join(target)) {
-                    Some((directory, _)) => self.common_directory(&directory),
-                    None => Ok(()),
+                for target in paths(text) {
+                    if let Some((directory, _)) = self.follow(&around.join(target)) {
+                        self.common_directory(&directory)?;
+                    }
                 }
+                Ok(())
             }
             _ => Ok(()),
         }
@@ -142,7 +145,7 @@ impl Protected<'_, '_> {
         }
         let Some((file, _)) = self.follow(&file) else { return Ok(()) };
         let text = self.read(&file)?;
-        if let Some(target) = first_line(&text) {
+        for target in paths(&text) {
             self.follow(&directory.join(target));
         }
         Ok(())
@@ -160,6 +163,9 @@ impl Protected<'_, '_> {
             self.resolver.links[before..].iter().map(|(link, _)| link.clone()).collect();
         let (found, obstacle) = match place {
             Place::Found(path, node) => (Some((path, node)), None),
+            Place::Missing(parent, missing) if missing.len() > MOST_MISSING => {
+                (None, Some(Obstacle { path: parent, errno: libc::ENAMETOOLONG }))
+            }
             Place::Missing(parent, missing) => {
                 self.missing.push(ProtectedName { parent, missing, access: AccessMode::Read });
                 (None, None)
@@ -174,8 +180,17 @@ impl Protected<'_, '_> {
     }
 }
 
-/// The first line of a small file, as a path.
-fn first_line(text: &[u8]) -> Option<&OsStr> {
-    let line = text.split(|&byte| byte == b'\n' || byte == b'\r').next()?.trim_ascii();
-    (!line.is_empty()).then(|| OsStr::from_bytes(line))
+/// The paths that a pointer may mean: what git takes it for, which is all but the line ends after it,
+/// blanks included; and the first line without blanks, as others may read it.
+fn paths(text: &[u8]) -> impl Iterator<Item = &OsStr> {
+    let exact = text.strip_prefix(b" ").unwrap_or(text);
+    let ends = exact.iter().rev().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
+    let exact = &exact[..exact.len() - ends];
+    let plain = text.split(|byte| matches!(byte, b'\n' | b'\r')).next().unwrap_or_default();
+    let plain = Some(plain.trim_ascii()).filter(|plain| *plain != exact);
+    [Some(exact), plain]
+        .into_iter()
+        .flatten()
+        .filter(|path| !path.is_empty())
+        .map(OsStr::from_bytes)
 }

@@ -14,7 +14,7 @@ use codex_exec_server_protocol::{
 };
 
 use super::access::AccessMap;
-use super::facts::{Facts, Node, NodeKind, Place, Resolver};
+use super::facts::{Facts, Node, NodeKind, Obstacle, Place, Resolver};
 use super::glob::{Glob, GlobError};
 use super::order::{is_within, order};
 use super::way::{self, Way};
@@ -115,6 +115,8 @@ pub struct Region {
     pub access: AccessMode,
     /// What is there.
     pub node: Node,
+    /// Denied because it is the server's own.
+    pub own: bool,
 }
 
 /// A name that has to stay absent.
@@ -161,10 +163,15 @@ pub struct MissingRoot {
 }
 
 impl MissingRoot {
-    fn path(&self) -> PathBuf {
+    /// Whether it has to be made for the entry to grant anything. Where all around is writable the
+    /// process makes what it likes, a file perhaps; and nobody's metadata is touched.
+    fn is_needed(&self, access: &AccessMap) -> bool {
         let mut path = self.parent.clone();
         path.extend(&self.missing);
-        path
+        let is_metadata = |name: &OsStr| metadata::NAMES.iter().any(|known| name == *known);
+        access.access(&path) == AccessMode::Write
+            && access.access(&self.parent) != AccessMode::Write
+            && !path.iter().any(is_metadata)
     }
 }
 
@@ -263,7 +270,7 @@ pub fn resolve(
     // Only where it could be created does a missing name need protection.
     let access = &policy.access;
     policy.protected.retain(|name| access.access(&name.parent) == AccessMode::Write);
-    policy.missing_roots.retain(|root| access.access(&root.path()) == AccessMode::Write);
+    policy.missing_roots.retain(|root| root.is_needed(access));
     policy.protected.sort();
     policy.protected.dedup_by(|a, b| a.parent == b.parent && a.missing == b.missing);
     policy.links = std::mem::take(&mut resolver.links).into_iter().collect();
@@ -285,6 +292,7 @@ fn merge(regions: &mut Vec<(PathBuf, Region)>) {
         let same = path.as_os_str() == above.as_os_str();
         if same {
             kept.access = kept.access.max(next.access);
+            kept.own &= next.own;
         }
         same
     });
@@ -353,6 +361,10 @@ impl Resolving<'_> {
     fn entry(&mut self, path: &Path, access: AccessMode, skip_missing: bool) {
         match self.follow(path, access) {
             Place::Found(path, node) => self.region(path, node, access),
+            Place::Missing(parent, missing) if missing.len() > metadata::MOST_MISSING => {
+                let obstacle = Obstacle { path: parent, errno: libc::ENAMETOOLONG };
+                self.ways.push(Way::blocked(path.to_owned(), obstacle));
+            }
             Place::Missing(parent, missing) if !skip_missing => {
                 let mut path = parent.clone();
                 path.extend(&missing);
@@ -409,7 +421,17 @@ impl Resolving<'_> {
     fn own_files(&mut self, own: &OwnFiles) {
         for (paths, most) in [(&own.denied, AccessMode::Deny), (&own.read_only, AccessMode::Read)] {
             for path in paths {
-                let Place::Found(path, node) = self.resolver.resolve(path) else { continue };
+                // As for anything denied: the links on its way stay.
+                let (path, node) = match self.follow(path, AccessMode::Deny) {
+                    Place::Found(path, node) => (path, node),
+                    // Nobody inside puts something there for the server to find.
+                    Place::Missing(parent, missing) => {
+                        let access = AccessMode::Read;
+                        self.policy.protected.push(ProtectedName { parent, missing, access });
+                        continue;
+                    }
+                    Place::Unreachable(_) => continue,
+                };
                 let above = |access| match most {
                     AccessMode::Deny => access != AccessMode::Deny,
                     _ => access == AccessMode::Write,
@@ -421,7 +443,9 @@ impl Resolving<'_> {
                 policy.protected.retain(|name| !opens(&name.parent, name.access));
                 policy.access.retain(|place, access| !opens(place, access));
                 if reads_only || above(policy.access.access(&path)) {
-                    self.region(path, node, most);
+                    policy.access.insert(path.clone(), most);
+                    let own = most == AccessMode::Deny;
+                    policy.regions.push((path, Region { access: most, node, own }));
                 }
             }
         }
@@ -436,7 +460,7 @@ impl Resolving<'_> {
 
     fn region(&mut self, path: PathBuf, node: Node, access: AccessMode) {
         self.policy.access.insert(path.clone(), access);
-        self.policy.regions.push((path, Region { access, node }));
+        self.policy.regions.push((path, Region { access, node, own: false }));
     }
 }
 

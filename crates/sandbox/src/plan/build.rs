@@ -132,6 +132,7 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Result<Tree, PlanError> {
                     path: path.clone(),
                     identity: None,
                     directory: region.is_directory(),
+                    own: region.own,
                 });
             }
             continue;
@@ -158,6 +159,7 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Result<Tree, PlanError> {
                 path: path.clone(),
                 identity: Some(region.node.identity),
                 directory: region.is_directory(),
+                own: region.own,
             });
         } else {
             let enclosing = &mut stack[above];

@@ -6,7 +6,7 @@
 use super::Plan;
 
 /// Changes with every change of [`Plan`].
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Why bytes are not a plan.
 #[derive(Debug, thiserror::Error)]

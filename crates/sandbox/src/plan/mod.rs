@@ -129,6 +129,8 @@ pub enum Operation {
         identity: Option<Identity>,
         /// Is it a directory?
         directory: bool,
+        /// Hidden because it is the server's own: to those who may override permissions it is empty.
+        own: bool,
     },
     /// A link that can be followed but neither replaced nor removed.
     PinnedLink {

@@ -82,13 +82,20 @@ const ALWAYS: Rules = &[
     // directory notifications are signals upon what others do. Reading rights suffice for all three.
     (&[libc::SYS_fcntl], &[one_of(1, ALL, &[F_SETLEASE, F_NOTIFY, F_SETDELEG])]),
     // A terminal may be one that others use. Typing into it, redirecting the console and pasting are
-    // ways out; setting a line discipline loads kernel modules on demand, and serves modems only.
+    // ways out; claiming it keeps others out for good; setting a line discipline loads kernel modules on
+    // demand, and serves modems only.
     (
         &[libc::SYS_ioctl],
         &[one_of(
             1,
             ALL,
-            &[libc::TIOCSTI as u32, libc::TIOCLINUX as u32, libc::TIOCCONS as u32, TIOCSETD],
+            &[
+                libc::TIOCSTI as u32,
+                libc::TIOCLINUX as u32,
+                libc::TIOCCONS as u32,
+                libc::TIOCEXCL as u32,
+                TIOCSETD,
+            ],
         )],
     ),
 ];

@@ -113,7 +113,7 @@ fn expected(filter: Filter, name: Option<&str>, arguments: [u64; 6]) -> u32 {
         }
         "fcntl" => matches!(int(1), 1024 | 1026 | 1040),
         "ioctl" => {
-            matches!(int(1), 0x5412 | 0x541c | 0x541d | 0x5423)
+            matches!(int(1), 0x540c | 0x5412 | 0x541c | 0x541d | 0x5423)
                 || filter.frozen_metadata
                     && matches!(int(1) >> 8 & 0xff, 0x66 | 0x58 | 0x76 | 0x94 | 0x72 | 0xf5)
                     && !READING_IOCTLS.contains(&int(1))

@@ -649,3 +649,64 @@ fn files_that_are_mounted_twice_are_protected_by_both_names() {
     });
     assert!(protected, "{:?}", policy.protected);
 }
+
+#[test]
+fn a_git_pointer_means_what_git_takes_it_for() {
+    for (text, target) in [
+        ("gitdir: real \n", "/w/real "),
+        ("gitdir: real\t", "/w/real\t"),
+        ("gitdir:  real\n", "/w/ real"),
+        ("gitdir: re\nal\n", "/w/re\nal"),
+        ("gitdir: real\r\n\n", "/w/real"),
+        ("gitdir: ./a/../real\n", "/w/real"),
+    ] {
+        let mut tree = Tree::new([("/w/.git", Entry::File(text)), ("/w/a", Entry::Directory)]);
+        tree.nodes.insert(target.into(), Entry::Directory);
+        let policy = resolved(&tree, &context(vec![project(AccessMode::Write)]));
+        let access = policy.access.access(&Path::new(target).join("hooks"));
+        assert_eq!(access, AccessMode::Read, "{text:?}");
+    }
+}
+
+#[test]
+fn own_files_are_protected_with_their_way_and_before_they_exist() {
+    let tree = Tree::new([
+        ("/w/token", Entry::Link("../real/token")),
+        ("/real/token", Entry::File("")),
+        ("/w/home", Entry::Directory),
+    ]);
+    let own = OwnFiles {
+        denied: vec!["/w/token".into(), "/w/home/.codex/auth.json".into()],
+        read_only: Vec::new(),
+    };
+    let state = ServerState { own_files: &own, ..server() };
+    let asked = context(vec![root(AccessMode::Read), project(AccessMode::Write)]);
+    let limits = Limits::default();
+    let resolved = resolve(&asked, Surroundings::default(), &tree, &limits, state).unwrap();
+    let Resolved::Restricted(policy) = resolved else { panic!() };
+    assert_eq!(policy.access.access(Path::new("/real/token")), AccessMode::Deny);
+    assert!(policy.pinned_links.contains_key(Path::new("/w/token")));
+    let planted = policy.protected.iter().any(|name| name.parent == Path::new("/w/home"));
+    assert!(planted, "{:?}", policy.protected);
+}
+
+#[test]
+fn only_roots_that_grant_nothing_otherwise_are_created() {
+    let tree = Tree::new([("/w/.git", Entry::Directory), ("/srv", Entry::Directory)]);
+    for (path, created) in [("/srv/new", true), ("/w/build.log", false), ("/w/.git/index", false)] {
+        let asked = context(vec![project(AccessMode::Write), place(path, AccessMode::Write)]);
+        let policy = resolved(&tree, &asked);
+        assert_eq!(!policy.missing_roots.is_empty(), created, "{path}");
+    }
+}
+
+#[test]
+fn a_name_below_too_many_missing_ones_is_refused() {
+    let pointer = format!("gitdir: {}git\n", "a/".repeat(3_000));
+    let tree = Tree::new([("/w/.git", Entry::File(pointer.leak()))]);
+    let asked = context(vec![project(AccessMode::Write)]);
+    assert!(is_unreachable(&tried(&tree, &asked, &[]), "/w"));
+    let denied = format!("/w/{}x", "a/".repeat(100));
+    let asked = context(vec![project(AccessMode::Write), place(&denied, AccessMode::Deny)]);
+    assert!(is_unreachable(&tried(&tree, &asked, &[]), "/w"));
+}

@@ -91,7 +91,7 @@ fn metadata_stays_read_only() {
             at(&git, AccessMode::Write),
             at(&world.work.join(".agents"), AccessMode::Write),
         ]);
-        world.shell(named, "echo new > .git/config; echo new > .agents/file").ok();
+        world.shell(named, "echo new > .git/config; mkdir .agents && rmdir .agents").ok();
         assert_eq!(std::fs::read_to_string(git.join("config")).unwrap(), "new\n");
     }
 }
