@@ -114,10 +114,10 @@ impl SandboxArgs {
             PathUri::try_from(cwd).with_context(|| format!("cannot work in {}", cwd.display()))?;
         let mut context = policy::context(&self.profile, &workspace)?;
         for directory in &self.writable {
-            let told = || format!("--writable {}", directory.display());
-            directory.symlink_metadata().with_context(told)?;
+            let flag = || format!("--writable {}", directory.display());
+            directory.symlink_metadata().with_context(flag)?;
             // Links are left to be followed where it is known which of them can be trusted.
-            let path = PathUri::try_from(absolute(cwd, directory).as_path()).with_context(told)?;
+            let path = PathUri::try_from(absolute(cwd, directory).as_path()).with_context(flag)?;
             if let PermissionProfile::Managed {
                 file_system: FileSystemPolicy::Restricted(restricted),
                 ..

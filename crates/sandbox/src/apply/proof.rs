@@ -164,17 +164,17 @@ mod tests {
     fn plan() -> Vec<Expected> {
         vec![
             expected(10, "/", QUIET | ATTR_RDONLY, false),
-            expected(11, "/work", QUIET, true),
-            expected(12, "/work/.git", QUIET | ATTR_RDONLY, true),
+            expected(11, "/srv", QUIET, true),
+            expected(12, "/srv/.git", QUIET | ATTR_RDONLY, true),
         ]
     }
 
     fn table() -> Vec<Mount> {
         vec![
             mount(10, 1, "/", QUIET | ATTR_RDONLY),
-            mount(11, 10, "/work", QUIET),
-            mount(12, 11, "/work/.git", QUIET | ATTR_RDONLY),
-            mount(13, 11, "/work/cache", QUIET),
+            mount(11, 10, "/srv", QUIET),
+            mount(12, 11, "/srv/.git", QUIET | ATTR_RDONLY),
+            mount(13, 11, "/srv/cache", QUIET),
         ]
     }
 
@@ -190,14 +190,14 @@ mod tests {
             // The old root left on top of the new one.
             Box::new(|table| table.push(mount(20, 10, "/", 0))),
             Box::new(|table| table.push(mount(20, 10, "/tmp", QUIET | ATTR_RDONLY))),
-            Box::new(|table| table.push(mount(20, 11, "/work", QUIET))),
-            Box::new(|table| table.push(mount(20, 12, "/work/.git/x", QUIET))),
+            Box::new(|table| table.push(mount(20, 11, "/srv", QUIET))),
+            Box::new(|table| table.push(mount(20, 12, "/srv/.git/x", QUIET))),
             Box::new(|table| table.push(mount(20, 99, "/elsewhere", QUIET | ATTR_RDONLY))),
             Box::new(|table| drop(table.remove(2))),
             Box::new(|table| table[0].attributes = QUIET),
             Box::new(|table| table[1].attributes = ATTR_NODEV),
             Box::new(|table| table[3].attributes = ATTR_NOSUID),
-            Box::new(|table| table[2].path = "/work/.gut".into()),
+            Box::new(|table| table[2].path = "/srv/.gut".into()),
             Box::new(|table| table[3].parent = 13),
         ];
         for (index, deviate) in deviations.iter().enumerate() {
