@@ -123,7 +123,8 @@ fn streams_lead_to_no_change_of_devices_pipes_and_directories() {
     let script = "python3 -c 'import os
 for fd in (0, 1):
     for call in (lambda: os.fchmod(fd, 0o600), lambda: os.utime(fd, (1, 1)),
-                 lambda: os.chmod(f\"/proc/self/fd/{fd}\", 0o600)):
+                 lambda: os.chmod(f\"/proc/self/fd/{fd}\", 0o600),
+                 lambda: os.open(f\"/proc/self/fd/0\", os.O_WRONLY | os.O_NONBLOCK)):
         try:
             call()
             os.write(2, b\"changed\")

@@ -51,11 +51,13 @@ pub(super) fn confine(enforcement: &Enforcement) -> Result<(), Failure> {
 }
 
 /// The streams that a rule has to name to let them be opened again, by their names in `/dev`: they lie in
-/// no directory of the tree.
+/// no directory of the tree. For no more than they were opened for: a device is written to on any mount.
 pub(super) fn granted() -> impl Iterator<Item = (BorrowedFd<'static>, Grant)> {
-    all().into_iter().filter_map(|stream| match kind(stream)? {
-        FileType::RegularFile => Some((stream, Grant::Read)),
-        _ => Some((stream, Grant::Device)),
+    all().into_iter().filter_map(|stream| {
+        kind(stream)?;
+        let flags = rustix::fs::fcntl_getfl(stream).ok()?;
+        let reads = flags & OFlags::RWMODE == OFlags::RDONLY;
+        Some((stream, if reads { Grant::Read } else { Grant::Device }))
     })
 }
 
