@@ -79,7 +79,7 @@ pub(crate) fn build(
                     limit: limits.placeholders,
                 });
             }
-            (tree(policy, facts)?, Some(rules(policy)), policy.network)
+            (tree(policy, facts, capabilities)?, Some(rules(policy)), policy.network)
         }
     };
     let mut enforcement = Enforcement {
@@ -107,7 +107,11 @@ struct Enclosing<'a> {
     mask: Option<usize>,
 }
 
-fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Result<Tree, PlanError> {
+fn tree(
+    policy: &ResolvedPolicy,
+    facts: &dyn Facts,
+    capabilities: &Capabilities,
+) -> Result<Tree, PlanError> {
     let root = Path::new("/");
     let (base, root_access) = match policy.region(root).map(|region| region.access) {
         Some(AccessMode::Write) => (Base::WritableHost, AccessMode::Write),
@@ -172,11 +176,25 @@ fn tree(policy: &ResolvedPolicy, facts: &dyn Facts) -> Result<Tree, PlanError> {
                 building.mount_point(index, inside, region.is_directory());
             }
             building.mounted.insert(path.as_os_str());
+            let (writable, device) =
+                (region.access == AccessMode::Write, building.is_device(path, region));
+            // A device is written to on any mount, so only a rule that does not grant it helps.
+            let only_read = capabilities.landlock_abi > 0 && root_access != AccessMode::Write;
+            if device && !writable && !only_read {
+                return Err(PlanError::Unsupported {
+                    reason: format!(
+                        "the device `{}` cannot be kept from being written",
+                        path.display()
+                    ),
+                    remedy: "grant it for writing, or not at all".to_owned(),
+                });
+            }
+            let identity = region.node.identity;
             building.operations.push(Operation::Bind {
                 path: path.clone(),
-                identity: region.node.identity,
-                writable: region.access == AccessMode::Write,
-                device: building.is_device(path, region),
+                identity,
+                writable,
+                device,
             });
         }
         stack.push(Enclosing { path, access: region.access, skeleton: None, mask });
@@ -451,7 +469,10 @@ fn rules(policy: &ResolvedPolicy) -> Vec<Rule> {
     }
     let shared_memory = rules.iter().any(|rule| rule.grant == Grant::Write);
     rules.push(Rule { path: "/proc".into(), grant: Grant::Read });
-    rules.push(Rule { path: "/dev".into(), grant: Grant::Device });
+    // A device can be written to on a read-only mount: only those that are to be written.
+    rules.push(Rule { path: DEV.into(), grant: Grant::Read });
+    let devices = DEVICES.iter().map(|name| Path::new(DEV).join(name));
+    rules.extend(devices.map(|path| Rule { path, grant: Grant::Device }));
     rules.push(Rule { path: "/dev/pts".into(), grant: Grant::Device });
     if shared_memory {
         rules.push(Rule { path: "/dev/shm".into(), grant: Grant::Write });

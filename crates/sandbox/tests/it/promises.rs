@@ -300,3 +300,25 @@ fn root_writes_where_others_own_and_gives_nothing_away() {
         assert_eq!(std::fs::metadata(&set_id).unwrap().mode() & 0o7777, 0o755);
     }
 }
+
+#[test]
+fn a_device_that_may_be_read_is_not_written() {
+    // A device that only root may open, and that every machine has.
+    let device = std::path::Path::new("/dev/kmsg");
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let world = World::new(User::Own);
+    let write = |outer, access| {
+        let policy = managed(vec![outer, project(AccessMode::Write), at(device, access)]);
+        world.shell(policy, "echo '<7>sandbox test' > /dev/kmsg")
+    };
+    write(root(AccessMode::Read), AccessMode::Read).kept_from();
+    for outer in [root(AccessMode::Read), root(AccessMode::Write)] {
+        write(outer, AccessMode::Write).ok();
+    }
+    // No rule takes back what one for the whole disk grants.
+    assert_eq!(write(root(AccessMode::Write), AccessMode::Read).code, REFUSED);
+    world.shell(workspace(), "echo x > /dev/null; head -c 4 /dev/zero > /dev/full").kept_from();
+    world.shell(workspace(), "echo x > /dev/null && head -c 4 /dev/urandom > /dev/null").ok();
+}
