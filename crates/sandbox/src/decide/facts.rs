@@ -114,6 +114,8 @@ pub struct Resolver<'a> {
     last_without_links: OsString,
     /// Every link met on the way, with its target, in the order met.
     pub links: Vec<(PathBuf, PathBuf)>,
+    /// Every directory that was entered and left again by `..`, in the order met.
+    pub left: Vec<PathBuf>,
 }
 
 impl std::fmt::Debug for Resolver<'_> {
@@ -134,6 +136,7 @@ impl<'a> Resolver<'a> {
             without_links: HashSet::new(),
             last_without_links: OsString::new(),
             links: Vec::new(),
+            left: Vec::new(),
         }
     }
 
@@ -204,6 +207,7 @@ impl<'a> Resolver<'a> {
         let mut links = 0;
         while let Some(name) = pending.pop() {
             if name == ".." {
+                self.left.push(here.clone());
                 here.pop();
                 node = match self.directory(&here) {
                     Ok(parent) => parent,

@@ -157,10 +157,11 @@ impl Protected<'_, '_> {
 
     /// Protects what a path leads to, and the links on its way; `None` if it leads nowhere yet.
     fn follow(&mut self, path: &Path) -> Option<(PathBuf, Node)> {
-        let before = self.resolver.links.len();
+        let before = (self.resolver.links.len(), self.resolver.left.len());
         let place = self.resolver.resolve(path);
         let links: Vec<PathBuf> =
-            self.resolver.links[before..].iter().map(|(link, _)| link.clone()).collect();
+            self.resolver.links[before.0..].iter().map(|(link, _)| link.clone()).collect();
+        let left = self.resolver.left[before.1..].to_vec();
         let (found, obstacle) = match place {
             Place::Found(path, node) => (Some((path, node)), None),
             Place::Missing(parent, missing) if missing.len() > MOST_MISSING => {
@@ -175,7 +176,7 @@ impl Protected<'_, '_> {
         self.places.extend(found.clone());
         // As for something denied: the links stay, and what blocks the way must not give way.
         let (name, access) = (path.to_owned(), AccessMode::Deny);
-        self.ways.push(Way { name, access, place: None, links, obstacle });
+        self.ways.push(Way { name, access, place: None, links, left, obstacle });
         found
     }
 }

@@ -3,7 +3,7 @@
 //! Invariant: every path in a [`ResolvedPolicy`] is free of links, so that the kernel, which works
 //! on what a name leads to, and the entries, which are names, speak of the same thing.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -143,6 +143,8 @@ pub struct ResolvedPolicy {
     pub links: BTreeMap<PathBuf, PathBuf>,
     /// Links that may be neither replaced nor removed.
     pub pinned_links: BTreeMap<PathBuf, Node>,
+    /// Directories that may be neither replaced nor removed.
+    pub kept_directories: BTreeSet<PathBuf>,
     /// Everything that was looked at on the way.
     pub known: HashMap<OsString, Option<Node>>,
     /// Places that are to be written and do not exist.
@@ -227,6 +229,7 @@ pub fn resolve(
             protected: Vec::new(),
             links: BTreeMap::new(),
             pinned_links: BTreeMap::new(),
+            kept_directories: BTreeSet::new(),
             known: HashMap::new(),
             missing_roots: Vec::new(),
             globs_cut: false,
@@ -381,10 +384,11 @@ impl Resolving<'_> {
 
     /// Follows a path, and remembers its way if it is not plain.
     fn follow(&mut self, path: &Path, access: AccessMode) -> Place {
-        let before = self.resolver.links.len();
+        let before = (self.resolver.links.len(), self.resolver.left.len());
         let place = self.resolver.resolve(path);
         let links: Vec<PathBuf> =
-            self.resolver.links[before..].iter().map(|(link, _)| link.clone()).collect();
+            self.resolver.links[before.0..].iter().map(|(link, _)| link.clone()).collect();
+        let left = self.resolver.left[before.1..].to_vec();
         let (leads_to, obstacle) = match &place {
             Place::Found(path, _) => (Some(path.clone()), None),
             Place::Missing(parent, missing) => {
@@ -392,9 +396,9 @@ impl Resolving<'_> {
             }
             Place::Unreachable(obstacle) => (None, Some(obstacle.clone())),
         };
-        if !links.is_empty() || obstacle.is_some() {
+        if !links.is_empty() || !left.is_empty() || obstacle.is_some() {
             let name = path.to_owned();
-            self.ways.push(Way { name, access, place: leads_to, links, obstacle });
+            self.ways.push(Way { name, access, place: leads_to, links, left, obstacle });
         }
         place
     }

@@ -24,6 +24,9 @@ pub(super) struct Way {
     pub(super) place: Option<PathBuf>,
     /// Links that were followed.
     pub(super) links: Vec<PathBuf>,
+    /// Directories that were entered and left again by `..`: a link in the place of one would lead
+    /// elsewhere.
+    pub(super) left: Vec<PathBuf>,
     /// What it could not be followed beyond.
     pub(super) obstacle: Option<Obstacle>,
 }
@@ -32,7 +35,8 @@ impl Way {
     /// The way to something that is denied or protected, blocked as it is.
     pub(super) fn blocked(name: PathBuf, obstacle: Obstacle) -> Self {
         let access = AccessMode::Deny;
-        Self { name, access, place: None, links: Vec::new(), obstacle: Some(obstacle) }
+        let (links, left) = (Vec::new(), Vec::new());
+        Self { name, access, place: None, links, left, obstacle: Some(obstacle) }
     }
 
     /// What the entry does to what is said of the place around it.
@@ -77,6 +81,16 @@ pub(super) fn check(
                 }
             } else if is_writable || written.covers(directory) {
                 return Err(PolicyError::Link { name: way.name.clone(), link: link.clone() });
+            }
+        }
+        for directory in way.left.iter().filter(|_| effect != Effect::None) {
+            let above = parent(directory).unwrap_or(directory);
+            let is_writable = policy.access.access(above) == AccessMode::Write;
+            if is_writable && effect == Effect::TakesAway {
+                policy.kept_directories.insert(directory.clone());
+            } else if is_writable || written.covers(above) {
+                let (name, link) = (way.name.clone(), directory.clone());
+                return Err(PolicyError::Link { name, link });
             }
         }
         if let Some(obstacle) = &way.obstacle {

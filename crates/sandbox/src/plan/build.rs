@@ -206,6 +206,9 @@ fn tree(
     for path in policy.pinned_links.keys() {
         building.pin_from(parent(path).unwrap_or(root), policy);
     }
+    for path in &policy.kept_directories {
+        building.pin_from(path, policy);
+    }
     for (path, node) in &policy.pinned_links {
         building
             .operations

@@ -82,4 +82,5 @@ fn inexpressible(policy: &ResolvedPolicy) -> Option<&Path> {
         .first()
         .map(|name| name.parent.as_path())
         .or_else(|| policy.pinned_links.keys().next().map(PathBuf::as_path))
+        .or_else(|| policy.kept_directories.first().map(PathBuf::as_path))
 }

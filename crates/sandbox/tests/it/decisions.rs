@@ -710,3 +710,24 @@ fn a_name_below_too_many_missing_ones_is_refused() {
     let asked = context(vec![project(AccessMode::Write), place(&denied, AccessMode::Deny)]);
     assert!(is_unreachable(&tried(&tree, &asked, &[]), "/w"));
 }
+
+#[test]
+fn a_directory_that_a_way_climbs_out_of_keeps_its_name() {
+    let tree = Tree::new([
+        ("/w/lk", Entry::Link("d/e/../../sec")),
+        ("/w/d/e", Entry::Directory),
+        ("/w/sec/f", Entry::File("")),
+        ("/w/.git", Entry::File("gitdir: d/g/../gd\n")),
+        ("/w/d/g", Entry::Directory),
+        ("/w/d/gd", Entry::Directory),
+        ("/out/lk", Entry::Link("../w/d/e/../../sec")),
+    ]);
+    let asked = context(vec![project(AccessMode::Write), place("/w/lk", AccessMode::Deny)]);
+    let policy = resolved(&tree, &asked);
+    for kept in ["/w/d/e", "/w/d", "/w/d/g"] {
+        assert!(policy.kept_directories.contains(Path::new(kept)), "{kept}");
+    }
+    // A grant by such a way is refused.
+    let asked = context(vec![project(AccessMode::Write), place("/out/lk", AccessMode::Write)]);
+    assert!(is_link(&tried(&tree, &asked, &[]), "/w/d/e"));
+}
