@@ -12,7 +12,7 @@ use codex_exec_server_protocol::AccessMode;
 
 use super::facts::{Mount, Place, Resolver};
 use super::order::{is_within, parent};
-use super::policy::{PolicyError, ProtectedName, Region, ResolvedPolicy};
+use super::policy::{ProtectedName, Region, ResolvedPolicy};
 use super::way::Way;
 
 /// File systems that are interfaces of the kernel rather than places for files.
@@ -39,12 +39,11 @@ pub(super) fn close(
     policy: &mut ResolvedPolicy,
     resolver: &mut Resolver<'_>,
     ways: &mut Vec<Way>,
-) -> Result<(), PolicyError> {
-    let mounts =
-        resolver.facts().mounts().map_err(|error| PolicyError::Mounts(error.to_string()))?;
-    let table = Table::new(&mounts);
-    let mut closed: Vec<(PathBuf, AccessMode, u64)> = kernel_trees(&mounts).collect();
-    closed.extend(second_names(policy, &table));
+    mounts: &[Mount],
+    table: &Table<'_>,
+) {
+    let mut closed: Vec<(PathBuf, AccessMode, u64)> = kernel_trees(mounts).collect();
+    closed.extend(second_names(policy, table));
     for (path, access, mount) in closed {
         let now = policy.access.access(&path);
         let lowers = match access {
@@ -67,9 +66,8 @@ pub(super) fn close(
             Place::Unreachable(obstacle) => ways.push(Way::blocked(path, obstacle)),
         }
     }
-    missing_names(policy, &table, resolver);
-    pinned_links(policy, &table, resolver);
-    Ok(())
+    missing_names(policy, table, resolver);
+    pinned_links(policy, table, resolver);
 }
 
 /// A name that may not come into being may not do so through another mount of its directory.
@@ -141,14 +139,14 @@ fn second_names(policy: &ResolvedPolicy, table: &Table<'_>) -> Vec<(PathBuf, Acc
 }
 
 /// The mounts, by what can be asked of them.
-struct Table<'m> {
+pub(super) struct Table<'m> {
     by_id: HashMap<u64, &'m Mount>,
     /// Those of file systems that are mounted more than once.
     by_file_system: HashMap<(u32, u32), Vec<&'m Mount>>,
 }
 
 impl<'m> Table<'m> {
-    fn new(mounts: &'m [Mount]) -> Self {
+    pub(super) fn new(mounts: &'m [Mount]) -> Self {
         let mut by_file_system: HashMap<(u32, u32), Vec<&Mount>> = HashMap::new();
         for mount in mounts {
             by_file_system.entry(mount.file_system).or_default().push(mount);
@@ -159,7 +157,7 @@ impl<'m> Table<'m> {
 
     /// The names that a file, reached through a mount, has through others, each with its mount; and, if
     /// asked for, where parts of what is below it are mounted.
-    fn second_names(&self, path: &Path, mount: u64, parts: bool) -> Vec<(PathBuf, u64)> {
+    pub(super) fn second_names(&self, path: &Path, mount: u64, parts: bool) -> Vec<(PathBuf, u64)> {
         let mut names = Vec::new();
         let Some(mount) = self.by_id.get(&mount) else { return names };
         let Some(others) = self.by_file_system.get(&mount.file_system) else { return names };

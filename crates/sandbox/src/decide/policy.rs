@@ -265,10 +265,12 @@ pub fn resolve(
         .collect();
     merge(&mut policy.regions);
     metadata::protect(&mut policy, &roots, &mut resolver, &mut ways)?;
-    way::check(&ways, &mut policy, server.written, &mut resolver)?;
+    let mounts = facts.mounts().map_err(|error| PolicyError::Mounts(error.to_string()))?;
+    let table = alias::Table::new(&mounts);
+    way::check(&ways, &mut policy, server.written, &mut resolver, &table)?;
     ways.clear();
-    alias::close(&mut policy, &mut resolver, &mut ways)?;
-    way::check(&ways, &mut policy, server.written, &mut resolver)?;
+    alias::close(&mut policy, &mut resolver, &mut ways, &mounts, &table);
+    way::check(&ways, &mut policy, server.written, &mut resolver, &table)?;
     merge(&mut policy.regions);
     // Only where it could be created does a missing name need protection.
     let access = &policy.access;

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
-use super::facts::{Obstacle, Resolver};
+use super::alias::Table;
+use super::facts::{Obstacle, Place, Resolver};
 use super::order::parent;
 use super::policy::{PolicyError, ResolvedPolicy};
 use super::written::Written;
@@ -69,18 +70,24 @@ pub(super) fn check(
     policy: &mut ResolvedPolicy,
     written: &Written,
     resolver: &mut Resolver<'_>,
+    mounts: &Table<'_>,
 ) -> Result<(), PolicyError> {
     for way in ways {
         let effect = way.effect(policy);
         for link in way.links.iter().filter(|_| effect != Effect::None) {
-            let directory = parent(link).unwrap_or(link);
-            let is_writable = policy.access.access(directory) == AccessMode::Write;
-            if is_writable && effect == Effect::TakesAway {
-                if let Ok(Some(node)) = resolver.lookup(link) {
-                    policy.pinned_links.insert(link.clone(), node);
+            // By every name that its directory has: a link is laid by any of them.
+            for directory in names(parent(link).unwrap_or(link), resolver, mounts) {
+                let is_writable = policy.access.access(&directory) == AccessMode::Write;
+                if is_writable && effect == Effect::TakesAway {
+                    let link = directory.join(link.file_name().unwrap_or_default());
+                    if let Place::Found(..) | Place::Missing(..) = resolver.resolve(&directory)
+                        && let Ok(Some(node)) = resolver.lookup(&link)
+                    {
+                        policy.pinned_links.insert(link, node);
+                    }
+                } else if is_writable || written.covers(&directory) {
+                    return Err(PolicyError::Link { name: way.name.clone(), link: link.clone() });
                 }
-            } else if is_writable || written.covers(directory) {
-                return Err(PolicyError::Link { name: way.name.clone(), link: link.clone() });
             }
         }
         for directory in way.left.iter().filter(|_| effect != Effect::None) {
@@ -107,6 +114,16 @@ pub(super) fn check(
         }
     }
     Ok(())
+}
+
+/// The names of a directory, through every mount that shows it.
+fn names(directory: &Path, resolver: &mut Resolver<'_>, mounts: &Table<'_>) -> Vec<PathBuf> {
+    let mut names = vec![directory.to_owned()];
+    if let Ok(Some(node)) = resolver.lookup(directory) {
+        let others = mounts.second_names(directory, node.identity.mount, false);
+        names.extend(others.into_iter().map(|(name, _)| name));
+    }
+    names
 }
 
 /// Whether nobody inside can clear an obstacle, so that what lies behind it needs no protection.

@@ -731,3 +731,26 @@ fn a_directory_that_a_way_climbs_out_of_keeps_its_name() {
     let asked = context(vec![project(AccessMode::Write), place("/out/lk", AccessMode::Write)]);
     assert!(is_link(&tried(&tree, &asked, &[]), "/w/d/e"));
 }
+
+#[test]
+fn a_link_is_laid_by_every_name_of_its_directory() {
+    let mount = |id, root: &str, point: &str| Mount {
+        id,
+        file_system: (8, 1),
+        root: root.into(),
+        point: point.into(),
+        kind: "ext4".to_owned(),
+    };
+    let mut tree = Tree::new([
+        ("/a/lk", Entry::Link("../vic")),
+        ("/al/lk", Entry::Link("../vic")),
+        ("/vic/s", Entry::File("")),
+    ]);
+    tree.mounts = vec![mount(1, "/", "/"), mount(2, "/a", "/al")];
+    let through = |access| context(vec![place("/al", AccessMode::Write), place("/a/lk/s", access)]);
+    assert!(is_link(&tried(&tree, &through(AccessMode::Write), &[]), "/a/lk"));
+    let narrow = context(vec![place("/a/lk/s", AccessMode::Write)]);
+    assert!(is_link(&tried(&tree, &narrow, &["/al"]), "/a/lk"));
+    let policy = resolved(&tree, &through(AccessMode::Deny));
+    assert!(policy.pinned_links.contains_key(Path::new("/al/lk")), "{:?}", policy.pinned_links);
+}
