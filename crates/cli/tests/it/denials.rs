@@ -8,7 +8,7 @@ use codex_exec_server::{ExecServerClient, PathUri, RemoteExecServerConnectArgs};
 use serde_json::{Value, json};
 
 use crate::commands::read;
-use crate::support::{Client, Running, all_gone, children, send, start};
+use crate::support::{Client, Running, all_gone, below, send, start};
 
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
@@ -138,7 +138,7 @@ async fn what_is_kept_ready_is_used_once_and_may_die() {
     let pid = server.pid();
     let spare = || {
         let waiting = |line: &str| line.contains("__linux-sandbox wait");
-        children(pid).into_iter().find(|(_, line)| waiting(line)).map(|(pid, _)| pid)
+        below(pid).into_iter().find(|(_, line)| waiting(line)).map(|(pid, _)| pid)
     };
     let mut client = server.client().await;
     let read_only = json!({"permissions": {"type": "read-only"}, "cwd": "/"});

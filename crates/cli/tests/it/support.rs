@@ -269,8 +269,23 @@ pub fn children(pid: u32) -> Vec<(u32, String)> {
     found
 }
 
-/// The server's warden.
+/// The server's warden. Keepers, which share its memory, have its command line too.
 pub fn warden(server: u32) -> Option<u32> {
-    let children = children(server);
-    children.iter().find(|(_, line)| line.contains("__exec-warden")).map(|&(pid, _)| pid)
+    let mut children = children(server).into_iter().map(|(pid, _)| pid);
+    children.find(|pid| comm(*pid) == "codex-warden")
+}
+
+fn comm(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+}
+
+/// Everything below a process, with command lines, but for wardens and keepers.
+pub fn below(pid: u32) -> Vec<(u32, String)> {
+    let mut found = Vec::new();
+    for (child, line) in children(pid) {
+        found.extend(below(child));
+        found.push((child, line));
+    }
+    found.retain(|(pid, _)| !["codex-warden", "codex-keeper"].contains(&&*comm(*pid)));
+    found
 }

@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::process::{
-    OutputStream, ProcessId, ProcessInfo, ReadParams, ReadResponse,
+    OutputStream, ProcessId, ProcessInfo, ProcessSignal, ReadParams, ReadResponse,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -223,19 +223,21 @@ impl Actor {
                 self.parts.stdin.write(write, reply, eof);
             }
             Command::Signal(signal, reply) => {
-                if self.exit.is_none() {
+                // The answer need not wait for the walk through the tree; the exit will.
+                let _ = reply.send(());
+                if signal == ProcessSignal::Kill {
+                    self.parts.child.kill().await;
+                } else if self.exit.is_none() {
                     let foreground = self.parts.terminal.as_ref().and_then(pty::foreground_group);
                     self.parts.child.signal(signal, foreground);
                 }
-                let _ = reply.send(());
             }
             Command::Terminate(reply) => {
                 let running = self.exit.is_none();
                 // The answer need not wait for the walk through the tree; the exit will.
                 let _ = reply.send(running);
-                if running {
-                    self.parts.child.kill_tree().await;
-                }
+                // Also what is left of one that has exited: it may hold the streams.
+                self.parts.child.kill().await;
             }
             Command::Resize(size, reply) => {
                 let resized = match &self.parts.terminal {
@@ -381,7 +383,7 @@ impl Actor {
         }
         self.closed = true;
         self.publish(EventKind::Closed);
-        self.parts.child.reap();
+        self.parts.child.release();
         self.parts.stdin.close();
         self.parts.terminal = None;
         self.clean_up();
@@ -510,11 +512,11 @@ impl Actor {
     /// because their replies are dropped with it.
     async fn end(mut self) {
         if !self.closed {
-            self.parts.child.kill_tree().await;
+            self.parts.child.kill().await;
             if self.exit.is_none() {
                 self.parts.child.exited().await;
             }
-            self.parts.child.reap();
+            self.parts.child.release();
             self.clean_up();
         }
         if let Some(cleaning) = self.cleaning {

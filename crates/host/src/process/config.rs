@@ -35,8 +35,6 @@ pub struct ProcessConfig {
     pub denial_wait: Duration,
     /// From the first sandbox on, keep a process ready to become the next. Default true.
     pub spare_sandbox: bool,
-    /// Threads that start processes. Default 4.
-    pub spawn_threads: usize,
     /// How children are made to die with this process.
     pub lifeline: Lifeline,
 }
@@ -44,12 +42,11 @@ pub struct ProcessConfig {
 /// How children are made to die with the process that started them, however that ends.
 #[derive(Debug, Clone, Default)]
 pub enum Lifeline {
-    /// A parent-death signal, which reaches direct children only. For a host inside another
-    /// program.
+    /// The [keeper](super) of each, a child of this process. For a host inside another program, whose
+    /// memory the keepers share: what takes that away (a crash, the kernel out of memory) takes them.
     #[default]
-    ParentDeathSignal,
-    /// A [warden](super::warden), and adoption of orphans: reaches every descendant. For a program
-    /// that calls [`super::warden::main_if_reentered`] and has no other children.
+    Own,
+    /// And a [warden](super::warden) above the keepers. For a program that calls [`super::warden::main_if_reentered`] and has no other children.
     Warden {
         /// That program's own executable.
         executable: PathBuf,
@@ -72,7 +69,6 @@ impl Default for ProcessConfig {
             resume_read_grace: Duration::from_secs(1),
             denial_wait: Duration::from_millis(20),
             spare_sandbox: true,
-            spawn_threads: 4,
             lifeline: Lifeline::default(),
         }
     }

@@ -17,8 +17,8 @@ use super::child::Child;
 use super::command::{Command, NulByte};
 use super::env::Environment;
 use super::host::{ProcessHost, StartError};
-use super::orphans::Group;
-use super::spawn::SpawnRequest;
+use super::left::Group;
+use super::spawner::SpawnRequest;
 
 /// How long a sandbox that has failed may take to end by itself, tidying up.
 const FAILING: Duration = Duration::from_secs(5);
@@ -109,7 +109,7 @@ impl Entering {
             Err(source) => StartError::Setup { what: "the sandbox's status", source },
         };
         if tokio::time::timeout(FAILING, child.exited()).await.is_ok_and(|code| code <= 128) {
-            child.reap();
+            child.release();
         } else {
             // Killing waits for the end, which a thread of the runtime must not do.
             let _ = tokio::task::spawn_blocking(move || drop(child)).await;

@@ -1,53 +1,79 @@
 //! Killing a process with everything it started, also what left its group.
 //!
-//! Every child is the reaper of its own descendants (see `spawn`), so all of them hang below it in
-//! the process tree while it lives, daemons included. A tree that still forks cannot be walked:
-//! what is found is stopped first, until nothing new turns up, and then killed.
+//! Everything that a program starts is below its [keeper](super::keeper) in the process tree, daemons
+//! included. A tree that still forks cannot be walked: what is found is stopped first, until nothing
+//! new turns up, and then killed. That is done again until the keeper has ended, which it does when
+//! nothing is left.
 //!
 //! Invariant: no number is signalled that may have become another process's. A descendant is held
 //! by a descriptor that was opened before it was seen to be one, and signalled through that.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
+
+use super::keeper::Grip;
 
 /// How often the tree is looked at before it is killed as far as it is known. Each look stops
 /// everything found, so only what forks faster than we read survives one.
 const LOOKS: usize = 64;
 
-/// Kills `root` with its group and every descendant. Nobody may reap `root` meanwhile.
-pub(super) fn kill_tree(root: Pid) {
+/// How long it is tried to kill what does not die: it waits for a device, or belongs to another user.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Kills everything below these keepers; they have ended then. Blocks.
+pub(super) fn end(mut keepers: Vec<Grip>) {
+    let until = Instant::now() + PATIENCE;
+    let mut pause = 1;
+    loop {
+        keepers.retain(|keeper| !keeper.has_ended(0));
+        for keeper in &keepers {
+            sweep(keeper.pid, || !keeper.has_ended(0));
+        }
+        // Whoever has nothing left to keep ends within a moment.
+        if keepers.iter().all(|keeper| keeper.has_ended(pause)) {
+            return;
+        }
+        if Instant::now() > until {
+            let keepers: Vec<_> = keepers.iter().map(|keeper| keeper.pid).collect();
+            tracing::warn!(?keepers, "processes below these cannot be killed");
+            return;
+        }
+        pause = (pause * 2).min(100);
+    }
+}
+
+/// Kills everything below `root` once, as far as it is seen, but not `root`. It is asked whether that
+/// number is still that of who is meant after it was used.
+pub(super) fn sweep(root: Pid, is_root: impl Fn() -> bool) {
+    // Somebody may have stopped it, who would not reap then.
+    if let Ok(pidfd) = rustix::process::pidfd_open(root, PidfdFlags::empty())
+        && is_root()
+    {
+        signal(&pidfd, Signal::CONT);
+    }
     let mut members = HashMap::new();
-    let mut killed = false;
-    let _ = rustix::process::kill_process(root, Signal::STOP);
     for _ in 0..LOOKS {
-        if stop_new(root, &mut members) {
-            killed = false;
-        } else if killed {
+        if !stop_new(root, &is_root, &mut members) {
             break;
-        } else {
-            // The tree stands still. But the death of some wakes others (a group whose last tie to
-            // its session dies is continued by the kernel), so look once more after it: what forked
-            // in between hangs below the root now.
-            for member in members.values() {
-                signal(member, Signal::KILL);
-            }
-            killed = true;
         }
     }
     for member in members.values() {
         signal(member, Signal::KILL);
     }
-    let _ = rustix::process::kill_process_group(root, Signal::KILL);
-    let _ = rustix::process::kill_process(root, Signal::KILL);
 }
 
 /// Stops every descendant that was not known; tells whether there was any.
-fn stop_new(root: Pid, members: &mut HashMap<Pid, OwnedFd>) -> bool {
+fn stop_new(root: Pid, is_root: impl Fn() -> bool, members: &mut HashMap<Pid, OwnedFd>) -> bool {
+    let found = descendants(root);
+    if !is_root() {
+        return false;
+    }
     let mut news = false;
-    for link in descendants(root) {
+    for link in found {
         if members.contains_key(&link.child) {
             continue;
         }
@@ -64,9 +90,7 @@ fn stop_new(root: Pid, members: &mut HashMap<Pid, OwnedFd>) -> bool {
 fn hold(root: Pid, link: Link) -> Option<OwnedFd> {
     let opened = rustix::process::pidfd_open(link.child, PidfdFlags::empty());
     // One whose parent has died in between belongs to the root by now.
-    let ours = Stat::of(link.child).is_some_and(|stat| {
-        stat.parent.is_some_and(|parent| parent == link.parent || parent == root)
-    });
+    let ours = parent(link.child).is_some_and(|parent| parent == link.parent || parent == root);
     match opened {
         Ok(pidfd) => ours.then_some(pidfd),
         // Out of descriptors: better a small risk than a survivor.
@@ -111,7 +135,7 @@ fn descendants(root: Pid) -> Vec<Link> {
 }
 
 /// The children of all threads of a process; none if it has gone.
-fn children(pid: Pid) -> Vec<Pid> {
+pub(super) fn children(pid: Pid) -> Vec<Pid> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())) else {
         return Vec::new();
     };
@@ -122,36 +146,21 @@ fn children(pid: Pid) -> Vec<Pid> {
         .collect()
 }
 
-pub(super) fn parse_pids(list: &str) -> Vec<Pid> {
+fn parse_pids(list: &str) -> Vec<Pid> {
     list.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
 }
 
-/// What `/proc/PID/stat` tells of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stat {
-    pub parent: Option<Pid>,
-    pub session: Option<Pid>,
-    /// When it was started, in the kernel's ticks: with its pid, what tells it from all others.
-    pub start: u64,
+/// The parent of a process; `None` if it has gone.
+fn parent(pid: Pid) -> Option<Pid> {
+    let text = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    parse_parent(&text)
 }
 
-impl Stat {
-    /// `None` if it has gone.
-    pub(super) fn of(pid: Pid) -> Option<Self> {
-        let text = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-        Self::parse(&text)
-    }
-
-    fn parse(text: &[u8]) -> Option<Self> {
-        // The name, in parentheses, may hold anything.
-        let end = text.iter().rposition(|&b| b == b')')?;
-        let rest = std::str::from_utf8(&text[end + 1..]).ok()?;
-        let mut fields = rest.split_ascii_whitespace().skip(1);
-        let parent = Pid::from_raw(fields.next()?.parse().ok()?);
-        let session = Pid::from_raw(fields.nth(1)?.parse().ok()?);
-        let start = fields.nth(15)?.parse().ok()?;
-        Some(Self { parent, session, start })
-    }
+fn parse_parent(text: &[u8]) -> Option<Pid> {
+    // The name, in parentheses, may hold anything.
+    let end = text.iter().rposition(|&b| b == b')')?;
+    let rest = std::str::from_utf8(&text[end + 1..]).ok()?;
+    Pid::from_raw(rest.split_ascii_whitespace().nth(1)?.parse().ok()?)
 }
 
 #[cfg(test)]
@@ -159,22 +168,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stat_is_read_past_any_name() {
+    fn a_parent_is_read_past_any_name() {
         let line = "7 (a) b (c)) S 5 7 6 34816 7 4194304 1 2 3 4 5 6 7 8 20 0 1 0 4242 9 9";
-        let pid = |n| Pid::from_raw(n);
-        assert_eq!(
-            Stat::parse(line.as_bytes()),
-            Some(Stat { parent: pid(5), session: pid(6), start: 4242 })
-        );
-        assert_eq!(Stat::parse(b"7 (x"), None);
-        assert_eq!(Stat::parse(b"7 (x) S 5"), None);
-        let own = rustix::process::getpid();
-        let stat = Stat::of(own).unwrap();
-        assert_eq!(stat.parent, rustix::process::getppid());
-        // SAFETY: takes a number and gives one back. It is 0 where the leader of the session lives
-        // outside the PID namespace, which is why it is not asked of rustix.
-        let session = unsafe { libc::getsid(0) };
-        assert_eq!(stat.session, pid(session));
-        assert!(stat.start > 0);
+        assert_eq!(parse_parent(line.as_bytes()), Pid::from_raw(5));
+        assert_eq!(parse_parent(b"7 (x"), None);
+        assert_eq!(parse_parent(b"7 (x) S"), None);
+        assert_eq!(parent(rustix::process::getpid()), rustix::process::getppid());
     }
 }

@@ -14,7 +14,7 @@ use super::child::Child;
 use super::confinement::Confinement;
 use super::host::{ProcessHost, StartError};
 use super::launch::LaunchError;
-use super::orphans::Group;
+use super::left::Group;
 
 /// Helpers belong to no client.
 pub(super) const GROUP: Group = Group(u64::MAX);
@@ -62,7 +62,7 @@ impl Running {
         // First all of them: one tidies up after the last that has used the same place.
         for helper in &all {
             if let Some(child) = &*lock(helper) {
-                child.kill_tree_here();
+                child.kill_here();
             }
         }
         for helper in &all {

@@ -18,14 +18,13 @@ use super::confinement::Confined;
 use super::handle::{Command, ProcessHandle, Reply};
 use super::helper::Running;
 use super::launch::{Launch, LaunchError, What};
-use super::orphans::{Group, Orphans};
+use super::left::{Group, Left};
 use super::output::Output;
 use super::pty;
 use super::readiness::register;
 use super::retention::{Retention, RetentionLimits};
 use super::spares::Spares;
-use super::spawn::{SpawnError, SpawnRequest};
-use super::spawner::Spawner;
+use super::spawner::{SpawnError, SpawnRequest, Spawner};
 use super::spool::Spool;
 use super::stdin::Stdin;
 use super::warden::Warden;
@@ -35,8 +34,7 @@ use super::warden::Warden;
 pub struct ProcessHost {
     config: Arc<ProcessConfig>,
     spawner: Spawner,
-    warden: Warden,
-    orphans: Orphans,
+    left: Left,
     spares: Spares,
     helpers: Running,
     peers: Peers,
@@ -74,21 +72,17 @@ pub enum StartError {
 impl ProcessHost {
     /// A host in this process. To be made inside a runtime.
     pub fn new(config: ProcessConfig) -> io::Result<Self> {
-        let orphans = Orphans::default();
-        let (warden, nofile) = match &config.lifeline {
-            Lifeline::ParentDeathSignal => (Warden::none(), None),
+        let spawner = match &config.lifeline {
+            Lifeline::Own => Spawner::Own(Arc::default()),
             Lifeline::Warden { executable } => {
-                orphans.adopt_all()?;
-                let warden = Warden::start(executable, &orphans)?;
-                orphans.announce_to(warden.clone());
-                (warden, raise_descriptor_limit())
+                Spawner::Warden(Warden::start(executable, raise_descriptor_limit())?)
             }
         };
-        let spawner = Spawner::start(config.spawn_threads.max(1), &warden, &orphans, nofile)?;
         let spares = if config.spare_sandbox { Spares::default() } else { Spares::none() };
         let helpers = Running::default();
         let peers = Peers::new(matches!(config.lifeline, Lifeline::Warden { .. }));
-        Ok(Self { config: Arc::new(config), spawner, warden, orphans, spares, helpers, peers })
+        let left = Left::default();
+        Ok(Self { config: Arc::new(config), spawner, left, spares, helpers, peers })
     }
 
     /// Begins to start a process, once `launch` is ready. Commands to the handle queue up until it
@@ -134,21 +128,23 @@ impl ProcessHost {
 
     /// Kills what processes of a group left behind. Its processes themselves are gone already.
     pub async fn end_group(&self, group: Group) {
-        let orphans = self.orphans.clone();
-        let _ = tokio::task::spawn_blocking(move || orphans.kill_of(group)).await;
+        let left = self.left.clone();
+        let _ = tokio::task::spawn_blocking(move || left.end(group)).await;
     }
 
     /// Kills the helpers and everything that any process left behind, and lets the warden go.
     pub async fn shut_down(&self) {
-        let (orphans, spares, helpers) =
-            (self.orphans.clone(), self.spares.clone(), self.helpers.clone());
+        let (left, spares, helpers) =
+            (self.left.clone(), self.spares.clone(), self.helpers.clone());
         let ended = tokio::task::spawn_blocking(move || {
             spares.end();
             helpers.end_all();
-            orphans.kill_all();
+            left.end_all();
         });
         let _ = ended.await;
-        self.warden.dismiss();
+        if let Spawner::Warden(warden) = &self.spawner {
+            warden.dismiss();
+        }
     }
 
     async fn parts(&self, launch: Launch) -> Result<Parts, StartError> {
@@ -200,9 +196,8 @@ impl ProcessHost {
 
     /// Starts a process that dies with this one.
     pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Child, StartError> {
-        let spawned = self.spawner.spawn(request).await?;
-        let setup = |source| StartError::Setup { what: "the process", source };
-        Child::new(spawned, self.warden.clone(), self.orphans.clone()).map_err(setup)
+        let group = request.group;
+        Ok(Child::new(self.spawner.spawn(request).await?, group, self.left.clone()))
     }
 
     async fn retention(&self, retain: Option<Retain>) -> Result<Retention, StartError> {

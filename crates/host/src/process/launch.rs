@@ -8,7 +8,7 @@ use codex_exec_server_protocol::process::{ExecParams, ProcessId, Retain, Termina
 use super::command::{Command, NulByte};
 use super::confinement::Confinement;
 use super::env::{self, BadGlob, Environment};
-use super::orphans::Group;
+use super::left::Group;
 
 /// A process that is about to be started.
 #[derive(Debug)]

@@ -14,8 +14,8 @@ use super::child::Child;
 use super::confinement::command;
 use super::helper::GROUP;
 use super::host::ProcessHost;
-use super::orphans::Group;
-use super::spawn::SpawnRequest;
+use super::left::Group;
+use super::spawner::SpawnRequest;
 
 /// What is kept ready. Clones are the same.
 #[derive(Debug, Clone, Default)]
@@ -108,7 +108,7 @@ impl Spares {
 impl Ready {
     /// It becomes this sandbox, unless it has died.
     pub(super) fn become_launch(
-        self,
+        mut self,
         launch: &Launch,
         stdio: &[OwnedFd; 3],
         tty: bool,

@@ -1,149 +1,89 @@
-//! The threads that start processes.
-//!
-//! They live as long as the host: a parent-death signal follows the *thread* that spawned, so a
-//! thread of a pool that ends when idle would take its children with it. There are a few, so that
-//! one program on a stalled disk does not keep all others from starting.
+//! From a [`Command`] to a running process: an order, carried out by a [keeper](super::keeper).
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex};
-use std::{io, thread};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::process::Pid;
-use tokio::sync::oneshot;
-
-use super::orphans::Orphans;
-use super::spawn::{self, SpawnError, SpawnRequest, Spawned, Stack, Surroundings};
+use super::command::Command;
+use super::keeper::{Cells, Keeper, Long, Order, Own, Parent, Place, Room, SHORT};
+use super::left::Group;
 use super::warden::Warden;
 
-struct Job {
-    request: SpawnRequest,
-    done: oneshot::Sender<Result<Spawned, SpawnError>>,
-}
-
-/// A handle to the spawning threads; they end when the last is dropped.
-#[derive(Debug, Clone)]
-pub(super) struct Spawner {
-    jobs: Arc<Jobs>,
-}
-
-/// What is still to be started. Each new job wakes one thread and no other.
-#[derive(Debug, Default)]
-struct Queue {
-    state: Mutex<QueueState>,
-    filled: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct QueueState {
-    jobs: VecDeque<Job>,
-    closed: bool,
-}
-
-/// The side of the queue that jobs are put in.
+/// What a child is started with besides its [`Command`].
 #[derive(Debug)]
-struct Jobs(Arc<Queue>);
-
-impl Drop for Jobs {
-    fn drop(&mut self) {
-        lock(&self.0.state).closed = true;
-        self.0.filled.notify_all();
-    }
+pub(super) struct SpawnRequest {
+    /// With whom it is killed in the end.
+    pub group: Group,
+    /// What to execute.
+    pub command: Command,
+    /// Its descriptors 0, 1 and 2.
+    pub stdio: [OwnedFd; 3],
+    /// Descriptor 0 is a terminal, to be the controlling one.
+    pub tty: bool,
+    /// Further descriptors to pass: the first becomes 3, the second 4, and so on.
+    pub pass: Vec<Arc<OwnedFd>>,
+    /// It ends by itself when this process does, and has to tidy up before.
+    pub tidies_up: bool,
 }
 
-impl Queue {
-    fn push(&self, job: Job) {
-        lock(&self.state).jobs.push_back(job);
-        self.filled.notify_one();
-    }
-
-    /// Waits for a job; `None` once there will be no more.
-    fn pop(&self) -> Option<Job> {
-        let mut state = lock(&self.state);
-        loop {
-            if let Some(job) = state.jobs.pop_front() {
-                return Some(job);
-            }
-            if state.closed {
-                return None;
-            }
-            state = self.filled.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
-        }
-    }
+/// Why no process was started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The working directory cannot be entered.
+    #[error("cannot enter the working directory: {0}")]
+    Cwd(#[source] io::Error),
+    /// The program cannot be executed.
+    #[error("cannot execute the program: {0}")]
+    Exec(#[source] io::Error),
+    /// Something before that failed.
+    #[error("cannot start a process ({step}): {source}")]
+    System {
+        /// What was attempted.
+        step: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
 }
 
-impl std::fmt::Debug for Job {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Job")
-    }
+/// Who starts processes. Clones are the same.
+#[derive(Debug, Clone)]
+pub(super) enum Spawner {
+    /// This process itself.
+    Own(Arc<Mutex<Cells>>),
+    /// The warden.
+    Warden(Warden),
 }
 
 impl Spawner {
-    pub(super) fn start(
-        threads: usize,
-        warden: &Warden,
-        orphans: &Orphans,
-        nofile: Option<libc::rlimit>,
-    ) -> io::Result<Self> {
-        let queue = Arc::<Queue>::default();
-        let jobs = Jobs(queue.clone());
-        for n in 0..threads {
-            let mut stack = Stack::new()?;
-            let (queue, warden, orphans) = (queue.clone(), warden.clone(), orphans.clone());
-            thread::Builder::new().name(format!("exec-spawn-{n}")).spawn(move || {
-                while let Some(Job { request, done }) = queue.pop() {
-                    // If whoever asked has gone, nothing is started, or nothing is left running.
-                    if !done.is_closed()
-                        && let Err(Ok(spawned)) =
-                            done.send(spawn(&request, &warden, &orphans, nofile, &mut stack))
-                    {
-                        if let Some(pid) = Pid::from_raw(spawned.pid) {
-                            warden.reaped(pid);
-                            orphans.reaped(pid);
-                        }
-                        spawned.kill_and_reap();
-                    }
-                }
-            })?;
-        }
-        Ok(Self { jobs: Arc::new(jobs) })
-    }
-
-    /// Starts a process on one of the threads.
-    pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Spawned, SpawnError> {
-        let (done, answer) = oneshot::channel();
-        let gone = || SpawnError::System {
-            step: "spawning thread",
-            source: io::Error::other("the host is shutting down"),
+    /// Starts a process, and waits until it executes its program. If this is dropped meanwhile, nothing
+    /// is left of it.
+    pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Keeper, SpawnError> {
+        let system = |source| SpawnError::System { step: "keeper", source };
+        let SpawnRequest { command, stdio, tty, pass, tidies_up, .. } = request;
+        let (order, socket) = Order::new(&command, stdio, pass, tty, tidies_up).map_err(system)?;
+        let parent = match self {
+            Self::Own(cells) => Parent::Own { _own: start_here(cells, &order).map_err(system)? },
+            Self::Warden(warden) => {
+                warden.carry_out(&order).await.map_err(system)?;
+                Parent::Warden { warden: warden.clone(), known: None }
+            }
         };
-        self.jobs.0.push(Job { request, done });
-        answer.await.map_err(|_| gone())?
+        // The keeper has its own; whoever waits for the ends of these must not wait for ours.
+        drop(order);
+        Keeper::meet(socket, parent).await
     }
 }
 
-fn spawn(
-    request: &SpawnRequest,
-    warden: &Warden,
-    orphans: &Orphans,
-    nofile: Option<libc::rlimit>,
-    stack: &mut Stack,
-) -> Result<Spawned, SpawnError> {
-    let setup = |source| SpawnError::System { step: "roster", source };
-    let entry = warden.entry().map_err(setup)?;
-    if let Some(entry) = &entry {
-        entry.place.set_tidies_up(request.tidies_up);
-    }
-    let surroundings = Surroundings { place: entry.as_ref().map(|entry| &entry.place), nofile };
-    orphans.starting(request.group);
-    let spawned = spawn::spawn(request, surroundings, stack);
-    let pid = spawned.as_ref().ok().and_then(|spawned| Pid::from_raw(spawned.pid));
-    orphans.started(request.group, pid);
-    let spawned = spawned?;
-    if let Some(entry) = entry {
-        warden.started(spawned.pid, entry);
-    }
-    Ok(spawned)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn start_here(cells: &Mutex<Cells>, order: &Order) -> io::Result<Own> {
+    let mut room = Room::new(&mut cells.lock().unwrap_or_else(PoisonError::into_inner))?;
+    let bytes = &order.bytes;
+    let place = if bytes.len() <= SHORT {
+        room.order()[..bytes.len()].copy_from_slice(bytes);
+        Place::Cell(bytes.len())
+    } else {
+        let mut long = Long::new(bytes.len());
+        long.bytes()[..bytes.len()].copy_from_slice(bytes);
+        Place::Long(long)
+    };
+    Ok(Own::new(room.start(place, &order.descriptors)?))
 }

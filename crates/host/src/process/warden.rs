@@ -1,45 +1,63 @@
-//! The warden: a small process that outlives a killed server just long enough to take along what
-//! the server had started.
+//! The warden: a small process between the server and all that it starts. It starts keepers on the
+//! server's order, and outlives a killed server just long enough to take along what is left.
 //!
 //! `kill -9` leaves a server no last word, and a parent-death signal reaches only direct children:
-//! the compiler below the make below the shell would go on. So server and warden share a table of
-//! who is alive. Children enter themselves before they execute anything, the server enters what
-//! they leave behind and takes out whoever is reaped. Nobody is woken for that: the warden waits for
-//! the end of a pipe that nothing is written to and only the server holds. When it ends, the warden
-//! kills every tree that is still in the table, and exits.
+//! the compiler below the make below the shell would go on. But the [keepers](super::keeper) are the
+//! warden's children, and it is the reaper of all that falls from them. When the socket to the server
+//! ends, each keeper kills what it keeps; the warden helps, until it has no children any more.
 //!
 //! A sandbox hears of the server's end itself, kills what is inside and removes what it has put into
 //! the file system. It is given the time for that, and killed only if it takes too long.
 //!
-//! The pipe does not end before a child that has entered itself has its session: until it has
-//! closed its descriptors, which comes after that, it holds the pipe too.
+//! If the warden is killed, its keepers fall to the server, which starts another for what comes. If a
+//! keeper is killed, what it kept falls to the warden, or to the server, and is killed.
 //!
 //! The warden is this same executable, re-entered (see [`main_if_reentered`]), in a session of its
-//! own, so that a signal to the server's process group does not take both.
+//! own and deaf to all signals that can be blocked, so that what is sent to the server's process
+//! group, or to everything of a service, does not take both.
 
 use std::collections::{HashMap, HashSet};
-use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{fs, thread};
 
 use codex_linux_sandbox::Executable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
-use super::descendants::{self, Stat};
-use super::orphans::Orphans;
-use super::roster::{Entered, Place, Roster};
+use super::descendants;
+use super::keeper::{
+    Cells, Long, MOST_DESCRIPTORS, Order, Place, Room, Running, SHORT, TIDYING, refuse,
+};
+use super::readiness::register;
 
 /// The word that makes the executable a warden.
 const WORD: &str = "__exec-warden";
 
-/// How long sandboxes may take to tidy up: much longer than they do on a busy machine.
-const TIDYING: Duration = Duration::from_secs(10);
+/// How long after a kill it is looked for more to kill, if nobody tells of a death before.
+const KILLING: Duration = Duration::from_millis(20);
+
+/// How often what has fallen to the server is looked after.
+const LOOKING_AFTER: Duration = Duration::from_millis(20);
+
+/// What a message begins with: where the order is.
+const HERE: u8 = 1;
+const IN_A_FILE: u8 = 2;
 
 /// Becomes the warden and never returns, if that is what this process was started as.
 ///
@@ -48,227 +66,402 @@ pub fn main_if_reentered() {
     if std::env::args_os().nth(1).is_some_and(|word| word == WORD) {
         // Executed by a descriptor, it would be called by that number.
         let _ = rustix::thread::set_name(c"codex-warden");
-        watch(io::stdin().lock(), io::stdout().as_fd());
+        if let Err(error) = watch(io::stdin().as_fd()) {
+            tracing::error!(%error, "the warden cannot work");
+        }
         std::process::exit(0);
     }
 }
 
-/// Waits for the end of the server, then kills what is left of it.
-fn watch(mut lifeline: impl Read, roster: impl AsFd) {
-    let _ = io::copy(&mut lifeline, &mut io::sink());
-    let Ok(entered) = Roster::read(roster) else { return };
-    let (tidying, others): (Vec<_>, Vec<_>) = entered.into_iter().partition(|one| one.tidies_up);
-    kill(&others);
-    wait_for(&tidying, Instant::now() + TIDYING);
-    kill(&tidying);
-}
-
-/// Kills these with all they have started.
-fn kill(entered: &[Entered]) {
-    for one in entered {
-        if let Some(pid) = still(one) {
-            descendants::kill_tree(pid);
+/// Starts keepers until the end of the server, then sees to it that nothing is left.
+fn watch(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut watch = Watch::new()?;
+    loop {
+        let mut fds =
+            [PollFd::new(&link, PollFlags::IN), PollFd::new(&watch.deaths, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let (asked, died) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+        if died {
+            watch.reap();
+        }
+        if asked && !watch.carry_out(link) {
+            break;
         }
     }
-    // What was left behind too late for the server to hear of it, but stayed in its session.
-    let leaders: HashSet<i32> =
-        entered.iter().filter(|one| one.start == 0).map(|one| one.pid).collect();
-    if leaders.is_empty() {
-        return;
-    }
-    for pid in everybody() {
-        let session = Stat::of(pid).and_then(|stat| stat.session);
-        if session.is_some_and(|id| leaders.contains(&id.as_raw_nonzero().get())) {
-            descendants::kill_tree(pid);
-        }
-    }
+    watch.end();
+    Ok(())
 }
 
-/// Its pid, if that is still who was entered, and not a later process of the same number.
-fn still(entered: &Entered) -> Option<Pid> {
-    let pid = Pid::from_raw(entered.pid)?;
-    let stat = Stat::of(pid)?;
-    let same = match entered.start {
-        0 => stat.session == Some(pid),
-        start => stat.start == start,
-    };
-    same.then_some(pid)
+/// The warden's own side.
+struct Watch {
+    deaths: File,
+    cells: Cells,
+    /// A cell for the next order, which is received into it.
+    room: Option<Room>,
+    keepers: HashMap<Pid, Running>,
 }
 
-/// Waits until all of these have exited, or until then.
-fn wait_for(entered: &[Entered], deadline: Instant) {
-    for one in entered {
-        let Some(pid) = Pid::from_raw(one.pid) else { continue };
-        let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { continue };
-        if still(one).is_none() {
-            continue;
+impl Watch {
+    fn new() -> io::Result<Self> {
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        let deaths = deaf_but_for_deaths()?;
+        Ok(Self { deaths, cells: Cells::default(), room: None, keepers: HashMap::new() })
+    }
+
+    /// Takes the next order. False once there will be none.
+    fn carry_out(&mut self, link: BorrowedFd<'_>) -> bool {
+        let mut room = match self.room.take().map_or_else(|| Room::new(&mut self.cells), Ok) {
+            Ok(room) => room,
+            // Nothing can be received; there may be memory a moment later.
+            Err(_) => {
+                thread::sleep(KILLING);
+                return true;
+            }
+        };
+        let mut kind = [0];
+        let mut space =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS + 1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = {
+            let mut parts = [IoSliceMut::new(&mut kind), IoSliceMut::new(room.order())];
+            recvmsg(link, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
+        };
+        let len = match received {
+            Ok(received) if received.bytes > 0 => received.bytes - 1,
+            Err(Errno::INTR | Errno::AGAIN) => {
+                self.room = Some(room);
+                return true;
+            }
+            Ok(_) | Err(_) => {
+                room.unused(&mut self.cells);
+                return false;
+            }
+        };
+        let mut descriptors: Vec<OwnedFd> = Vec::with_capacity(8);
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                descriptors.extend(fds);
+            }
         }
-        // Somebody may have stopped it.
-        let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::CONT);
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left = Timespec::try_from(left).unwrap_or_default();
-            match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&left)) {
-                Err(rustix::io::Errno::INTR) => {}
-                _ => break,
+        let place = match kind {
+            [IN_A_FILE] => long_order(&mut descriptors),
+            _ => Ok(Place::Cell(len)),
+        };
+        let started = place.and_then(|place| room.start(place, &descriptors));
+        match started {
+            Ok(running) => drop(self.keepers.insert(running.pid, running)),
+            Err(errno) => {
+                if let Some(socket) = descriptors.first() {
+                    refuse(socket, errno);
+                }
+            }
+        }
+        true
+    }
+
+    /// Reaps what has exited. What was kept by a keeper that was killed has fallen to us, and is
+    /// killed.
+    fn reap(&mut self) {
+        let mut told = [0; 512];
+        while self.deaths.read(&mut told).is_ok_and(|len| len == told.len()) {}
+        let mut fallen = false;
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            match self.keepers.remove(&pid) {
+                Some(running) => {
+                    fallen |= status.exit_status() != Some(0);
+                    running.ended(&mut self.cells);
+                }
+                // What had fallen to us may have left something in turn.
+                None => fallen = true,
+            }
+        }
+        if fallen {
+            self.kill_fallen();
+        }
+    }
+
+    /// Kills what is below us and below no keeper. Whatever that leaves is told by its deaths.
+    fn kill_fallen(&self) {
+        for pid in descendants::children(rustix::process::getpid()) {
+            if !self.keepers.contains_key(&pid) {
+                kill_child(pid);
             }
         }
     }
+
+    /// Kills what is left of the server, until nothing is.
+    fn end(&mut self) {
+        let until = Instant::now() + TIDYING;
+        // What cannot be killed must not keep us for ever.
+        while Instant::now() < until + TIDYING {
+            self.reap();
+            if matches!(rustix::process::wait(WaitOptions::NOHANG), Err(Errno::CHILD)) {
+                return;
+            }
+            let in_time = Instant::now() < until;
+            for keeper in self.keepers.values() {
+                if !(in_time && keeper.tidies_up()) {
+                    // Ours to reap, so the number is its own.
+                    descendants::sweep(keeper.pid, || true);
+                }
+            }
+            self.kill_fallen();
+            let wait = Timespec::try_from(KILLING).ok();
+            let _ = poll(&mut [PollFd::new(&self.deaths, PollFlags::IN)], wait.as_ref());
+        }
+    }
 }
 
-fn everybody() -> impl Iterator<Item = Pid> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
+/// The order in the file that came last.
+fn long_order(descriptors: &mut Vec<OwnedFd>) -> Result<Place, Errno> {
+    let file = descriptors.pop().ok_or(Errno::BADF)?;
+    let len = rustix::fs::fstat(&file)?.st_size as usize;
+    let mut long = Long::new(len);
+    let memory = long.bytes().get_mut(..len).ok_or(Errno::TOOBIG)?;
+    File::from(file).read_exact(memory).map_err(|_| Errno::IO)?;
+    Ok(Place::Long(long))
+}
+
+/// Blocks every signal; tells of the deaths of children by a descriptor.
+fn deaf_but_for_deaths() -> io::Result<File> {
+    // SAFETY: the sets are plain memory of the right type; this process has one thread, and takes no
+    // signal otherwise.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
+        // Whoever started us may have it ignored, and children would reap themselves.
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        let mut deaths: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut deaths);
+        libc::sigaddset(&raw mut deaths, libc::SIGCHLD);
+        let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+        match libc::signalfd(-1, &raw const deaths, flags) {
+            ..0 => Err(io::Error::last_os_error()),
+            fd => Ok(File::from_raw_fd(fd)),
+        }
+    }
 }
 
 /// The server's side. Clones are handles to the same one.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Warden(Option<Arc<Watched>>);
+#[derive(Debug, Clone)]
+pub(super) struct Warden(Arc<Watched>);
 
 #[derive(Debug)]
 struct Watched {
-    roster: Roster,
-    /// What ends with the server. `None` once the warden is dismissed, or cannot be had.
-    lifeline: Mutex<Option<Arc<OwnedFd>>>,
-    places: Mutex<HashMap<i32, Place>>,
+    executable: Executable,
+    /// The limit of descriptors that programs get, which may be another than ours.
+    descriptors: Option<libc::rlimit>,
+    current: Mutex<Current>,
+    /// The keepers that we know.
+    keepers: Mutex<HashSet<Pid>>,
 }
 
-/// What a child needs to enter itself: its place, and the lifeline, held until it has done so.
+/// A keeper that is known, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub place: Place,
-    _lifeline: Option<Arc<OwnedFd>>,
+pub(super) struct Known {
+    watched: Arc<Watched>,
+    keeper: Pid,
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        lock(&self.watched.keepers).remove(&self.keeper);
+    }
+}
+
+#[derive(Debug)]
+enum Current {
+    /// The way to the warden that works now.
+    Link(Arc<AsyncFd<OwnedFd>>),
+    /// It cannot be had.
+    Failed,
+    /// It was let go.
+    Dismissed,
 }
 
 impl Warden {
-    /// No warden; children get a parent-death signal.
-    pub(super) fn none() -> Self {
-        Self::default()
-    }
-
-    /// Starts a warden, and another whenever it should die.
-    pub(super) fn start(executable: &Path, orphans: &Orphans) -> io::Result<Self> {
+    /// Starts a warden, and another whenever it should die. To be called in a runtime.
+    pub(super) fn start(executable: &Path, descriptors: Option<libc::rlimit>) -> io::Result<Self> {
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         // Whoever is started later is the same, whatever has taken its name.
         let executable = Executable::open(executable)?;
         let watched = Arc::new(Watched {
-            roster: Roster::new()?,
-            lifeline: Mutex::default(),
-            places: Mutex::default(),
+            executable,
+            descriptors,
+            current: Mutex::new(Current::Failed),
+            keepers: Mutex::default(),
         });
-        let child = watched.launch(&executable, orphans)?;
-        let (keeper, executable, orphans) = (watched.clone(), executable.clone(), orphans.clone());
-        thread::Builder::new()
-            .name("exec-warden".into())
-            .spawn(move || keeper.keep(child, &executable, &orphans))?;
-        Ok(Self(Some(watched)))
+        let child = watched.launch()?;
+        let (keeping, runtime) = (watched.clone(), tokio::runtime::Handle::current());
+        thread::Builder::new().name("exec-warden".into()).spawn(move || {
+            let _inside = runtime.enter();
+            keeping.keep(child);
+        })?;
+        Ok(Self(watched))
     }
 
-    /// A place for a child to enter itself at; none without a warden.
-    pub(super) fn entry(&self) -> io::Result<Option<Entry>> {
-        let Some(watched) = &self.0 else { return Ok(None) };
-        let place = watched.roster.reserve()?;
-        Ok(Some(Entry { place, _lifeline: watched.lifeline() }))
-    }
-
-    /// The child has entered itself, and runs.
-    pub(super) fn started(&self, pid: i32, entry: Entry) {
-        if let Some(watched) = &self.0 {
-            lock(&watched.places).insert(pid, entry.place);
-        }
-    }
-
-    /// A process that was started ends by itself when we do, and has to tidy up before.
-    pub(super) fn tidies_up(&self, pid: Pid) {
-        let Some(watched) = &self.0 else { return };
-        if let Some(place) = lock(&watched.places).get(&pid.as_raw_nonzero().get()) {
-            place.set_tidies_up(true);
-        }
-    }
-
-    /// A process became ours when the one that started it died.
-    pub(super) fn adopted(&self, pid: Pid, start: u64) {
-        let Some(watched) = &self.0 else { return };
-        let pid = pid.as_raw_nonzero().get();
-        match watched.roster.reserve() {
-            Ok(place) => {
-                place.enter(pid, start);
-                lock(&watched.places).insert(pid, place);
+    /// Has an order carried out. Whether that succeeds is told at the order's socket.
+    pub(super) async fn carry_out(&self, order: &Order) -> io::Result<()> {
+        let mut file = None;
+        let (kind, bytes) = if order.bytes.len() <= SHORT {
+            (HERE, order.bytes.as_slice())
+        } else {
+            let memory = rustix::fs::memfd_create("exec-order", MemfdFlags::CLOEXEC)?;
+            let mut memory = File::from(memory);
+            memory.write_all(&order.bytes)?;
+            io::Seek::rewind(&mut memory)?;
+            file = Some(memory);
+            (IN_A_FILE, &[][..])
+        };
+        let mut fds: Vec<BorrowedFd<'_>> = order.descriptors.iter().map(|fd| fd.as_fd()).collect();
+        fds.extend(file.as_ref().map(AsFd::as_fd));
+        // One that has just died is replaced within a moment.
+        for pause in [0, 50, 200, 1000] {
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            let link = match &*self.0.current() {
+                Current::Link(link) => link.clone(),
+                Current::Failed => return Err(io::Error::other("there is no warden")),
+                Current::Dismissed => return Err(io::Error::other("the host is shutting down")),
+            };
+            let sent = link.async_io(Interest::WRITABLE, |link| deliver(link, kind, bytes, &fds));
+            match sent.await {
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
+                sent => return sent,
             }
-            Err(error) => tracing::error!(%error, pid, "an orphan could outlive this server"),
         }
+        Err(io::Error::other("the warden was killed"))
     }
 
-    /// A process is being reaped: its pid may be another's from now on.
-    pub(super) fn reaped(&self, pid: Pid) {
-        if let Some(watched) = &self.0 {
-            lock(&watched.places).remove(&pid.as_raw_nonzero().get());
-        }
+    /// A keeper is ours: if it should fall to us, it is left alone.
+    pub(super) fn know(&self, keeper: Pid) -> Known {
+        lock(&self.0.keepers).insert(keeper);
+        Known { watched: self.0.clone(), keeper }
     }
 
-    /// Lets the warden end. Whoever is in the table still is being killed at this moment, by a thread
-    /// that may not come to its end if we do; the warden sees to it.
+    /// Lets the warden end. What is still below it is being killed at this moment, by a thread that
+    /// may not come to its end if we do; the warden sees to it.
     pub(super) fn dismiss(&self) {
-        if let Some(watched) = &self.0 {
-            *lock(&watched.lifeline) = None;
-        }
+        *self.0.current() = Current::Dismissed;
     }
 }
 
+/// Sends one message.
+fn deliver(link: &OwnedFd, kind: u8, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS + 1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::other("too many descriptors to pass"));
+    }
+    let (kind, flags) = ([kind], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    let parts = [IoSlice::new(&kind), IoSlice::new(bytes)];
+    rustix::io::retry_on_intr(|| sendmsg(link, &parts, &mut ancillary, flags))?;
+    Ok(())
+}
+
 impl Watched {
-    fn lifeline(&self) -> Option<Arc<OwnedFd>> {
-        lock(&self.lifeline).clone()
+    fn current(&self) -> MutexGuard<'_, Current> {
+        lock(&self.current)
     }
 
-    fn launch(&self, executable: &Executable, orphans: &Orphans) -> io::Result<Child> {
-        let (reader, writer) = io::pipe()?;
-        let mut command = Command::new(executable.name_after_fork());
+    fn launch(&self) -> io::Result<Child> {
+        let kind = SocketType::SEQPACKET;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        let link = Arc::new(register(ours)?);
+        let mut command = Command::new(self.executable.name_after_fork());
         command
             .arg0("codex-exec-warden")
             .arg(WORD)
             .env_clear()
             .current_dir("/")
-            .stdin(reader)
-            .stdout(self.roster.shared()?)
+            .stdin(theirs)
+            .stdout(Stdio::null())
             .stderr(Stdio::null());
-        // SAFETY: `setsid` is a bare system call, allowed between fork and exec.
-        unsafe { command.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into)) };
+        let limit = self.descriptors;
+        let prepare = move || {
+            rustix::process::setsid()?;
+            if let Some(limit) = limit {
+                // SAFETY: reads the limit, and says by its answer whether it took it.
+                let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+                if set < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        };
+        // SAFETY: two bare system calls, allowed between fork and exec.
+        unsafe { command.pre_exec(prepare) };
         let child = command.spawn()?;
-        if let Some(pid) = pid_of(&child) {
-            orphans.ignore(pid);
+        let mut current = self.current();
+        if !matches!(*current, Current::Dismissed) {
+            *current = Current::Link(link);
         }
-        *lock(&self.lifeline) = Some(Arc::new(OwnedFd::from(writer)));
         Ok(child)
     }
 
     /// Waits for the warden to end and starts another, until dismissed.
-    fn keep(&self, mut child: Child, executable: &Executable, orphans: &Orphans) {
+    fn keep(&self, mut child: Child) {
+        // Until nothing is left that fell to us from a warden that was killed, that is looked after.
+        let mut fallen = false;
         loop {
-            let _ = child.wait();
-            if let Some(pid) = pid_of(&child) {
-                orphans.ignore_no_more(pid);
+            if fallen && let Ok(None) = child.try_wait() {
+                thread::sleep(LOOKING_AFTER);
+                fallen = self.look_after_fallen(&child);
+                continue;
             }
-            if self.lifeline().is_none() {
+            let _ = child.wait();
+            if matches!(*self.current(), Current::Dismissed) {
                 return;
             }
             tracing::warn!("the warden has died; starting another");
-            match self.launch(executable, orphans) {
+            // Something that kills it at once must not make us spin.
+            thread::sleep(LOOKING_AFTER);
+            match self.launch() {
                 Ok(next) => child = next,
                 Err(error) => {
                     tracing::error!(%error, "cannot start a warden");
-                    *lock(&self.lifeline) = None;
+                    *self.current() = Current::Failed;
                     return;
                 }
             }
-            // Something that kills it at once must not make us spin.
-            thread::sleep(Duration::from_millis(100));
+            fallen = true;
         }
+    }
+
+    /// Reaps what fell to us and has exited, and kills what no keeper of ours keeps. Tells whether
+    /// anything is left.
+    fn look_after_fallen(&self, warden: &Child) -> bool {
+        let mut left = false;
+        for pid in descendants::children(rustix::process::getpid()) {
+            if pid.as_raw_nonzero().get().cast_unsigned() == warden.id() {
+                continue;
+            }
+            let exited = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            if !matches!(rustix::process::waitid(WaitId::Pid(pid), exited), Ok(None)) {
+                continue;
+            }
+            left = true;
+            if !lock(&self.keepers).contains(&pid) {
+                kill_child(pid);
+            }
+        }
+        left
     }
 }
 
-fn pid_of(child: &Child) -> Option<Pid> {
-    Pid::from_raw(child.id().cast_signed())
+/// Kills a child of this process with everything below it.
+fn kill_child(pid: Pid) {
+    // Ours to reap, so the number is its own.
+    let _ = rustix::process::kill_process(pid, Signal::STOP);
+    descendants::sweep(pid, || true);
+    let _ = rustix::process::kill_process(pid, Signal::KILL);
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

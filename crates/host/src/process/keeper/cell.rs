@@ -1,0 +1,111 @@
+//! The memory that a keeper and the program's process run on while they share it with whoever
+//! started them.
+//!
+//! ```text
+//! guard │ stack of the process, until it executes │ stack of the keeper │ order
+//! ```
+//!
+//! One mapping a keeper. What is needed for the start only is given back to the kernel after it.
+
+use std::ffi::c_void;
+use std::io;
+use std::ptr;
+
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+
+const GUARD: usize = 64 << 10;
+const STACK: usize = 64 << 10;
+/// The longest order that is kept here.
+pub(super) const ORDER: usize = 64 << 10;
+const SIZE: usize = GUARD + 2 * STACK + ORDER;
+
+/// One such mapping.
+#[derive(Debug)]
+pub(super) struct Cell {
+    base: *mut c_void,
+}
+
+// SAFETY: the mapping belongs to this value alone.
+unsafe impl Send for Cell {}
+// SAFETY: nothing is read or written through a shared reference.
+unsafe impl Sync for Cell {}
+
+impl Cell {
+    pub(super) fn new() -> io::Result<Self> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a private mapping at an address of the kernel's choice aliases nothing.
+        let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), SIZE, protection, flags)? };
+        let cell = Self { base };
+        // SAFETY: the first pages of the new mapping, which nothing uses.
+        unsafe { rustix::mm::mprotect(base, GUARD, MprotectFlags::empty())? };
+        Ok(cell)
+    }
+
+    /// Where the process's stack begins, which grows downwards.
+    pub(super) fn process_stack(&self) -> *mut c_void {
+        self.base.wrapping_byte_add(GUARD + STACK)
+    }
+
+    /// Where the keeper's stack begins.
+    pub(super) fn keeper_stack(&self) -> *mut c_void {
+        self.base.wrapping_byte_add(GUARD + 2 * STACK)
+    }
+
+    /// Room for an order.
+    pub(super) fn order(&mut self) -> &mut [u8] {
+        // SAFETY: the last part of the mapping, readable and writable, which is this value's alone as
+        // long as no keeper runs on it.
+        unsafe { std::slice::from_raw_parts_mut(self.keeper_stack().cast(), ORDER) }
+    }
+
+    /// The two parts that are needed for the start only.
+    pub(super) fn passing(&self) -> [Span; 2] {
+        let from = |at: usize, len| Span { start: self.base.wrapping_byte_add(at), len };
+        [from(GUARD, STACK), from(GUARD + 2 * STACK, ORDER)]
+    }
+}
+
+impl Drop for Cell {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; its owner holds it until nothing runs on it.
+        let _ = unsafe { rustix::mm::munmap(self.base, SIZE) };
+    }
+}
+
+/// A piece of memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    start: *mut c_void,
+    len: usize,
+}
+
+impl Span {
+    /// Gives its pages back. They are zeros from now on.
+    ///
+    /// # Safety
+    /// A part of a mapping that nothing uses any more.
+    pub(super) unsafe fn give_back(self) {
+        // SAFETY: the caller's promise.
+        let _ = unsafe { rustix::mm::madvise(self.start, self.len, Advice::LinuxDontNeed) };
+    }
+}
+
+/// Cells that are used again.
+#[derive(Debug, Default)]
+pub(in crate::process) struct Cells(Vec<Cell>);
+
+impl Cells {
+    /// More are not worth keeping.
+    const MOST: usize = 64;
+
+    pub(super) fn take(&mut self) -> io::Result<Cell> {
+        self.0.pop().map_or_else(Cell::new, Ok)
+    }
+
+    /// Nothing runs on it any more.
+    pub(super) fn give_back(&mut self, cell: Cell) {
+        if self.0.len() < Self::MOST {
+            self.0.push(cell);
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! Keepers: each program that is started has one, a process between it and the server.
+//!
+//! A keeper is the reaper of everything below it, so that whatever the program starts is below its
+//! keeper at every moment, also what has left its group, its session and its parents. When a keeper
+//! ends, nothing is left of its program. That is all the bookkeeping there is: which processes belong
+//! to a program is what the kernel says.
+//!
+//! The ancestors of a program are its keeper, the [warden](super::warden) and the server. Whoever of
+//! them is killed, what is below falls to the next, which kills until nothing is left:
+//!
+//! ```text
+//! server ── warden ─┬─ keeper ── program ── …
+//!                   └─ keeper ── program ── …
+//! ```
+//!
+//! A host inside another program has no warden; its keepers are its own children.
+
+mod cell;
+mod order;
+mod stub;
+mod syscall;
+mod words;
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use codex_linux_sandbox::Executable;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+};
+use rustix::process::{Pid, WaitId, WaitIdOptions};
+use tokio::io::unix::AsyncFd;
+
+use super::command::Command;
+use super::readiness::register;
+use super::spawner::SpawnError;
+use super::warden::{Known, Warden};
+
+pub(super) use cell::Cells;
+pub(super) use stub::TIDYING;
+pub(super) use words::{Wish, Word};
+
+/// An order that is longer than this is sent in another way.
+pub(super) const SHORT: usize = cell::ORDER;
+
+/// The most descriptors that come with an order.
+pub(super) const MOST_DESCRIPTORS: usize = FIXED + 1 + stub::MOST_PASSED;
+
+/// The socket and the three standard streams.
+const FIXED: usize = 4;
+
+/// What is to be started, in the form that a keeper takes it.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub bytes: Vec<u8>,
+    /// The keeper's end of the socket, the standard streams, what is executed, what is passed.
+    pub descriptors: Vec<Arc<OwnedFd>>,
+}
+
+impl Order {
+    /// The order, and our end of the socket to whoever carries it out.
+    pub(super) fn new(
+        command: &Command,
+        stdio: [OwnedFd; 3],
+        pass: Vec<Arc<OwnedFd>>,
+        tty: bool,
+        tidies_up: bool,
+    ) -> io::Result<(Self, OwnedFd)> {
+        if pass.len() > stub::MOST_PASSED {
+            return Err(io::Error::other("too many descriptors to pass"));
+        }
+        let executable = command.executable.as_ref().and_then(Executable::descriptor);
+        let manner = order::Manner { tty, tidies_up, executable: executable.is_some() };
+        let kind = SocketType::SEQPACKET;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        let mut descriptors = vec![Arc::new(theirs)];
+        descriptors.extend(stdio.map(Arc::new));
+        if let Some(executable) = executable {
+            descriptors.push(Arc::new(executable.try_clone_to_owned()?));
+        }
+        descriptors.extend(pass);
+        Ok((Self { bytes: order::write(command, manner), descriptors }, ours))
+    }
+}
+
+/// A keeper that runs on memory of this process.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub pid: Pid,
+    plan: *const stub::Plan,
+    cell: cell::Cell,
+    /// An order that was too long for the cell.
+    _long: Option<Long>,
+}
+
+// SAFETY: the plan lives in the cell, which is this value's own, and what is read of it is atomic.
+unsafe impl Send for Running {}
+// SAFETY: as above.
+unsafe impl Sync for Running {}
+
+impl Running {
+    /// Whether its program ends by itself when the server does, and has to tidy up before.
+    pub(super) fn tidies_up(&self) -> bool {
+        // SAFETY: the plan lives as long as the cell; the flag is shared with the keeper by design.
+        unsafe { (*self.plan).tidies_up.load(Ordering::Relaxed) }
+    }
+
+    /// The keeper has been reaped.
+    pub(super) fn ended(self, cells: &mut Cells) {
+        cells.give_back(self.cell);
+    }
+}
+
+/// Where an order is.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// At the beginning of the cell's room, so many bytes of it.
+    Cell(usize),
+    /// Somewhere else.
+    Long(Long),
+}
+
+/// Memory for an order, aligned as one has to be.
+#[derive(Debug)]
+pub(super) struct Long(Vec<u64>);
+
+impl Long {
+    pub(super) fn new(len: usize) -> Self {
+        Self(vec![0; len.div_ceil(size_of::<u64>())])
+    }
+
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
+        let len = self.0.len() * size_of::<u64>();
+        // SAFETY: plain bytes of memory that is borrowed for as long.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
+    }
+}
+
+/// Memory for a keeper that is yet to be started.
+#[derive(Debug)]
+pub(super) struct Room(cell::Cell);
+
+impl Room {
+    pub(super) fn new(cells: &mut Cells) -> io::Result<Self> {
+        cells.take().map(Self)
+    }
+
+    /// Where the bytes of an order can be put.
+    pub(super) fn order(&mut self) -> &mut [u8] {
+        self.0.order()
+    }
+
+    pub(super) fn unused(self, cells: &mut Cells) {
+        cells.give_back(self.0);
+    }
+
+    /// Starts a keeper that carries out the order. The descriptors are those of [`Order`]; they can be
+    /// closed afterwards.
+    pub(super) fn start(
+        mut self,
+        place: Place,
+        descriptors: &[impl AsRawFd],
+    ) -> Result<Running, Errno> {
+        let mut long = None;
+        let opened = match place {
+            Place::Cell(len) => self.0.order().get_mut(..len).and_then(order::open),
+            Place::Long(memory) => order::open(long.insert(memory).bytes()),
+        };
+        let opened = opened.ok_or(Errno::INVAL)?;
+        let mut numbers = descriptors.iter().map(AsRawFd::as_raw_fd);
+        let mut next = || numbers.next().ok_or(Errno::BADF);
+        let socket = next()?;
+        let stdio = [next()?, next()?, next()?];
+        let executable = if opened.manner.executable { next()? } else { -1 };
+        let mut pass = [-1; stub::MOST_PASSED];
+        let mut passed = 0;
+        for fd in numbers {
+            *pass.get_mut(passed).ok_or(Errno::TOOBIG)? = fd;
+            passed += 1;
+        }
+        let [stack, order] = self.0.passing();
+        let plan = stub::Plan {
+            order: opened,
+            stdio,
+            pass,
+            passed,
+            executable,
+            socket,
+            process_stack: self.0.process_stack(),
+            passing: [Some(stack), Some(order)],
+            tidies_up: AtomicBool::new(opened.manner.tidies_up),
+            failed: None,
+        };
+        // The plan lies at the beginning of the keeper's stack, which grows down from there.
+        let top = self.0.keeper_stack().wrapping_byte_sub(size_of::<stub::Plan>());
+        let top = top.map_addr(|address| address & !63);
+        let at = top.cast::<stub::Plan>();
+        // SAFETY: within the cell, aligned, and nobody else's.
+        unsafe { at.write(plan) };
+        // SAFETY: the cell and the long order live in the value returned, which is held until the
+        // keeper was reaped; the plan's descriptors are open.
+        let pid = unsafe { stub::start(at, top) }?;
+        Ok(Running { pid, plan: at, cell: self.0, _long: long })
+    }
+}
+
+/// Says at an order's socket why it was not carried out.
+pub(super) fn refuse(socket: &OwnedFd, errno: Errno) {
+    let word = Word::Failed { step: 0, errno: errno.raw_os_error() };
+    let _ = send(socket, &word.message(), SendFlags::NOSIGNAL);
+}
+
+/// The server's hold on a keeper. Dropping it kills what is left of the program.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    socket: AsyncFd<Arc<OwnedFd>>,
+    pid: Pid,
+    root: Pid,
+    /// Dropped after the socket, whose end the keeper ends by.
+    _parent: Parent,
+}
+
+/// Whose child a keeper is.
+#[derive(Debug)]
+pub(super) enum Parent {
+    /// This process's own.
+    Own { _own: Own },
+    /// The warden's.
+    Warden { warden: Warden, known: Option<Known> },
+}
+
+/// A way to a keeper for whoever ends it.
+#[derive(Debug, Clone)]
+pub(super) struct Grip {
+    pub pid: Pid,
+    socket: Arc<OwnedFd>,
+}
+
+impl Grip {
+    /// Whether the keeper has ended, within so many milliseconds. As long as it has not, its number is
+    /// its own.
+    pub(super) fn has_ended(&self, milliseconds: i64) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let wait =
+            Timespec { tv_sec: milliseconds / 1000, tv_nsec: (milliseconds % 1000) * 1_000_000 };
+        // Nothing is asked for but the end, which is always told.
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        let _ = poll(&mut fds, Some(&wait));
+        fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    }
+}
+
+impl Keeper {
+    /// Waits for the first word on our end of an order's socket.
+    pub(super) async fn meet(socket: OwnedFd, mut parent: Parent) -> Result<Self, SpawnError> {
+        let system = |step, source| SpawnError::System { step, source };
+        let socket =
+            register(Arc::new(socket)).map_err(|source| system("the keeper's socket", source))?;
+        match next(&socket).await {
+            Some(Word::Started { root, keeper }) => {
+                if let Parent::Warden { warden, known } = &mut parent {
+                    *known = Some(warden.know(keeper));
+                }
+                Ok(Self { socket, pid: keeper, root, _parent: parent })
+            }
+            Some(Word::Failed { step, errno }) => {
+                let source = io::Error::from_raw_os_error(errno);
+                let step = stub::STEPS.get(step as usize).copied().unwrap_or("keeper");
+                Err(match step {
+                    stub::CWD => SpawnError::Cwd(source),
+                    stub::EXEC => SpawnError::Exec(source),
+                    step => system(step, source),
+                })
+            }
+            Some(Word::Exited { .. }) | None => {
+                Err(system("keeper", io::Error::other("it was killed")))
+            }
+        }
+    }
+
+    /// The program's pid.
+    pub(super) fn root(&self) -> Pid {
+        self.root
+    }
+
+    pub(super) fn grip(&self) -> Grip {
+        Grip { pid: self.pid, socket: self.socket.get_ref().clone() }
+    }
+
+    /// The next word; `None` once the keeper has ended. Cancel safe.
+    pub(super) async fn next(&self) -> Option<Word> {
+        next(&self.socket).await
+    }
+
+    /// Waits until the keeper has ended: then nothing is left.
+    pub(super) async fn ended(&self) {
+        while self.next().await.is_some() {}
+    }
+
+    pub(super) fn wish(&self, wish: Wish) {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        if let Err(error) = send(self.socket.get_ref(), &wish.message(), flags) {
+            tracing::debug!(%error, "a keeper does not hear");
+        }
+    }
+}
+
+async fn next(socket: &AsyncFd<Arc<OwnedFd>>) -> Option<Word> {
+    loop {
+        let mut ready = socket.readable().await.ok()?;
+        let mut message = [0; words::LENGTH];
+        match recv(socket.get_ref(), &mut message, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return None,
+            Ok((len, _)) => return message.get(..len).and_then(Word::read),
+            Err(Errno::AGAIN) => ready.clear_ready(),
+            // It ended before it heard a wish; what it said before that comes next.
+            Err(Errno::INTR | Errno::CONNRESET) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+/// The keeper of a host without a warden: a child of this process, and its memory.
+#[derive(Debug)]
+pub(super) struct Own(Option<Running>);
+
+impl Own {
+    pub(super) fn new(running: Running) -> Self {
+        Self(Some(running))
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let Some(running) = self.0.take() else { return };
+        let reap = |pid, options| {
+            rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::Pid(pid), options))
+        };
+        let pid = running.pid;
+        if !matches!(reap(pid, WaitIdOptions::EXITED | WaitIdOptions::NOHANG), Ok(None)) {
+            return;
+        }
+        // It is about to end. Until then its memory has to stay, whatever becomes of the thread.
+        let running = ManuallyDrop::new(running);
+        let wait = move || {
+            let _ = reap(pid, WaitIdOptions::EXITED);
+            drop(ManuallyDrop::into_inner(running));
+        };
+        if std::thread::Builder::new().name("exec-reap".into()).spawn(wait).is_err() {
+            tracing::warn!("no thread to reap a keeper with; it stays a zombie");
+        }
+    }
+}

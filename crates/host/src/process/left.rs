@@ -1,0 +1,62 @@
+//! What programs leave behind when they exit: their keepers, remembered under the group of whoever
+//! started them and ended with it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::descendants;
+use super::keeper::{Grip, Keeper};
+
+/// Processes that are killed together in the end: those of one client's session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Group(pub u64);
+
+/// All that is left of a host's programs. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Left(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    groups: HashMap<Group, HashMap<u64, Grip>>,
+    last: u64,
+}
+
+impl Left {
+    /// Remembers a keeper until it ends by itself. To be called from a runtime.
+    pub(super) fn add(&self, group: Group, keeper: Keeper) {
+        let id = {
+            let mut state = self.lock();
+            state.last += 1;
+            let id = state.last;
+            state.groups.entry(group).or_default().insert(id, keeper.grip());
+            id
+        };
+        let left = self.clone();
+        tokio::spawn(async move {
+            keeper.ended().await;
+            let mut state = left.lock();
+            if let Some(of_group) = state.groups.get_mut(&group) {
+                of_group.remove(&id);
+                if of_group.is_empty() {
+                    state.groups.remove(&group);
+                }
+            }
+        });
+    }
+
+    /// Kills what programs of a group left behind. Blocks.
+    pub(super) fn end(&self, group: Group) {
+        let of_group = self.lock().groups.remove(&group).unwrap_or_default();
+        descendants::end(of_group.into_values().collect());
+    }
+
+    /// Kills all that any program left behind. Blocks.
+    pub(super) fn end_all(&self) {
+        let groups = std::mem::take(&mut self.lock().groups);
+        descendants::end(groups.into_values().flat_map(HashMap::into_values).collect());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
