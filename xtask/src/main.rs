@@ -2,6 +2,7 @@
 
 mod bench;
 mod tidy;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -15,6 +16,8 @@ enum Chore {
     Bench(bench::BenchArgs),
     /// Check what no compiler checks
     Tidy,
+    /// Run random programs for random clients, kill at random, and see what is left
+    Torture(torture::TortureArgs),
     /// A bare websocket peer: the floor that benchmarks measure against
     #[command(hide = true)]
     FloorServer(bench::floor::FloorArgs),
@@ -24,6 +27,7 @@ fn main() -> ExitCode {
     let done = match Chore::parse() {
         Chore::Bench(args) => bench::run(&args),
         Chore::Tidy => tidy::run(),
+        Chore::Torture(args) => torture::run(&args),
         Chore::FloorServer(args) => bench::floor::serve(&args),
     };
     match done {

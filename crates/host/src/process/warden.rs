@@ -19,7 +19,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -52,8 +52,14 @@ const WORD: &str = "__exec-warden";
 /// How long after a kill it is looked for more to kill, if nobody tells of a death before.
 const KILLING: Duration = Duration::from_millis(20);
 
+/// How often the warden looks through all its children.
+const LOOKING: Duration = Duration::from_millis(100);
+
 /// How often what has fallen to the server is looked after.
 const LOOKING_AFTER: Duration = Duration::from_millis(20);
+
+/// How long it may be unknown what something that has fallen to the server is.
+const STRANGE: Duration = Duration::from_secs(1);
 
 /// What a message begins with: where the order is.
 const HERE: u8 = 1;
@@ -79,12 +85,16 @@ fn watch(link: BorrowedFd<'_>) -> io::Result<()> {
     loop {
         let mut fds =
             [PollFd::new(&link, PollFlags::IN), PollFd::new(&watch.deaths, PollFlags::IN)];
-        match poll(&mut fds, None) {
+        let wait = watch.patience().and_then(|wait| Timespec::try_from(wait).ok());
+        match poll(&mut fds, wait.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
         let (asked, died) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
         if died {
+            watch.reap_told();
+        }
+        if watch.patience().is_some_and(|wait| wait.is_zero()) {
             watch.reap();
         }
         if asked && !watch.carry_out(link) {
@@ -102,13 +112,21 @@ struct Watch {
     /// A cell for the next order, which is received into it.
     room: Option<Room>,
     keepers: HashMap<Pid, Running>,
+    /// When all children are looked through for those that have exited.
+    look_at: Option<Instant>,
 }
 
 impl Watch {
     fn new() -> io::Result<Self> {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let deaths = deaf_but_for_deaths()?;
-        Ok(Self { deaths, cells: Cells::default(), room: None, keepers: HashMap::new() })
+        Ok(Self {
+            deaths,
+            cells: Cells::default(),
+            room: None,
+            keepers: HashMap::new(),
+            look_at: None,
+        })
     }
 
     /// Takes the next order. False once there will be none.
@@ -162,9 +180,38 @@ impl Watch {
         true
     }
 
-    /// Reaps what has exited. What was kept by a keeper that was killed has fallen to us, and is
+    /// How long until all children have to be looked through, if they have to be.
+    fn patience(&self) -> Option<Duration> {
+        self.look_at.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Reaps the keeper whose end was told. To ask for all that have exited takes longer the more there
+    /// are, so that is done now and then: of several ends at once the kernel tells one.
+    fn reap_told(&mut self) {
+        let mut told = [0; size_of::<libc::signalfd_siginfo>()];
+        let heard = self.deaths.read(&mut told).is_ok_and(|len| len == told.len());
+        let word = |at: usize| told.get(at..at + 4).and_then(|word| word.try_into().ok());
+        let word = |at| i32::from_ne_bytes(word(at).unwrap_or_default());
+        let code = word(offset_of!(libc::signalfd_siginfo, ssi_code));
+        let status = word(offset_of!(libc::signalfd_siginfo, ssi_status));
+        let pid = Pid::from_raw(word(offset_of!(libc::signalfd_siginfo, ssi_pid)));
+        match pid.and_then(|pid| self.keepers.remove(&pid)) {
+            Some(running) if heard && (code, status) == (libc::CLD_EXITED, 0) => {
+                let _ = rustix::process::waitpid(Some(running.pid), WaitOptions::empty());
+                running.ended(&mut self.cells);
+                self.look_at.get_or_insert_with(|| Instant::now() + LOOKING);
+            }
+            killed => {
+                self.keepers.extend(killed.map(|running| (running.pid, running)));
+                self.reap();
+            }
+        }
+    }
+
+    /// Reaps all that have exited. What was kept by a keeper that was killed has fallen to us, and is
     /// killed.
     fn reap(&mut self) {
+        self.look_at = None;
         let mut told = [0; 512];
         while self.deaths.read(&mut told).is_ok_and(|len| len == told.len()) {}
         let mut fallen = false;
@@ -320,8 +367,7 @@ impl Warden {
         let mut fds: Vec<BorrowedFd<'_>> = order.descriptors.iter().map(|fd| fd.as_fd()).collect();
         fds.extend(file.as_ref().map(AsFd::as_fd));
         // One that has just died is replaced within a moment.
-        for pause in [0, 50, 200, 1000] {
-            tokio::time::sleep(Duration::from_millis(pause)).await;
+        for pause in [50, 200, 1000] {
             let link = match &*self.0.current() {
                 Current::Link(link) => link.clone(),
                 Current::Failed => return Err(io::Error::other("there is no warden")),
@@ -333,6 +379,7 @@ impl Warden {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
                 sent => return sent,
             }
+            tokio::time::sleep(Duration::from_millis(pause)).await;
         }
         Err(io::Error::other("the warden was killed"))
     }
@@ -407,11 +454,15 @@ impl Watched {
     /// Waits for the warden to end and starts another, until dismissed.
     fn keep(&self, mut child: Child) {
         // Until nothing is left that fell to us from a warden that was killed, that is looked after.
-        let mut fallen = false;
+        let mut fallen = None;
         loop {
-            if fallen && let Ok(None) = child.try_wait() {
+            if let Some(strangers) = &mut fallen
+                && let Ok(None) = child.try_wait()
+            {
                 thread::sleep(LOOKING_AFTER);
-                fallen = self.look_after_fallen(&child);
+                if !self.look_after_fallen(&child, strangers) {
+                    fallen = None;
+                }
                 continue;
             }
             let _ = child.wait();
@@ -429,14 +480,15 @@ impl Watched {
                     return;
                 }
             }
-            fallen = true;
+            fallen.get_or_insert_with(HashMap::new);
         }
     }
 
     /// Reaps what fell to us and has exited, and kills what no keeper of ours keeps. Tells whether
     /// anything is left.
-    fn look_after_fallen(&self, warden: &Child) -> bool {
+    fn look_after_fallen(&self, warden: &Child, strangers: &mut HashMap<Pid, Instant>) -> bool {
         let mut left = false;
+        let mut still = HashMap::new();
         for pid in descendants::children(rustix::process::getpid()) {
             if pid.as_raw_nonzero().get().cast_unsigned() == warden.id() {
                 continue;
@@ -447,9 +499,15 @@ impl Watched {
             }
             left = true;
             if !lock(&self.keepers).contains(&pid) {
-                kill_child(pid);
+                // It may be a keeper whose first word is yet to be heard.
+                let since = strangers.get(&pid).copied().unwrap_or_else(Instant::now);
+                if since.elapsed() > STRANGE {
+                    kill_child(pid);
+                }
+                still.insert(pid, since);
             }
         }
+        *strangers = still;
         left
     }
 }

@@ -1,0 +1,73 @@
+//! What is on the machine: the server's own processes, and those that carry a token.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+/// How long anything may take.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Every process with this token in its command line or environment, with its command line.
+pub fn with_token(token: &str) -> Vec<(u32, String)> {
+    let has = |bytes: &[u8]| bytes.windows(token.len()).any(|window| window == token.as_bytes());
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|&pid| pid != std::process::id() && state(pid).is_some_and(|state| state != b'Z'))
+        .filter_map(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            let found = has(&line) || has(&environment);
+            found.then(|| (pid, String::from_utf8_lossy(&line).replace('\0', " ")))
+        })
+        .collect()
+}
+
+fn state(pid: u32) -> Option<u8> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.as_bytes().first().copied()
+}
+
+pub fn children(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = tasks.map(|task| task.path().join("children"));
+    let lists = lists.filter_map(|list| std::fs::read_to_string(list).ok());
+    lists
+        .flat_map(|list| list.split(' ').filter_map(|n| n.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+fn is_called(pid: u32, name: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name)
+}
+
+pub fn wardens(server: u32) -> Vec<u32> {
+    children(server).into_iter().filter(|&pid| is_called(pid, "codex-warden")).collect()
+}
+
+/// The keepers below a server, also those that fell to it.
+pub fn keepers(server: u32) -> Vec<u32> {
+    let below = wardens(server).into_iter().flat_map(children).chain(children(server));
+    below.filter(|&pid| is_called(pid, "codex-keeper")).collect()
+}
+
+pub fn kill(pid: u32) {
+    if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    }
+}
+
+pub fn descriptors(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
+}
+
+/// Waits until there is nothing to complain of, and complains if that takes too long.
+pub async fn settles(what: impl Fn() -> Option<String>) -> anyhow::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while let Some(complaint) = what() {
+        if Instant::now() > until {
+            anyhow::bail!(complaint);
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! One client's session: random programs at once, followed to their ends in a random way.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use fastrand::Rng;
+use serde_json::json;
+
+use super::client::{Client, Leave};
+use super::script::Script;
+
+/// What faults may change of what is told.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Allowed {
+    /// A start may be refused: whoever was to carry it out was killed.
+    pub refused: bool,
+    /// A program may be killed before its time, with its keeper.
+    pub killed: bool,
+}
+
+/// How a client follows its processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    Pushed,
+    Slow,
+    Polling,
+}
+
+/// Runs programs that carry `token` and judges what is told of them. What they leave behind is left.
+pub async fn run(url: &str, token: &str, mut rng: Rng, allowed: Allowed) -> anyhow::Result<()> {
+    let mut running = HashMap::new();
+    let told = follow(url, token, &mut rng, allowed, &mut running).await;
+    told.with_context(|| {
+        let texts = running.iter().map(|(id, script)| format!("{id}: {:?}", script.text));
+        texts.collect::<Vec<_>>().join("\n")
+    })
+}
+
+async fn follow(
+    url: &str,
+    token: &str,
+    rng: &mut Rng,
+    allowed: Allowed,
+    running: &mut HashMap<String, Script>,
+) -> anyhow::Result<()> {
+    let mut client = Client::connect(url).await?;
+    for n in 0..rng.usize(1..6) {
+        let id = format!("p{n}");
+        let script = Script::random(rng, token);
+        if start(&mut client, &id, &script, token, allowed).await? {
+            running.insert(id.clone(), script);
+            feed(&mut client, &id, &running[&id], rng, allowed).await?;
+        }
+        if rng.u8(..4) == 0 {
+            client.come_back(leave(rng)).await?;
+        }
+    }
+    let manner = [Manner::Pushed, Manner::Slow, Manner::Polling][rng.usize(..3)];
+    while !running.keys().all(|id| client.is_complete(id)) {
+        let ids: Vec<String> = running.keys().cloned().collect();
+        for id in &ids {
+            let seen = client.seen.entry(id.clone()).or_default();
+            // Its streams end with what it left behind, which terminate ends although it has exited.
+            if running[id].held && seen.exit.is_some() && seen.closed.is_none() {
+                let answer = client.call("process/terminate", json!({"processId": id})).await?;
+                ensure!(answer["result"]["running"] == false, "{id} has exited: {answer}");
+                while !client.is_complete(id) {
+                    client.read(id, 500, None).await?;
+                }
+            } else if manner == Manner::Polling && !seen.is_complete() {
+                let most = rng.bool().then(|| rng.u64(1..200_000));
+                client.read(id, rng.u64(..20), most).await?;
+            }
+        }
+        if rng.u8(..12) == 0 {
+            client.come_back(leave(rng)).await?;
+        } else if manner != Manner::Polling {
+            // What has come meanwhile may have been the last.
+            if !ids.iter().all(|id| client.is_complete(id))
+                && !ids.iter().any(|id| running[id].held)
+            {
+                client.listen(rng, manner == Manner::Slow).await?;
+            } else {
+                for id in &ids {
+                    client.read(id, 5, None).await?;
+                }
+            }
+        }
+    }
+    for (id, script) in &*running {
+        judge(&client, id, script, allowed).with_context(|| id.clone())?;
+    }
+    Ok(())
+}
+
+fn leave(rng: &mut Rng) -> Leave {
+    [Leave::Close, Leave::Reset, Leave::Silence][rng.usize(..2)]
+}
+
+/// Whether it was started.
+async fn start(
+    client: &mut Client,
+    id: &str,
+    script: &Script,
+    token: &str,
+    allowed: Allowed,
+) -> anyhow::Result<bool> {
+    let params = json!({
+        "processId": id,
+        "argv": ["/bin/sh", "-c", script.text],
+        "cwd": "file:///",
+        "env": {"PATH": "/usr/bin:/bin", "TORTURE": token},
+        "tty": script.tty,
+        "pipeStdin": !script.input.is_empty(),
+    });
+    let answer = client.call("process/start", params).await?;
+    if answer["result"]["processId"] == id {
+        // It may have said something already to a connection that is about to be left.
+        client.seen.entry(id.to_owned()).or_default();
+        return Ok(true);
+    }
+    ensure!(allowed.refused, "not started: {answer}");
+    Ok(false)
+}
+
+/// Writes its input, some of it twice under the same name.
+async fn feed(
+    client: &mut Client,
+    id: &str,
+    script: &Script,
+    rng: &mut Rng,
+    allowed: Allowed,
+) -> anyhow::Result<()> {
+    for (n, line) in script.input.iter().enumerate() {
+        let chunk = base64_simd::STANDARD.encode_to_string(format!("{line}\n"));
+        let params = json!({"processId": id, "chunk": chunk, "writeId": format!("w{n}")});
+        for _ in 0..rng.usize(1..3) {
+            let answer = client.call("process/write", params.clone()).await?;
+            let status = &answer["result"]["status"];
+            ensure!(status == "accepted" || allowed.killed, "{id}: not written: {answer}");
+        }
+        if rng.u8(..4) == 0 {
+            tokio::time::sleep(Duration::from_millis(rng.u64(..10))).await;
+        }
+    }
+    Ok(())
+}
+
+/// Compares what was told with the model.
+fn judge(client: &Client, id: &str, script: &Script, allowed: Allowed) -> anyhow::Result<()> {
+    let seen = client.seen.get(id).context("never heard of")?;
+    let (_, code) = seen.exit.context("no exit")?;
+    if allowed.killed && code == 128 + 9 {
+        return Ok(());
+    }
+    ensure!(code == script.code, "exited with {code}, not {}", script.code);
+    let streams = match script.tty {
+        true => vec![("pty", &script.stdout)],
+        false => vec![("stdout", &script.stdout), ("stderr", &script.stderr)],
+    };
+    for (name, expected) in streams {
+        let got = seen.stream(name);
+        let same = got.iter().zip(expected.as_bytes()).take_while(|(a, b)| a == b).count();
+        ensure!(
+            got == expected.as_bytes(),
+            "{name}: {} bytes, not {}; the first {same} are right",
+            got.len(),
+            expected.len()
+        );
+    }
+    Ok(())
+}
