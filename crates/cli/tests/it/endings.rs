@@ -133,10 +133,11 @@ async fn a_warden_that_dies_is_replaced_and_forgets_nobody() {
     for round in 0..3 {
         let old = warden(server.pid()).unwrap();
         send(old, Signal::KILL);
-        // Also those that are started while there is none.
+        // Also those that are started while there is none. What died with it, is said to have.
         for n in 0..5 {
             let id = format!("during-{round}-{n}");
-            client.start(&id, "echo $$; exec sleep 1000").await;
+            let script = "echo $$; exec sleep 1000";
+            while client.call("process/start", start(&id, script)).await["error"].is_object() {}
             pids.extend(numbers(&client.lines(&id, 1).await));
         }
         eventually("there is another", || {
@@ -224,6 +225,22 @@ async fn no_zombie_stays() {
     let warden = warden(server.pid()).unwrap();
     let left = || [children(server.pid()), children(warden)].concat();
     eventually("only the warden is left", || left().len() == 1).await;
+}
+
+/// What is kept of a closed process needs no descriptor.
+#[tokio::test]
+async fn a_closed_process_holds_no_descriptor() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
+    client.run("first", "true").await;
+    let before = open();
+    for n in 0..50 {
+        client.run(&format!("{n}"), "echo kept").await;
+    }
+    eventually("all are closed", || open() <= before).await;
+    let kept = client.call("process/read", json!({"processId": "7"})).await;
+    assert_eq!(kept["result"]["closed"], true, "{kept}");
 }
 
 #[tokio::test]

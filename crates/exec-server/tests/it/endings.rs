@@ -204,3 +204,48 @@ async fn no_zombies_are_left() {
         .await;
     }
 }
+
+/// Whoever is left of a process that has exited may hold its streams, and can be ended.
+#[tokio::test]
+async fn what_an_exited_process_left_is_ended_too() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    let ways = [
+        ("p", "process/terminate", json!({"processId": "p"}), json!({"running": false})),
+        ("q", "process/signal", json!({"processId": "q", "signal": "kill"}), json!({})),
+    ];
+    for (id, method, params, answer) in ways {
+        let script = "sleep 1000 & echo $!; setsid sh -c 'echo $$; exec sleep 1000' & \
+                      read line; exit 7";
+        client.start(sh(id, script).piped()).await.unwrap();
+        let mut all = Published::default();
+        while all.text().lines().count() < 2 {
+            assert!(!all.take(&client.notice().await), "{all:?}");
+        }
+        let pids = numbers(&all.text());
+        client.write(id, "\n").await;
+        while all.exit_code != 7 {
+            assert!(!all.take(&client.notice().await), "{all:?}");
+        }
+        assert!(pids.iter().all(|&pid| is_running(pid)), "they outlive it");
+        assert_eq!(client.call(method, params).await.unwrap(), answer);
+        client.go_on_until_closed(id, all).await;
+        for pid in pids {
+            gone(pid).await;
+        }
+    }
+}
+
+/// Also what has left the group.
+#[tokio::test]
+async fn the_signal_kill_reaches_every_descendant() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    let (pids, all) = tree(&mut client, "p").await;
+    client.call("process/signal", json!({"processId": "p", "signal": "kill"})).await.unwrap();
+    let all = client.go_on_until_closed("p", all).await;
+    assert_eq!(all.exit_code, 137);
+    for pid in pids {
+        gone(pid).await;
+    }
+}
