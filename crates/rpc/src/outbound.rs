@@ -100,6 +100,14 @@ impl Outbound {
         Ok(())
     }
 
+    /// Queues a message whether or not there is room, for those that cannot wait. The caller bounds
+    /// how many of them there can be.
+    pub fn send_now(&self, message: impl Into<Bytes>) {
+        if let Ok(permit) = self.room.clone().try_acquire_many_owned(0) {
+            Slot { queue: self.queue.clone(), permit }.send(message);
+        }
+    }
+
     /// Resolves when everything that was sent so far has been written, or never will be.
     pub async fn drained(&self) {
         let all = u32::try_from(self.capacity).unwrap_or(u32::MAX);

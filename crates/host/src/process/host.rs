@@ -10,6 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::peer::Peers;
+use crate::pool;
 
 use super::actor::{Actor, Parts};
 use super::child::Child;
@@ -74,6 +75,7 @@ pub enum StartError {
 impl ProcessHost {
     /// A host in this process. To be made inside a runtime.
     pub fn new(config: ProcessConfig) -> io::Result<Self> {
+        pool::prepare()?;
         let orphans = Orphans::default();
         let (warden, nofile) = match &config.lifeline {
             Lifeline::ParentDeathSignal => (Warden::none(), None),
@@ -135,14 +137,14 @@ impl ProcessHost {
     /// Kills what processes of a group left behind. Its processes themselves are gone already.
     pub async fn end_group(&self, group: Group) {
         let orphans = self.orphans.clone();
-        let _ = tokio::task::spawn_blocking(move || orphans.kill_of(group)).await;
+        let _ = pool::blocking(move || orphans.kill_of(group)).await;
     }
 
     /// Kills the helpers and everything that any process left behind, and lets the warden go.
     pub async fn shut_down(&self) {
         let (orphans, spares, helpers) =
             (self.orphans.clone(), self.spares.clone(), self.helpers.clone());
-        let ended = tokio::task::spawn_blocking(move || {
+        let ended = pool::blocking(move || {
             spares.end();
             helpers.end_all();
             orphans.kill_all();
@@ -225,7 +227,7 @@ impl ProcessHost {
         let mut spool = None;
         if limits.bytes > config.spool_above {
             let (directory, bytes) = (config.spool_directory.clone(), limits.bytes);
-            let made = tokio::task::spawn_blocking(move || Spool::create(&directory, bytes)).await;
+            let made = pool::blocking(move || Spool::create(&directory, bytes)).await;
             let made = made.unwrap_or_else(|error| Err(io::Error::other(error)));
             let setup = |source| StartError::Setup { what: "a spool for its output", source };
             spool = Some(made.map_err(setup)?);
