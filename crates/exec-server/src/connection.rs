@@ -10,6 +10,7 @@
 
 use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -244,11 +245,20 @@ impl Serving {
     async fn request(&self, id: RequestId, len: usize) -> Request {
         let len = len.min(self.server.config().pending_bytes);
         let len = u32::try_from(len).unwrap_or(u32::MAX);
-        // The semaphores live as long as `self` and are never closed.
-        let closed = "the semaphore is never closed";
-        let count = self.count.clone().acquire_owned().await.expect(closed);
-        let bytes = self.bytes.clone().acquire_many_owned(len).await.expect(closed);
-        let share = Share { _count: count, _bytes: bytes };
+        let mut share = pin!(async {
+            // The semaphores live as long as `self` and are never closed.
+            let closed = "the semaphore is never closed";
+            let count = self.count.clone().acquire_owned().await.expect(closed);
+            let bytes = self.bytes.clone().acquire_many_owned(len).await.expect(closed);
+            Share { _count: count, _bytes: bytes }
+        });
+        let share = match share.as_mut().now_or_never() {
+            Some(share) => share,
+            None => {
+                let _not_reading = self.outbound.not_reading();
+                share.await
+            }
+        };
         Request { id, outbound: self.outbound.clone(), answered: false, _share: share }
     }
 

@@ -18,7 +18,7 @@ mod websocket;
 pub use connection::{Connection, ConnectionConfig, KeepAlive, TransportError};
 pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
 pub use loopback::unpaced_on_loopback;
-pub use outbound::{Closed, Outbound, OutboundConfig, Slot};
+pub use outbound::{Closed, NotReading, Outbound, OutboundConfig, Slot};
 pub use pending::{Answer, OnAnswer, Pending};
 pub use upgrade::websocket_accept;
 pub use websocket::{websocket_config, websocket_limits};

@@ -11,7 +11,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_websockets::{Error, Limits, Message, WebSocketStream};
 
 use crate::connection::{Connection, ConnectionConfig, TransportError};
-use crate::outbound::{Outbound, OutboundQueue, Queued, outbound};
+use crate::outbound::{Marks, Outbound, OutboundQueue, Queued, outbound};
+
+/// Pongs, of at most 125 bytes each, that may wait for the next write while there is no room.
+const UNFLUSHED_PONGS: usize = 256;
 
 /// The limits to build a websocket with, so that what is a little too long can be answered.
 pub fn websocket_limits(config: &ConnectionConfig) -> Limits {
@@ -33,6 +36,7 @@ impl Connection {
         let (outbound, queue) = outbound(config.outbound);
         let reader_gone = CancellationToken::new();
         let peer_gone = CancellationToken::new();
+        let marks = queue.marks().clone();
         tokio::spawn(write(
             sink,
             queue,
@@ -47,6 +51,8 @@ impl Connection {
             config: *config,
             heard: now,
             pinged: None,
+            unflushed_pongs: 0,
+            marks,
             peer_gone,
             _gone: reader_gone.drop_guard(),
         };
@@ -62,6 +68,10 @@ struct Reader<T> {
     heard: Instant,
     /// When it was pinged since then.
     pinged: Option<Instant>,
+    /// Pongs that wait for the next write.
+    unflushed_pongs: usize,
+    /// Questions whether something has arrived: pings with a number, answered by a pong with the same.
+    marks: Marks,
     /// Tells the write task that the peer has ended the connection.
     peer_gone: CancellationToken,
     /// Tells the write task that nobody listens any more.
@@ -105,9 +115,24 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
                     }
                     return Some(Ok(bytes));
                 }
-                // The library has queued the pong; see to it that a peer which pings and never
-                // reads waits for us and does not fill our memory.
-                Ok(message) if message.is_ping() => self.outbound.flush().await.ok()?,
+                // The library has queued the pong. A peer that does not read while we send may wait
+                // for us to read, so the pong need not wait for room; but see to it that one which
+                // pings and never reads waits for us and does not fill our memory.
+                Ok(message) if message.is_ping() => {
+                    if self.outbound.try_flush() {
+                        self.unflushed_pongs = 0;
+                    } else if self.unflushed_pongs < UNFLUSHED_PONGS {
+                        self.unflushed_pongs += 1;
+                    } else {
+                        self.outbound.flush().await.ok()?;
+                        self.unflushed_pongs = 0;
+                    }
+                }
+                Ok(message) if message.is_pong() => {
+                    if let Ok(id) = <[u8; 8]>::try_from(&message.as_payload()[..]) {
+                        self.marks.answered(u64::from_be_bytes(id));
+                    }
+                }
                 Ok(message) if message.is_close() => return None,
                 Ok(_) => {}
                 Err(Error::PayloadTooLong { .. }) => {
@@ -179,6 +204,13 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
                     }
                     Queued::Ping => sink.feed(Message::ping("")).await?,
                     Queued::Flush(share) => unwritten.push(share),
+                    Queued::Mark(mark) => match queue.marks().await_answer(mark) {
+                        Ok(id) => {
+                            let number = Bytes::copy_from_slice(&id.to_be_bytes());
+                            sink.feed(Message::ping(number)).await?;
+                        }
+                        Err(mark) => mark.reached(),
+                    },
                 }
                 next = queue.try_recv();
             }
