@@ -69,6 +69,8 @@ const VAST: usize = 256 << 10;
 struct Share {
     _count: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
+    /// Of what the server has for large messages.
+    _memory: Option<codex_exec_rpc::Share>,
 }
 
 impl Request {
@@ -175,7 +177,10 @@ pub(crate) async fn serve(server: Server, mut connection: Connection) {
     let work = async {
         loop {
             match connection.next().await {
-                Some(Ok(message)) => serving.message(&message).await,
+                Some(Ok(message)) => {
+                    let memory = connection.take_share();
+                    serving.message(&message, memory).await;
+                }
                 Some(Err(error @ TransportError::TooLong { .. })) => {
                     serving.malformed(error.to_string()).await;
                 }
@@ -223,11 +228,11 @@ impl Serving {
         }
     }
 
-    async fn message(&mut self, message: &Bytes) {
+    async fn message(&mut self, message: &Bytes, memory: Option<codex_exec_rpc::Share>) {
         match Incoming::parse(message, &self.server.config().decode) {
             Ok(Incoming::Request { id, method, params, trace }) => {
                 tracing::debug!(%id, method, ?trace, "request");
-                let request = self.request(id, message.len()).await;
+                let request = self.request(id, message.len(), memory).await;
                 // What panics answers by being dropped; the requests after it go on.
                 let _ =
                     AssertUnwindSafe(self.dispatch(request, &method, params)).catch_unwind().await;
@@ -242,7 +247,12 @@ impl Serving {
     }
 
     /// Waits until the connection may have one more request under way.
-    async fn request(&self, id: RequestId, len: usize) -> Request {
+    async fn request(
+        &self,
+        id: RequestId,
+        len: usize,
+        memory: Option<codex_exec_rpc::Share>,
+    ) -> Request {
         let len = len.min(self.server.config().pending_bytes);
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         let mut share = pin!(async {
@@ -250,7 +260,7 @@ impl Serving {
             let closed = "the semaphore is never closed";
             let count = self.count.clone().acquire_owned().await.expect(closed);
             let bytes = self.bytes.clone().acquire_many_owned(len).await.expect(closed);
-            Share { _count: count, _bytes: bytes }
+            Share { _count: count, _bytes: bytes, _memory: memory }
         });
         let share = match share.as_mut().now_or_never() {
             Some(share) => share,

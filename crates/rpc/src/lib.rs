@@ -5,6 +5,7 @@
 //! [`Connection::pair`] (memory), [`Connection::channel`] (a relay stream). [`WebsocketDial`] makes
 //! one to a `ws://` or `wss://` address. [`Pending`] matches answers to requests.
 
+mod budget;
 mod connection;
 mod dial;
 mod lines;
@@ -15,6 +16,7 @@ mod pending;
 mod upgrade;
 mod websocket;
 
+pub use budget::{Budget, Meter, Metered, Share};
 pub use connection::{Connection, ConnectionConfig, KeepAlive, TransportError};
 pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
 pub use loopback::unpaced_on_loopback;

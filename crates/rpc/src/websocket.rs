@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_websockets::{Error, Limits, Message, WebSocketStream};
 
+use crate::budget::{Meter, Metered};
 use crate::connection::{Connection, ConnectionConfig, TransportError};
 use crate::outbound::{Marks, Outbound, OutboundQueue, Queued, outbound};
 
@@ -29,6 +30,29 @@ pub fn websocket_config() -> tokio_websockets::Config {
 impl Connection {
     /// A connection over an established websocket. Spawns its write task.
     pub fn websocket<T>(socket: WebSocketStream<T>, config: &ConnectionConfig) -> Self
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        Self::websocket_with(socket, None, config)
+    }
+
+    /// The same over a websocket whose bytes come through a [`Budget`](crate::Budget).
+    pub fn metered_websocket<T>(
+        socket: WebSocketStream<Metered<T>>,
+        meter: Meter,
+        config: &ConnectionConfig,
+    ) -> Self
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        Self::websocket_with(socket, Some(meter), config)
+    }
+
+    fn websocket_with<T>(
+        socket: WebSocketStream<T>,
+        meter: Option<Meter>,
+        config: &ConnectionConfig,
+    ) -> Self
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -53,10 +77,18 @@ impl Connection {
             pinged: None,
             unflushed_pongs: 0,
             marks,
+            meter: meter.clone(),
             peer_gone,
             _gone: reader_gone.drop_guard(),
         };
-        Self::new(reader.into_stream(), outbound)
+        if let Some(meter) = &meter {
+            meter.set_outbound(&outbound);
+        }
+        let connection = Self::new(reader.into_stream(), outbound);
+        match meter {
+            Some(meter) => connection.with_meter(meter),
+            None => connection,
+        }
     }
 }
 
@@ -72,6 +104,7 @@ struct Reader<T> {
     unflushed_pongs: usize,
     /// Questions whether something has arrived: pings with a number, answered by a pong with the same.
     marks: Marks,
+    meter: Option<Meter>,
     /// Tells the write task that the peer has ended the connection.
     peer_gone: CancellationToken,
     /// Tells the write task that nobody listens any more.
@@ -109,6 +142,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
             let limit = self.config.message_bytes;
             match message {
                 Ok(message) if message.is_text() || message.is_binary() => {
+                    if let Some(meter) = &self.meter {
+                        meter.took_message();
+                    }
                     let bytes = Bytes::from(message.into_payload());
                     if bytes.len() > limit {
                         return Some(Err(TransportError::TooLong { len: bytes.len(), limit }));
@@ -154,6 +190,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
     /// The deadline has come: ping, or give the peer up.
     fn silence(&mut self) -> Option<TransportError> {
         let patience = self.config.keep_alive?.patience;
+        if self.meter.as_ref().is_some_and(Meter::is_waiting) {
+            // It is we who do not read.
+            self.heard = Instant::now();
+            self.pinged = None;
+            return None;
+        }
         if self.pinged.is_some() {
             return Some(TransportError::Silent { patience });
         }

@@ -384,3 +384,42 @@ async fn input_and_output_beyond_every_bound_do_not_wait_for_each_other() {
     assert!(stdout.chunks(BLOCK).enumerate().all(|(n, block)| block == [n as u8; BLOCK]));
     writing.await.unwrap();
 }
+
+/// Large messages of many connections share the server's memory for them: those that find none left
+/// wait in their sockets, small requests pass, and all are answered.
+#[tokio::test]
+async fn large_messages_of_twenty_connections_wait_for_room_and_are_answered() {
+    let server = server_with(|config| config.message_memory = 4 << 20);
+    let address = listen(&server).await;
+    let mut holder = Client::websocket(address).await;
+    holder.greet(json!({"clientName": "test"})).await.unwrap();
+    holder.start(start("p", &["/bin/sleep", "1000"]).piped()).await.unwrap();
+    // One message that nobody takes keeps its share until it is answered.
+    let chunk = base64(&vec![7; 3 << 20]);
+    holder.ask("process/write", json!({"processId": "p", "chunk": chunk})).await;
+    let other = holder.ask("process/write", json!({"processId": "p", "chunk": "eA=="})).await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = |n: usize| directory.path().join(n.to_string());
+    let mut writing = tokio::task::JoinSet::new();
+    for n in 0..20 {
+        let path = path(n);
+        writing.spawn(async move {
+            let mut client = Client::websocket(address).await;
+            client.greet(json!({"clientName": "test"})).await.unwrap();
+            let small = json!({"path": "file:///"});
+            client.call("fs/getMetadata", small.clone()).await.unwrap();
+            let data = base64(&vec![n as u8; 1_000_000 + n]);
+            let write = json!({"path": format!("file://{}", path.display()), "dataBase64": data});
+            client.call("fs/writeFile", write).await.unwrap();
+            client.call("fs/getMetadata", small).await.unwrap();
+        });
+    }
+    holder.call("process/terminate", json!({"processId": "p"})).await.unwrap();
+    holder.answer(other).await.unwrap();
+    while let Some(ended) = writing.join_next().await {
+        ended.unwrap();
+    }
+    for n in 0..20 {
+        assert!(std::fs::read(path(n)).unwrap() == vec![n as u8; 1_000_000 + n]);
+    }
+}
