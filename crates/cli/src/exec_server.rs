@@ -130,8 +130,15 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
         ExecServerRuntimePaths::new(executable, None).context("cannot find this executable")?;
     // A listener gives its connections to lanes; a relay's socket and its streams share this thread.
     // It looks at its sockets often: a key must not wait until a busy stream has nothing more to do.
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().event_interval(8).build()?;
+    // The threads that it has for stdin, stdout and the lookup of names stay, one from the start, so that
+    // none is missing later on a machine that gives no more.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .event_interval(8)
+        .max_blocking_threads(64)
+        .thread_keep_alive(Duration::from_secs(100 * 365 * 24 * 3600))
+        .build()?;
+    drop(runtime.spawn_blocking(|| ()));
     runtime.block_on(async {
         match args.command {
             Some(ExecServerCommand::Forward(forward)) => forward.run(&paths).await,

@@ -46,6 +46,11 @@ pub struct ServerConfig {
     pub pending_requests: usize,
     /// Bytes of requests of one connection that are under way. Default 96 MiB. As above.
     pub pending_bytes: usize,
+    /// Memory for large messages (more than 256 KiB) that come in over all websockets together, in
+    /// bytes. Default 256 MiB. A message counts twice, for its text and for what is decoded of it, from
+    /// before it is read until it is answered; one that finds too little left waits in its socket. A
+    /// message that would take more than all of it waits for all of it.
+    pub message_memory: usize,
     /// Threads among which a listener's connections are shared out, each staying on its own.
     /// Default 0: connections are served in the runtime that the listener is in;
     /// [`run`](crate::run) sets as many as there are processors.
@@ -73,6 +78,7 @@ impl Default for ServerConfig {
             concurrent_requests: 64,
             pending_requests: 4096,
             pending_bytes: 96 << 20,
+            message_memory: 256 << 20,
             lanes: 0,
             unsent_bytes: 512 << 10,
             handshake_timeout: Duration::from_secs(10),

@@ -4,19 +4,25 @@
 //! owner before the next message is looked at, so requests that name the same process take effect
 //! in the order they came; their answers are awaited by tasks of their own, so none of them delays
 //! another.
+//!
+//! Invariant: every request is answered once, if the connection lasts: a [`Request`] that is dropped
+//! without an answer, by a panic at whatever stage, sends an error.
 
 use std::ops::Deref;
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use codex_exec_host::buffer;
-use codex_exec_rpc::{Connection, Outbound, TransportError};
+use codex_exec_host::{buffer, pool};
+use codex_exec_rpc::{Connection, Outbound, Slot, TransportError};
 use codex_exec_server_protocol::environment::EnvironmentStatusResponse;
 use codex_exec_server_protocol::session::{InitializeParams, InitializeResponse};
 use codex_exec_server_protocol::{
     Call, Encode, Incoming, Method, Notice, RequestId, RpcError, call, encode, notice, parse_params,
 };
+use futures_util::FutureExt;
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -24,6 +30,9 @@ use crate::files::Files;
 use crate::http;
 use crate::server::Server;
 use crate::session::{Attachment, Session};
+
+#[cfg(test)]
+mod panics;
 
 /// Where a connection is in its life.
 enum Stage {
@@ -42,10 +51,11 @@ pub(crate) struct Attached {
     pub attachment: Attachment,
 }
 
-/// What a request carries until it is answered.
+/// What a request carries until it is answered. Dropped before that, it answers with an error.
 pub(crate) struct Request {
-    pub id: RequestId,
+    id: RequestId,
     outbound: Outbound,
+    answered: bool,
     /// Its share of what a connection may have under way.
     _share: Share,
 }
@@ -59,6 +69,8 @@ const VAST: usize = 256 << 10;
 struct Share {
     _count: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
+    /// Of what the server has for large messages.
+    _memory: Option<codex_exec_rpc::Share>,
 }
 
 impl Request {
@@ -73,11 +85,22 @@ impl Request {
         self,
         result: Result<R, RpcError>,
     ) -> bool {
-        match result {
-            Ok(result) if result.size_hint() > LARGE => self.respond(Box::new(result)).await,
-            Ok(result) => self.outbound.send(encode::response(&self.id, &result)).await.is_ok(),
-            Err(error) => self.outbound.send(encode::error(&self.id, &error)).await.is_ok(),
-        }
+        let message = match result {
+            Ok(result) if result.size_hint() > LARGE => {
+                return self.respond(Box::new(result)).await;
+            }
+            Ok(result) => encode::response(&self.id, &result),
+            Err(error) => encode::error(&self.id, &error),
+        };
+        let Ok(slot) = self.outbound.reserve(message.len()).await else { return false };
+        self.send(slot, message);
+        true
+    }
+
+    /// Sends the answer into the room there is for it.
+    fn send(mut self, slot: Slot, message: impl Into<Bytes>) {
+        slot.send(message);
+        self.answered = true;
     }
 
     /// Sends a result, as [`answer`](Self::answer) does, and drops it after that. One that takes long
@@ -95,11 +118,12 @@ impl Request {
             (encode::response_in(buffer, &id, &*result), result)
         };
         let encoded = match hint > VAST {
-            true => tokio::task::spawn_blocking(encode).await,
+            true => pool::blocking(encode).await,
             false => Ok(encode()),
         };
+        // Dropping the request answers it.
         let Ok((message, _result)) = encoded else { return false };
-        slot.send(buffer::into_bytes(message));
+        self.send(slot, buffer::into_bytes(message));
         true
     }
 
@@ -113,10 +137,11 @@ impl Request {
             tokio::spawn(async move { self.answer(result).await });
             return;
         };
-        slot.send(match &result {
+        let message = match &result {
             Ok(result) => encode::response(&self.id, result),
             Err(error) => encode::error(&self.id, error),
-        });
+        };
+        self.send(slot, message);
     }
 
     /// Answers when `result` is there, without anybody waiting for it.
@@ -134,23 +159,28 @@ impl Request {
     }
 }
 
+impl Drop for Request {
+    fn drop(&mut self) {
+        if self.answered || self.outbound.is_closed() {
+            return;
+        }
+        tracing::debug!(id = %self.id, "dropped without an answer");
+        let error = RpcError::internal("the server failed to handle this request");
+        self.outbound.send_now(encode::error(&self.id, &error));
+    }
+}
+
 /// Serves a connection until it ends.
 pub(crate) async fn serve(server: Server, mut connection: Connection) {
-    let files = Files::new(&server, connection.outbound().clone());
-    let mut serving = Serving {
-        count: Arc::new(Semaphore::new(server.config().pending_requests)),
-        bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),
-        server,
-        stage: Stage::New,
-        files,
-        http: http::Requests::default(),
-        outbound: connection.outbound().clone(),
-    };
+    let mut serving = Serving::new(server, connection.outbound().clone());
     let shutdown = serving.server.clone();
     let work = async {
         loop {
             match connection.next().await {
-                Some(Ok(message)) => serving.message(&message).await,
+                Some(Ok(message)) => {
+                    let memory = connection.take_share();
+                    serving.message(&message, memory).await;
+                }
                 Some(Err(error @ TransportError::TooLong { .. })) => {
                     serving.malformed(error.to_string()).await;
                 }
@@ -162,11 +192,15 @@ pub(crate) async fn serve(server: Server, mut connection: Connection) {
             }
         }
     };
+    // A panic ends the connection, and not the session with it.
+    let work = AssertUnwindSafe(work).catch_unwind();
     // Whatever it waits for, a client that does not read included.
     tokio::select! {
         biased;
         () = shutdown.shutting_down() => {}
-        () = work => {}
+        ended = work => if ended.is_err() {
+            tracing::error!("a connection ended by a panic");
+        },
     }
     serving.end();
 }
@@ -182,12 +216,26 @@ struct Serving {
 }
 
 impl Serving {
-    async fn message(&mut self, message: &Bytes) {
+    fn new(server: Server, outbound: Outbound) -> Self {
+        Self {
+            count: Arc::new(Semaphore::new(server.config().pending_requests)),
+            bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),
+            files: Files::new(&server, outbound.clone()),
+            server,
+            stage: Stage::New,
+            http: http::Requests::default(),
+            outbound,
+        }
+    }
+
+    async fn message(&mut self, message: &Bytes, memory: Option<codex_exec_rpc::Share>) {
         match Incoming::parse(message, &self.server.config().decode) {
             Ok(Incoming::Request { id, method, params, trace }) => {
                 tracing::debug!(%id, method, ?trace, "request");
-                let request = self.request(id, message.len()).await;
-                self.dispatch(request, &method, params).await;
+                let request = self.request(id, message.len(), memory).await;
+                // What panics answers by being dropped; the requests after it go on.
+                let _ =
+                    AssertUnwindSafe(self.dispatch(request, &method, params)).catch_unwind().await;
             }
             Ok(Incoming::Notification { method, .. }) => self.notification(&method).await,
             // The server asks nothing, so nothing answers it.
@@ -199,15 +247,29 @@ impl Serving {
     }
 
     /// Waits until the connection may have one more request under way.
-    async fn request(&self, id: RequestId, len: usize) -> Request {
+    async fn request(
+        &self,
+        id: RequestId,
+        len: usize,
+        memory: Option<codex_exec_rpc::Share>,
+    ) -> Request {
         let len = len.min(self.server.config().pending_bytes);
         let len = u32::try_from(len).unwrap_or(u32::MAX);
-        // The semaphores live as long as `self` and are never closed.
-        let closed = "the semaphore is never closed";
-        let count = self.count.clone().acquire_owned().await.expect(closed);
-        let bytes = self.bytes.clone().acquire_many_owned(len).await.expect(closed);
-        let share = Share { _count: count, _bytes: bytes };
-        Request { id, outbound: self.outbound.clone(), _share: share }
+        let mut share = pin!(async {
+            // The semaphores live as long as `self` and are never closed.
+            let closed = "the semaphore is never closed";
+            let count = self.count.clone().acquire_owned().await.expect(closed);
+            let bytes = self.bytes.clone().acquire_many_owned(len).await.expect(closed);
+            Share { _count: count, _bytes: bytes, _memory: memory }
+        });
+        let share = match share.as_mut().now_or_never() {
+            Some(share) => share,
+            None => {
+                let _not_reading = self.outbound.not_reading();
+                share.await
+            }
+        };
+        Request { id, outbound: self.outbound.clone(), answered: false, _share: share }
     }
 
     async fn malformed(&self, message: String) {

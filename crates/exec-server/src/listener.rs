@@ -156,11 +156,13 @@ async fn upgraded(server: Server, upgrade: hyper::upgrade::OnUpgrade) {
     match upgrade.await {
         Ok(io) => {
             let config = &server.config().connection;
+            let longest = config.message_bytes + config.oversize_slack;
+            let (io, meter) = server.message_budget().meter(TokioIo::new(io), longest);
             let socket = ServerBuilder::new()
                 .config(websocket_config())
                 .limits(websocket_limits(config))
-                .serve(TokioIo::new(io));
-            server.serve(Connection::websocket(socket, config));
+                .serve(io);
+            server.serve(Connection::metered_websocket(socket, meter, config));
         }
         Err(error) => tracing::debug!(%error, "upgrade failed"),
     }

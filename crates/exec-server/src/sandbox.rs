@@ -7,6 +7,7 @@ use std::io;
 use std::sync::{Arc, Once};
 
 use codex_exec_host::files::{Backend, FileError, Helpers};
+use codex_exec_host::pool;
 use codex_exec_host::process::ProcessHost;
 use codex_exec_host::process::env::Environment;
 use codex_exec_server_protocol::process::ExecParams;
@@ -89,7 +90,7 @@ impl Confiner {
         let cwd = params.cwd.as_path().to_owned();
         let env: Vec<_> = environment.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         // Resolving a policy looks at files.
-        let prepared = tokio::task::spawn_blocking(move || {
+        let prepared = pool::blocking(move || {
             let arg0 = arg0.as_deref().map(OsStr::new);
             let command = Command::Program { argv: &argv, arg0, env: &env, cwd: &cwd };
             sandbox.prepare(&context, &Request { command })

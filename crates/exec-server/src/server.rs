@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use codex_exec_host::machine;
 use codex_exec_host::process::ProcessHost;
-use codex_exec_rpc::{Connection, ConnectionConfig};
+use codex_exec_rpc::{Budget, Connection, ConnectionConfig};
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::environment::{Capabilities, EnvironmentInfo, ShellInfo};
 use tokio_util::sync::CancellationToken;
@@ -47,6 +47,7 @@ struct Shared {
     shutdown: CancellationToken,
     connections: TaskTracker,
     lanes: Lanes,
+    message_budget: Budget,
 }
 
 impl Server {
@@ -58,6 +59,7 @@ impl Server {
         Ok(Self(Arc::new(Shared {
             sessions: Sessions::new(host.clone()),
             environment_info: environment_info(&confiner),
+            message_budget: Budget::new(config.message_memory),
             confiner,
             config,
             host,
@@ -122,6 +124,11 @@ impl Server {
 
     pub(crate) fn lanes(&self) -> &Lanes {
         &self.0.lanes
+    }
+
+    /// The memory for large messages of all websockets.
+    pub(crate) fn message_budget(&self) -> &Budget {
+        &self.0.message_budget
     }
 
     pub(crate) fn environment_info(&self) -> EnvironmentInfo {

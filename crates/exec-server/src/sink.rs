@@ -10,6 +10,7 @@ use codex_exec_server_protocol::process::{
 };
 use codex_exec_server_protocol::{Base64Bytes, encode, notice};
 
+type Question = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Reservation = Pin<Box<dyn Future<Output = Result<Slot, Closed>> + Send>>;
 
 /// Sends a process's events as notifications.
@@ -18,11 +19,13 @@ pub(crate) struct NotificationSink {
     /// Keeps its place among all that wait for the same connection.
     waiting: Option<Reservation>,
     slot: Option<Slot>,
+    /// Asks whether what was sent has arrived.
+    asking: Option<Question>,
 }
 
 impl NotificationSink {
     pub(crate) fn new(outbound: Outbound) -> Self {
-        Self { outbound, waiting: None, slot: None }
+        Self { outbound, waiting: None, slot: None, asking: None }
     }
 }
 
@@ -55,6 +58,14 @@ impl EventSink for NotificationSink {
     fn send(&mut self, event: ProcessEvent) {
         let Some(slot) = self.slot.take() else { return };
         slot.send(notification(event));
+    }
+
+    fn poll_arrived(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let outbound = &self.outbound;
+        let asking = self.asking.get_or_insert_with(|| Box::pin(outbound.arrived()));
+        ready!(asking.as_mut().poll(cx));
+        self.asking = None;
+        Poll::Ready(())
     }
 }
 

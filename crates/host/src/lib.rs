@@ -4,4 +4,5 @@ pub mod buffer;
 pub mod files;
 pub mod machine;
 pub mod peer;
+pub mod pool;
 pub mod process;

@@ -181,7 +181,8 @@ pub struct Retain {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RetainUntil {
-    /// Until it is sent. What dies on its way can be read again only while it is still there.
+    /// Until it has reached the client's side: over a websocket, until the client's side has answered a
+    /// ping that was sent after it; over other transports, until it is sent.
     #[default]
     Sent,
     /// Until a `process/read` asks for what comes after it, which says that it has arrived. A client

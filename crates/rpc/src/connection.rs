@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 
+use crate::budget::{Meter, Share};
 use crate::outbound::{Outbound, OutboundConfig};
 
 /// What every transport is told about limits.
@@ -99,6 +100,7 @@ impl TransportError {
 pub struct Connection {
     incoming: Pin<Box<dyn Stream<Item = Result<Bytes, TransportError>> + Send>>,
     outbound: Outbound,
+    meter: Option<Meter>,
 }
 
 impl fmt::Debug for Connection {
@@ -113,12 +115,23 @@ impl Connection {
         incoming: impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static,
         outbound: Outbound,
     ) -> Self {
-        Self { incoming: Box::pin(incoming), outbound }
+        Self { incoming: Box::pin(incoming), outbound, meter: None }
     }
 
     /// The next message; `None` when the peer has closed. Cancel safe.
     pub async fn next(&mut self) -> Option<Result<Bytes, TransportError>> {
         self.incoming.next().await
+    }
+
+    pub(crate) fn with_meter(mut self, meter: Meter) -> Self {
+        self.meter = Some(meter);
+        self
+    }
+
+    /// The share of a [`Budget`](crate::Budget) that the last message took, if it is a large one:
+    /// to be dropped when it is done with, or else with the next message.
+    pub fn take_share(&mut self) -> Option<Share> {
+        self.meter.as_ref().and_then(Meter::take_share)
     }
 
     /// The way out.

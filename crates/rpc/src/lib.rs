@@ -5,6 +5,7 @@
 //! [`Connection::pair`] (memory), [`Connection::channel`] (a relay stream). [`WebsocketDial`] makes
 //! one to a `ws://` or `wss://` address. [`Pending`] matches answers to requests.
 
+mod budget;
 mod connection;
 mod dial;
 mod lines;
@@ -15,10 +16,11 @@ mod pending;
 mod upgrade;
 mod websocket;
 
+pub use budget::{Budget, Meter, Metered, Share};
 pub use connection::{Connection, ConnectionConfig, KeepAlive, TransportError};
 pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
 pub use loopback::unpaced_on_loopback;
-pub use outbound::{Closed, Outbound, OutboundConfig, Slot};
+pub use outbound::{Closed, NotReading, Outbound, OutboundConfig, Slot};
 pub use pending::{Answer, OnAnswer, Pending};
 pub use upgrade::websocket_accept;
 pub use websocket::{websocket_config, websocket_limits};

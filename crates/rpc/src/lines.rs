@@ -92,10 +92,14 @@ async fn write<W: AsyncWrite + Unpin>(
     while let Some(first) = queue.recv().await {
         let mut next = Some(first);
         while let Some(queued) = next {
-            if let Queued::Message(line, share) = queued {
-                output.write_all(&line).await?;
-                output.write_all(b"\n").await?;
-                unwritten.push(share);
+            match queued {
+                Queued::Message(line, share) => {
+                    output.write_all(&line).await?;
+                    output.write_all(b"\n").await?;
+                    unwritten.push(share);
+                }
+                Queued::Mark(mark) => mark.reached(),
+                Queued::Ping | Queued::Flush(_) => {}
             }
             next = queue.try_recv();
         }

@@ -49,7 +49,8 @@ impl Connection {
                             break;
                         }
                     }
-                    Some(_) => {}
+                    Some(Queued::Mark(mark)) => mark.reached(),
+                    Some(Queued::Ping | Queued::Flush(_)) => {}
                     None => break,
                 }
             }
@@ -63,8 +64,10 @@ fn messages(
 ) -> impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static {
     stream::unfold(queue, |mut queue| async move {
         loop {
-            if let Queued::Message(message, _share) = queue.recv().await? {
-                return Some((Ok(message), queue));
+            match queue.recv().await? {
+                Queued::Message(message, _share) => return Some((Ok(message), queue)),
+                Queued::Mark(mark) => mark.reached(),
+                Queued::Ping | Queued::Flush(_) => {}
             }
         }
     })

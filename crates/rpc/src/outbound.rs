@@ -5,10 +5,11 @@
 //! queue waits, first come first served; so a peer that stops reading makes its senders wait and
 //! does not make this process grow.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 /// The bounds of a connection's way out.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +38,7 @@ pub struct Outbound {
     queue: mpsc::UnboundedSender<Queued>,
     room: Arc<Semaphore>,
     capacity: usize,
+    marks: Marks,
 }
 
 /// What the write task takes from the queue.
@@ -48,6 +50,69 @@ pub(crate) enum Queued {
     Ping,
     /// Write what the transport itself has pending (a pong); bounds how much of it there can be.
     Flush(OwnedSemaphorePermit),
+    /// Find out when everything before this has reached the peer.
+    Mark(Mark),
+}
+
+/// A question for the peer: [`Outbound::arrived`].
+#[derive(Debug)]
+pub(crate) struct Mark {
+    reached: oneshot::Sender<()>,
+}
+
+impl Mark {
+    /// Everything before it has reached the peer, as far as the transport can tell.
+    pub(crate) fn reached(self) {
+        let _ = self.reached.send(());
+    }
+}
+
+/// The marks whose answers are awaited.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Marks(Arc<Mutex<Awaited>>);
+
+#[derive(Debug, Default)]
+struct Awaited {
+    last_id: u64,
+    marks: HashMap<u64, Mark>,
+    /// Those for whom no answer can be read.
+    deaf: usize,
+}
+
+impl Marks {
+    /// Takes a mark to be asked for. Gives it back if no answer would be heard.
+    pub(crate) fn await_answer(&self, mark: Mark) -> Result<u64, Mark> {
+        let mut awaited = self.lock();
+        if awaited.deaf > 0 {
+            return Err(mark);
+        }
+        awaited.last_id += 1;
+        let id = awaited.last_id;
+        awaited.marks.insert(id, mark);
+        Ok(id)
+    }
+
+    /// The peer has answered: it has everything that was sent before.
+    pub(crate) fn answered(&self, id: u64) {
+        let mark = self.lock().marks.remove(&id);
+        if let Some(mark) = mark {
+            mark.reached();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Awaited> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// See [`Outbound::not_reading`].
+#[derive(Debug)]
+pub struct NotReading(Marks);
+
+impl Drop for NotReading {
+    fn drop(&mut self) {
+        self.0.lock().deaf -= 1;
+    }
 }
 
 /// The write task's end of the queue.
@@ -55,6 +120,7 @@ pub(crate) enum Queued {
 pub(crate) struct OutboundQueue {
     queue: mpsc::UnboundedReceiver<Queued>,
     room: Arc<Semaphore>,
+    marks: Marks,
 }
 
 /// Room in the queue, held until the message is written.
@@ -75,9 +141,15 @@ impl Slot {
 pub(crate) fn outbound(config: OutboundConfig) -> (Outbound, OutboundQueue) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(config.queue_bytes));
+    let marks = Marks::default();
     (
-        Outbound { queue: sender, room: room.clone(), capacity: config.queue_bytes },
-        OutboundQueue { queue: receiver, room },
+        Outbound {
+            queue: sender,
+            room: room.clone(),
+            capacity: config.queue_bytes,
+            marks: marks.clone(),
+        },
+        OutboundQueue { queue: receiver, room, marks },
     )
 }
 
@@ -100,6 +172,14 @@ impl Outbound {
         Ok(())
     }
 
+    /// Queues a message whether or not there is room, for those that cannot wait. The caller bounds
+    /// how many of them there can be.
+    pub fn send_now(&self, message: impl Into<Bytes>) {
+        if let Ok(permit) = self.room.clone().try_acquire_many_owned(0) {
+            Slot { queue: self.queue.clone(), permit }.send(message);
+        }
+    }
+
     /// Resolves when everything that was sent so far has been written, or never will be.
     pub async fn drained(&self) {
         let all = u32::try_from(self.capacity).unwrap_or(u32::MAX);
@@ -116,6 +196,33 @@ impl Outbound {
         self.queue.is_closed()
     }
 
+    /// Asks the peer whether everything that was sent so far has reached it, past every buffer of the
+    /// operating systems in between, and resolves when it has; never once the connection has ended.
+    /// Where the transport cannot ask, what is written counts. For few at a time: a question needs no
+    /// room.
+    pub fn arrived(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (reached, answer) = oneshot::channel();
+        let _ = self.queue.send(Queued::Mark(Mark { reached }));
+        async move {
+            if answer.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// For a reader that lets the peer wait: until this is dropped, what is written counts as
+    /// [arrived](Self::arrived). The answer would lie behind what is not read, and whoever waits for
+    /// it may be what the reader waits for.
+    pub fn not_reading(&self) -> NotReading {
+        let unheard = {
+            let mut awaited = self.marks.lock();
+            awaited.deaf += 1;
+            std::mem::take(&mut awaited.marks)
+        };
+        unheard.into_values().for_each(Mark::reached);
+        NotReading(self.marks.clone())
+    }
+
     /// Queues a keep-alive ping, where the transport has one. It needs no room: callers send few.
     pub fn ping(&self) {
         let _ = self.queue.send(Queued::Ping);
@@ -125,6 +232,13 @@ impl Outbound {
     pub(crate) async fn flush(&self) -> Result<(), Closed> {
         let permit = self.room_for(0).await?;
         self.queue.send(Queued::Flush(permit)).map_err(|_| Closed)
+    }
+
+    /// Has the transport's own answers written, if there is room; if not, what fills it is written
+    /// sooner or later, and they with it.
+    pub(crate) fn try_flush(&self) -> bool {
+        let permit = self.room.clone().try_acquire_many_owned(self.share(0));
+        permit.is_ok_and(|permit| self.queue.send(Queued::Flush(permit)).is_ok())
     }
 
     async fn room_for(&self, len: usize) -> Result<OwnedSemaphorePermit, Closed> {
@@ -137,6 +251,10 @@ impl Outbound {
 }
 
 impl OutboundQueue {
+    pub(crate) fn marks(&self) -> &Marks {
+        &self.marks
+    }
+
     pub(crate) async fn recv(&mut self) -> Option<Queued> {
         self.queue.recv().await
     }

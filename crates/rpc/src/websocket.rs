@@ -10,8 +10,12 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_websockets::{Error, Limits, Message, WebSocketStream};
 
+use crate::budget::{Meter, Metered};
 use crate::connection::{Connection, ConnectionConfig, TransportError};
-use crate::outbound::{Outbound, OutboundQueue, Queued, outbound};
+use crate::outbound::{Marks, Outbound, OutboundQueue, Queued, outbound};
+
+/// Pongs, of at most 125 bytes each, that may wait for the next write while there is no room.
+const UNFLUSHED_PONGS: usize = 256;
 
 /// The limits to build a websocket with, so that what is a little too long can be answered.
 pub fn websocket_limits(config: &ConnectionConfig) -> Limits {
@@ -29,10 +33,34 @@ impl Connection {
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        Self::websocket_with(socket, None, config)
+    }
+
+    /// The same over a websocket whose bytes come through a [`Budget`](crate::Budget).
+    pub fn metered_websocket<T>(
+        socket: WebSocketStream<Metered<T>>,
+        meter: Meter,
+        config: &ConnectionConfig,
+    ) -> Self
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        Self::websocket_with(socket, Some(meter), config)
+    }
+
+    fn websocket_with<T>(
+        socket: WebSocketStream<T>,
+        meter: Option<Meter>,
+        config: &ConnectionConfig,
+    ) -> Self
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let (sink, stream) = socket.split();
         let (outbound, queue) = outbound(config.outbound);
         let reader_gone = CancellationToken::new();
         let peer_gone = CancellationToken::new();
+        let marks = queue.marks().clone();
         tokio::spawn(write(
             sink,
             queue,
@@ -47,10 +75,20 @@ impl Connection {
             config: *config,
             heard: now,
             pinged: None,
+            unflushed_pongs: 0,
+            marks,
+            meter: meter.clone(),
             peer_gone,
             _gone: reader_gone.drop_guard(),
         };
-        Self::new(reader.into_stream(), outbound)
+        if let Some(meter) = &meter {
+            meter.set_outbound(&outbound);
+        }
+        let connection = Self::new(reader.into_stream(), outbound);
+        match meter {
+            Some(meter) => connection.with_meter(meter),
+            None => connection,
+        }
     }
 }
 
@@ -62,6 +100,11 @@ struct Reader<T> {
     heard: Instant,
     /// When it was pinged since then.
     pinged: Option<Instant>,
+    /// Pongs that wait for the next write.
+    unflushed_pongs: usize,
+    /// Questions whether something has arrived: pings with a number, answered by a pong with the same.
+    marks: Marks,
+    meter: Option<Meter>,
     /// Tells the write task that the peer has ended the connection.
     peer_gone: CancellationToken,
     /// Tells the write task that nobody listens any more.
@@ -99,15 +142,33 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
             let limit = self.config.message_bytes;
             match message {
                 Ok(message) if message.is_text() || message.is_binary() => {
+                    if let Some(meter) = &self.meter {
+                        meter.took_message();
+                    }
                     let bytes = Bytes::from(message.into_payload());
                     if bytes.len() > limit {
                         return Some(Err(TransportError::TooLong { len: bytes.len(), limit }));
                     }
                     return Some(Ok(bytes));
                 }
-                // The library has queued the pong; see to it that a peer which pings and never
-                // reads waits for us and does not fill our memory.
-                Ok(message) if message.is_ping() => self.outbound.flush().await.ok()?,
+                // The library has queued the pong. A peer that does not read while we send may wait
+                // for us to read, so the pong need not wait for room; but see to it that one which
+                // pings and never reads waits for us and does not fill our memory.
+                Ok(message) if message.is_ping() => {
+                    if self.outbound.try_flush() {
+                        self.unflushed_pongs = 0;
+                    } else if self.unflushed_pongs < UNFLUSHED_PONGS {
+                        self.unflushed_pongs += 1;
+                    } else {
+                        self.outbound.flush().await.ok()?;
+                        self.unflushed_pongs = 0;
+                    }
+                }
+                Ok(message) if message.is_pong() => {
+                    if let Ok(id) = <[u8; 8]>::try_from(&message.as_payload()[..]) {
+                        self.marks.answered(u64::from_be_bytes(id));
+                    }
+                }
                 Ok(message) if message.is_close() => return None,
                 Ok(_) => {}
                 Err(Error::PayloadTooLong { .. }) => {
@@ -129,6 +190,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
     /// The deadline has come: ping, or give the peer up.
     fn silence(&mut self) -> Option<TransportError> {
         let patience = self.config.keep_alive?.patience;
+        if self.meter.as_ref().is_some_and(Meter::is_waiting) {
+            // It is we who do not read.
+            self.heard = Instant::now();
+            self.pinged = None;
+            return None;
+        }
         if self.pinged.is_some() {
             return Some(TransportError::Silent { patience });
         }
@@ -179,6 +246,13 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
                     }
                     Queued::Ping => sink.feed(Message::ping("")).await?,
                     Queued::Flush(share) => unwritten.push(share),
+                    Queued::Mark(mark) => match queue.marks().await_answer(mark) {
+                        Ok(id) => {
+                            let number = Bytes::copy_from_slice(&id.to_be_bytes());
+                            sink.feed(Message::ping(number)).await?;
+                        }
+                        Err(mark) => mark.reached(),
+                    },
                 }
                 next = queue.try_recv();
             }

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use codex_exec_server::OutboundConfig;
+use codex_exec_rpc::WebsocketDial;
+use codex_exec_server::{Connection, OutboundConfig};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -17,7 +18,7 @@ fn written(pid: u32) -> u64 {
 }
 
 /// How much it has written once it writes no more, because it has to wait.
-async fn written_until_it_waits(pid: u32) -> u64 {
+pub async fn written_until_it_waits(pid: u32) -> u64 {
     let waits = || {
         let wchan = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap();
         wchan.contains("pipe_write")
@@ -333,4 +334,92 @@ async fn more_can_be_kept_than_memory_would_allow() {
     }
     let expected: String = (1..=1_000_000).map(|n| format!("{n}\n")).collect();
     assert!(bytes == expected.as_bytes(), "{} of {} bytes", bytes.len(), expected.len());
+}
+
+/// Far more input on its way than the server takes at once, to a process that gives it all back: the
+/// server asks for what has arrived, and the answer lies behind input that it does not read.
+#[tokio::test]
+async fn input_and_output_beyond_every_bound_do_not_wait_for_each_other() {
+    const BLOCK: usize = 64 << 10;
+    const BLOCKS: usize = 256;
+    let server = server_with(|config| {
+        config.process.retain_bytes = 128 << 10;
+        config.pending_bytes = 256 << 10;
+    });
+    let address = listen(&server).await;
+    let dial = WebsocketDial::new(format!("ws://{address}/"));
+    let config = server.config().connection;
+    let mut client = Connection::dial(&dial, &config).await.unwrap();
+    let outbound = client.outbound().clone();
+    let writing = tokio::spawn(async move {
+        for text in [
+            r#"{"id":-1,"method":"initialize","params":{"clientName":"test"}}"#.to_owned(),
+            r#"{"method":"initialized"}"#.to_owned(),
+            json!({"id": -2, "method": "process/start", "params": sh("p", "cat").piped().0})
+                .to_string(),
+        ] {
+            outbound.send(text).await.unwrap();
+        }
+        for n in 0..BLOCKS {
+            let chunk = base64(&[n as u8; BLOCK]);
+            let params = json!({"processId": "p", "chunk": chunk});
+            let message = json!({"id": n, "method": "process/write", "params": params});
+            outbound.send(message.to_string()).await.unwrap();
+        }
+    });
+    let reading = async {
+        let mut all = Published::default();
+        let mut answers = 0;
+        while all.stdout.len() < BLOCK * BLOCKS || answers < BLOCKS + 2 {
+            let message = client.next().await.unwrap().unwrap();
+            let message: serde_json::Value = serde_json::from_slice(&message).unwrap();
+            match message.get("method") {
+                Some(_) => drop(all.take(&message)),
+                None => answers += usize::from(message.get("result").is_some()),
+            }
+        }
+        all.stdout
+    };
+    let stdout = tokio::time::timeout(PATIENCE, reading).await.expect("each waits for the other");
+    assert!(stdout.chunks(BLOCK).enumerate().all(|(n, block)| block == [n as u8; BLOCK]));
+    writing.await.unwrap();
+}
+
+/// Large messages of many connections share the server's memory for them: those that find none left
+/// wait in their sockets, small requests pass, and all are answered.
+#[tokio::test]
+async fn large_messages_of_twenty_connections_wait_for_room_and_are_answered() {
+    let server = server_with(|config| config.message_memory = 4 << 20);
+    let address = listen(&server).await;
+    let mut holder = Client::websocket(address).await;
+    holder.greet(json!({"clientName": "test"})).await.unwrap();
+    holder.start(start("p", &["/bin/sleep", "1000"]).piped()).await.unwrap();
+    // One message that nobody takes keeps its share until it is answered.
+    let chunk = base64(&vec![7; 3 << 20]);
+    holder.ask("process/write", json!({"processId": "p", "chunk": chunk})).await;
+    let other = holder.ask("process/write", json!({"processId": "p", "chunk": "eA=="})).await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = |n: usize| directory.path().join(n.to_string());
+    let mut writing = tokio::task::JoinSet::new();
+    for n in 0..20 {
+        let path = path(n);
+        writing.spawn(async move {
+            let mut client = Client::websocket(address).await;
+            client.greet(json!({"clientName": "test"})).await.unwrap();
+            let small = json!({"path": "file:///"});
+            client.call("fs/getMetadata", small.clone()).await.unwrap();
+            let data = base64(&vec![n as u8; 1_000_000 + n]);
+            let write = json!({"path": format!("file://{}", path.display()), "dataBase64": data});
+            client.call("fs/writeFile", write).await.unwrap();
+            client.call("fs/getMetadata", small).await.unwrap();
+        });
+    }
+    holder.call("process/terminate", json!({"processId": "p"})).await.unwrap();
+    holder.answer(other).await.unwrap();
+    while let Some(ended) = writing.join_next().await {
+        ended.unwrap();
+    }
+    for n in 0..20 {
+        assert!(std::fs::read(path(n)).unwrap() == vec![n as u8; 1_000_000 + n]);
+    }
 }

@@ -18,3 +18,4 @@ mod sessions;
 mod stdin;
 mod support;
 mod terminals;
+mod threads;

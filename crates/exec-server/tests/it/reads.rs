@@ -238,3 +238,40 @@ async fn the_number_of_chunks_is_bounded_too() {
     let read = client.read(json!({"processId": "p"})).await;
     assert_eq!((seqs(&read), &read["droppedBytes"]), (vec![3, 4, 5], &json!(2)));
 }
+
+/// `until: "read"` keeps what was asked for, to the byte, while nobody reads; and goes on when
+/// somebody does.
+#[tokio::test]
+async fn what_is_kept_until_it_is_read_is_what_was_asked_for() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    let numbers: String = (1..=300_000).map(|n| format!("{n}\n")).collect();
+    for kept in [1, 2, 7, 4096, 65_537, (256 << 10) - 1, 256 << 10, (256 << 10) + 1, 600_000] {
+        let id = format!("p{kept}");
+        let total = kept * 2 + 5;
+        let retain = json!({"bytes": kept, "until": "read"});
+        let script = format!("seq 1 300000 | head -c {total}");
+        client.start(sh(&id, &script).with("retain", retain)).await.unwrap();
+        // Asked from the beginning, a read says nothing of what has arrived.
+        let filled = async {
+            loop {
+                let held = bytes_of(&client.read(json!({"processId": id, "afterSeq": 0})).await);
+                assert!(held.len() <= kept, "{} of {kept}", held.len());
+                if held.len() == kept {
+                    break held;
+                }
+            }
+        };
+        let held = tokio::time::timeout(PATIENCE, filled).await.expect("it stalls");
+        assert!(held == numbers.as_bytes()[..kept], "{kept}");
+        let (mut after, mut all) = (0, Vec::new());
+        while all.len() < total {
+            let params = json!({"processId": id, "afterSeq": after, "waitMs": 1_000_000});
+            let read = client.read(params).await;
+            assert_eq!(read.get("droppedBytes"), None);
+            after = seqs(&read).last().copied().unwrap_or(after);
+            all.extend(bytes_of(&read));
+        }
+        assert!(all == numbers.as_bytes()[..total], "{kept}");
+    }
+}

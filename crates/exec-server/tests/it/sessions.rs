@@ -1,11 +1,13 @@
 //! Sessions: what stays when a connection goes, and for how long.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use codex_exec_server::Server;
 use serde_json::{Value, json};
 
 use crate::endings::tree;
+use crate::flow::written_until_it_waits;
 use crate::support::*;
 
 /// A server whose sessions do not expire while a test runs.
@@ -297,6 +299,68 @@ async fn a_connection_lost_in_the_middle_of_a_stream_loses_nothing() {
     let all = client.go_on_until_closed("p", all).await;
     let expected: String = (1..=3_000_000).map(|n| format!("{n}\n")).collect();
     assert!(all.stdout == expected.as_bytes()[..TOTAL], "every byte, in order");
+}
+
+/// A proxy in front of a server. Told to swallow, it takes what the server sends and passes none of it
+/// on: to the server, a peer whose buffers have no end. Dropped, it cuts its connections.
+struct Swallowing {
+    address: SocketAddr,
+    swallow: tokio::sync::watch::Sender<bool>,
+    _proxy: tokio_util::task::AbortOnDropHandle<()>,
+}
+
+impl Swallowing {
+    async fn before(server: SocketAddr) -> Self {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (swallow, swallows) = tokio::sync::watch::channel(false);
+        let proxy = tokio::spawn(async move {
+            let (mut client, _) = listener.accept().await.unwrap();
+            let mut server = tokio::net::TcpStream::connect(server).await.unwrap();
+            let (mut from_client, mut to_client) = client.split();
+            let (mut from_server, mut to_server) = server.split();
+            let back = async {
+                let mut buffer = vec![0; 64 << 10];
+                loop {
+                    let len = from_server.read(&mut buffer).await.unwrap_or(0);
+                    if len == 0 {
+                        break;
+                    }
+                    if !*swallows.borrow() {
+                        to_client.write_all(&buffer[..len]).await.unwrap();
+                    }
+                }
+            };
+            let _ = tokio::join!(copy(&mut from_client, &mut to_server), back);
+        });
+        let proxy = tokio_util::task::AbortOnDropHandle::new(proxy);
+        Self { address, swallow, _proxy: proxy }
+    }
+}
+
+/// A client that asked for nothing special loses nothing, however much lay in the buffers between
+/// it and the server: output counts as received once the client's side has answered a ping.
+#[tokio::test]
+async fn what_died_in_buffers_larger_than_the_ring_is_there_after_a_resume() {
+    let server = patient();
+    let address = listen(&server).await;
+    let proxy = Swallowing::before(address).await;
+    let mut client = Client::websocket(proxy.address).await;
+    let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+    let script = "echo $$; read go; exec seq 1 3000000";
+    client.start(sh("p", script).piped()).await.unwrap();
+    let first = client.until("p", "\n").await;
+    let pid = numbers(&first.text())[0];
+    proxy.swallow.send_replace(true);
+    client.ask("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
+    written_until_it_waits(pid).await;
+    drop((proxy, client));
+    let mut client = Client::resume(&server, &session).await;
+    let (bytes, last) = read_all(&mut client, "p", first.last_seq).await;
+    let expected: String = (1..=3_000_000).map(|n| format!("{n}\n")).collect();
+    assert!(bytes == expected.as_bytes(), "{} of {} bytes", bytes.len(), expected.len());
+    assert_eq!(last["exitCode"], 0);
 }
 
 #[tokio::test]

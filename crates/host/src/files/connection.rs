@@ -1,8 +1,8 @@
 //! The filesystem as one connection sees it: its order, its handles, its searches and watches.
 //!
 //! Invariant: everything belongs to the connection and ends with it. Blocking work runs on the
-//! runtime's blocking pool (watches on threads of their own), never on its workers: those answer only
-//! what is in memory already ([`FileConnection::call_now`]). A call that is dropped is cancelled.
+//! [pool](crate::pool) (watches on threads of their own), never on the runtime's workers: those answer
+//! only what is in memory already ([`FileConnection::call_now`]). A call that is dropped is cancelled.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,6 +12,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{mpsc, oneshot};
+
+use crate::pool;
 
 use super::watches::{EVENTS, WatchId, Watches};
 use super::{
@@ -264,7 +266,7 @@ impl Inner {
             Backend::Here => {
                 let _cancel_if_dropped = cancel.drop_guard();
                 let executor = self.executor.clone();
-                let running = tokio::task::spawn_blocking(move || {
+                let running = pool::blocking(move || {
                     // Until the work is over, whoever still waits for it.
                     let _turn = turn;
                     executor.execute(operation, &cancel, &|event| send_blocking(&events, event))

@@ -2,7 +2,11 @@
 //!
 //! Invariant: below the two paths themselves no link is followed on either side. A source file is
 //! opened and then described by its descriptor; a link in the destination tree is replaced, never
-//! written through. What a copy created and could not finish is removed again.
+//! written through.
+//!
+//! A copy that fails takes away what it made. A directory that is new is filled under a name of its own
+//! (`.NAME.RANDOM.tmp`), where nobody else puts anything, and gets its name when it is complete. Files
+//! that were there before are written in place, and stay as far as they were written.
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::files::FsCopyParams;
@@ -44,10 +48,11 @@ pub(super) fn copy(
     match file_type(&stat) {
         FileType::Directory => {
             refuse_into_itself(&stat, &to)?;
-            copy_tree(&from, &to, (stat.st_dev, stat.st_ino), cancel, 0)
+            let copying = Copying { top: (stat.st_dev, stat.st_ino), cancel };
+            copying.tree(&from, &to, Surroundings::Shared, 0).map(drop)
         }
-        FileType::Symlink => copy_link(&from, &to),
-        _ => copy_file(&from, &to, Existing::Follow, cancel),
+        FileType::Symlink => copy_link(&from, &to).map(drop),
+        _ => copy_file(&from, &to, Existing::Follow, cancel).map(drop),
     }
 }
 
@@ -113,55 +118,203 @@ fn refuse_into_itself(source: &Stat, to: &Place<'_>) -> Result<(), FileError> {
     }
 }
 
-fn copy_tree(
-    from: &Place<'_>,
-    to: &Place<'_>,
-    top: (u64, u64),
-    cancel: &Cancel,
-    depth: usize,
-) -> Result<(), FileError> {
-    if depth == MAX_DEPTH {
-        let reason = format!("is more than {MAX_DEPTH} directories deep; copy it in parts");
-        return Err(FileError::refused(&from.path, reason));
+/// What a copy did to a name.
+#[derive(PartialEq, Eq)]
+enum Made {
+    /// Something was there, and is.
+    Nothing,
+    /// These names in a directory that was there.
+    Inside(Vec<(Vec<u8>, Self)>),
+    /// A file or link.
+    Entry,
+    /// The directory of this device and inode.
+    Tree((u64, u64)),
+}
+
+impl Made {
+    /// Takes it away again, as far as it is still what was made.
+    fn undo(self, directory: BorrowedFd<'_>, name: &[u8]) {
+        match self {
+            Self::Nothing => {}
+            Self::Inside(made) => {
+                if let Ok(inner) =
+                    rustix::fs::openat(directory, bytes_path(name), LISTING, Mode::empty())
+                {
+                    undo_all(inner.as_fd(), made);
+                }
+            }
+            Self::Entry => {
+                let _ = rustix::fs::unlinkat(directory, bytes_path(name), AtFlags::empty());
+            }
+            Self::Tree(identity) => {
+                let flags = AtFlags::SYMLINK_NOFOLLOW;
+                let found = rustix::fs::statat(directory, bytes_path(name), flags);
+                if found.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == identity) {
+                    discard(directory, name);
+                }
+            }
+        }
     }
-    let source = from.open(LISTING, Mode::empty()).map_err(from.failed())?;
-    let stat = rustix::fs::fstat(&source).map_err(from.failed())?;
-    if depth > 0 && (stat.st_dev, stat.st_ino) == top {
-        return Err(FileError::refused(&from.path, "the tree was moved into itself"));
+}
+
+/// Takes away what was made in a directory, the last first.
+fn undo_all(directory: BorrowedFd<'_>, made: Vec<(Vec<u8>, Made)>) {
+    made.into_iter().rev().for_each(|(name, made)| made.undo(directory, &name));
+}
+
+/// Removes a name and everything below it, as far as that is possible.
+fn discard(directory: BorrowedFd<'_>, name: &[u8]) {
+    let name = bytes_path(name);
+    if rustix::fs::unlinkat(directory, name, AtFlags::empty()).is_ok() {
+        return;
     }
-    // Ours to write until it is filled, whatever the source's bits are.
-    let made = rustix::fs::mkdirat(to.directory, bytes_path(to.name), Mode::RWXU);
-    if !matches!(made, Ok(()) | Err(Errno::EXIST)) {
-        made.map_err(to.failed())?;
-    }
-    let follow = if depth == 0 { OFlags::NOFOLLOW } else { OFlags::empty() };
-    let destination = to.open(LISTING - follow, Mode::empty()).map_err(to.failed())?;
+    let open = || rustix::fs::openat(directory, name, LISTING, Mode::empty());
+    // The copy of a directory that may not be read, or not be written, is ours all the same.
+    let opened = open().or_else(|_| {
+        rustix::fs::chmodat(directory, name, Mode::RWXU, AtFlags::empty()).and_then(|()| open())
+    });
+    let Ok(inner) = opened else { return };
+    let _ = rustix::fs::fchmod(&inner, Mode::RWXU);
     let mut names = Vec::new();
     let each = |name: &[u8], _| {
         names.push(name.to_vec());
         Ok(true)
     };
-    for_each_name(source.as_fd(), each, from.failed())?;
-    for name in names {
-        cancel.check()?;
-        let path = join(&from.path, &name)?;
-        let from = Place { directory: source.as_fd(), name: &name, path };
-        let path = join(&to.path, &name)?;
-        let to = Place { directory: destination.as_fd(), name: &name, path };
+    let _ = for_each_name(inner.as_fd(), each, |_| FileError::Cancelled);
+    names.iter().for_each(|name| discard(inner.as_fd(), name));
+    let _ = rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR);
+}
+
+/// Whose the directory is that something is copied to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Surroundings {
+    /// It was there before.
+    Shared,
+    /// It belongs to this copy, and goes as a whole if that fails.
+    Own,
+}
+
+/// A tree being copied.
+struct Copying<'a> {
+    /// The source's device and inode.
+    top: (u64, u64),
+    cancel: &'a Cancel,
+}
+
+impl Copying<'_> {
+    fn tree(
+        &self,
+        from: &Place<'_>,
+        to: &Place<'_>,
+        around: Surroundings,
+        depth: usize,
+    ) -> Result<Made, FileError> {
+        if depth == MAX_DEPTH {
+            let reason = format!("is more than {MAX_DEPTH} directories deep; copy it in parts");
+            return Err(FileError::refused(&from.path, reason));
+        }
+        let source = from.open(LISTING, Mode::empty()).map_err(from.failed())?;
+        let stat = rustix::fs::fstat(&source).map_err(from.failed())?;
+        if depth > 0 && (stat.st_dev, stat.st_ino) == self.top {
+            return Err(FileError::refused(&from.path, "the tree was moved into itself"));
+        }
+        // Ours to write until it is filled, whatever the source's bits are.
+        let make = |name: &[u8]| rustix::fs::mkdirat(to.directory, bytes_path(name), Mode::RWXU);
+        if around == Surroundings::Own {
+            make(to.name).map_err(to.failed())?;
+            let destination = to.open(LISTING, Mode::empty()).map_err(to.failed())?;
+            self.fill(&source, &stat, from, &destination, to, Surroundings::Own, depth)?;
+            return Ok(Made::Nothing);
+        }
+        match to.stat() {
+            Ok(_) => {
+                let follow = if depth == 0 { OFlags::NOFOLLOW } else { OFlags::empty() };
+                let destination = to.open(LISTING - follow, Mode::empty()).map_err(to.failed())?;
+                let around = Surroundings::Shared;
+                let made = self.fill(&source, &stat, from, &destination, to, around, depth)?;
+                return Ok(Made::Inside(made));
+            }
+            Err(FileError::Os { errno, .. }) if errno == Errno::NOENT.raw_os_error() => {}
+            Err(error) => return Err(error),
+        }
+        let ((), fresh) = with_fresh_name(to.name, make).map_err(to.failed())?;
+        let staged = Place { directory: to.directory, name: &fresh, path: to.path.clone() };
+        let filled = || {
+            let destination = staged.open(LISTING, Mode::empty()).map_err(to.failed())?;
+            let made = rustix::fs::fstat(&destination).map_err(to.failed())?;
+            self.fill(&source, &stat, from, &destination, to, Surroundings::Own, depth)?;
+            let (fresh, name) = (bytes_path(&fresh), bytes_path(to.name));
+            rustix::fs::renameat(to.directory, fresh, to.directory, name).map_err(to.failed())?;
+            Ok(Made::Tree((made.st_dev, made.st_ino)))
+        };
+        filled().inspect_err(|_| discard(to.directory, &fresh))
+    }
+
+    /// Copies what is in `source` to `destination`; tells what was made there, if it is shared.
+    #[expect(clippy::too_many_arguments, reason = "two places, what they are, and where we are")]
+    fn fill(
+        &self,
+        source: &OwnedFd,
+        stat: &Stat,
+        from: &Place<'_>,
+        destination: &OwnedFd,
+        to: &Place<'_>,
+        around: Surroundings,
+        depth: usize,
+    ) -> Result<Vec<(Vec<u8>, Made)>, FileError> {
+        let mut names = Vec::new();
+        let each = |name: &[u8], _| {
+            names.push(name.to_vec());
+            Ok(true)
+        };
+        for_each_name(source.as_fd(), each, from.failed())?;
+        let mut made = Vec::new();
+        let mut all = || {
+            for name in &names {
+                self.cancel.check()?;
+                let path = join(&from.path, name)?;
+                let from = Place { directory: source.as_fd(), name, path };
+                let path = join(&to.path, name)?;
+                let to = Place { directory: destination.as_fd(), name, path };
+                let one = self.one(&from, &to, around, depth)?;
+                // What lies in a directory of our own goes with it.
+                if around == Surroundings::Shared && one != Made::Nothing {
+                    made.push((name.clone(), one));
+                }
+            }
+            set_mode(destination.as_fd(), stat, to)
+        };
+        match all() {
+            Ok(()) => Ok(made),
+            Err(error) => {
+                undo_all(destination.as_fd(), made);
+                Err(error)
+            }
+        }
+    }
+
+    fn one(
+        &self,
+        from: &Place<'_>,
+        to: &Place<'_>,
+        around: Surroundings,
+        depth: usize,
+    ) -> Result<Made, FileError> {
         let stat = match from.stat() {
             Ok(stat) => stat,
             // Removed since it was listed: it is not part of the tree any more.
-            Err(FileError::Os { errno, .. }) if errno == Errno::NOENT.raw_os_error() => continue,
+            Err(FileError::Os { errno, .. }) if errno == Errno::NOENT.raw_os_error() => {
+                return Ok(Made::Nothing);
+            }
             Err(error) => return Err(error),
         };
         match file_type(&stat) {
-            FileType::Directory => copy_tree(&from, &to, top, cancel, depth + 1)?,
-            FileType::RegularFile => copy_file(&from, &to, Existing::Replace, cancel)?,
-            FileType::Symlink => copy_link(&from, &to)?,
-            _ => {}
+            FileType::Directory => self.tree(from, to, around, depth + 1),
+            FileType::RegularFile => copy_file(from, to, Existing::Replace, self.cancel),
+            FileType::Symlink => copy_link(from, to),
+            _ => Ok(Made::Nothing),
         }
     }
-    set_mode(destination.as_fd(), &stat, to)
 }
 
 fn copy_file(
@@ -169,17 +322,20 @@ fn copy_file(
     to: &Place<'_>,
     existing: Existing,
     cancel: &Cancel,
-) -> Result<(), FileError> {
+) -> Result<Made, FileError> {
     let source = from
         .open(OFlags::RDONLY | OFlags::NOFOLLOW | REGULAR, Mode::empty())
         .map_err(from.failed())?;
     let (source, stat) = resolve::require_regular(source, &from.path)?;
     let (destination, created) = open_destination(to, existing)?;
-    let done = fill(&source, &stat, &destination, from, to, cancel);
-    if done.is_err() && created {
-        let _ = to.unlink();
+    let made = if created { Made::Entry } else { Made::Nothing };
+    match fill(&source, &stat, &destination, from, to, cancel) {
+        Ok(()) => Ok(made),
+        Err(error) => {
+            made.undo(to.directory, to.name);
+            Err(error)
+        }
     }
-    done
 }
 
 fn fill(
@@ -386,12 +542,12 @@ fn set_mode(destination: BorrowedFd<'_>, source: &Stat, to: &Place<'_>) -> Resul
     resolve::inherit_mode(destination, mode).map_err(to.failed())
 }
 
-fn copy_link(from: &Place<'_>, to: &Place<'_>) -> Result<(), FileError> {
+fn copy_link(from: &Place<'_>, to: &Place<'_>) -> Result<Made, FileError> {
     let target = rustix::fs::readlinkat(from.directory, bytes_path(from.name), Vec::new())
         .map_err(from.failed())?;
     match rustix::fs::symlinkat(&*target, to.directory, bytes_path(to.name)) {
         Err(Errno::EXIST) => {}
-        done => return done.map_err(to.failed()),
+        done => return done.map(|()| Made::Entry).map_err(to.failed()),
     }
     // A file or link in the way is replaced in one step; a directory is not.
     let (from, found) = (from.stat()?, to.stat()?);
@@ -409,5 +565,6 @@ fn copy_link(from: &Place<'_>, to: &Place<'_>) -> Result<(), FileError> {
     rustix::fs::renameat(to.directory, fresh, to.directory, name).map_err(|errno| {
         let _ = rustix::fs::unlinkat(to.directory, fresh, AtFlags::empty());
         to.failed()(errno)
-    })
+    })?;
+    Ok(Made::Nothing)
 }

@@ -98,6 +98,17 @@ pub enum FileError {
         /// "reading" or "writing".
         purpose: String,
     },
+    /// A block of an atomic replacement was not written, so nothing is replaced.
+    #[error(
+        "nothing is replaced: a block of file handle `{handle_id}` was not written ({cause}); open \
+         the file again"
+    )]
+    Torn {
+        /// The handle.
+        handle_id: String,
+        /// Why the first block that failed did.
+        cause: Box<FileError>,
+    },
     /// The request contradicts itself or the state of the tree.
     #[error("{}: {reason}", show(path))]
     Refused {
@@ -192,6 +203,7 @@ impl FileError {
             | Self::WrongMode { .. }
             | Self::Refused { .. }
             | Self::Pattern { .. } => FileErrorKind::InvalidInput,
+            Self::Torn { cause, .. } => cause.kind(),
             Self::Cancelled => FileErrorKind::Cancelled,
             Self::Sandbox { .. } => FileErrorKind::InvalidInput,
             Self::Helper { .. } => FileErrorKind::Other,
@@ -211,6 +223,9 @@ impl FileError {
                 ) =>
             {
                 Self::Denied { action, path, errno }
+            }
+            Self::Torn { handle_id, cause } => {
+                Self::Torn { handle_id, cause: Box::new(cause.in_sandbox()) }
             }
             other => other,
         }

@@ -1,7 +1,8 @@
 //! Files that stay open between requests.
 //!
 //! Invariant: a handle belongs to one table, the table to one connection. Dropping the table closes
-//! every handle and discards what was not committed.
+//! every handle and discards what was not committed. A replacement is committed only if every block
+//! that was sent to it was written: the first that was not discards it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -32,7 +33,55 @@ pub(super) struct Handles {
 enum Handle {
     Read { file: OwnedFd, path: PathUri },
     Replace { file: OwnedFd, path: PathUri },
-    ReplaceAtomic(Replacement),
+    ReplaceAtomic(Mutex<Atomic>),
+}
+
+/// A replacement and its blocks.
+#[derive(Debug)]
+enum Atomic {
+    /// All of them are written.
+    Whole(Replacement),
+    /// One is not, for this reason; the temporary file is gone.
+    Torn(FileError),
+}
+
+impl Atomic {
+    /// Writes a block. One that fails, by an error or a panic, leaves nothing that could be committed.
+    fn write_block(
+        &mut self,
+        handle_id: &str,
+        write: impl FnOnce(&OwnedFd, &PathUri) -> Result<(), FileError>,
+    ) -> Result<(), FileError> {
+        let panicked = FileError::Helper { reason: "the write panicked".into() };
+        match std::mem::replace(self, Self::Torn(panicked)) {
+            Self::Whole(replacement) => match write(replacement.file(), replacement.path()) {
+                Ok(()) => {
+                    *self = Self::Whole(replacement);
+                    Ok(())
+                }
+                Err(error) => {
+                    *self = Self::Torn(error.clone());
+                    Err(error)
+                }
+            },
+            Self::Torn(cause) => {
+                let error = torn(handle_id, &cause);
+                *self = Self::Torn(cause);
+                Err(error)
+            }
+        }
+    }
+
+    fn commit(&self, handle_id: &str) -> Result<(), FileError> {
+        match self {
+            Self::Whole(replacement) => replacement.commit(),
+            Self::Torn(cause) => Err(torn(handle_id, cause)),
+        }
+    }
+}
+
+fn torn(handle_id: &str, cause: &FileError) -> FileError {
+    FileError::Torn { handle_id: handle_id.into(), cause: Box::new(cause.clone()) }
 }
 
 impl Handles {
@@ -61,9 +110,8 @@ impl Handles {
                 .map(|(file, _)| Handle::Read { file, path }),
             FsOpenMode::Replace => content::open_to_write(resolver, &path, Links::Follow, bits)
                 .map(|file| Handle::Replace { file, path }),
-            FsOpenMode::ReplaceAtomic => {
-                Replacement::begin(resolver, &path, Links::Follow, bits).map(Handle::ReplaceAtomic)
-            }
+            FsOpenMode::ReplaceAtomic => Replacement::begin(resolver, &path, Links::Follow, bits)
+                .map(|replacement| Handle::ReplaceAtomic(Mutex::new(Atomic::Whole(replacement)))),
         };
         let mut open = self.lock();
         match opened {
@@ -118,23 +166,27 @@ impl Handles {
     ) -> Result<(), FileError> {
         let FsWriteBlockParams { handle_id, offset, chunk, .. } = params;
         let handle = self.get(handle_id)?;
-        let (file, path) = match &*handle {
-            Handle::Read { .. } => return Err(wrong_mode(handle_id, "writing")),
-            Handle::Replace { file, path } => (file, path),
-            Handle::ReplaceAtomic(replacement) => (replacement.file(), replacement.path()),
+        let write = |file: &OwnedFd, path: &PathUri| {
+            if chunk.len() > config.max_block_bytes {
+                let (what, allowed) =
+                    ("length of chunk", format!("at most {}", config.max_block_bytes));
+                return Err(FileError::out_of_range(what, chunk.len() as u64, allowed));
+            }
+            check_offset(*offset, chunk.len() as u64)?;
+            let mut done = 0;
+            while done < chunk.len() {
+                done += retry_on_intr(|| {
+                    rustix::io::pwrite(file, &chunk[done..], offset + done as u64)
+                })
+                .map_err(|errno| FileError::os("write", path, errno))?;
+            }
+            Ok(())
         };
-        if chunk.len() > config.max_block_bytes {
-            let allowed = format!("at most {}", config.max_block_bytes);
-            return Err(FileError::out_of_range("length of chunk", chunk.len() as u64, allowed));
+        match &*handle {
+            Handle::Read { .. } => Err(wrong_mode(handle_id, "writing")),
+            Handle::Replace { file, path } => write(file, path),
+            Handle::ReplaceAtomic(atomic) => lock(atomic).write_block(handle_id, write),
         }
-        check_offset(*offset, chunk.len() as u64)?;
-        let mut done = 0;
-        while done < chunk.len() {
-            done +=
-                retry_on_intr(|| rustix::io::pwrite(file, &chunk[done..], offset + done as u64))
-                    .map_err(|errno| FileError::os("write", path, errno))?;
-        }
-        Ok(())
     }
 
     pub fn close(&self, params: &FsCloseParams, cancel: &Cancel) -> Result<(), FileError> {
@@ -150,9 +202,9 @@ impl Handles {
         match removed.as_deref() {
             // A client that asks for a commit has to learn that there was none.
             None if *commit => Err(FileError::UnknownHandle { handle_id: handle_id.clone() }),
-            Some(Handle::ReplaceAtomic(replacement)) if *commit => {
+            Some(Handle::ReplaceAtomic(atomic)) if *commit => {
                 cancel.check()?;
-                replacement.commit()
+                lock(atomic).commit(handle_id)
             }
             _ => Ok(()),
         }
@@ -164,8 +216,13 @@ impl Handles {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Option<Arc<Handle>>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.open)
     }
+}
+
+/// What a panic leaves behind is valid in every table and state here.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(super) fn check_id(handle_id: &str, config: &FilesConfig) -> Result<(), FileError> {

@@ -14,6 +14,7 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 use super::{Backend, FileError, FilesConfig, HelperClient};
+use crate::pool;
 use crate::process::{ProcessHost, StartError};
 
 /// The name under which the executable registers [`run_helper`].
@@ -70,7 +71,7 @@ impl Helpers {
 
     async fn helper(&self, context: Arc<SandboxContext>) -> Result<Backend, Refused> {
         let sandbox = self.0.sandbox.clone();
-        let planned = tokio::task::spawn_blocking(move || {
+        let planned = pool::blocking(move || {
             let tmpdir = std::env::var_os("TMPDIR");
             let around = Surroundings { cwd: None, tmpdir: tmpdir.as_deref() };
             sandbox.plan(&context, around)
@@ -149,7 +150,7 @@ impl Helpers {
 
     async fn start(&self, planned: Planned) -> Result<HelperClient, Refused> {
         let sandbox = self.0.sandbox.clone();
-        let launch = tokio::task::spawn_blocking(move || {
+        let launch = pool::blocking(move || {
             let env: Vec<_> = std::env::vars_os().collect();
             let command = Command::Helper { name: HELPER, env: &env };
             sandbox.launch(&planned, &Request { command })

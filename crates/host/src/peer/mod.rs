@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
+use crate::pool;
+
 use family::Family;
 use netlink::{End, Endpoint};
 
@@ -71,7 +73,7 @@ impl Peers {
         }
         let Ok(_look) = self.0.looks.acquire().await else { return Err(Refusal::Unknown) };
         let adopts_orphans = self.0.adopts_orphans;
-        let look = tokio::task::spawn_blocking(move || judge(local, peer, adopts_orphans));
+        let look = pool::blocking(move || judge(local, peer, adopts_orphans));
         look.await.unwrap_or(Err(Refusal::Unknown))
     }
 }

@@ -77,6 +77,10 @@ pub(super) struct Actor {
     undelivered_bytes: usize,
     /// The last event that some audience was told.
     delivered: u64,
+    /// The last event that is known to have reached its side.
+    arrived: u64,
+    /// The audience is being asked whether it has this event.
+    asked: Option<u64>,
     /// Output that was kept while nobody listened waits to be read.
     backlog: Option<Backlog>,
     waiting: Vec<WaitingRead>,
@@ -111,6 +115,7 @@ struct WaitingRead {
 enum Event {
     Command(Option<Command>),
     Deliver(Result<(), SinkClosed>),
+    Arrived,
     Output(usize, Option<Bytes>),
     Exited(i32),
     StdinMoved,
@@ -141,6 +146,8 @@ impl Actor {
             undelivered: VecDeque::new(),
             undelivered_bytes: 0,
             delivered: 0,
+            arrived: 0,
+            asked: None,
             backlog: None,
             waiting: Vec::new(),
             exit: None,
@@ -168,20 +175,22 @@ impl Actor {
 
     async fn next_event(&mut self) -> Event {
         let deadline = self.deadline();
-        let may_read = self.may_read();
+        let room = self.room();
+        if self.asked.is_none() && self.delivered > self.arrived {
+            self.asked = self.parts.retention.wants_to_know().then_some(self.delivered);
+        }
+        let asked = self.asked.is_some();
         let Parts { child, stdin, outputs, .. } = &mut self.parts;
         tokio::select! {
             // What a client asks comes first: it must not wait behind output that never ends. Of
             // the rest, output comes last, for it alone can be ready always.
             biased;
             command = self.mailbox.recv() => Event::Command(command),
-            result = deliverable(&mut self.audience, self.undelivered.front()) => {
-                Event::Deliver(result)
-            }
+            event = told(&mut self.audience, self.undelivered.front(), asked) => event,
             code = child.exited(), if self.exit.is_none() => Event::Exited(code),
             () = stdin.flush(), if stdin.has_output() => Event::StdinMoved,
             () = due(deadline) => Event::Due,
-            (n, bytes) = read_either(outputs), if may_read => Event::Output(n, bytes),
+            (n, bytes) = read_either(outputs, room), if room > 0 => Event::Output(n, bytes),
         }
     }
 
@@ -192,6 +201,12 @@ impl Actor {
             Event::Command(None) => return Next::Forget,
             Event::Deliver(Ok(())) => self.deliver(),
             Event::Deliver(Err(SinkClosed)) => self.leave_alone(),
+            Event::Arrived => {
+                self.arrived = self.asked.take().unwrap_or(self.arrived);
+                if self.backlog.is_none() {
+                    self.parts.retention.sent(self.arrived);
+                }
+            }
             Event::Output(n, Some(bytes)) => self.publish_output(n, bytes).await,
             Event::Output(_, None) => {}
             Event::Exited(code) => self.exited(code).await,
@@ -202,7 +217,7 @@ impl Actor {
                 }
                 if self.backlog.as_ref().is_some_and(|backlog| backlog.until <= Instant::now()) {
                     self.backlog = None;
-                    self.parts.retention.sent(self.delivered);
+                    self.parts.retention.sent(self.arrived);
                 }
             }
         }
@@ -259,28 +274,32 @@ impl Actor {
     fn attach(&mut self, sink: Box<dyn EventSink>) {
         if matches!(self.audience, Audience::Nobody) {
             self.delivered = self.next_seq - 1;
+            self.arrived = self.delivered;
             self.backlog = Some(Backlog {
                 before: self.next_seq,
                 until: Instant::now() + self.config.resume_grace,
             });
         }
         self.audience = Audience::Attached(sink);
+        self.asked = None;
     }
 
     /// What was sent may be lost; what is kept has to stay until somebody asks for it.
     fn leave_alone(&mut self) {
         self.audience = Audience::Nobody;
+        self.asked = None;
         self.undelivered.clear();
         self.undelivered_bytes = 0;
         self.backlog = None;
         self.parts.retention.pin_all();
     }
 
-    /// Whether more output may be taken from the process.
-    fn may_read(&self) -> bool {
-        self.failure.is_none()
-            && self.undelivered_bytes < self.config.unsent_bytes
-            && self.parts.retention.has_room(READ_BYTES)
+    /// How much more output may be taken from the process.
+    fn room(&self) -> usize {
+        match self.failure.is_none() && self.undelivered_bytes < self.config.unsent_bytes {
+            true => self.parts.retention.room().min(READ_BYTES),
+            false => 0,
+        }
     }
 
     async fn publish_output(&mut self, n: usize, bytes: Bytes) {
@@ -330,9 +349,6 @@ impl Actor {
         self.undelivered_bytes -= event.len();
         self.delivered = event.seq;
         sink.send(event);
-        if self.backlog.is_none() {
-            self.parts.retention.sent(self.delivered);
-        }
     }
 
     /// The process has exited. What it wrote before that is in its pipes already, so it is taken
@@ -352,10 +368,10 @@ impl Actor {
     async fn take_available(&mut self) {
         for n in 0..self.parts.outputs.len() {
             let mut left = self.parts.outputs[n].as_ref().map_or(0, Output::available);
-            while left > 0 && self.may_read() {
-                let Some(bytes) = self.parts.outputs[n].as_mut().and_then(Output::read_now) else {
-                    break;
-                };
+            while left > 0 && self.room() > 0 {
+                let room = self.room();
+                let output = self.parts.outputs[n].as_mut();
+                let Some(bytes) = output.and_then(|output| output.read_now(room)) else { break };
                 left = left.saturating_sub(bytes.len() as u64);
                 self.publish_output(n, bytes).await;
             }
@@ -364,9 +380,10 @@ impl Actor {
 
     /// Takes output until all streams have ended or the time has come.
     async fn take_until(&mut self, deadline: Instant) {
-        while self.may_read() && self.parts.outputs.iter().flatten().any(Output::is_open) {
+        while self.room() > 0 && self.parts.outputs.iter().flatten().any(Output::is_open) {
+            let room = self.room();
             let (n, bytes) = tokio::select! {
-                output = read_either(&mut self.parts.outputs) => output,
+                output = read_either(&mut self.parts.outputs, room) => output,
                 () = sleep_until(deadline) => break,
             };
             if let Some(bytes) = bytes {
@@ -476,7 +493,7 @@ impl Actor {
         self.parts.retention.release(seq);
         if self.backlog.as_ref().is_some_and(|backlog| seq + 1 >= backlog.before) {
             self.backlog = None;
-            self.parts.retention.sent(self.delivered);
+            self.parts.retention.sent(self.arrived);
         }
     }
 
@@ -526,28 +543,36 @@ impl Actor {
 }
 
 /// Waits for output on either stream, neither before the other; for ever once both have ended.
-async fn read_either([first, second]: &mut [Option<Output>; 2]) -> (usize, Option<Bytes>) {
-    async fn read(output: &mut Option<Output>) -> Option<Bytes> {
+async fn read_either(
+    [first, second]: &mut [Option<Output>; 2],
+    limit: usize,
+) -> (usize, Option<Bytes>) {
+    async fn read(output: &mut Option<Output>, limit: usize) -> Option<Bytes> {
         match output.as_mut().filter(|output| output.is_open()) {
-            Some(output) => output.read().await,
+            Some(output) => output.read(limit).await,
             None => std::future::pending().await,
         }
     }
     tokio::select! {
-        bytes = read(first) => (0, bytes),
-        bytes = read(second) => (1, bytes),
+        bytes = read(first, limit) => (0, bytes),
+        bytes = read(second, limit) => (1, bytes),
     }
 }
 
-/// Resolves when the next event can be sent; never if there is none or nobody to send it to.
-async fn deliverable(
-    audience: &mut Audience,
-    event: Option<&ProcessEvent>,
-) -> Result<(), SinkClosed> {
-    match (audience, event) {
-        (Audience::Attached(sink), Some(event)) => poll_fn(|cx| sink.poll_ready(cx, event)).await,
-        _ => std::future::pending().await,
-    }
+/// Resolves when the next event can be sent, or when what the audience was asked for has arrived;
+/// never if there is no event, no question or nobody.
+async fn told(audience: &mut Audience, event: Option<&ProcessEvent>, asked: bool) -> Event {
+    let Audience::Attached(sink) = audience else { return std::future::pending().await };
+    poll_fn(|cx| {
+        if asked && sink.poll_arrived(cx).is_ready() {
+            return Poll::Ready(Event::Arrived);
+        }
+        match event {
+            Some(event) => sink.poll_ready(cx, event).map(Event::Deliver),
+            None => Poll::Pending,
+        }
+    })
+    .await
 }
 
 async fn due(deadline: Option<Instant>) {

@@ -7,6 +7,8 @@ use codex_exec_server_protocol::process::ProcessSignal;
 use codex_linux_sandbox::Cleanup;
 use rustix::process::{Pid, Signal};
 
+use crate::pool;
+
 use super::descendants;
 use super::keeper::{Keeper, Wish, Word};
 use super::left::{Group, Left};
@@ -103,7 +105,7 @@ impl Child {
     pub(super) async fn kill(&self) {
         if let Some(keeper) = &self.keeper {
             let grip = keeper.grip();
-            let _ = tokio::task::spawn_blocking(move || descendants::end(vec![grip])).await;
+            let _ = pool::blocking(move || descendants::end(vec![grip])).await;
         }
     }
 

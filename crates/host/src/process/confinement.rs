@@ -13,6 +13,8 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
 
+use crate::pool;
+
 use super::child::Child;
 use super::command::{Command, NulByte};
 use super::env::Environment;
@@ -112,7 +114,7 @@ impl Entering {
             child.release();
         } else {
             // Killing waits for the end, which a thread of the runtime must not do.
-            let _ = tokio::task::spawn_blocking(move || drop(child)).await;
+            let _ = pool::blocking(move || drop(child)).await;
         }
         Err(failure)
     }
@@ -154,9 +156,9 @@ impl Confined {
 
     /// Removes what it may have left on the host: necessary only if it was killed.
     pub(super) fn clean_up(self) -> JoinHandle<()> {
-        tokio::task::spawn_blocking(move || {
+        tokio::spawn(async move {
             if !self.cleanup.is_empty() {
-                self.cleanup.run();
+                let _ = pool::blocking(move || self.cleanup.run()).await;
             }
         })
     }

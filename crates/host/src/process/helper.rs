@@ -10,6 +10,8 @@ use rustix::fs::{Mode, OFlags};
 use tokio::io::AsyncWrite;
 use tokio::net::unix::pipe;
 
+use crate::pool;
+
 use super::child::Child;
 use super::confinement::Confinement;
 use super::host::{ProcessHost, StartError};
@@ -91,11 +93,7 @@ impl Drop for Last {
 impl Drop for Ending {
     fn drop(&mut self) {
         let last = self.0.take();
-        // A runtime that is ending drops the task, and with it the helper.
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn_blocking(move || drop(last))),
-            Err(_) => drop(last),
-        }
+        pool::detached(move || drop(last));
     }
 }
 

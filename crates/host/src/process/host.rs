@@ -10,6 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::peer::Peers;
+use crate::pool;
 
 use super::actor::{Actor, Parts};
 use super::child::Child;
@@ -72,6 +73,7 @@ pub enum StartError {
 impl ProcessHost {
     /// A host in this process. To be made inside a runtime.
     pub fn new(config: ProcessConfig) -> io::Result<Self> {
+        pool::prepare()?;
         let spawner = match &config.lifeline {
             Lifeline::Own => Spawner::Own(Arc::default()),
             Lifeline::Warden { executable } => {
@@ -129,14 +131,14 @@ impl ProcessHost {
     /// Kills what processes of a group left behind. Its processes themselves are gone already.
     pub async fn end_group(&self, group: Group) {
         let left = self.left.clone();
-        let _ = tokio::task::spawn_blocking(move || left.end(group)).await;
+        let _ = pool::blocking(move || left.end(group)).await;
     }
 
     /// Kills the helpers and everything that any process left behind, and lets the warden go.
     pub async fn shut_down(&self) {
         let (left, spares, helpers) =
             (self.left.clone(), self.spares.clone(), self.helpers.clone());
-        let ended = tokio::task::spawn_blocking(move || {
+        let ended = pool::blocking(move || {
             spares.end();
             helpers.end_all();
             left.end_all();
@@ -220,7 +222,7 @@ impl ProcessHost {
         let mut spool = None;
         if limits.bytes > config.spool_above {
             let (directory, bytes) = (config.spool_directory.clone(), limits.bytes);
-            let made = tokio::task::spawn_blocking(move || Spool::create(&directory, bytes)).await;
+            let made = pool::blocking(move || Spool::create(&directory, bytes)).await;
             let made = made.unwrap_or_else(|error| Err(io::Error::other(error)));
             let setup = |source| StartError::Setup { what: "a spool for its output", source };
             spool = Some(made.map_err(setup)?);

@@ -45,15 +45,15 @@ impl Output {
         self.fd = None;
     }
 
-    /// Waits for bytes; `None` at the end of the stream. Cancel safe.
-    pub(super) async fn read(&mut self) -> Option<Bytes> {
+    /// Waits for bytes, at most `limit`; `None` at the end of the stream. Cancel safe.
+    pub(super) async fn read(&mut self, limit: usize) -> Option<Bytes> {
         let fd = self.fd.as_ref()?;
         let bytes = loop {
             let Ok(mut ready) = fd.readable().await else { break Bytes::new() };
-            match read(fd.get_ref()) {
+            match read(fd.get_ref(), limit) {
                 Ok(bytes) => {
                     // A pipe that gave less than asked for is empty; a terminal may hold more.
-                    if bytes.len() < READ_BYTES && self.stream != OutputStream::Pty {
+                    if bytes.len() < limit.min(READ_BYTES) && self.stream != OutputStream::Pty {
                         ready.clear_ready();
                     }
                     break bytes;
@@ -85,9 +85,9 @@ impl Output {
         }
     }
 
-    /// What can be read without waiting, if anything.
-    pub(super) fn read_now(&mut self) -> Option<Bytes> {
-        match read(self.fd.as_ref()?.get_ref()) {
+    /// What can be read without waiting, at most `limit` bytes, if anything.
+    pub(super) fn read_now(&mut self, limit: usize) -> Option<Bytes> {
+        match read(self.fd.as_ref()?.get_ref(), limit) {
             Ok(bytes) => self.unless_ended(bytes),
             Err(Errno::AGAIN | Errno::INTR) => None,
             Err(_) => self.unless_ended(Bytes::new()),
@@ -111,8 +111,14 @@ impl Output {
 
 /// Reads what is there. A process that writes much is read on as long as it keeps up, so that its
 /// output travels in few large chunks; a keystroke's echo is not kept for a second look.
-fn read(fd: &OwnedFd) -> Result<Bytes, Errno> {
+fn read(fd: &OwnedFd, limit: usize) -> Result<Bytes, Errno> {
     const MUCH: usize = 4 << 10;
+    if limit < READ_BYTES {
+        let mut bytes = vec![0; limit];
+        let len = rustix::io::read(fd, &mut bytes)?;
+        bytes.truncate(len);
+        return Ok(Bytes::from(bytes));
+    }
     SCRATCH.with_borrow_mut(|scratch| {
         scratch.clear();
         scratch.reserve_exact(READ_BYTES);

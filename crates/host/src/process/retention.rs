@@ -1,13 +1,13 @@
 //! What a process has written and may still be asked for.
 //!
 //! Chunks are kept in order, oldest dropped first, within a number of bytes and of chunks. A chunk
-//! is *released* once the client was sent it, or, with [`RetainUntil::Read`], once the client has
-//! said that it arrived; only released chunks are dropped, unless the client
+//! is *released* once it has reached the client's side, or, with [`RetainUntil::Read`], once the client
+//! has said so itself; only released chunks are dropped, unless the client
 //! asked for [`OnFull::Drop`]. While released chunks do not make enough room, the store is full and
 //! its owner stops reading from the process.
 //!
-//! Invariant: the bytes kept never pass the limit by more than one chunk; every byte dropped is
-//! counted.
+//! Invariant: chunks that are not released fill the store to its last byte and never pass it, except
+//! that a store of which all is released takes one chunk of any size; every byte dropped is counted.
 
 use std::collections::VecDeque;
 use std::io;
@@ -100,12 +100,25 @@ impl Retention {
         }
     }
 
-    /// Whether a chunk of `len` bytes would find room. An empty store always has some.
-    pub(super) fn has_room(&self, len: usize) -> bool {
-        self.limits.on_full == OnFull::Drop
-            || self.pinned == 0
-            || (self.pinned + len as u64 <= self.limits.bytes
-                && self.pinned_chunks() < self.limits.chunks)
+    /// How long the next chunk may be. A store of which all is released has room for some.
+    pub(super) fn room(&self) -> usize {
+        let room = match (self.limits.on_full, self.limits.until) {
+            (OnFull::Drop, _) => u64::MAX,
+            (OnFull::Wait, RetainUntil::Sent) if self.pinned == 0 => u64::MAX,
+            (OnFull::Wait, RetainUntil::Read) if self.pinned == 0 => self.limits.bytes.max(1),
+            (OnFull::Wait, _) if self.pinned_chunks() >= self.limits.chunks => 0,
+            (OnFull::Wait, _) => self.limits.bytes.saturating_sub(self.pinned),
+        };
+        usize::try_from(room).unwrap_or(usize::MAX)
+    }
+
+    /// Whether so much waits to be released by [`sent`](Self::sent) that it is time to find out what
+    /// has arrived.
+    pub(super) fn wants_to_know(&self) -> bool {
+        self.limits.on_full == OnFull::Wait
+            && self.limits.until == RetainUntil::Sent
+            && (self.pinned > self.limits.bytes / 2
+                || self.pinned_chunks() > self.limits.chunks / 2)
     }
 
     fn pinned_chunks(&self) -> usize {
@@ -157,7 +170,7 @@ impl Retention {
         self.dropped.recent.push_back((kept.seq, kept.len));
     }
 
-    /// The client was sent everything up to `seq`.
+    /// Everything up to `seq` has reached the client's side.
     pub(super) fn sent(&mut self, seq: u64) {
         if self.limits.until == RetainUntil::Sent {
             self.release(seq);
@@ -227,6 +240,7 @@ impl Retention {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn limits(bytes: u64, on_full: OnFull) -> RetentionLimits {
         RetentionLimits { bytes, chunks: 5, on_full, until: RetainUntil::Sent }
@@ -270,9 +284,9 @@ mod tests {
             push(&mut store, 1, "aaaa").await;
             push(&mut store, 2, "bbbb").await;
             store.sent(2);
-            assert!(!store.has_room(3));
+            assert!(store.room() < 3);
             store.release(1);
-            assert!(store.has_room(6));
+            assert!(store.room() >= 6);
         }
     }
 
@@ -281,18 +295,18 @@ mod tests {
         for mut store in stores(limits(10, OnFull::Wait)) {
             push(&mut store, 1, "aaaa").await;
             push(&mut store, 2, "bbbb").await;
-            assert!(store.has_room(2));
-            assert!(!store.has_room(3));
+            assert!(store.room() >= 2);
+            assert!(store.room() < 3);
             store.release(1);
-            assert!(store.has_room(6));
+            assert!(store.room() >= 6);
             push(&mut store, 3, "cccc").await;
             let kept = vec![(2, "bbbb".into()), (3, "cccc".into())];
             assert_eq!(texts(&store, 1, 100).await, (kept.clone(), false, 0));
             assert_eq!(texts(&store, 0, 100).await, (kept, false, 4));
             store.release(3);
-            assert!(store.has_room(10));
+            assert!(store.room() >= 10);
             store.pin_all();
-            assert!(!store.has_room(3));
+            assert!(store.room() < 3);
         }
     }
 
@@ -300,7 +314,7 @@ mod tests {
     async fn dropping_is_counted_to_the_byte() {
         for mut store in stores(limits(3, OnFull::Drop)) {
             for seq in 1..=9 {
-                assert!(store.has_room(100));
+                assert!(store.room() >= 100);
                 push(&mut store, seq, &"x".repeat(seq as usize % 3 + 1)).await;
             }
             // Lengths 2 3 1 2 3 1 2 3 1: only the last chunk is left besides none that fits.
@@ -315,14 +329,130 @@ mod tests {
     async fn chunks_are_bounded_in_number_too() {
         for mut store in stores(limits(1000, OnFull::Wait)) {
             for seq in 1..=5 {
-                assert!(store.has_room(1));
+                assert!(store.room() >= 1);
                 push(&mut store, seq, "x").await;
             }
-            assert!(!store.has_room(1));
+            assert!(store.room() < 1);
             store.release(2);
-            assert!(store.has_room(1));
+            assert!(store.room() >= 1);
             push(&mut store, 6, "y").await;
             assert_eq!(texts(&store, 0, 100).await.0.len(), 5);
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        /// A process writes this much; what finds no room waits.
+        Write(usize),
+        /// Everything up to this part of what was published has arrived.
+        Sent(f64),
+        Read(f64),
+        PinAll,
+        After(f64, u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let part = || 0.0..1.1;
+        prop_oneof![
+            6 => (1..40usize).prop_map(Step::Write),
+            2 => part().prop_map(Step::Sent),
+            2 => part().prop_map(Step::Read),
+            1 => Just(Step::PinAll),
+            3 => (part(), 0..60u64).prop_map(|(part, max)| Step::After(part, max)),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+        /// The store against a list that forgets nothing.
+        #[test]
+        fn a_store_holds_what_it_was_asked_to(
+            bytes in 0..100u64,
+            chunks in 1..12usize,
+            on_full in prop_oneof![3 => Just(OnFull::Wait), 1 => Just(OnFull::Drop)],
+            until in prop_oneof![Just(RetainUntil::Sent), Just(RetainUntil::Read)],
+            steps in proptest::collection::vec(step(), 1..80),
+        ) {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let limits = RetentionLimits { bytes, chunks, on_full, until };
+            for mut store in stores(limits) {
+                // What was published, by number from 1 on; what of it may be dropped; what is kept.
+                let (mut written, mut released, mut oldest) = (Vec::<Vec<u8>>::new(), 0, 1);
+                for step in &steps {
+                    let seq_at = |part: f64| (part * written.len() as f64) as u64;
+                    match *step {
+                        Step::Write(len) => {
+                            let len = len.min(store.room());
+                            let pinned: usize = written[released as usize..].iter().map(Vec::len).sum();
+                            let few = written.len() as u64 - released < chunks as u64;
+                            if on_full == OnFull::Wait && released < written.len() as u64 {
+                                let room = if few { bytes.saturating_sub(pinned as u64) } else { 0 };
+                                prop_assert_eq!(store.room() as u64, room, "to the last byte");
+                            } else {
+                                prop_assert!(store.room() > 0, "nothing has to be kept");
+                            }
+                            if len > 0 {
+                                let chunk = vec![written.len() as u8; len];
+                                written.push(chunk.clone());
+                                let seq = written.len() as u64;
+                                let pushed = store.push(seq, OutputStream::Stdout, chunk.into());
+                                runtime.block_on(pushed).unwrap();
+                            }
+                        }
+                        Step::Sent(part) => {
+                            store.sent(seq_at(part).min(written.len() as u64));
+                            if until == RetainUntil::Sent {
+                                released = released.max(seq_at(part).min(written.len() as u64));
+                            }
+                        }
+                        Step::Read(part) => {
+                            let seq = seq_at(part).min(written.len() as u64);
+                            store.release(seq);
+                            released = released.max(seq);
+                        }
+                        Step::PinAll => {
+                            store.pin_all();
+                            released = oldest - 1;
+                        }
+                        Step::After(part, max) => {
+                            let seq = seq_at(part);
+                            let found = runtime.block_on(store.after(seq, max)).unwrap();
+                            let first = (seq + 1).max(oldest);
+                            let mut wanted: Vec<u64> = (first..=written.len() as u64).collect();
+                            let all = wanted.len();
+                            let mut sum = 0;
+                            wanted.retain(|&seq| {
+                                sum += written[seq as usize - 1].len() as u64;
+                                seq == first || sum <= max
+                            });
+                            let got: Vec<u64> = found.chunks.iter().map(|chunk| chunk.seq).collect();
+                            prop_assert_eq!(&got, &wanted);
+                            prop_assert_eq!(found.cut, wanted.len() < all);
+                            for chunk in &found.chunks {
+                                prop_assert_eq!(&chunk.chunk[..], &written[chunk.seq as usize - 1][..]);
+                            }
+                        }
+                    }
+                    // What is kept is the end of what was written, and misses only what it may.
+                    let kept = store.chunks.front().map_or(written.len() as u64 + 1, |kept| kept.seq);
+                    prop_assert!(kept >= oldest);
+                    prop_assert!(on_full == OnFull::Drop || kept <= released + 1, "dropped too early");
+                    oldest = kept;
+                    released = released.max(oldest - 1);
+                    let sum: usize = written[oldest as usize - 1..].iter().map(Vec::len).sum();
+                    prop_assert_eq!(store.bytes, sum as u64);
+                    let over = written.last().map_or(0, Vec::len) as u64;
+                    let bound = match (on_full, until) {
+                        (OnFull::Wait, RetainUntil::Read) => bytes.max(1),
+                        _ => bytes.max(over),
+                    };
+                    prop_assert!(store.bytes <= bound, "{} of {bound}", store.bytes);
+                    let gone: usize = written[..oldest as usize - 1].iter().map(Vec::len).sum();
+                    prop_assert_eq!(store.dropped.total, gone as u64);
+                    let found = runtime.block_on(store.after(0, 0)).unwrap();
+                    prop_assert_eq!(found.dropped_bytes, gone as u64, "the gap is told");
+                }
+            }
         }
     }
 }

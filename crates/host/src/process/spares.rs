@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use codex_linux_sandbox::{Executable, Launch, Spare, SpareLaunch};
 use rustix::fs::{Mode, OFlags};
 
+use crate::pool;
+
 use super::child::Child;
 use super::confinement::command;
 use super::helper::GROUP;
@@ -73,7 +75,7 @@ impl Spares {
             let kept = spares.keep(started);
             if let Some(unwanted) = kept {
                 // Killing waits for the end, which a thread of the runtime must not do.
-                let _ = tokio::task::spawn_blocking(move || drop(unwanted)).await;
+                let _ = pool::blocking(move || drop(unwanted)).await;
             }
         });
     }
@@ -123,7 +125,7 @@ impl Ready {
             Ok(()) => Some(self.child),
             Err(error) => {
                 tracing::debug!(%error, "a process kept ready for a sandbox is not");
-                tokio::task::spawn_blocking(move || drop(self.child));
+                pool::detached(move || drop(self.child));
                 None
             }
         }

@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::pool;
 use bytes::{Bytes, BytesMut};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 
@@ -91,7 +92,7 @@ fn named(directory: &Path) -> io::Result<File> {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    pool::blocking(work).await.map_err(io::Error::other)?
 }
 
 #[cfg(test)]

@@ -15,7 +15,8 @@ pub enum FsOpenMode {
     /// Writing; the file is created or truncated at once.
     Replace,
     /// Extension: writing to a temporary file, which takes the place of the old one when the
-    /// handle is closed with `commit`, and vanishes otherwise.
+    /// handle is closed with `commit`, and vanishes otherwise. The first block that is not written
+    /// makes it vanish too: further blocks and the commit are refused.
     ReplaceAtomic,
 }
 

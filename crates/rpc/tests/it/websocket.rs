@@ -148,3 +148,29 @@ async fn a_peer_that_pings_and_never_reads_is_made_to_wait() {
     assert!((&mut reader).now_or_never().is_none());
     reader.abort();
 }
+
+#[tokio::test]
+async fn what_was_sent_has_arrived_when_the_peer_has_answered_a_ping_after_it() {
+    let (mut connection, mut client) = connect(&ConnectionConfig::default(), 1 << 16);
+    let outbound = connection.outbound().clone();
+    let reading = tokio::spawn(async move { while connection.next().await.is_some() {} });
+    outbound.send("first").await.unwrap();
+    let mut arrived = Box::pin(outbound.arrived());
+    assert_eq!(client.next().await.unwrap().unwrap().as_text(), Some("first"));
+    // The bytes of the ping may be here, but nobody has read it.
+    assert!(arrived.as_mut().now_or_never().is_none());
+    assert!(client.next().await.unwrap().unwrap().is_ping());
+    client.flush().await.unwrap();
+    arrived.await;
+    // Whoever does not read what comes in hears no answer: then what is written counts.
+    let unheard = outbound.arrived();
+    let not_reading = outbound.not_reading();
+    unheard.await;
+    outbound.arrived().await;
+    drop(not_reading);
+    let mut never = Box::pin(outbound.arrived());
+    drop(client);
+    reading.await.unwrap();
+    outbound.closed().await;
+    assert!(never.as_mut().now_or_never().is_none(), "it died on its way");
+}

@@ -205,32 +205,6 @@ fn permission_denied_is_an_invalid_request() {
     assert_eq!(f.content("secret"), b"x");
 }
 
-/// A mount namespace of its own with 256 KiB of disk; it is gone with the thread.
-fn on_a_small_disk(test: impl FnOnce(&Fixture) + Send) {
-    use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
-    if !is_root() {
-        eprintln!("skipped: only root can mount a small disk");
-        return;
-    }
-    let run = || {
-        // SAFETY: the thread shares its filesystem state with nobody afterwards, and its
-        // descriptors are not unshared.
-        let unshared =
-            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) };
-        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-        let f = Fixture::new();
-        let made = unshared.and_then(|()| mount_change("/", private)).and_then(|()| {
-            mount("none", &f.root, "tmpfs", MountFlags::empty(), Some(c"size=256k"))
-        });
-        if let Err(errno) = made {
-            eprintln!("skipped: no small disk can be mounted here: {errno}");
-            return;
-        }
-        test(&f);
-    };
-    std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
-}
-
 #[test]
 fn a_full_disk_says_so() {
     on_a_small_disk(|f| {

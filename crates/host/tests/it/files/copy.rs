@@ -204,3 +204,99 @@ proptest! {
         prop_assert_eq!(count("from"), count("to"));
     }
 }
+
+/// Everything below a directory: its path, and its content if it is a file.
+fn everything(root: &Path) -> std::collections::BTreeMap<PathBuf, Option<Vec<u8>>> {
+    let mut all = std::collections::BTreeMap::new();
+    let mut directories = vec![root.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                directories.push(path.clone());
+                all.insert(path, None);
+            } else {
+                all.insert(path.clone(), Some(std::fs::read(&path).unwrap()));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn a_tree_that_does_not_fit_leaves_nothing() {
+    on_a_small_disk(|f| {
+        let source = tempfile::tempdir_in("/dev/shm").unwrap();
+        for name in ["a", "b", "c", "d"] {
+            let directory = source.path().join(name).join("below");
+            std::fs::create_dir_all(&directory).unwrap();
+            std::fs::write(directory.join("file"), vec![7; 100 << 10]).unwrap();
+            // The copy of it may not be written either.
+            chmod(&directory, 0o500);
+        }
+        for existing in [false, true] {
+            if existing {
+                f.dir("to/b");
+            }
+            let before = everything(&f.root);
+            let copied = f.run(FsCopyParams::new(uri(source.path()), f.path("to"), true));
+            assert_eq!(kind(copied), FileErrorKind::StorageFull);
+            assert_eq!(everything(&f.root), before);
+        }
+        for name in ["a", "b", "c", "d"] {
+            chmod(&source.path().join(name).join("below"), 0o700);
+        }
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Two random trees, one copied over the other: where a file meets a directory the copy is
+    /// refused, and then what is there has the same names as before.
+    #[test]
+    fn a_copy_that_is_refused_leaves_no_part_of_its_tree(
+        source in proptest::collection::vec(("[abc](/[abc]){0,3}", any::<bool>()), 1..12),
+        destination in proptest::collection::vec(("[abc](/[abc]){0,3}", any::<bool>()), 0..6),
+    ) {
+        let f = Fixture::new();
+        for (root, entries) in [("from", &source), ("to", &destination)] {
+            for (path, is_file) in entries {
+                let path = f.native(format!("{root}/{path}"));
+                let above = path.parent().unwrap();
+                // What contradicts an earlier one is left out.
+                if std::fs::create_dir_all(above).is_err() || path.exists() {
+                    continue;
+                }
+                match is_file {
+                    true => std::fs::write(&path, format!("{root} {path:?}")).unwrap(),
+                    false => std::fs::create_dir(&path).unwrap(),
+                }
+            }
+        }
+        let (from, to) = (f.native("from"), f.native("to"));
+        let wanted = everything(&from);
+        let before = if to.exists() { everything(&to) } else { Default::default() };
+        let copied = copy(&f, "from", "to", true);
+        let after = if to.exists() { everything(&to) } else { Default::default() };
+        let source_of = |path: &Path| from.join(path.strip_prefix(&to).unwrap());
+        let conflict = before.iter().any(|(path, content)| {
+            wanted.get(&source_of(path)).is_some_and(|from| from.is_some() != content.is_some())
+        });
+        prop_assert_eq!(copied.is_err(), conflict);
+        if conflict {
+            prop_assert!(after.keys().eq(before.keys()), "{:?} {:?}", before, after);
+        }
+        for (path, content) in &after {
+            let (new, old) = (wanted.get(&source_of(path)), before.get(path));
+            let expected = if conflict { [old, new] } else { [new.or(old), None] };
+            prop_assert!(expected.contains(&Some(content)), "{path:?}");
+        }
+        if !conflict {
+            let names = wanted.keys().map(|path| to.join(path.strip_prefix(&from).unwrap()));
+            let mut names: Vec<PathBuf> = names.chain(before.into_keys()).collect();
+            names.sort();
+            names.dedup();
+            prop_assert!(after.keys().eq(&names));
+        }
+    }
+}

@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use codex_exec_server_protocol::files::*;
+use proptest::prelude::*;
 
 use super::*;
 
@@ -146,4 +147,138 @@ fn readers_see_one_or_the_other() {
         reader.join().unwrap();
     });
     assert_eq!(f.names(""), ["x"]);
+}
+
+fn free_blocks(f: &Fixture) -> u64 {
+    rustix::fs::statvfs(&f.root).unwrap().f_bfree
+}
+
+#[test]
+fn a_block_that_finds_the_disk_full_discards_the_replacement() {
+    on_a_small_disk(|f| {
+        f.file("x", "old");
+        let before = free_blocks(f);
+        open(f, "h", "x").unwrap();
+        f.run(FsWriteBlockParams::new("h", 0, vec![1; 128 << 10])).unwrap();
+        let full = f.run(FsWriteBlockParams::new("h", 128 << 10, vec![2; 256 << 10]));
+        assert_eq!(kind(full), FileErrorKind::StorageFull);
+        assert_eq!(free_blocks(f), before, "what was written of it has gone");
+        for (refused, what) in [
+            (f.run(FsWriteBlockParams::new("h", 0, b"fits".to_vec())), "a block after it"),
+            (f.run(commit("h")), "a commit"),
+        ] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), FileErrorKind::StorageFull, "{what}");
+            assert!(error.to_string().contains("`h`"), "{error}");
+        }
+        assert_eq!(f.code(commit("h")), NOT_FOUND, "the commit has closed it");
+        assert_eq!((f.content("x"), f.names("")), (b"old".to_vec(), vec!["x".to_owned()]));
+        // The id and the disk are free for another try.
+        open(f, "h", "x").unwrap();
+        f.run(FsWriteBlockParams::new("h", 0, b"new".to_vec())).unwrap();
+        f.run(commit("h")).unwrap();
+        assert_eq!(f.content("x"), b"new");
+    });
+}
+
+#[test]
+fn a_block_that_is_refused_discards_the_replacement() {
+    let f = Fixture::new();
+    f.file("x", "old");
+    for refused in [
+        FsWriteBlockParams::new("h", u64::MAX, b"far".to_vec()),
+        FsWriteBlockParams::new("h", 0, vec![1; (1 << 20) + 1]),
+    ] {
+        open(&f, "h", "x").unwrap();
+        f.run(FsWriteBlockParams::new("h", 0, b"new".to_vec())).unwrap();
+        assert_eq!(f.code(refused), INVALID);
+        assert_eq!(f.code(commit("h")), INVALID);
+        assert_eq!((f.content("x"), f.names("")), (b"old".to_vec(), vec!["x".to_owned()]));
+    }
+}
+
+/// What a client may do with one of a few handles and files.
+#[derive(Debug, Clone)]
+enum Step {
+    Open { handle: usize, file: usize },
+    Write { handle: usize, offset: u64, len: usize },
+    Close { handle: usize, commit: bool },
+}
+
+const FILES: [&str; 3] = ["a", "b", "c"];
+const HANDLES: [&str; 4] = ["1", "2", "3", "4"];
+
+fn step() -> impl Strategy<Value = Step> {
+    let handle = 0..HANDLES.len();
+    // Four handles of up to 160 KiB on a disk of 256 KiB: many blocks fail, many do not.
+    let offset = prop_oneof![9 => 0..(80u64 << 10), 1 => Just(u64::MAX)];
+    prop_oneof![
+        2 => (handle.clone(), 0..FILES.len()).prop_map(|(handle, file)| Step::Open { handle, file }),
+        4 => (handle.clone(), offset, 0..80usize << 10)
+            .prop_map(|(handle, offset, len)| Step::Write { handle, offset, len }),
+        2 => (handle, proptest::bool::weighted(0.8))
+            .prop_map(|(handle, commit)| Step::Close { handle, commit }),
+    ]
+}
+
+/// A handle as the model has it.
+struct Model {
+    file: usize,
+    /// `None` once a block has failed.
+    content: Option<Vec<u8>>,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// Whatever fails and whenever, a file has its old content or all blocks of a commit that was
+    /// answered with success, and nothing else is on the disk.
+    #[test]
+    fn only_whole_replacements_are_committed(steps in proptest::collection::vec(step(), 1..60)) {
+        on_a_small_disk(|f| {
+            let mut handles: [Option<Model>; HANDLES.len()] = Default::default();
+            let mut files: [Option<Vec<u8>>; FILES.len()] = Default::default();
+            for (at, step) in steps.iter().enumerate() {
+                match *step {
+                    Step::Open { handle, file } => {
+                        let opened = open(f, HANDLES[handle], FILES[file]).is_ok();
+                        assert_eq!(opened, handles[handle].is_none());
+                        handles[handle].get_or_insert(Model { file, content: Some(Vec::new()) });
+                    }
+                    Step::Write { handle, offset, len } => {
+                        let chunk = vec![at as u8 + 1; len];
+                        let block = FsWriteBlockParams::new(HANDLES[handle], offset, chunk.clone());
+                        let written = f.run(block).is_ok();
+                        let Some(model) = &mut handles[handle] else {
+                            assert!(!written, "to no handle");
+                            continue;
+                        };
+                        assert!(!written || model.content.is_some(), "after a failed block");
+                        if !written {
+                            model.content = None;
+                        } else if let Some(content) = model.content.as_mut().filter(|_| len > 0) {
+                            let (start, end) = (offset as usize, offset as usize + len);
+                            content.resize(content.len().max(end), 0);
+                            content[start..end].copy_from_slice(&chunk);
+                        }
+                    }
+                    Step::Close { handle, commit } => {
+                        let id = HANDLES[handle];
+                        let closed = f.run(FsCloseParams { commit, ..FsCloseParams::new(id) });
+                        match handles[handle].take() {
+                            Some(Model { file, content: Some(content) }) if commit => {
+                                closed.unwrap();
+                                files[file] = Some(content);
+                            }
+                            _ => assert_eq!(closed.is_err(), commit),
+                        }
+                    }
+                }
+                let named = FILES.iter().zip(&files).filter(|(_, content)| content.is_some());
+                assert_eq!(f.names(""), named.map(|(name, _)| *name).collect::<Vec<_>>());
+                for (name, content) in FILES.iter().zip(&files) {
+                    assert!(content.as_ref().is_none_or(|content| f.content(name) == *content));
+                }
+            }
+        });
+    }
 }

@@ -1,0 +1,211 @@
+//! Threads for work that may block: files, policies, large messages.
+//!
+//! Invariant: work that was taken is run, and whoever waits for it learns its end. [`READY`] threads are
+//! made with the pool and stay, so that a machine that gives no more threads makes work wait and
+//! does not refuse it. While all are busy more are made, up to [`MOST`], which end when they have had
+//! nothing to do for a while. A panic ends the work, not the thread.
+
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+/// Threads that are always there.
+const READY: usize = 4;
+
+/// As many as there may be. Work may wait for a client that does not read (a streamed search), so
+/// this is far more than there are processors.
+const MOST: usize = 512;
+
+/// How long a thread above [`READY`] waits for work before it ends.
+const IDLE: Duration = Duration::from_secs(10);
+
+static POOL: Pool = Pool::new();
+
+/// Why work has no result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WorkError {
+    /// It panicked.
+    #[error("the work panicked")]
+    Panicked,
+    /// The pool has no thread, and the system gives none.
+    #[error("the system gives this process no thread")]
+    NoThreads,
+}
+
+/// Makes the threads of this process's pool, unless they are there. To be called while threads can
+/// be had: when a server starts.
+pub fn prepare() -> io::Result<()> {
+    POOL.prepare()
+}
+
+/// Runs work that may block on a thread of the pool. It runs to its end even if this future is
+/// dropped.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, WorkError> {
+    POOL.run(work).await
+}
+
+/// Runs work that may block, and that nobody waits for.
+pub fn detached(work: impl FnOnce() + Send + 'static) {
+    POOL.take(Box::new(work));
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+struct Pool {
+    state: Mutex<State>,
+    /// Told of each piece of work.
+    queued: Condvar,
+}
+
+struct State {
+    queue: VecDeque<Work>,
+    threads: usize,
+    /// Those that wait for work.
+    idle: usize,
+}
+
+impl Pool {
+    const fn new() -> Self {
+        let state = State { queue: VecDeque::new(), threads: 0, idle: 0 };
+        Self { state: Mutex::new(state), queued: Condvar::new() }
+    }
+
+    fn prepare(&'static self) -> io::Result<()> {
+        let mut state = self.lock();
+        while state.threads < READY {
+            self.grow(&mut state)?;
+        }
+        Ok(())
+    }
+
+    fn run<T: Send + 'static>(
+        &'static self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> impl Future<Output = Result<T, WorkError>> + Send {
+        let (done, result) = oneshot::channel();
+        let taken = self.take(Box::new(move || {
+            // If nobody waits any more, nobody is told.
+            let _ = done.send(work());
+        }));
+        async move {
+            if !taken {
+                return Err(WorkError::NoThreads);
+            }
+            // A panic drops the sender.
+            result.await.map_err(|_| WorkError::Panicked)
+        }
+    }
+
+    /// Queues work; false if there is no thread to run it.
+    fn take(&'static self, work: Work) -> bool {
+        let mut state = self.lock();
+        state.queue.push_back(work);
+        if state.queue.len() > state.idle && state.threads < MOST {
+            let grown = self.grow(&mut state);
+            if grown.is_err() && state.threads == 0 {
+                let refused = state.queue.pop_back();
+                // Whatever is dropped with it may want the pool.
+                drop(state);
+                drop(refused);
+                return false;
+            }
+        }
+        drop(state);
+        self.queued.notify_one();
+        true
+    }
+
+    fn grow(&'static self, state: &mut State) -> io::Result<()> {
+        let stays = state.threads < READY;
+        thread::Builder::new().name("exec-blocking".into()).spawn(move || self.work(stays))?;
+        state.threads += 1;
+        Ok(())
+    }
+
+    /// The life of a thread.
+    fn work(&self, stays: bool) {
+        while let Some(work) = self.next(stays) {
+            // The panic itself was reported by the panic hook; who waits learns of it as an error.
+            let _ = catch_unwind(AssertUnwindSafe(work));
+        }
+    }
+
+    /// Waits for work; `None` if the thread is not needed any more.
+    fn next(&self, stays: bool) -> Option<Work> {
+        let mut state = self.lock();
+        loop {
+            if let Some(work) = state.queue.pop_front() {
+                return Some(work);
+            }
+            state.idle += 1;
+            let idle_for_long;
+            (state, idle_for_long) = if stays {
+                (self.queued.wait(state).unwrap_or_else(PoisonError::into_inner), false)
+            } else {
+                let waited = self.queued.wait_timeout(state, IDLE);
+                let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+                (state, timeout.timed_out())
+            };
+            state.idle -= 1;
+            if idle_for_long && state.queue.is_empty() {
+                state.threads -= 1;
+                return None;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Barrier};
+
+    #[tokio::test]
+    async fn a_panic_is_an_error_and_costs_no_thread() {
+        static POOL: Pool = Pool::new();
+        POOL.prepare().unwrap();
+        for _ in 0..2 * READY {
+            let panicked = POOL.run(|| -> u8 { panic!("on purpose") }).await;
+            assert_eq!(panicked, Err(WorkError::Panicked));
+        }
+        assert!(POOL.lock().threads >= READY);
+        assert_eq!(POOL.run(|| 7).await, Ok(7));
+    }
+
+    #[tokio::test]
+    async fn work_that_waits_for_other_work_finds_a_thread() {
+        static POOL: Pool = Pool::new();
+        let count = 3 * READY;
+        let together = Arc::new(Barrier::new(count));
+        let all: Vec<_> = (0..count)
+            .map(|_| {
+                let together = together.clone();
+                POOL.run(move || together.wait().is_leader())
+            })
+            .collect();
+        let mut leaders = 0;
+        for one in all {
+            leaders += usize::from(one.await.unwrap());
+        }
+        assert_eq!(leaders, 1);
+    }
+
+    #[tokio::test]
+    async fn work_is_run_though_nobody_waits_for_it() {
+        static POOL: Pool = Pool::new();
+        let (ran, told) = oneshot::channel();
+        drop(POOL.run(move || ran.send(())));
+        told.await.unwrap();
+    }
+}
