@@ -10,6 +10,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
+use crate::peer::{Peer, Signs};
+
 /// The bounds of a connection's way out.
 #[derive(Debug, Clone, Copy)]
 pub struct OutboundConfig {
@@ -37,6 +39,7 @@ pub struct Outbound {
     queue: mpsc::UnboundedSender<Queued>,
     room: Arc<Semaphore>,
     capacity: usize,
+    signs: Arc<Signs>,
 }
 
 /// What the write task takes from the queue.
@@ -55,6 +58,7 @@ pub(crate) enum Queued {
 pub(crate) struct OutboundQueue {
     queue: mpsc::UnboundedReceiver<Queued>,
     room: Arc<Semaphore>,
+    signs: Arc<Signs>,
 }
 
 /// Room in the queue, held until the message is written.
@@ -75,9 +79,15 @@ impl Slot {
 pub(crate) fn outbound(config: OutboundConfig) -> (Outbound, OutboundQueue) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(config.queue_bytes));
+    let signs = Arc::<Signs>::default();
     (
-        Outbound { queue: sender, room: room.clone(), capacity: config.queue_bytes },
-        OutboundQueue { queue: receiver, room },
+        Outbound {
+            queue: sender,
+            room: room.clone(),
+            capacity: config.queue_bytes,
+            signs: signs.clone(),
+        },
+        OutboundQueue { queue: receiver, room, signs },
     )
 }
 
@@ -121,6 +131,24 @@ impl Outbound {
         let _ = self.queue.send(Queued::Ping);
     }
 
+    /// Whoever is at the other end.
+    pub fn peer(&self) -> Peer {
+        Peer { queue: self.queue.downgrade(), signs: self.signs.clone() }
+    }
+
+    /// Where the transport notes what it hears of its peer.
+    pub(crate) fn signs(&self) -> &Arc<Signs> {
+        &self.signs
+    }
+
+    /// Has the transport's own answers written, if there is room now.
+    pub(crate) fn try_flush(&self) -> bool {
+        match self.room.clone().try_acquire_many_owned(self.share(0)) {
+            Ok(permit) => self.queue.send(Queued::Flush(permit)).is_ok(),
+            Err(_) => false,
+        }
+    }
+
     /// Has the transport's own answers written, waiting for room if the peer does not read them.
     pub(crate) async fn flush(&self) -> Result<(), Closed> {
         let permit = self.room_for(0).await?;
@@ -146,9 +174,11 @@ impl OutboundQueue {
     }
 }
 
-/// Once nobody writes, nobody may wait for room.
+/// Once nobody writes, nobody may wait for room, nor for a sign of the peer.
 impl Drop for OutboundQueue {
     fn drop(&mut self) {
         self.room.close();
+        self.queue.close();
+        self.signs.ended();
     }
 }

@@ -1,5 +1,6 @@
 //! Websockets: one JSON text a message; text and binary are taken alike.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use tokio_websockets::{Error, Limits, Message, WebSocketStream};
 
 use crate::connection::{Connection, ConnectionConfig, TransportError};
 use crate::outbound::{Outbound, OutboundQueue, Queued, outbound};
+use crate::peer::Signs;
 
 /// The limits to build a websocket with, so that what is a little too long can be answered.
 pub fn websocket_limits(config: &ConnectionConfig) -> Limits {
@@ -33,9 +35,12 @@ impl Connection {
         let (outbound, queue) = outbound(config.outbound);
         let reader_gone = CancellationToken::new();
         let peer_gone = CancellationToken::new();
+        let signs = outbound.signs().clone();
+        signs.has_pings();
         tokio::spawn(write(
             sink,
             queue,
+            signs.clone(),
             peer_gone.clone(),
             reader_gone.clone(),
             config.close_timeout,
@@ -47,12 +52,17 @@ impl Connection {
             config: *config,
             heard: now,
             pinged: None,
+            owed: 0,
+            signs,
             peer_gone,
             _gone: reader_gone.drop_guard(),
         };
         Self::new(reader.into_stream(), outbound)
     }
 }
+
+/// Pongs that may wait for a peer that does not read.
+const OWED_PONGS: usize = 256;
 
 struct Reader<T> {
     stream: SplitStream<WebSocketStream<T>>,
@@ -62,6 +72,9 @@ struct Reader<T> {
     heard: Instant,
     /// When it was pinged since then.
     pinged: Option<Instant>,
+    /// Pongs that found the way out full.
+    owed: usize,
+    signs: Arc<Signs>,
     /// Tells the write task that the peer has ended the connection.
     peer_gone: CancellationToken,
     /// Tells the write task that nobody listens any more.
@@ -72,7 +85,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
     fn into_stream(self) -> impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static {
         stream::unfold(Some(self), |reader| async move {
             let mut reader = reader?;
+            reader.signs.listening(true);
             let item = reader.next().await;
+            reader.signs.listening(false);
             if item.as_ref().is_none_or(|item| item.as_ref().is_err_and(TransportError::is_fatal)) {
                 reader.peer_gone.cancel();
             }
@@ -96,6 +111,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
             };
             self.heard = Instant::now();
             self.pinged = None;
+            self.signs.heard();
             let limit = self.config.message_bytes;
             match message {
                 Ok(message) if message.is_text() || message.is_binary() => {
@@ -105,9 +121,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
                     }
                     return Some(Ok(bytes));
                 }
-                // The library has queued the pong; see to it that a peer which pings and never
-                // reads waits for us and does not fill our memory.
-                Ok(message) if message.is_ping() => self.outbound.flush().await.ok()?,
+                Ok(message) if message.is_ping() => self.pong().await?,
                 Ok(message) if message.is_close() => return None,
                 Ok(_) => {}
                 Err(Error::PayloadTooLong { .. }) => {
@@ -116,6 +130,25 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
                 Err(error) => return Some(Err(error.into())),
             }
         }
+    }
+
+    /// The library has queued the pong; has it written. A peer that pings and does not read is
+    /// listened to all the same, since its pings show that it lives, until so many pongs wait for it
+    /// that they would fill our memory.
+    async fn pong(&mut self) -> Option<()> {
+        if self.outbound.try_flush() {
+            self.owed = 0;
+            return Some(());
+        }
+        self.owed += 1;
+        if self.owed < OWED_PONGS {
+            return Some(());
+        }
+        self.signs.listening(false);
+        self.outbound.flush().await.ok()?;
+        self.signs.listening(true);
+        self.owed = 0;
+        Some(())
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -152,6 +185,7 @@ async fn due(deadline: Option<Instant>) {
 async fn write<T: AsyncRead + AsyncWrite + Unpin>(
     mut sink: SplitSink<WebSocketStream<T>, Message>,
     mut queue: OutboundQueue,
+    signs: Arc<Signs>,
     peer_gone: CancellationToken,
     reader_gone: CancellationToken,
     close_timeout: Duration,
@@ -171,10 +205,12 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
             // Whatever else this turn of the loop brings goes out in the same write: the echo of a
             // key with the answer to it.
             tokio::task::yield_now().await;
+            signs.writing();
             while let Some(queued) = next {
                 match queued {
                     Queued::Message(bytes, share) => {
                         sink.feed(Message::text(bytes)).await?;
+                        signs.written(false);
                         unwritten.push(share);
                     }
                     Queued::Ping => sink.feed(Message::ping("")).await?,
@@ -183,6 +219,7 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
                 next = queue.try_recv();
             }
             sink.flush().await?;
+            signs.written(true);
             unwritten.clear();
         }
         sink.close().await
