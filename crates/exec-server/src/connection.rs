@@ -19,11 +19,13 @@ use codex_exec_server_protocol::{
 };
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
 
+use crate::auth::Principal;
 use crate::files::Files;
 use crate::http;
 use crate::server::Server;
-use crate::session::{Attachment, Session};
+use crate::session::{Attachment, Holder, Session};
 
 /// Where a connection is in its life.
 enum Stage {
@@ -135,7 +137,7 @@ impl Request {
 }
 
 /// Serves a connection until it ends.
-pub(crate) async fn serve(server: Server, mut connection: Connection) {
+pub(crate) async fn serve(server: Server, principal: Principal, mut connection: Connection) {
     let files = Files::new(&server, connection.outbound().clone());
     let mut serving = Serving {
         count: Arc::new(Semaphore::new(server.config().pending_requests)),
@@ -145,8 +147,13 @@ pub(crate) async fn serve(server: Server, mut connection: Connection) {
         files,
         http: http::Requests::default(),
         outbound: connection.outbound().clone(),
+        holder: Holder {
+            principal,
+            peer: connection.outbound().peer(),
+            evicted: CancellationToken::new(),
+        },
     };
-    let shutdown = serving.server.clone();
+    let (shutdown, evicted) = (serving.server.clone(), serving.holder.evicted.clone());
     let work = async {
         loop {
             match connection.next().await {
@@ -166,6 +173,7 @@ pub(crate) async fn serve(server: Server, mut connection: Connection) {
     tokio::select! {
         biased;
         () = shutdown.shutting_down() => {}
+        () = evicted.cancelled() => {}
         () = work => {}
     }
     serving.end();
@@ -177,6 +185,7 @@ struct Serving {
     files: Files,
     http: http::Requests,
     outbound: Outbound,
+    holder: Holder,
     count: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
 }
@@ -348,7 +357,7 @@ impl Serving {
     }
 
     async fn initialize(&mut self, request: Request, params: Option<&RawValue>) {
-        let result = self.open_session(params);
+        let result = self.open_session(params).await;
         let attached = match result {
             Ok(attached) => attached,
             Err(error) => {
@@ -367,7 +376,7 @@ impl Serving {
         }
     }
 
-    fn open_session(&self, params: Option<&RawValue>) -> Result<Attached, RpcError> {
+    async fn open_session(&self, params: Option<&RawValue>) -> Result<Attached, RpcError> {
         if !matches!(self.stage, Stage::New) {
             let message = "initialize was already called on this connection";
             return Err(RpcError::invalid_request(message));
@@ -378,8 +387,11 @@ impl Serving {
         let asked = asked.map(|ttl| ttl.min(config.max_detach_ttl));
         let sessions = self.server.sessions();
         let (session, attachment) = match &params.resume_session_id {
-            Some(id) => sessions.resume(id, asked)?,
-            None => sessions.create(asked.unwrap_or(config.detach_ttl)),
+            Some(id) => {
+                let holder = self.holder.clone();
+                sessions.resume(id, asked, holder, config.takeover_patience).await?
+            }
+            None => sessions.create(asked.unwrap_or(config.detach_ttl), self.holder.clone()),
         };
         tracing::info!(client = params.client_name, session = session.id(), "session attached");
         Ok(Attached { session, attachment })
@@ -388,7 +400,7 @@ impl Serving {
     fn end(self) {
         if let Stage::Greeted(attached) | Stage::Ready(attached) = self.stage {
             tracing::info!(session = attached.session.id(), "session detached");
-            self.server.sessions().detach(attached.session);
+            self.server.sessions().detach(attached.session, attached.attachment);
         }
     }
 }
