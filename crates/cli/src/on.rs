@@ -47,6 +47,18 @@ pub struct OnArgs {
     /// A registry's host that credentials may be sent to whatever their rule says; can be repeated
     #[arg(long, help_heading = "Where", value_name = "HOST")]
     allow_host: Vec<String>,
+
+    /// Wait this long for a lost connection to come back; 0 does not wait [default: 120, or as long
+    /// as a shell is kept]
+    #[arg(long, help_heading = "Where", value_name = "SECONDS", value_parser = seconds)]
+    patience: Option<Duration>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    text.parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| "write a number of seconds, such as 30".to_owned())
 }
 
 /// How a command wants to be connected.
@@ -93,10 +105,10 @@ impl OnArgs {
     /// Connects.
     pub async fn connect(&self, wants: Wants) -> anyhow::Result<Connected> {
         let mut reconnect = ReconnectPolicy::default();
-        if let Some(patience) = wants.patience {
+        if let Some(patience) = self.patience.or(wants.patience) {
             reconnect.give_up_after = patience;
         }
-        reconnect.enabled = !wants.at_once;
+        reconnect.enabled = !wants.at_once && !reconnect.give_up_after.is_zero();
         let options = ExecServerClientConnectOptions {
             client_name: "codex".to_owned(),
             resume_session_id: wants.session,

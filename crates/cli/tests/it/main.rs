@@ -16,6 +16,7 @@ mod logging;
 mod memory;
 mod own_files;
 mod patch;
+mod patience;
 mod promises;
 mod remote;
 mod rendezvous;
