@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use codex_exec_server::client::{ReconnectPolicy, WebsocketDial};
 use codex_exec_server::host::process::Lifeline;
+use codex_exec_server::remote_mode::finish_renewals;
 use codex_exec_server::{
     ExecServerClient, ExecServerClientConnectOptions, ExecServerError, RemoteExecServerConnectArgs,
     Server, ServerConfig, SignIn, SignInKind, SignInSources,
@@ -255,10 +256,18 @@ fn embedded(token_file: Option<&Path>) -> anyhow::Result<Server> {
     Server::new(config).context("cannot start a server in this process")
 }
 
+/// How long a renewal of the sign-in that nobody waits for any more may hold the program up: as long as
+/// the issuer may take to answer, and a little to store it.
+pub const RENEWAL: Duration = Duration::from_secs(35);
+
 /// Runs a command's work to its end.
 pub fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let result = runtime.block_on(work);
+    let result = runtime.block_on(async {
+        let result = work.await;
+        finish_renewals(RENEWAL).await;
+        result
+    });
     // A thread that waits for a terminal or a pipe would keep the runtime from ending.
     runtime.shutdown_background();
     result

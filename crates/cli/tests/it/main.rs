@@ -20,6 +20,7 @@ mod patience;
 mod promises;
 mod remote;
 mod rendezvous;
+mod renewal;
 mod run;
 mod sandbox;
 mod sessions;
