@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use codex_exec_server::client::ExecCommand;
 
-use crate::drive::{Drive, Ending};
+use crate::drive::{Drive, Ending, tell_abandoned};
 use crate::exit::{self, NOT_RUN, tell};
 use crate::on::{Wants, block_on};
 use crate::signals::Signals;
@@ -34,7 +34,10 @@ pub fn run(args: &AttachArgs) -> anyhow::Result<ExitCode> {
 
 async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
     let signals = Signals::listen()?;
-    let target = args.target.open(Wants::default()).await?;
+    let target = tokio::select! {
+        target = args.target.open(Wants::default()) => target?,
+        code = signals.end() => return Ok(exit::passed_on(code)),
+    };
     let client = &target.connected.client;
     let interactive = target.has_terminal() && std::io::stdin().is_terminal();
     let terminal = interactive.then(|| Terminal::open("codex attach")).transpose()?;
@@ -64,6 +67,11 @@ async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
     target.connected.close().await;
     match ending {
         Ending::Exited { code, .. } | Ending::Stopped(code) => Ok(exit::passed_on(code)),
+        Ending::Abandoned(code) => {
+            let way_back = name.map(|name| format!("codex attach {name}"));
+            tell_abandoned(way_back.as_deref());
+            Ok(exit::passed_on(code))
+        }
         Ending::Left => {
             match name {
                 Some(name) => tell(format_args!("left; it goes on: codex attach {name}")),

@@ -89,7 +89,10 @@ pub fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
     }
     block_on(async {
         let signals = Signals::listen()?;
-        let connected = args.on.connect(Wants::default()).await?;
+        let connected = tokio::select! {
+            connected = args.on.connect(Wants::default()) => connected?,
+            code = signals.end() => return Ok(exit::passed_on(code)),
+        };
         let copy = Copy { args, client: &connected.client, files: connected.client.files() };
         let result = tokio::select! {
             result = copy.all(&sources, &destination) => result.map(|whole| match whole {

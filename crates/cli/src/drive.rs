@@ -50,6 +50,8 @@ pub enum Ending {
     Exited { code: i32, sandbox_denied: bool },
     /// We ended it, and exit with this code.
     Stopped(i32),
+    /// We exit with this code and could not end it, for want of a connection.
+    Abandoned(i32),
     /// It goes on without us.
     Left,
     /// We do not know.
@@ -63,6 +65,8 @@ const INSISTENCE: u32 = 3;
 const LAST_WORDS: Duration = Duration::from_millis(300);
 /// After how long it is said what is waited for.
 const EXPLANATION: Duration = Duration::from_secs(2);
+/// What Ctrl-C types in a raw terminal.
+const INTERRUPT: u8 = 3;
 /// How long a kill may take.
 const KILL: Duration = Duration::from_secs(3);
 
@@ -81,7 +85,7 @@ impl Drive<'_> {
         let mut sink = Sink::new(self.json);
         let ending = {
             let mut showing = pin!(self.show(events, &mut sink, &exited));
-            let typing = self.type_in(process.take_stdin());
+            let typing = self.type_in(process.take_stdin(), &client);
             let passing = self.pass_on(&client, &id, &exited, &told_to_end);
             let watching = self.watch(&client);
             let limit = async {
@@ -96,12 +100,14 @@ impl Drive<'_> {
                 ending = typing => ending,
                 ending = passing => ending,
                 () = watching => Ending::Left,
-                () = limit => {
-                    kill(&client, &id).await;
-                    // What it had said by then.
-                    let _ = tokio::time::timeout(KILL, showing).await;
-                    Ending::Stopped(TIMED_OUT.into())
-                }
+                () = limit => match kill(&client, &id).await {
+                    true => {
+                        // What it had said by then.
+                        let _ = tokio::time::timeout(KILL, showing).await;
+                        Ending::Stopped(TIMED_OUT.into())
+                    }
+                    false => Ending::Abandoned(TIMED_OUT.into()),
+                },
             }
         };
         // It ended because we were told to, and it may say so before the server answers.
@@ -109,12 +115,16 @@ impl Drive<'_> {
             (Ending::Exited { .. }, Some(signal)) => Ending::Stopped(exit_code(signal)),
             (ending, _) => ending,
         };
-        if let Ending::Stopped(code) = ending
-            && code != i32::from(TIMED_OUT)
-            && exited.get().is_none()
-        {
-            kill(&client, &id).await;
-        }
+        let ending = match ending {
+            Ending::Stopped(code)
+                if code != i32::from(TIMED_OUT)
+                    && exited.get().is_none()
+                    && !kill(&client, &id).await =>
+            {
+                Ending::Abandoned(code)
+            }
+            ending => ending,
+        };
         if self.terminal.is_some() && !matches!(ending, Ending::Exited { .. }) {
             // Whatever is said now begins on a line of its own.
             let _ = io::stderr().write_all(b"\r\n");
@@ -195,7 +205,7 @@ impl Drive<'_> {
     }
 
     /// Sends what is typed; resolves when the one who types wants to leave, or is gone.
-    async fn type_in(&self, stdin: Option<ProcessStdin>) -> Ending {
+    async fn type_in(&self, stdin: Option<ProcessStdin>, client: &ExecServerClient) -> Ending {
         let Some(mut stdin) = stdin.filter(|_| self.forward_stdin) else {
             return std::future::pending().await;
         };
@@ -213,6 +223,10 @@ impl Drive<'_> {
                 }
                 Ok(None) | Err(_) => break,
             };
+            // There is nobody to interrupt but us.
+            if self.terminal.is_some() && chunk.contains(&INTERRUPT) && !is_connected(client) {
+                return Ending::Abandoned(exit_code(ProcessSignal::Interrupt));
+            }
             let typed = match self.escapes {
                 true => escapes.take(&chunk),
                 false => vec![Typed::Keys(chunk.to_vec())],
@@ -280,11 +294,10 @@ impl Drive<'_> {
             }
             times = if last == Some(signal) { times + 1 } else { 1 };
             last = Some(signal);
-            let connected = matches!(*client.status().borrow(), ConnectionStatus::Connected);
             if let Some((code, sandbox_denied)) = exited.get() {
                 return Ending::Exited { code, sandbox_denied };
             }
-            if !connected || times >= INSISTENCE {
+            if !is_connected(client) || times >= INSISTENCE {
                 return Ending::Stopped(exit_code(signal));
             }
             if self.terminal.is_some() && signal != ProcessSignal::Interrupt {
@@ -309,7 +322,9 @@ impl Drive<'_> {
             let words = match &*status.borrow_and_update() {
                 ConnectionStatus::Reconnecting { reason, .. } if !told => {
                     told = true;
-                    format!("connection lost ({reason}); trying to get it back")
+                    format!(
+                        "connection lost ({reason}); trying to get it back; Ctrl-C stops waiting"
+                    )
                 }
                 ConnectionStatus::Connected if told => {
                     told = false;
@@ -341,6 +356,10 @@ fn refused(error: &io::Error) -> Ending {
         return Ending::Stopped(crate::exit::NOT_RUN.into());
     }
     Ending::Stopped(BROKEN_PIPE.into())
+}
+
+fn is_connected(client: &ExecServerClient) -> bool {
+    matches!(*client.status().borrow(), ConnectionStatus::Connected)
 }
 
 /// Passes a signal on; whether that is all there is to do about it.
@@ -377,8 +396,30 @@ fn resize(client: &ExecServerClient, id: &ProcessId) {
     });
 }
 
-async fn kill(client: &ExecServerClient, id: &ProcessId) {
+/// Whether the server has ended the process, or answered that it cannot. Does not wait for a
+/// connection to come back.
+async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
+    let mut status = client.status();
+    let lost = status.wait_for(|status| !matches!(status, ConnectionStatus::Connected));
     let params = TerminateParams { process_id: id.clone() };
-    let killed = tokio::time::timeout(KILL, client.process_terminate(params)).await;
+    let killed = tokio::select! {
+        biased;
+        _ = lost => return false,
+        killed = tokio::time::timeout(KILL, client.process_terminate(params)) => killed,
+    };
     tracing::debug!(?killed, "process killed");
+    matches!(
+        killed,
+        Ok(Ok(_) | Err(ExecServerError::Server { .. } | ExecServerError::Unsupported { .. }))
+    )
+}
+
+/// Says that a command was left running for want of a connection, and how to get back to it.
+pub fn tell_abandoned(way_back: Option<&str>) {
+    let words = "the connection is lost, so the command was not stopped: it goes on until the server \
+                 ends its session";
+    match way_back {
+        Some(command) => tell(format_args!("{words}; {command} goes back to it")),
+        None => tell(format_args!("{words}")),
+    }
 }

@@ -11,8 +11,10 @@ use codex_exec_server::{
     run as serve,
 };
 
+use codex_exec_server::remote_mode::finish_renewals;
 use codex_linux_sandbox::Assurance;
 
+use crate::on::RENEWAL;
 use crate::own_files::own_files;
 use crate::remote::{ForwardArgs, RemoteArgs, told_to_stop_or_left};
 
@@ -140,16 +142,18 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
         .build()?;
     drop(runtime.spawn_blocking(|| ()));
     runtime.block_on(async {
-        match args.command {
+        let result = match args.command {
             Some(ExecServerCommand::Forward(forward)) => forward.run(&paths).await,
             None if args.remote.remote.is_some() => args.remote.run(config, &paths, None).await,
             None => {
                 let left =
                     args.remote.exits_on_stdin_close() && !matches!(args.listen, ListenUrl::Stdio);
                 let stop = told_to_stop_or_left(left);
-                Ok(serve(args.listen, auth, config, &paths, stop).await?)
+                serve(args.listen, auth, config, &paths, stop).await.map_err(anyhow::Error::from)
             }
-        }
+        };
+        finish_renewals(RENEWAL).await;
+        result
     })?;
     // A thread that still reads stdin would keep the runtime from ending.
     runtime.shutdown_background();

@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use codex_exec_server::client::{ReconnectPolicy, WebsocketDial};
 use codex_exec_server::host::process::Lifeline;
+use codex_exec_server::remote_mode::finish_renewals;
 use codex_exec_server::{
     ExecServerClient, ExecServerClientConnectOptions, ExecServerError, RemoteExecServerConnectArgs,
     Server, ServerConfig, SignIn, SignInKind, SignInSources,
@@ -47,6 +48,18 @@ pub struct OnArgs {
     /// A registry's host that credentials may be sent to whatever their rule says; can be repeated
     #[arg(long, help_heading = "Where", value_name = "HOST")]
     allow_host: Vec<String>,
+
+    /// Wait this long for a lost connection to come back; 0 does not wait [default: 120, or as long
+    /// as a shell is kept]
+    #[arg(long, help_heading = "Where", value_name = "SECONDS", value_parser = seconds)]
+    patience: Option<Duration>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    text.parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| "write a number of seconds, such as 30".to_owned())
 }
 
 /// How a command wants to be connected.
@@ -93,10 +106,10 @@ impl OnArgs {
     /// Connects.
     pub async fn connect(&self, wants: Wants) -> anyhow::Result<Connected> {
         let mut reconnect = ReconnectPolicy::default();
-        if let Some(patience) = wants.patience {
+        if let Some(patience) = self.patience.or(wants.patience) {
             reconnect.give_up_after = patience;
         }
-        reconnect.enabled = !wants.at_once;
+        reconnect.enabled = !wants.at_once && !reconnect.give_up_after.is_zero();
         let options = ExecServerClientConnectOptions {
             client_name: "codex".to_owned(),
             resume_session_id: wants.session,
@@ -243,10 +256,18 @@ fn embedded(token_file: Option<&Path>) -> anyhow::Result<Server> {
     Server::new(config).context("cannot start a server in this process")
 }
 
+/// How long a renewal of the sign-in that nobody waits for any more may hold the program up: as long as
+/// the issuer may take to answer, and a little to store it.
+pub const RENEWAL: Duration = Duration::from_secs(35);
+
 /// Runs a command's work to its end.
 pub fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let result = runtime.block_on(work);
+    let result = runtime.block_on(async {
+        let result = work.await;
+        finish_renewals(RENEWAL).await;
+        result
+    });
     // A thread that waits for a terminal or a pipe would keep the runtime from ending.
     runtime.shutdown_background();
     result

@@ -1,5 +1,6 @@
 //! `codex run`: a command there, as if it were here.
 
+use std::cell::Cell;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -8,10 +9,11 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use codex_exec_server::client::{Approval, Denial, ExecCommand, ExitStatus, Process};
 use codex_exec_server::{
-    EnvInherit, EnvPolicy, ExecServerClient, ExecServerError, OnFull, PathUri, Retain, RetainUntil,
+    EnvInherit, EnvPolicy, ExecServerClient, ExecServerError, OnFull, PathUri, ProcessId, Retain,
+    RetainUntil,
 };
 
-use crate::drive::{Drive, Ending};
+use crate::drive::{Drive, Ending, tell_abandoned};
 use crate::exec_server::duration;
 use crate::exit::{self, NOT_EXECUTABLE, NOT_FOUND, NOT_RUN, tell};
 use crate::on::{Connected, OnArgs, TOKEN_VARIABLE, Wants, block_on};
@@ -137,11 +139,20 @@ fn run_here(args: &RunArgs) -> anyhow::Result<ExitCode> {
             timeout: args.timeout,
             signals: &signals,
         };
-        let ending = args.drive(&connected, &drive).await;
+        let process = Cell::new(None);
+        let ending = args.drive(&connected, &drive, &process).await;
         drop(terminal);
+        let session = connected.client.session_id();
         connected.close().await;
         match ending? {
             Ending::Exited { code, .. } | Ending::Stopped(code) => Ok(exit::passed_on(code)),
+            Ending::Abandoned(code) => {
+                let way_back = session.zip(process.take()).map(|(session, process)| {
+                    format!("codex attach{} --session {session} {process}", args.on.flag())
+                });
+                tell_abandoned(way_back.as_deref());
+                Ok(exit::passed_on(code))
+            }
             Ending::Left => Ok(ExitCode::SUCCESS),
             Ending::Failed(error) => Err(error),
         }
@@ -149,7 +160,12 @@ fn run_here(args: &RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl RunArgs {
-    async fn drive(&self, connected: &Connected, drive: &Drive<'_>) -> anyhow::Result<Ending> {
+    async fn drive(
+        &self,
+        connected: &Connected,
+        drive: &Drive<'_>,
+        id: &Cell<Option<ProcessId>>,
+    ) -> anyhow::Result<Ending> {
         let client = &connected.client;
         let command = self.exec_command(connected, drive.forward_stdin)?;
         let status = |ending: &Ending| match *ending {
@@ -157,6 +173,7 @@ impl RunArgs {
             _ => ExitStatus { code: 0, sandbox_denied: false },
         };
         let show = async |process: Process| {
+            id.set(Some(process.id().clone()));
             self.announce(&process).await;
             Ok(drive.to_the_end(process).await)
         };

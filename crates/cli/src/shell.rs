@@ -8,7 +8,7 @@ use clap::Args;
 use codex_exec_server::ProcessId;
 use codex_exec_server::client::ExecCommand;
 
-use crate::drive::{Drive, Ending};
+use crate::drive::{Drive, Ending, tell_abandoned};
 use crate::exec_server::{duration, span};
 use crate::exit::{self, NOT_RUN, tell};
 use crate::on::{Connected, OnArgs, Wants, block_on};
@@ -98,6 +98,11 @@ impl ShellArgs {
             match ending {
                 Ending::Exited { code, .. } | Ending::Stopped(code) => {
                     saved.as_ref().map_or(Ok(()), Saved::remove)?;
+                    Ok(exit::passed_on(code))
+                }
+                Ending::Abandoned(code) => {
+                    let way_back = saved.map(|saved| format!("codex attach {}", saved.name));
+                    tell_abandoned(way_back.as_deref());
                     Ok(exit::passed_on(code))
                 }
                 Ending::Left => {

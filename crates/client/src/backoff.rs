@@ -13,8 +13,9 @@ pub struct ReconnectPolicy {
     pub first_delay: Duration,
     /// The longest wait before any attempt; each wait is up to twice the one before. Default 5 s.
     pub max_delay: Duration,
-    /// How long after the loss the client gives up. Default 60 s: sessions are kept for 30 s unless
-    /// the server was told otherwise, and the server may notice the loss later than the client.
+    /// How long after the loss the client gives up. Default 120 s, which is more than a server's: one
+    /// whose socket is silent notices the loss after 90 s, and keeps the session for 30 s more unless
+    /// it was told otherwise.
     pub give_up_after: Duration,
     /// How long one attempt may take. Default 10 s.
     pub attempt_timeout: Duration,
@@ -67,7 +68,7 @@ impl Default for ReconnectPolicy {
             enabled: true,
             first_delay: Duration::from_millis(50),
             max_delay: Duration::from_secs(5),
-            give_up_after: Duration::from_secs(60),
+            give_up_after: Duration::from_secs(120),
             attempt_timeout: Duration::from_secs(10),
             jitter: Jitter::default(),
         }

@@ -103,6 +103,7 @@ impl ExecServerClient {
                 .map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
         };
         let began = Instant::now();
+        let patience = options.initialize_timeout.min(options.reconnect.give_up_after);
         let mut attempt = 0;
         let (connection, opened) = loop {
             let mut connection = dialer.dial().await.map_err(failed)?;
@@ -113,7 +114,7 @@ impl ExecServerClient {
                     if error.code == code::SESSION_ATTACHED
                         && options.reconnect.enabled
                         && dialer.can_resume()
-                        && began.elapsed() < options.initialize_timeout =>
+                        && began.elapsed() < patience =>
                 {
                     drop(connection);
                     tokio::time::sleep(options.reconnect.delay(attempt)).await;

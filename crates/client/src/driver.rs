@@ -27,6 +27,9 @@ use crate::link::{Link, lock};
 use crate::process::ExitStatus;
 use crate::shared::{ConnectionStatus, LinkState, Shared};
 
+/// How often a client that holds its connection shows that it lives.
+const HOLDING_BEAT: Duration = Duration::from_secs(1);
+
 pub(crate) struct Driver {
     pub(crate) shared: Arc<Shared>,
     pub(crate) dialer: Arc<dyn Dialer>,
@@ -174,13 +177,15 @@ impl Driver {
         Ok(())
     }
 
-    /// Waits for room. Meanwhile pings show the server that this side lives.
+    /// Waits for room. Meanwhile pings show the server that this side lives, often enough for one that
+    /// is asked for the session by somebody else.
     async fn hold(
         &mut self,
         mut poll_room: impl FnMut(&mut std::task::Context<'_>) -> std::task::Poll<()>,
         link: &Arc<Link>,
     ) {
-        let every = self.shared.tuning.connection.keep_alive.map(|keep_alive| keep_alive.idle);
+        let keep_alive = self.shared.tuning.connection.keep_alive;
+        let every = keep_alive.map(|keep_alive| keep_alive.idle.min(HOLDING_BEAT));
         loop {
             let beat = async {
                 match every {
@@ -243,10 +248,12 @@ impl Driver {
                 break;
             }
             sleep(wait).await;
-            match self.attempt(epoch + 1).await {
-                Ok(made) => return Ok(made),
-                Err(Attempt::Again(error)) => why = error,
-                Err(Attempt::Hopeless(error)) => return Err(lost(error)),
+            let left = self.policy.give_up_after.saturating_sub(began.elapsed());
+            match timeout(left, self.attempt(epoch + 1)).await {
+                Ok(Ok(made)) => return Ok(made),
+                Ok(Err(Attempt::Again(error))) => why = error,
+                Ok(Err(Attempt::Hopeless(error))) => return Err(lost(error)),
+                Err(_) => break,
             }
             tracing::debug!(attempt, reason = %why, "not reconnected yet");
         }

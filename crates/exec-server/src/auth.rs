@@ -54,6 +54,25 @@ impl fmt::Debug for SignedBearer {
     }
 }
 
+/// Who is at the other end of a connection, as far as the server can tell. A connection takes a session
+/// over only from one of the same principal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Principal {
+    /// Whoever embeds the server, or relays to it.
+    Embedder,
+    /// Whoever reaches a listener that asks for nothing.
+    Anyone,
+    /// Whoever has the capability token.
+    TokenHolder,
+    /// Whom a signed token names.
+    Signed {
+        /// Its `iss`.
+        issuer: Option<String>,
+        /// Its `sub`.
+        subject: Option<String>,
+    },
+}
+
 /// A secret that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthConfigError {
@@ -115,20 +134,21 @@ impl WebSocketAuth {
         Ok(Self::SignedBearerToken(SignedBearer { secret, issuer, audience, max_clock_skew }))
     }
 
-    /// Whether a connection with this `Authorization` header may be served.
-    pub(crate) fn admits(&self, authorization: Option<&str>) -> bool {
+    /// Who connects with this `Authorization` header, if they may be served.
+    pub(crate) fn admits(&self, authorization: Option<&str>) -> Option<Principal> {
         let token = authorization
             .and_then(|value| value.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
             .map(|(_, token)| token.trim());
         match (self, token) {
-            (Self::Open, _) => true,
-            (_, None) => false,
+            (Self::Open, _) => Some(Principal::Anyone),
+            (_, None) => None,
             (Self::CapabilityToken { sha256 }, Some(token)) => {
-                Sha256::digest(token).as_slice().ct_eq(sha256).into()
+                let same: bool = Sha256::digest(token).as_slice().ct_eq(sha256).into();
+                same.then_some(Principal::TokenHolder)
             }
             (Self::SignedBearerToken(signed), Some(token)) => {
-                signed.admits(token, SystemTime::now()).is_some()
+                signed.admits(token, SystemTime::now())
             }
         }
     }
@@ -155,6 +175,7 @@ struct Claims {
     exp: f64,
     nbf: Option<f64>,
     iss: Option<String>,
+    sub: Option<String>,
     aud: Option<Audience>,
 }
 
@@ -175,8 +196,8 @@ impl Audience {
 }
 
 impl SignedBearer {
-    /// `Some` if the token is signed, in time, and meant for us.
-    fn admits(&self, token: &str, now: SystemTime) -> Option<()> {
+    /// Whom the token names, if it is signed, in time, and meant for us.
+    fn admits(&self, token: &str, now: SystemTime) -> Option<Principal> {
         let (signed, signature) = token.rsplit_once('.')?;
         let (header, claims) = signed.split_once('.')?;
         let header: Header = part(header)?;
@@ -194,7 +215,8 @@ impl SignedBearer {
         let for_us = self.audience.as_ref().is_none_or(|audience| {
             claims.aud.as_ref().is_some_and(|named| named.includes(audience))
         });
-        (in_time && ours && for_us).then_some(())
+        (in_time && ours && for_us)
+            .then_some(Principal::Signed { issuer: claims.iss, subject: claims.sub })
     }
 }
 
@@ -250,6 +272,12 @@ mod tests {
         assert!(check(signed(Some("us"), Some("b")), HS256, claims, SECRET));
         assert!(!check(signed(Some("them"), None), HS256, claims, SECRET));
         assert!(!check(signed(None, Some("c")), HS256, claims, SECRET));
+        let named = r#"{"exp":2000,"iss":"us","sub":"ann"}"#;
+        let (issuer, subject) = (Some("us".to_owned()), Some("ann".to_owned()));
+        assert_eq!(
+            open().admits(&token(HS256, named, SECRET), now),
+            Some(Principal::Signed { issuer, subject })
+        );
         for garbage in ["", ".", "..", "a.b.c", "é.é.é"] {
             assert!(open().admits(garbage, now).is_none());
         }
@@ -265,14 +293,14 @@ mod tests {
             Sha256::digest("sesame").iter().map(|b| format!("{b:02x}")).collect::<String>();
         let by_digest = WebSocketAuth::capability_token_sha256(&digest).unwrap();
         for auth in [by_file, by_digest] {
-            assert!(auth.admits(Some("Bearer sesame")));
-            assert!(auth.admits(Some("bearer  sesame ")));
-            assert!(!auth.admits(Some("Bearer open")));
-            assert!(!auth.admits(Some("Basic sesame")));
-            assert!(!auth.admits(Some("sesame")));
-            assert!(!auth.admits(None));
+            assert_eq!(auth.admits(Some("Bearer sesame")), Some(Principal::TokenHolder));
+            assert_eq!(auth.admits(Some("bearer  sesame ")), Some(Principal::TokenHolder));
+            assert_eq!(auth.admits(Some("Bearer open")), None);
+            assert_eq!(auth.admits(Some("Basic sesame")), None);
+            assert_eq!(auth.admits(Some("sesame")), None);
+            assert_eq!(auth.admits(None), None);
         }
-        assert!(WebSocketAuth::Open.admits(None));
+        assert_eq!(WebSocketAuth::Open.admits(None), Some(Principal::Anyone));
     }
 
     #[test]

@@ -38,6 +38,9 @@ pub struct ServerConfig {
     pub detach_ttl: Duration,
     /// The longest such time a client may ask for. Default 7 days.
     pub max_detach_ttl: Duration,
+    /// How long a connection may leave a ping unanswered while another of the same principal asks for
+    /// its session; then it loses the session to that one. Default 5 s.
+    pub takeover_patience: Duration,
     /// Requests of one connection that run at once; those that only wait do not count.
     /// Default 64.
     pub concurrent_requests: usize,
@@ -75,6 +78,7 @@ impl Default for ServerConfig {
             sandbox_plan_cache: true,
             detach_ttl: Duration::from_secs(30),
             max_detach_ttl: Duration::from_secs(7 * 24 * 3600),
+            takeover_patience: Duration::from_secs(5),
             concurrent_requests: 64,
             pending_requests: 4096,
             pending_bytes: 96 << 20,

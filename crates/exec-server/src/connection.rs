@@ -25,11 +25,13 @@ use codex_exec_server_protocol::{
 use futures_util::FutureExt;
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
 
+use crate::auth::Principal;
 use crate::files::Files;
 use crate::http;
 use crate::server::Server;
-use crate::session::{Attachment, Session};
+use crate::session::{Attachment, Holder, Session};
 
 #[cfg(test)]
 mod panics;
@@ -171,9 +173,9 @@ impl Drop for Request {
 }
 
 /// Serves a connection until it ends.
-pub(crate) async fn serve(server: Server, mut connection: Connection) {
-    let mut serving = Serving::new(server, connection.outbound().clone());
-    let shutdown = serving.server.clone();
+pub(crate) async fn serve(server: Server, principal: Principal, mut connection: Connection) {
+    let mut serving = Serving::new(server, principal, connection.outbound().clone());
+    let (shutdown, evicted) = (serving.server.clone(), serving.holder.evicted.clone());
     let work = async {
         loop {
             match connection.next().await {
@@ -198,6 +200,7 @@ pub(crate) async fn serve(server: Server, mut connection: Connection) {
     tokio::select! {
         biased;
         () = shutdown.shutting_down() => {}
+        () = evicted.cancelled() => {}
         ended = work => if ended.is_err() {
             tracing::error!("a connection ended by a panic");
         },
@@ -211,13 +214,16 @@ struct Serving {
     files: Files,
     http: http::Requests,
     outbound: Outbound,
+    holder: Holder,
     count: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
 }
 
 impl Serving {
-    fn new(server: Server, outbound: Outbound) -> Self {
+    fn new(server: Server, principal: Principal, outbound: Outbound) -> Self {
+        let evicted = CancellationToken::new();
         Self {
+            holder: Holder { principal, peer: outbound.peer(), evicted },
             count: Arc::new(Semaphore::new(server.config().pending_requests)),
             bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),
             files: Files::new(&server, outbound.clone()),
@@ -410,7 +416,7 @@ impl Serving {
     }
 
     async fn initialize(&mut self, request: Request, params: Option<&RawValue>) {
-        let result = self.open_session(params);
+        let result = self.open_session(params).await;
         let attached = match result {
             Ok(attached) => attached,
             Err(error) => {
@@ -429,7 +435,7 @@ impl Serving {
         }
     }
 
-    fn open_session(&self, params: Option<&RawValue>) -> Result<Attached, RpcError> {
+    async fn open_session(&self, params: Option<&RawValue>) -> Result<Attached, RpcError> {
         if !matches!(self.stage, Stage::New) {
             let message = "initialize was already called on this connection";
             return Err(RpcError::invalid_request(message));
@@ -440,8 +446,11 @@ impl Serving {
         let asked = asked.map(|ttl| ttl.min(config.max_detach_ttl));
         let sessions = self.server.sessions();
         let (session, attachment) = match &params.resume_session_id {
-            Some(id) => sessions.resume(id, asked)?,
-            None => sessions.create(asked.unwrap_or(config.detach_ttl)),
+            Some(id) => {
+                let holder = self.holder.clone();
+                sessions.resume(id, asked, holder, config.takeover_patience).await?
+            }
+            None => sessions.create(asked.unwrap_or(config.detach_ttl), self.holder.clone()),
         };
         tracing::info!(client = params.client_name, session = session.id(), "session attached");
         Ok(Attached { session, attachment })
@@ -450,7 +459,7 @@ impl Serving {
     fn end(self) {
         if let Stage::Greeted(attached) | Stage::Ready(attached) = self.stage {
             tracing::info!(session = attached.session.id(), "session detached");
-            self.server.sessions().detach(attached.session);
+            self.server.sessions().detach(attached.session, attached.attachment);
         }
     }
 }

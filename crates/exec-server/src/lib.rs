@@ -23,6 +23,8 @@ mod sandbox;
 mod server;
 mod session;
 mod sink;
+#[cfg(test)]
+mod takeover_tests;
 
 pub use codex_exec_client as client;
 pub use codex_exec_client::{

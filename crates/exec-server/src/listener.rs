@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_websockets::ServerBuilder;
 
-use crate::auth::WebSocketAuth;
+use crate::auth::{Principal, WebSocketAuth};
 use crate::server::Server;
 
 /// Accepts connections until the server shuts down.
@@ -127,11 +127,12 @@ fn respond(
         (&Method::GET, "/readyz") => text(StatusCode::OK, "ok\n"),
         (&Method::GET, "/") => {
             let authorization = request.headers().get(AUTHORIZATION);
-            if !auth.admits(authorization.and_then(|value| value.to_str().ok())) {
+            let authorization = authorization.and_then(|value| value.to_str().ok());
+            let Some(principal) = auth.admits(authorization) else {
                 let mut response = text(StatusCode::UNAUTHORIZED, "a bearer token is required\n");
                 response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
                 return response;
-            }
+            };
             let Some(accept) = websocket_accept(request.headers()) else {
                 return text(
                     StatusCode::UPGRADE_REQUIRED,
@@ -139,7 +140,7 @@ fn respond(
                 );
             };
             let upgrade = hyper::upgrade::on(&mut request);
-            tokio::spawn(upgraded(server.clone(), upgrade));
+            tokio::spawn(upgraded(server.clone(), principal, upgrade));
             let mut response = Response::new(Body::Left(Empty::new()));
             *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
             let headers = response.headers_mut();
@@ -152,7 +153,7 @@ fn respond(
     }
 }
 
-async fn upgraded(server: Server, upgrade: hyper::upgrade::OnUpgrade) {
+async fn upgraded(server: Server, principal: Principal, upgrade: hyper::upgrade::OnUpgrade) {
     match upgrade.await {
         Ok(io) => {
             let config = &server.config().connection;
@@ -162,7 +163,8 @@ async fn upgraded(server: Server, upgrade: hyper::upgrade::OnUpgrade) {
                 .config(websocket_config())
                 .limits(websocket_limits(config))
                 .serve(io);
-            server.serve(Connection::metered_websocket(socket, meter, config));
+            let connection = Connection::metered_websocket(socket, meter, config);
+            server.serve_as(principal, connection);
         }
         Err(error) => tracing::debug!(%error, "upgrade failed"),
     }

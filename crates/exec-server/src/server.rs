@@ -11,6 +11,7 @@ use codex_exec_server_protocol::environment::{Capabilities, EnvironmentInfo, She
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::auth::Principal;
 use crate::config::ServerConfig;
 use crate::connection;
 use crate::lanes::Lanes;
@@ -71,12 +72,17 @@ impl Server {
 
     /// Serves a connection in a task of its own.
     pub fn serve(&self, connection: Connection) {
-        self.0.connections.spawn(connection::serve(self.clone(), connection));
+        self.serve_as(Principal::Embedder, connection);
+    }
+
+    /// The same, for a peer that the listener has admitted.
+    pub(crate) fn serve_as(&self, principal: Principal, connection: Connection) {
+        self.0.connections.spawn(connection::serve(self.clone(), principal, connection));
     }
 
     /// Serves a connection to its end.
     pub async fn serve_here(&self, connection: Connection) {
-        let serving = connection::serve(self.clone(), connection);
+        let serving = connection::serve(self.clone(), Principal::Embedder, connection);
         self.0.connections.track_future(serving).await;
     }
 

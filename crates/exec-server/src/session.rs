@@ -3,8 +3,10 @@
 //! ```text
 //!              create                detach                  period over
 //!  (none) ───────────────▶ Attached ────────▶ Detached ───────────────────▶ ended: all killed
-//!                             ▲                  │
-//!                             └──────────────────┘ resume
+//!                           │ ▲                  │
+//!                           │ └──────────────────┘ resume
+//!                           └─▶ Attached to another: resume, by the same principal, of a session
+//!                               whose connection does not answer a ping
 //! ```
 //!
 //! Invariant: a session has at most one connection, and its processes end with it.
@@ -15,12 +17,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use codex_exec_host::process::{Group, ProcessHandle, ProcessHost};
-use codex_exec_rpc::Outbound;
+use codex_exec_rpc::{Outbound, Peer};
 use codex_exec_server_protocol::RpcError;
 use codex_exec_server_protocol::process::ProcessId;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::auth::Principal;
 use crate::sink::NotificationSink;
 
 /// All sessions of a server.
@@ -47,6 +51,8 @@ struct State {
     /// Forgotten processes are cleared away when there are this many.
     clear_at: usize,
     presence: Presence,
+    /// The connection that has the session, or had it last.
+    holder: Holder,
     detach_ttl: Duration,
     /// Counts connections, so that one that has ended neither ends the session of its successor nor
     /// takes its events.
@@ -64,6 +70,21 @@ enum Presence {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Attachment(u64);
 
+/// A connection that has a session or asks for one.
+#[derive(Debug, Clone)]
+pub(crate) struct Holder {
+    pub principal: Principal,
+    pub peer: Peer,
+    /// Ends the connection when it loses its session to another.
+    pub evicted: CancellationToken,
+}
+
+/// Why a session cannot be attached to now.
+enum Refusal {
+    Ended,
+    Held(Holder, Attachment),
+}
+
 /// A name that is taken.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Taken;
@@ -74,7 +95,11 @@ impl Sessions {
     }
 
     /// A new session, attached.
-    pub(crate) fn create(&self, detach_ttl: Duration) -> (Arc<Session>, Attachment) {
+    pub(crate) fn create(
+        &self,
+        detach_ttl: Duration,
+        holder: Holder,
+    ) -> (Arc<Session>, Attachment) {
         let session = Arc::new(Session {
             id: uuid::Uuid::new_v4().to_string(),
             group: Group(self.last_group.fetch_add(1, Ordering::Relaxed)),
@@ -82,6 +107,7 @@ impl Sessions {
                 processes: HashMap::new(),
                 clear_at: 64,
                 presence: Presence::Attached,
+                holder,
                 detach_ttl,
                 attachment: Attachment(0),
             }),
@@ -90,44 +116,46 @@ impl Sessions {
         (session, Attachment(0))
     }
 
-    /// Attaches to a session that lost its connection.
-    pub(crate) fn resume(
+    /// Attaches to a session that lost its connection, or whose connection is silent: one of the same
+    /// principal that does not answer a ping within `patience` loses the session.
+    pub(crate) async fn resume(
         &self,
         id: &str,
         detach_ttl: Option<Duration>,
+        newcomer: Holder,
+        patience: Duration,
     ) -> Result<(Arc<Session>, Attachment), RpcError> {
         let unknown = || RpcError::invalid_request(format!("unknown session id {id}"));
         let session = lock(&self.by_id).get(id).cloned().ok_or_else(unknown)?;
-        let mut state = lock(&session.state);
-        match state.presence {
-            Presence::Attached => Err(RpcError::session_attached(format!(
+        let mut attached = session.take(None, detach_ttl, &newcomer);
+        if let Err(Refusal::Held(holder, attachment)) = &attached
+            && holder.principal == newcomer.principal
+            && !holder.peer.answers(patience).await
+        {
+            tracing::info!(session = id, "taken over from a connection that does not answer");
+            attached = session.take(Some(*attachment), detach_ttl, &newcomer);
+        }
+        match attached {
+            Ok(attachment) => Ok((session, attachment)),
+            Err(Refusal::Ended) => Err(unknown()),
+            Err(Refusal::Held(..)) => Err(RpcError::session_attached(format!(
                 "session {id} is attached to another connection; close that one first"
             ))),
-            Presence::Ended => Err(unknown()),
-            Presence::Detached => {
-                state.presence = Presence::Attached;
-                state.attachment.0 += 1;
-                let attachment = state.attachment;
-                if let Some(ttl) = detach_ttl {
-                    state.detach_ttl = ttl;
-                }
-                drop(state);
-                Ok((session, attachment))
-            }
         }
     }
 
-    /// The session's connection has ended: its processes go on for the detach period.
-    pub(crate) fn detach(&self, session: Arc<Session>) {
+    /// The session's connection has ended: its processes go on for the detach period, unless another
+    /// connection has taken the session over.
+    pub(crate) fn detach(&self, session: Arc<Session>, attachment: Attachment) {
         let mut state = lock(&session.state);
-        if state.presence != Presence::Attached {
+        if state.presence != Presence::Attached || state.attachment != attachment {
             return;
         }
         state.presence = Presence::Detached;
         for process in state.processes.values() {
             process.detach();
         }
-        let (ttl, attachment) = (state.detach_ttl, state.attachment);
+        let ttl = state.detach_ttl;
         drop(state);
         let sessions = self.clone();
         tokio::spawn(async move {
@@ -176,6 +204,36 @@ impl Session {
 
     pub(crate) fn group(&self) -> Group {
         self.group
+    }
+
+    /// Attaches a connection, if there is none, or instead of `silent`, which ends.
+    fn take(
+        &self,
+        silent: Option<Attachment>,
+        detach_ttl: Option<Duration>,
+        newcomer: &Holder,
+    ) -> Result<Attachment, Refusal> {
+        let mut state = lock(&self.state);
+        match state.presence {
+            Presence::Ended => return Err(Refusal::Ended),
+            Presence::Attached if silent == Some(state.attachment) => {
+                state.holder.evicted.cancel();
+                for process in state.processes.values() {
+                    process.detach();
+                }
+            }
+            Presence::Attached => {
+                return Err(Refusal::Held(state.holder.clone(), state.attachment));
+            }
+            Presence::Detached => {}
+        }
+        state.presence = Presence::Attached;
+        state.attachment.0 += 1;
+        state.holder = newcomer.clone();
+        if let Some(ttl) = detach_ttl {
+            state.detach_ttl = ttl;
+        }
+        Ok(state.attachment)
     }
 
     /// Sends the events of every process to this connection from now on.

@@ -35,6 +35,7 @@ pub use relay::{
 pub use secret::Secret;
 pub use sign_in::{
     AgentIdentity, AuthFile, AuthFileError, AuthJson, ChatGptTokens, Claims, IssuedTokens, Issuer,
-    OauthError, SignIn, SignInError, SignInKind, SignInSources, TokenSet, claims, rfc3339,
+    OauthError, SignIn, SignInError, SignInKind, SignInSources, TokenSet, claims, finish_renewals,
+    rfc3339,
 };
 pub use trace_context::TraceContext;

@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
+use crate::peer::{Peer, Signs};
+
 /// The bounds of a connection's way out.
 #[derive(Debug, Clone, Copy)]
 pub struct OutboundConfig {
@@ -39,6 +41,7 @@ pub struct Outbound {
     room: Arc<Semaphore>,
     capacity: usize,
     marks: Marks,
+    signs: Arc<Signs>,
 }
 
 /// What the write task takes from the queue.
@@ -107,11 +110,15 @@ impl Marks {
 
 /// See [`Outbound::not_reading`].
 #[derive(Debug)]
-pub struct NotReading(Marks);
+pub struct NotReading {
+    marks: Marks,
+    signs: Arc<Signs>,
+}
 
 impl Drop for NotReading {
     fn drop(&mut self) {
-        self.0.lock().deaf -= 1;
+        self.marks.lock().deaf -= 1;
+        self.signs.deaf(-1);
     }
 }
 
@@ -121,6 +128,7 @@ pub(crate) struct OutboundQueue {
     queue: mpsc::UnboundedReceiver<Queued>,
     room: Arc<Semaphore>,
     marks: Marks,
+    signs: Arc<Signs>,
 }
 
 /// Room in the queue, held until the message is written.
@@ -142,14 +150,16 @@ pub(crate) fn outbound(config: OutboundConfig) -> (Outbound, OutboundQueue) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(config.queue_bytes));
     let marks = Marks::default();
+    let signs = Arc::<Signs>::default();
     (
         Outbound {
             queue: sender,
             room: room.clone(),
             capacity: config.queue_bytes,
             marks: marks.clone(),
+            signs: signs.clone(),
         },
-        OutboundQueue { queue: receiver, room, marks },
+        OutboundQueue { queue: receiver, room, marks, signs },
     )
 }
 
@@ -220,7 +230,8 @@ impl Outbound {
             std::mem::take(&mut awaited.marks)
         };
         unheard.into_values().for_each(Mark::reached);
-        NotReading(self.marks.clone())
+        self.signs.deaf(1);
+        NotReading { marks: self.marks.clone(), signs: self.signs.clone() }
     }
 
     /// Queues a keep-alive ping, where the transport has one. It needs no room: callers send few.
@@ -228,17 +239,28 @@ impl Outbound {
         let _ = self.queue.send(Queued::Ping);
     }
 
+    /// Whoever is at the other end.
+    pub fn peer(&self) -> Peer {
+        Peer { queue: self.queue.downgrade(), signs: self.signs.clone() }
+    }
+
+    /// Where the transport notes what it hears of its peer.
+    pub(crate) fn signs(&self) -> &Arc<Signs> {
+        &self.signs
+    }
+
+    /// Has the transport's own answers written, if there is room now.
+    pub(crate) fn try_flush(&self) -> bool {
+        match self.room.clone().try_acquire_many_owned(self.share(0)) {
+            Ok(permit) => self.queue.send(Queued::Flush(permit)).is_ok(),
+            Err(_) => false,
+        }
+    }
+
     /// Has the transport's own answers written, waiting for room if the peer does not read them.
     pub(crate) async fn flush(&self) -> Result<(), Closed> {
         let permit = self.room_for(0).await?;
         self.queue.send(Queued::Flush(permit)).map_err(|_| Closed)
-    }
-
-    /// Has the transport's own answers written, if there is room; if not, what fills it is written
-    /// sooner or later, and they with it.
-    pub(crate) fn try_flush(&self) -> bool {
-        let permit = self.room.clone().try_acquire_many_owned(self.share(0));
-        permit.is_ok_and(|permit| self.queue.send(Queued::Flush(permit)).is_ok())
     }
 
     async fn room_for(&self, len: usize) -> Result<OwnedSemaphorePermit, Closed> {
@@ -264,9 +286,11 @@ impl OutboundQueue {
     }
 }
 
-/// Once nobody writes, nobody may wait for room.
+/// Once nobody writes, nobody may wait for room, nor for a sign of the peer.
 impl Drop for OutboundQueue {
     fn drop(&mut self) {
         self.room.close();
+        self.queue.close();
+        self.signs.ended();
     }
 }

@@ -1,5 +1,6 @@
 //! Websockets: one JSON text a message; text and binary are taken alike.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,9 +14,7 @@ use tokio_websockets::{Error, Limits, Message, WebSocketStream};
 use crate::budget::{Meter, Metered};
 use crate::connection::{Connection, ConnectionConfig, TransportError};
 use crate::outbound::{Marks, Outbound, OutboundQueue, Queued, outbound};
-
-/// Pongs, of at most 125 bytes each, that may wait for the next write while there is no room.
-const UNFLUSHED_PONGS: usize = 256;
+use crate::peer::Signs;
 
 /// The limits to build a websocket with, so that what is a little too long can be answered.
 pub fn websocket_limits(config: &ConnectionConfig) -> Limits {
@@ -61,9 +60,12 @@ impl Connection {
         let reader_gone = CancellationToken::new();
         let peer_gone = CancellationToken::new();
         let marks = queue.marks().clone();
+        let signs = outbound.signs().clone();
+        signs.has_pings();
         tokio::spawn(write(
             sink,
             queue,
+            signs.clone(),
             peer_gone.clone(),
             reader_gone.clone(),
             config.close_timeout,
@@ -75,8 +77,9 @@ impl Connection {
             config: *config,
             heard: now,
             pinged: None,
-            unflushed_pongs: 0,
+            owed: 0,
             marks,
+            signs,
             meter: meter.clone(),
             peer_gone,
             _gone: reader_gone.drop_guard(),
@@ -92,6 +95,9 @@ impl Connection {
     }
 }
 
+/// Pongs that may wait for a peer that does not read.
+const OWED_PONGS: usize = 256;
+
 struct Reader<T> {
     stream: SplitStream<WebSocketStream<T>>,
     outbound: Outbound,
@@ -100,10 +106,11 @@ struct Reader<T> {
     heard: Instant,
     /// When it was pinged since then.
     pinged: Option<Instant>,
-    /// Pongs that wait for the next write.
-    unflushed_pongs: usize,
+    /// Pongs that found the way out full.
+    owed: usize,
     /// Questions whether something has arrived: pings with a number, answered by a pong with the same.
     marks: Marks,
+    signs: Arc<Signs>,
     meter: Option<Meter>,
     /// Tells the write task that the peer has ended the connection.
     peer_gone: CancellationToken,
@@ -115,7 +122,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
     fn into_stream(self) -> impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static {
         stream::unfold(Some(self), |reader| async move {
             let mut reader = reader?;
+            reader.signs.listening(true);
             let item = reader.next().await;
+            reader.signs.listening(false);
             if item.as_ref().is_none_or(|item| item.as_ref().is_err_and(TransportError::is_fatal)) {
                 reader.peer_gone.cancel();
             }
@@ -139,6 +148,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
             };
             self.heard = Instant::now();
             self.pinged = None;
+            self.signs.heard();
             let limit = self.config.message_bytes;
             match message {
                 Ok(message) if message.is_text() || message.is_binary() => {
@@ -151,19 +161,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
                     }
                     return Some(Ok(bytes));
                 }
-                // The library has queued the pong. A peer that does not read while we send may wait
-                // for us to read, so the pong need not wait for room; but see to it that one which
-                // pings and never reads waits for us and does not fill our memory.
-                Ok(message) if message.is_ping() => {
-                    if self.outbound.try_flush() {
-                        self.unflushed_pongs = 0;
-                    } else if self.unflushed_pongs < UNFLUSHED_PONGS {
-                        self.unflushed_pongs += 1;
-                    } else {
-                        self.outbound.flush().await.ok()?;
-                        self.unflushed_pongs = 0;
-                    }
-                }
+                Ok(message) if message.is_ping() => self.pong().await?,
                 Ok(message) if message.is_pong() => {
                     if let Ok(id) = <[u8; 8]>::try_from(&message.as_payload()[..]) {
                         self.marks.answered(u64::from_be_bytes(id));
@@ -177,6 +175,25 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Reader<T> {
                 Err(error) => return Some(Err(error.into())),
             }
         }
+    }
+
+    /// The library has queued the pong; has it written. A peer that pings and does not read is
+    /// listened to all the same, since its pings show that it lives, until so many pongs wait for it
+    /// that they would fill our memory.
+    async fn pong(&mut self) -> Option<()> {
+        if self.outbound.try_flush() {
+            self.owed = 0;
+            return Some(());
+        }
+        self.owed += 1;
+        if self.owed < OWED_PONGS {
+            return Some(());
+        }
+        self.signs.listening(false);
+        self.outbound.flush().await.ok()?;
+        self.signs.listening(true);
+        self.owed = 0;
+        Some(())
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -219,6 +236,7 @@ async fn due(deadline: Option<Instant>) {
 async fn write<T: AsyncRead + AsyncWrite + Unpin>(
     mut sink: SplitSink<WebSocketStream<T>, Message>,
     mut queue: OutboundQueue,
+    signs: Arc<Signs>,
     peer_gone: CancellationToken,
     reader_gone: CancellationToken,
     close_timeout: Duration,
@@ -238,10 +256,12 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
             // Whatever else this turn of the loop brings goes out in the same write: the echo of a
             // key with the answer to it.
             tokio::task::yield_now().await;
+            signs.writing();
             while let Some(queued) = next {
                 match queued {
                     Queued::Message(bytes, share) => {
                         sink.feed(Message::text(bytes)).await?;
+                        signs.written(false);
                         unwritten.push(share);
                     }
                     Queued::Ping => sink.feed(Message::ping("")).await?,
@@ -257,6 +277,7 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
                 next = queue.try_recv();
             }
             sink.flush().await?;
+            signs.written(true);
             unwritten.clear();
         }
         sink.close().await

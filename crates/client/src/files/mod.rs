@@ -203,6 +203,10 @@ impl Files {
         self.client.capabilities().fs_atomic_write
     }
 
+    pub(crate) fn can_rename(&self) -> bool {
+        self.client.capabilities().fs_rename_link_mode
+    }
+
     /// How much fits into one message as base64, with room for the rest of the request.
     pub(crate) fn largest_whole(&self) -> usize {
         (self.client.shared.tuning.connection.message_bytes / 4 * 3).saturating_sub(64 << 10)

@@ -1,14 +1,13 @@
 //! A patch against the files of a server: read, check everything, then write.
 
-use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use codex_exec_server_protocol::PathUri;
 
 use super::parse::{Patch, PatchSection};
 use super::step::{Failed, Step, Work};
+use super::tree::{Asked, Found, Tree};
 use super::{PatchError, lines};
-use crate::error::ExecServerError;
 use crate::files::Files;
 
 /// What happened to a file.
@@ -73,13 +72,7 @@ impl Files {
         patch: &Patch,
         cwd: &PathUri,
     ) -> Result<PatchReport, PatchError> {
-        let mut plan = Plan {
-            files: self,
-            cwd,
-            known: HashMap::new(),
-            shared: HashSet::new(),
-            steps: Vec::new(),
-        };
+        let mut plan = Plan { files: self, tree: Tree::new(self, cwd), steps: Vec::new() };
         for section in &patch.sections {
             plan.section(section).await?;
         }
@@ -105,10 +98,7 @@ impl Files {
 /// What will be there once the steps so far are done.
 struct Plan<'a> {
     files: &'a Files,
-    cwd: &'a PathUri,
-    known: HashMap<PathUri, Option<Vec<u8>>>,
-    /// Files that have, or may have, other names; those are written through.
-    shared: HashSet<PathUri>,
+    tree: Tree<'a>,
     steps: Vec<Step>,
 }
 
@@ -116,40 +106,27 @@ impl Plan<'_> {
     async fn section(&mut self, section: &PatchSection) -> Result<(), PatchError> {
         match section {
             PatchSection::Add { path, lines } => {
+                let asked = Asked { verb: "add", path };
                 let mut content = lines.join("\n").into_bytes();
                 if !lines.is_empty() {
                     content.push(b'\n');
                 }
-                let place = self.resolve(path)?;
-                let old = self.content("add", path, &place).await?;
-                let kind = match old {
-                    Some(_) => PatchChangeKind::Modified,
-                    None => PatchChangeKind::Added,
-                };
-                let work = self.write(&place, content, old);
-                self.step(kind, path, place, work);
+                match self.tree.look(asked).await? {
+                    (_, Some(found)) => self.write(path, &found, content),
+                    (entry, None) => self.create(asked, entry, content)?,
+                }
             }
             PatchSection::Delete { path } => {
-                let place = self.resolve(path)?;
-                self.existing("delete", path, &place).await?;
-                self.step(PatchChangeKind::Deleted, path, place, Work::Remove);
+                let found = self.existing(Asked { verb: "delete", path }).await?;
+                self.remove(path, &found.entry);
             }
             PatchSection::Update { path, move_to, hunks } => {
-                let place = self.resolve(path)?;
-                let old = self.existing("update", path, &place).await?;
-                let new = lines::update(path, &old, hunks)?;
-                let target = match move_to {
-                    Some(to) => Some((to, self.resolve(to)?)).filter(|(_, to)| *to != place),
-                    None => None,
-                };
-                match target {
-                    None => {
-                        let work = self.write(&place, new, Some(old));
-                        self.step(PatchChangeKind::Modified, path, place, work);
-                    }
-                    Some((to, destination)) => {
-                        self.rename(path, (place, old), to, destination, new).await?;
-                    }
+                let found = self.existing(Asked { verb: "update", path }).await?;
+                let old = &self.tree.object(found.object).content;
+                let new = lines::update(path, old, hunks)?;
+                match move_to {
+                    None => self.write(path, &found, new),
+                    Some(to) => self.rename(path, &found, to, new).await?,
                 }
             }
         }
@@ -159,98 +136,90 @@ impl Plan<'_> {
     async fn rename(
         &mut self,
         path: &str,
-        (place, old): (PathUri, Vec<u8>),
+        from: &Found,
         to: &str,
-        destination: PathUri,
         content: Vec<u8>,
     ) -> Result<(), PatchError> {
-        let taken = self.content("move", to, &destination).await?;
-        // A copy keeps the permissions; but a link would be copied as a link.
-        let plain = match self.files.metadata(&place).await {
-            Ok(metadata) => !metadata.is_symlink,
-            Err(error) if error.is_not_found() => false,
-            Err(error) => return Err(PatchError::Unchanged(error)),
-        };
-        let (kind, work) = if taken.is_some() {
-            (PatchChangeKind::Modified, self.write(&destination, content, taken))
-        } else if plain {
-            let from = place.clone();
-            (PatchChangeKind::Added, Work::CopyAndWrite { from, old, content })
-        } else {
-            (PatchChangeKind::Added, self.write(&destination, content, None))
-        };
-        self.step(kind, to, destination, work);
-        self.step(PatchChangeKind::Deleted, path, place, Work::Remove);
+        let asked = Asked { verb: "move", path: to };
+        let (entry, taken) = self.tree.look(asked).await?;
+        if entry == from.entry {
+            self.write(path, from, content);
+            return Ok(());
+        }
+        match taken {
+            // Another name of the very file that leads there by the name that goes, or may do so: it
+            // would lead nowhere. What has the old name takes its place.
+            Some(other) if other.is_link() && other.real == from.real => {
+                if !self.files.can_rename() {
+                    let problem =
+                        format!("it is a link to {path}, which this server cannot rename");
+                    return Err(asked.refused(problem));
+                }
+                // What a relative link says depends on where it is.
+                if from.is_link() && entry.join("..").ok() != from.entry.join("..").ok() {
+                    let problem =
+                        format!("{path} and it are links to one file; delete one of them");
+                    return Err(asked.refused(problem));
+                }
+                self.write(to, from, content);
+                self.tree.rename(from, &entry);
+                let work = Work::Rename { to: entry };
+                self.step(PatchChangeKind::Deleted, path, from.entry.clone(), work);
+                return Ok(());
+            }
+            Some(other) => self.write(to, &other, content),
+            // A copy keeps the permissions; but a link would be copied as a link.
+            None if !from.is_link() && !from.fresh => {
+                let old = self.tree.object(from.object).content.clone();
+                self.tree.create(asked, &entry, content.clone())?;
+                let work = Work::CopyAndWrite { from: from.entry.clone(), old, content };
+                self.step(PatchChangeKind::Added, to, entry, work);
+            }
+            None => self.create(asked, entry, content)?,
+        }
+        self.remove(path, &from.entry);
         Ok(())
     }
 
-    fn resolve(&self, path: &str) -> Result<PathUri, PatchError> {
-        let resolved = if path.starts_with('/') || path.starts_with("file:") {
-            path.parse()
-        } else {
-            self.cwd.join(path)
+    async fn existing(&mut self, asked: Asked<'_>) -> Result<Found, PatchError> {
+        let (_, found) = self.tree.look(asked).await?;
+        found.ok_or_else(|| asked.refused("there is no such file"))
+    }
+
+    /// A file that is there gets new content, by whatever name.
+    fn write(&mut self, path: &str, found: &Found, content: Vec<u8>) {
+        // Where nobody knows what is the same file, an earlier step may have changed this one.
+        let doubtful = self.steps.iter().any(|step| matches!(step.work, Work::Write { .. }));
+        let object = self.tree.object(found.object);
+        let old = std::mem::replace(&mut object.content, content.clone());
+        let work = Work::Write {
+            content,
+            old: Some(old),
+            atomic: self.files.can_write_atomically() && !object.shared,
+            look_first: doubtful && !object.identified,
         };
-        resolved.map_err(|error| PatchError::Path(error.to_string()))
+        self.step(PatchChangeKind::Modified, path, found.real.clone(), work);
     }
 
-    /// The content of a file as the steps so far leave it; `None` if there is none.
-    async fn content(
+    fn create(
         &mut self,
-        verb: &'static str,
-        path: &str,
-        place: &PathUri,
-    ) -> Result<Option<Vec<u8>>, PatchError> {
-        if let Some(known) = self.known.get(place) {
-            return Ok(known.clone());
-        }
-        let target = |problem: String| PatchError::Target { verb, path: path.to_owned(), problem };
-        match self.files.metadata(place).await {
-            Ok(metadata) if metadata.is_file => {
-                if metadata.nlink != Some(1) {
-                    self.shared.insert(place.clone());
-                }
-            }
-            Ok(metadata) if metadata.is_directory => {
-                return Err(target("it is a directory".to_owned()));
-            }
-            Ok(_) => return Err(target("it is not a regular file".to_owned())),
-            Err(error) if error.is_not_found() => return Ok(None),
-            Err(ExecServerError::Server { message, .. }) => return Err(target(message)),
-            Err(error) => return Err(PatchError::Unchanged(error)),
-        }
-        match self.files.read_file(place).await {
-            Ok(content) => Ok(Some(content.to_vec())),
-            Err(ExecServerError::Server { message, .. }) => Err(target(message)),
-            Err(error) => Err(PatchError::Unchanged(error)),
-        }
+        asked: Asked<'_>,
+        entry: PathUri,
+        content: Vec<u8>,
+    ) -> Result<(), PatchError> {
+        self.tree.create(asked, &entry, content.clone())?;
+        let atomic = self.files.can_write_atomically();
+        let work = Work::Write { content, old: None, atomic, look_first: false };
+        self.step(PatchChangeKind::Added, asked.path, entry, work);
+        Ok(())
     }
 
-    async fn existing(
-        &mut self,
-        verb: &'static str,
-        path: &str,
-        place: &PathUri,
-    ) -> Result<Vec<u8>, PatchError> {
-        self.content(verb, path, place).await?.ok_or_else(|| PatchError::Target {
-            verb,
-            path: path.to_owned(),
-            problem: "there is no such file".to_owned(),
-        })
-    }
-
-    fn write(&self, place: &PathUri, content: Vec<u8>, old: Option<Vec<u8>>) -> Work {
-        let atomic = self.files.can_write_atomically() && !self.shared.contains(place);
-        Work::Write { content, old, atomic }
+    fn remove(&mut self, path: &str, entry: &PathUri) {
+        self.tree.remove(entry);
+        self.step(PatchChangeKind::Deleted, path, entry.clone(), Work::Remove);
     }
 
     fn step(&mut self, kind: PatchChangeKind, path: &str, place: PathUri, work: Work) {
-        let after = match &work {
-            Work::Write { content, .. } | Work::CopyAndWrite { content, .. } => {
-                Some(content.clone())
-            }
-            Work::Remove => None,
-        };
-        self.known.insert(place.clone(), after);
         let change = PatchChange { kind, path: path.to_owned() };
         self.steps.push(Step { change, path: place, work });
     }

@@ -8,6 +8,7 @@ mod apply;
 mod lines;
 mod parse;
 mod step;
+mod tree;
 
 pub use apply::{PatchChange, PatchChangeKind, PatchReport};
 pub use parse::{Hunk, HunkLine, Patch, PatchSection};

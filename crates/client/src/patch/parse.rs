@@ -152,7 +152,11 @@ impl<'a> Parser<'a> {
 
     fn update(&mut self, path: String) -> Result<PatchSection, PatchError> {
         let began = self.at;
-        let move_to = self.path(MOVE)?;
+        // A space before it makes it a line of the file.
+        let move_to = match self.peek() {
+            Some(line) if line.starts_with(MOVE) => self.path(MOVE)?,
+            _ => None,
+        };
         let mut hunks = Vec::new();
         while let Some(line) = self.peek() {
             let is_hunk = line.starts_with("@@") || is_hunk_line(line);
@@ -191,7 +195,8 @@ impl<'a> Parser<'a> {
         }
         let began = self.at;
         while let Some(line) = self.peek() {
-            if line.trim() == END_OF_FILE {
+            // A space before it makes it a line of the file.
+            if line.trim_end() == END_OF_FILE {
                 hunk.at_end = true;
                 self.at += 1;
                 break;
@@ -268,6 +273,29 @@ mod tests {
         assert_eq!(hunks[1].lines.len(), 3, "{:?}", hunks[1]);
         assert_eq!(hunks[2].lines, [HunkLine::Insert("z".into())]);
         assert_eq!(patch.sections.len(), 2);
+    }
+
+    #[test]
+    fn markers_behind_a_space_are_lines_of_the_file() {
+        let text = "*** Begin Patch\n*** Update File: a\n *** Move to: b\n-x\n *** End of File\n *** End Patch\n *** Update File: c\n+y\n*** End of File\n*** End Patch";
+        let patch = Patch::parse(text).unwrap();
+        let [PatchSection::Update { move_to: None, hunks, .. }] = &patch.sections[..] else {
+            panic!("{patch:?}");
+        };
+        let keep = |text: &str| HunkLine::Keep(text.to_owned());
+        assert_eq!(
+            hunks[0].lines,
+            [
+                keep("*** Move to: b"),
+                HunkLine::Remove("x".into()),
+                keep("*** End of File"),
+                keep("*** End Patch"),
+                keep("*** Update File: c"),
+                HunkLine::Insert("y".into()),
+            ]
+        );
+        assert!(hunks[0].at_end);
+        assert_eq!(hunks.len(), 1);
     }
 
     #[test]

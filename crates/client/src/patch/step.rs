@@ -7,7 +7,8 @@
 use bytes::Bytes;
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::error as code;
-use codex_exec_server_protocol::files::FsRemoveParams;
+use codex_exec_server_protocol::files::{FsRemoveParams, FsRenameParams};
+use codex_exec_server_protocol::{Call, call};
 
 use super::{PatchChange, PatchChangeKind};
 use crate::error::ExecServerError;
@@ -25,6 +26,8 @@ pub(super) enum Work {
         /// What is there before.
         old: Option<Vec<u8>>,
         atomic: bool,
+        /// Whether to see first that `old` is still there.
+        look_first: bool,
     },
     /// A copy of another file, which keeps its permissions, with this content.
     CopyAndWrite {
@@ -32,6 +35,10 @@ pub(super) enum Work {
         /// The other file's content.
         old: Vec<u8>,
         content: Vec<u8>,
+    },
+    /// The file takes another name, and the place of what has that name.
+    Rename {
+        to: PathUri,
     },
     Remove,
 }
@@ -71,7 +78,10 @@ impl Step {
             self.make_parents(files, &mut begun.directories).await?;
         }
         match &self.work {
-            Work::Write { content, atomic, .. } => {
+            Work::Write { content, old, atomic, look_first } => {
+                if let (Some(old), true) = (old, look_first) {
+                    self.expect(files, old).await?;
+                }
                 self.write(files, content, *atomic, &mut begun.file).await
             }
             Work::CopyAndWrite { from, content, .. } => {
@@ -79,8 +89,27 @@ impl Step {
                 files.copy(from, &self.path, false).await?;
                 self.write(files, content, true, &mut begun.file).await
             }
+            Work::Rename { to } => {
+                let params = FsRenameParams::new(self.path.clone(), to.clone());
+                files.call::<call::FsRename>(params).await.map(drop)
+            }
             Work::Remove => files.remove(only(self.path.clone())).await,
         }
+    }
+
+    /// Refuses to go on if the file is not what the plan takes it for.
+    async fn expect(&self, files: &Files, old: &[u8]) -> Result<(), ExecServerError> {
+        if files.read_file(&self.path).await? == old {
+            return Ok(());
+        }
+        Err(ExecServerError::Server {
+            method: call::FsWriteFile::METHOD.name(),
+            code: code::INVALID_REQUEST,
+            message: format!(
+                "{} has changed since it was read, perhaps by another of its names",
+                self.change.path
+            ),
+        })
     }
 
     async fn write(
@@ -136,7 +165,9 @@ impl Step {
         let unsure = cause.may_have_happened()
             || matches!(cause, ExecServerError::Closed { .. } | ExecServerError::Lost(_));
         let (old, content) = match &self.work {
-            Work::Remove => return unsure.then(|| format!("{path} may be deleted")),
+            Work::Remove | Work::Rename { .. } => {
+                return unsure.then(|| format!("{path} may be deleted"));
+            }
             Work::Write { old, content, .. } => (old.as_deref(), content),
             Work::CopyAndWrite { content, .. } => (None, content),
         };

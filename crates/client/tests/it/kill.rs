@@ -9,7 +9,7 @@ use codex_exec_client::{
     ExecCommand, ExecServerClient, PathUri, ProcessEvent, ReconnectPolicy,
     RemoteExecServerConnectArgs, TransferOptions,
 };
-use codex_exec_server::ServerConfig;
+use codex_exec_server::{KeepAlive, ServerConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
@@ -18,9 +18,23 @@ use crate::ours::listening;
 /// What the proxy holds in each direction of each side.
 const BUFFER: u32 = 256 << 10;
 
+/// How connections are killed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kills {
+    /// Half of them with a reset.
+    Told,
+    /// Nothing passes any more, and nobody is told.
+    Silent,
+}
+
 /// Passes connections on to `upstream` and kills the first `kills` of them, each after a random
-/// number of bytes; half of them with a reset.
-async fn proxy(upstream: SocketAddr, kills: usize, seed: u64) -> (SocketAddr, Arc<AtomicUsize>) {
+/// number of bytes.
+async fn proxy(
+    upstream: SocketAddr,
+    kills: usize,
+    how: Kills,
+    seed: u64,
+) -> (SocketAddr, Arc<AtomicUsize>) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_send_buffer_size(BUFFER).unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -30,6 +44,8 @@ async fn proxy(upstream: SocketAddr, kills: usize, seed: u64) -> (SocketAddr, Ar
     let count = killed.clone();
     tokio::spawn(async move {
         let mut random = fastrand::Rng::with_seed(seed);
+        // Open for ever.
+        let mut silent = Vec::new();
         loop {
             let (client, _) = listener.accept().await.unwrap();
             let server = TcpSocket::new_v4().unwrap();
@@ -44,8 +60,16 @@ async fn proxy(upstream: SocketAddr, kills: usize, seed: u64) -> (SocketAddr, Ar
                 0 => random.i64(0..2_000),
                 _ => random.i64(2_000..600_000),
             };
-            let reset = random.bool();
-            pass(client, server, budget, reset).await;
+            let (mut client, mut server) = (client, server);
+            pass(&mut client, &mut server, budget).await;
+            match how {
+                Kills::Silent if doomed => silent.push((client, server)),
+                _ if random.bool() => {
+                    client.set_zero_linger().unwrap();
+                    server.set_zero_linger().unwrap();
+                }
+                _ => {}
+            }
             if doomed {
                 count.fetch_add(1, Ordering::Relaxed);
             }
@@ -54,20 +78,14 @@ async fn proxy(upstream: SocketAddr, kills: usize, seed: u64) -> (SocketAddr, Ar
     (address, killed)
 }
 
-/// Passes bytes both ways until the budget is spent, then drops both sockets.
-async fn pass(mut client: TcpStream, mut server: TcpStream, budget: i64, reset: bool) {
+/// Passes bytes both ways until the budget is spent or one side has ended.
+async fn pass(client: &mut TcpStream, server: &mut TcpStream, budget: i64) {
     let left = AtomicI64::new(budget);
-    {
-        let (client_in, client_out) = client.split();
-        let (server_in, server_out) = server.split();
-        tokio::select! {
-            () = copy(client_in, server_out, &left) => {}
-            () = copy(server_in, client_out, &left) => {}
-        }
-    }
-    if reset {
-        client.set_zero_linger().unwrap();
-        server.set_zero_linger().unwrap();
+    let (client_in, client_out) = client.split();
+    let (server_in, server_out) = server.split();
+    tokio::select! {
+        () = copy(client_in, server_out, &left) => {}
+        () = copy(server_in, client_out, &left) => {}
     }
 }
 
@@ -91,6 +109,10 @@ async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin,
 /// 64 MiB of numbered lines of 16 bytes.
 const LINES: u64 = 4 << 20;
 
+/// Silence is noticed after a fraction of a second, on both sides.
+const SILENCE: KeepAlive =
+    KeepAlive { idle: Duration::from_millis(100), patience: Duration::from_millis(300) };
+
 fn persistent(address: SocketAddr) -> RemoteExecServerConnectArgs {
     let mut args = RemoteExecServerConnectArgs::new(format!("ws://{address}"), "test");
     args.reconnect = ReconnectPolicy {
@@ -111,15 +133,24 @@ async fn connect(args: RemoteExecServerConnectArgs) -> ExecServerClient {
     }
 }
 
-async fn survive(kills: usize, seed: u64) {
-    let listening = listening(ServerConfig::default()).await;
-    let (address, killed) = proxy(listening.address, kills, seed).await;
-    let client = connect(persistent(address)).await;
+async fn survive(kills: usize, how: Kills, lines: u64, seed: u64) {
+    let mut config = ServerConfig { takeover_patience: SILENCE.patience, ..Default::default() };
+    // It notices silence only when somebody else asks for the session.
+    config.connection.keep_alive = None;
+    let listening = listening(config).await;
+    let (address, killed) = proxy(listening.address, kills, how, seed).await;
+    let mut args = persistent(address);
+    if how == Kills::Silent {
+        args.tuning.connection.keep_alive = Some(SILENCE);
+        args.initialize_timeout = Duration::from_secs(1);
+        args.reconnect.give_up_after = Duration::from_secs(30);
+    }
+    let client = connect(args).await;
 
     let directory = tempfile::tempdir().unwrap();
     let received = directory.path().join("stdin");
     let script =
-        format!("cat > '{}' & seq -f %015.0f 0 {}; wait; exit 7", received.display(), LINES - 1);
+        format!("cat > '{}' & seq -f %015.0f 0 {}; wait; exit 7", received.display(), lines - 1);
     // A shell gives background jobs an empty stdin unless told otherwise.
     let script = format!("exec 3<&0; {}", script.replacen("cat >", "cat <&3 >", 1));
     let mut process = client.spawn(ExecCommand::shell(script).pipe_stdin()).await.unwrap();
@@ -129,7 +160,7 @@ async fn survive(kills: usize, seed: u64) {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut written = Vec::new();
         let mut line = 0u64;
-        while written.len() < 4 << 20 {
+        while (written.len() as u64) < lines {
             let mut piece = Vec::new();
             for _ in 0..random.usize(1..200) {
                 piece.extend_from_slice(format!("w{line:06}\n").as_bytes());
@@ -164,7 +195,7 @@ async fn survive(kills: usize, seed: u64) {
             other => panic!("{other:?}, seed {seed}"),
         }
     }
-    assert_eq!((at, rest.len(), exit, closed), (LINES, 0, Some(7), true), "seed {seed}");
+    assert_eq!((at, rest.len(), exit, closed), (lines, 0, Some(7), true), "seed {seed}");
     let written = writing.await.unwrap();
     assert!(std::fs::read(&received).unwrap() == written, "stdin, seed {seed}");
     assert_eq!(killed.load(Ordering::Relaxed), kills, "the stream outlived the kills, seed {seed}");
@@ -174,13 +205,21 @@ async fn survive(kills: usize, seed: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_killed_connections_cost_no_byte() {
     let seed = std::env::var("KILL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    tokio::time::timeout(Duration::from_secs(300), survive(200, seed)).await.expect("in time");
+    tokio::time::timeout(Duration::from_secs(300), survive(200, Kills::Told, LINES, seed))
+        .await
+        .expect("in time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_fall_silent_cost_no_byte() {
+    let surviving = survive(5, Kills::Silent, LINES / 32, 3);
+    tokio::time::timeout(Duration::from_secs(120), surviving).await.expect("in time");
 }
 
 /// A file goes up and comes back through connections that die.
 async fn transfer(kills: usize, seed: u64, upload: bool) {
     let listening = listening(ServerConfig::default()).await;
-    let (address, killed) = proxy(listening.address, kills, seed).await;
+    let (address, killed) = proxy(listening.address, kills, Kills::Told, seed).await;
     let mut args = persistent(address);
     args.tuning.file_block = 64 << 10;
     let client = connect(args).await;

@@ -7,6 +7,7 @@ mod files;
 mod kill;
 mod lifecycle;
 mod ours;
+mod patch_names;
 mod patches;
 mod process;
 mod reconnect;

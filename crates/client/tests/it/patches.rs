@@ -29,6 +29,10 @@ async fn read(server: &mut Fake, content: &str, links: u64) {
             let answer = json!({"dataBase64": base64(content.as_bytes())});
             return server.reply(&asked, answer).await;
         }
+        if asked.method == "fs/canonicalize" {
+            server.reply(&asked, json!({"path": asked.params["path"]})).await;
+            continue;
+        }
         assert_eq!(asked.method, "fs/getMetadata");
         server.reply(&asked, file(content, links)).await;
     }
@@ -100,8 +104,13 @@ async fn a_file_that_may_be_damaged_is_named() {
 async fn a_new_file_written_in_part_is_removed_with_its_directory() {
     let (client, mut server, _dialled) = connect(json!({})).await;
     let applying = apply(client, ADD);
-    for _ in 0..2 {
-        // First the file, then its directory.
+    let asked = server.expect("fs/canonicalize").await;
+    assert_eq!(asked.params["path"], "file:///srv/d");
+    server.refuse(&asked, -32004, "No such file or directory").await;
+    let asked = server.expect("fs/canonicalize").await;
+    server.reply(&asked, json!({"path": "file:///srv"})).await;
+    for _ in 0..3 {
+        // First the file and whether it is a link, then its directory.
         let asked = server.expect("fs/getMetadata").await;
         server.refuse(&asked, -32004, "stat: No such file or directory").await;
     }
@@ -122,4 +131,37 @@ async fn a_new_file_written_in_part_is_removed_with_its_directory() {
     }
     let error = soon(applying).await.unwrap().unwrap_err();
     assert!(matches!(error, PatchError::Unchanged(_)), "{error}");
+}
+
+/// A server that tells neither inode nor links: the second name of a file cannot be told from another
+/// file, but what the first step wrote is not written over.
+#[tokio::test]
+async fn a_file_that_changed_under_its_other_name_is_not_written_over() {
+    const TWICE: &str =
+        "*** Begin Patch\n*** Update File: a\n@@\n+x\n*** Update File: b\n@@\n+y\n*** End Patch";
+    let (client, mut server, _dialled) = connect(json!({})).await;
+    let applying = apply(client, TWICE);
+    let mut content = b"old\n".to_vec();
+    let mut reads = 0;
+    while reads < 3 {
+        let asked = server.asked().await;
+        let answer = match asked.method.as_str() {
+            "fs/canonicalize" => json!({"path": asked.params["path"]}),
+            "fs/getMetadata" => json!({"isDirectory": false, "isFile": true}),
+            "fs/readFile" => {
+                reads += 1;
+                json!({"dataBase64": base64(&content)})
+            }
+            "fs/writeFile" => {
+                content = unbase64(&asked.params["dataBase64"]);
+                json!({})
+            }
+            other => panic!("{other}"),
+        };
+        server.reply(&asked, answer).await;
+    }
+    let error = soon(applying).await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("done: M a; not done: M b"), "{error}");
+    assert!(error.contains("perhaps by another of its names"), "{error}");
+    assert_eq!(content, b"old\nx\n");
 }

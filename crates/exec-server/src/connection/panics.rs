@@ -85,7 +85,7 @@ impl Fixture {
     fn new() -> Self {
         let server = Server::new(ServerConfig::default()).unwrap();
         let (ours, client) = Connection::pair(&server.config().connection);
-        let serving = Serving::new(server, ours.outbound().clone());
+        let serving = Serving::new(server, Principal::Embedder, ours.outbound().clone());
         Self { client, serving, last_id: 0 }
     }
 

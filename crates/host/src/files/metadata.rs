@@ -51,6 +51,7 @@ fn stat(dir: BorrowedFd<'_>, path: &[u8], flags: AtFlags) -> Result<FsGetMetadat
                 gid: Some(found.st_gid),
                 inode: Some(found.st_ino),
                 nlink: Some(found.st_nlink as u64),
+                device: Some(found.st_dev),
             })
         }
         Err(errno) => Err(errno),
@@ -73,6 +74,7 @@ fn from_statx(found: &Statx) -> FsGetMetadataResponse {
         gid: Some(found.stx_gid),
         inode: Some(found.stx_ino),
         nlink: Some(found.stx_nlink.into()),
+        device: Some(rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor)),
     }
 }
 

@@ -80,6 +80,9 @@ pub struct FsGetMetadataResponse {
     /// Extension: number of hard links.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nlink: Option<u64>,
+    /// Extension: the device that `inode` is a number of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<u64>,
 }
 
 /// `fs/canonicalize`: the path with every link resolved; it has to exist.

@@ -97,9 +97,10 @@ fn names() {
     found.gid = Some(0);
     found.inode = Some(12);
     found.nlink = Some(1);
+    found.device = Some(7);
     golden(
         &found,
-        r#"{"isDirectory":false,"isFile":true,"isSymlink":false,"size":3,"createdAtMs":1,"modifiedAtMs":2,"mode":420,"uid":0,"gid":0,"inode":12,"nlink":1}"#,
+        r#"{"isDirectory":false,"isFile":true,"isSymlink":false,"size":3,"createdAtMs":1,"modifiedAtMs":2,"mode":420,"uid":0,"gid":0,"inode":12,"nlink":1,"device":7}"#,
     );
     golden(&FsCanonicalizeParams::new(path("/d")), r#"{"path":"file:///d"}"#);
     golden(&FsCanonicalizeResponse { path: path("/e") }, r#"{"path":"file:///e"}"#);

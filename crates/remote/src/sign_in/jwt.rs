@@ -20,6 +20,8 @@ pub struct Claims {
     pub exp: Option<f64>,
     /// Who made it.
     pub iss: Option<String>,
+    /// Whom it is about.
+    pub sub: Option<String>,
     /// Whom it is for: a text or a list of them.
     aud: Value,
     /// The account that it acts for.

@@ -30,8 +30,8 @@ pub use issuer::{IssuedTokens, Issuer, OauthError};
 pub use jwt::{Claims, claims};
 pub use sources::{SignInKind, SignInSources};
 pub use timestamp::rfc3339;
-pub use tokens::ChatGptTokens;
 pub(crate) use tokens::DEFAULT_ISSUER;
+pub use tokens::{ChatGptTokens, finish_renewals};
 
 /// The account that a ChatGPT token acts for.
 pub(crate) const ACCOUNT_ID: HeaderName = HeaderName::from_static("chatgpt-account-id");
@@ -71,6 +71,12 @@ pub enum SignInError {
     /// The agent's task could not be registered.
     #[error("the agent's task was not registered: {0}")]
     AgentTask(String),
+    /// Somebody has signed in as somebody else since.
+    #[error(
+        "{} now holds the sign-in of another account, which is not used in the middle of this one's work; start again to use it",
+        .0.display()
+    )]
+    OtherAccount(std::path::PathBuf),
     /// The file of credentials.
     #[error(transparent)]
     File(#[from] AuthFileError),

@@ -1,16 +1,20 @@
 //! ChatGPT tokens: used while they last, renewed when they do not, shared with other processes.
 //!
 //! Invariant: tokens are renewed under the file's lock and after reading the file again, so two
-//! processes never spend the same refresh token and never write over each other's renewal.
+//! processes never spend the same refresh token and never write over each other's renewal. A refresh
+//! token that was sent may be spent, so what comes back is stored whoever still waits for it: a task
+//! of its own asks and stores, and [`finish_renewals`] lets it come to its end before the program does.
+//! Tokens of another account are never taken for these.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard, RwLock};
 
 use super::auth_file::AuthLock;
 use super::issuer::IssuedTokens;
-use super::{AuthFile, Issuer, OauthError, SignInError, TokenSet, claims, rfc3339};
+use super::{AuthFile, AuthJson, Issuer, OauthError, SignInError, TokenSet, claims, rfc3339};
 use crate::base_url::BaseUrl;
 use crate::http_client::HttpClient;
 use crate::secret::Secret;
@@ -20,10 +24,29 @@ const MARGIN: Duration = Duration::from_secs(60);
 /// Who renews tokens that do not say where they come from.
 pub(crate) const DEFAULT_ISSUER: &str = "https://auth.openai.com";
 
+/// Held to read from the sending of a refresh token to the storing of what came back; to write at the end
+/// of the program.
+static RENEWALS: RwLock<()> = RwLock::const_new(());
+
+/// Waits, for at most `limit`, until every renewal whose refresh token was sent has been stored. No other
+/// begins in this process after that. To be called before the runtime ends.
+pub async fn finish_renewals(limit: Duration) {
+    match tokio::time::timeout(limit, RENEWALS.write()).await {
+        Ok(guard) => std::mem::forget(guard),
+        Err(_) => tracing::warn!("a renewal of the sign-in was not finished in time"),
+    }
+}
+
 /// Tokens of a sign-in, and the file they live in.
 pub struct ChatGptTokens {
+    current: Arc<Mutex<TokenSet>>,
+    renewer: Renewer,
+}
+
+/// What it takes to renew tokens.
+#[derive(Debug, Clone)]
+struct Renewer {
     file: AuthFile,
-    current: Mutex<TokenSet>,
     /// Issuer and client id, where those in the tokens are not to be used.
     issuer: (Option<String>, Option<String>),
     now: fn() -> SystemTime,
@@ -43,25 +66,23 @@ impl ChatGptTokens {
         issuer: (Option<String>, Option<String>),
         now: fn() -> SystemTime,
     ) -> Self {
-        Self { file, current: Mutex::new(tokens), issuer, now }
+        let renewer = Renewer { file, issuer, now };
+        Self { current: Arc::new(Mutex::new(tokens)), renewer }
     }
 
     pub(crate) async fn current(&self, http: &HttpClient) -> Result<Usable, SignInError> {
-        let mut current = self.current.lock().await;
-        if self.is_stale(&current) {
-            *current = self.renewed(&current, http).await?;
+        let current = self.current.clone().lock_owned().await;
+        if self.renewer.is_stale(&current) {
+            return self.renewed(current, http).await;
         }
         Ok(usable(&current))
     }
 
     /// After a 401: gets other tokens. False if there are none to be had without signing in.
     pub(crate) async fn renew(&self, http: &HttpClient) -> Result<bool, SignInError> {
-        let mut current = self.current.lock().await;
-        match self.renewed(&current, http).await {
-            Ok(tokens) => {
-                *current = tokens;
-                Ok(true)
-            }
+        let current = self.current.clone().lock_owned().await;
+        match self.renewed(current, http).await {
+            Ok(_) => Ok(true),
             // The registry's own refusal says more than that there is nothing to renew.
             Err(SignInError::Expired(error)) if !error.is_transient() => {
                 tracing::info!(%error, "the sign-in was refused and not renewed");
@@ -71,6 +92,22 @@ impl ChatGptTokens {
         }
     }
 
+    /// Renews the tokens in a task that goes on when nobody waits for it any more.
+    async fn renewed(
+        &self,
+        mut current: OwnedMutexGuard<TokenSet>,
+        http: &HttpClient,
+    ) -> Result<Usable, SignInError> {
+        let (renewer, http) = (self.renewer.clone(), http.clone());
+        let renewal = tokio::spawn(async move {
+            *current = renewer.renewed(&current, &http).await?;
+            Ok(usable(&current))
+        });
+        renewal.await.map_err(|error| SignInError::AgentTask(error.to_string()))?
+    }
+}
+
+impl Renewer {
     fn is_stale(&self, tokens: &TokenSet) -> bool {
         claims(&tokens.access_token.as_str().into())
             .is_some_and(|claims| claims.expires_by((self.now)(), MARGIN))
@@ -81,17 +118,25 @@ impl ChatGptTokens {
         let lock = tokio::task::spawn_blocking(move || file.lock())
             .await
             .map_err(|error| SignInError::AgentTask(error.to_string()))??;
-        let mut content = self.file.read()?.ok_or(SignInError::None)?;
-        let stored = content.tokens.clone().ok_or(SignInError::None)?;
+        let (_, stored) = self.stored(old)?;
         if stored.access_token != old.access_token && !self.is_stale(&stored) {
             tracing::debug!("another process has renewed the sign-in");
             return Ok(stored);
         }
-        let issued = self.ask(&stored, http).await.map_err(|error| match error {
+        let refused = |error| match error {
             OauthError::Unreachable(error) => SignInError::Unreachable(error),
             other => SignInError::Expired(other),
-        })?;
-        let tokens = merge(stored, issued);
+        };
+        let issuer = self.issuer(&stored, http).await.map_err(refused)?;
+        let _under_way = RENEWALS.read().await;
+        let issued = ask(&issuer, &stored, http).await.map_err(refused)?;
+        // Not everybody who writes the file knows the lock.
+        let (mut content, now) = self.stored(&stored)?;
+        if now.refresh_token != stored.refresh_token {
+            tracing::warn!("the sign-in was replaced while it was renewed");
+            return Ok(now);
+        }
+        let tokens = merge(now, issued);
         content.tokens = Some(tokens.clone());
         content.last_refresh = Some(rfc3339((self.now)()));
         self.store(lock, content).await?;
@@ -99,7 +144,17 @@ impl ChatGptTokens {
         Ok(tokens)
     }
 
-    async fn store(&self, lock: AuthLock, content: super::AuthJson) -> Result<(), SignInError> {
+    /// What the file holds now, if it is still of the same account.
+    fn stored(&self, old: &TokenSet) -> Result<(AuthJson, TokenSet), SignInError> {
+        let content = self.file.read()?.ok_or(SignInError::None)?;
+        let stored = content.tokens.clone().ok_or(SignInError::None)?;
+        match is_same_account(old, &stored) {
+            true => Ok((content, stored)),
+            false => Err(SignInError::OtherAccount(self.file.path().to_owned())),
+        }
+    }
+
+    async fn store(&self, lock: AuthLock, content: AuthJson) -> Result<(), SignInError> {
         let file = self.file.clone();
         tokio::task::spawn_blocking(move || file.write(&lock, &content))
             .await
@@ -107,7 +162,7 @@ impl ChatGptTokens {
         Ok(())
     }
 
-    async fn ask(&self, old: &TokenSet, http: &HttpClient) -> Result<IssuedTokens, OauthError> {
+    async fn issuer(&self, old: &TokenSet, http: &HttpClient) -> Result<Issuer, OauthError> {
         if old.refresh_token.is_empty() {
             return Err(OauthError::Setup("there is no refresh token"));
         }
@@ -120,13 +175,36 @@ impl ChatGptTokens {
         let client = client.or_else(|| identity.audiences().first().map(ToString::to_string));
         let client = client
             .ok_or(OauthError::Setup("its client is not known; set CODEX_LOGIN_CLIENT_ID"))?;
-        let issuer = Issuer::discover(&base, client, http).await?;
-        let fields = vec![
-            ("grant_type", "refresh_token".to_owned()),
-            ("refresh_token", old.refresh_token.clone()),
-        ];
-        issuer.tokens(fields, http).await
+        Issuer::discover(&base, client, http).await
     }
+}
+
+/// Spends the refresh token.
+async fn ask(
+    issuer: &Issuer,
+    old: &TokenSet,
+    http: &HttpClient,
+) -> Result<IssuedTokens, OauthError> {
+    let fields = vec![
+        ("grant_type", "refresh_token".to_owned()),
+        ("refresh_token", old.refresh_token.clone()),
+    ];
+    issuer.tokens(fields, http).await
+}
+
+/// Whether two sets of tokens act for the same account of the same user.
+fn is_same_account(one: &TokenSet, other: &TokenSet) -> bool {
+    let user = |tokens: &TokenSet| claims(&tokens.id_token.as_str().into())?.sub;
+    let same_user = match (user(one), user(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => true,
+    };
+    same_user && account(one) == account(other)
+}
+
+fn account(tokens: &TokenSet) -> Option<String> {
+    let from_token = || Some(claims(&tokens.id_token.as_str().into())?.account()?.to_owned());
+    tokens.account_id.clone().or_else(from_token)
 }
 
 /// The new tokens; what the issuer left out stays.
@@ -142,15 +220,11 @@ fn merge(mut tokens: TokenSet, issued: IssuedTokens) -> TokenSet {
 }
 
 fn usable(tokens: &TokenSet) -> Usable {
-    let from_token = || Some(claims(&tokens.id_token.as_str().into())?.account()?.to_owned());
-    Usable {
-        access_token: tokens.access_token.as_str().into(),
-        account_id: tokens.account_id.clone().or_else(from_token),
-    }
+    Usable { access_token: tokens.access_token.as_str().into(), account_id: account(tokens) }
 }
 
 impl fmt::Debug for ChatGptTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChatGptTokens").field("file", &self.file).finish_non_exhaustive()
+        f.debug_struct("ChatGptTokens").field("file", &self.renewer.file).finish_non_exhaustive()
     }
 }

@@ -8,6 +8,7 @@ mod cut;
 mod ends;
 mod faults;
 mod hostile;
+mod renewal;
 mod secrets;
 mod session;
 mod sign_in;

@@ -1,0 +1,149 @@
+//! What the command line does while its connection is lost: wait, or not, and say what goes on.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use rustix::process::Signal;
+
+use crate::commands::{Said, Server, codex, output, read_until};
+use crate::support::{PATIENCE, send, wait};
+use crate::terminal::Terminal;
+
+/// Passes connections on, or accepts them and says nothing.
+struct Network {
+    url: String,
+    up: Arc<AtomicBool>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+    accepted: Receiver<()>,
+}
+
+impl Network {
+    fn to(server: &Server) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("ws://{}", listener.local_addr().unwrap());
+        let (up, open) = (Arc::new(AtomicBool::new(true)), Arc::new(Mutex::new(Vec::new())));
+        let (told, accepted) = channel();
+        let to = server.url.strip_prefix("ws://").unwrap().to_owned();
+        let (passing, streams) = (up.clone(), open.clone());
+        thread::spawn(move || {
+            for here in listener.incoming() {
+                let here = here.unwrap();
+                streams.lock().unwrap().push(here.try_clone().unwrap());
+                if passing.load(Ordering::SeqCst) {
+                    let there = TcpStream::connect(&to).unwrap();
+                    streams.lock().unwrap().push(there.try_clone().unwrap());
+                    carry(here.try_clone().unwrap(), there.try_clone().unwrap());
+                    carry(there, here);
+                }
+                if told.send(()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { url, up, open, accepted }
+    }
+
+    /// Drops every connection; those that come now get no answer. Returns when one has come.
+    fn go_down(&self) {
+        while self.accepted.try_recv().is_ok() {}
+        self.up.store(false, Ordering::SeqCst);
+        for stream in self.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        self.accepted.recv_timeout(PATIENCE).expect("it tries to reconnect");
+    }
+}
+
+fn carry(mut from: TcpStream, mut to: TcpStream) {
+    thread::spawn(move || {
+        let mut buffer = [0; 16 << 10];
+        while let Ok(len @ 1..) = from.read(&mut buffer) {
+            if to.write_all(&buffer[..len]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Both);
+    });
+}
+
+/// A command that says when it runs, and then waits to be ended.
+const SCRIPT: &str = "echo ready; exec sleep 1000";
+
+fn running(command: &mut Command) -> Child {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    read_until(child.stdout.as_mut().unwrap(), "ready");
+    child
+}
+
+fn ended(mut child: Child) -> Said {
+    let code = wait(&mut child).code();
+    let (mut out, mut err) = (String::new(), String::new());
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    Said { code, out, err }
+}
+
+#[test]
+fn an_interrupt_ends_the_waiting_and_names_the_way_back() {
+    let server = Server::start();
+    let network = Network::to(&server);
+    let child = running(codex().args(["run", "--on", &network.url, "--", "sh", "-c", SCRIPT]));
+    network.go_down();
+    send(child.id(), Signal::INT);
+    let said = ended(child);
+    said.failed(130, "the command was not stopped");
+    // What it says works.
+    network.up.store(true, Ordering::SeqCst);
+    let way_back = said.err.split("; ").last().unwrap().split(" goes back").next().unwrap();
+    let words = shlex::split(way_back.trim()).unwrap();
+    assert_eq!((&*words[0], &*words[1]), ("codex", "attach"), "{said:?}");
+    let child = running(codex().args(&words[1..]));
+    send(child.id(), Signal::INT);
+    let said = ended(child);
+    assert_eq!((said.code, &*said.err), (Some(130), ""), "{said:?}");
+}
+
+#[test]
+fn ctrl_c_in_a_terminal_ends_the_waiting() {
+    let server = Server::start();
+    let network = Network::to(&server);
+    let mut command = codex();
+    command.args(["run", "-t", "--on", &network.url, "--", "sh", "-c", SCRIPT]);
+    let mut terminal = Terminal::start(&command);
+    terminal.shows("ready");
+    network.go_down();
+    terminal.type_in("\u{3}");
+    terminal.shows("the command was not stopped");
+    assert_eq!(terminal.ends().code(), Some(130));
+}
+
+#[test]
+fn no_patience_is_no_waiting() {
+    let server = Server::start();
+    let network = Network::to(&server);
+    let mut command = codex();
+    command.args(["run", "--on", &network.url, "--patience", "0", "--", "sh", "-c", SCRIPT]);
+    let child = running(&mut command);
+    for stream in network.open.lock().unwrap().drain(..) {
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+    ended(child).failed(125, "this client does not reconnect");
+    let mut command = server.codex("run");
+    output(command.args(["--patience", "soon", "--", "true"])).failed(2, "number of seconds");
+}
+
+#[test]
+fn patience_that_is_over_ends_the_waiting() {
+    let server = Server::start();
+    let network = Network::to(&server);
+    let mut command = codex();
+    command.args(["run", "--on", &network.url, "--patience", "0.2", "--", "sh", "-c", SCRIPT]);
+    let child = running(&mut command);
+    network.go_down();
+    ended(child).failed(125, "no connection within 0.2 s");
+}

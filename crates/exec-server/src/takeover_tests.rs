@@ -1,0 +1,326 @@
+//! Who gets a session that somebody has: a model of connections that live, fall silent and end,
+//! over websockets in memory and on a paused clock.
+
+use std::time::Duration;
+
+use codex_exec_rpc::Connection;
+use futures_util::{SinkExt, StreamExt};
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, duplex, split};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{interval, sleep};
+use tokio_websockets::{ClientBuilder, Message, ServerBuilder, WebSocketStream};
+
+use crate::auth::Principal;
+use crate::{Server, ServerConfig};
+
+const HELD: i64 = -32010;
+
+/// What a test has its client do.
+enum Do {
+    Ask(Value, oneshot::Sender<Result<Value, i64>>),
+    /// Stop reading, and ping as a client does whose own reader is slow.
+    Hold,
+    /// Stop reading and ask for this much meanwhile.
+    Flood(usize),
+}
+
+/// A client over a network that can be cut without anybody being told.
+struct Client {
+    todo: mpsc::UnboundedSender<Do>,
+    cut: watch::Sender<bool>,
+    ended: watch::Receiver<bool>,
+    last_id: u64,
+}
+
+impl Client {
+    fn new(server: &Server, principal: Principal) -> Self {
+        let (here, near) = duplex(64 << 10);
+        let (far, there) = duplex(64 << 10);
+        let cut = watch::Sender::new(false);
+        let (near, far) = (split(near), split(far));
+        let (cut_up, cut_down) = (cut.subscribe(), cut.subscribe());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = carry(near.0, far.1, cut_up) => {}
+                () = carry(far.0, near.1, cut_down) => {}
+            }
+        });
+        let served = ServerBuilder::new().serve(there);
+        server.serve_as(principal, Connection::websocket(served, &server.config().connection));
+        let (todo, orders) = mpsc::unbounded_channel();
+        let (ending, ended) = watch::channel(false);
+        let socket = ClientBuilder::new().take_over(here);
+        tokio::spawn(async move {
+            obey(socket, orders).await;
+            ending.send_replace(true);
+        });
+        Self { todo, cut, ended, last_id: 0 }
+    }
+
+    async fn ask(&mut self, method: &str, params: Value) -> Result<Value, i64> {
+        self.last_id += 1;
+        let (answer, answered) = oneshot::channel();
+        let request = json!({"id": self.last_id, "method": method, "params": params});
+        self.todo.send(Do::Ask(request, answer)).ok();
+        answered.await.unwrap_or(Err(0))
+    }
+
+    /// The session it has, new or resumed.
+    async fn open(&mut self, resumed: Option<&str>) -> Result<String, i64> {
+        let params = json!({"clientName": "test", "resumeSessionId": resumed});
+        let answer = self.ask("initialize", params).await?;
+        Ok(answer["sessionId"].as_str().unwrap().to_owned())
+    }
+}
+
+/// Passes bytes on, except while the network is cut: then nothing moves and nothing ends.
+async fn carry(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    mut cut: watch::Receiver<bool>,
+) {
+    let mut buffer = vec![0; 4 << 10];
+    loop {
+        if cut.wait_for(|cut| !cut).await.is_err() {
+            return;
+        }
+        let n = tokio::select! {
+            biased;
+            changed = cut.changed() => match changed {
+                Ok(()) => continue,
+                Err(_) => return,
+            },
+            read = from.read(&mut buffer) => read.unwrap_or(0),
+        };
+        if n == 0 || to.write_all(&buffer[..n]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Runs a client to the end of its connection, or until nobody gives it orders any more.
+async fn obey(mut socket: WebSocketStream<DuplexStream>, mut orders: mpsc::UnboundedReceiver<Do>) {
+    let mut waiting = Vec::new();
+    loop {
+        tokio::select! {
+            order = orders.recv() => match order {
+                None => {
+                    let _ = socket.close().await;
+                    return;
+                }
+                Some(Do::Ask(request, answer)) => {
+                    waiting.push((request["id"].clone(), answer));
+                    let _ = socket.send(Message::text(request.to_string())).await;
+                }
+                Some(Do::Hold) => break,
+                Some(Do::Flood(count)) => {
+                    let initialized = json!({"method": "initialized"}).to_string();
+                    let _ = socket.feed(Message::text(initialized)).await;
+                    for id in 0..count {
+                        let asked = json!({"id": id, "method": "environment/info", "params": {}});
+                        let _ = socket.feed(Message::text(asked.to_string())).await;
+                    }
+                    break;
+                }
+            },
+            message = socket.next() => {
+                let Some(Ok(message)) = message else { return };
+                let Some(text) = message.as_text() else { continue };
+                let answer: Value = serde_json::from_str(text).unwrap();
+                let Some(at) = waiting.iter().position(|(id, _)| *id == answer["id"]) else {
+                    continue;
+                };
+                let (_, waiter) = waiting.swap_remove(at);
+                let _ = waiter.send(match answer.get("error") {
+                    Some(error) => Err(error["code"].as_i64().unwrap()),
+                    None => Ok(answer["result"].clone()),
+                });
+            }
+        }
+    }
+    let mut beat = interval(Duration::from_secs(1));
+    loop {
+        tokio::select! {
+            order = orders.recv() => if order.is_none() { return },
+            _ = beat.tick() => if socket.send(Message::ping("")).await.is_err() { return },
+        }
+    }
+}
+
+/// A server whose sessions outlive every pause of the clock, and that pings nobody of its own accord.
+fn server() -> Server {
+    let mut config =
+        ServerConfig { detach_ttl: Duration::from_secs(1 << 30), ..Default::default() };
+    config.connection.keep_alive = None;
+    Server::new(config).unwrap()
+}
+
+/// Lets everything that was begun come to its end.
+async fn settle() {
+    sleep(Duration::from_millis(1)).await;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Living,
+    Holding,
+    Silent,
+    Ended,
+}
+
+struct Held {
+    client: Client,
+    principal: Principal,
+    state: State,
+    /// Which session it has, as far as the model knows.
+    session: Option<usize>,
+}
+
+fn principal(random: &mut fastrand::Rng) -> Principal {
+    let signed = |name: &str| Principal::Signed { issuer: None, subject: Some(name.to_owned()) };
+    match random.u8(0..3) {
+        0 => Principal::Anyone,
+        1 => signed("ann"),
+        _ => signed("bob"),
+    }
+}
+
+/// Random lives of connections, against what they may get.
+async fn live(seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let server = server();
+    let mut clients: Vec<Held> = Vec::new();
+    let mut sessions: Vec<String> = Vec::new();
+    for step in 0..60 {
+        let at = format!("seed {seed}, step {step}");
+        match random.u8(0..8) {
+            0 => {
+                let principal = principal(&mut random);
+                let mut client = Client::new(&server, principal.clone());
+                sessions.push(client.open(None).await.unwrap());
+                let session = Some(sessions.len() - 1);
+                clients.push(Held { client, principal, state: State::Living, session });
+            }
+            1 | 2 if !clients.is_empty() => {
+                let one = random.choice(&mut clients).unwrap();
+                if matches!(one.state, State::Living | State::Holding) {
+                    one.client.cut.send_replace(true);
+                    one.state = State::Silent;
+                }
+            }
+            3 if !clients.is_empty() => {
+                let one = random.choice(&mut clients).unwrap();
+                if one.state == State::Living {
+                    one.client.todo.send(Do::Hold).ok().unwrap();
+                    one.state = State::Holding;
+                }
+            }
+            4 if !clients.is_empty() => {
+                let index = random.usize(..clients.len());
+                if clients[index].state == State::Living {
+                    drop(clients.swap_remove(index));
+                    settle().await;
+                }
+            }
+            _ if !sessions.is_empty() => {
+                let session = random.usize(..sessions.len());
+                // Some at once: at most one may win.
+                let mut newcomers: Vec<Held> = (0..random.usize(1..=3))
+                    .map(|_| {
+                        let principal = principal(&mut random);
+                        let client = Client::new(&server, principal.clone());
+                        Held { client, principal, state: State::Living, session: None }
+                    })
+                    .collect();
+                let holder = clients.iter().position(|one| one.session == Some(session));
+                let may = |newcomer: &Held| match holder.map(|holder| &clients[holder]) {
+                    None => true,
+                    Some(held) => {
+                        held.state == State::Silent && held.principal == newcomer.principal
+                    }
+                };
+                let id = &sessions[session];
+                let opened = futures_util::future::join_all(
+                    newcomers.iter_mut().map(|newcomer| newcomer.client.open(Some(id))),
+                )
+                .await;
+                let could = newcomers.iter().filter(|newcomer| may(newcomer)).count();
+                let got = opened.iter().filter(|opened| opened.is_ok()).count();
+                assert_eq!(got, could.min(1), "{at}: {opened:?}");
+                let mut winner = None;
+                for (mut newcomer, opened) in newcomers.into_iter().zip(opened) {
+                    match opened {
+                        Ok(opened) => {
+                            assert!(may(&newcomer), "{at}");
+                            assert_eq!(opened, *id, "{at}");
+                            newcomer.session = Some(session);
+                            winner = Some(newcomer);
+                        }
+                        Err(code) => assert_eq!(code, HELD, "{at}"),
+                    }
+                }
+                if let Some(winner) = winner {
+                    if let Some(holder) = holder {
+                        clients[holder].state = State::Ended;
+                        clients[holder].session = None;
+                    }
+                    clients.push(winner);
+                }
+            }
+            _ => {}
+        }
+        // Whoever lives is served; whoever lost a session has lost its connection, too.
+        for one in &mut clients {
+            match one.state {
+                State::Living => {
+                    let answer = one.client.ask("initialize", json!({"clientName": "twice"})).await;
+                    assert_eq!(answer, Err(-32600), "{at}");
+                }
+                State::Ended => {
+                    one.client.cut.send_replace(false);
+                    one.client.ended.wait_for(|ended| *ended).await.unwrap();
+                }
+                State::Holding | State::Silent => assert!(!*one.client.ended.borrow(), "{at}"),
+            }
+        }
+        clients.retain(|one| one.state != State::Ended);
+    }
+    server.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_same_principal_takes_a_session_and_only_from_the_silent() {
+    for seed in 0..40 {
+        live(seed).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_was_silent_for_a_moment_keeps_its_session() {
+    let server = server();
+    let mut holder = Client::new(&server, Principal::Anyone);
+    let session = holder.open(None).await.unwrap();
+    holder.cut.send_replace(true);
+    let mut newcomer = Client::new(&server, Principal::Anyone);
+    let back = async {
+        sleep(server.config().takeover_patience / 2).await;
+        holder.cut.send_replace(false);
+    };
+    let (opened, ()) = tokio::join!(newcomer.open(Some(&session)), back);
+    assert_eq!(opened, Err(HELD));
+    assert_eq!(holder.ask("initialize", json!({"clientName": "twice"})).await, Err(-32600));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_is_behind_is_not_taken_for_silent() {
+    let server = server();
+    let mut holder = Client::new(&server, Principal::Anyone);
+    let session = holder.open(None).await.unwrap();
+    holder.todo.send(Do::Flood(8000)).ok().unwrap();
+    settle().await;
+    for _ in 0..3 {
+        let mut newcomer = Client::new(&server, Principal::Anyone);
+        assert_eq!(newcomer.open(Some(&session)).await, Err(HELD));
+    }
+}
