@@ -73,8 +73,6 @@ pub struct ClientTuning {
     pub file_in_flight: usize,
     /// Files up to this size are read and written by one request. Default 16 MiB.
     pub whole_file: usize,
-    /// How often an interrupted file transfer is taken up again before it fails. Default 5.
-    pub transfer_retries: u32,
     /// The connection's own limits. Differs from the server's in its keep-alive: a ping after 10 s
     /// of silence, given up 15 s later, so that a dead connection is noticed while the session
     /// still lives.
@@ -94,7 +92,6 @@ impl Default for ClientTuning {
             file_block: 256 << 10,
             file_in_flight: 8,
             whole_file: 16 << 20,
-            transfer_retries: 5,
             connection: ConnectionConfig {
                 keep_alive: Some(KeepAlive {
                     idle: Duration::from_secs(10),

@@ -6,6 +6,7 @@ mod examples;
 mod files;
 mod kill;
 mod lifecycle;
+mod lost_start;
 mod ours;
 mod patches;
 mod process;
