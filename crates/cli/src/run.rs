@@ -135,6 +135,7 @@ fn run_here(args: &RunArgs) -> anyhow::Result<ExitCode> {
             escapes: false,
             json: args.json,
             timeout: args.timeout,
+            joined: false,
             signals: &signals,
         };
         let ending = args.drive(&connected, &drive).await;
@@ -142,6 +143,7 @@ fn run_here(args: &RunArgs) -> anyhow::Result<ExitCode> {
         connected.close().await;
         match ending? {
             Ending::Exited { code, .. } | Ending::Stopped(code) => Ok(exit::passed_on(code)),
+            Ending::Incomplete { .. } => Ok(ExitCode::from(NOT_RUN)),
             Ending::Left => Ok(ExitCode::SUCCESS),
             Ending::Failed(error) => Err(error),
         }
@@ -153,7 +155,8 @@ impl RunArgs {
         let client = &connected.client;
         let command = self.exec_command(connected, drive.forward_stdin)?;
         let status = |ending: &Ending| match *ending {
-            Ending::Exited { code, sandbox_denied } => ExitStatus { code, sandbox_denied },
+            Ending::Exited { code, sandbox_denied }
+            | Ending::Incomplete { code, sandbox_denied } => ExitStatus { code, sandbox_denied },
             _ => ExitStatus { code: 0, sandbox_denied: false },
         };
         let show = async |process: Process| {

@@ -140,6 +140,17 @@ pub enum Lost {
         bytes: Option<u64>,
     },
 
+    /// Output that had arrived and waited on disk for its consumer.
+    #[error(
+        "{bytes} bytes of output are lost: they waited in a temporary file and cannot be read back ({why}); read faster, or check the disk"
+    )]
+    Spooled {
+        /// How many bytes.
+        bytes: u64,
+        /// What the system says.
+        why: String,
+    },
+
     /// A process that the server has forgotten.
     #[error(
         "the server no longer knows process {process}: its exit code and any output after the last event are lost; results are kept for a short time only, so collect them sooner"

@@ -14,6 +14,7 @@ mod files;
 mod litter;
 mod logging;
 mod memory;
+mod old_server;
 mod own_files;
 mod patch;
 mod promises;

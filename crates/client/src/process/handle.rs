@@ -118,6 +118,10 @@ impl ExecServerClient {
                 process.handle.tracked.feed(Track::acknowledge);
             }
         }
+        if params.retain.is_none_or(|retain| retain.until != RetainUntil::Read) {
+            let limit = self.shared.tuning.spill_limit;
+            process.handle.tracked.feed(|track| track.spill(limit));
+        }
         match self.start(&params).await {
             Ok(Some(started)) => {
                 process.sandbox_type = started.sandbox_type;
@@ -161,7 +165,8 @@ impl ExecServerClient {
             }
         }
         let mut track = Track::new(id.clone(), self.window(&like), after, true);
-        // Whoever started it may have had it wait for acknowledgements.
+        // Whoever started it may have had it wait for acknowledgements, or not.
+        track.spill(self.shared.tuning.spill_limit);
         if self.capabilities().process_retain_until_read {
             track.acknowledge();
         }
@@ -456,6 +461,13 @@ impl Stream for ProcessEvents {
             self.ended = true;
         }
         event.map(Some)
+    }
+}
+
+impl Drop for ProcessEvents {
+    fn drop(&mut self) {
+        // Nobody can take them any more.
+        self.handle.tracked.feed(|track| track.delivery.discard_all());
     }
 }
 

@@ -11,5 +11,6 @@ mod ours;
 mod patches;
 mod process;
 mod reconnect;
+mod slow;
 mod support;
 mod transfers;
