@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use codex_exec_client::{
@@ -193,7 +193,13 @@ async fn transfer(kills: usize, most: i64, seed: u64, direction: Direction) {
     let mut random = fastrand::Rng::with_seed(seed);
     let content: Vec<u8> = (0..random.usize(3_000_000..6_000_000)).map(|_| random.u8(..)).collect();
     std::fs::write(&to, "old").unwrap();
-    let options = TransferOptions::default();
+    let (furthest, went_back) = (AtomicU64::new(0), Arc::new(AtomicBool::new(false)));
+    let told = went_back.clone();
+    let options = TransferOptions::default().on_progress(move |at| {
+        if furthest.fetch_max(at.bytes, Ordering::Relaxed) > at.bytes {
+            told.store(true, Ordering::Relaxed);
+        }
+    });
     let uri = |path: &Path| PathUri::try_from(path).unwrap();
     let done = match direction {
         Direction::Up => {
@@ -212,6 +218,7 @@ async fn transfer(kills: usize, most: i64, seed: u64, direction: Direction) {
     let report = done.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     assert_eq!(report.bytes, content.len() as u64, "seed {seed}");
     assert!(std::fs::read(&to).unwrap() == content, "seed {seed}");
+    assert!(!went_back.load(Ordering::Relaxed), "it started over, seed {seed}");
     assert_eq!(killed.load(Ordering::Relaxed), kills, "it outlived the kills, seed {seed}");
     // Nothing else is left of all the attempts.
     let names = std::fs::read_dir(directory.path()).unwrap().count();
