@@ -56,11 +56,12 @@ async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
         escapes: interactive,
         json: false,
         timeout: None,
+        joined: true,
         signals: &signals,
     };
     let ending = drive.to_the_end(process).await;
     drop(terminal);
-    if matches!(ending, Ending::Exited { .. } | Ending::Stopped(_)) {
+    if matches!(ending, Ending::Exited { .. } | Ending::Incomplete { .. } | Ending::Stopped(_)) {
         target.forget()?;
     }
     let name = target.saved.as_ref().map(|saved| saved.name.clone());
@@ -72,6 +73,7 @@ async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
             tell_abandoned(way_back.as_deref());
             Ok(exit::passed_on(code))
         }
+        Ending::Incomplete { .. } => Ok(ExitCode::from(NOT_RUN)),
         Ending::Left => {
             match name {
                 Some(name) => tell(format_args!("left; it goes on: codex attach {name}")),

@@ -40,6 +40,8 @@ pub struct Drive<'a> {
     pub json: bool,
     /// How long it may run.
     pub timeout: Option<Duration>,
+    /// It ran before we came: what the server had dropped by then is told, and no failure.
+    pub joined: bool,
     pub signals: &'a Signals,
 }
 
@@ -48,6 +50,8 @@ pub struct Drive<'a> {
 pub enum Ending {
     /// By itself, with this code.
     Exited { code: i32, sandbox_denied: bool },
+    /// The same, but not all that it said arrived. That was told.
+    Incomplete { code: i32, sandbox_denied: bool },
     /// We ended it, and exit with this code.
     Stopped(i32),
     /// We exit with this code and could not end it, for want of a connection.
@@ -81,10 +85,10 @@ impl Drive<'_> {
             Ok(raw) => raw,
             Err(error) => return Ending::Failed(error),
         };
-        let (exited, told_to_end) = (Cell::new(None), Cell::new(None));
+        let (exited, told_to_end, lost) = (Cell::new(None), Cell::new(None), Cell::new(false));
         let mut sink = Sink::new(self.json);
         let ending = {
-            let mut showing = pin!(self.show(events, &mut sink, &exited));
+            let mut showing = pin!(self.show(events, &mut sink, &exited, &lost));
             let typing = self.type_in(process.take_stdin(), &client);
             let passing = self.pass_on(&client, &id, &exited, &told_to_end);
             let watching = self.watch(&client);
@@ -113,6 +117,9 @@ impl Drive<'_> {
         // It ended because we were told to, and it may say so before the server answers.
         let ending = match (ending, told_to_end.get()) {
             (Ending::Exited { .. }, Some(signal)) => Ending::Stopped(exit_code(signal)),
+            (Ending::Exited { code, sandbox_denied }, None) if lost.get() => {
+                Ending::Incomplete { code, sandbox_denied }
+            }
             (ending, _) => ending,
         };
         let ending = match ending {
@@ -130,6 +137,11 @@ impl Drive<'_> {
             let _ = io::stderr().write_all(b"\r\n");
         }
         drop(raw);
+        if let Ending::Incomplete { code, .. } = ending {
+            tell(format_args!(
+                "not all of the command's output arrived; the command itself exited with code {code}"
+            ));
+        }
         if let Ending::Stopped(code) = ending
             && code == i32::from(TIMED_OUT)
         {
@@ -148,8 +160,10 @@ impl Drive<'_> {
         mut events: ProcessEvents,
         sink: &mut Sink,
         exited: &Cell<Option<(i32, bool)>>,
+        lost: &Cell<bool>,
     ) -> Ending {
         let mut explained = false;
+        let mut before_us = self.joined;
         loop {
             let next = match exited.get() {
                 Some((code, sandbox_denied)) if self.terminal.is_some() => {
@@ -175,12 +189,16 @@ impl Drive<'_> {
             };
             let written = match next {
                 Some(ProcessEvent::Output { stream, bytes }) => {
+                    before_us = false;
                     if let Some(terminal) = self.terminal {
                         terminal.watch(&bytes);
                     }
                     sink.output(stream, &bytes).await
                 }
-                Some(ProcessEvent::Lost(lost)) => sink.lost(&lost).await,
+                Some(ProcessEvent::Lost(missing)) => {
+                    lost.set(lost.get() || !before_us);
+                    sink.lost(&missing).await
+                }
                 Some(ProcessEvent::Exited(status)) => {
                     exited.set(Some((status.code, status.sandbox_denied)));
                     sink.exited(status).await

@@ -32,7 +32,8 @@ Exit codes:
   1        failed; the message says what to do. search: nothing matches
   2        the command line is wrong. search: failed
   124      run: --timeout was over
-  125      run, shell, attach, sandbox: this program failed, not the command
+  125      run, shell, attach, sandbox: this program failed, not the command; run, attach: some of
+           its output was lost
   126 127  run, sandbox: the command cannot be executed, is not found
   128+N    run, shell, attach, sandbox: the command died of signal N, e.g. 130 after Ctrl-C
   141      whoever read the output has gone (… | head)

@@ -14,7 +14,7 @@ use crate::target::TargetArgs;
 /// Print what a process said
 ///
 /// As far as the server has kept it: 16 MiB for one started by codex run --detach. Its stderr goes
-/// to stderr.
+/// to stderr. What the server drops while it is being printed is told, and the exit code is 1.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -38,7 +38,7 @@ pub fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let target = args.target.open(Wants::default()).await?;
         let mut sink = Sink::new(false);
-        let mut after = 0;
+        let (mut after, mut gaps) = (0, Gaps::default());
         loop {
             let params = ReadParams {
                 process_id: target.process.clone(),
@@ -47,10 +47,12 @@ pub fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
                 wait_ms: args.follow.then_some(WAIT.as_secs() * 1000),
             };
             let read = target.connected.client.process_read(params).await?;
-            if read.dropped_bytes > 0 {
-                tell(format_args!("{} bytes before this were not kept", read.dropped_bytes));
-            }
+            let mut dropped = read.dropped_bytes;
             for chunk in &read.chunks {
+                if let Some(words) = gaps.before(chunk.seq, dropped, read.exited) {
+                    tell(format_args!("{words} before this were not kept"));
+                }
+                dropped = 0;
                 sink.output(chunk.stream, &chunk.chunk.0).await?;
             }
             match read.chunks.last() {
@@ -61,6 +63,56 @@ pub fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
             }
         }
         target.connected.close().await;
-        Ok(ExitCode::SUCCESS)
+        Ok(if gaps.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     })
+}
+
+/// Finds output that is missing by the numbers of what is there.
+#[derive(Debug, Default)]
+struct Gaps {
+    last: u64,
+    /// The exit has a number too, which no chunk has.
+    exit_found: bool,
+    /// Something is missing between chunks that were printed. What is missing before all of them
+    /// was dropped before we came.
+    failed: bool,
+}
+
+impl Gaps {
+    /// What is missing before a chunk.
+    fn before(&mut self, seq: u64, dropped: u64, exited: bool) -> Option<String> {
+        let missing = seq.saturating_sub(self.last + 1);
+        let first = std::mem::replace(&mut self.last, seq) == 0;
+        if missing == 1 && dropped == 0 && exited && !self.exit_found {
+            self.exit_found = true;
+            return None;
+        }
+        if missing == 0 && dropped == 0 {
+            return None;
+        }
+        self.failed |= !first;
+        Some(match (dropped, missing) {
+            (0, 1) => "1 chunk".to_owned(),
+            (0, chunks) => format!("{chunks} chunks"),
+            (bytes, _) => format!("{bytes} bytes"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_is_told_and_the_exit_is_none() {
+        let mut gaps = Gaps::default();
+        assert_eq!(gaps.before(4, 0, false), Some("3 chunks".to_owned()));
+        assert!(!gaps.failed, "dropped before we came");
+        assert_eq!(gaps.before(5, 0, true), None);
+        assert_eq!(gaps.before(7, 0, true), None);
+        assert!(!gaps.failed, "6 is the exit's");
+        assert_eq!(gaps.before(9, 0, true), Some("1 chunk".to_owned()));
+        assert!(gaps.failed);
+        assert_eq!(gaps.before(12, 300, true), Some("300 bytes".to_owned()));
+    }
 }

@@ -68,11 +68,8 @@ impl Sink {
     }
 
     pub async fn lost(&mut self, lost: &Lost) -> io::Result<()> {
-        if self.json {
-            return self.line(&Line::Lost { message: lost.to_string() }).await;
-        }
         tell(format_args!("{lost}"));
-        Ok(())
+        self.line_if_json(&Line::Lost { message: lost.to_string() }).await
     }
 
     pub async fn exited(&mut self, status: ExitStatus) -> io::Result<()> {

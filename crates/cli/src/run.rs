@@ -137,6 +137,7 @@ fn run_here(args: &RunArgs) -> anyhow::Result<ExitCode> {
             escapes: false,
             json: args.json,
             timeout: args.timeout,
+            joined: false,
             signals: &signals,
         };
         let process = Cell::new(None);
@@ -153,6 +154,7 @@ fn run_here(args: &RunArgs) -> anyhow::Result<ExitCode> {
                 tell_abandoned(way_back.as_deref());
                 Ok(exit::passed_on(code))
             }
+            Ending::Incomplete { .. } => Ok(ExitCode::from(NOT_RUN)),
             Ending::Left => Ok(ExitCode::SUCCESS),
             Ending::Failed(error) => Err(error),
         }
@@ -169,7 +171,8 @@ impl RunArgs {
         let client = &connected.client;
         let command = self.exec_command(connected, drive.forward_stdin)?;
         let status = |ending: &Ending| match *ending {
-            Ending::Exited { code, sandbox_denied } => ExitStatus { code, sandbox_denied },
+            Ending::Exited { code, sandbox_denied }
+            | Ending::Incomplete { code, sandbox_denied } => ExitStatus { code, sandbox_denied },
             _ => ExitStatus { code: 0, sandbox_denied: false },
         };
         let show = async |process: Process| {

@@ -89,6 +89,7 @@ impl ShellArgs {
                 escapes: true,
                 json: false,
                 timeout: None,
+                joined: false,
                 signals: &signals,
             };
             let ending = drive.to_the_end(process).await;
@@ -96,7 +97,9 @@ impl ShellArgs {
             let kept = connected.client.capabilities().session_detach_ttl;
             connected.close().await;
             match ending {
-                Ending::Exited { code, .. } | Ending::Stopped(code) => {
+                Ending::Exited { code, .. }
+                | Ending::Incomplete { code, .. }
+                | Ending::Stopped(code) => {
                     saved.as_ref().map_or(Ok(()), Saved::remove)?;
                     Ok(exit::passed_on(code))
                 }

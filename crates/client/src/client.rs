@@ -9,7 +9,7 @@ use codex_exec_rpc::{Connection, WebsocketDial};
 use codex_exec_server_protocol::environment::{
     Capabilities, EnvironmentInfo, EnvironmentInfoParams,
 };
-use codex_exec_server_protocol::process::{ReadParams, WriteParams};
+use codex_exec_server_protocol::process::{ExecParams, ReadParams};
 use codex_exec_server_protocol::session::InitializeParams;
 use codex_exec_server_protocol::{Call, Method, Notice, SandboxContext, call, error as code};
 use tokio::sync::watch;
@@ -22,7 +22,7 @@ use crate::handshake::{HandshakeError, handshake};
 use crate::link::{Link, lock};
 use crate::notices::Notices;
 use crate::options::{ExecServerClientConnectOptions, RemoteExecServerConnectArgs};
-use crate::shared::{ConnectionStatus, LinkState, Repeat, Shared};
+use crate::shared::{ConnectionStatus, Effect, LinkState, Shared};
 
 /// A session with an exec-server. Cheap to clone; the connection closes when the last clone and
 /// the last process handle are gone.
@@ -131,6 +131,9 @@ impl ExecServerClient {
         let link = Link::new(1, connection.outbound().clone());
         let shared = Arc::new(Shared::new(options.tuning, endpoint, link.clone()));
         lock(&shared.session).clone_from(&opened.session_id);
+        if initialize.resume_session_id.is_some() {
+            shared.session_is_old();
+        }
         let alive = Arc::new(Alive(watch::Sender::new(false)));
         let driver = Driver {
             shared: shared.clone(),
@@ -213,15 +216,25 @@ impl ExecServerClient {
         params: C::Params,
         sandbox: Option<&SandboxContext>,
     ) -> Result<C::Response, ExecServerError> {
-        let any: &dyn Any = &params;
-        let repeat = match any.downcast_ref::<WriteParams>() {
-            Some(WriteParams { write_id: Some(_), .. }) => Repeat::Safe,
-            _ => Repeat::of(C::METHOD),
-        };
+        let effect = Effect::of_call::<C>(&params);
+        self.call_as::<C>(&params, sandbox, effect).await
+    }
+
+    /// Calls a method whose effect is known better than its params tell.
+    pub(crate) async fn call_as<C: Call>(
+        &self,
+        params: &C::Params,
+        sandbox: Option<&SandboxContext>,
+        effect: Effect,
+    ) -> Result<C::Response, ExecServerError> {
+        let any: &dyn Any = params;
+        if let Some(start) = any.downcast_ref::<ExecParams>() {
+            self.shared.claim(&start.process_id);
+        }
         let wait = any.downcast_ref::<ReadParams>().and_then(|read| read.wait_ms).unwrap_or(0);
         let timeout =
             self.timeout(C::METHOD).map(|limit| limit.saturating_add(Duration::from_millis(wait)));
-        self.shared.call::<C>(&params, sandbox, repeat, timeout).await
+        self.shared.call::<C>(params, sandbox, effect, timeout).await
     }
 
     /// Subscribes to a notification that is not a process's own: `http/request/bodyDelta`,

@@ -2,7 +2,7 @@
 //! again when it drops.
 //!
 //! Invariant: nothing here waits for a consumer, except for a process that asked to hold the
-//! connection ([`WhenSlow::Hold`](crate::WhenSlow)).
+//! connection ([`WhenSlow::Hold`](crate::WhenSlow)) or has more output waiting than may be on disk.
 
 use std::future::poll_fn;
 use std::sync::Arc;

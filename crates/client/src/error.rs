@@ -47,16 +47,23 @@ pub enum ExecServerError {
         message: String,
     },
 
-    /// No answer in time. The request may or may not have taken effect.
+    /// No answer in time. A request that changes something may or may not have taken effect.
     #[error(
-        "no answer to {method} within {} s; it may or may not have happened: look before you retry, or raise the timeout",
-        after.as_secs_f32()
+        "no answer to {method} within {} s; {}",
+        after.as_secs_f32(),
+        if *.changes {
+            "it may or may not have happened: look before you retry, or raise the timeout"
+        } else {
+            "try again, or raise the timeout"
+        }
     )]
     Timeout {
         /// Which request.
         method: &'static str,
         /// How long it had.
         after: Duration,
+        /// Whether it changes something.
+        changes: bool,
     },
 
     /// The client was closed, or its connection ended and is not to be re-made.
@@ -131,6 +138,17 @@ pub enum Lost {
         chunks: u64,
         /// How many bytes of it, if the server counts.
         bytes: Option<u64>,
+    },
+
+    /// Output that had arrived and waited on disk for its consumer.
+    #[error(
+        "{bytes} bytes of output are lost: they waited in a temporary file and cannot be read back ({why}); read faster, or check the disk"
+    )]
+    Spooled {
+        /// How many bytes.
+        bytes: u64,
+        /// What the system says.
+        why: String,
     },
 
     /// A process that the server has forgotten.
@@ -233,19 +251,12 @@ impl ExecServerError {
 
     /// Whether the request may have taken effect although it failed.
     pub fn may_have_happened(&self) -> bool {
-        matches!(self, Self::Timeout { .. } | Self::Lost(Lost::Answer { .. }))
+        matches!(self, Self::Timeout { changes: true, .. }) || self.is_cut()
     }
 
-    /// Whether a file handle ended with the connection it was opened on.
-    pub(crate) fn is_handle_gone(&self) -> bool {
-        match self {
-            Self::Lost(Lost::Answer { .. }) => true,
-            Self::Server { method, code, .. } => {
-                *code == code::NOT_FOUND
-                    && matches!(*method, "fs/readBlock" | "fs/writeBlock" | "fs/close")
-            }
-            _ => false,
-        }
+    /// Whether the connection ended before the answer came.
+    pub(crate) fn is_cut(&self) -> bool {
+        matches!(self, Self::Lost(Lost::Answer { .. }))
     }
 
     pub(crate) fn protocol(during: impl Into<String>, detail: impl fmt::Display) -> Self {

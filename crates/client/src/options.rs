@@ -57,6 +57,10 @@ pub struct ClientTuning {
     pub request_timeout: Option<Duration>,
     /// Bytes of output that wait for the consumer of one process. Default 8 MiB.
     pub event_window: usize,
+    /// Bytes of one process's output that wait in a temporary file once the window is full, where
+    /// the server does not keep them until they are read. Beyond that the connection is not read
+    /// until the consumer has caught up. Default 256 MiB.
+    pub spill_limit: u64,
     /// How long a missing event is waited for before it is fetched. Default 200 ms.
     pub reorder_patience: Duration,
     /// Bytes for one process's stdin that the server has not accepted yet. Default 256 KiB.
@@ -73,8 +77,6 @@ pub struct ClientTuning {
     pub file_in_flight: usize,
     /// Files up to this size are read and written by one request. Default 16 MiB.
     pub whole_file: usize,
-    /// How often an interrupted file transfer is taken up again before it fails. Default 5.
-    pub transfer_retries: u32,
     /// The connection's own limits. Differs from the server's in its keep-alive: a ping after 10 s
     /// of silence, given up 15 s later, so that a dead connection is noticed while the session
     /// still lives.
@@ -86,6 +88,7 @@ impl Default for ClientTuning {
         Self {
             request_timeout: Some(Duration::from_secs(120)),
             event_window: 8 << 20,
+            spill_limit: 256 << 20,
             reorder_patience: Duration::from_millis(200),
             stdin_window: 256 << 10,
             stdin_chunk: 64 << 10,
@@ -94,7 +97,6 @@ impl Default for ClientTuning {
             file_block: 256 << 10,
             file_in_flight: 8,
             whole_file: 16 << 20,
-            transfer_retries: 5,
             connection: ConnectionConfig {
                 keep_alive: Some(KeepAlive {
                     idle: Duration::from_secs(10),

@@ -4,13 +4,17 @@
 //! Invariant: the link state goes up → down → up … and at last to dead, and never leaves dead.
 //! Every call that starts after that fails with the same error.
 
-use std::collections::HashMap;
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use codex_exec_server_protocol::environment::EnvironmentInfo;
-use codex_exec_server_protocol::process::ProcessId;
+use codex_exec_server_protocol::files::{
+    FsCloseParams, FsCreateDirectoryParams, FsOpenMode, FsOpenParams,
+};
+use codex_exec_server_protocol::process::{ProcessId, WriteParams};
 use codex_exec_server_protocol::{Call, Method, SandboxContext};
 use tokio::sync::watch;
 
@@ -54,10 +58,23 @@ pub(crate) struct Shared {
     pub(crate) session: Mutex<Option<String>>,
     pub(crate) info: Mutex<Arc<EnvironmentInfo>>,
     processes: Mutex<HashMap<ProcessId, Arc<Tracked>>>,
+    names: Mutex<Names>,
     /// Makes ids that are unique in this process and, with its random prefix, among clients.
     ids: AtomicU64,
     prefix: String,
 }
+
+/// Names of processes that this client's session may have.
+#[derive(Default)]
+struct Names {
+    /// Those that were asked for, as long as they are not too many.
+    used: HashSet<ProcessId>,
+    /// The session may have any other name, too.
+    any: bool,
+}
+
+/// More names than this are not remembered.
+const NAMES: usize = 4096;
 
 impl Shared {
     pub(crate) fn new(tuning: ClientTuning, endpoint: String, link: Arc<Link>) -> Self {
@@ -71,6 +88,7 @@ impl Shared {
             session: Mutex::new(None),
             info: Mutex::default(),
             processes: Mutex::default(),
+            names: Mutex::default(),
             ids: AtomicU64::new(0),
             prefix: prefix[..12].to_owned(),
         }
@@ -79,6 +97,24 @@ impl Shared {
     /// An id that nobody else uses, at most 32 bytes.
     pub(crate) fn fresh_id(&self, kind: &str) -> String {
         format!("{kind}{}-{}", self.prefix, self.ids.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// The session had processes before this client came.
+    pub(crate) fn session_is_old(&self) {
+        lock(&self.names).any = true;
+    }
+
+    /// Notes that a process of this name is asked for. True if the session cannot have one yet: the
+    /// name is made here, or nobody but this client started processes in it, and none of this name.
+    pub(crate) fn claim(&self, id: &ProcessId) -> bool {
+        if id.0.strip_prefix('p').is_some_and(|id| id.starts_with(&self.prefix)) {
+            return true;
+        }
+        let mut names = lock(&self.names);
+        if names.used.len() >= NAMES {
+            names.any = true;
+        }
+        !names.any && names.used.insert(id.clone())
     }
 
     pub(crate) fn info(&self) -> Arc<EnvironmentInfo> {
@@ -123,39 +159,65 @@ impl Shared {
         let _ = states.wait_for(lost).await;
     }
 
-    /// Makes a request, again after a reconnect if that is safe.
+    /// Makes a request, again after a reconnect if that does no harm.
     pub(crate) async fn call<C: Call>(
         &self,
         params: &C::Params,
         sandbox: Option<&SandboxContext>,
-        repeat: Repeat,
+        effect: Effect,
         timeout: Option<Duration>,
     ) -> Result<C::Response, ExecServerError> {
-        let method = C::METHOD.name();
         let mut link = self.link().await?;
         loop {
-            let attempt = async {
-                match link.send::<C>(params, sandbox).await {
-                    Ok(answer) => answer.await,
-                    Err(error) => Err(error),
-                }
-            };
-            let result = match timeout {
-                None => attempt.await,
-                Some(after) => match tokio::time::timeout(after, attempt).await {
-                    Ok(result) => result,
-                    Err(_) => return Err(ExecServerError::Timeout { method, after }),
-                },
-            };
-            match result {
+            match self.attempt::<C>(&link, params, sandbox, effect, timeout).await? {
                 Ok(response) => return Ok(response),
                 Err(LinkError::NotSent) => {}
-                Err(LinkError::Interrupted) if repeat == Repeat::Safe => {}
-                Err(LinkError::Interrupted) => return Err(Lost::Answer { method }.into()),
-                Err(error) => return Err(call_error(method, error)),
+                Err(LinkError::Interrupted) if effect != Effect::Once => {}
+                Err(error) => return Err(call_error(C::METHOD.name(), error)),
             }
             link = self.link_after(link.epoch).await?;
         }
+    }
+
+    /// Makes a request on this very connection, for what belongs to it: [`Lost::Answer`] if it has
+    /// ended, whether before the request was sent or after.
+    pub(crate) async fn call_on<C: Call>(
+        &self,
+        link: &Arc<Link>,
+        params: &C::Params,
+        sandbox: Option<&SandboxContext>,
+        effect: Effect,
+        timeout: Option<Duration>,
+    ) -> Result<C::Response, ExecServerError> {
+        let answer = self.attempt::<C>(link, params, sandbox, effect, timeout).await?;
+        if let Err(LinkError::NotSent | LinkError::Interrupted) = answer {
+            // Whoever tries again finds another connection.
+            self.link_lost(link.epoch).await;
+        }
+        answer.map_err(|error| call_error(C::METHOD.name(), error))
+    }
+
+    /// Makes a request once. The outer error is that there was no answer in time.
+    async fn attempt<C: Call>(
+        &self,
+        link: &Arc<Link>,
+        params: &C::Params,
+        sandbox: Option<&SandboxContext>,
+        effect: Effect,
+        timeout: Option<Duration>,
+    ) -> Result<Result<C::Response, LinkError>, ExecServerError> {
+        let attempt = async {
+            match link.send::<C>(params, sandbox).await {
+                Ok(answer) => answer.await,
+                Err(error) => Err(error),
+            }
+        };
+        let Some(after) = timeout else { return Ok(attempt.await) };
+        tokio::time::timeout(after, attempt).await.map_err(|_| ExecServerError::Timeout {
+            method: C::METHOD.name(),
+            after,
+            changes: effect != Effect::Reads,
+        })
     }
 
     pub(crate) fn track(&self, id: &ProcessId, tracked: &Arc<Tracked>) -> bool {
@@ -214,30 +276,50 @@ impl Shared {
     }
 }
 
-/// What to do with a request that was under way when its connection died.
+/// What a request does, and so what to do about one that was under way when its connection died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Repeat {
-    /// Once more does no harm.
-    Safe,
-    /// It may have happened.
-    Unsafe,
+pub(crate) enum Effect {
+    /// It changes nothing: it is made again.
+    Reads,
+    /// It changes something, and making it again changes nothing more.
+    Repeatable,
+    /// It may have happened, and must not happen twice.
+    Once,
 }
 
-impl Repeat {
-    /// What a method alone tells: reads can be repeated, and what sets an absolute state.
+impl Effect {
+    /// What a method alone tells.
     pub(crate) fn of(method: Method) -> Self {
         use Method::*;
         match method {
-            ProcessRead | ProcessTerminate | ProcessResize | ProcessList | EnvironmentInfo
-            | EnvironmentStatus | FsReadFile | FsGetMetadata | FsCanonicalize | FsReadDirectory
-            | FsWalk | FsGlob | FsSearch | FsCancelSearch | FsUnwatch => Self::Safe,
-            // File handles end with their connection, so a repetition would find none; whoever
-            // holds one opens it again.
-            Initialize | ProcessStart | ProcessWrite | ProcessSignal | FsOpen | FsReadBlock
-            | FsWriteBlock | FsClose | FsWriteFile | FsCreateDirectory | FsRemove | FsCopy
-            | FsWatchMissing | FsRename | FsSymlink | FsSetMode | FsWatch | HttpRequest => {
-                Self::Unsafe
-            }
+            ProcessRead | ProcessList | EnvironmentInfo | EnvironmentStatus | FsReadFile
+            | FsReadBlock | FsGetMetadata | FsCanonicalize | FsReadDirectory | FsWalk | FsGlob
+            | FsSearch | FsCancelSearch => Self::Reads,
+            // These set an absolute state.
+            ProcessTerminate | ProcessResize | FsUnwatch | FsSetMode => Self::Repeatable,
+            // Handles end with their connection, so a repetition would find none; whoever holds one
+            // opens it again.
+            Initialize | ProcessStart | ProcessWrite | ProcessSignal | FsOpen | FsWriteBlock
+            | FsClose | FsWriteFile | FsCreateDirectory | FsRemove | FsCopy | FsWatchMissing
+            | FsRename | FsSymlink | FsWatch | HttpRequest => Self::Once,
+        }
+    }
+
+    /// What a method tells together with its params.
+    pub(crate) fn of_call<C: Call>(params: &C::Params) -> Self {
+        let any: &dyn Any = params;
+        let by_params = [
+            any.downcast_ref()
+                .map(|write: &WriteParams| (write.write_id.is_some(), Self::Repeatable)),
+            any.downcast_ref()
+                .map(|open: &FsOpenParams| (open.mode == FsOpenMode::Read, Self::Reads)),
+            any.downcast_ref().map(|close: &FsCloseParams| (!close.commit, Self::Repeatable)),
+            any.downcast_ref()
+                .map(|make: &FsCreateDirectoryParams| (make.recursive, Self::Repeatable)),
+        ];
+        match by_params.into_iter().flatten().find(|(applies, _)| *applies) {
+            Some((_, effect)) => effect,
+            None => Self::of(C::METHOD),
         }
     }
 }

@@ -424,6 +424,8 @@ impl Serving {
                 return;
             }
         };
+        let kept = attached.session.kept_handles(&self.server.config().files);
+        self.files.attached(kept);
         self.stage = Stage::Greeted(attached.clone());
         let response = InitializeResponse {
             session_id: Some(attached.session.id().to_owned()),

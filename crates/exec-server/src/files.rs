@@ -7,7 +7,9 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use codex_exec_host::files::{EventSink, FileConnection, FileNotification, FileRequest};
+use codex_exec_host::files::{
+    EventSink, FileConnection, FileNotification, FileRequest, KeptHandles,
+};
 use codex_exec_rpc::Outbound;
 use codex_exec_server_protocol::{Encode, RpcError, encode, notice};
 use futures_util::FutureExt;
@@ -33,6 +35,11 @@ impl Files {
             confiner: server.confiner().clone(),
             running: Arc::new(Semaphore::new(config.concurrent_requests)),
         }
+    }
+
+    /// The session is known: it keeps handles that outlive this connection.
+    pub(crate) fn attached(&self, kept: Arc<KeptHandles>) {
+        self.connection.keep_handles_in(kept);
     }
 
     /// Runs a request and answers it, after those it may not overtake.

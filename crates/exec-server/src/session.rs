@@ -13,9 +13,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use codex_exec_host::files::{FilesConfig, KeptHandles};
 use codex_exec_host::process::{Group, ProcessHandle, ProcessHost};
 use codex_exec_rpc::{Outbound, Peer};
 use codex_exec_server_protocol::RpcError;
@@ -43,6 +44,8 @@ pub(crate) struct Session {
     id: String,
     group: Group,
     state: Mutex<State>,
+    /// File handles that outlive a connection; they end with the session.
+    kept_handles: OnceLock<Arc<KeptHandles>>,
 }
 
 #[derive(Debug)]
@@ -111,6 +114,7 @@ impl Sessions {
                 detach_ttl,
                 attachment: Attachment(0),
             }),
+            kept_handles: OnceLock::new(),
         });
         lock(&self.by_id).insert(session.id.clone(), session.clone());
         (session, Attachment(0))
@@ -234,6 +238,11 @@ impl Session {
             state.detach_ttl = ttl;
         }
         Ok(state.attachment)
+    }
+
+    /// Where file handles are kept that outlive a connection.
+    pub(crate) fn kept_handles(&self, config: &Arc<FilesConfig>) -> Arc<KeptHandles> {
+        self.kept_handles.get_or_init(|| Arc::new(KeptHandles::new(config.clone()))).clone()
     }
 
     /// Sends the events of every process to this connection from now on.

@@ -15,12 +15,16 @@ pub use walk::{Walk, WalkItem};
 pub use watch::{Changes, Watch};
 pub use writer::FileWriter;
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::{Call, PathUri, SandboxContext, call};
 
 use crate::client::ExecServerClient;
 use crate::error::ExecServerError;
+use crate::link::Link;
+use crate::shared::Effect;
 
 /// Files on the server, perhaps held to a sandbox. Cheap to clone.
 ///
@@ -60,6 +64,22 @@ impl Files {
     /// Calls any filesystem method, held to the sandbox.
     pub async fn call<C: Call>(&self, params: C::Params) -> Result<C::Response, ExecServerError> {
         self.client.call_in::<C>(params, self.sandbox.as_ref()).await
+    }
+
+    /// Calls a method on this very connection, see [`Shared::call_on`](crate::shared::Shared::call_on).
+    async fn call_on<C: Call>(
+        &self,
+        link: &Arc<Link>,
+        params: C::Params,
+    ) -> Result<C::Response, ExecServerError> {
+        let effect = Effect::of_call::<C>(&params);
+        let (sandbox, timeout) = (self.sandbox.as_ref(), self.client.timeout(C::METHOD));
+        self.client.shared.call_on::<C>(link, &params, sandbox, effect, timeout).await
+    }
+
+    /// Calls a method that may be repeated after a reconnect although its params do not tell.
+    async fn call_again<C: Call>(&self, params: C::Params) -> Result<C::Response, ExecServerError> {
+        self.client.call_as::<C>(&params, self.sandbox.as_ref(), Effect::Repeatable).await
     }
 
     /// The whole content of a file. A large one is read in blocks.
@@ -156,15 +176,7 @@ impl Files {
     /// Makes a directory and its parents; one that exists is fine.
     pub async fn create_directory(&self, path: &PathUri) -> Result<(), ExecServerError> {
         let params = FsCreateDirectoryParams::new(path.clone());
-        match self.call::<call::FsCreateDirectory>(params.clone()).await {
-            // Once more does no harm.
-            Err(error) if error.may_have_happened() => {
-                self.call::<call::FsCreateDirectory>(params).await?;
-            }
-            other => {
-                other?;
-            }
-        }
+        self.call::<call::FsCreateDirectory>(params).await?;
         Ok(())
     }
 
@@ -197,6 +209,11 @@ impl Files {
 
     pub(crate) fn can_write_blocks(&self) -> bool {
         self.can_read_blocks() && self.client.capabilities().file_write_streaming
+    }
+
+    /// Whether a handle can outlive its connection.
+    pub(crate) fn can_keep_handles(&self) -> bool {
+        self.sandbox.is_none() && self.client.capabilities().fs_keep_handles
     }
 
     pub(crate) fn can_write_atomically(&self) -> bool {

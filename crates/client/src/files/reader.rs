@@ -1,13 +1,15 @@
 //! A file as a stream of bytes, several blocks under way at once.
 //!
 //! Invariant: bytes come in order, each once. A handle ends with its connection; then the file is
-//! opened again and read on from the same place, if it is still the same file.
+//! opened again and read on from the same place, if it is still the same file, as often as there is
+//! a next connection.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
@@ -19,6 +21,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 use super::Files;
 use crate::error::ExecServerError;
+use crate::link::Link;
 
 /// A file of the server, read in order, see [`Files::open`].
 pub struct FileReader {
@@ -41,23 +44,36 @@ struct Blocks {
     files: Files,
     path: PathUri,
     metadata: FsGetMetadataResponse,
-    handle: Option<String>,
+    handle: Option<Handle>,
     /// Where the next block that is asked for starts.
     asked: u64,
     /// Where the next block that is delivered starts.
     delivered: u64,
     under_way: FuturesOrdered<Pin<Box<dyn Future<Output = Answer> + Send>>>,
     lengths: VecDeque<u64>,
-    retries: u32,
+    /// How much a block asks for: less after a connection that died, so that reading gets on even if
+    /// none lives for long, and more after each block that came.
+    len: u64,
     done: bool,
     /// The server cannot read in blocks.
     whole: bool,
 }
 
+/// A handle, and the connection it belongs to.
+#[derive(Clone)]
+struct Handle {
+    id: String,
+    link: Arc<Link>,
+}
+
+/// The least that a block asks for.
+const SMALLEST: u64 = 4 << 10;
+
 impl FileReader {
     pub(super) async fn open(files: Files, path: PathUri) -> Result<Self, ExecServerError> {
         let metadata = files.metadata(&path).await?;
         let whole = !files.can_read_blocks();
+        let len = files.client.shared.tuning.file_block.clamp(1, 1 << 20) as u64;
         let mut blocks = Box::new(Blocks {
             files,
             path,
@@ -67,12 +83,12 @@ impl FileReader {
             delivered: 0,
             under_way: FuturesOrdered::new(),
             lengths: VecDeque::new(),
-            retries: 0,
+            len,
             done: false,
             whole,
         });
-        if !whole {
-            blocks.open().await?;
+        while !blocks.whole && blocks.handle.is_none() {
+            blocks.open().await.or_else(|error| blocks.interrupted(error))?;
         }
         Ok(Self { state: State::Idle(blocks), metadata, current: Bytes::new() })
     }
@@ -144,10 +160,11 @@ impl fmt::Debug for FileReader {
 
 impl Blocks {
     async fn open(&mut self) -> Result<(), ExecServerError> {
-        let id = self.files.client.shared.fresh_id("r");
+        let shared = &self.files.client.shared;
+        let (id, link) = (shared.fresh_id("r"), shared.link().await?);
         let params = FsOpenParams::new(&id, self.path.clone(), FsOpenMode::Read);
-        match self.files.call::<call::FsOpen>(params).await {
-            Ok(_) => self.handle = Some(id),
+        match self.files.call_on::<call::FsOpen>(&link, params).await {
+            Ok(_) => self.handle = Some(Handle { id, link }),
             Err(error) if error.is_method_not_found() => self.whole = true,
             Err(error) => return Err(error),
         }
@@ -166,9 +183,7 @@ impl Blocks {
                 return Ok(Some(data.slice(self.delivered.min(data.len() as u64) as usize..)));
             }
             if self.handle.is_none() {
-                if let Err(error) = self.reopen().await {
-                    self.retry(error)?;
-                }
+                self.reopen().await.or_else(|error| self.interrupted(error))?;
                 continue;
             }
             self.ask();
@@ -178,7 +193,8 @@ impl Blocks {
             };
             match answer {
                 Ok(block) => {
-                    self.retries = 0;
+                    let most = self.files.client.shared.tuning.file_block.clamp(1, 1 << 20);
+                    self.len = (self.len * 2).min(most as u64);
                     let got = block.chunk.len() as u64;
                     self.delivered += got;
                     if block.eof {
@@ -190,25 +206,25 @@ impl Blocks {
                         return Ok(Some(block.chunk.0));
                     }
                 }
-                Err(error) => self.retry(error)?,
+                Err(error) => self.interrupted(error)?,
             }
         }
     }
 
     /// Keeps enough blocks under way.
     fn ask(&mut self) {
-        let tuning = &self.files.client.shared.tuning;
-        let len = tuning.file_block.clamp(1, 1 << 20) as u64;
+        let (tuning, len) = (&self.files.client.shared.tuning, self.len);
         // Past the end there is nothing but the answer that it is the end.
         let likely_end = self.metadata.size.max(self.delivered);
         while self.under_way.is_empty()
             || (self.under_way.len() < tuning.file_in_flight && self.asked <= likely_end)
         {
             let Some(handle) = &self.handle else { return };
-            let params = FsReadBlockParams::new(handle, self.asked, len);
-            let files = self.files.clone();
-            self.under_way
-                .push_back(Box::pin(async move { files.call::<call::FsReadBlock>(params).await }));
+            let params = FsReadBlockParams::new(&handle.id, self.asked, len);
+            let (files, link) = (self.files.clone(), handle.link.clone());
+            self.under_way.push_back(Box::pin(async move {
+                files.call_on::<call::FsReadBlock>(&link, params).await
+            }));
             self.lengths.push_back(len);
             self.asked += len;
         }
@@ -229,16 +245,14 @@ impl Blocks {
         self.open().await
     }
 
-    /// After a failure that another connection may heal: everything under way is asked anew.
-    fn retry(&mut self, error: ExecServerError) -> Result<(), ExecServerError> {
-        self.retries += 1;
-        if !error.is_handle_gone()
-            || self.retries > self.files.client.shared.tuning.transfer_retries
-        {
+    /// If the connection died, everything under way is asked anew on the next.
+    fn interrupted(&mut self, error: ExecServerError) -> Result<(), ExecServerError> {
+        if !error.is_cut() {
             self.done = true;
             return Err(error);
         }
         self.handle = None;
+        self.len = (self.len / 2).max(SMALLEST.min(self.len));
         self.rewind();
         Ok(())
     }
@@ -258,7 +272,8 @@ impl Blocks {
             let files = self.files.clone();
             runtime.spawn(async move {
                 // It would end with the connection anyway.
-                let _ = files.call::<call::FsClose>(FsCloseParams::new(handle)).await;
+                let params = FsCloseParams::new(handle.id);
+                let _ = files.call_on::<call::FsClose>(&handle.link, params).await;
             });
         }
     }

@@ -1,9 +1,10 @@
 //! Files and trees of this side, copied to the server.
 //!
 //! Invariant: memory is bounded by blocks, never by the source. On a server with the capability
-//! `fsAtomicWrite` an upload appears under its name only when it is complete. A regular file starts
-//! over when a dropped connection interrupts it; anything else (a pipe, a device) can be read once
-//! only, so from the first byte on such an interruption is an error.
+//! `fsAtomicWrite` an upload appears under its name only when it is complete. On one with the
+//! capability `fsKeepHandles` it goes on where it was when a connection drops, however often. On any
+//! other a regular file starts over; anything else (a pipe, a device) can be read once only, so from
+//! the first byte on such an interruption is an error.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -116,19 +117,14 @@ impl Files {
         remote: &PathUri,
         count: &Count,
     ) -> Result<(), ExecServerError> {
-        let mut attempts = 0;
         loop {
             let mut source = Source::open(local).await?;
             let sent = AtomicU64::new(0);
             match self.upload_once(&mut source, remote, count, &sent).await {
                 Ok(()) => break,
-                Err(error) if error.is_handle_gone() => {
+                Err(error) if error.is_cut() => {
                     if !source.again() {
                         return Err(self.cut_off(&source, remote, &error));
-                    }
-                    attempts += 1;
-                    if attempts > self.client.shared.tuning.transfer_retries {
-                        return Err(error);
                     }
                     // What it wrote is replaced by what it writes next.
                     tracing::debug!(%error, "an upload starts over");
@@ -184,7 +180,7 @@ impl Files {
             let mut params = FsWriteFileParams::new(remote.clone(), start.freeze());
             params.atomic = self.can_write_atomically();
             params.mode = source.mode().filter(|_| self.can_write_atomically());
-            self.call::<call::FsWriteFile>(params).await?;
+            self.write_small(params).await?;
             add(bytes);
         } else {
             let mode = source.mode();
@@ -194,6 +190,24 @@ impl Files {
             self.check_size(remote, sent.load(Ordering::Relaxed)).await?;
         }
         source.check_unchanged().await
+    }
+
+    /// A file that fits into one request. If the connection dies meanwhile, it is written in blocks,
+    /// which get smaller where connections do not live for long.
+    async fn write_small(&self, params: FsWriteFileParams) -> Result<(), ExecServerError> {
+        if !self.can_keep_handles() || !self.can_write_blocks() {
+            self.call_again::<call::FsWriteFile>(params).await?;
+            return Ok(());
+        }
+        match self.call::<call::FsWriteFile>(params.clone()).await {
+            Err(error) if error.is_cut() => {
+                let FsWriteFileParams { path, data, atomic, mode, .. } = params;
+                let mut writer = FileWriter::create(self.clone(), path, atomic, mode).await?;
+                writer.write_bytes(data.0).await?;
+                writer.finish().await
+            }
+            other => other.map(|_| ()),
+        }
     }
 
     /// Everything of a source, of which `block` is the beginning.

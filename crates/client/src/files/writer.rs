@@ -1,12 +1,17 @@
 //! A file written as a stream of bytes, several blocks under way at once.
+//!
+//! Invariant: blocks have their places, so one that was under way when a connection died is written
+//! again, and is there once. That takes a handle that outlives the connection (`fsKeepHandles`); any
+//! other ends with it, and the writer fails.
 
 use std::fmt;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::{PathUri, call};
 use futures_util::Stream;
@@ -15,19 +20,21 @@ use tokio::io::AsyncWrite;
 
 use super::Files;
 use crate::error::ExecServerError;
+use crate::link::Link;
 
 type Work = Pin<Box<dyn Future<Output = Result<(), ExecServerError>> + Send>>;
 
 /// A file of the server, written in order, see [`Files::create`].
 ///
 /// The content is complete once [`finish`](Self::finish) or `shutdown` has succeeded. A connection
-/// that drops before fails the writer: what the server has then is a part of the file, unless it was
+/// that drops before costs nothing on a server with the capability `fsKeepHandles`. On another it
+/// fails the writer: what the server has then is a part of the file, unless it was
 /// [created atomically](Files::create_atomic).
 pub struct FileWriter {
     files: Files,
     path: PathUri,
     /// `None` where the file is written whole at the end.
-    handle: Option<String>,
+    handle: Option<Handle>,
     atomic: bool,
     /// Bits of the file if it is new.
     permissions: Option<u32>,
@@ -39,6 +46,16 @@ pub struct FileWriter {
     failed: Option<ExecServerError>,
     finished: bool,
 }
+
+#[derive(Clone)]
+struct Handle {
+    id: String,
+    /// The connection it belongs to; `None` if it outlives that.
+    link: Option<Arc<Link>>,
+}
+
+/// The least that is written at once after a connection died.
+const SMALLEST: usize = 4 << 10;
 
 impl FileWriter {
     pub(super) async fn create(
@@ -55,8 +72,19 @@ impl FileWriter {
             let mode = if atomic { FsOpenMode::ReplaceAtomic } else { FsOpenMode::Replace };
             let mut params = FsOpenParams::new(&id, path.clone(), mode);
             params.permissions = permissions;
-            files.call::<call::FsOpen>(params).await?;
-            handle = Some(id);
+            params.keep = files.can_keep_handles();
+            let link = match params.keep {
+                true => {
+                    files.call_again::<call::FsOpen>(params).await?;
+                    None
+                }
+                false => {
+                    let link = files.client.shared.link().await?;
+                    files.call_on::<call::FsOpen>(&link, params).await?;
+                    Some(link)
+                }
+            };
+            handle = Some(Handle { id, link });
         }
         Ok(Self {
             files,
@@ -114,14 +142,10 @@ impl FileWriter {
     }
 
     fn send(&mut self, block: Bytes) {
-        let Some(handle) = &self.handle else { return };
-        let params = FsWriteBlockParams::new(handle, self.offset, block);
-        self.offset += params.chunk.len() as u64;
-        let files = self.files.clone();
-        self.under_way.push(Box::pin(async move {
-            files.call::<call::FsWriteBlock>(params).await?;
-            Ok(())
-        }));
+        let Some(handle) = self.handle.clone() else { return };
+        let offset = self.offset;
+        self.offset += block.len() as u64;
+        self.under_way.push(Box::pin(handle.write(self.files.clone(), offset, block)));
     }
 
     /// Waits until another block may be sent.
@@ -164,12 +188,8 @@ impl FileWriter {
             let files = self.files.clone();
             self.closing = Some(match self.handle.take() {
                 Some(handle) => {
-                    let mut params = FsCloseParams::new(handle);
-                    params.commit = self.atomic;
-                    Box::pin(async move {
-                        files.call::<call::FsClose>(params).await?;
-                        Ok(())
-                    })
+                    let commit = self.atomic;
+                    Box::pin(async move { handle.close(&files, commit).await })
                 }
                 None => {
                     files.check_whole(self.buffer.len())?;
@@ -178,7 +198,7 @@ impl FileWriter {
                     params.atomic = self.atomic;
                     params.mode = self.permissions;
                     Box::pin(async move {
-                        files.call::<call::FsWriteFile>(params).await?;
+                        files.call_again::<call::FsWriteFile>(params).await?;
                         Ok(())
                     })
                 }
@@ -194,6 +214,50 @@ impl FileWriter {
         }
         self.finished = true;
         Poll::Ready(Ok(()))
+    }
+}
+
+impl Handle {
+    /// Writes a block. After a connection that died it goes on in smaller pieces, so that writing gets
+    /// on even if no connection lives for long.
+    async fn write(
+        self,
+        files: Files,
+        mut offset: u64,
+        mut block: Bytes,
+    ) -> Result<(), ExecServerError> {
+        let mut most = block.len();
+        while !block.is_empty() {
+            let piece = block.slice(..most.min(block.len()));
+            let len = piece.len();
+            let params = FsWriteBlockParams::new(&self.id, offset, piece);
+            let link = match &self.link {
+                Some(link) => link.clone(),
+                None => files.client.shared.link().await?,
+            };
+            match files.call_on::<call::FsWriteBlock>(&link, params).await {
+                Ok(_) => {
+                    block.advance(len);
+                    offset += len as u64;
+                    most = most.saturating_mul(2);
+                }
+                Err(error) if error.is_cut() && self.link.is_none() => {
+                    most = (most.min(len) / 2).max(SMALLEST);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    async fn close(self, files: &Files, commit: bool) -> Result<(), ExecServerError> {
+        let mut params = FsCloseParams::new(self.id);
+        params.commit = commit;
+        match &self.link {
+            Some(link) => files.call_on::<call::FsClose>(link, params).await?,
+            None => files.call_again::<call::FsClose>(params).await?,
+        };
+        Ok(())
     }
 }
 
@@ -229,9 +293,7 @@ impl Drop for FileWriter {
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             let files = self.files.clone();
-            runtime.spawn(async move {
-                let _ = files.call::<call::FsClose>(FsCloseParams::new(handle)).await;
-            });
+            runtime.spawn(async move { handle.close(&files, false).await });
         }
     }
 }

@@ -9,7 +9,7 @@ use codex_exec_server_protocol::{call, error as code};
 use super::track::{Need, Track};
 use super::tracked::Tracked;
 use crate::error::ExecServerError;
-use crate::shared::{Repeat, Shared};
+use crate::shared::{Effect, Shared};
 
 pub(crate) async fn follow(shared: Arc<Shared>, tracked: Arc<Tracked>, process_id: ProcessId) {
     let patience = shared.tuning.reorder_patience;
@@ -33,7 +33,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, tracked: Arc<Tracked>, process_i
             wait_ms: None,
         };
         let timeout = shared.tuning.request_timeout;
-        match shared.call::<call::ProcessRead>(&params, None, Repeat::Safe, timeout).await {
+        match shared.call::<call::ProcessRead>(&params, None, Effect::Reads, timeout).await {
             Ok(_) if need == Need::Acknowledge => {}
             Ok(answer) => tracked.feed(|track| track.read(after, answer)),
             // A forgotten process needs no acknowledgement.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use codex_exec_server_protocol::process::{
-    ExecResponse, OnFull, OutputStream, ProcessId, ProcessSignal, ResizeParams, Retain,
-    RetainUntil, SandboxType, SignalParams, TerminateParams,
+    ExecParams, ExecResponse, OnFull, OutputStream, ProcessId, ProcessSignal, ReadParams,
+    ResizeParams, Retain, RetainUntil, SandboxType, SignalParams, TerminateParams,
 };
 use codex_exec_server_protocol::{Assurance, PathUri, call, error as code};
 use futures_util::{Stream, StreamExt};
@@ -23,7 +23,7 @@ use super::track::Track;
 use super::tracked::Tracked;
 use crate::client::ExecServerClient;
 use crate::error::{ExecServerError, Lost};
-use crate::shared::Repeat;
+use crate::shared::Effect;
 
 /// A process on the server.
 ///
@@ -99,7 +99,6 @@ impl Drop for Handle {
 impl ExecServerClient {
     /// Starts a command.
     pub async fn spawn(&self, command: ExecCommand) -> Result<Process, ExecServerError> {
-        let chosen = command.process_id.is_some();
         let id = match &command.process_id {
             Some(id) => id.clone(),
             None => ProcessId::from(self.shared.fresh_id("p")),
@@ -119,7 +118,11 @@ impl ExecServerClient {
                 process.handle.tracked.feed(Track::acknowledge);
             }
         }
-        match self.start(&params, chosen).await {
+        if params.retain.is_none_or(|retain| retain.until != RetainUntil::Read) {
+            let limit = self.shared.tuning.spill_limit;
+            process.handle.tracked.feed(|track| track.spill(limit));
+        }
+        match self.start(&params).await {
             Ok(Some(started)) => {
                 process.sandbox_type = started.sandbox_type;
                 process.sandbox_assurance = started.sandbox_assurance;
@@ -162,7 +165,8 @@ impl ExecServerClient {
             }
         }
         let mut track = Track::new(id.clone(), self.window(&like), after, true);
-        // Whoever started it may have had it wait for acknowledgements.
+        // Whoever started it may have had it wait for acknowledgements, or not.
+        track.spill(self.shared.tuning.spill_limit);
         if self.capabilities().process_retain_until_read {
             track.acknowledge();
         }
@@ -204,30 +208,43 @@ impl ExecServerClient {
         })
     }
 
-    /// `process/start` names the process, so that it can be repeated after a reconnect: either the
-    /// first request never arrived, or the second is told that the process exists.
-    async fn start(
-        &self,
-        params: &codex_exec_server_protocol::process::ExecParams,
-        chosen: bool,
-    ) -> Result<Option<ExecResponse>, ExecServerError> {
+    /// `process/start` names the process, so it is repeated after a reconnect: either the first
+    /// request never arrived, or the second is refused because the process exists. Returns `None` if
+    /// this very request started it and only the answer was lost.
+    async fn start(&self, params: &ExecParams) -> Result<Option<ExecResponse>, ExecServerError> {
+        let only_ours = self.shared.claim(&params.process_id);
         let timeout = self.shared.tuning.request_timeout;
         let first =
-            self.shared.call::<call::ProcessStart>(params, None, Repeat::Unsafe, timeout).await;
-        let again = match first {
-            Ok(response) => return Ok(Some(response)),
-            Err(ExecServerError::Lost(Lost::Answer { .. })) => {
-                self.shared.call::<call::ProcessStart>(params, None, Repeat::Safe, timeout).await
-            }
-            Err(error) => return Err(error),
-        };
+            self.shared.call::<call::ProcessStart>(params, None, Effect::Once, timeout).await;
+        if !first.as_ref().is_err_and(ExecServerError::is_cut) {
+            return first.map(Some);
+        }
+        let again =
+            self.shared.call::<call::ProcessStart>(params, None, Effect::Repeatable, timeout).await;
         match again {
-            Ok(response) => Ok(Some(response)),
-            Err(ExecServerError::Server { code: code::INVALID_REQUEST, message, .. })
-                if !chosen && message.contains("exist") =>
+            // The code stands for other mistakes too, and servers differ in their words, so whether
+            // the process exists is asked. It is in our session, under a name that nothing but this
+            // start could have taken.
+            Err(ExecServerError::Server { code: code::INVALID_REQUEST, .. })
+                if only_ours && self.is_known(&params.process_id).await? =>
             {
                 Ok(None)
             }
+            again => again.map(Some),
+        }
+    }
+
+    /// Whether the session has a process of this name.
+    async fn is_known(&self, id: &ProcessId) -> Result<bool, ExecServerError> {
+        let params = ReadParams {
+            process_id: id.clone(),
+            after_seq: Some(0),
+            max_bytes: Some(1),
+            wait_ms: None,
+        };
+        match self.call::<call::ProcessRead>(params).await {
+            Ok(_) => Ok(true),
+            Err(ExecServerError::Server { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -444,6 +461,13 @@ impl Stream for ProcessEvents {
             self.ended = true;
         }
         event.map(Some)
+    }
+}
+
+impl Drop for ProcessEvents {
+    fn drop(&mut self) {
+        // Nobody can take them any more.
+        self.handle.tracked.feed(|track| track.delivery.discard_all());
     }
 }
 

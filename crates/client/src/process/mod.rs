@@ -6,6 +6,7 @@ mod event;
 mod follow;
 mod handle;
 mod output;
+mod spool;
 mod stdin;
 mod track;
 mod tracked;

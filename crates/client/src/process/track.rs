@@ -59,6 +59,8 @@ pub(crate) struct Track {
     probe: bool,
     /// A close without a number came.
     closed_unnumbered: bool,
+    /// Bytes that may wait on disk.
+    spill_limit: u64,
     exit: Option<Exit>,
     end: Option<Result<(), ExecServerError>>,
     pub(crate) delivery: Delivery,
@@ -139,6 +141,7 @@ impl Track {
             seen: after,
             probe: false,
             closed_unnumbered: false,
+            spill_limit: 0,
             exit: None,
             end: None,
             delivery: Delivery::new(),
@@ -165,6 +168,38 @@ impl Track {
         waiting == 0 || waiting + cost_of(len) <= self.window
     }
 
+    /// From now on output that finds no room waits on disk, up to `limit` bytes, instead of being
+    /// read again: the server may not have it any more by then.
+    pub(crate) fn spill(&mut self, limit: u64) {
+        self.delivery.spill(self.window, limit);
+        self.spill_limit = limit;
+    }
+
+    /// Whether output of this number and length is taken now, rather than read later.
+    fn takes(&self, seq: u64, len: usize) -> bool {
+        if self.has_room(len) {
+            return true;
+        }
+        if seq == self.next {
+            return self.delivery.can_spill(len);
+        }
+        // What stands before it is being read, which is soon over, and cannot be waited for.
+        self.delivery.spills() && (self.early_cost + cost_of(len)) as u64 <= self.spill_limit
+    }
+
+    /// Whether the connection should rather not be read than bring output of this length. Never
+    /// while an answer to a read is needed, which would not arrive either.
+    pub(crate) fn holds(&self, len: usize, always: bool) -> bool {
+        let catching_up = self.resync
+            || self.probe
+            || self.closed_unnumbered
+            || self.missing_until > self.next
+            || !self.early.is_empty();
+        let takes = self.has_room(len) || (!always && self.delivery.can_spill(len));
+        let may = always || (self.delivery.spills() && self.delivery.is_taken());
+        may && !takes && !catching_up
+    }
+
     pub(crate) fn need(&self) -> Need {
         if self.end.is_some() {
             return Need::Nothing;
@@ -172,7 +207,12 @@ impl Track {
         if self.probe {
             return Need::Now;
         }
-        if self.acks && self.unacknowledged >= ACKNOWLEDGE_AFTER.min(self.window as u64 / 2) {
+        // What waits on disk has arrived, but is not to make room for more.
+        let on_disk = self.delivery.is_taken() && self.delivery.spilled() > 0;
+        if self.acks
+            && !on_disk
+            && self.unacknowledged >= ACKNOWLEDGE_AFTER.min(self.window as u64 / 2)
+        {
             return Need::Acknowledge;
         }
         if self.is_full() {
@@ -203,7 +243,7 @@ impl Track {
 
     /// Too much waits for the consumer to read more.
     fn is_full(&self) -> bool {
-        self.delivery.cost() > self.window / 2
+        self.delivery.cost() > self.window / 2 && !self.delivery.can_spill(self.window)
     }
 
     /// How many bytes a read should ask for; one chunk comes in any case.
@@ -227,7 +267,7 @@ impl Track {
             return Taken::Yes;
         }
         self.seen = self.seen.max(seq);
-        if !self.has_room(bytes.len()) {
+        if !self.takes(seq, bytes.len()) {
             if !self.delivery.is_taken() {
                 self.unacknowledged += bytes.len() as u64;
             }

@@ -6,11 +6,14 @@ use std::task::{Context, Poll, Waker};
 use super::track::{Need, Track};
 use crate::link::lock;
 
-/// What happens to the connection when a process's window is full.
+/// What happens when output comes faster than it is taken and the process's window is full.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WhenSlow {
-    /// Notifications that do not fit are dropped and fetched again later from what the server
-    /// retains; other processes go on. What the server no longer has by then is told as
+    /// Other processes go on. A server with the capability `processRetainUntilRead` keeps what does
+    /// not fit, and it is fetched again later. With any other it waits in a temporary file on this
+    /// side, up to [`ClientTuning::spill_limit`](crate::ClientTuning::spill_limit); beyond that the
+    /// connection is [held](Self::Hold). If nobody has ever taken output the process does not wait:
+    /// what is no longer there when somebody does is told as
     /// [`ProcessEvent::Lost`](crate::ProcessEvent::Lost).
     #[default]
     Refetch,
@@ -86,7 +89,7 @@ impl Tracked {
     /// Waits for room for that many bytes, if the connection is to be held.
     pub(crate) fn poll_room(&self, cx: &mut Context<'_>, len: usize) -> Poll<()> {
         let mut state = lock(&self.state);
-        if self.when_slow == WhenSlow::Refetch || state.abandoned || state.track.has_room(len) {
+        if state.abandoned || !state.track.holds(len, self.when_slow == WhenSlow::Hold) {
             return Poll::Ready(());
         }
         state.holder = Some(cx.waker().clone());

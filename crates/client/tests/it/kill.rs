@@ -1,8 +1,9 @@
 //! The promise of this crate: a connection that is killed again and again costs no byte.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use codex_exec_client::{
@@ -28,11 +29,12 @@ enum Kills {
 }
 
 /// Passes connections on to `upstream` and kills the first `kills` of them, each after a random
-/// number of bytes.
+/// number of bytes up to `most`.
 async fn proxy(
     upstream: SocketAddr,
     kills: usize,
     how: Kills,
+    most: i64,
     seed: u64,
 ) -> (SocketAddr, Arc<AtomicUsize>) {
     let socket = TcpSocket::new_v4().unwrap();
@@ -58,7 +60,7 @@ async fn proxy(
             let budget = match random.u8(0..10) {
                 _ if !doomed => i64::MAX,
                 0 => random.i64(0..2_000),
-                _ => random.i64(2_000..600_000),
+                _ => random.i64(2_000..most),
             };
             let (mut client, mut server) = (client, server);
             pass(&mut client, &mut server, budget).await;
@@ -138,7 +140,7 @@ async fn survive(kills: usize, how: Kills, lines: u64, seed: u64) {
     // It notices silence only when somebody else asks for the session.
     config.connection.keep_alive = None;
     let listening = listening(config).await;
-    let (address, killed) = proxy(listening.address, kills, how, seed).await;
+    let (address, killed) = proxy(listening.address, kills, how, 600_000, seed).await;
     let mut args = persistent(address);
     if how == Kills::Silent {
         args.tuning.connection.keep_alive = Some(SILENCE);
@@ -216,35 +218,76 @@ async fn connections_that_fall_silent_cost_no_byte() {
     tokio::time::timeout(Duration::from_secs(120), surviving).await.expect("in time");
 }
 
-/// A file goes up and comes back through connections that die.
-async fn transfer(kills: usize, seed: u64, upload: bool) {
+/// A file goes up or comes back through connections that die after at most `most` bytes.
+async fn transfer(kills: usize, most: i64, seed: u64, direction: Direction) {
     let listening = listening(ServerConfig::default()).await;
-    let (address, killed) = proxy(listening.address, kills, Kills::Told, seed).await;
-    let mut args = persistent(address);
-    args.tuning.file_block = 64 << 10;
-    let client = connect(args).await;
+    let (address, killed) = proxy(listening.address, kills, Kills::Told, most, seed).await;
+    let client = connect(persistent(address)).await;
     let directory = tempfile::tempdir().unwrap();
     let (from, to) = (directory.path().join("from"), directory.path().join("to"));
-    let content: Vec<u8> = (0..5_000_000u32).flat_map(u32::to_le_bytes).collect();
-    std::fs::write(&from, &content).unwrap();
-    let options = TransferOptions::default();
-    let done = if upload {
-        client.files().upload(&from, &PathUri::try_from(&*to).unwrap(), &options).await
-    } else {
-        client.files().download(&PathUri::try_from(&*from).unwrap(), &to, &options).await
+    let mut random = fastrand::Rng::with_seed(seed);
+    let content: Vec<u8> = (0..random.usize(3_000_000..6_000_000)).map(|_| random.u8(..)).collect();
+    std::fs::write(&to, "old").unwrap();
+    let (furthest, went_back) = (AtomicU64::new(0), Arc::new(AtomicBool::new(false)));
+    let told = went_back.clone();
+    let options = TransferOptions::default().on_progress(move |at| {
+        if furthest.fetch_max(at.bytes, Ordering::Relaxed) > at.bytes {
+            told.store(true, Ordering::Relaxed);
+        }
+    });
+    let uri = |path: &Path| PathUri::try_from(path).unwrap();
+    let done = match direction {
+        Direction::Up => {
+            std::fs::write(&from, &content).unwrap();
+            client.files().upload(&from, &uri(&to), &options).await
+        }
+        Direction::UpFromPipe => {
+            let (_open, name) = crate::transfers::pipe(content.clone());
+            client.files().upload(&name, &uri(&to), &options).await
+        }
+        Direction::Down => {
+            std::fs::write(&from, &content).unwrap();
+            client.files().download(&uri(&from), &to, &options).await
+        }
     };
-    assert_eq!(done.unwrap().bytes, content.len() as u64, "seed {seed}");
+    let report = done.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    assert_eq!(report.bytes, content.len() as u64, "seed {seed}");
     assert!(std::fs::read(&to).unwrap() == content, "seed {seed}");
-    assert!(killed.load(Ordering::Relaxed) >= kills, "seed {seed}");
+    assert!(!went_back.load(Ordering::Relaxed), "it started over, seed {seed}");
+    assert_eq!(killed.load(Ordering::Relaxed), kills, "it outlived the kills, seed {seed}");
+    // Nothing else is left of all the attempts.
+    let names = std::fs::read_dir(directory.path()).unwrap().count();
+    assert_eq!(names, if direction == Direction::UpFromPipe { 1 } else { 2 }, "seed {seed}");
     listening.server.shut_down().await;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Up,
+    UpFromPipe,
+    Down,
+}
+
+/// Many connections that carry something, then ones that carry less than a block.
+async fn transfers(direction: Direction) {
+    let seed = std::env::var("KILL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
+    for (kills, most) in [(10, 600_000), (40, 60_000)] {
+        let transfer = transfer(kills, most, seed, direction);
+        tokio::time::timeout(Duration::from_secs(120), transfer).await.expect("in time");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_download_goes_on_where_it_was() {
-    tokio::time::timeout(Duration::from_secs(120), transfer(20, 7, false)).await.expect("in time");
+    transfers(Direction::Down).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upload_starts_over() {
-    tokio::time::timeout(Duration::from_secs(120), transfer(4, 8, true)).await.expect("in time");
+async fn an_upload_goes_on_where_it_was() {
+    transfers(Direction::Up).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_of_a_pipe_goes_on_where_it_was() {
+    transfers(Direction::UpFromPipe).await;
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use codex_exec_client::{
     ExecCommand, ExecServerClient, ExecServerError, OutputStream, Process, ProcessEvent, WhenSlow,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
 use crate::support::{Fake, base64, connect, go, soon, unbase64};
@@ -97,7 +97,7 @@ async fn an_older_server_leaves_numbers_and_flags_out() {
 }
 
 #[tokio::test]
-async fn a_full_window_disturbs_nobody_and_is_read_later() {
+async fn a_full_window_disturbs_nobody_and_what_came_is_not_asked_for_again() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let (mut slow, slow_id) = spawn(&client, &mut fake, ExecCommand::new(["x"]).window(1000)).await;
     let (mut quick, quick_id) = spawn(&client, &mut fake, ExecCommand::new(["y"])).await;
@@ -108,17 +108,13 @@ async fn a_full_window_disturbs_nobody_and_is_read_later() {
     fake.output(&quick_id, 1, "quick").await;
     assert_eq!(text(&mut quick).await, "quick");
 
-    assert_eq!(text(&mut slow).await, piece);
-    let read = fake.expect("process/read").await;
-    assert_eq!(read.params["afterSeq"], 1);
-    let chunk =
-        |seq: u64| json!({"seq": seq, "stream": "stdout", "chunk": base64(piece.as_bytes())});
-    let chunks: Vec<Value> = (2..=5).map(chunk).collect();
-    fake.reply(&read, json!({"chunks": chunks, "nextSeq": 6, "exited": false, "closed": false}))
-        .await;
-    for _ in 2..=5 {
-        assert_eq!(text(&mut slow).await, piece);
+    for _ in 1..=5 {
+        assert_eq!(soon(text(&mut slow)).await, piece);
     }
+    let call = go(async move { client.environment_status().await });
+    let asked = fake.expect("environment/status").await;
+    fake.reply(&asked, json!({"status": "ready"})).await;
+    soon(call).await.unwrap().unwrap();
 }
 
 #[tokio::test]

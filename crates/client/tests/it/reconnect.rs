@@ -188,7 +188,25 @@ async fn a_start_whose_answer_was_lost_is_found_again() {
     let again = fake.expect("process/start").await;
     assert_eq!(again.params, first.params);
     fake.refuse(&again, -32600, "process p already exists").await;
+    let read = fake.expect("process/read").await;
+    assert_eq!(read.params["processId"], first.params["processId"]);
+    fake.reply(&read, json!({"chunks": [], "nextSeq": 1})).await;
     soon(spawning).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_start_that_is_refused_twice_is_refused() {
+    let (client, mut fake, mut dialled) = connect(json!({})).await;
+    let spawning = go(async move { client.spawn(ExecCommand::new(["x"])).await });
+    fake.expect("process/start").await;
+    drop(fake);
+    let mut fake = resumed(&mut dialled).await;
+    let again = fake.expect("process/start").await;
+    fake.refuse(&again, -32600, "no").await;
+    let read = fake.expect("process/read").await;
+    fake.refuse(&read, -32600, "unknown process id").await;
+    let error = soon(spawning).await.unwrap().unwrap_err();
+    assert!(matches!(error, ExecServerError::Server { method: "process/start", .. }), "{error}");
 }
 
 async fn running(client: &ExecServerClient, fake: &mut Fake) -> codex_exec_client::Process {

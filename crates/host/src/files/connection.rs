@@ -1,15 +1,16 @@
 //! The filesystem as one connection sees it: its order, its handles, its searches and watches.
 //!
-//! Invariant: everything belongs to the connection and ends with it. Blocking work runs on the
-//! [pool](crate::pool) (watches on threads of their own), never on the runtime's workers: those answer
-//! only what is in memory already ([`FileConnection::call_now`]). A call that is dropped is cancelled.
+//! Invariant: everything belongs to the connection and ends with it, but for handles that are to
+//! [outlive it](KeptHandles). Blocking work runs on the [pool](crate::pool) (watches on threads of their
+//! own), never on the runtime's workers: those answer only what is in memory already
+//! ([`FileConnection::call_now`]). A call that is dropped is cancelled.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::ops::{ControlFlow, Deref};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -18,7 +19,7 @@ use crate::pool;
 use super::watches::{EVENTS, WatchId, Watches};
 use super::{
     Cancel, Event, Executor, FileError, FileNotification, FileRequest, FilesConfig, HelperClient,
-    Operation, Outcome, Turn, Turns, handles,
+    KeptHandles, Operation, Outcome, Turn, Turns, handles,
 };
 
 /// Where a request runs.
@@ -82,6 +83,8 @@ struct Inner {
     searches: Mutex<HashMap<String, Cancel>>,
     watches: Arc<Watches>,
     sink: Arc<dyn EventSink>,
+    /// Handles that outlive the connection.
+    kept: OnceLock<Arc<KeptHandles>>,
 }
 
 impl fmt::Debug for FileConnection {
@@ -100,7 +103,14 @@ impl FileConnection {
             routes: Mutex::default(),
             searches: Mutex::default(),
             sink,
+            kept: OnceLock::new(),
         }))
+    }
+
+    /// Where handles are kept that outlive the connection. Without this there are none.
+    pub fn keep_handles_in(&self, kept: Arc<KeptHandles>) {
+        // A connection has one session.
+        let _ = self.0.kept.set(kept);
     }
 
     /// Takes the request's place in the order now, and returns the work to be awaited (or spawned).
@@ -169,6 +179,16 @@ impl Inner {
         mut turn: Turn,
     ) -> Result<Performed, FileError> {
         turn.come().await;
+        if let Some(kept) = self.keeper(&backend, &operation)? {
+            let running = pool::blocking(move || {
+                let _turn = turn;
+                kept.execute(operation)
+            });
+            let outcome = running.await.unwrap_or_else(|error| {
+                Err(FileError::Helper { reason: format!("operation did not end: {error}") })
+            });
+            return Ok((outcome?, None));
+        }
         let outcome = match &operation {
             Operation::Open(params) => {
                 let handle_id = params.handle_id.clone();
@@ -221,6 +241,36 @@ impl Inner {
             _ => self.run(&backend, operation, turn).await,
         };
         Ok((outcome?, None))
+    }
+
+    /// Where the operation runs if it is on a handle that outlives the connection.
+    fn keeper(
+        &self,
+        backend: &Backend,
+        operation: &Operation,
+    ) -> Result<Option<Arc<KeptHandles>>, FileError> {
+        let handle_id = match operation {
+            Operation::Open(params) if params.keep => {
+                handles::check_id(&params.handle_id, self.executor.config())?;
+                let (Backend::Here, Some(kept)) = (backend, self.kept.get()) else {
+                    let reason = "a handle in a sandbox cannot be kept".into();
+                    return Err(FileError::Refused { path: params.path.clone(), reason });
+                };
+                if lock(&self.routes).contains_key(&params.handle_id) {
+                    let handle_id = params.handle_id.clone();
+                    return Err(FileError::HandleTaken { handle_id });
+                }
+                return Ok(Some(kept.clone()));
+            }
+            Operation::ReadBlock(params) => &params.handle_id,
+            Operation::WriteBlock(params) => &params.handle_id,
+            Operation::Close(params) => &params.handle_id,
+            _ => return Ok(None),
+        };
+        if lock(&self.routes).contains_key(handle_id) {
+            return Ok(None);
+        }
+        Ok(self.kept.get().filter(|kept| kept.has(handle_id)).cloned())
     }
 
     /// Takes a handle id, so that ids and their number are one count over all backends.

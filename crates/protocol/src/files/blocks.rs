@@ -43,6 +43,10 @@ pub struct FsOpenParams {
     /// Extension: permission bits, if the file is created by this request or its commit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<u32>,
+    /// Extension: the handle belongs to the session, and outlives the connection as long as the
+    /// session does. Requests on it may be repeated, this one included. Not with a sandbox.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    pub keep: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
@@ -50,7 +54,14 @@ pub struct FsOpenParams {
 
 impl FsOpenParams {
     pub fn new(handle_id: impl Into<String>, path: PathUri, mode: FsOpenMode) -> Self {
-        Self { handle_id: handle_id.into(), path, mode, permissions: None, sandbox: None }
+        Self {
+            handle_id: handle_id.into(),
+            path,
+            mode,
+            permissions: None,
+            keep: false,
+            sandbox: None,
+        }
     }
 }
 

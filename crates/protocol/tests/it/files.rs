@@ -53,6 +53,13 @@ fn blocks() {
         },
         r#"{"handleId":"h1","path":"file:///f","mode":"replace","permissions":384}"#,
     );
+    golden(
+        &FsOpenParams {
+            keep: true,
+            ..FsOpenParams::new("h1", path("/f"), FsOpenMode::ReplaceAtomic)
+        },
+        r#"{"handleId":"h1","path":"file:///f","mode":"replaceAtomic","keep":true}"#,
+    );
     refuses::<FsOpenParams>(r#"{"handleId":"h1","path":"file:///f","mode":"append"}"#);
     golden(&FsOpenResponse { handle_id: "h1".into() }, r#"{"handleId":"h1"}"#);
     golden(&FsReadBlockParams::new("h1", 7, 4096), r#"{"handleId":"h1","offset":7,"len":4096}"#);

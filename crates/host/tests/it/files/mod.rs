@@ -7,6 +7,7 @@ mod copy;
 mod directories;
 mod figures;
 mod helper;
+mod kept;
 mod links;
 mod metadata;
 mod names;

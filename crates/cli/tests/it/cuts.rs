@@ -1,0 +1,125 @@
+//! The program through connections that end again and again: its results are exact.
+//!
+//! `CUTS` says how many connections each of these tests ends, `CUTS_SEED` where.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::commands::{Server, codex, output, output_of};
+use crate::proxy::{Plan, Proxy};
+use crate::terminal::Terminal;
+
+/// How many do the same at once, each with a part of the cuts.
+const AT_ONCE: usize = 10;
+
+fn number(variable: &str, default: usize) -> usize {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// Runs a test several times at once, each through its own proxy, until all cuts are made.
+fn through_cuts(most: i64, test: impl Fn(&Server, &Proxy, Plan) + Sync) {
+    let (cuts, seed) = (number("CUTS", 500), number("CUTS_SEED", 1));
+    let server = Server::start();
+    std::thread::scope(|scope| {
+        for at in 0..AT_ONCE {
+            let seed = (seed * 1000 + at) as u64;
+            let plan = Plan { seed, cuts: cuts.div_ceil(AT_ONCE), most };
+            let (server, test) = (&server, &test);
+            scope.spawn(move || {
+                let proxy = Proxy::start(&server.url, plan);
+                test(server, &proxy, plan);
+                assert_eq!(proxy.cut(), plan.cuts, "it outlived the cuts, {plan:?}");
+            });
+        }
+    });
+}
+
+fn on(proxy: &Proxy, subcommand: &str) -> Command {
+    proxy.expect_new_client();
+    let mut command = codex();
+    command.args([subcommand, "--on", &proxy.url]);
+    command
+}
+
+/// Lines that are worth so many bytes, no two alike.
+fn text(bytes: usize) -> String {
+    (0..bytes / 16).map(|n| format!("{n:015}\n")).collect()
+}
+
+/// As much as keeps that many connections busy.
+fn enough(plan: Plan) -> usize {
+    plan.cuts * plan.most as usize * 2 / 3
+}
+
+#[test]
+fn run_passes_all_input_and_output() {
+    through_cuts(30_000, |_, proxy, plan| {
+        let input = text(enough(plan));
+        let script = "echo begun >&2; cat; echo over >&2; exit 7";
+        let mut run = on(proxy, "run");
+        let said = output_of(run.args(["--", "/bin/sh", "-c", script]), input.as_bytes());
+        assert_eq!((said.code, said.err.as_str()), (Some(7), "begun\nover\n"), "{plan:?}");
+        assert!(said.out == input, "{} of {} bytes, {plan:?}", said.out.len(), input.len());
+    });
+}
+
+fn copy(proxy: &Proxy, from: &str, to: &str, plan: Plan) {
+    let said = output(on(proxy, "cp").args([from, to]));
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{plan:?}");
+}
+
+fn shown(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn cp_copies_up_and_down() {
+    through_cuts(40_000, |_, proxy, plan| {
+        let directory = tempfile::tempdir().unwrap();
+        let (from, to) = (directory.path().join("from"), directory.path().join("to"));
+        let mut left = plan.cuts;
+        let mut round = 0;
+        // A copy, again and again, until the cuts are made.
+        while left > 0 {
+            round += 1;
+            assert!(round < 1000, "the cuts are never made, {plan:?}");
+            let content = text(round * 100_000 + 300_000);
+            std::fs::write(&from, &content).unwrap();
+            std::fs::write(&to, "old").unwrap();
+            match plan.seed % 2 {
+                0 => copy(proxy, shown(&from), &format!(":{}", shown(&to)), plan),
+                _ => copy(proxy, &format!(":{}", shown(&from)), shown(&to), plan),
+            }
+            assert!(std::fs::read_to_string(&to).unwrap() == content, "round {round}, {plan:?}");
+            let names = std::fs::read_dir(directory.path()).unwrap().count();
+            assert_eq!(names, 2, "nothing is left, round {round}, {plan:?}");
+            left = plan.cuts - proxy.cut();
+        }
+    });
+}
+
+#[test]
+fn shell_loses_no_key_and_no_output() {
+    through_cuts(7_000, |_, proxy, plan| {
+        let home = tempfile::tempdir().unwrap();
+        let typed = home.path().join("typed");
+        let mut command = on(proxy, "shell");
+        command.env("HOME", "/").env("XDG_STATE_HOME", home.path());
+        command.stdin(Stdio::null());
+        let mut terminal = Terminal::start(&command);
+        terminal.type_in(&format!("f={}; echo rea''dy\n", shown(&typed)));
+        terminal.shows("ready");
+        let mut round = 0;
+        while proxy.cut() < plan.cuts {
+            assert!(round < 100_000, "the cuts are never made, {plan:?}");
+            // What is typed is done once, and what is said is shown.
+            terminal.type_in(&format!("echo {round} >> $f; echo rou''nd {round}.\n"));
+            terminal.shows(&format!("round {round}."));
+            round += 1;
+        }
+        terminal.type_in("exit 5\n");
+        assert_eq!(terminal.ends().code(), Some(5), "{plan:?}");
+        let want: String = (0..round).map(|n| format!("{n}\n")).collect();
+        assert_eq!(std::fs::read_to_string(&typed).unwrap(), want, "{plan:?}");
+    });
+}

@@ -1,0 +1,140 @@
+//! A proxy that treats bytes badly: it splits and merges them, holds them up, swallows the last ones
+//! and ends connections, orderly or by a reset. Everything it does follows from its seed.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// What a proxy does.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    pub seed: u64,
+    /// How many connections it ends.
+    pub cuts: usize,
+    /// After how many bytes at the latest.
+    pub most: i64,
+}
+
+#[derive(Debug)]
+pub struct Proxy {
+    pub url: String,
+    cut: Arc<AtomicUsize>,
+    /// The next client has no session yet.
+    new_client: Arc<AtomicBool>,
+}
+
+/// Enough for a connection to become a session.
+const OPENING: i64 = 8_000;
+
+impl Proxy {
+    /// Stands before the server at this `ws://` URL.
+    pub fn start(url: &str, plan: Plan) -> Self {
+        let server: SocketAddr = url.strip_prefix("ws://").unwrap().parse().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let url = format!("ws://{}", listener.local_addr().unwrap());
+        let cut = Arc::new(AtomicUsize::new(0));
+        let new_client = Arc::new(AtomicBool::new(true));
+        let (count, new) = (cut.clone(), new_client.clone());
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(serve(listener, server, plan, count, new));
+        });
+        Self { url, cut, new_client }
+    }
+
+    /// Lets the next connection live until it is a session: who never had one has nothing to come
+    /// back to.
+    pub fn expect_new_client(&self) {
+        self.new_client.store(true, Ordering::Relaxed);
+    }
+
+    /// How many connections it has ended.
+    pub fn cut(&self) -> usize {
+        self.cut.load(Ordering::Relaxed)
+    }
+}
+
+async fn serve(
+    listener: std::net::TcpListener,
+    server: SocketAddr,
+    plan: Plan,
+    cut: Arc<AtomicUsize>,
+    new_client: Arc<AtomicBool>,
+) {
+    let listener = TcpListener::from_std(listener).unwrap();
+    let mut random = fastrand::Rng::with_seed(plan.seed);
+    while let Ok((client, _)) = listener.accept().await {
+        let Ok(server) = TcpStream::connect(server).await else { return };
+        let doomed = cut.load(Ordering::Relaxed) < plan.cuts;
+        let budget = match random.u8(0..10) {
+            _ if !doomed => i64::MAX,
+            _ if new_client.swap(false, Ordering::Relaxed) => OPENING + random.i64(0..plan.most),
+            // Some end in the opening.
+            0 => random.i64(0..2_000),
+            _ => random.i64(2_000..plan.most),
+        };
+        // One after the other: a client has one connection at a time.
+        pass(client, server, budget, &mut random).await;
+        if doomed {
+            cut.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Passes bytes both ways until so many have passed.
+async fn pass(
+    mut client: TcpStream,
+    mut server: TcpStream,
+    budget: i64,
+    random: &mut fastrand::Rng,
+) {
+    let (reset, left) = (random.bool(), AtomicI64::new(budget));
+    let (mut up, mut down) = (random.fork(), random.fork());
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    {
+        let (client_in, client_out) = client.split();
+        let (server_in, server_out) = server.split();
+        tokio::select! {
+            () = copy(client_in, server_out, &left, &mut up) => {}
+            () = copy(server_in, client_out, &left, &mut down) => {}
+        }
+    }
+    if reset {
+        let _ = (client.set_zero_linger(), server.set_zero_linger());
+    }
+}
+
+async fn copy(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    left: &AtomicI64,
+    random: &mut fastrand::Rng,
+) {
+    let mut buffer = vec![0; 16 << 10];
+    loop {
+        // What comes meanwhile is merged.
+        if random.u8(0..16) == 0 {
+            tokio::time::sleep(Duration::from_micros(random.u64(0..2_000))).await;
+        }
+        let Ok(len @ 1..) = from.read(&mut buffer).await else { return };
+        let before = left.fetch_sub(len as i64, Ordering::Relaxed).max(0);
+        // What is over the budget is swallowed.
+        let mut rest = &buffer[..len.min(usize::try_from(before).unwrap_or(usize::MAX))];
+        while !rest.is_empty() {
+            let most = if random.u8(0..8) == 0 { random.usize(1..64) } else { rest.len() };
+            let (piece, more) = rest.split_at(most.min(rest.len()));
+            if to.write_all(piece).await.is_err() {
+                return;
+            }
+            rest = more;
+        }
+        if before <= len as i64 {
+            return;
+        }
+    }
+}

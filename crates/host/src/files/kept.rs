@@ -1,0 +1,149 @@
+//! Handles that outlive their connection, as long as its session does.
+//!
+//! Invariant: a request on such a handle that is made again, on the same connection or on the next
+//! one, changes nothing more and is answered as the first time. So a client whose connection died
+//! repeats what was under way and goes on: an open of the same file under the same id is that open,
+//! a block has its place, and the result of a close is remembered. What was not committed is gone
+//! when the table is dropped.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+
+use codex_exec_server_protocol::files::{FsCloseParams, FsOpenParams, FsOpenResponse};
+
+use super::{Cancel, Executor, FileError, FilesConfig, Operation, Outcome};
+
+/// Closed handles whose result is remembered.
+const REMEMBERED: usize = 256;
+
+/// The handles that one session keeps.
+#[derive(Debug)]
+pub struct KeptHandles {
+    executor: Executor,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    handles: HashMap<String, Arc<Kept>>,
+    /// The closed ones among them, oldest first.
+    closed: VecDeque<String>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    asked: FsOpenParams,
+    /// Held to be changed while it is opened or closed, and to be read while a block moves: what
+    /// comes meanwhile waits, and no block of an older connection is written after the close.
+    state: RwLock<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    Open,
+    Closed { commit: bool, result: Result<(), FileError> },
+}
+
+impl KeptHandles {
+    /// A table without handles.
+    pub fn new(config: Arc<FilesConfig>) -> Self {
+        Self { executor: Executor::new(config), table: Mutex::default() }
+    }
+
+    /// Whether requests on this handle belong here.
+    pub(super) fn has(&self, handle_id: &str) -> bool {
+        self.table().handles.contains_key(handle_id)
+    }
+
+    /// Runs an operation on a handle. It blocks, and is not cancelled when whoever asked is gone:
+    /// they may come back for its result.
+    pub(super) fn execute(&self, operation: Operation) -> Result<Outcome, FileError> {
+        match operation {
+            Operation::Open(params) => self.open(params),
+            Operation::Close(params) => self.close(params).map(|()| Outcome::Done),
+            Operation::ReadBlock(ref params) => self.block(&params.handle_id.clone(), operation),
+            Operation::WriteBlock(ref params) => self.block(&params.handle_id.clone(), operation),
+            other => self.run(other),
+        }
+    }
+
+    fn open(&self, params: FsOpenParams) -> Result<Outcome, FileError> {
+        let handle_id = params.handle_id.clone();
+        let kept = Arc::new(Kept { asked: params.clone(), state: RwLock::new(State::Open) });
+        let opening = change(&kept);
+        let before = match self.table().handles.entry(handle_id.clone()) {
+            Entry::Occupied(before) => Some(before.get().clone()),
+            Entry::Vacant(free) => {
+                free.insert(kept.clone());
+                None
+            }
+        };
+        if let Some(before) = before {
+            if before.asked != params {
+                return Err(FileError::HandleTaken { handle_id });
+            }
+            let state = before.state.read().unwrap_or_else(PoisonError::into_inner);
+            return match &*state {
+                State::Open => Ok(Outcome::Open(FsOpenResponse { handle_id })),
+                State::Closed { result: Err(error), .. } => Err(error.clone()),
+                State::Closed { .. } => Err(FileError::HandleTaken { handle_id }),
+            };
+        }
+        let opened = self.run(Operation::Open(params));
+        if let Err(error) = &opened {
+            // For those that wait for it; whoever comes later may try again.
+            let mut opening = opening;
+            *opening = State::Closed { commit: false, result: Err(error.clone()) };
+            self.table().handles.remove(&handle_id);
+        }
+        opened
+    }
+
+    fn block(&self, handle_id: &str, operation: Operation) -> Result<Outcome, FileError> {
+        let unknown = || FileError::UnknownHandle { handle_id: handle_id.into() };
+        let kept = self.table().handles.get(handle_id).cloned().ok_or_else(unknown)?;
+        let state = kept.state.read().unwrap_or_else(PoisonError::into_inner);
+        match &*state {
+            State::Open => self.run(operation),
+            State::Closed { .. } => Err(unknown()),
+        }
+    }
+
+    fn close(&self, params: FsCloseParams) -> Result<(), FileError> {
+        let FsCloseParams { handle_id, commit, .. } = params.clone();
+        let unknown = || match commit {
+            true => Err(FileError::UnknownHandle { handle_id: handle_id.clone() }),
+            false => Ok(()),
+        };
+        let Some(kept) = self.table().handles.get(&handle_id).cloned() else { return unknown() };
+        let mut state = change(&kept);
+        if let State::Closed { commit: committed, result } = &*state {
+            return if *committed == commit { result.clone() } else { unknown() };
+        }
+        let result = self.run(Operation::Close(params)).map(|_| ());
+        *state = State::Closed { commit, result: result.clone() };
+        drop(state);
+        let mut table = self.table();
+        table.closed.push_back(handle_id);
+        if table.closed.len() > REMEMBERED
+            && let Some(oldest) = table.closed.pop_front()
+        {
+            table.handles.remove(&oldest);
+        }
+        result
+    }
+
+    fn run(&self, operation: Operation) -> Result<Outcome, FileError> {
+        self.executor.execute(operation, &Cancel::new(), &|_| ControlFlow::Continue(()))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn change(kept: &Kept) -> RwLockWriteGuard<'_, State> {
+    kept.state.write().unwrap_or_else(PoisonError::into_inner)
+}

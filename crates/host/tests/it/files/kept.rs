@@ -1,0 +1,158 @@
+//! Handles that outlive their connection, whose requests may be repeated.
+
+use codex_exec_host::files::{Answer, Backend, FileConnection, KeptHandles};
+use codex_exec_server_protocol::files::*;
+use proptest::prelude::*;
+use tokio::sync::mpsc;
+
+use super::*;
+
+/// A connection of the session that keeps these handles.
+fn connection(kept: &Arc<KeptHandles>) -> FileConnection {
+    let (sink, _none) = mpsc::channel(1);
+    let connection = FileConnection::new(Arc::new(FilesConfig::default()), Arc::new(sink));
+    connection.keep_handles_in(kept.clone());
+    connection
+}
+
+fn keep(id: &str, path: &PathUri) -> FsOpenParams {
+    let mut params = FsOpenParams::new(id, path.clone(), FsOpenMode::ReplaceAtomic);
+    params.keep = true;
+    params
+}
+
+fn commit(id: &str) -> FsCloseParams {
+    FsCloseParams { commit: true, ..FsCloseParams::new(id) }
+}
+
+async fn run<R: FileRequest>(at: &FileConnection, request: R) -> Result<R::Response, FileError> {
+    at.call(Backend::Here, request).await.map(Answer::into_response)
+}
+
+/// What happens between a request and the next.
+#[derive(Debug, Clone, Copy)]
+enum Trouble {
+    None,
+    /// The connection ends, with this request under way, which is made again on the next.
+    Cut,
+    /// The request is made twice at once, the second time on the next connection.
+    Overlap,
+}
+
+fn troubles() -> impl Strategy<Value = Vec<Trouble>> {
+    let trouble = prop_oneof![Just(Trouble::None), Just(Trouble::Cut), Just(Trouble::Overlap)];
+    proptest::collection::vec(trouble, 1..40)
+}
+
+/// Makes a request, through trouble; all answers have to be the same.
+async fn request<R>(
+    kept: &Arc<KeptHandles>,
+    at: &mut FileConnection,
+    trouble: Trouble,
+    request: R,
+) -> Result<R::Response, FileError>
+where
+    R: FileRequest + Clone,
+    R::Response: PartialEq + std::fmt::Debug,
+{
+    match trouble {
+        Trouble::None => run(at, request).await,
+        Trouble::Cut => {
+            let lost = at.call(Backend::Here, request.clone());
+            let mut lost = Box::pin(lost);
+            // It has begun, or not.
+            std::future::poll_fn(|cx| {
+                let _ = lost.as_mut().poll(cx);
+                std::task::Poll::Ready(())
+            })
+            .await;
+            drop(lost);
+            *at = connection(kept);
+            run(at, request).await
+        }
+        Trouble::Overlap => {
+            let next = connection(kept);
+            let (first, second) = tokio::join!(run(at, request.clone()), run(&next, request));
+            assert_eq!(first, second);
+            *at = next;
+            first
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn repeated_requests_have_the_effect_of_one(
+        blocks in proptest::collection::vec((0u64..3000, 1usize..900, any::<u8>()), 0..12),
+        troubles in troubles(),
+        commits: bool,
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let f = Fixture::new();
+            let path = f.file("x", "old");
+            let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
+            let mut at = connection(&kept);
+            let mut troubles = troubles.into_iter().cycle();
+            let mut next = || troubles.next().unwrap();
+            let opened = request(&kept, &mut at, next(), keep("h", &path)).await;
+            assert_eq!(opened.unwrap().handle_id, "h");
+            let mut want = Vec::new();
+            for (offset, len, byte) in blocks {
+                let end = offset as usize + len;
+                if want.len() < end {
+                    want.resize(end, 0);
+                }
+                want[offset as usize..].iter_mut().take(len).for_each(|at| *at = byte);
+                let params = FsWriteBlockParams::new("h", offset, vec![byte; len]);
+                request(&kept, &mut at, next(), params).await.unwrap();
+            }
+            assert_eq!(std::fs::read(f.native("x")).unwrap(), b"old", "not before the commit");
+            let close = if commits { commit("h") } else { FsCloseParams::new("h") };
+            request(&kept, &mut at, next(), close.clone()).await.unwrap();
+            let want = if commits { want } else { b"old".to_vec() };
+            assert!(std::fs::read(f.native("x")).unwrap() == want);
+            // Whoever has written to it since keeps that.
+            std::fs::write(f.native("x"), "later").unwrap();
+            run(&connection(&kept), close).await.unwrap();
+            let late = FsWriteBlockParams::new("h", 0, b"late".to_vec());
+            run(&connection(&kept), late).await.unwrap_err();
+            assert_eq!(std::fs::read(f.native("x")).unwrap(), b"later");
+            assert_eq!(std::fs::read_dir(&f.root).unwrap().count(), 1);
+        });
+    }
+}
+
+#[tokio::test]
+async fn a_failed_commit_is_told_again() {
+    let f = Fixture::new();
+    let path = f.path("sub/x");
+    f.dir("sub");
+    let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
+    let at = connection(&kept);
+    run(&at, keep("h", &path)).await.unwrap();
+    std::fs::remove_dir(f.native("sub")).unwrap();
+    let first = run(&at, commit("h")).await.unwrap_err();
+    f.dir("sub");
+    assert_eq!(run(&connection(&kept), commit("h")).await.unwrap_err(), first);
+}
+
+#[tokio::test]
+async fn what_is_not_kept_ends_with_its_connection_and_names_are_not_shared() {
+    let f = Fixture::new();
+    let (path, other) = (f.path("x"), f.path("y"));
+    let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
+    let at = connection(&kept);
+    run(&at, FsOpenParams { keep: false, ..keep("h", &path) }).await.unwrap();
+    assert_eq!(run(&at, keep("h", &path)).await.unwrap_err().kind(), FileErrorKind::InvalidInput);
+    drop(at);
+    let at = connection(&kept);
+    assert_eq!(run(&at, commit("h")).await.unwrap_err().kind(), FileErrorKind::NotFound);
+    run(&at, keep("k", &path)).await.unwrap();
+    run(&at, keep("k", &path)).await.unwrap();
+    let taken = run(&at, keep("k", &other)).await.unwrap_err();
+    assert!(matches!(taken, FileError::HandleTaken { .. }), "{taken}");
+    drop((at, kept));
+    assert_eq!(std::fs::read_dir(&f.root).unwrap().count(), 0);
+}
