@@ -255,10 +255,10 @@ async fn a_server_that_has_not_noticed_is_asked_until_the_time_is_up() {
     let error = client.environment_status().await.unwrap_err();
     assert!(error.to_string().contains("attached to another connection"), "{error}");
     let took = began.elapsed();
-    assert!(took > Duration::from_secs(50) && took <= Duration::from_secs(60), "{took:?}");
+    assert!(took > Duration::from_secs(110) && took <= Duration::from_secs(120), "{took:?}");
     drop(client);
     let times = held.await.unwrap();
-    assert!((10..30).contains(&times), "waits grow: {times}");
+    assert!((20..45).contains(&times), "waits grow: {times}");
 }
 
 #[tokio::test(start_paused = true)]
