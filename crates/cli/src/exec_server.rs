@@ -17,6 +17,7 @@ use codex_linux_sandbox::Assurance;
 use crate::on::RENEWAL;
 use crate::own_files::own_files;
 use crate::remote::{ForwardArgs, RemoteArgs, told_to_stop_or_left};
+use crate::trim;
 
 /// Serve this machine: run commands and touch files for the clients that connect
 ///
@@ -141,6 +142,7 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
         .thread_keep_alive(Duration::from_secs(100 * 365 * 24 * 3600))
         .build()?;
     drop(runtime.spawn_blocking(|| ()));
+    trim::start();
     runtime.block_on(async {
         let result = match args.command {
             Some(ExecServerCommand::Forward(forward)) => forward.run(&paths).await,

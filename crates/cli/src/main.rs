@@ -39,6 +39,7 @@ mod signals;
 mod style;
 mod target;
 mod terminal;
+mod trim;
 
 use std::ffi::OsString;
 use std::path::Path;
