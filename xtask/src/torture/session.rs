@@ -95,7 +95,12 @@ async fn follow(
 }
 
 fn leave(rng: &mut Rng) -> Leave {
-    [Leave::Close, Leave::Reset, Leave::Silence][rng.usize(..2)]
+    match rng.u8(..20) {
+        // Seldom, since the server gives a silent connection seconds to answer.
+        0 => Leave::Silence,
+        1..10 => Leave::Close,
+        _ => Leave::Reset,
+    }
 }
 
 /// Whether it was started.
