@@ -23,7 +23,8 @@ const LONGEST_PAUSE: u32 = 60;
 /// Starts the thread. Without one, the memory is kept, and that is all.
 pub fn start() {
     let _ = thread::Builder::new().name("exec-trim".into()).spawn(|| {
-        let mut trimming = Trimming::default();
+        // What a server has that has done nothing yet.
+        let mut trimming = Trimming { least: resident(), ..Trimming::default() };
         loop {
             thread::sleep(EVERY);
             if let Some(now) = resident()
