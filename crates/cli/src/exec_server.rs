@@ -54,6 +54,10 @@ pub struct ExecServerArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     detach_ttl: Duration,
 
+    /// How long processes may go on after a SIGTERM when the server stops, before they are killed
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = duration)]
+    stop_grace: Duration,
+
     /// Weakest sandbox to use for requests that name no level: full, namespaces or landlock. If this
     /// machine offers less, sandboxed requests are refused; see codex doctor
     #[arg(long, value_name = "LEVEL", default_value_t)]
@@ -125,6 +129,7 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
         sandbox_plan_cache: args.sandbox_plan_cache,
         concurrent_requests: args.concurrent_requests,
         detach_ttl: args.detach_ttl,
+        stop_grace: args.stop_grace,
         max_detach_ttl: ServerConfig::default().max_detach_ttl.max(args.detach_ttl),
         ..ServerConfig::default()
     };

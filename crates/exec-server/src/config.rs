@@ -38,6 +38,9 @@ pub struct ServerConfig {
     pub detach_ttl: Duration,
     /// The longest such time a client may ask for. Default 7 days.
     pub max_detach_ttl: Duration,
+    /// How long processes may go on after a SIGTERM when the server shuts down, before they are killed.
+    /// Default 0: they are killed at once.
+    pub stop_grace: Duration,
     /// How long a connection may leave a ping unanswered while another of the same principal asks for
     /// its session; then it loses the session to that one. Default 5 s.
     pub takeover_patience: Duration,
@@ -78,6 +81,7 @@ impl Default for ServerConfig {
             sandbox_plan_cache: true,
             detach_ttl: Duration::from_secs(30),
             max_detach_ttl: Duration::from_secs(7 * 24 * 3600),
+            stop_grace: Duration::ZERO,
             takeover_patience: Duration::from_secs(5),
             concurrent_requests: 64,
             pending_requests: 4096,

@@ -94,8 +94,13 @@ impl Server {
         theirs
     }
 
-    /// Ends every connection, kills everything that was started, and returns when that is done.
+    /// Ends every connection, kills everything that was started, and returns when that is done. If there
+    /// is a [`stop_grace`](ServerConfig::stop_grace), processes are first told to end, and listened to.
     pub async fn shut_down(&self) {
+        let grace = self.0.config.stop_grace;
+        if !grace.is_zero() && !self.0.shutdown.is_cancelled() {
+            let _ = tokio::time::timeout(grace, self.0.sessions.tell_to_end()).await;
+        }
         self.0.shutdown.cancel();
         self.0.connections.close();
         self.0.connections.wait().await;

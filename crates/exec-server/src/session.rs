@@ -20,13 +20,16 @@ use codex_exec_host::files::{FilesConfig, KeptHandles};
 use codex_exec_host::process::{Group, ProcessHandle, ProcessHost};
 use codex_exec_rpc::{Outbound, Peer};
 use codex_exec_server_protocol::RpcError;
-use codex_exec_server_protocol::process::ProcessId;
+use codex_exec_server_protocol::process::{ProcessId, ProcessSignal};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::Principal;
 use crate::sink::NotificationSink;
+
+/// How often it is looked whether a process that was told to end has.
+const EXIT_LOOK: Duration = Duration::from_millis(10);
 
 /// All sessions of a server.
 #[derive(Debug, Clone)]
@@ -169,6 +172,26 @@ impl Sessions {
             };
             sessions.end_if(&session, still).await;
         });
+    }
+
+    /// Sends SIGTERM to every process, and waits until all have exited.
+    pub(crate) async fn tell_to_end(&self) {
+        let all: Vec<_> = lock(&self.by_id).values().cloned().collect();
+        let all: Vec<_> = all.iter().flat_map(|session| session.processes()).collect();
+        for process in &all {
+            drop(process.signal(ProcessSignal::Terminate));
+        }
+        for process in all {
+            // Its last output comes with the close, unless somebody it left holds its streams.
+            let mut looks_after_exit = 0;
+            while let Ok(info) = process.info().await
+                && !info.closed
+                && looks_after_exit < 20
+            {
+                looks_after_exit += u32::from(info.exited);
+                sleep(EXIT_LOOK).await;
+            }
+        }
     }
 
     /// Ends every session and kills all that was ever started.

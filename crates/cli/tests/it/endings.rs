@@ -227,6 +227,27 @@ async fn no_zombie_stays() {
     eventually("only the warden is left", || left().len() == 1).await;
 }
 
+/// What takes the hint ends by itself, and is heard; what does not, is killed after the grace.
+#[tokio::test]
+async fn told_to_stop_it_gives_processes_the_grace_it_was_told() {
+    let server = Running::start(&["--stop-grace", "1h"]);
+    let mut client = server.client().await;
+    client.start("p", "trap 'echo saved; exit 3' TERM; echo $$; sleep 1000 & wait").await;
+    let pids = numbers(&client.lines("p", 1).await);
+    server.signal(Signal::TERM);
+    assert_eq!(client.closed("p").await, ("saved\n".into(), 3));
+    assert_eq!(server.ended().code(), Some(0));
+    all_gone(&pids).await;
+
+    let server = Running::start(&["--stop-grace", "10ms"]);
+    let mut client = server.client().await;
+    client.start("p", "trap '' TERM; echo $$; while :; do sleep 1000; done").await;
+    let pids = numbers(&client.lines("p", 1).await);
+    server.signal(Signal::TERM);
+    assert_eq!(server.ended().code(), Some(0));
+    all_gone(&pids).await;
+}
+
 /// What is kept of a closed process needs no descriptor.
 #[tokio::test]
 async fn a_closed_process_holds_no_descriptor() {
