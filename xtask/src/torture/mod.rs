@@ -6,6 +6,7 @@
 
 mod client;
 mod machine;
+mod programs;
 mod script;
 mod session;
 
@@ -161,6 +162,11 @@ async fn round(
             tokio::spawn(async move { session::run(&url, &token, rng, allowed).await })
         })
         .collect();
+    let program = (fault == Fault::None && rng.u8(..3) == 0).then(|| {
+        let (codex, url, token, rng) =
+            (codex.clone(), server.url.clone(), token.clone(), rng.fork());
+        tokio::spawn(async move { programs::run(&codex, &url, &token, rng).await })
+    });
     let moment = Duration::from_micros(rng.u64(
         ..match fault {
             Fault::Warden | Fault::Keeper => 100_000,
@@ -177,6 +183,9 @@ async fn round(
             Err(error) if error.is_panic() => return Err(error.into()),
             _ => {}
         }
+    }
+    if let Some(program) = program {
+        program.await??;
     }
     machine::settles(|| {
         let left = machine::with_token(&token);

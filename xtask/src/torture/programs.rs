@@ -1,0 +1,97 @@
+//! `codex run` as people use it: its output into a pipe that is read slowly, by way of a server that
+//! does not offer to keep output until it was read, as others do not.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use fastrand::Rng;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Command;
+
+/// What a server offers, and a word of the same length that nobody knows.
+const OFFERED: &[u8] = b"processRetainUntilRead";
+const UNKNOWN: &[u8] = b"processRetainUntilXxxx";
+
+/// Runs one program, and compares what comes out of it with what it wrote.
+pub async fn run(codex: &Path, url: &str, token: &str, mut rng: Rng) -> anyhow::Result<()> {
+    let url = plain(url).await?;
+    let lines = rng.u32(100_000..3_000_000);
+    let code = rng.i32(0..100);
+    let mut child = Command::new(codex)
+        .args(["run", "--on", &url, "--", "sh", "-c"])
+        .arg(format!(": {token}; seq 1 {lines}; exit {code}"))
+        .env_remove("CODEX_EXEC_SERVER_URL")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut stdout = child.stdout.take().context("no stdout")?;
+    let mut pauses = rng.u32(..30);
+    let (mut line, mut seen, mut piece) = (Vec::new(), 0_u32, vec![0; 64 << 10]);
+    loop {
+        let len = stdout.read(&mut piece).await?;
+        if len == 0 {
+            break;
+        }
+        for &byte in &piece[..len] {
+            if byte != b'\n' {
+                line.push(byte);
+                continue;
+            }
+            seen += 1;
+            ensure!(line == seen.to_string().as_bytes(), "line {seen} is {line:?}");
+            line.clear();
+        }
+        if pauses > 0 && rng.u8(..4) == 0 {
+            pauses -= 1;
+            tokio::time::sleep(Duration::from_millis(rng.u64(..100))).await;
+        }
+    }
+    ensure!(seen == lines, "codex run wrote {seen} lines of {lines}");
+    let status = child.wait().await?;
+    ensure!(status.code() == Some(code), "codex run exited with {status}, not {code}");
+    Ok(())
+}
+
+/// The address of a server that offers less.
+async fn plain(url: &str) -> anyhow::Result<String> {
+    let server = url.strip_prefix("ws://").context("no websocket")?.to_owned();
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let Ok(server) = TcpStream::connect(&server).await else { break };
+            tokio::spawn(pass(client, server));
+        }
+    });
+    Ok(format!("ws://{address}"))
+}
+
+async fn pass(client: TcpStream, server: TcpStream) -> anyhow::Result<()> {
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    tokio::spawn(async move { copy(&mut from_client, &mut to_server).await });
+    let mut piece = vec![0; 64 << 10];
+    let mut offers = true;
+    loop {
+        let len = from_server.read(&mut piece).await?;
+        if len == 0 {
+            return Ok(());
+        }
+        // It is said once, in the first answer, which comes in one piece.
+        if offers && let Some(at) = find(&piece[..len]) {
+            piece[at..at + OFFERED.len()].copy_from_slice(UNKNOWN);
+            offers = false;
+        }
+        to_client.write_all(&piece[..len]).await?;
+    }
+}
+
+fn find(piece: &[u8]) -> Option<usize> {
+    piece.windows(OFFERED.len()).position(|window| window == OFFERED)
+}
