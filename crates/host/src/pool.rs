@@ -1,8 +1,8 @@
 //! Threads for work that may block: files, policies, large messages.
 //!
-//! Invariant: work that was taken is run, and whoever waits for it learns its end. [`READY`] threads are
+//! Invariant: work that was taken is run, and whoever waits for it learns its end. `READY` threads are
 //! made with the pool and stay, so that a machine that gives no more threads makes work wait and
-//! does not refuse it. While all are busy more are made, up to [`MOST`], which end when they have had
+//! does not refuse it. While all are busy more are made, up to `MOST`, which end when they have had
 //! nothing to do for a while. A panic ends the work, not the thread.
 
 use std::collections::VecDeque;

@@ -1,8 +1,10 @@
 //! Our command line on their server, by websocket and over stdio. What their server lacks is told, with
 //! what to do instead.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use crate::programs::{Said, Server, Whose, home, output, output_of};
 use crate::terminal::Terminal;
@@ -135,6 +137,27 @@ fn sandboxes() {
     terminal.type_in("y\r");
     assert!(terminal.ends().success());
     assert!(work.path().join("file").exists());
+}
+
+/// Their server keeps 1 MiB of output; ours is read slowly, at first not at all.
+#[test]
+#[ignore = "interop/run runs it"]
+fn a_slow_reader_gets_every_byte() {
+    Place::each(|place| {
+        let mut command = place.codex("run");
+        command.args(["--", "seq", "1", "3000000"]).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        for n in 1..=3_000_000 {
+            // Much longer than they need to write all of it.
+            if n == 1000 {
+                std::thread::sleep(Duration::from_secs(3));
+            }
+            assert_eq!(lines.next().unwrap().unwrap(), n.to_string());
+        }
+        assert!(lines.next().is_none());
+        assert!(child.wait().unwrap().success());
+    });
 }
 
 #[test]

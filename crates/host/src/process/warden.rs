@@ -2,7 +2,7 @@
 //! server's order, and outlives a killed server just long enough to take along what is left.
 //!
 //! `kill -9` leaves a server no last word, and a parent-death signal reaches only direct children:
-//! the compiler below the make below the shell would go on. But the [keepers](super::keeper) are the
+//! the compiler below the make below the shell would go on. But the keepers (see `keeper`) are the
 //! warden's children, and it is the reaper of all that falls from them. When the socket to the server
 //! ends, each keeper kills what it keeps; the warden helps, until it has no children any more.
 //!
