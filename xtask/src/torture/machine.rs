@@ -41,13 +41,21 @@ fn is_called(pid: u32, name: &str) -> bool {
 }
 
 pub fn wardens(server: u32) -> Vec<u32> {
-    children(server).into_iter().filter(|&pid| is_called(pid, "codex-warden")).collect()
+    children(server).into_iter().filter(|&pid| is_called(pid, "exec-warden")).collect()
 }
 
 /// The keepers below a server, also those that fell to it.
 pub fn keepers(server: u32) -> Vec<u32> {
     let below = wardens(server).into_iter().flat_map(children).chain(children(server));
-    below.filter(|&pid| is_called(pid, "codex-keeper")).collect()
+    below.filter(|&pid| is_called(pid, "exec-keeper")).collect()
+}
+
+/// Whether a keeper keeps what waits to become the next sandbox, which is no client's.
+pub fn keeps_spare(keeper: u32) -> bool {
+    children(keeper).into_iter().any(|pid| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).ends_with("__linux-sandbox\0wait\0")
+    })
 }
 
 pub fn kill(pid: u32) {

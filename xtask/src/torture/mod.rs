@@ -195,7 +195,8 @@ async fn round(
     if lives {
         let pid = server.pid();
         machine::settles(|| {
-            let (wardens, keepers) = (machine::wardens(pid), machine::keepers(pid));
+            let (wardens, mut keepers) = (machine::wardens(pid), machine::keepers(pid));
+            keepers.retain(|&keeper| !machine::keeps_spare(keeper));
             let settled = wardens.len() == 1 && keepers.is_empty();
             (!settled).then(|| format!("wardens {wardens:?}, keepers {keepers:?}"))
         })

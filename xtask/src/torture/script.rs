@@ -8,6 +8,8 @@ pub struct Script {
     pub text: String,
     /// On a terminal, where both streams are one.
     pub tty: bool,
+    /// In a sandbox that may write nothing.
+    pub confined: bool,
     /// Lines that are written to its stdin, which it has if there are any.
     pub input: Vec<String>,
     pub stdout: String,
@@ -40,6 +42,7 @@ impl Script {
         let mut script = Self {
             text: String::new(),
             tty: rng.u8(..5) == 0,
+            confined: rng.u8(..5) == 0,
             input: Vec::new(),
             stdout: String::new(),
             stderr: String::new(),
@@ -54,7 +57,8 @@ impl Script {
                     script.say(&rng.choice(DAEMONS).unwrap_or_default().replace("SLEEP", &sleep));
                 }
                 7 => script.say(&format!("sleep 0.0{}", rng.u8(..6))),
-                8 if !script.held && rng.bool() => {
+                // What is left in a sandbox goes with its program.
+                8 if !script.held && !script.confined && rng.bool() => {
                     script.held = true;
                     script.say(&rng.choice(HOLDERS).unwrap_or_default().replace("SLEEP", &sleep));
                 }

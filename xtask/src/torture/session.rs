@@ -111,7 +111,7 @@ async fn start(
     token: &str,
     allowed: Allowed,
 ) -> anyhow::Result<bool> {
-    let params = json!({
+    let mut params = json!({
         "processId": id,
         "argv": ["/bin/sh", "-c", script.text],
         "cwd": "file:///",
@@ -119,6 +119,9 @@ async fn start(
         "tty": script.tty,
         "pipeStdin": !script.input.is_empty(),
     });
+    if script.confined {
+        params["sandbox"] = json!({"permissions": {"type": "read-only"}, "cwd": "file:///"});
+    }
     let answer = client.call("process/start", params).await?;
     if answer["result"]["processId"] == id {
         // It may have said something already to a connection that is about to be left.

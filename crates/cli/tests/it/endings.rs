@@ -106,6 +106,22 @@ async fn killed_it_takes_everything_along() {
     all_gone(&[warden]).await;
 }
 
+/// As `pkill -9 -f codex` does: whoever has the word in the command line.
+#[tokio::test]
+async fn whoever_kills_all_of_its_name_kills_the_server_only() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let pids = everything(&mut client, "p").await;
+    let own: Vec<(u32, String)> = all_below(server.pid());
+    assert!(own.len() > pids.len(), "warden and keepers are among them");
+    for (pid, line) in own {
+        assert!(!line.contains("codex"), "{pid}: {line}");
+    }
+    server.signal(Signal::KILL);
+    server.ended();
+    all_gone(&pids).await;
+}
+
 #[tokio::test]
 async fn killed_while_it_starts_processes_it_leaves_none() {
     for _ in 0..5 {

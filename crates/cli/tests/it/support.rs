@@ -272,20 +272,26 @@ pub fn children(pid: u32) -> Vec<(u32, String)> {
 /// The server's warden. Keepers, which share its memory, have its command line too.
 pub fn warden(server: u32) -> Option<u32> {
     let mut children = children(server).into_iter().map(|(pid, _)| pid);
-    children.find(|pid| comm(*pid) == "codex-warden")
+    children.find(|pid| comm(*pid) == "exec-warden")
 }
 
 fn comm(pid: u32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
 }
 
-/// Everything below a process, with command lines, but for wardens and keepers.
-pub fn below(pid: u32) -> Vec<(u32, String)> {
+/// Everything below a process, with command lines.
+pub fn all_below(pid: u32) -> Vec<(u32, String)> {
     let mut found = Vec::new();
     for (child, line) in children(pid) {
-        found.extend(below(child));
+        found.extend(all_below(child));
         found.push((child, line));
     }
-    found.retain(|(pid, _)| !["codex-warden", "codex-keeper"].contains(&&*comm(*pid)));
+    found
+}
+
+/// The same, but for wardens and keepers.
+pub fn below(pid: u32) -> Vec<(u32, String)> {
+    let mut found = all_below(pid);
+    found.retain(|(pid, _)| !["exec-warden", "exec-keeper"].contains(&&*comm(*pid)));
     found
 }

@@ -70,8 +70,9 @@ const IN_A_FILE: u8 = 2;
 /// To be called first thing in `main`, before any thread exists.
 pub fn main_if_reentered() {
     if std::env::args_os().nth(1).is_some_and(|word| word == WORD) {
-        // Executed by a descriptor, it would be called by that number.
-        let _ = rustix::thread::set_name(c"codex-warden");
+        // Executed by a descriptor, it would be called by that number. The name of the program is not in
+        // it: who kills all that are called so has to leave the one that sees to the rest.
+        let _ = rustix::thread::set_name(c"exec-warden");
         if let Err(error) = watch(io::stdin().as_fd()) {
             tracing::error!(%error, "the warden cannot work");
         }
@@ -422,7 +423,7 @@ impl Watched {
         let link = Arc::new(register(ours)?);
         let mut command = Command::new(self.executable.name_after_fork());
         command
-            .arg0("codex-exec-warden")
+            .arg0("exec-warden")
             .arg(WORD)
             .env_clear()
             .current_dir("/")

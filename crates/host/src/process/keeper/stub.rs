@@ -126,7 +126,7 @@ impl Drop for BlockedSignals {
 /// The keeper.
 extern "C" fn keeper(plan: *mut c_void) -> c_int {
     let plan = plan.cast::<Plan>();
-    let _ = rustix::thread::set_name(c"codex-keeper");
+    let _ = rustix::thread::set_name(c"exec-keeper");
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     // SAFETY: system calls; whether a handler was set does not matter to what is blocked.
     unsafe { default_signal(libc::SIGCHLD) };
