@@ -106,6 +106,23 @@ async fn killed_it_takes_everything_along() {
     all_gone(&[warden]).await;
 }
 
+/// Somebody who stops those who keep a program holds it up, but saves nobody.
+#[tokio::test]
+async fn a_warden_and_keepers_that_were_stopped_go_on() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let warden = warden(server.pid()).unwrap();
+    client.start("p", "echo $$; setsid sleep 1000 & echo $!; kill -STOP $PPID; wait").await;
+    let pids = numbers(&client.lines("p", 2).await);
+    send(warden, Signal::STOP);
+    // It takes a moment until that is noticed.
+    assert_eq!(client.run("q", "echo here").await, ("here\n".into(), 0));
+    let answer = client.call("process/terminate", json!({"processId": "p"})).await;
+    assert_eq!(answer["result"]["running"], true, "{answer}");
+    assert_eq!(client.closed("p").await.1, 137);
+    all_gone(&pids).await;
+}
+
 /// As `pkill -9 -f codex` does: whoever has the word in the command line.
 #[tokio::test]
 async fn whoever_kills_all_of_its_name_kills_the_server_only() {

@@ -236,6 +236,29 @@ async fn what_an_exited_process_left_is_ended_too() {
     }
 }
 
+/// What forks and exits, and so on, is gone whenever it is looked at.
+#[tokio::test]
+async fn terminate_catches_what_runs_away() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("run");
+    std::fs::write(&file, "#!/bin/sh\necho .\nsetsid \"$0\" &\n").unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let runners = ["r() { echo .; r & }; r".to_owned(), file.to_str().unwrap().to_owned()];
+    for n in 0..10 {
+        let id = format!("p{n}");
+        client.start(sh(&id, &runners[n % 2])).await.unwrap();
+        let mut all = Published::default();
+        while all.stdout.len() < 200 {
+            assert!(!all.take(&client.notice().await), "{all:?}");
+        }
+        client.call("process/terminate", json!({"processId": id})).await.unwrap();
+        // Whoever still ran would hold the streams.
+        client.go_on_until_closed(&id, all).await;
+    }
+}
+
 /// Also what has left the group.
 #[tokio::test]
 async fn the_signal_kill_reaches_every_descendant() {

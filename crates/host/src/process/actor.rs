@@ -238,10 +238,9 @@ impl Actor {
                 self.parts.stdin.write(write, reply, eof);
             }
             Command::Signal(signal, reply) => {
-                // The answer need not wait for the walk through the tree; the exit will.
                 let _ = reply.send(());
                 if signal == ProcessSignal::Kill {
-                    self.parts.child.kill().await;
+                    self.parts.child.begin_kill();
                 } else if self.exit.is_none() {
                     let foreground = self.parts.terminal.as_ref().and_then(pty::foreground_group);
                     self.parts.child.signal(signal, foreground);
@@ -249,10 +248,9 @@ impl Actor {
             }
             Command::Terminate(reply) => {
                 let running = self.exit.is_none();
-                // The answer need not wait for the walk through the tree; the exit will.
                 let _ = reply.send(running);
                 // Also what is left of one that has exited: it may hold the streams.
-                self.parts.child.kill().await;
+                self.parts.child.begin_kill();
             }
             Command::Resize(size, reply) => {
                 let resized = match &self.parts.terminal {

@@ -101,6 +101,14 @@ impl Child {
         }
     }
 
+    /// Begins to kill the program and everything that is left of it; its end is told as any other.
+    pub(super) fn begin_kill(&self) {
+        if let Some(keeper) = &self.keeper {
+            let grip = keeper.grip();
+            pool::detached(move || descendants::end(vec![grip]));
+        }
+    }
+
     /// Kills the program and everything that is left of it, on a thread that may block.
     pub(super) async fn kill(&self) {
         if let Some(keeper) = &self.keeper {

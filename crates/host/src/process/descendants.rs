@@ -5,8 +5,13 @@
 //! new turns up, and then killed. That is done again until the keeper has ended, which it does when
 //! nothing is left.
 //!
-//! Invariant: no number is signalled that may have become another process's. A descendant is held
-//! by a descriptor that was opened before it was seen to be one, and signalled through that.
+//! What runs away (forks, and exits, and so on) is gone before it is signalled. So the keeper is stopped
+//! meanwhile: what exits below it is not reaped then, its number and that of its group stay its own, and
+//! whole groups can be killed, out of which nobody forks.
+//!
+//! Invariant: no number is signalled that may have become another process's. A child of a stopped keeper
+//! is not reaped; any other descendant is held by a descriptor that was opened before it was seen to be
+//! one, and signalled through that.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -21,23 +26,34 @@ use super::keeper::Grip;
 /// everything found, so only what forks faster than we read survives one.
 const LOOKS: usize = 64;
 
-/// How long it is tried to kill what does not die: it waits for a device, or belongs to another user.
+/// How often, 100 µs apart, it is looked whether a keeper has stopped.
+const STOPPING: usize = 50;
+
+/// How long it is tried to kill what cannot be signalled: it belongs to another user.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long it is tried to kill what can be signalled, and does not die: it waits for a device, or
+/// makes others of its kind faster than they can be killed.
+const LONG_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Kills everything below these keepers; they have ended then. Blocks.
 pub(super) fn end(mut keepers: Vec<Grip>) {
-    let until = Instant::now() + PATIENCE;
+    let began = Instant::now();
+    let mut signalled = began;
     let mut pause = 1;
     loop {
         keepers.retain(|keeper| !keeper.has_ended(0));
         for keeper in &keepers {
-            sweep(keeper.pid, || !keeper.has_ended(0));
+            wake(keeper.pid, || !keeper.has_ended(0));
+            if sweep(keeper.pid, || !keeper.has_ended(0)) {
+                signalled = Instant::now();
+            }
         }
         // Whoever has nothing left to keep ends within a moment.
         if keepers.iter().all(|keeper| keeper.has_ended(pause)) {
             return;
         }
-        if Instant::now() > until {
+        if signalled.elapsed() > PATIENCE || began.elapsed() > LONG_PATIENCE {
             let keepers: Vec<_> = keepers.iter().map(|keeper| keeper.pid).collect();
             tracing::warn!(?keepers, "processes below these cannot be killed");
             return;
@@ -46,14 +62,22 @@ pub(super) fn end(mut keepers: Vec<Grip>) {
     }
 }
 
-/// Kills everything below `root` once, as far as it is seen, but not `root`. It is asked whether that
-/// number is still that of who is meant after it was used.
-pub(super) fn sweep(root: Pid, is_root: impl Fn() -> bool) {
-    // Somebody may have stopped it, who would not reap then.
-    if let Ok(pidfd) = rustix::process::pidfd_open(root, PidfdFlags::empty())
-        && is_root()
+/// Continues a keeper, if that is still who has the number: somebody may have stopped it, and then it
+/// would not reap.
+pub(super) fn wake(keeper: Pid, is_keeper: impl Fn() -> bool) {
+    if let Ok(pidfd) = rustix::process::pidfd_open(keeper, PidfdFlags::empty())
+        && is_keeper()
     {
         signal(&pidfd, Signal::CONT);
+    }
+}
+
+/// Kills everything below `root` once, as far as it is seen, but not `root`. It is asked whether that
+/// number is still that of who is meant after it was used. Tells whether there was anybody to kill.
+pub(super) fn sweep(root: Pid, is_root: impl Fn() -> bool) -> bool {
+    let mut killed = false;
+    if let Some(still) = Still::hold(root, &is_root) {
+        killed |= still.kill_children();
     }
     let mut members = HashMap::new();
     for _ in 0..LOOKS {
@@ -62,7 +86,63 @@ pub(super) fn sweep(root: Pid, is_root: impl Fn() -> bool) {
         }
     }
     for member in members.values() {
-        signal(member, Signal::KILL);
+        killed |= signal(member, Signal::KILL);
+    }
+    killed
+}
+
+/// A keeper that is stopped until this is dropped: it reaps nobody.
+struct Still {
+    keeper: Pid,
+    pidfd: OwnedFd,
+    /// Its own process group, which is not what it keeps.
+    group: Option<Pid>,
+}
+
+impl Still {
+    /// `None` if it does not stop at once, as one does that is starting its program.
+    fn hold(keeper: Pid, is_keeper: impl Fn() -> bool) -> Option<Self> {
+        let pidfd = rustix::process::pidfd_open(keeper, PidfdFlags::empty()).ok()?;
+        if !is_keeper() || !signal(&pidfd, Signal::STOP) {
+            return None;
+        }
+        let still = Self { keeper, pidfd, group: Stat::of(keeper)?.group };
+        for _ in 0..STOPPING {
+            if Stat::of(keeper)?.is_stopped {
+                return Some(still);
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        None
+    }
+
+    /// Kills the keeper's children with their groups, and those that come to it by that, for some
+    /// time. Tells whether there was any.
+    fn kill_children(&self) -> bool {
+        let mut seen = HashSet::new();
+        let mut killed = false;
+        for _ in 0..LOOKS {
+            let mut new = children(self.keeper);
+            new.retain(|pid| seen.insert(*pid));
+            if new.is_empty() {
+                break;
+            }
+            for &child in &new {
+                killed |= rustix::process::kill_process(child, Signal::KILL).is_ok();
+            }
+            let groups: HashSet<Pid> =
+                new.iter().filter_map(|&child| Stat::of(child)?.group).collect();
+            for group in groups.into_iter().filter(|&group| Some(group) != self.group) {
+                let _ = rustix::process::kill_process_group(group, Signal::KILL);
+            }
+        }
+        killed
+    }
+}
+
+impl Drop for Still {
+    fn drop(&mut self) {
+        signal(&self.pidfd, Signal::CONT);
     }
 }
 
@@ -90,7 +170,8 @@ fn stop_new(root: Pid, is_root: impl Fn() -> bool, members: &mut HashMap<Pid, Ow
 fn hold(root: Pid, link: Link) -> Option<OwnedFd> {
     let opened = rustix::process::pidfd_open(link.child, PidfdFlags::empty());
     // One whose parent has died in between belongs to the root by now.
-    let ours = parent(link.child).is_some_and(|parent| parent == link.parent || parent == root);
+    let parent = Stat::of(link.child).and_then(|stat| stat.parent);
+    let ours = parent.is_some_and(|parent| parent == link.parent || parent == root);
     match opened {
         Ok(pidfd) => ours.then_some(pidfd),
         // Out of descriptors: better a small risk than a survivor.
@@ -102,10 +183,14 @@ fn hold(root: Pid, link: Link) -> Option<OwnedFd> {
     }
 }
 
-fn signal(pidfd: &OwnedFd, signal: Signal) {
+fn signal(pidfd: &OwnedFd, signal: Signal) -> bool {
     match rustix::process::pidfd_send_signal(pidfd, signal) {
-        Ok(()) | Err(Errno::SRCH) => {}
-        Err(error) => tracing::debug!(%error, "could not signal a descendant"),
+        Ok(()) => true,
+        Err(Errno::SRCH) => false,
+        Err(error) => {
+            tracing::debug!(%error, "could not signal a descendant");
+            false
+        }
     }
 }
 
@@ -150,17 +235,32 @@ fn parse_pids(list: &str) -> Vec<Pid> {
     list.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
 }
 
-/// The parent of a process; `None` if it has gone.
-fn parent(pid: Pid) -> Option<Pid> {
-    let text = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    parse_parent(&text)
+/// What `/proc/PID/stat` tells of a process.
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    is_stopped: bool,
+    parent: Option<Pid>,
+    group: Option<Pid>,
 }
 
-fn parse_parent(text: &[u8]) -> Option<Pid> {
-    // The name, in parentheses, may hold anything.
-    let end = text.iter().rposition(|&b| b == b')')?;
-    let rest = std::str::from_utf8(&text[end + 1..]).ok()?;
-    Pid::from_raw(rest.split_ascii_whitespace().nth(1)?.parse().ok()?)
+impl Stat {
+    /// `None` if it has gone.
+    fn of(pid: Pid) -> Option<Self> {
+        let text = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+        Self::parse(&text)
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        // The name, in parentheses, may hold anything.
+        let end = text.iter().rposition(|&b| b == b')')?;
+        let rest = std::str::from_utf8(&text[end + 1..]).ok()?;
+        let mut fields = rest.split_ascii_whitespace();
+        Some(Self {
+            is_stopped: fields.next()? == "T",
+            parent: Pid::from_raw(fields.next()?.parse().ok()?),
+            group: Pid::from_raw(fields.next()?.parse().ok()?),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -168,11 +268,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parent_is_read_past_any_name() {
-        let line = "7 (a) b (c)) S 5 7 6 34816 7 4194304 1 2 3 4 5 6 7 8 20 0 1 0 4242 9 9";
-        assert_eq!(parse_parent(line.as_bytes()), Pid::from_raw(5));
-        assert_eq!(parse_parent(b"7 (x"), None);
-        assert_eq!(parse_parent(b"7 (x) S"), None);
-        assert_eq!(parent(rustix::process::getpid()), rustix::process::getppid());
+    fn a_stat_is_read_past_any_name() {
+        let line = "7 (a) b (c)) T 5 6 9 34816 7 4194304 1 2 3 4 5 6 7 8 20 0 1 0 4242 9 9";
+        let pid = Pid::from_raw;
+        let stat = Stat { is_stopped: true, parent: pid(5), group: pid(6) };
+        assert_eq!(Stat::parse(line.as_bytes()), Some(stat));
+        assert_eq!(Stat::parse(b"7 (x"), None);
+        assert_eq!(Stat::parse(b"7 (x) S 5"), None);
+        let own = Stat::of(rustix::process::getpid()).unwrap();
+        assert_eq!(own.parent, rustix::process::getppid());
+        assert!(!own.is_stopped);
     }
 }

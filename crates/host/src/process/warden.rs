@@ -36,7 +36,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -231,32 +231,40 @@ impl Watch {
         }
     }
 
-    /// Kills what is below us and below no keeper. Whatever that leaves is told by its deaths.
-    fn kill_fallen(&self) {
+    /// Kills what is below us and below no keeper. Whatever that leaves is told by its deaths. Tells
+    /// whether there was anything to kill.
+    fn kill_fallen(&self) -> bool {
+        let mut any = false;
         for pid in descendants::children(rustix::process::getpid()) {
             if !self.keepers.contains_key(&pid) {
-                kill_child(pid);
+                any |= kill_child(pid);
             }
         }
+        any
     }
 
     /// Kills what is left of the server, until nothing is.
     fn end(&mut self) {
         let until = Instant::now() + TIDYING;
-        // What cannot be killed must not keep us for ever.
-        while Instant::now() < until + TIDYING {
+        // What cannot be signalled, since it belongs to another user, must not keep us for ever.
+        let mut killed = Instant::now();
+        while killed.elapsed() < 2 * TIDYING {
             self.reap();
             if matches!(rustix::process::wait(WaitOptions::NOHANG), Err(Errno::CHILD)) {
                 return;
             }
             let in_time = Instant::now() < until;
+            let mut any = self.kill_fallen();
             for keeper in self.keepers.values() {
                 if !(in_time && keeper.tidies_up()) {
                     // Ours to reap, so the number is its own.
-                    descendants::sweep(keeper.pid, || true);
+                    descendants::wake(keeper.pid, || true);
+                    any |= descendants::sweep(keeper.pid, || true);
                 }
             }
-            self.kill_fallen();
+            if any {
+                killed = Instant::now();
+            }
             let wait = Timespec::try_from(KILLING).ok();
             let _ = poll(&mut [PollFd::new(&self.deaths, PollFlags::IN)], wait.as_ref());
         }
@@ -281,8 +289,11 @@ fn deaf_but_for_deaths() -> io::Result<File> {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
-        // Whoever started us may have it ignored, and children would reap themselves.
-        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        // Whoever started us may have it ignored, and children would reap themselves. Of keepers that
+        // are stopped for a moment nothing need be told.
+        let mut default: libc::sigaction = std::mem::zeroed();
+        default.sa_flags = libc::SA_NOCLDSTOP;
+        libc::sigaction(libc::SIGCHLD, &raw const default, std::ptr::null_mut());
         let mut deaths: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut deaths);
         libc::sigaddset(&raw mut deaths, libc::SIGCHLD);
@@ -323,8 +334,8 @@ impl Drop for Known {
 
 #[derive(Debug)]
 enum Current {
-    /// The way to the warden that works now.
-    Link(Arc<AsyncFd<OwnedFd>>),
+    /// The way to the warden that works now, and a hold on its process.
+    Link(Arc<AsyncFd<OwnedFd>>, OwnedFd),
     /// It cannot be had.
     Failed,
     /// It was let go.
@@ -370,7 +381,7 @@ impl Warden {
         // One that has just died is replaced within a moment.
         for pause in [50, 200, 1000] {
             let link = match &*self.0.current() {
-                Current::Link(link) => link.clone(),
+                Current::Link(link, _) => link.clone(),
                 Current::Failed => return Err(io::Error::other("there is no warden")),
                 Current::Dismissed => return Err(io::Error::other("the host is shutting down")),
             };
@@ -383,6 +394,13 @@ impl Warden {
             tokio::time::sleep(Duration::from_millis(pause)).await;
         }
         Err(io::Error::other("the warden was killed"))
+    }
+
+    /// An order takes long: somebody may have stopped the warden.
+    pub(super) fn wake(&self) {
+        if let Current::Link(_, warden) = &*self.0.current() {
+            let _ = rustix::process::pidfd_send_signal(warden, Signal::CONT);
+        }
     }
 
     /// A keeper is ours: if it should fall to us, it is left alone.
@@ -445,9 +463,12 @@ impl Watched {
         // SAFETY: two bare system calls, allowed between fork and exec.
         unsafe { command.pre_exec(prepare) };
         let child = command.spawn()?;
+        // Nobody has waited for it yet, so the number is its own.
+        let pid = Pid::from_raw(child.id().cast_signed()).ok_or(io::ErrorKind::InvalidData)?;
+        let warden = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
         let mut current = self.current();
         if !matches!(*current, Current::Dismissed) {
-            *current = Current::Link(link);
+            *current = Current::Link(link, warden);
         }
         Ok(child)
     }
@@ -513,12 +534,12 @@ impl Watched {
     }
 }
 
-/// Kills a child of this process with everything below it.
-fn kill_child(pid: Pid) {
+/// Kills a child of this process with everything below it. Tells whether any of it could be.
+fn kill_child(pid: Pid) -> bool {
     // Ours to reap, so the number is its own.
     let _ = rustix::process::kill_process(pid, Signal::STOP);
-    descendants::sweep(pid, || true);
-    let _ = rustix::process::kill_process(pid, Signal::KILL);
+    let below = descendants::sweep(pid, || true);
+    rustix::process::kill_process(pid, Signal::KILL).is_ok() || below
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -26,6 +26,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use codex_linux_sandbox::Executable;
 use rustix::io::Errno;
@@ -49,6 +50,9 @@ pub(super) const SHORT: usize = cell::ORDER;
 
 /// The most descriptors that come with an order.
 pub(super) const MOST_DESCRIPTORS: usize = FIXED + 1 + stub::MOST_PASSED;
+
+/// After this long without a word from a keeper it is looked to the warden.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// The socket and the three standard streams.
 const FIXED: usize = 4;
@@ -261,7 +265,14 @@ impl Keeper {
         let system = |step, source| SpawnError::System { step, source };
         let socket =
             register(Arc::new(socket)).map_err(|source| system("the keeper's socket", source))?;
-        match next(&socket).await {
+        let first = loop {
+            match (tokio::time::timeout(SLOW, next(&socket)).await, &parent) {
+                (Ok(first), _) => break first,
+                (Err(_), Parent::Warden { warden, .. }) => warden.wake(),
+                (Err(_), Parent::Own { .. }) => {}
+            }
+        };
+        match first {
             Some(Word::Started { root, keeper }) => {
                 if let Parent::Warden { warden, known } = &mut parent {
                     *known = Some(warden.know(keeper));
