@@ -255,11 +255,13 @@ impl Stat {
         let end = text.iter().rposition(|&b| b == b')')?;
         let rest = std::str::from_utf8(&text[end + 1..]).ok()?;
         let mut fields = rest.split_ascii_whitespace();
-        Some(Self {
-            is_stopped: fields.next()? == "T",
-            parent: Pid::from_raw(fields.next()?.parse().ok()?),
-            group: Pid::from_raw(fields.next()?.parse().ok()?),
-        })
+        let is_stopped = fields.next()? == "T";
+        // Of one that is just being reaped some are 0 or -1.
+        let mut pid = || {
+            let number: i32 = fields.next()?.parse().ok()?;
+            Some(Pid::from_raw(number.max(0)))
+        };
+        Some(Self { is_stopped, parent: pid()?, group: pid()? })
     }
 }
 
@@ -273,6 +275,8 @@ mod tests {
         let pid = Pid::from_raw;
         let stat = Stat { is_stopped: true, parent: pid(5), group: pid(6) };
         assert_eq!(Stat::parse(line.as_bytes()), Some(stat));
+        let reaped = Stat { is_stopped: false, parent: None, group: None };
+        assert_eq!(Stat::parse(b"7 (x) X 0 -1 -1 0 -1"), Some(reaped));
         assert_eq!(Stat::parse(b"7 (x"), None);
         assert_eq!(Stat::parse(b"7 (x) S 5"), None);
         let own = Stat::of(rustix::process::getpid()).unwrap();
