@@ -236,6 +236,23 @@ async fn what_an_exited_process_left_is_ended_too() {
     }
 }
 
+/// Also what has let go of the streams, so that the process is closed.
+#[tokio::test]
+async fn what_a_closed_process_left_is_ended_too() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    for (id, method, params) in [
+        ("p", "process/terminate", json!({"processId": "p"})),
+        ("q", "process/signal", json!({"processId": "q", "signal": "kill"})),
+    ] {
+        let script = "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!";
+        let pids = numbers(&client.run(sh(id, script)).await.text());
+        assert!(is_running(pids[0]), "it outlives the process");
+        client.call(method, params).await.unwrap();
+        gone(pids[0]).await;
+    }
+}
+
 /// What forks and exits, and so on, is gone whenever it is looked at.
 #[tokio::test]
 async fn terminate_catches_what_runs_away() {

@@ -24,6 +24,8 @@ pub(super) struct Child {
     exit: Option<i32>,
     group: Group,
     left: Left,
+    /// Under which number what it left behind is remembered.
+    released: Option<u64>,
     /// What it may leave on the host if it is killed.
     cleanup: Option<Cleanup>,
 }
@@ -31,7 +33,7 @@ pub(super) struct Child {
 impl Child {
     pub(super) fn new(keeper: Keeper, group: Group, left: Left) -> Self {
         let pid = keeper.root();
-        Self { keeper: Some(keeper), pid, exit: None, group, left, cleanup: None }
+        Self { keeper: Some(keeper), pid, exit: None, group, left, released: None, cleanup: None }
     }
 
     /// The same, with what it may leave on the host if it is killed: removed if this is dropped
@@ -103,8 +105,8 @@ impl Child {
 
     /// Begins to kill the program and everything that is left of it; its end is told as any other.
     pub(super) fn begin_kill(&self) {
-        if let Some(keeper) = &self.keeper {
-            let grip = keeper.grip();
+        let left = || self.left.one(self.group, self.released?);
+        if let Some(grip) = self.keeper.as_ref().map(Keeper::grip).or_else(left) {
             pool::detached(move || descendants::end(vec![grip]));
         }
     }
@@ -129,7 +131,7 @@ impl Child {
     pub(super) fn release(&mut self) {
         self.cleanup = None;
         if let Some(keeper) = self.keeper.take() {
-            self.left.add(self.group, keeper);
+            self.released = Some(self.left.add(self.group, keeper));
         }
     }
 }

@@ -22,8 +22,8 @@ struct State {
 }
 
 impl Left {
-    /// Remembers a keeper until it ends by itself. To be called from a runtime.
-    pub(super) fn add(&self, group: Group, keeper: Keeper) {
+    /// Remembers a keeper until it ends by itself, under this number. To be called from a runtime.
+    pub(super) fn add(&self, group: Group, keeper: Keeper) -> u64 {
         let id = {
             let mut state = self.lock();
             state.last += 1;
@@ -42,6 +42,12 @@ impl Left {
                 }
             }
         });
+        id
+    }
+
+    /// What one program left behind, if there is anything.
+    pub(super) fn one(&self, group: Group, id: u64) -> Option<Grip> {
+        self.lock().groups.get(&group)?.get(&id).cloned()
     }
 
     /// Kills what programs of a group left behind. Blocks.

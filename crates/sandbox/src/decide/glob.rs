@@ -49,6 +49,9 @@ pub enum GlobError {
     /// `..` would leave the directory the pattern is relative to.
     #[error("`..` is not allowed in a pattern")]
     Parent,
+    /// Alternatives, which git's patterns do not have: taken for a name, they would deny nothing.
+    #[error("`{{` is not allowed in a pattern; write one pattern for each alternative, or `\\{{`")]
+    Braces,
     /// NUL is in no file name.
     #[error("the pattern contains a NUL byte")]
     Nul,
@@ -166,6 +169,7 @@ fn parse_name(name: &[u8]) -> Result<Part, GlobError> {
                 at += 1;
                 tokens.push(Token::Byte(name[at]));
             }
+            b'{' => return Err(GlobError::Braces),
             b'?' => tokens.push(Token::Any),
             b'*' if tokens.last() == Some(&Token::AnyRun) => {}
             b'*' => tokens.push(Token::AnyRun),

@@ -119,10 +119,16 @@ impl Protected<'_, '_> {
             NodeKind::File => {
                 let text = self.read(&place)?;
                 let Some(text) = text.strip_prefix(b"gitdir:") else { return Ok(()) };
-                let around = place.parent().unwrap_or(&place);
+                // git takes it from where the name is; others from where the file is, which is somewhere
+                // else if the name is a link.
+                let mut around: Vec<&Path> =
+                    [path, &place].into_iter().filter_map(Path::parent).collect();
+                around.dedup();
                 for target in paths(text) {
-                    if let Some((directory, _)) = self.follow(&around.join(target)) {
-                        self.common_directory(&directory)?;
+                    for around in &around {
+                        if let Some((directory, _)) = self.follow(&around.join(target)) {
+                            self.common_directory(&directory)?;
+                        }
                     }
                 }
                 Ok(())
@@ -157,26 +163,23 @@ impl Protected<'_, '_> {
 
     /// Protects what a path leads to, and the links on its way; `None` if it leads nowhere yet.
     fn follow(&mut self, path: &Path) -> Option<(PathBuf, Node)> {
-        let before = (self.resolver.links.len(), self.resolver.left.len());
-        let place = self.resolver.resolve(path);
-        let links: Vec<PathBuf> =
-            self.resolver.links[before.0..].iter().map(|(link, _)| link.clone()).collect();
-        let left = self.resolver.left[before.1..].to_vec();
-        let (found, obstacle) = match place {
-            Place::Found(path, node) => (Some((path, node)), None),
+        // As for something denied: the links stay, and what blocks the way must not give way.
+        let (place, mut way) = Way::follow(self.resolver, path, AccessMode::Deny);
+        way.place = None;
+        let found = match place {
+            Place::Found(path, node) => Some((path, node)),
             Place::Missing(parent, missing) if missing.len() > MOST_MISSING => {
-                (None, Some(Obstacle { path: parent, errno: libc::ENAMETOOLONG }))
+                way.obstacle = Some(Obstacle { path: parent, errno: libc::ENAMETOOLONG });
+                None
             }
             Place::Missing(parent, missing) => {
                 self.missing.push(ProtectedName { parent, missing, access: AccessMode::Read });
-                (None, None)
+                None
             }
-            Place::Unreachable(obstacle) => (None, Some(obstacle)),
+            Place::Unreachable(_) => None,
         };
         self.places.extend(found.clone());
-        // As for something denied: the links stay, and what blocks the way must not give way.
-        let (name, access) = (path.to_owned(), AccessMode::Deny);
-        self.ways.push(Way { name, access, place: None, links, left, obstacle });
+        self.ways.push(way);
         found
     }
 }

@@ -250,7 +250,7 @@ pub fn resolve(
     for path in found.matches {
         resolving.pattern_match(&path);
     }
-    resolving.ways.extend(found.blocked);
+    resolving.ways.extend(found.ways);
     resolving.policy.globs_cut = found.cut;
     resolving.own_trees();
     resolving.own_files(server.own_files);
@@ -386,21 +386,9 @@ impl Resolving<'_> {
 
     /// Follows a path, and remembers its way if it is not plain.
     fn follow(&mut self, path: &Path, access: AccessMode) -> Place {
-        let before = (self.resolver.links.len(), self.resolver.left.len());
-        let place = self.resolver.resolve(path);
-        let links: Vec<PathBuf> =
-            self.resolver.links[before.0..].iter().map(|(link, _)| link.clone()).collect();
-        let left = self.resolver.left[before.1..].to_vec();
-        let (leads_to, obstacle) = match &place {
-            Place::Found(path, _) => (Some(path.clone()), None),
-            Place::Missing(parent, missing) => {
-                (missing.first().map(|name| parent.join(name)), None)
-            }
-            Place::Unreachable(obstacle) => (None, Some(obstacle.clone())),
-        };
-        if !links.is_empty() || !left.is_empty() || obstacle.is_some() {
-            let name = path.to_owned();
-            self.ways.push(Way { name, access, place: leads_to, links, left, obstacle });
+        let (place, way) = Way::follow(&mut self.resolver, path, access);
+        if !way.is_plain() {
+            self.ways.push(way);
         }
         place
     }

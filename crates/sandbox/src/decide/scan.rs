@@ -2,13 +2,16 @@
 //!
 //! Invariant: bounded in depth, in names looked at and in matches, and refused beyond, never cut
 //! short: a pattern that was expanded only in part would deny less than asked. A directory that cannot be
-//! listed is reported. Links are matched but not walked through. A name that only literals can match is looked up, not searched for.
+//! listed is reported. Links are matched but not searched; one that a pattern
+//! names on its way is followed, and kept. A name that only literals can match is looked up, not searched for.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::facts::{NodeKind, Obstacle, Resolver};
+use codex_exec_server_protocol::AccessMode;
+
+use super::facts::{NodeKind, Obstacle, Place, Resolver};
 use super::glob::{Glob, Position};
 use super::policy::PolicyError;
 use super::way::Way;
@@ -27,8 +30,8 @@ struct Pending {
 pub(super) struct Found {
     /// Every path that one of the patterns matches.
     pub(super) matches: Vec<PathBuf>,
-    /// Where it could not look.
-    pub(super) blocked: Vec<Way>,
+    /// Where it could not look, and the links that it went through.
+    pub(super) ways: Vec<Way>,
     /// The policy's own bound ended it before the patterns did.
     pub(super) cut: bool,
 }
@@ -59,7 +62,7 @@ pub(super) fn expand(
     let mut found = Found::default();
     let mut looked_at = 0;
     while let Some(directory) = pending.pop() {
-        let (names, searched) = names_in(&directory, globs, resolver, &mut found.blocked);
+        let (names, searched) = names_in(&directory, globs, resolver, &mut found.ways);
         // The literal beginning of a pattern is no search, so it does not count as depth.
         let depth = directory.depth + usize::from(searched);
         looked_at += names.len();
@@ -82,8 +85,18 @@ pub(super) fn expand(
                 if found.matches.len() > limits.glob_matches {
                     return Err(PolicyError::GlobMatches(limits.glob_matches));
                 }
-            } else if kind == NodeKind::Directory && !states.is_empty() {
-                let path = directory.path.join(&name);
+                continue;
+            }
+            let mut path = directory.path.join(&name);
+            let mut kind = kind;
+            // The pattern names this link: it means what is behind it.
+            if kind == NodeKind::Link && !searched && !states.is_empty() {
+                let (place, way) = Way::follow(resolver, &path, AccessMode::Deny);
+                found.ways.push(way);
+                let Place::Found(leads_to, node) = place else { continue };
+                (path, kind) = (leads_to, node.kind);
+            }
+            if kind == NodeKind::Directory && !states.is_empty() {
                 // The kernel's own trees have no files that a pattern which does not name them could mean.
                 if searched && matches!(path.to_str(), Some("/proc" | "/sys")) {
                     continue;

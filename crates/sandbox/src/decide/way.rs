@@ -33,6 +33,32 @@ pub(super) struct Way {
 }
 
 impl Way {
+    /// Resolves a path, and remembers how.
+    pub(super) fn follow(
+        resolver: &mut Resolver<'_>,
+        path: &Path,
+        access: AccessMode,
+    ) -> (Place, Self) {
+        let before = (resolver.links.len(), resolver.left.len());
+        let found = resolver.resolve(path);
+        let links = resolver.links[before.0..].iter().map(|(link, _)| link.clone()).collect();
+        let left = resolver.left[before.1..].to_vec();
+        let (place, obstacle) = match &found {
+            Place::Found(path, _) => (Some(path.clone()), None),
+            Place::Missing(parent, missing) => {
+                (missing.first().map(|name| parent.join(name)), None)
+            }
+            Place::Unreachable(obstacle) => (None, Some(obstacle.clone())),
+        };
+        let name = path.to_owned();
+        (found, Self { name, access, place, links, left, obstacle })
+    }
+
+    /// Whether every component of it was what it seems.
+    pub(super) fn is_plain(&self) -> bool {
+        self.links.is_empty() && self.left.is_empty() && self.obstacle.is_none()
+    }
+
     /// The way to something that is denied or protected, blocked as it is.
     pub(super) fn blocked(name: PathBuf, obstacle: Obstacle) -> Self {
         let access = AccessMode::Deny;

@@ -313,6 +313,49 @@ fn patterns_expand_to_what_is_there() {
     assert_eq!(denied("/x/.env", Some(1)), ["/x/.env"]);
     assert_eq!(denied("a/", None), ["/w/a"]);
     assert_eq!(denied("*.nothing", None), Vec::<String>::new());
+    // A link that the pattern names is followed; one that a search finds is not.
+    assert_eq!(denied("a/link/a/.env", None), ["/w/a/.env"]);
+    assert_eq!(denied("/w/a/link/**/.env", None), denied("**/.env", None));
+    assert_eq!(denied("*/link/.env", None), ["/w/.env"]);
+    assert_eq!(denied("a/*/a/.env", None), Vec::<String>::new());
+}
+
+/// And stays as it is, whoever made it.
+#[test]
+fn a_link_that_a_pattern_names_keeps_its_place() {
+    let tree = Tree::new([
+        ("/w/real/x.env", Entry::File("")),
+        ("/w/conf", Entry::Link("real")),
+        ("/w/gone", Entry::Link("nowhere")),
+    ]);
+    let policy = resolved(
+        &tree,
+        &context(vec![
+            root(AccessMode::Read),
+            place("/w", AccessMode::Write),
+            glob("/w/conf/*.env"),
+            glob("/w/gone/*.env"),
+        ]),
+    );
+    assert_eq!(policy.access.access(Path::new("/w/real/x.env")), AccessMode::Deny);
+    assert!(policy.pinned_links.contains_key(Path::new("/w/conf")), "{:?}", policy.pinned_links);
+}
+
+/// git takes it from where the name is, which is not where the file is.
+#[test]
+fn a_git_pointer_behind_a_link_protects_what_git_takes_it_for() {
+    let tree = Tree::new([
+        ("/w/.git", Entry::Link("meta/pointer")),
+        ("/w/meta/pointer", Entry::File("gitdir: real\n")),
+        ("/w/meta/real/hooks", Entry::Directory),
+        ("/w/real/hooks", Entry::Directory),
+    ]);
+    let policy =
+        resolved(&tree, &context(vec![root(AccessMode::Read), project(AccessMode::Write)]));
+    for path in ["/w/real/hooks", "/w/meta/real/hooks", "/w/meta/pointer"] {
+        assert_eq!(policy.access.access(Path::new(path)), AccessMode::Read, "{path}");
+    }
+    assert_eq!(policy.access.access(Path::new("/w/meta/other")), AccessMode::Write);
 }
 
 #[test]
