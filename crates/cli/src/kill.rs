@@ -13,7 +13,7 @@ use crate::target::TargetArgs;
 /// End a process that was left, or send it a signal
 ///
 /// Its whole process group gets the signal. kill reaches every descendant, also those that have left
-/// the group. The name of a process that has ended already is set free.
+/// the group. The name of a process that has ended already is set free, and what it left is ended.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -75,6 +75,8 @@ pub fn run(args: &KillArgs) -> anyhow::Result<ExitCode> {
         if let Some(info) = &target.info
             && info.exited
         {
+            // Nobody can name it any more: what it left behind goes.
+            client.process_terminate(TerminateParams { process_id }).await?;
             target.forget()?;
             let code = info.exit_code.unwrap_or_default();
             tell(format_args!("it has ended already, with exit code {code}"));

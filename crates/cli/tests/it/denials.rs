@@ -197,6 +197,49 @@ async fn a_root_that_is_replaced_is_another_root() {
     assert_eq!(read(old.join("file")), "fourth");
 }
 
+/// The kernel takes a mount away when the file below it is removed; who has the name then may have the
+/// very same number, or be the very same file.
+#[tokio::test]
+async fn what_is_denied_stays_denied_when_it_is_made_anew() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let directory = directory();
+    let at = |name: &str| directory.path().join(name);
+    let (secret, other) = (at("secret"), at("other"));
+    std::fs::write(&secret, "first").unwrap();
+    std::fs::write(at("open"), "open").unwrap();
+    let entry = |path: &std::path::Path, access: &str| json!({"path": {"type": "path", "path": path}, "access": access});
+    let sandbox = json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {
+        "type": "restricted",
+        "entries": [entry(directory.path(), "read"), entry(&secret, "deny")],
+    }}, "cwd": "/"});
+    let remake: [&dyn Fn(); 3] = [
+        &|| {
+            std::fs::remove_file(&secret).unwrap();
+            std::fs::write(&secret, "second").unwrap();
+        },
+        &|| {
+            std::fs::hard_link(&secret, &other).unwrap();
+            std::fs::remove_file(&secret).unwrap();
+            std::fs::rename(&other, &secret).unwrap();
+        },
+        &|| {
+            std::fs::write(&other, "third").unwrap();
+            std::fs::rename(&other, &secret).unwrap();
+        },
+    ];
+    for remake in remake.into_iter().cycle().take(9) {
+        let read = |path: &std::path::Path| json!({"path": path, "sandbox": sandbox});
+        let answer = client.call("fs/readFile", read(&at("open"))).await;
+        assert_eq!(answer["result"]["dataBase64"], "b3Blbg==", "{answer}");
+        let answer = client.call("fs/readFile", read(&secret)).await;
+        assert!(answer["error"].is_object(), "{answer}");
+        remake();
+        let answer = client.call("fs/readFile", read(&secret)).await;
+        assert!(answer["error"].is_object(), "{answer}");
+    }
+}
+
 #[tokio::test]
 async fn a_denied_command_is_asked_about_and_run_again() {
     let server = Running::start(&[]);

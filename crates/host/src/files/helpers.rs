@@ -2,7 +2,8 @@
 //!
 //! Invariant: a request runs in a helper that was built for exactly the policy it asks for, on the
 //! very files and mounts that the policy means now: the policy is resolved for every request, or known
-//! to resolve as before, and a helper is found by what came of that, the identity of every root included.
+//! to resolve as before, and a helper is found by what came of that, the identity of every root included;
+//! and it is used again only while all its mounts stand.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 
 use super::{Backend, FileError, FilesConfig, HelperClient};
 use crate::pool;
-use crate::process::{ProcessHost, StartError};
+use crate::process::{Mounts, ProcessHost, StartError};
 
 /// The name under which the executable registers [`run_helper`].
 pub const HELPER: &str = "files";
@@ -47,8 +48,15 @@ struct Inner {
 #[derive(Debug)]
 struct Kept {
     /// Made by the first who asks; others of the same policy wait for it.
-    helper: Arc<OnceCell<HelperClient>>,
+    helper: Arc<OnceCell<Warm>>,
     used: Instant,
+}
+
+/// A helper that can be used again.
+#[derive(Debug)]
+struct Warm {
+    client: HelperClient,
+    mounts: Mounts,
 }
 
 impl Helpers {
@@ -85,21 +93,38 @@ impl Helpers {
         }
         let key = planned.key();
         let cell = self.keep(&key);
-        let started = cell.get_or_try_init(|| self.start(planned)).await;
+        let mut new = false;
+        let started = cell
+            .get_or_try_init(|| {
+                new = true;
+                self.start(planned)
+            })
+            .await;
         let helper = started.inspect_err(|_| self.forget(&key, &cell))?;
-        if helper.ended().is_some() {
+        if helper.client.ended().is_some() {
             // It has died since it was last used. What died with it has been answered.
             self.forget(&key, &cell);
             return Err(Refused::Changed("the helper has ended; try again".into()));
         }
-        Ok(Backend::Helper(helper.clone()))
+        let client = helper.client.clone();
+        if !helper.mounts.stand() {
+            // The files that its policy means may be the same, and what was mounted on them gone.
+            self.forget(&key, &cell);
+            // One of which it cannot be told is used once.
+            if !new || helper.mounts.are_known() {
+                return Err(Refused::Changed("what the helper was built on has changed".into()));
+            }
+        }
+        Ok(Backend::Helper(client))
     }
 
     /// The place for the helper of a policy, used now.
-    fn keep(&self, key: &PolicyKey) -> Arc<OnceCell<HelperClient>> {
+    fn keep(&self, key: &PolicyKey) -> Arc<OnceCell<Warm>> {
         let now = Instant::now();
         let mut kept = self.lock();
-        kept.retain(|_, kept| kept.helper.get().is_none_or(|helper| helper.ended().is_none()));
+        kept.retain(|_, kept| {
+            kept.helper.get().is_none_or(|helper| helper.client.ended().is_none())
+        });
         if let Some(kept) = kept.get_mut(key) {
             kept.used = now;
             return kept.helper.clone();
@@ -117,7 +142,7 @@ impl Helpers {
         helper
     }
 
-    fn forget(&self, key: &PolicyKey, cell: &Arc<OnceCell<HelperClient>>) {
+    fn forget(&self, key: &PolicyKey, cell: &Arc<OnceCell<Warm>>) {
         let mut kept = self.lock();
         if kept.get(key).is_some_and(|kept| Arc::ptr_eq(&kept.helper, cell)) {
             kept.remove(key);
@@ -125,7 +150,7 @@ impl Helpers {
     }
 
     /// Lets go of a helper that was not used for a while.
-    fn end_when_idle(&self, key: PolicyKey, helper: &Arc<OnceCell<HelperClient>>) {
+    fn end_when_idle(&self, key: PolicyKey, helper: &Arc<OnceCell<Warm>>) {
         let (pool, helper) = (Arc::downgrade(&self.0), Arc::downgrade(helper));
         let idle = self.0.config.helper_idle;
         tokio::spawn(async move {
@@ -148,7 +173,7 @@ impl Helpers {
         });
     }
 
-    async fn start(&self, planned: Planned) -> Result<HelperClient, Refused> {
+    async fn start(&self, planned: Planned) -> Result<Warm, Refused> {
         let sandbox = self.0.sandbox.clone();
         let launch = pool::blocking(move || {
             let env: Vec<_> = std::env::vars_os().collect();
@@ -161,7 +186,8 @@ impl Helpers {
             StartError::Sandbox(failure) if failure.is_race() => Refused::Changed(words(&error)),
             _ => refused(&error),
         })?;
-        Ok(HelperClient::new(process.output, process.input, &self.0.config))
+        let client = HelperClient::new(process.output, process.input, &self.0.config);
+        Ok(Warm { client, mounts: process.mounts })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<PolicyKey, Kept>> {

@@ -91,6 +91,27 @@ pub(super) fn sweep(root: Pid, is_root: impl Fn() -> bool) -> bool {
     killed
 }
 
+/// Kills the process group of a child of ours that is not reaped meanwhile, unless it is our own.
+pub(super) fn kill_group_of(child: Pid) {
+    let own = Stat::of(rustix::process::getpid()).and_then(|stat| stat.group);
+    if let Some(group) = Stat::of(child).and_then(|stat| stat.group)
+        && Some(group) != own
+    {
+        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+    }
+}
+
+/// Continues the keepers below a warden that somebody has stopped.
+pub(super) fn wake_below(warden: Pid) {
+    for keeper in children(warden) {
+        let Ok(pidfd) = rustix::process::pidfd_open(keeper, PidfdFlags::empty()) else { continue };
+        let stat = Stat::of(keeper);
+        if stat.is_some_and(|stat| stat.is_stopped && stat.parent == Some(warden)) {
+            signal(&pidfd, Signal::CONT);
+        }
+    }
+}
+
 /// A keeper that is stopped until this is dropped: it reaps nobody.
 struct Still {
     keeper: Pid,

@@ -2,11 +2,14 @@
 //! and stdout.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
+use rustix::process::Pid;
 use tokio::io::AsyncWrite;
 use tokio::net::unix::pipe;
 
@@ -14,6 +17,7 @@ use crate::pool;
 
 use super::child::Child;
 use super::confinement::Confinement;
+use super::descendants;
 use super::host::{ProcessHost, StartError};
 use super::launch::LaunchError;
 use super::left::Group;
@@ -28,6 +32,37 @@ pub struct HelperProcess {
     pub output: pipe::Receiver,
     /// What it is asked.
     pub input: HelperInput,
+    /// Its mounts.
+    pub mounts: Mounts,
+}
+
+/// The mounts of a running helper: what keeps its sandbox from what is denied and protected. When a
+/// file is removed that something was mounted on, the kernel takes the mount away, in every sandbox.
+#[derive(Debug)]
+pub struct Mounts(Option<OwnedFd>);
+
+impl Mounts {
+    /// Those of the sandbox that a process stands outside of.
+    fn below(outer: Pid) -> Self {
+        let inner = descendants::children(outer).into_iter().next();
+        let path = inner.map(|inner| format!("/proc/{}/mountinfo", inner.as_raw_nonzero()));
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        Self(path.and_then(|path| rustix::fs::open(path, flags, Mode::empty()).ok()))
+    }
+
+    /// Whether it can be told.
+    pub fn are_known(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Whether all of them have stood since the helper began. If that cannot be told, they have not.
+    pub fn stand(&self) -> bool {
+        let Some(table) = &self.0 else { return false };
+        let now = Timespec::default();
+        let mut fds = [PollFd::new(table, PollFlags::PRI)];
+        let asked = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&now)));
+        asked.is_ok() && !fds[0].revents().intersects(PollFlags::PRI | PollFlags::ERR)
+    }
 }
 
 /// A helper's stdin, which holds the helper.
@@ -117,6 +152,7 @@ impl ProcessHost {
         let stdio = [their_input.into(), their_output.into(), nowhere];
         let child = self.enter(confinement, stdio, false, GROUP).await?.entered().await?;
         Ok(HelperProcess {
+            mounts: Mounts::below(child.pid()),
             output: pipe::Receiver::from_owned_fd(output.into()).map_err(setup)?,
             input: HelperInput {
                 pipe: pipe::Sender::from_owned_fd(input.into()).map_err(setup)?,

@@ -36,7 +36,7 @@ pub use config::{Lifeline, ProcessConfig};
 pub use env::{NEVER_INHERITED, NEVER_PASSED_ON};
 pub use event::{EventKind, EventSink, ProcessEvent, SinkClosed};
 pub use handle::{NoTerminal, ProcessHandle, Reply};
-pub use helper::{HelperInput, HelperProcess};
+pub use helper::{HelperInput, HelperProcess, Mounts};
 pub use host::{ProcessHost, StartError, Started};
 pub use launch::{Launch, LaunchError, environment};
 pub use left::Group;

@@ -58,7 +58,7 @@ const LOOKING: Duration = Duration::from_millis(100);
 /// How often what has fallen to the server is looked after.
 const LOOKING_AFTER: Duration = Duration::from_millis(20);
 
-/// How long it may be unknown what something that has fallen to the server is.
+/// How long after the death of a warden it may be unknown what something is that fell to the server.
 const STRANGE: Duration = Duration::from_secs(1);
 
 /// What a message begins with: where the order is.
@@ -334,8 +334,8 @@ impl Drop for Known {
 
 #[derive(Debug)]
 enum Current {
-    /// The way to the warden that works now, and a hold on its process.
-    Link(Arc<AsyncFd<OwnedFd>>, OwnedFd),
+    /// The way to the warden that works now, and its process.
+    Link { link: Arc<AsyncFd<OwnedFd>>, process: OwnedFd, pid: Pid },
     /// It cannot be had.
     Failed,
     /// It was let go.
@@ -381,7 +381,7 @@ impl Warden {
         // One that has just died is replaced within a moment.
         for pause in [50, 200, 1000] {
             let link = match &*self.0.current() {
-                Current::Link(link, _) => link.clone(),
+                Current::Link { link, .. } => link.clone(),
                 Current::Failed => return Err(io::Error::other("there is no warden")),
                 Current::Dismissed => return Err(io::Error::other("the host is shutting down")),
             };
@@ -396,10 +396,13 @@ impl Warden {
         Err(io::Error::other("the warden was killed"))
     }
 
-    /// An order takes long: somebody may have stopped the warden.
+    /// An order takes long: somebody may have stopped who carries it out.
     pub(super) fn wake(&self) {
-        if let Current::Link(_, warden) = &*self.0.current() {
-            let _ = rustix::process::pidfd_send_signal(warden, Signal::CONT);
+        if let Current::Link { process, pid, .. } = &*self.0.current()
+            && rustix::process::pidfd_send_signal(process, Signal::CONT).is_ok()
+        {
+            // Or its keeper, before that could say a word.
+            descendants::wake_below(*pid);
         }
     }
 
@@ -465,10 +468,10 @@ impl Watched {
         let child = command.spawn()?;
         // Nobody has waited for it yet, so the number is its own.
         let pid = Pid::from_raw(child.id().cast_signed()).ok_or(io::ErrorKind::InvalidData)?;
-        let warden = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
         let mut current = self.current();
         if !matches!(*current, Current::Dismissed) {
-            *current = Current::Link(link, warden);
+            *current = Current::Link { link, process, pid };
         }
         Ok(child)
     }
@@ -478,11 +481,11 @@ impl Watched {
         // Until nothing is left that fell to us from a warden that was killed, that is looked after.
         let mut fallen = None;
         loop {
-            if let Some(strangers) = &mut fallen
+            if let Some(since) = fallen
                 && let Ok(None) = child.try_wait()
             {
                 thread::sleep(LOOKING_AFTER);
-                if !self.look_after_fallen(&child, strangers) {
+                if !self.look_after_fallen(&child, since) {
                     fallen = None;
                 }
                 continue;
@@ -502,15 +505,14 @@ impl Watched {
                     return;
                 }
             }
-            fallen.get_or_insert_with(HashMap::new);
+            fallen = Some(Instant::now());
         }
     }
 
     /// Reaps what fell to us and has exited, and kills what no keeper of ours keeps. Tells whether
     /// anything is left.
-    fn look_after_fallen(&self, warden: &Child, strangers: &mut HashMap<Pid, Instant>) -> bool {
+    fn look_after_fallen(&self, warden: &Child, since: Instant) -> bool {
         let mut left = false;
-        let mut still = HashMap::new();
         for pid in descendants::children(rustix::process::getpid()) {
             if pid.as_raw_nonzero().get().cast_unsigned() == warden.id() {
                 continue;
@@ -520,24 +522,20 @@ impl Watched {
                 continue;
             }
             left = true;
-            if !lock(&self.keepers).contains(&pid) {
-                // It may be a keeper whose first word is yet to be heard.
-                let since = strangers.get(&pid).copied().unwrap_or_else(Instant::now);
-                if since.elapsed() > STRANGE {
-                    kill_child(pid);
-                }
-                still.insert(pid, since);
+            // At first it may be a keeper whose first word is yet to be heard.
+            if since.elapsed() > STRANGE && !lock(&self.keepers).contains(&pid) {
+                kill_child(pid);
             }
         }
-        *strangers = still;
         left
     }
 }
 
 /// Kills a child of this process with everything below it. Tells whether any of it could be.
 fn kill_child(pid: Pid) -> bool {
-    // Ours to reap, so the number is its own.
+    // Ours to reap, so the number is its own, and that of its group: what runs away leaves it behind.
     let _ = rustix::process::kill_process(pid, Signal::STOP);
+    descendants::kill_group_of(pid);
     let below = descendants::sweep(pid, || true);
     rustix::process::kill_process(pid, Signal::KILL).is_ok() || below
 }
