@@ -6,7 +6,7 @@
 //! allocation, no lock, no `errno`, no panic. Everything it needs is in [`Plan`] beforehand.
 //!
 //! The keeper's life:
-//! 1. be the reaper of everything below it;
+//! 1. a session and group of its own; be the reaper of everything below it;
 //! 2. start the process, and wait until that executes its program or has failed to;
 //! 3. say which, and hold no descriptor but the socket to the server from then on;
 //! 4. reap, say when the program has exited, carry out what the server wishes;
@@ -127,6 +127,9 @@ impl Drop for BlockedSignals {
 extern "C" fn keeper(plan: *mut c_void) -> c_int {
     let plan = plan.cast::<Plan>();
     let _ = rustix::thread::set_name(c"exec-keeper");
+    // A group of its own: who kills that of one keeper must not kill all.
+    // SAFETY: takes nothing.
+    let _ = unsafe { call(libc::SYS_setsid, []) };
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     // SAFETY: system calls; whether a handler was set does not matter to what is blocked.
     unsafe { default_signal(libc::SIGCHLD) };
