@@ -180,8 +180,9 @@ impl Inner {
     ) -> Result<Performed, FileError> {
         turn.come().await;
         if let Some(kept) = self.keeper(&backend, &operation)? {
+            let on_handle = kept.turn(&operation).await;
             let running = pool::blocking(move || {
-                let _turn = turn;
+                let _turns = (turn, on_handle);
                 kept.execute(operation)
             });
             let outcome = running.await.unwrap_or_else(|error| {

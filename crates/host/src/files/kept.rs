@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use codex_exec_server_protocol::files::{FsCloseParams, FsOpenParams, FsOpenResponse};
 
+use tokio::sync::OwnedMutexGuard;
+
 use super::{Cancel, Executor, FileError, FilesConfig, Operation, Outcome};
 
 /// Closed handles whose result is remembered.
@@ -38,6 +40,9 @@ struct Kept {
     /// Held to be changed while it is opened or closed, and to be read while a block moves: what
     /// comes meanwhile waits, and no block of an older connection is written after the close.
     state: RwLock<State>,
+    /// Whose turn it is, also among connections: a block of one that died comes before what is written
+    /// over it by the next.
+    turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug)]
@@ -57,6 +62,18 @@ impl KeptHandles {
         self.table().handles.contains_key(handle_id)
     }
 
+    /// Waits until what was asked of the same handle before has been done.
+    pub(super) async fn turn(&self, operation: &Operation) -> Option<OwnedMutexGuard<()>> {
+        let handle_id = match operation {
+            Operation::Close(params) => &params.handle_id,
+            Operation::ReadBlock(params) => &params.handle_id,
+            Operation::WriteBlock(params) => &params.handle_id,
+            _ => return None,
+        };
+        let turn = self.table().handles.get(handle_id)?.turn.clone();
+        Some(turn.lock_owned().await)
+    }
+
     /// Runs an operation on a handle. It blocks, and is not cancelled when whoever asked is gone:
     /// they may come back for its result.
     pub(super) fn execute(&self, operation: Operation) -> Result<Outcome, FileError> {
@@ -71,7 +88,11 @@ impl KeptHandles {
 
     fn open(&self, params: FsOpenParams) -> Result<Outcome, FileError> {
         let handle_id = params.handle_id.clone();
-        let kept = Arc::new(Kept { asked: params.clone(), state: RwLock::new(State::Open) });
+        let kept = Arc::new(Kept {
+            asked: params.clone(),
+            state: RwLock::new(State::Open),
+            turn: Arc::default(),
+        });
         let opening = change(&kept);
         let before = match self.table().handles.entry(handle_id.clone()) {
             Entry::Occupied(before) => Some(before.get().clone()),
