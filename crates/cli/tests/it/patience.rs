@@ -1,6 +1,6 @@
 //! What the command line does while its connection is lost: wait, or not, and say what goes on.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +11,7 @@ use std::thread;
 use rustix::process::Signal;
 
 use crate::commands::{Said, Server, codex, output, read_until};
+use crate::shell::pass;
 use crate::support::{PATIENCE, send, wait};
 use crate::terminal::Terminal;
 
@@ -37,8 +38,8 @@ impl Network {
                 if passing.load(Ordering::SeqCst) {
                     let there = TcpStream::connect(&to).unwrap();
                     streams.lock().unwrap().push(there.try_clone().unwrap());
-                    carry(here.try_clone().unwrap(), there.try_clone().unwrap());
-                    carry(there, here);
+                    pass(here.try_clone().unwrap(), there.try_clone().unwrap());
+                    pass(there, here);
                 }
                 if told.send(()).is_err() {
                     return;
@@ -57,18 +58,6 @@ impl Network {
         }
         self.accepted.recv_timeout(PATIENCE).expect("it tries to reconnect");
     }
-}
-
-fn carry(mut from: TcpStream, mut to: TcpStream) {
-    thread::spawn(move || {
-        let mut buffer = [0; 16 << 10];
-        while let Ok(len @ 1..) = from.read(&mut buffer) {
-            if to.write_all(&buffer[..len]).is_err() {
-                break;
-            }
-        }
-        let _ = to.shutdown(Shutdown::Both);
-    });
 }
 
 /// A command that says when it runs, and then waits to be ended.

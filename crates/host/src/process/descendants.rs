@@ -44,7 +44,6 @@ pub(super) fn end(mut keepers: Vec<Grip>) {
     loop {
         keepers.retain(|keeper| !keeper.has_ended(0));
         for keeper in &keepers {
-            wake(keeper.pid, || !keeper.has_ended(0));
             if sweep(keeper.pid, || !keeper.has_ended(0)) {
                 signalled = Instant::now();
             }
@@ -59,16 +58,6 @@ pub(super) fn end(mut keepers: Vec<Grip>) {
             return;
         }
         pause = (pause * 2).min(100);
-    }
-}
-
-/// Continues a keeper, if that is still who has the number: somebody may have stopped it, and then it
-/// would not reap.
-pub(super) fn wake(keeper: Pid, is_keeper: impl Fn() -> bool) {
-    if let Ok(pidfd) = rustix::process::pidfd_open(keeper, PidfdFlags::empty())
-        && is_keeper()
-    {
-        signal(&pidfd, Signal::CONT);
     }
 }
 
@@ -112,7 +101,8 @@ pub(super) fn wake_below(warden: Pid) {
     }
 }
 
-/// A keeper that is stopped until this is dropped: it reaps nobody.
+/// A keeper that is stopped until this is dropped: it reaps nobody. After that it goes on, whoever had
+/// stopped it before.
 struct Still {
     keeper: Pid,
     pidfd: OwnedFd,

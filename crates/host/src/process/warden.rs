@@ -258,7 +258,6 @@ impl Watch {
             for keeper in self.keepers.values() {
                 if !(in_time && keeper.tidies_up()) {
                     // Ours to reap, so the number is its own.
-                    descendants::wake(keeper.pid, || true);
                     any |= descendants::sweep(keeper.pid, || true);
                 }
             }

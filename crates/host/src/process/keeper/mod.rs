@@ -187,7 +187,6 @@ impl Room {
             *pass.get_mut(passed).ok_or(Errno::TOOBIG)? = fd;
             passed += 1;
         }
-        let [stack, order] = self.0.passing();
         let plan = stub::Plan {
             order: opened,
             stdio,
@@ -196,7 +195,7 @@ impl Room {
             executable,
             socket,
             process_stack: self.0.process_stack(),
-            passing: [Some(stack), Some(order)],
+            passing: self.0.passing(),
             tidies_up: AtomicBool::new(opened.manner.tidies_up),
             failed: None,
         };

@@ -64,7 +64,7 @@ pub(super) struct Plan {
     pub socket: RawFd,
     pub process_stack: *mut c_void,
     /// What is needed for the start only.
-    pub passing: [Option<Span>; 2],
+    pub passing: [Span; 2],
     /// The program ends by itself when the server does, and has to tidy up before.
     pub tidies_up: AtomicBool,
     /// Written by the process, if it fails.
@@ -156,7 +156,7 @@ extern "C" fn keeper(plan: *mut c_void) -> c_int {
         // SAFETY: nothing else of our own copies is used any more, and no memory of the start.
         unsafe {
             close_around(0, plan.socket);
-            plan.passing.iter().flatten().for_each(|span| span.give_back());
+            plan.passing.iter().for_each(|span| span.give_back());
         }
         keep(root, socket, &plan.tidies_up);
     } else if let Some((step, errno)) = failed {
