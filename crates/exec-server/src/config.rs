@@ -57,6 +57,13 @@ pub struct ServerConfig {
     /// before it is read until it is answered; one that finds too little left waits in its socket. A
     /// message that would take more than all of it waits for all of it.
     pub message_memory: usize,
+    /// Memory for large answers (more than 256 KiB) of all connections together, in bytes. Default
+    /// 256 MiB. An answer counts as what it carries and as its message, from before a file is read
+    /// until the message is written to the socket; one that finds too little left waits. An answer
+    /// that would take more than all of it waits for all of it.
+    pub answer_memory: usize,
+    /// The part of that which one connection may hold. Default 64 MiB, or one larger answer alone.
+    pub answer_memory_per_connection: usize,
     /// Threads among which a listener's connections are shared out, each staying on its own.
     /// Default 0: connections are served in the runtime that the listener is in;
     /// [`run`](crate::run) sets as many as there are processors.
@@ -87,6 +94,8 @@ impl Default for ServerConfig {
             pending_requests: 4096,
             pending_bytes: 96 << 20,
             message_memory: 256 << 20,
+            answer_memory: 256 << 20,
+            answer_memory_per_connection: 64 << 20,
             lanes: 0,
             unsent_bytes: 512 << 10,
             handshake_timeout: Duration::from_secs(10),

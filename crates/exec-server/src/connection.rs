@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use codex_exec_host::files::Reservation;
 use codex_exec_host::{buffer, pool};
 use codex_exec_rpc::{Connection, Outbound, Slot, TransportError};
 use codex_exec_server_protocol::environment::EnvironmentStatusResponse;
@@ -27,6 +28,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
+use crate::answers::AnswerMemory;
 use crate::auth::Principal;
 use crate::files::Files;
 use crate::http;
@@ -58,6 +60,8 @@ pub(crate) struct Request {
     id: RequestId,
     outbound: Outbound,
     answered: bool,
+    /// What the answer takes of the memory for large ones, until it is written.
+    memory: Option<Reservation>,
     /// Its share of what a connection may have under way.
     _share: Share,
 }
@@ -75,7 +79,24 @@ struct Share {
     _memory: Option<codex_exec_rpc::Share>,
 }
 
+/// A message and the memory it takes.
+struct Held {
+    message: Bytes,
+    _memory: Reservation,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.message
+    }
+}
+
 impl Request {
+    /// Has the answer hold this memory until it is written.
+    pub(crate) fn hold(&mut self, memory: Option<Reservation>) {
+        self.memory = memory;
+    }
+
     pub(crate) fn outbound(&self) -> &Outbound {
         &self.outbound
     }
@@ -101,7 +122,11 @@ impl Request {
 
     /// Sends the answer into the room there is for it.
     fn send(mut self, slot: Slot, message: impl Into<Bytes>) {
-        slot.send(message);
+        let message = message.into();
+        slot.send(match self.memory.take() {
+            Some(memory) => Bytes::from_owner(Held { message, _memory: memory }),
+            None => message,
+        });
         self.answered = true;
     }
 
@@ -151,9 +176,20 @@ impl Request {
         self,
         result: impl Future<Output = Result<R, RpcError>> + Send + 'static,
     ) {
+        self.answer_later_holding(async move { (result.await, None) });
+    }
+
+    /// The same for an answer that holds memory until it is written.
+    pub(crate) fn answer_later_holding<R: Encode + Send + Sync + 'static>(
+        mut self,
+        result: impl Future<Output = (Result<R, RpcError>, Option<Reservation>)> + Send + 'static,
+    ) {
         tokio::spawn(async move {
             tokio::select! {
-                result = result => { self.answer(result).await; }
+                (result, memory) = result => {
+                    self.hold(memory);
+                    self.answer(result).await;
+                }
                 // Nobody is left to answer to; what waits need not wait any longer.
                 () = self.outbound.closed() => {}
             }
@@ -215,6 +251,7 @@ struct Serving {
     http: http::Requests,
     outbound: Outbound,
     holder: Holder,
+    answers: AnswerMemory,
     count: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
 }
@@ -222,11 +259,13 @@ struct Serving {
 impl Serving {
     fn new(server: Server, principal: Principal, outbound: Outbound) -> Self {
         let evicted = CancellationToken::new();
+        let answers = AnswerMemory::new(server.config(), server.answer_budget());
         Self {
             holder: Holder { principal, peer: outbound.peer(), evicted },
             count: Arc::new(Semaphore::new(server.config().pending_requests)),
             bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),
-            files: Files::new(&server, outbound.clone()),
+            files: Files::new(&server, outbound.clone(), answers.clone()),
+            answers,
             server,
             stage: Stage::New,
             http: http::Requests::default(),
@@ -275,7 +314,13 @@ impl Serving {
                 share.await
             }
         };
-        Request { id, outbound: self.outbound.clone(), answered: false, _share: share }
+        Request {
+            id,
+            outbound: self.outbound.clone(),
+            answered: false,
+            memory: None,
+            _share: share,
+        }
     }
 
     async fn malformed(&self, message: String) {
@@ -360,8 +405,9 @@ impl Serving {
                 process::start(server, &attached, request, params);
             }
             Method::ProcessRead => {
-                let answer = process::read(session, parsed!(call::ProcessRead));
-                request.answer_later(answer);
+                let params = parsed!(call::ProcessRead);
+                let answer = process::read(session, params, self.answers.clone());
+                request.answer_later_holding(answer);
             }
             Method::ProcessWrite => {
                 let answer = process::write(session, parsed!(call::ProcessWrite));
@@ -388,7 +434,7 @@ impl Serving {
             }
             Method::HttpRequest => {
                 let params = parsed!(call::HttpRequest);
-                self.http.call(request, params);
+                self.http.call(request, params, self.answers.clone());
             }
             Method::FsReadFile => file!(call::FsReadFile),
             Method::FsOpen => file!(call::FsOpen),

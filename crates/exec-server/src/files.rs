@@ -15,6 +15,7 @@ use codex_exec_server_protocol::{Encode, RpcError, encode, notice};
 use futures_util::FutureExt;
 use tokio::sync::Semaphore;
 
+use crate::answers::AnswerMemory;
 use crate::connection::Request;
 use crate::sandbox::Confiner;
 use crate::server::Server;
@@ -27,11 +28,11 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    pub(crate) fn new(server: &Server, outbound: Outbound) -> Self {
+    pub(crate) fn new(server: &Server, outbound: Outbound, answers: AnswerMemory) -> Self {
         let config = server.config();
         let sink = Arc::new(Notifications(outbound));
         Self {
-            connection: FileConnection::new(config.files.clone(), sink),
+            connection: FileConnection::new(config.files.clone(), sink, Arc::new(answers)),
             confiner: server.confiner().clone(),
             running: Arc::new(Semaphore::new(config.concurrent_requests)),
         }
@@ -43,7 +44,7 @@ impl Files {
     }
 
     /// Runs a request and answers it, after those it may not overtake.
-    pub(crate) fn call<R>(&self, request: Request, mut params: R)
+    pub(crate) fn call<R>(&self, mut request: Request, mut params: R)
     where
         R: FileRequest + Clone,
         R::Response: Encode + Sync,
@@ -62,20 +63,22 @@ impl Files {
         tokio::spawn(async move {
             let outbound = request.outbound().clone();
             let work = async move {
-                let _permit = match first {
+                let permit = match first {
                     Some(permit) => permit,
                     None => permit.await,
                 };
-                result.await
+                (result.await, permit)
             };
-            let result = tokio::select! {
-                result = work => result,
+            // Held until the answer is sent: what waits for a client that does not read is bounded.
+            let (result, _permit) = tokio::select! {
+                done = work => done,
                 // Nobody is left to answer to: dropping the work cancels it.
                 () = outbound.closed() => return,
             };
             match result {
                 // Dropped after it is sent: what it announces may only follow then.
-                Ok(answer) => {
+                Ok(mut answer) => {
+                    request.hold(answer.take_memory());
                     request.respond(answer).await;
                 }
                 Err(error) => {

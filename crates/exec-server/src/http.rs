@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use codex_exec_host::files::Reservation;
 use codex_exec_host::process::{NEVER_INHERITED, NEVER_PASSED_ON};
 use codex_exec_rpc::{DialError, Outbound, WebsocketDial};
 use codex_exec_server_protocol::http::{
@@ -18,7 +19,7 @@ use codex_exec_server_protocol::http::{
 };
 use codex_exec_server_protocol::{Base64Bytes, RpcError, encode, notice};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::{
     ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST, HeaderMap,
@@ -30,6 +31,7 @@ use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, timeout_at};
 use url::Url;
 
+use crate::answers::{AnswerMemory, is_small};
 use crate::connection;
 
 /// How often a redirect is followed.
@@ -68,7 +70,12 @@ struct Streaming {
 
 impl Requests {
     /// Makes a request and answers with what came of it.
-    pub(crate) fn call(&self, request: connection::Request, params: HttpRequestParams) {
+    pub(crate) fn call(
+        &self,
+        mut request: connection::Request,
+        params: HttpRequestParams,
+        answers: AnswerMemory,
+    ) {
         let streaming = match params.stream_response.then(|| self.reserve(&params)).transpose() {
             Ok(streaming) => streaming,
             Err(error) => return request.answer_soon::<HttpRequestResponse>(Err(error)),
@@ -78,7 +85,10 @@ impl Requests {
             let work = async {
                 match streaming {
                     None => {
-                        request.answer(whole(params).await).await;
+                        let mut memory = None;
+                        let answer = whole(params, &answers, &mut memory).await;
+                        request.hold(memory);
+                        request.answer(answer).await;
                     }
                     Some(streaming) => streamed(request, params, streaming).await,
                 }
@@ -111,8 +121,12 @@ impl Drop for Streaming {
     }
 }
 
-/// An answer with its whole body.
-async fn whole(params: HttpRequestParams) -> Result<HttpRequestResponse, RpcError> {
+/// An answer with its whole body, and the memory that a large one takes.
+async fn whole(
+    params: HttpRequestParams,
+    answers: &AnswerMemory,
+    memory: &mut Option<Reservation>,
+) -> Result<HttpRequestResponse, RpcError> {
     let exchange = Exchange::prepare(params)?;
     let deadline = exchange.deadline;
     let mut response = exchange.run().await?;
@@ -121,6 +135,12 @@ async fn whole(params: HttpRequestParams) -> Result<HttpRequestResponse, RpcErro
         if body.len() + data.len() > BODY_BYTES {
             let limit = BODY_BYTES >> 20;
             return Err(failed(format!("the body is over {limit} MiB; ask with streamResponse")));
+        }
+        if memory.is_none() && !is_small(body.len() + data.len()) {
+            // A body that does not tell its length may be as long as any.
+            let told = response.body().size_hint().upper().unwrap_or(u64::MAX);
+            let rest = told.min((BODY_BYTES - body.len()) as u64);
+            *memory = Some(answers.reserve(body.len() as u64 + rest).await);
         }
         body.extend_from_slice(&data);
     }

@@ -7,6 +7,7 @@
 //! What happens to a request: [`Connection`] → envelope → one match in `connection` → handler →
 //! owner of the process → answer → the connection's bounded way out.
 
+mod answers;
 mod auth;
 mod config;
 mod connection;

@@ -2,6 +2,7 @@
 //!
 //! Each queues what it asks of the process before it returns, and returns the answer as a future.
 
+use codex_exec_host::files::Reservation;
 use codex_exec_host::process::{
     Group, Launch, LaunchError, ProcessHandle, StartError, Started, environment,
 };
@@ -12,6 +13,7 @@ use codex_exec_server_protocol::process::{
     TerminateResponse, WriteParams, WriteResponse, WriteStatus,
 };
 
+use crate::answers::{AnswerMemory, is_small};
 use crate::connection::{Attached, Request};
 use crate::sandbox::Confiner;
 use crate::server::Server;
@@ -145,14 +147,28 @@ fn unknown(id: &ProcessId) -> RpcError {
 pub(crate) fn read(
     session: &Session,
     params: ReadParams,
-) -> impl Future<Output = Result<ReadResponse, RpcError>> + Send + 'static {
+    answers: AnswerMemory,
+) -> impl Future<Output = (Result<ReadResponse, RpcError>, Option<Reservation>)> + Send + 'static {
     let id = params.process_id.clone();
-    let answer = session.process(&id).map(|process| process.read(params));
+    let process = session.process(&id);
+    let answer = process.as_ref().map(|process| process.read(params.clone()));
     async move {
-        match answer {
-            Some(answer) => answer.await.map_err(|_| unknown(&id)),
-            None => Err(unknown(&id)),
+        let (Some(process), Some(answer)) = (process, answer) else {
+            return (Err(unknown(&id)), None);
+        };
+        let Ok(response) = answer.await else { return (Err(unknown(&id)), None) };
+        let bytes = response.chunks.iter().map(|chunk| chunk.chunk.len()).sum();
+        if is_small(bytes) {
+            return (Ok(response), None);
         }
+        if let Some(memory) = answers.try_reserve(bytes as u64) {
+            return (Ok(response), Some(memory));
+        }
+        // The process keeps its output better than an answer that waits.
+        drop(response);
+        let memory = answers.reserve(bytes as u64).await;
+        let again = ReadParams { max_bytes: Some(bytes as u64), wait_ms: None, ..params };
+        (process.read(again).await.map_err(|_| unknown(&id)), Some(memory))
     }
 }
 

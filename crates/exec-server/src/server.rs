@@ -49,6 +49,7 @@ struct Shared {
     connections: TaskTracker,
     lanes: Lanes,
     message_budget: Budget,
+    answer_budget: Budget,
 }
 
 impl Server {
@@ -61,6 +62,7 @@ impl Server {
             sessions: Sessions::new(host.clone()),
             environment_info: environment_info(&confiner),
             message_budget: Budget::new(config.message_memory),
+            answer_budget: Budget::new(config.answer_memory),
             confiner,
             config,
             host,
@@ -138,6 +140,10 @@ impl Server {
     }
 
     /// The memory for large messages of all websockets.
+    pub(crate) fn answer_budget(&self) -> &Budget {
+        &self.0.answer_budget
+    }
+
     pub(crate) fn message_budget(&self) -> &Budget {
         &self.0.message_budget
     }

@@ -1,8 +1,8 @@
-//! Memory for large messages that come in, shared by all connections of a server.
+//! Memory for large messages, shared by all connections of a server.
 //!
-//! Invariant: the payload of a large message is read only once its share of the [`Budget`] is taken, in
-//! one step, so that two messages never wait for each other's rest; the share goes back when whoever
-//! took the message is done with it. Small messages pass without.
+//! Invariant: the payload of a large incoming message is read only once its share of the [`Budget`] is
+//! taken, in one step, so that two messages never wait for each other's rest; the share goes back when
+//! the owner of the message is done with it. Small messages pass without.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,7 +25,7 @@ const STEP: usize = 64 << 10;
 /// A message costs its own length, and as much again for what is decoded of it.
 const COST: u64 = 2;
 
-/// A server's memory for large incoming messages. Clones are the same.
+/// An amount of memory that large messages share. Clones share the same amount.
 #[derive(Debug, Clone)]
 pub struct Budget {
     left: Arc<Semaphore>,
@@ -43,6 +43,23 @@ impl Budget {
     pub fn new(bytes: usize) -> Self {
         let bytes = bytes.clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         Self { left: Arc::new(Semaphore::new(bytes)), bytes }
+    }
+
+    /// Waits for a share of `bytes`, first come first served.
+    pub async fn take(&self, bytes: u64) -> Share {
+        let permit = self.left.clone().acquire_many_owned(self.permits(bytes)).await;
+        Share { _permit: permit.expect("the semaphore is never closed") }
+    }
+
+    /// A share of `bytes`, if nothing has to be waited for.
+    pub fn try_take(&self, bytes: u64) -> Option<Share> {
+        let permit = self.left.clone().try_acquire_many_owned(self.permits(bytes)).ok()?;
+        Some(Share { _permit: permit })
+    }
+
+    /// Whoever asks for more than all of it gets all of it.
+    fn permits(&self, bytes: u64) -> u32 {
+        u32::try_from(bytes.min(self.bytes as u64)).unwrap_or(u32::MAX)
     }
 
     /// Bytes that are not taken.

@@ -1,5 +1,6 @@
 //! What the server costs while a client does not read.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use serde_json::json;
@@ -33,16 +34,84 @@ async fn a_client_that_asks_and_never_reads_does_not_make_the_server_grow() {
     for _ in 0..400 {
         client.ask("process/read", json!({"processId": "p"})).await;
     }
-    // Long enough for a server that would collect answers to do so.
+    let grown = settled_peak(&server).await - before;
+    assert!(grown < 64 << 20, "grew by {grown} bytes");
+}
+
+/// Clients that ask for large answers of every kind and read none of them. The answers share one bound
+/// (256 MiB), whoever asks for little is answered meanwhile, and whoever reads after all gets everything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_answers_that_are_not_read_share_one_bound() {
+    const FILE: u64 = 16 << 20;
+    const BLOCK: u64 = 1 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("large");
+    std::fs::File::create(&path).unwrap().set_len(FILE).unwrap();
+    let path = format!("file://{}", path.display());
+    let server = Running::start(&[]);
+    let mut random = fastrand::Rng::with_seed(12);
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        let mut client = server.client().await;
+        client.call("fs/open", json!({"handleId": "h", "path": path})).await;
+        client.run("p", "head -c 2000000 /dev/zero").await;
+        clients.push((client, Vec::new()));
+    }
+    for (client, asked) in &mut clients {
+        for _ in 0..20 {
+            let (method, params, len) = match random.u8(..6) {
+                0..3 => ("fs/readFile", json!({"path": path}), FILE),
+                3..5 => {
+                    let offset = random.u64(..FILE - BLOCK);
+                    let params = json!({"handleId": "h", "offset": offset, "len": BLOCK});
+                    ("fs/readBlock", params, BLOCK)
+                }
+                _ => ("process/read", json!({"processId": "p"}), 2_000_000),
+            };
+            asked.push((client.ask(method, params).await, len));
+        }
+    }
+    let peak = settled_peak(&server).await;
+    // The bound, buffers that are kept for a second, what the processes wrote, and the server itself.
+    assert!(peak < 600 << 20, "had {} MiB", peak >> 20);
+    let small = json!({"path": format!("file://{}", directory.path().display())});
+    let mut other = server.client().await;
+    let metadata = other.call("fs/getMetadata", small).await;
+    assert_eq!(metadata["result"]["isDirectory"], true, "{metadata}");
+    // Clients go away in no order; the last one gets all that it asked for.
+    let (mut last, asked) = clients.swap_remove(random.usize(..clients.len()));
+    drop(clients);
+    let mut asked = HashMap::<i64, u64>::from_iter(asked);
+    while !asked.is_empty() {
+        let message = last.notice().await;
+        let result = &message["result"];
+        let bytes = match result["chunks"].as_array() {
+            Some(chunks) => chunks.iter().map(|chunk| decoded_len(&chunk["chunk"])).sum(),
+            None if result["chunk"].is_string() => decoded_len(&result["chunk"]),
+            None => decoded_len(&result["dataBase64"]),
+        };
+        let id = message["id"].as_i64().unwrap();
+        assert_eq!(asked.remove(&id), Some(bytes), "answer {id}");
+    }
+}
+
+/// How many bytes stand in this base64.
+fn decoded_len(text: &serde_json::Value) -> u64 {
+    let text = text.as_str().unwrap();
+    let padding = text.bytes().rev().take_while(|&byte| byte == b'=').count();
+    (text.len() / 4 * 3 - padding) as u64
+}
+
+/// The most memory the server ever had, once it grows no more.
+async fn settled_peak(server: &Running) -> u64 {
     let mut last = 0;
     loop {
+        // Long enough for a server that would collect answers to do so.
         tokio::time::sleep(Duration::from_millis(300)).await;
         let now = peak(server.pid());
         if now == last {
-            break;
+            return now;
         }
         last = now;
     }
-    let grown = peak(server.pid()) - before;
-    assert!(grown < 64 << 20, "grew by {grown} bytes");
 }

@@ -12,14 +12,15 @@ use std::ops::{ControlFlow, Deref};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use codex_exec_server_protocol::files::FsReadFileParams;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::pool;
 
 use super::watches::{EVENTS, WatchId, Watches};
 use super::{
-    Cancel, Event, Executor, FileError, FileNotification, FileRequest, FilesConfig, HelperClient,
-    KeptHandles, Operation, Outcome, Turn, Turns, handles,
+    AnswerMemory, Cancel, Event, Executor, FileError, FileNotification, FileRequest, FilesConfig,
+    HelperClient, KeptHandles, Operation, Outcome, Reservation, SMALL_ANSWER, Turn, Turns, handles,
 };
 
 /// Where a request runs.
@@ -55,9 +56,15 @@ pub struct Answer<T> {
     response: T,
     /// Dropping it lets the watch speak.
     _sent: Option<oneshot::Sender<()>>,
+    memory: Option<Reservation>,
 }
 
 impl<T> Answer<T> {
+    /// The memory that a large answer was given, to be held until the answer has left this process.
+    pub fn take_memory(&mut self) -> Option<Reservation> {
+        self.memory.take()
+    }
+
     /// The response alone; notifications may come at once.
     pub fn into_response(self) -> T {
         self.response
@@ -83,6 +90,7 @@ struct Inner {
     searches: Mutex<HashMap<String, Cancel>>,
     watches: Arc<Watches>,
     sink: Arc<dyn EventSink>,
+    memory: Arc<dyn AnswerMemory>,
     /// Handles that outlive the connection.
     kept: OnceLock<Arc<KeptHandles>>,
 }
@@ -94,8 +102,13 @@ impl fmt::Debug for FileConnection {
 }
 
 impl FileConnection {
-    /// A connection without open handles, whose notifications go to `sink`.
-    pub fn new(config: Arc<FilesConfig>, sink: Arc<dyn EventSink>) -> Self {
+    /// A connection without open handles, whose notifications go to `sink` and whose large answers
+    /// wait for `memory`.
+    pub fn new(
+        config: Arc<FilesConfig>,
+        sink: Arc<dyn EventSink>,
+        memory: Arc<dyn AnswerMemory>,
+    ) -> Self {
         Self(Arc::new(Inner {
             watches: Arc::new(Watches::new(config.max_watches)),
             executor: Arc::new(Executor::new(config)),
@@ -103,6 +116,7 @@ impl FileConnection {
             routes: Mutex::default(),
             searches: Mutex::default(),
             sink,
+            memory,
             kept: OnceLock::new(),
         }))
     }
@@ -142,8 +156,9 @@ impl FileConnection {
         let inner = self.0.clone();
         async move {
             turn.come().await;
-            let (outcome, sent) = inner.perform(backend.await?, operation, turn).await?;
-            Ok(Answer { response: R::response(outcome)?, _sent: sent })
+            let performed = inner.perform(backend.await?, operation, turn).await?;
+            let Performed { outcome, sent, memory } = performed;
+            Ok(Answer { response: R::response(outcome)?, _sent: sent, memory })
         }
     }
 
@@ -169,16 +184,25 @@ impl Drop for FileConnection {
     }
 }
 
-type Performed = (Outcome, Option<oneshot::Sender<()>>);
+/// What came of an operation.
+struct Performed {
+    outcome: Outcome,
+    /// Dropped when the answer is sent.
+    sent: Option<oneshot::Sender<()>>,
+    memory: Option<Reservation>,
+}
 
 impl Inner {
     async fn perform(
         &self,
         backend: Backend,
         operation: Operation,
-        mut turn: Turn,
+        turn: Turn,
     ) -> Result<Performed, FileError> {
-        turn.come().await;
+        let memory = match operation.answer_bytes(self.executor.config()) {
+            0..=SMALL_ANSWER => None,
+            bytes => Some(self.memory.reserve(bytes).await),
+        };
         if let Some(kept) = self.keeper(&backend, &operation)? {
             let on_handle = kept.turn(&operation).await;
             let running = pool::blocking(move || {
@@ -188,9 +212,13 @@ impl Inner {
             let outcome = running.await.unwrap_or_else(|error| {
                 Err(FileError::Helper { reason: format!("operation did not end: {error}") })
             });
-            return Ok((outcome?, None));
+            return Ok(Performed { outcome: outcome?, sent: None, memory });
         }
         let outcome = match &operation {
+            Operation::ReadFile(params) => {
+                let params = params.clone();
+                return self.read_file(&backend, params, turn).await;
+            }
             Operation::Open(params) => {
                 let handle_id = params.handle_id.clone();
                 self.reserve_route(&handle_id, &backend)?;
@@ -241,7 +269,31 @@ impl Inner {
             }
             _ => self.run(&backend, operation, turn).await,
         };
-        Ok((outcome?, None))
+        Ok(Performed { outcome: outcome?, sent: None, memory })
+    }
+
+    /// Reads a whole file, which tells its size only when it is open: one that is not small is left
+    /// alone until there is memory for it.
+    async fn read_file(
+        &self,
+        backend: &Backend,
+        params: FsReadFileParams,
+        turn: Turn,
+    ) -> Result<Performed, FileError> {
+        let turn = Arc::new(turn);
+        let (mut room, mut memory) = (SMALL_ANSWER, None);
+        loop {
+            let operation = Operation::ReadFile(params.clone());
+            match self.run_within(room, backend, operation, turn.clone()).await {
+                Err(FileError::NeedsMemory { bytes }) => {
+                    // It may grow meanwhile, and what the kernel makes up has no size.
+                    room = bytes.saturating_add(bytes / 8).max(2 * room);
+                    drop(memory.take());
+                    memory = Some(self.memory.reserve(room).await);
+                }
+                outcome => return Ok(Performed { outcome: outcome?, sent: None, memory }),
+            }
+        }
     }
 
     /// Where the operation runs if it is on a handle that outlives the connection.
@@ -301,15 +353,26 @@ impl Inner {
         operation: Operation,
         turn: Turn,
     ) -> Result<Outcome, FileError> {
+        self.run_within(u64::MAX, backend, operation, turn).await
+    }
+
+    /// The same, with [room](Executor::execute_within) for what the outcome carries.
+    async fn run_within(
+        &self,
+        room: u64,
+        backend: &Backend,
+        operation: Operation,
+        turn: impl Send + 'static,
+    ) -> Result<Outcome, FileError> {
         let (events, _none) = mpsc::channel(1);
-        self.run_with(backend, operation, turn, Cancel::new(), events).await
+        self.run_with(backend, (room, operation), turn, Cancel::new(), events).await
     }
 
     async fn run_with(
         &self,
         backend: &Backend,
-        operation: Operation,
-        turn: Turn,
+        (room, operation): (u64, Operation),
+        turn: impl Send + 'static,
         cancel: Cancel,
         events: mpsc::Sender<Event>,
     ) -> Result<Outcome, FileError> {
@@ -320,7 +383,8 @@ impl Inner {
                 let running = pool::blocking(move || {
                     // Until the work is over, whoever still waits for it.
                     let _turn = turn;
-                    executor.execute(operation, &cancel, &|event| send_blocking(&events, event))
+                    let emit = |event| send_blocking(&events, event);
+                    executor.execute_within(room, operation, &cancel, &emit)
                 });
                 running.await.unwrap_or_else(|error| {
                     Err(FileError::Helper { reason: format!("operation did not end: {error}") })
@@ -328,7 +392,7 @@ impl Inner {
             }
             Backend::Helper(helper) => {
                 let _turn = turn;
-                helper.run(operation, &cancel, &events).await.map_err(FileError::in_sandbox)
+                helper.run(room, operation, &cancel, &events).await.map_err(FileError::in_sandbox)
             }
         }
     }
@@ -344,7 +408,7 @@ impl Inner {
         let _registered =
             search_id.map(|id| self.register_search(id, cancel.clone())).transpose()?;
         let (events, mut incoming) = mpsc::channel(EVENTS);
-        let running = self.run_with(backend, operation, turn, cancel.clone(), events);
+        let running = self.run_with(backend, (u64::MAX, operation), turn, cancel.clone(), events);
         tokio::pin!(running);
         let result = loop {
             tokio::select! {
@@ -403,7 +467,7 @@ impl Inner {
                 }
                 Backend::Helper(helper) => {
                     tokio::spawn(async move {
-                        let result = helper.run(operation, &cancel, &events).await;
+                        let result = helper.run(u64::MAX, operation, &cancel, &events).await;
                         let _ = done.send(result.map_err(FileError::in_sandbox));
                     });
                 }
@@ -412,7 +476,7 @@ impl Inner {
         };
         let (outcome, sent) = self.watches.start(id, run, self.sink.clone()).await?;
         drop(turn);
-        Ok((outcome, Some(sent)))
+        Ok(Performed { outcome, sent: Some(sent), memory: None })
     }
 }
 

@@ -13,20 +13,24 @@ use super::resolve::{self, Links, REGULAR, Resolver};
 use super::{Cancel, FileError};
 use crate::buffer;
 
-/// The content, read once into memory of its size.
+/// The content, read once into memory of its size, unless that is more than `room`.
 pub(super) fn read_file(
     resolver: Resolver,
     params: &FsReadFileParams,
     limit: u64,
+    room: u64,
     cancel: &Cancel,
 ) -> Result<FsReadFileResponse, FileError> {
     let path = &params.path;
     let (fd, stat) = resolve::open_to_read(resolver, path, params.follow_symlinks.into())?;
     let too_large = || FileError::TooLarge { path: path.clone(), limit };
     let size = u64::try_from(stat.st_size).unwrap_or(0);
-    if size > limit {
-        return Err(too_large());
-    }
+    let check = |bytes: u64| match bytes {
+        _ if bytes > limit => Err(too_large()),
+        _ if bytes > room => Err(FileError::NeedsMemory { bytes }),
+        _ => Ok(()),
+    };
+    check(size)?;
     let failed = |errno| FileError::os("read", path, errno);
     // The size is a hint: the file may grow or shrink meanwhile, and in /proc it is 0.
     let mut data = buffer::with_capacity(size as usize).map_err(|_| failed(Errno::NOMEM))?;
@@ -47,9 +51,7 @@ pub(super) fn read_file(
         {
             break;
         }
-        if data.len() as u64 > limit {
-            return Err(too_large());
-        }
+        check(data.len() as u64)?;
     }
     Ok(FsReadFileResponse { data: buffer::into_bytes(data).into() })
 }

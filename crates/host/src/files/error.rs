@@ -62,6 +62,13 @@ pub enum FileError {
         /// The limit.
         limit: u64,
     },
+    /// The answer would carry more than there is [memory](super::AnswerMemory) for yet. Never leaves a
+    /// [`FileConnection`](super::FileConnection).
+    #[error("the answer carries {bytes} bytes")]
+    NeedsMemory {
+        /// How much it would carry.
+        bytes: u64,
+    },
     /// No open handle has this id.
     #[error("unknown file handle `{handle_id}`")]
     UnknownHandle {
@@ -206,7 +213,7 @@ impl FileError {
             Self::Torn { cause, .. } => cause.kind(),
             Self::Cancelled => FileErrorKind::Cancelled,
             Self::Sandbox { .. } => FileErrorKind::InvalidInput,
-            Self::Helper { .. } => FileErrorKind::Other,
+            Self::Helper { .. } | Self::NeedsMemory { .. } => FileErrorKind::Other,
         }
     }
 

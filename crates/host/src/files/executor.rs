@@ -40,13 +40,25 @@ impl Executor {
         cancel: &Cancel,
         emit: &dyn Fn(Event) -> ControlFlow<()>,
     ) -> Result<Outcome, FileError> {
+        self.execute_within(u64::MAX, operation, cancel, emit)
+    }
+
+    /// Like [`execute`](Self::execute), for an outcome that carries at most `room` bytes of a file whose
+    /// size is not known before it is opened: otherwise it is [`FileError::NeedsMemory`].
+    pub fn execute_within(
+        &self,
+        room: u64,
+        operation: Operation,
+        cancel: &Cancel,
+        emit: &dyn Fn(Event) -> ControlFlow<()>,
+    ) -> Result<Outcome, FileError> {
         cancel.check()?;
         self.at_hand.learn();
         let (config, resolver, handles) = (&*self.config, self.resolver, &self.handles);
         let done = |()| Outcome::Done;
         match operation {
             Operation::ReadFile(params) => {
-                content::read_file(resolver, &params, config.max_read_file_bytes, cancel)
+                content::read_file(resolver, &params, config.max_read_file_bytes, room, cancel)
                     .map(Outcome::ReadFile)
             }
             Operation::Open(params) => handles.open(resolver, params, config).map(Outcome::Open),

@@ -85,8 +85,10 @@ impl HelperClient {
 
     /// Runs an operation in the helper, handing its events on as they come. `cancel` asks it to end
     /// soon and is still answered; dropping the future cancels it too.
+    /// `room` is that of [`Executor::execute_within`](crate::files::Executor::execute_within).
     pub async fn run(
         &self,
+        room: u64,
         operation: Operation,
         cancel: &Cancel,
         events: &mpsc::Sender<Event>,
@@ -95,7 +97,7 @@ impl HelperClient {
         let slot = if operation.is_watch() { None } else { shared.slots.acquire().await.ok() };
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let operation = Box::new(operation);
-        let frame = Frame::new(Request::Run { id, operation })
+        let frame = Frame::new(Request::Run { id, room, operation })
             .map_err(|error| FileError::Helper { reason: error.to_string() })?;
         let (sender, mut incoming) = mpsc::channel(WINDOW);
         let (done, mut result) = oneshot::channel();

@@ -26,8 +26,8 @@ pub(super) const WINDOW: usize = 16;
 /// To the helper.
 #[derive(Debug, PartialEq, Serialize, serde::Deserialize)]
 pub(super) enum Request {
-    /// Run this; answer with the same number.
-    Run { id: u64, operation: Box<Operation> },
+    /// Run this, with an outcome of at most `room` bytes; answer with the same number.
+    Run { id: u64, room: u64, operation: Box<Operation> },
     /// Nobody waits for it any more.
     Cancel { id: u64 },
     /// One event of it was taken; send another.
@@ -207,11 +207,13 @@ mod tests {
         let data = Bytes::from(vec![7; 1 << 20]);
         let operation =
             Box::new(Operation::WriteFile(FsWriteFileParams::new(path(), data.clone())));
-        let frame = Frame::new(Request::Run { id: 1, operation: operation.clone() }).unwrap();
+        let frame =
+            Frame::new(Request::Run { id: 1, room: u64::MAX, operation: operation.clone() })
+                .unwrap();
         assert!(frame.head.len() < 200);
         assert_eq!(frame.payload.as_ptr(), data.as_ptr());
         let Request::Run { operation: back, .. } =
-            round_trip(Request::Run { id: 1, operation: operation.clone() })
+            round_trip(Request::Run { id: 1, room: u64::MAX, operation: operation.clone() })
         else {
             panic!("another message");
         };
@@ -286,7 +288,7 @@ mod tests {
             let operation =
                 Box::new(Operation::WriteFile(FsWriteFileParams::new(path(), vec![1; 40])));
             let mut bytes = Vec::new();
-            Frame::new(Request::Run { id: 1, operation }).unwrap().write(&mut bytes).unwrap();
+            Frame::new(Request::Run { id: 1, room: u64::MAX, operation }).unwrap().write(&mut bytes).unwrap();
             let cut = cut.min(bytes.len() - 1);
             prop_assert!(read::<Request>(&mut &bytes[..cut]).is_err());
         }

@@ -57,6 +57,14 @@ struct Input<R> {
     ended: Option<io::Result<()>>,
 }
 
+/// An operation that has begun.
+struct Call {
+    id: u64,
+    room: u64,
+    operation: Box<Operation>,
+    running: Arc<Running>,
+}
+
 struct Running {
     cancel: Cancel,
     /// How many events may be sent.
@@ -91,7 +99,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
             self.idle.fetch_add(1, Ordering::SeqCst);
             let mut input = lock(&self.input);
             self.idle.fetch_sub(1, Ordering::SeqCst);
-            let Some((id, operation, running)) = self.read(&mut input) else { return };
+            let Some(call) = self.read(&mut input) else { return };
             // Somebody has to be there to read on.
             if self.idle.load(Ordering::SeqCst) == 0 {
                 let next = std::thread::Builder::new();
@@ -101,7 +109,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
                 }
             }
             drop(input);
-            self.run(id, *operation, &running);
+            self.run(call);
             if self.idle.load(Ordering::SeqCst) >= IDLE {
                 return;
             }
@@ -109,15 +117,15 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
     }
 
     /// The next operation, begun; `None` at the end.
-    fn read(&self, input: &mut Input<R>) -> Option<(u64, Box<Operation>, Arc<Running>)> {
+    fn read(&self, input: &mut Input<R>) -> Option<Call> {
         if input.ended.is_some() {
             return None;
         }
         let end = loop {
             match frame::read(&mut input.from) {
-                Ok(Some(Request::Run { id, operation })) => {
+                Ok(Some(Request::Run { id, room, operation })) => {
                     if let Some(running) = self.begin(id) {
-                        return Some((id, operation, running));
+                        return Some(Call { id, room, operation, running });
                     }
                 }
                 Ok(Some(Request::Cancel { id })) => {
@@ -173,7 +181,8 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
         Some(running)
     }
 
-    fn run(&self, id: u64, operation: Operation, running: &Running) {
+    fn run(&self, call: Call) {
+        let Call { id, room, operation, running } = call;
         let emit = |event: Event| {
             if running.take() && self.send(Reply::Event { id, event }) {
                 ControlFlow::Continue(())
@@ -181,7 +190,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
                 ControlFlow::Break(())
             }
         };
-        let run = || self.executor.execute(operation, &running.cancel, &emit);
+        let run = || self.executor.execute_within(room, *operation, &running.cancel, &emit);
         // Whoever waits for it must not wait for ever.
         let result = catch_unwind(AssertUnwindSafe(run))
             .unwrap_or_else(|_| Err(FileError::Helper { reason: "the operation panicked".into() }));

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use codex_exec_host::files::{Backend, FileConnection, FileNotification};
+use codex_exec_host::files::{Backend, FileConnection, FileNotification, UnboundedMemory};
 use codex_exec_server_protocol::files::*;
 use tokio::sync::mpsc;
 
@@ -25,7 +25,8 @@ impl Client {
 
     pub fn with(config: FilesConfig, backend: Backend) -> Self {
         let (sink, told) = mpsc::channel(64);
-        let connection = FileConnection::new(Arc::new(config), Arc::new(sink));
+        let connection =
+            FileConnection::new(Arc::new(config), Arc::new(sink), Arc::new(UnboundedMemory));
         Self { f: Fixture::new(), connection, backend, told }
     }
 

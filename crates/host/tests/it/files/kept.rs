@@ -1,6 +1,6 @@
 //! Handles that outlive their connection, whose requests may be repeated.
 
-use codex_exec_host::files::{Answer, Backend, FileConnection, KeptHandles};
+use codex_exec_host::files::{Answer, Backend, FileConnection, KeptHandles, UnboundedMemory};
 use codex_exec_server_protocol::files::*;
 use proptest::prelude::*;
 use tokio::sync::mpsc;
@@ -10,7 +10,11 @@ use super::*;
 /// A connection of the session that keeps these handles.
 fn connection(kept: &Arc<KeptHandles>) -> FileConnection {
     let (sink, _none) = mpsc::channel(1);
-    let connection = FileConnection::new(Arc::new(FilesConfig::default()), Arc::new(sink));
+    let connection = FileConnection::new(
+        Arc::new(FilesConfig::default()),
+        Arc::new(sink),
+        Arc::new(UnboundedMemory),
+    );
     connection.keep_handles_in(kept.clone());
     connection
 }

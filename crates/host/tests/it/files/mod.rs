@@ -9,6 +9,7 @@ mod figures;
 mod helper;
 mod kept;
 mod links;
+mod memory;
 mod metadata;
 mod names;
 mod remove;

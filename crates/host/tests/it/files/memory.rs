@@ -1,0 +1,152 @@
+//! Memory for large answers: none is made before it is given, and all of it comes back.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use codex_exec_host::files::{
+    AnswerMemory, Backend, FileConnection, Operation, Reservation, SMALL_ANSWER,
+};
+use codex_exec_server_protocol::files::*;
+use proptest::prelude::*;
+use tokio::sync::{Semaphore, mpsc};
+
+use super::*;
+
+/// So much memory, and a file that grows whenever somebody asks for some.
+struct Memory {
+    left: Arc<Semaphore>,
+    /// What was given last.
+    given: AtomicU64,
+    grows: Vec<(std::path::PathBuf, u64)>,
+}
+
+const ALL: u32 = 8 << 20;
+
+impl AnswerMemory for Memory {
+    fn reserve(&self, bytes: u64) -> Pin<Box<dyn Future<Output = Reservation> + Send + '_>> {
+        Box::pin(async move {
+            let permits = u32::try_from(bytes).unwrap().min(ALL);
+            let permit = self.left.clone().acquire_many_owned(permits).await.unwrap();
+            self.given.store(bytes, Ordering::SeqCst);
+            for (path, by) in &self.grows {
+                let file = std::fs::File::options().append(true).open(path).unwrap();
+                file.set_len(file.metadata().unwrap().len() + by).unwrap();
+            }
+            Reservation::new(permit)
+        })
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Whatever is read, in whatever order, beside answers that nobody takes away: an answer carries
+    /// no more than it was given memory for, and without memory it is small.
+    #[test]
+    fn an_answer_carries_no_more_than_its_memory(
+        sizes in prop::collection::vec(0u64..3 << 20, 1..12),
+        growth in prop::sample::select(vec![0u64, 1, 4096, 1 << 20]),
+        held in 0usize..3,
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let f = Fixture::new();
+            let files: Vec<_> = sizes.iter().enumerate().map(|(at, &size)| {
+                let path = f.file(&format!("f{at}"), "");
+                let native = f.native(format!("f{at}"));
+                std::fs::File::options().write(true).open(&native).unwrap().set_len(size).unwrap();
+                (path, native)
+            }).collect();
+            let left = Arc::new(Semaphore::new(ALL as usize));
+            let memory = Arc::new(Memory {
+                left: left.clone(),
+                given: AtomicU64::new(0),
+                grows: files.iter().map(|(_, native)| (native.clone(), growth)).collect(),
+            });
+            let (sink, _none) = mpsc::channel(1);
+            let config = Arc::new(FilesConfig::default());
+            let connection = FileConnection::new(config, Arc::new(sink), memory.clone());
+            let mut untaken = Vec::new();
+            for (path, native) in &files {
+                memory.given.store(0, Ordering::SeqCst);
+                let reading = connection.call(Backend::Here, FsReadFileParams::new(path.clone()));
+                // Until those that nobody takes away have gone, it may have to wait.
+                tokio::pin!(reading);
+                let mut answer = loop {
+                    tokio::select! {
+                        biased;
+                        answer = &mut reading => break answer.unwrap(),
+                        () = tokio::task::yield_now(), if !untaken.is_empty() => {
+                            if left.available_permits() < ALL as usize / 2 {
+                                untaken.remove(0);
+                            }
+                        }
+                    }
+                };
+                let carried = answer.data.len() as u64;
+                let given = memory.given.load(Ordering::SeqCst);
+                let memory = answer.take_memory();
+                prop_assert_eq!(memory.is_some(), given > 0);
+                prop_assert!(carried <= given.max(SMALL_ANSWER), "{} of {}", carried, given);
+                prop_assert!(carried <= std::fs::metadata(native).unwrap().len());
+                if untaken.len() < held {
+                    untaken.push((answer, memory));
+                }
+            }
+            drop(untaken);
+            prop_assert_eq!(left.available_permits(), ALL as usize, "all of it came back");
+            Ok(())
+        })?;
+    }
+}
+
+/// A block, a listing and a search tell beforehand what they may carry.
+#[tokio::test]
+async fn what_is_known_beforehand_is_asked_for_beforehand() {
+    let f = Fixture::new();
+    let path = f.file("x", "abc\n");
+    let left = Arc::new(Semaphore::new(0));
+    let memory = Memory { left: left.clone(), given: AtomicU64::new(0), grows: Vec::new() };
+    let (sink, _none) = mpsc::channel(1);
+    let connection =
+        FileConnection::new(Arc::new(FilesConfig::default()), Arc::new(sink), Arc::new(memory));
+    let run = |operation: Operation| {
+        let connection = &connection;
+        async move {
+            match operation {
+                Operation::ReadBlock(params) => {
+                    connection.call(Backend::Here, params).await.map(drop)
+                }
+                Operation::ReadDirectory(params) => {
+                    connection.call(Backend::Here, params).await.map(drop)
+                }
+                Operation::Glob(params) => connection.call(Backend::Here, params).await.map(drop),
+                Operation::Search(params) => connection.call(Backend::Here, params).await.map(drop),
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    let open = FsOpenParams::new("h", path, FsOpenMode::Read);
+    connection.call(Backend::Here, open).await.unwrap();
+    run(FsReadBlockParams::new("h", 0, SMALL_ANSWER).into()).await.unwrap();
+    let large: [Operation; 4] = [
+        FsReadBlockParams::new("h", 0, SMALL_ANSWER + 1).into(),
+        FsReadDirectoryParams::new(f.path("")).into(),
+        FsGlobParams::new(f.path(""), ["*"]).into(),
+        FsSearchParams::new(f.path(""), "abc").into(),
+    ];
+    for operation in large {
+        let waiting = run(operation.clone());
+        tokio::pin!(waiting);
+        tokio::select! {
+            biased;
+            _ = &mut waiting => panic!("{operation:?} did not ask"),
+            () = tokio::task::yield_now() => left.add_permits(64 << 20),
+        }
+        waiting.await.unwrap();
+        left.forget_permits(usize::MAX >> 4);
+    }
+    let streamed =
+        FsSearchParams { search_id: Some("s".into()), ..FsSearchParams::new(f.path(""), "zzz") };
+    run(streamed.into()).await.unwrap();
+}
