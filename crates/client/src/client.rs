@@ -11,7 +11,9 @@ use codex_exec_server_protocol::environment::{
 };
 use codex_exec_server_protocol::process::{ExecParams, ReadParams};
 use codex_exec_server_protocol::session::InitializeParams;
-use codex_exec_server_protocol::{Call, Method, Notice, SandboxContext, call, error as code};
+use codex_exec_server_protocol::{
+    Call, Effect, FileCall, Method, Notice, SandboxContext, call, error as code,
+};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -22,7 +24,7 @@ use crate::handshake::{HandshakeError, handshake};
 use crate::link::{Link, lock};
 use crate::notices::Notices;
 use crate::options::{ExecServerClientConnectOptions, RemoteExecServerConnectArgs};
-use crate::shared::{ConnectionStatus, Effect, LinkState, Shared};
+use crate::shared::{ConnectionStatus, LinkState, Shared};
 
 /// A session with an exec-server. Cheap to clone; the connection closes when the last clone and
 /// the last process handle are gone.
@@ -207,24 +209,26 @@ impl ExecServerClient {
     /// # Ok(()) }
     /// ```
     pub async fn call<C: Call>(&self, params: C::Params) -> Result<C::Response, ExecServerError> {
-        self.call_in::<C>(params, None).await
+        let effect = C::effect(&params);
+        self.call_as::<C>(&params, effect).await
     }
 
     /// Calls a filesystem method held to a sandbox.
-    pub async fn call_in<C: Call>(
+    pub async fn call_in<C: FileCall>(
         &self,
-        params: C::Params,
+        mut params: C::Params,
         sandbox: Option<&SandboxContext>,
     ) -> Result<C::Response, ExecServerError> {
-        let effect = Effect::of_call::<C>(&params);
-        self.call_as::<C>(&params, sandbox, effect).await
+        if let Some(sandbox) = sandbox {
+            *C::sandbox(&mut params) = Some(sandbox.clone());
+        }
+        self.call::<C>(params).await
     }
 
     /// Calls a method whose effect is known better than its params tell.
     pub(crate) async fn call_as<C: Call>(
         &self,
         params: &C::Params,
-        sandbox: Option<&SandboxContext>,
         effect: Effect,
     ) -> Result<C::Response, ExecServerError> {
         let any: &dyn Any = params;
@@ -234,7 +238,7 @@ impl ExecServerClient {
         let wait = any.downcast_ref::<ReadParams>().and_then(|read| read.wait_ms).unwrap_or(0);
         let timeout =
             self.timeout(C::METHOD).map(|limit| limit.saturating_add(Duration::from_millis(wait)));
-        self.shared.call::<C>(params, sandbox, effect, timeout).await
+        self.shared.call::<C>(params, effect, timeout).await
     }
 
     /// Subscribes to a notification that is not a process's own: `http/request/bodyDelta`,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use codex_exec_rpc::{Answer, Outbound, Pending};
-use codex_exec_server_protocol::{Call, RequestId, RpcError, SandboxContext, encode};
+use codex_exec_server_protocol::{Call, RequestId, RpcError, encode};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
@@ -59,7 +59,6 @@ impl Link {
     pub(crate) async fn send<C: Call>(
         self: &Arc<Self>,
         params: &C::Params,
-        sandbox: Option<&SandboxContext>,
     ) -> Result<AnswerOf<C>, LinkError> {
         let (sender, receiver) = oneshot::channel();
         let id = {
@@ -79,10 +78,6 @@ impl Link {
             }))
         };
         let message = encode::request::<C>(&id, params);
-        let message = match sandbox {
-            Some(sandbox) => with_sandbox(message, sandbox),
-            None => message,
-        };
         let answer =
             AnswerOf { link: self.clone(), id, receiver, answered: false, call: PhantomData };
         match self.outbound.send(message).await {
@@ -133,43 +128,5 @@ impl<C: Call> Drop for AnswerOf<C> {
         if !self.answered {
             lock(&self.link.requests).pending.forget(&self.id);
         }
-    }
-}
-
-/// Adds the member `sandbox` to the params of an encoded request.
-fn with_sandbox(mut message: Vec<u8>, sandbox: &SandboxContext) -> Vec<u8> {
-    let empty = message.ends_with(b"{}}");
-    // `…"params":{…}}`: the params end right before the message does.
-    message.truncate(message.len() - 2);
-    message.extend_from_slice(if empty { b"\"sandbox\":" } else { b",\"sandbox\":" });
-    // Writing to a Vec cannot fail, and permissions are strings and numbers.
-    if serde_json::to_writer(&mut message, sandbox).is_err() {
-        message.extend_from_slice(b"null");
-    }
-    message.extend_from_slice(b"}}");
-    message
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use codex_exec_server_protocol::files::FsReadFileParams;
-    use codex_exec_server_protocol::{PermissionProfile, call};
-
-    #[test]
-    fn a_sandbox_is_a_member_of_the_params() {
-        let params = FsReadFileParams::new("/a".parse().unwrap());
-        let plain = encode::request::<call::FsReadFile>(&7.into(), &params);
-        let sandbox = SandboxContext::new(PermissionProfile::read_only());
-        let text = with_sandbox(plain, &sandbox);
-        let value: serde_json::Value = serde_json::from_slice(&text).unwrap();
-        assert_eq!(value["id"], 7);
-        assert_eq!(value["params"]["path"], "file:///a");
-        assert_eq!(value["params"]["sandbox"]["permissions"]["type"], "managed");
-
-        let bare = br#"{"id":1,"method":"m","params":{}}"#.to_vec();
-        let value: serde_json::Value =
-            serde_json::from_slice(&with_sandbox(bare, &sandbox)).unwrap();
-        assert!(value["params"]["sandbox"].is_object());
     }
 }

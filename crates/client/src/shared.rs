@@ -4,18 +4,14 @@
 //! Invariant: the link state goes up → down → up … and at last to dead, and never leaves dead.
 //! Every call that starts after that fails with the same error.
 
-use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use codex_exec_server_protocol::environment::EnvironmentInfo;
-use codex_exec_server_protocol::files::{
-    FsCloseParams, FsCreateDirectoryParams, FsOpenMode, FsOpenParams,
-};
-use codex_exec_server_protocol::process::{ProcessId, WriteParams};
-use codex_exec_server_protocol::{Call, Method, SandboxContext};
+use codex_exec_server_protocol::process::ProcessId;
+use codex_exec_server_protocol::{Call, Effect};
 use tokio::sync::watch;
 
 use crate::error::{ExecServerError, Lost};
@@ -163,13 +159,12 @@ impl Shared {
     pub(crate) async fn call<C: Call>(
         &self,
         params: &C::Params,
-        sandbox: Option<&SandboxContext>,
         effect: Effect,
         timeout: Option<Duration>,
     ) -> Result<C::Response, ExecServerError> {
         let mut link = self.link().await?;
         loop {
-            match self.attempt::<C>(&link, params, sandbox, effect, timeout).await? {
+            match self.attempt::<C>(&link, params, effect, timeout).await? {
                 Ok(response) => return Ok(response),
                 Err(LinkError::NotSent) => {}
                 Err(LinkError::Interrupted) if effect != Effect::Once => {}
@@ -185,11 +180,10 @@ impl Shared {
         &self,
         link: &Arc<Link>,
         params: &C::Params,
-        sandbox: Option<&SandboxContext>,
         effect: Effect,
         timeout: Option<Duration>,
     ) -> Result<C::Response, ExecServerError> {
-        let answer = self.attempt::<C>(link, params, sandbox, effect, timeout).await?;
+        let answer = self.attempt::<C>(link, params, effect, timeout).await?;
         if let Err(LinkError::NotSent | LinkError::Interrupted) = answer {
             // Whoever tries again finds another connection.
             self.link_lost(link.epoch).await;
@@ -202,12 +196,11 @@ impl Shared {
         &self,
         link: &Arc<Link>,
         params: &C::Params,
-        sandbox: Option<&SandboxContext>,
         effect: Effect,
         timeout: Option<Duration>,
     ) -> Result<Result<C::Response, LinkError>, ExecServerError> {
         let attempt = async {
-            match link.send::<C>(params, sandbox).await {
+            match link.send::<C>(params).await {
                 Ok(answer) => answer.await,
                 Err(error) => Err(error),
             }
@@ -272,54 +265,6 @@ impl Shared {
                 tracked.feed(|track| track.fail(error.clone()));
             }
             self.subscriptions.end();
-        }
-    }
-}
-
-/// What a request does, and so what to do about one that was under way when its connection died.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Effect {
-    /// It changes nothing: it is made again.
-    Reads,
-    /// It changes something, and making it again changes nothing more.
-    Repeatable,
-    /// It may have happened, and must not happen twice.
-    Once,
-}
-
-impl Effect {
-    /// What a method alone tells.
-    pub(crate) fn of(method: Method) -> Self {
-        use Method::*;
-        match method {
-            ProcessRead | ProcessList | EnvironmentInfo | EnvironmentStatus | FsReadFile
-            | FsReadBlock | FsGetMetadata | FsCanonicalize | FsReadDirectory | FsWalk | FsGlob
-            | FsSearch | FsCancelSearch => Self::Reads,
-            // These set an absolute state.
-            ProcessTerminate | ProcessResize | FsUnwatch | FsSetMode => Self::Repeatable,
-            // Handles end with their connection, so a repetition would find none; whoever holds one
-            // opens it again.
-            Initialize | ProcessStart | ProcessWrite | ProcessSignal | FsOpen | FsWriteBlock
-            | FsClose | FsWriteFile | FsCreateDirectory | FsRemove | FsCopy | FsWatchMissing
-            | FsRename | FsSymlink | FsWatch | HttpRequest => Self::Once,
-        }
-    }
-
-    /// What a method tells together with its params.
-    pub(crate) fn of_call<C: Call>(params: &C::Params) -> Self {
-        let any: &dyn Any = params;
-        let by_params = [
-            any.downcast_ref()
-                .map(|write: &WriteParams| (write.write_id.is_some(), Self::Repeatable)),
-            any.downcast_ref()
-                .map(|open: &FsOpenParams| (open.mode == FsOpenMode::Read, Self::Reads)),
-            any.downcast_ref().map(|close: &FsCloseParams| (!close.commit, Self::Repeatable)),
-            any.downcast_ref()
-                .map(|make: &FsCreateDirectoryParams| (make.recursive, Self::Repeatable)),
-        ];
-        match by_params.into_iter().flatten().find(|(applies, _)| *applies) {
-            Some((_, effect)) => effect,
-            None => Self::of(C::METHOD),
         }
     }
 }

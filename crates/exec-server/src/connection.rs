@@ -19,9 +19,11 @@ use codex_exec_host::files::Reservation;
 use codex_exec_host::{buffer, pool};
 use codex_exec_rpc::{Connection, Outbound, Slot, TransportError};
 use codex_exec_server_protocol::environment::EnvironmentStatusResponse;
+use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::session::{InitializeParams, InitializeResponse};
 use codex_exec_server_protocol::{
-    Call, Encode, Incoming, Method, Notice, RequestId, RpcError, call, encode, notice, parse_params,
+    Call, Encode, FileMethod, Incoming, Method, Notice, RequestId, RpcError, call, encode,
+    file_methods, notice, parse_params,
 };
 use futures_util::FutureExt;
 use serde_json::value::RawValue;
@@ -244,6 +246,27 @@ pub(crate) async fn serve(server: Server, principal: Principal, mut connection: 
     serving.end();
 }
 
+macro_rules! dispatch_files {
+    ($(#[$doc:meta] $operation:ident $call:ident $function:ident $name:literal
+        $params:ty => $response:ty,
+        $order:ident, $touches:ident, $capability:ident, $effect:expr;)*) => {
+        impl Serving {
+            async fn file(&self, request: Request, method: FileMethod, params: Option<&RawValue>) {
+                match method {
+                    $(FileMethod::$operation => match parse_params::<$params>(params) {
+                        Ok(params) => self.files.call(request, params),
+                        Err(error) => {
+                            request.answer::<$response>(Err(error)).await;
+                        }
+                    },)*
+                }
+            }
+        }
+    };
+}
+
+file_methods!(dispatch_files);
+
 struct Serving {
     server: Server,
     stage: Stage,
@@ -392,12 +415,6 @@ impl Serving {
                 }
             };
         }
-        macro_rules! file {
-            ($call:ty) => {{
-                let params = parsed!($call);
-                self.files.call(request, params);
-            }};
-        }
         match method {
             Method::Initialize => {}
             Method::ProcessStart => {
@@ -436,28 +453,7 @@ impl Serving {
                 let params = parsed!(call::HttpRequest);
                 self.http.call(request, params, self.answers.clone());
             }
-            Method::FsReadFile => file!(call::FsReadFile),
-            Method::FsOpen => file!(call::FsOpen),
-            Method::FsReadBlock => file!(call::FsReadBlock),
-            Method::FsWriteBlock => file!(call::FsWriteBlock),
-            Method::FsClose => file!(call::FsClose),
-            Method::FsWriteFile => file!(call::FsWriteFile),
-            Method::FsCreateDirectory => file!(call::FsCreateDirectory),
-            Method::FsGetMetadata => file!(call::FsGetMetadata),
-            Method::FsCanonicalize => file!(call::FsCanonicalize),
-            Method::FsReadDirectory => file!(call::FsReadDirectory),
-            Method::FsWalk => file!(call::FsWalk),
-            Method::FsRemove => file!(call::FsRemove),
-            Method::FsCopy => file!(call::FsCopy),
-            Method::FsWatchMissing => file!(call::FsWatchMissing),
-            Method::FsRename => file!(call::FsRename),
-            Method::FsSymlink => file!(call::FsSymlink),
-            Method::FsSetMode => file!(call::FsSetMode),
-            Method::FsSearch => file!(call::FsSearch),
-            Method::FsCancelSearch => file!(call::FsCancelSearch),
-            Method::FsGlob => file!(call::FsGlob),
-            Method::FsWatch => file!(call::FsWatch),
-            Method::FsUnwatch => file!(call::FsUnwatch),
+            Method::File(method) => self.file(request, method, params).await,
         }
     }
 

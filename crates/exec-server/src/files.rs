@@ -11,7 +11,7 @@ use codex_exec_host::files::{
     EventSink, FileConnection, FileNotification, FileRequest, KeptHandles,
 };
 use codex_exec_rpc::Outbound;
-use codex_exec_server_protocol::{Encode, RpcError, encode, notice};
+use codex_exec_server_protocol::{Encode, RpcError, Touches, encode, notice};
 use futures_util::FutureExt;
 use tokio::sync::Semaphore;
 
@@ -55,7 +55,8 @@ impl Files {
         {
             return request.answer_soon(result.map_err(RpcError::from));
         }
-        let backend = self.confiner.backend(sandbox.filter(|_| params.touches_files()));
+        let backend =
+            self.confiner.backend(sandbox.filter(|_| R::METHOD.touches() == Touches::Paths));
         let result = self.connection.call_in(backend, params);
         // Polled once, it stands in the queue.
         let mut permit = Box::pin(self.running.clone().acquire_owned());

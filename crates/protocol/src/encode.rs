@@ -25,6 +25,12 @@ pub trait Encode: Serialize {
     }
 }
 
+/// For types that write themselves as serde would.
+macro_rules! by_serde {
+    ($($ty:ty),* $(,)?) => { $(impl $crate::encode::Encode for $ty {})* };
+}
+pub(crate) use by_serde;
+
 /// A request, ready to send.
 pub fn request<C: Call>(id: &RequestId, params: &C::Params) -> Vec<u8> {
     let mut out = Vec::with_capacity(96 + params.size_hint());
@@ -190,37 +196,6 @@ impl Encode for WriteParams {
     fn size_hint(&self) -> usize {
         128 + self.process_id.0.len() + self.chunk.encoded_len()
     }
-}
-
-macro_rules! by_serde {
-    ($($ty:ty),* $(,)?) => { $(impl Encode for $ty {})* };
-}
-
-by_serde! {
-    crate::session::InitializeParams,
-    crate::session::InitializeResponse,
-    crate::session::InitializedParams,
-    crate::process::ExecParams,
-    crate::process::ExecResponse,
-    crate::process::ExecExitedNotification,
-    crate::process::ExecClosedNotification,
-    crate::process::ReadParams,
-    crate::process::WriteResponse,
-    crate::process::SignalParams,
-    crate::process::SignalResponse,
-    crate::process::TerminateParams,
-    crate::process::TerminateResponse,
-    crate::process::ResizeParams,
-    crate::process::ResizeResponse,
-    crate::process::ListParams,
-    crate::process::ListResponse,
-    crate::environment::EnvironmentInfoParams,
-    crate::environment::EnvironmentInfo,
-    crate::environment::EnvironmentStatusParams,
-    crate::environment::EnvironmentStatusResponse,
-    crate::http::HttpRequestParams,
-    crate::http::HttpRequestResponse,
-    crate::http::HttpRequestBodyDeltaNotification,
 }
 
 #[cfg(test)]

@@ -136,3 +136,5 @@ pub struct EnvironmentStatusResponse {
     /// `ready`.
     pub status: String,
 }
+
+crate::encode::by_serde! { EnvironmentInfoParams, EnvironmentInfo, EnvironmentStatusParams, EnvironmentStatusResponse }

@@ -97,3 +97,5 @@ pub struct HttpRequestBodyDeltaNotification {
     /// Why the body ended early.
     pub error: Option<String>,
 }
+
+crate::encode::by_serde! { HttpRequestParams, HttpRequestResponse, HttpRequestBodyDeltaNotification }

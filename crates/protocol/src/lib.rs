@@ -25,7 +25,9 @@ pub use encode::Encode;
 pub use envelope::{Incoming, MalformedMessage, RequestId, Trace};
 pub use error::RpcError;
 pub use limits::DecodeLimits;
-pub use methods::{Call, Family, Lane, Method, Notice, call, notice};
+pub use methods::{
+    Call, Effect, Family, FileCall, FileMethod, Method, Notice, Order, Touches, call, notice,
+};
 pub use path_uri::{PathUri, PathUriError};
 pub use permissions::{
     AccessMode, Assurance, FileSystemEntry, FileSystemPath, FileSystemPolicy, LegacySandboxPolicy,

@@ -1,10 +1,19 @@
-//! The one table of methods: name, params, result, family, lane.
+//! The one table of methods. A row says everything about its method; both sides derive the rest.
 //!
-//! The server's dispatch and the client's typed calls both come from it. A new method is one line
-//! here, its types in the module of its family, and its handler.
+//! | from the rows | by |
+//! | --- | --- |
+//! | [`Method`], [`FileMethod`], [`call`], the documented table | this crate |
+//! | the client's typed calls | `codex-exec-client`, `calls.rs` |
+//! | the server's dispatch of `fs/*` | `codex-exec-server`, `connection.rs` |
+//! | operations, outcomes and what runs them | `codex-exec-host`, `files/operation.rs` |
+//!
+//! A new filesystem method is its row here, its types in `files`, its line in
+//! `host/src/files/executor.rs` and the code that line calls; the compiler or a test names whatever is
+//! missing.
 
 use serde::de::DeserializeOwned;
 
+use crate::SandboxContext;
 use crate::encode::Encode;
 use crate::environment::*;
 use crate::files::*;
@@ -43,21 +52,40 @@ impl Family {
     }
 }
 
-/// What a request may not overtake.
+/// Which requests of its connection a file request waits for, and which wait for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Lane {
-    /// Answered at once by the connection itself.
-    Connection,
-    /// In order among the requests that name the same process.
-    Process,
-    /// In order after every earlier file change of the connection; beside other reads.
-    FileRead,
-    /// In order after every earlier file request of the connection.
-    FileWrite,
-    /// After every earlier file change of the connection; nothing waits for it.
-    FileScan,
-    /// May take long or wait for something; overtakes and is overtaken.
+pub enum Order {
+    /// Begins after every earlier change; runs beside other reads.
+    Read,
+    /// Begins after every earlier read and change.
+    Change,
+    /// Begins after every earlier change; nothing waits for it.
+    Scan,
+    /// Begins at once.
     Free,
+}
+
+/// What a file request names, and so whether a sandbox policy can restrict it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Touches {
+    /// Paths: a policy decides about them.
+    Paths,
+    /// An open handle: the policy under which it was opened has decided.
+    Handle,
+    /// No file.
+    Nothing,
+}
+
+/// What making a request a second time does, and so whether a client whose connection died before the
+/// answer came may make it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// It changes nothing.
+    Reads,
+    /// It changes something; a second time changes nothing more.
+    Repeatable,
+    /// It may have happened, and must not happen twice.
+    Once,
 }
 
 /// A request as both sides know it.
@@ -68,6 +96,15 @@ pub trait Call: 'static {
     type Params: Encode + DeserializeOwned + Send + 'static;
     /// What is answered.
     type Response: Encode + DeserializeOwned + Send + 'static;
+
+    /// What making this very request does.
+    fn effect(params: &Self::Params) -> Effect;
+}
+
+/// A request about files, which a sandbox policy may accompany.
+pub trait FileCall: Call {
+    /// The policy that restricts the request; none restricts nothing.
+    fn sandbox(params: &mut Self::Params) -> &mut Option<SandboxContext>;
 }
 
 /// A notification as both sides know it.
@@ -78,33 +115,180 @@ pub trait Notice: 'static {
     type Params: Encode + DeserializeOwned + Send + 'static;
 }
 
-macro_rules! methods {
-    (
-        requests { $($(#[$doc:meta])* $call:ident $name:literal $params:ty => $response:ty, $family:ident, $lane:ident;)* }
-        notifications { $($(#[$ndoc:meta])* $notice:ident $nname:literal $nparams:ty;)* }
-    ) => {
+/// Passes the rows of all methods but `fs/*` to the macro `$derive`.
+///
+/// Columns: the request, its method of the client (`by_hand` if that is more than a bare call), its name,
+/// params and response; family; the capability that announces it (`always`: there is none); its effect.
+#[macro_export]
+macro_rules! request_methods {
+    ($derive:ident) => {
+        $derive! {
+            /// Opens or resumes a session.
+            Initialize initialize by_hand "initialize" InitializeParams => InitializeResponse,
+                Session, always, |_| Once;
+            /// Starts a process.
+            ProcessStart process_start typed "process/start" ExecParams => ExecResponse,
+                Exec, always, |_| Once;
+            /// Reads output, or waits for it.
+            ProcessRead process_read typed "process/read" ReadParams => ReadResponse,
+                Exec, always, |_| Reads;
+            /// Writes to stdin.
+            ProcessWrite process_write typed "process/write" WriteParams => WriteResponse,
+                Exec, always, |write| if write.write_id.is_some() { Repeatable } else { Once };
+            /// Signals the process group.
+            ProcessSignal process_signal typed "process/signal" SignalParams => SignalResponse,
+                Exec, always, |_| Once;
+            /// Kills the group and all descendants.
+            ProcessTerminate process_terminate typed "process/terminate" TerminateParams
+                => TerminateResponse,
+                Exec, always, |_| Repeatable;
+            /// Sets the terminal's size (extension).
+            ProcessResize process_resize typed "process/resize" ResizeParams => ResizeResponse,
+                Exec, process_resize, |_| Repeatable;
+            /// Lists the session's processes (extension).
+            ProcessList process_list by_hand "process/list" ListParams => ListResponse,
+                Exec, process_list, |_| Reads;
+            /// Describes the server and what it offers.
+            EnvironmentInfo environment_info by_hand "environment/info" EnvironmentInfoParams
+                => $crate::environment::EnvironmentInfo,
+                EnvironmentInfo, always, |_| Reads;
+            /// Tells whether the server is ready.
+            EnvironmentStatus environment_status by_hand "environment/status" EnvironmentStatusParams
+                => EnvironmentStatusResponse,
+                EnvironmentStatus, always, |_| Reads;
+            /// Makes an HTTP request from the server's network.
+            HttpRequest http_request typed "http/request" HttpRequestParams => HttpRequestResponse,
+                Http, always, |_| Once;
+        }
+    };
+}
+
+/// Passes the rows of the filesystem methods to the macro `$derive`.
+///
+/// Columns: the operation, the request, its method of the client, its name, params and response; its
+/// order; what it touches; the capability that announces it (`always`: there is none); its effect.
+#[macro_export]
+macro_rules! file_methods {
+    ($derive:ident) => {
+        $derive! {
+            /// Reads a whole file.
+            ReadFile FsReadFile fs_read_file "fs/readFile" FsReadFileParams => FsReadFileResponse,
+                Read, Paths, always, |_| Reads;
+            /// Opens a handle.
+            Open FsOpen fs_open "fs/open" FsOpenParams => FsOpenResponse,
+                Change, Paths, always, |open| if open.mode.is_read() { Reads } else { Once };
+            /// Reads through a handle.
+            ReadBlock FsReadBlock fs_read_block "fs/readBlock" FsReadBlockParams
+                => FsReadBlockResponse,
+                Read, Handle, always, |_| Reads;
+            /// Writes through a handle.
+            WriteBlock FsWriteBlock fs_write_block "fs/writeBlock" FsWriteBlockParams
+                => FsWriteBlockResponse,
+                Change, Handle, always, |_| Once;
+            /// Closes a handle, or commits it (extension).
+            Close FsClose fs_close "fs/close" FsCloseParams => FsCloseResponse,
+                Change, Handle, always, |close| if close.commit { Once } else { Repeatable };
+            /// Replaces the content of a file.
+            WriteFile FsWriteFile fs_write_file "fs/writeFile" FsWriteFileParams
+                => FsWriteFileResponse,
+                Change, Paths, always, |_| Once;
+            /// Makes a directory.
+            CreateDirectory FsCreateDirectory fs_create_directory "fs/createDirectory" FsCreateDirectoryParams
+                => FsCreateDirectoryResponse,
+                Change, Paths, always, |make| if make.recursive { Repeatable } else { Once };
+            /// Returns the metadata of a path.
+            GetMetadata FsGetMetadata fs_get_metadata "fs/getMetadata" FsGetMetadataParams
+                => FsGetMetadataResponse,
+                Read, Paths, always, |_| Reads;
+            /// Resolves every link of a path.
+            Canonicalize FsCanonicalize fs_canonicalize "fs/canonicalize" FsCanonicalizeParams
+                => FsCanonicalizeResponse,
+                Read, Paths, always, |_| Reads;
+            /// Lists a directory.
+            ReadDirectory FsReadDirectory fs_read_directory "fs/readDirectory" FsReadDirectoryParams
+                => FsReadDirectoryResponse,
+                Read, Paths, always, |_| Reads;
+            /// Lists a tree, breadth-first.
+            Walk FsWalk fs_walk "fs/walk" FsWalkParams => FsWalkResponse,
+                Scan, Paths, always, |_| Reads;
+            /// Removes a file or a tree.
+            Remove FsRemove fs_remove "fs/remove" FsRemoveParams => FsRemoveResponse,
+                Change, Paths, always, |_| Once;
+            /// Copies a file, a link or a tree.
+            Copy FsCopy fs_copy "fs/copy" FsCopyParams => FsCopyResponse,
+                Change, Paths, always, |_| Once;
+            /// Notifies once when a missing path appears.
+            WatchMissing FsWatchMissing fs_watch_missing "fs/watchMissing" FsWatchMissingParams
+                => FsWatchMissingResponse,
+                Read, Paths, fs_watch_missing, |_| Once;
+            /// Renames a path (extension).
+            Rename FsRename fs_rename "fs/rename" FsRenameParams => FsRenameResponse,
+                Change, Paths, fs_rename_link_mode, |_| Once;
+            /// Makes a symbolic link (extension).
+            Symlink FsSymlink fs_symlink "fs/symlink" FsSymlinkParams => FsSymlinkResponse,
+                Change, Paths, fs_rename_link_mode, |_| Once;
+            /// Sets permission bits (extension).
+            SetMode FsSetMode fs_set_mode "fs/setMode" FsSetModeParams => FsSetModeResponse,
+                Change, Paths, fs_rename_link_mode, |_| Repeatable;
+            /// Searches file contents (extension).
+            Search FsSearch fs_search "fs/search" FsSearchParams => FsSearchResponse,
+                Scan, Paths, fs_search, |_| Reads;
+            /// Ends a search (extension).
+            CancelSearch FsCancelSearch fs_cancel_search "fs/cancelSearch" FsCancelSearchParams
+                => FsCancelSearchResponse,
+                Free, Nothing, fs_search, |_| Reads;
+            /// Finds paths by pattern (extension).
+            Glob FsGlob fs_glob "fs/glob" FsGlobParams => FsGlobResponse,
+                Scan, Paths, fs_glob, |_| Reads;
+            /// Notifies of changes in a tree (extension).
+            Watch FsWatch fs_watch "fs/watch" FsWatchParams => FsWatchResponse,
+                Read, Paths, fs_watch, |_| Once;
+            /// Ends a watch (extension).
+            Unwatch FsUnwatch fs_unwatch "fs/unwatch" FsUnwatchParams => FsUnwatchResponse,
+                Change, Nothing, fs_watch, |_| Repeatable;
+        }
+    };
+}
+
+macro_rules! capability {
+    (always) => {
+        None
+    };
+    ($capability:ident) => {
+        Some((stringify!($capability), |capabilities: &Capabilities| capabilities.$capability))
+    };
+}
+
+macro_rules! requests {
+    ($(#[doc = $doc:literal] $call:ident $function:ident $kind:ident $name:literal
+        $params:ty => $response:ty, $family:ident, $capability:ident, $effect:expr;)*) => {
         /// A row of the table.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Method {
-            $($(#[$doc])* $call,)*
+            $(#[doc = $doc] $call,)*
+            /// `fs/*`.
+            File(FileMethod),
         }
 
         impl Method {
-            /// Every row.
-            pub const ALL: &'static [Self] = &[$(Self::$call,)*];
-
             /// The row of that name.
             pub fn from_name(name: &str) -> Option<Self> {
                 match name {
                     $($name => Some(Self::$call),)*
-                    _ => None,
+                    _ => FileMethod::from_name(name).map(Self::File),
                 }
+            }
+
+            /// Every row.
+            pub fn all() -> impl Iterator<Item = Self> {
+                [$(Self::$call,)*].into_iter().chain(FileMethod::ALL.iter().copied().map(Self::File))
             }
 
             /// The name on the wire.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$call => $name,)*
+                    Self::File(method) => method.name(),
                 }
             }
 
@@ -112,139 +296,185 @@ macro_rules! methods {
             pub fn family(self) -> Family {
                 match self {
                     $(Self::$call => Family::$family,)*
+                    Self::File(_) => Family::Filesystem,
                 }
             }
 
-            /// What it may not overtake.
-            pub fn lane(self) -> Lane {
+            /// What it does, in a sentence.
+            pub fn summary(self) -> &'static str {
                 match self {
-                    $(Self::$call => Lane::$lane,)*
+                    $(Self::$call => $doc.trim_ascii(),)*
+                    Self::File(method) => method.summary(),
+                }
+            }
+
+            fn capability(self) -> Option<Capability> {
+                match self {
+                    $(Self::$call => capability!($capability),)*
+                    Self::File(method) => method.capability(),
                 }
             }
         }
 
-        /// One type a request, for typed calls.
-        pub mod call {
-            use super::*;
-            $(
-                $(#[$doc])*
-                #[derive(Debug, Clone, Copy)]
-                pub struct $call;
-                impl Call for $call {
-                    const METHOD: Method = Method::$call;
-                    type Params = $params;
-                    type Response = $response;
-                }
-            )*
+        $(impl Call for call::$call {
+            const METHOD: Method = Method::$call;
+            type Params = $params;
+            type Response = $response;
+
+            fn effect(params: &$params) -> Effect {
+                let effect: fn(&$params) -> Effect = $effect;
+                effect(params)
+            }
+        })*
+
+        /// The types of the requests above, for `call`.
+        mod request_types {
+            $(#[doc = $doc] #[derive(Debug, Clone, Copy)] pub struct $call;)*
+        }
+    };
+}
+
+macro_rules! files {
+    ($(#[doc = $doc:literal] $operation:ident $call:ident $function:ident $name:literal
+        $params:ty => $response:ty,
+        $order:ident, $touches:ident, $capability:ident, $effect:expr;)*) => {
+        /// A row of the filesystem methods.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum FileMethod {
+            $(#[doc = $doc] $operation,)*
         }
 
+        impl FileMethod {
+            /// Every row.
+            pub const ALL: &'static [Self] = &[$(Self::$operation,)*];
+
+            fn from_name(name: &str) -> Option<Self> {
+                match name {
+                    $($name => Some(Self::$operation),)*
+                    _ => None,
+                }
+            }
+
+            /// The name on the wire.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$operation => $name,)*
+                }
+            }
+
+            /// Which requests it waits for.
+            pub fn order(self) -> Order {
+                match self {
+                    $(Self::$operation => Order::$order,)*
+                }
+            }
+
+            /// What it names.
+            pub fn touches(self) -> Touches {
+                match self {
+                    $(Self::$operation => Touches::$touches,)*
+                }
+            }
+
+            fn summary(self) -> &'static str {
+                match self {
+                    $(Self::$operation => $doc.trim_ascii(),)*
+                }
+            }
+
+            fn capability(self) -> Option<Capability> {
+                match self {
+                    $(Self::$operation => capability!($capability),)*
+                }
+            }
+        }
+
+        $(
+            impl Call for call::$call {
+                const METHOD: Method = Method::File(FileMethod::$operation);
+                type Params = $params;
+                type Response = $response;
+
+                fn effect(params: &$params) -> Effect {
+                    let effect: fn(&$params) -> Effect = $effect;
+                    effect(params)
+                }
+            }
+
+            impl FileCall for call::$call {
+                fn sandbox(params: &mut $params) -> &mut Option<SandboxContext> {
+                    &mut params.sandbox
+                }
+            }
+        )*
+
+        mod file_types {
+            $(#[doc = $doc] #[derive(Debug, Clone, Copy)] pub struct $call;)*
+        }
+    };
+}
+
+macro_rules! notifications {
+    ($($(#[$doc:meta])* $notice:ident $name:literal $params:ty;)*) => {
         /// One type a notification.
         pub mod notice {
             use super::*;
             $(
-                $(#[$ndoc])*
+                $(#[$doc])*
                 #[derive(Debug, Clone, Copy)]
                 pub struct $notice;
                 impl Notice for $notice {
-                    const NAME: &'static str = $nname;
-                    type Params = $nparams;
+                    const NAME: &'static str = $name;
+                    type Params = $params;
                 }
             )*
         }
     };
 }
 
-methods! {
-    requests {
-        /// Opens or resumes a session.
-        Initialize "initialize" InitializeParams => InitializeResponse, Session, Connection;
+/// One type a request, for typed calls.
+pub mod call {
+    pub use super::file_types::*;
+    pub use super::request_types::*;
+}
 
-        /// Starts a process.
-        ProcessStart "process/start" ExecParams => ExecResponse, Exec, Process;
-        /// Reads output, or waits for it.
-        ProcessRead "process/read" ReadParams => ReadResponse, Exec, Process;
-        /// Writes to stdin.
-        ProcessWrite "process/write" WriteParams => WriteResponse, Exec, Process;
-        /// Signals the process group.
-        ProcessSignal "process/signal" SignalParams => SignalResponse, Exec, Process;
-        /// Kills the group and all descendants.
-        ProcessTerminate "process/terminate" TerminateParams => TerminateResponse, Exec, Process;
-        /// Sets the terminal's size (extension).
-        ProcessResize "process/resize" ResizeParams => ResizeResponse, Exec, Process;
-        /// Lists the session's processes (extension).
-        ProcessList "process/list" ListParams => ListResponse, Exec, Connection;
+/// The name of a capability, and how to look it up.
+type Capability = (&'static str, fn(&Capabilities) -> bool);
 
-        /// What the server is and can do.
-        EnvironmentInfo "environment/info" EnvironmentInfoParams => crate::environment::EnvironmentInfo, EnvironmentInfo, Connection;
-        /// Whether it is ready.
-        EnvironmentStatus "environment/status" EnvironmentStatusParams => EnvironmentStatusResponse, EnvironmentStatus, Connection;
-
-        /// The whole content of a file.
-        FsReadFile "fs/readFile" FsReadFileParams => FsReadFileResponse, Filesystem, FileRead;
-        /// Opens a handle.
-        FsOpen "fs/open" FsOpenParams => FsOpenResponse, Filesystem, FileWrite;
-        /// Reads through a handle.
-        FsReadBlock "fs/readBlock" FsReadBlockParams => FsReadBlockResponse, Filesystem, FileRead;
-        /// Writes through a handle.
-        FsWriteBlock "fs/writeBlock" FsWriteBlockParams => FsWriteBlockResponse, Filesystem, FileWrite;
-        /// Closes a handle, or commits it (extension).
-        FsClose "fs/close" FsCloseParams => FsCloseResponse, Filesystem, FileWrite;
-        /// Replaces the content of a file.
-        FsWriteFile "fs/writeFile" FsWriteFileParams => FsWriteFileResponse, Filesystem, FileWrite;
-        /// Makes a directory.
-        FsCreateDirectory "fs/createDirectory" FsCreateDirectoryParams => FsCreateDirectoryResponse, Filesystem, FileWrite;
-        /// What a path is.
-        FsGetMetadata "fs/getMetadata" FsGetMetadataParams => FsGetMetadataResponse, Filesystem, FileRead;
-        /// A path with every link resolved.
-        FsCanonicalize "fs/canonicalize" FsCanonicalizeParams => FsCanonicalizeResponse, Filesystem, FileRead;
-        /// The names in a directory.
-        FsReadDirectory "fs/readDirectory" FsReadDirectoryParams => FsReadDirectoryResponse, Filesystem, FileRead;
-        /// A tree, breadth-first.
-        FsWalk "fs/walk" FsWalkParams => FsWalkResponse, Filesystem, FileScan;
-        /// Removes a name, or a tree.
-        FsRemove "fs/remove" FsRemoveParams => FsRemoveResponse, Filesystem, FileWrite;
-        /// Copies a file, a link or a tree.
-        FsCopy "fs/copy" FsCopyParams => FsCopyResponse, Filesystem, FileWrite;
-        /// Tells once when a missing path appears.
-        FsWatchMissing "fs/watchMissing" FsWatchMissingParams => FsWatchMissingResponse, Filesystem, FileRead;
-        /// Moves a name (extension).
-        FsRename "fs/rename" FsRenameParams => FsRenameResponse, Filesystem, FileWrite;
-        /// Makes a symbolic link (extension).
-        FsSymlink "fs/symlink" FsSymlinkParams => FsSymlinkResponse, Filesystem, FileWrite;
-        /// Sets permission bits (extension).
-        FsSetMode "fs/setMode" FsSetModeParams => FsSetModeResponse, Filesystem, FileWrite;
-        /// Searches file contents (extension).
-        FsSearch "fs/search" FsSearchParams => FsSearchResponse, Filesystem, FileScan;
-        /// Ends a search (extension).
-        FsCancelSearch "fs/cancelSearch" FsCancelSearchParams => FsCancelSearchResponse, Filesystem, Free;
-        /// Finds names (extension).
-        FsGlob "fs/glob" FsGlobParams => FsGlobResponse, Filesystem, FileScan;
-        /// Tells changes of a tree (extension).
-        FsWatch "fs/watch" FsWatchParams => FsWatchResponse, Filesystem, FileRead;
-        /// Ends a watch (extension).
-        FsUnwatch "fs/unwatch" FsUnwatchParams => FsUnwatchResponse, Filesystem, FileWrite;
-
-        /// An HTTP request from the server's place in the network.
-        HttpRequest "http/request" HttpRequestParams => HttpRequestResponse, Http, Free;
+impl Method {
+    /// Whether a server with these capabilities knows the method.
+    pub fn is_offered(self, capabilities: &Capabilities) -> bool {
+        self.capability().is_none_or(|(_, offered)| offered(capabilities))
     }
-    notifications {
-        /// The client is ready for everything else.
-        Initialized "initialized" InitializedParams;
-        /// Output of a process.
-        ProcessOutput "process/output" ExecOutputDeltaNotification;
-        /// A process was reaped.
-        ProcessExited "process/exited" ExecExitedNotification;
-        /// A process's last event.
-        ProcessClosed "process/closed" ExecClosedNotification;
-        /// A missing path has appeared.
-        FsMissingChanged "fs/missingChanged" FsMissingChangedNotification;
-        /// Lines a search has found (extension).
-        FsSearchMatches "fs/search/matches" FsSearchMatchesNotification;
-        /// Changes of a watched tree (extension).
-        FsChanged "fs/changed" FsChangedNotification;
-        /// A piece of a streamed HTTP body.
-        HttpRequestBodyDelta "http/request/bodyDelta" HttpRequestBodyDeltaNotification;
+
+    /// The capability that announces it; none if every server knows it.
+    pub fn capability_name(self) -> Option<&'static str> {
+        self.capability().map(|(name, _)| name)
     }
+}
+
+use Effect::{Once, Reads, Repeatable};
+
+request_methods!(requests);
+file_methods!(files);
+
+notifications! {
+    /// The client is ready for everything else.
+    Initialized "initialized" InitializedParams;
+    /// Output of a process.
+    ProcessOutput "process/output" ExecOutputDeltaNotification;
+    /// A process was reaped.
+    ProcessExited "process/exited" ExecExitedNotification;
+    /// A process's last event.
+    ProcessClosed "process/closed" ExecClosedNotification;
+    /// A missing path has appeared.
+    FsMissingChanged "fs/missingChanged" FsMissingChangedNotification;
+    /// Lines a search has found (extension).
+    FsSearchMatches "fs/search/matches" FsSearchMatchesNotification;
+    /// Changes of a watched tree (extension).
+    FsChanged "fs/changed" FsChangedNotification;
+    /// A piece of a streamed HTTP body.
+    HttpRequestBodyDelta "http/request/bodyDelta" HttpRequestBodyDeltaNotification;
 }
 
 #[cfg(test)]
@@ -253,9 +483,19 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_found() {
-        for &method in Method::ALL {
+        for method in Method::all() {
             assert_eq!(Method::from_name(method.name()), Some(method));
         }
         assert_eq!(Method::from_name("nope/x"), None);
+    }
+
+    #[test]
+    fn a_method_is_offered_by_its_capability() {
+        let (none, mut some) = (Capabilities::default(), Capabilities::default());
+        some.fs_glob = true;
+        let glob = Method::File(FileMethod::Glob);
+        assert!(!glob.is_offered(&none) && glob.is_offered(&some));
+        assert_eq!(glob.capability_name(), Some("fs_glob"));
+        assert!(Method::ProcessStart.is_offered(&none));
     }
 }

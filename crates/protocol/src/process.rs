@@ -504,3 +504,5 @@ pub struct ProcessInfo {
     /// The number its next event will have.
     pub next_seq: u64,
 }
+
+crate::encode::by_serde! { ExecParams, ExecResponse, ExecExitedNotification, ExecClosedNotification, ReadParams, WriteResponse, SignalParams, SignalResponse, TerminateParams, TerminateResponse, ResizeParams, ResizeResponse, ListParams, ListResponse }

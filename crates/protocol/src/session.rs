@@ -34,3 +34,5 @@ pub struct InitializeResponse {
 /// Params of the notification `initialized`: none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InitializedParams {}
+
+crate::encode::by_serde! { InitializeParams, InitializeResponse, InitializedParams }

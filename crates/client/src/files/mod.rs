@@ -19,12 +19,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use codex_exec_server_protocol::files::*;
-use codex_exec_server_protocol::{Call, PathUri, SandboxContext, call};
+use codex_exec_server_protocol::{Effect, FileCall, PathUri, SandboxContext, call};
 
 use crate::client::ExecServerClient;
 use crate::error::ExecServerError;
 use crate::link::Link;
-use crate::shared::Effect;
 
 /// Files on the server, perhaps held to a sandbox. Cheap to clone.
 ///
@@ -62,24 +61,37 @@ impl Files {
     }
 
     /// Calls any filesystem method, held to the sandbox.
-    pub async fn call<C: Call>(&self, params: C::Params) -> Result<C::Response, ExecServerError> {
-        self.client.call_in::<C>(params, self.sandbox.as_ref()).await
+    pub async fn call<C: FileCall>(
+        &self,
+        params: C::Params,
+    ) -> Result<C::Response, ExecServerError> {
+        self.client.call::<C>(self.sandboxed::<C>(params)).await
     }
 
     /// Calls a method on this very connection, see [`Shared::call_on`](crate::shared::Shared::call_on).
-    async fn call_on<C: Call>(
+    async fn call_on<C: FileCall>(
         &self,
         link: &Arc<Link>,
         params: C::Params,
     ) -> Result<C::Response, ExecServerError> {
-        let effect = Effect::of_call::<C>(&params);
-        let (sandbox, timeout) = (self.sandbox.as_ref(), self.client.timeout(C::METHOD));
-        self.client.shared.call_on::<C>(link, &params, sandbox, effect, timeout).await
+        let (params, timeout) = (self.sandboxed::<C>(params), self.client.timeout(C::METHOD));
+        self.client.shared.call_on::<C>(link, &params, C::effect(&params), timeout).await
     }
 
     /// Calls a method that may be repeated after a reconnect although its params do not tell.
-    async fn call_again<C: Call>(&self, params: C::Params) -> Result<C::Response, ExecServerError> {
-        self.client.call_as::<C>(&params, self.sandbox.as_ref(), Effect::Repeatable).await
+    async fn call_again<C: FileCall>(
+        &self,
+        params: C::Params,
+    ) -> Result<C::Response, ExecServerError> {
+        self.client.call_as::<C>(&self.sandboxed::<C>(params), Effect::Repeatable).await
+    }
+
+    /// The params with the sandbox, if there is one.
+    fn sandboxed<C: FileCall>(&self, mut params: C::Params) -> C::Params {
+        if let Some(sandbox) = &self.sandbox {
+            *C::sandbox(&mut params) = Some(sandbox.clone());
+        }
+        params
     }
 
     /// The whole content of a file. A large one is read in blocks.

@@ -4,12 +4,12 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use codex_exec_server_protocol::process::{ProcessId, ReadParams};
-use codex_exec_server_protocol::{call, error as code};
+use codex_exec_server_protocol::{Effect, call, error as code};
 
 use super::track::{Need, Track};
 use super::tracked::Tracked;
 use crate::error::ExecServerError;
-use crate::shared::{Effect, Shared};
+use crate::shared::Shared;
 
 pub(crate) async fn follow(shared: Arc<Shared>, tracked: Arc<Tracked>, process_id: ProcessId) {
     let patience = shared.tuning.reorder_patience;
@@ -33,7 +33,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, tracked: Arc<Tracked>, process_i
             wait_ms: None,
         };
         let timeout = shared.tuning.request_timeout;
-        match shared.call::<call::ProcessRead>(&params, None, Effect::Reads, timeout).await {
+        match shared.call::<call::ProcessRead>(&params, Effect::Reads, timeout).await {
             Ok(_) if need == Need::Acknowledge => {}
             Ok(answer) => tracked.feed(|track| track.read(after, answer)),
             // A forgotten process needs no acknowledgement.

@@ -10,7 +10,7 @@ use codex_exec_server_protocol::process::{
     ExecParams, ExecResponse, OnFull, OutputStream, ProcessId, ProcessSignal, ReadParams,
     ResizeParams, Retain, RetainUntil, SandboxType, SignalParams, TerminateParams,
 };
-use codex_exec_server_protocol::{Assurance, PathUri, call, error as code};
+use codex_exec_server_protocol::{Assurance, Effect, PathUri, call, error as code};
 use futures_util::{Stream, StreamExt};
 
 use super::command::ExecCommand;
@@ -23,7 +23,6 @@ use super::track::Track;
 use super::tracked::Tracked;
 use crate::client::ExecServerClient;
 use crate::error::{ExecServerError, Lost};
-use crate::shared::Effect;
 
 /// A process on the server.
 ///
@@ -214,13 +213,12 @@ impl ExecServerClient {
     async fn start(&self, params: &ExecParams) -> Result<Option<ExecResponse>, ExecServerError> {
         let only_ours = self.shared.claim(&params.process_id);
         let timeout = self.shared.tuning.request_timeout;
-        let first =
-            self.shared.call::<call::ProcessStart>(params, None, Effect::Once, timeout).await;
+        let first = self.shared.call::<call::ProcessStart>(params, Effect::Once, timeout).await;
         if !first.as_ref().is_err_and(ExecServerError::is_cut) {
             return first.map(Some);
         }
         let again =
-            self.shared.call::<call::ProcessStart>(params, None, Effect::Repeatable, timeout).await;
+            self.shared.call::<call::ProcessStart>(params, Effect::Repeatable, timeout).await;
         match again {
             // The code stands for other mistakes too, and servers differ in their words, so whether
             // the process exists is asked. It is in our session, under a name that nothing but this

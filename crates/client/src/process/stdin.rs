@@ -302,7 +302,7 @@ impl Pump {
                         write_id: Some(write.id),
                         close_stdin: write.close,
                     };
-                    match link.send::<call::ProcessWrite>(&params, None).await {
+                    match link.send::<call::ProcessWrite>(&params).await {
                         Ok(answer) => answers.push_back(answer),
                         Err(_) => return Served::LinkEnded,
                     }

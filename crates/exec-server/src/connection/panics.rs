@@ -1,8 +1,8 @@
 //! Requests that panic on their way, at every stage: each is answered, and the next one is served.
 
 use codex_exec_host::files::{FileError, FileRequest, Operation, Outcome};
-use codex_exec_server_protocol::SandboxContext;
 use codex_exec_server_protocol::files::FsGetMetadataParams;
+use codex_exec_server_protocol::{FileMethod, SandboxContext};
 use serde_json::{Value, json};
 
 use super::*;
@@ -10,13 +10,12 @@ use crate::config::ServerConfig;
 
 const NONE: usize = 0;
 const TAKE_SANDBOX: usize = 1;
-const TOUCHES_FILES: usize = 2;
-const OPERATION: usize = 3;
-const RESPONSE: usize = 4;
-const SIZE_HINT: usize = 5;
-const ENCODE: usize = 6;
-const ENCODE_LARGE: usize = 7;
-const ENCODE_VAST: usize = 8;
+const OPERATION: usize = 2;
+const RESPONSE: usize = 3;
+const SIZE_HINT: usize = 4;
+const ENCODE: usize = 5;
+const ENCODE_LARGE: usize = 6;
+const ENCODE_VAST: usize = 7;
 
 fn panic_at<const STAGE: usize>(stage: usize) {
     assert!(STAGE != stage, "on purpose");
@@ -38,12 +37,7 @@ impl<const STAGE: usize> From<Panics<STAGE>> for Operation {
 
 impl<const STAGE: usize> FileRequest for Panics<STAGE> {
     type Response = Answer<STAGE>;
-
-    fn touches_files(&self) -> bool {
-        panic_at::<STAGE>(TOUCHES_FILES);
-        // Only what has a sandbox is asked.
-        true
-    }
+    const METHOD: FileMethod = FileMethod::GetMetadata;
 
     fn take_sandbox(&mut self) -> Option<SandboxContext> {
         panic_at::<STAGE>(TAKE_SANDBOX);
@@ -110,11 +104,7 @@ impl Fixture {
     }
 
     async fn file<const STAGE: usize>(&mut self, path: &str) {
-        let mut params = FsGetMetadataParams::new(path.parse().unwrap());
-        if STAGE == TOUCHES_FILES {
-            params.sandbox = serde_json::from_value(json!({"permissions": {"type": "disabled"}}))
-                .expect("a sandbox that restricts nothing");
-        }
+        let params = FsGetMetadataParams::new(path.parse().unwrap());
         let answer = self
             .answer(|files, request| {
                 files.call(request, Panics::<STAGE>(params));
@@ -134,7 +124,6 @@ async fn a_file_request_that_panics_is_answered_at_every_stage() {
     // The second round is answered on the spot where the first left the lane.
     for path in ["/", "/", "/proc", "/proc"] {
         f.file::<TAKE_SANDBOX>(path).await;
-        f.file::<TOUCHES_FILES>(path).await;
         f.file::<OPERATION>(path).await;
         f.file::<RESPONSE>(path).await;
         f.file::<SIZE_HINT>(path).await;

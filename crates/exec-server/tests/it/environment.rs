@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use codex_exec_server_protocol::Method;
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -87,4 +88,15 @@ async fn secrets_of_a_policys_making_stay_and_the_servers_credentials_never_pass
     assert_eq!(env(&mut client, never.clone(), Value::Null).await, BTreeMap::new());
     let policy = json!({"inherit": "none", "set": never, "ignoreDefaultExcludes": true});
     assert_eq!(env(&mut client, never, policy).await, BTreeMap::new());
+}
+
+/// A client sends a method only to a server that announces it.
+#[tokio::test]
+async fn every_method_is_announced() {
+    let mut client = Client::ready(&server()).await;
+    let info = client.call("environment/info", json!({})).await.unwrap();
+    let capabilities = serde_json::from_str(&info["capabilities"].to_string()).unwrap();
+    for method in Method::all() {
+        assert!(method.is_offered(&capabilities), "{}", method.name());
+    }
 }

@@ -12,7 +12,7 @@ use std::ops::{ControlFlow, Deref};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use codex_exec_server_protocol::files::FsReadFileParams;
+use codex_exec_server_protocol::files::{FsDone, FsReadFileParams};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::pool;
@@ -253,7 +253,7 @@ impl Inner {
                 if let Some(cancel) = lock(&self.searches).get(&params.search_id) {
                     cancel.cancel();
                 }
-                Ok(Outcome::Done)
+                Ok(Outcome::CancelSearch(FsDone {}))
             }
             Operation::Watch(params) => {
                 let id = WatchId::Path(params.watch_id);
@@ -265,7 +265,7 @@ impl Inner {
             }
             Operation::Unwatch(params) => {
                 self.watches.stop(WatchId::Path(params.watch_id)).await;
-                Ok(Outcome::Done)
+                Ok(Outcome::Unwatch(FsDone {}))
             }
             _ => self.run(&backend, operation, turn).await,
         };

@@ -3,12 +3,14 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use codex_exec_server_protocol::files::*;
+
 use super::at_hand::AtHand;
 use super::handles::Handles;
 use super::resolve::Resolver;
 use super::{
-    Cancel, Event, FileError, FilesConfig, Operation, Outcome, content, copy, directory, glob,
-    metadata, missing, names, remove, search, walk, watch,
+    Cancel, Event, FileError, FileRequest, FilesConfig, Operation, Outcome, content, copy,
+    directory, glob, metadata, missing, names, remove, search, walk, watch,
 };
 
 /// The filesystem of this process, and the handles one connection has opened on it. Dropping it
@@ -54,55 +56,14 @@ impl Executor {
     ) -> Result<Outcome, FileError> {
         cancel.check()?;
         self.at_hand.learn();
-        let (config, resolver, handles) = (&*self.config, self.resolver, &self.handles);
-        let done = |()| Outcome::Done;
-        match operation {
-            Operation::ReadFile(params) => {
-                content::read_file(resolver, &params, config.max_read_file_bytes, room, cancel)
-                    .map(Outcome::ReadFile)
-            }
-            Operation::Open(params) => handles.open(resolver, params, config).map(Outcome::Open),
-            Operation::ReadBlock(params) => {
-                handles.read_block(&params, config).map(Outcome::ReadBlock)
-            }
-            Operation::WriteBlock(params) => handles.write_block(&params, config).map(done),
-            Operation::Close(params) => handles.close(&params, cancel).map(done),
-            Operation::WriteFile(params) => {
-                content::write_file(resolver, &params, cancel).map(done)
-            }
-            Operation::CreateDirectory(params) => {
-                directory::create_directory(resolver, &params).map(done)
-            }
-            Operation::GetMetadata(params) => {
-                metadata::get_metadata(resolver, &params).map(Outcome::Metadata)
-            }
-            Operation::Canonicalize(params) => {
-                metadata::canonicalize(&params).map(Outcome::Canonicalize)
-            }
-            Operation::ReadDirectory(params) => {
-                directory::read_directory(&params, config.max_directory_entries, cancel)
-                    .map(Outcome::ReadDirectory)
-            }
-            Operation::Walk(params) => {
-                walk::walk(resolver, &params, config, cancel).map(Outcome::Walk)
-            }
-            Operation::Remove(params) => remove::remove(resolver, &params, cancel).map(done),
-            Operation::Copy(params) => copy::copy(resolver, &params, cancel).map(done),
-            Operation::Rename(params) => names::rename(resolver, &params).map(done),
-            Operation::Symlink(params) => names::symlink(resolver, &params).map(done),
-            Operation::SetMode(params) => metadata::set_mode(resolver, &params).map(done),
-            Operation::Search(params) => {
-                search::search(resolver, &params, config, cancel, emit).map(Outcome::Search)
-            }
-            Operation::Glob(params) => {
-                glob::glob(resolver, &params, config, cancel).map(Outcome::Glob)
-            }
-            Operation::WatchMissing(params) => {
-                missing::watch_missing(&params, config, cancel, emit).map(done)
-            }
-            Operation::Watch(params) => watch::watch(&params, config, cancel, emit).map(done),
-            Operation::CancelSearch(_) | Operation::Unwatch(_) => Ok(Outcome::Done),
-        }
+        operation.perform(&At {
+            config: &self.config,
+            resolver: self.resolver,
+            handles: &self.handles,
+            room,
+            cancel,
+            emit,
+        })
     }
 
     /// Runs an operation if it is a small one that waits for nothing, neither disk nor network;
@@ -112,7 +73,7 @@ impl Executor {
             Operation::GetMetadata(params)
                 if self.at_hand.holds(&params.path, params.follow_symlinks.into()) =>
             {
-                Some(metadata::get_metadata(self.resolver, params).map(Outcome::Metadata))
+                Some(metadata::get_metadata(self.resolver, params).map(Outcome::GetMetadata))
             }
             Operation::ReadFile(params)
                 if self.at_hand.holds(&params.path, params.follow_symlinks.into()) =>
@@ -128,4 +89,74 @@ impl Executor {
     pub fn config(&self) -> &Arc<FilesConfig> {
         &self.config
     }
+}
+
+/// Where an operation runs, and what it may take.
+pub(super) struct At<'a> {
+    config: &'a FilesConfig,
+    resolver: Resolver,
+    handles: &'a Handles,
+    /// See [`Executor::execute_within`].
+    room: u64,
+    cancel: &'a Cancel,
+    emit: &'a dyn Fn(Event) -> ControlFlow<()>,
+}
+
+/// The code that runs a request.
+pub(super) trait Perform: FileRequest {
+    /// Runs it to its end on this thread.
+    fn perform(self, at: &At<'_>) -> Result<Self::Response, FileError>;
+}
+
+macro_rules! perform {
+    ($($params:ty: |$at:ident, $request:pat_param| $run:expr;)*) => {
+        $(impl Perform for $params {
+            fn perform(self, $at: &At<'_>) -> Result<Self::Response, FileError> {
+                let $request = &self;
+                $run
+            }
+        })*
+    };
+}
+
+/// Nothing to tell but that it is done.
+fn done((): ()) -> FsDone {
+    FsDone {}
+}
+
+perform! {
+    FsReadFileParams: |at, params| {
+        content::read_file(at.resolver, params, at.config.max_read_file_bytes, at.room, at.cancel)
+    };
+    FsOpenParams: |at, params| at.handles.open(at.resolver, params.clone(), at.config);
+    FsReadBlockParams: |at, params| at.handles.read_block(params, at.config);
+    FsWriteBlockParams: |at, params| at.handles.write_block(params, at.config).map(done);
+    FsCloseParams: |at, params| at.handles.close(params, at.cancel).map(done);
+    FsWriteFileParams: |at, params| content::write_file(at.resolver, params, at.cancel).map(done);
+    FsCreateDirectoryParams: |at, params| {
+        directory::create_directory(at.resolver, params).map(done)
+    };
+    FsGetMetadataParams: |at, params| metadata::get_metadata(at.resolver, params);
+    FsCanonicalizeParams: |_at, params| metadata::canonicalize(params);
+    FsReadDirectoryParams: |at, params| {
+        directory::read_directory(params, at.config.max_directory_entries, at.cancel)
+    };
+    FsWalkParams: |at, params| walk::walk(at.resolver, params, at.config, at.cancel);
+    FsRemoveParams: |at, params| remove::remove(at.resolver, params, at.cancel).map(done);
+    FsCopyParams: |at, params| copy::copy(at.resolver, params, at.cancel).map(done);
+    FsRenameParams: |at, params| names::rename(at.resolver, params).map(done);
+    FsSymlinkParams: |at, params| names::symlink(at.resolver, params).map(done);
+    FsSetModeParams: |at, params| metadata::set_mode(at.resolver, params).map(done);
+    FsSearchParams: |at, params| {
+        search::search(at.resolver, params, at.config, at.cancel, at.emit)
+    };
+    FsGlobParams: |at, params| glob::glob(at.resolver, params, at.config, at.cancel);
+    FsWatchParams: |at, params| watch::watch(params, at.config, at.cancel, at.emit).map(done);
+    FsWatchMissingParams: |at, params| {
+        missing::watch_missing(params, at.config, at.cancel, at.emit)
+            .map(|()| FsWatchMissingResponse { watching: false })
+    };
+    // These concern whoever holds the tokens.
+    FsCancelSearchParams: |_at, _params| Ok(FsDone {});
+    FsUnwatchParams: |_at, _params| Ok(FsDone {});
 }

@@ -11,8 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
-use codex_exec_server_protocol::files::{FsCloseParams, FsOpenParams, FsOpenResponse};
-
+use codex_exec_server_protocol::files::{FsCloseParams, FsDone, FsOpenParams, FsOpenResponse};
 use tokio::sync::OwnedMutexGuard;
 
 use super::{Cancel, Executor, FileError, FilesConfig, Operation, Outcome};
@@ -79,7 +78,7 @@ impl KeptHandles {
     pub(super) fn execute(&self, operation: Operation) -> Result<Outcome, FileError> {
         match operation {
             Operation::Open(params) => self.open(params),
-            Operation::Close(params) => self.close(params).map(|()| Outcome::Done),
+            Operation::Close(params) => self.close(params).map(|()| Outcome::Close(FsDone {})),
             Operation::ReadBlock(ref params) => self.block(&params.handle_id.clone(), operation),
             Operation::WriteBlock(ref params) => self.block(&params.handle_id.clone(), operation),
             other => self.run(other),

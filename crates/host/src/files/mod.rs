@@ -48,5 +48,5 @@ pub use helper::{HelperClient, serve_helper};
 pub use helpers::{HELPER, Helpers, run_helper};
 pub use kept::KeptHandles;
 pub use memory::{AnswerMemory, Reservation, SMALL_ANSWER, UnboundedMemory};
-pub use operation::{Event, FileNotification, FileRequest, Operation, Order, Outcome};
+pub use operation::{Event, FileNotification, FileRequest, Operation, Outcome};
 pub use order::{Turn, Turns};

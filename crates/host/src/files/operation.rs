@@ -4,24 +4,12 @@
 //! sandbox: whoever sends it to a helper has chosen the helper by the sandbox already.
 
 use bytes::Bytes;
-use codex_exec_server_protocol::SandboxContext;
 use codex_exec_server_protocol::files::*;
+use codex_exec_server_protocol::{FileMethod, Order, SandboxContext, file_methods};
 use serde::{Deserialize, Serialize};
 
 use super::FileError;
-
-/// What a request may not overtake, and what may not overtake it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Order {
-    /// Begins after every earlier change; runs beside other reads.
-    Read,
-    /// Begins after every earlier read and change.
-    Change,
-    /// Begins after every earlier change; nothing waits for it.
-    Scan,
-    /// Begins at once.
-    Free,
-}
+use super::executor::{At, Perform};
 
 /// A part of a running operation's result, told while it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,8 +36,8 @@ pub trait FileRequest: Into<Operation> + Send + 'static {
     /// Its answer.
     type Response: Send + 'static;
 
-    /// Whether a policy can restrict it.
-    fn touches_files(&self) -> bool;
+    /// Its row in the table of methods.
+    const METHOD: FileMethod;
 
     /// What the request is held to, taken off it.
     fn take_sandbox(&mut self) -> Option<SandboxContext>;
@@ -59,36 +47,33 @@ pub trait FileRequest: Into<Operation> + Send + 'static {
 }
 
 macro_rules! operations {
-    ($($name:ident $params:ty => $outcome:ident $response:ty, $order:ident;)*) => {
+    ($(#[$doc:meta] $operation:ident $call:ident $function:ident $name:literal
+        $params:ty => $response:ty,
+        $order:ident, $touches:ident, $capability:ident, $effect:expr;)*) => {
         /// One filesystem request.
         #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
         pub enum Operation {
-            $(#[doc = concat!("`", stringify!($params), "`")] $name($params),)*
+            $(#[$doc] $operation($params),)*
+        }
+
+        /// The result of an operation: the response of its request.
+        #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum Outcome {
+            $(#[$doc] $operation($response),)*
         }
 
         impl Operation {
-            /// Whether it answers by [`Event::Started`] and then runs on.
-            pub fn is_watch(&self) -> bool {
-                matches!(self, Self::Watch(_) | Self::WatchMissing(_))
-            }
-
-            /// Whether a policy can restrict it. A handle was opened under its own policy; the rest of
-            /// these touches no file.
-            pub fn touches_files(&self) -> bool {
-                !matches!(
-                    self,
-                    Self::ReadBlock(_)
-                        | Self::WriteBlock(_)
-                        | Self::Close(_)
-                        | Self::CancelSearch(_)
-                        | Self::Unwatch(_)
-                )
-            }
-
-            /// Where it stands among the requests of a connection.
-            pub fn order(&self) -> Order {
+            /// Its row in the table of methods.
+            pub fn method(&self) -> FileMethod {
                 match self {
-                    $(Self::$name(_) => Order::$order,)*
+                    $(Self::$operation(_) => FileMethod::$operation,)*
+                }
+            }
+
+            /// Has the code of its kind run it.
+            pub(super) fn perform(self, at: &At<'_>) -> Result<Outcome, FileError> {
+                match self {
+                    $(Self::$operation(params) => params.perform(at).map(Outcome::$operation),)*
                 }
             }
         }
@@ -96,85 +81,45 @@ macro_rules! operations {
         $(
             impl From<$params> for Operation {
                 fn from(params: $params) -> Self {
-                    Self::$name(params)
+                    Self::$operation(params)
                 }
             }
 
             impl FileRequest for $params {
                 type Response = $response;
-
-                fn touches_files(&self) -> bool {
-                    Operation::from(self.clone()).touches_files()
-                }
+                const METHOD: FileMethod = FileMethod::$operation;
 
                 fn take_sandbox(&mut self) -> Option<SandboxContext> {
                     self.sandbox.take()
                 }
 
                 fn response(outcome: Outcome) -> Result<Self::Response, FileError> {
-                    operations!(@take $outcome outcome)
+                    match outcome {
+                        Outcome::$operation(response) => Ok(response),
+                        _ => Err(mismatch()),
+                    }
                 }
             }
         )*
     };
-    (@take Done $from:ident) => {
-        match $from {
-            Outcome::Done => Ok(FsDone {}),
-            _ => Err(mismatch()),
-        }
-    };
-    (@take $outcome:ident $from:ident) => {
-        match $from {
-            Outcome::$outcome(response) => Ok(response),
-            _ => Err(mismatch()),
-        }
-    };
 }
 
 fn mismatch() -> FileError {
-    FileError::Helper { reason: "it answered another question".into() }
+    FileError::Helper { reason: "it replied with the wrong kind of result".into() }
 }
 
-operations! {
-    ReadFile FsReadFileParams => ReadFile FsReadFileResponse, Read;
-    Open FsOpenParams => Open FsOpenResponse, Change;
-    ReadBlock FsReadBlockParams => ReadBlock FsReadBlockResponse, Read;
-    WriteBlock FsWriteBlockParams => Done FsWriteBlockResponse, Change;
-    Close FsCloseParams => Done FsCloseResponse, Change;
-    WriteFile FsWriteFileParams => Done FsWriteFileResponse, Change;
-    CreateDirectory FsCreateDirectoryParams => Done FsCreateDirectoryResponse, Change;
-    GetMetadata FsGetMetadataParams => Metadata FsGetMetadataResponse, Read;
-    Canonicalize FsCanonicalizeParams => Canonicalize FsCanonicalizeResponse, Read;
-    ReadDirectory FsReadDirectoryParams => ReadDirectory FsReadDirectoryResponse, Read;
-    Walk FsWalkParams => Walk FsWalkResponse, Scan;
-    Remove FsRemoveParams => Done FsRemoveResponse, Change;
-    Copy FsCopyParams => Done FsCopyResponse, Change;
-    Rename FsRenameParams => Done FsRenameResponse, Change;
-    Symlink FsSymlinkParams => Done FsSymlinkResponse, Change;
-    SetMode FsSetModeParams => Done FsSetModeResponse, Change;
-    Search FsSearchParams => Search FsSearchResponse, Scan;
-    CancelSearch FsCancelSearchParams => Done FsCancelSearchResponse, Free;
-    Glob FsGlobParams => Glob FsGlobResponse, Scan;
-    WatchMissing FsWatchMissingParams => WatchMissing FsWatchMissingResponse, Read;
-    Watch FsWatchParams => Done FsWatchResponse, Read;
-    Unwatch FsUnwatchParams => Done FsUnwatchResponse, Change;
-}
+file_methods!(operations);
 
-/// What an operation found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "each is the answer of the operation of its name")]
-pub enum Outcome {
-    Done,
-    ReadFile(FsReadFileResponse),
-    Open(FsOpenResponse),
-    ReadBlock(FsReadBlockResponse),
-    Metadata(FsGetMetadataResponse),
-    Canonicalize(FsCanonicalizeResponse),
-    ReadDirectory(FsReadDirectoryResponse),
-    Walk(FsWalkResponse),
-    Search(FsSearchResponse),
-    Glob(FsGlobResponse),
-    WatchMissing(FsWatchMissingResponse),
+impl Operation {
+    /// Whether it answers by [`Event::Started`] and then runs on.
+    pub fn is_watch(&self) -> bool {
+        matches!(self, Self::Watch(_) | Self::WatchMissing(_))
+    }
+
+    /// Which requests of its connection it waits for.
+    pub fn order(&self) -> Order {
+        self.method().order()
+    }
 }
 
 /// File contents inside a message, so that a transport can send them beside it.

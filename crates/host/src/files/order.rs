@@ -6,9 +6,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use codex_exec_server_protocol::Order;
 use tokio_util::sync::{CancellationToken, DropGuard};
-
-use super::Order;
 
 /// The line the requests of a connection stand in.
 #[derive(Debug, Default)]

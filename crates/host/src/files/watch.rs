@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::files::{
-    FsChange, FsChangeKind, FsChangedNotification, FsWatchParams,
+    FsChange, FsChangeKind, FsChangedNotification, FsDone, FsWatchParams,
 };
 use notify::event::{AccessKind, AccessMode, CreateKind, ModifyKind, RenameMode};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
@@ -42,7 +42,7 @@ pub(super) fn watch(
     }
     let target = Target::of(&params.path, params.recursive)?;
     let source = Source::open(&target, &params.path, cancel)?;
-    if emit(Event::Started(Outcome::Done)).is_break() {
+    if emit(Event::Started(Outcome::Watch(FsDone {}))).is_break() {
         return Ok(());
     }
     let mut batch = Batch::new(target, params.watch_id, config);

@@ -21,8 +21,8 @@ pub enum FsOpenMode {
 }
 
 impl FsOpenMode {
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
-    fn is_read(&self) -> bool {
+    /// Whether it opens for reading.
+    pub fn is_read(&self) -> bool {
         *self == Self::Read
     }
 }
@@ -143,3 +143,5 @@ impl FsCloseParams {
 
 /// Answer of `fs/close`.
 pub type FsCloseResponse = FsDone;
+
+crate::encode::by_serde! { FsOpenParams, FsOpenResponse, FsReadBlockParams, FsCloseParams }

@@ -69,3 +69,5 @@ impl FsWriteFileParams {
 
 /// Answer of `fs/writeFile`.
 pub type FsWriteFileResponse = FsDone;
+
+crate::encode::by_serde! { FsReadFileParams }

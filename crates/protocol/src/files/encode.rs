@@ -99,42 +99,6 @@ impl Encode for FsGlobResponse {
     }
 }
 
-macro_rules! by_serde {
-    ($($ty:ty),* $(,)?) => { $(impl Encode for $ty {})* };
-}
-
-by_serde! {
-    FsDone,
-    FsReadFileParams,
-    FsOpenParams,
-    FsOpenResponse,
-    FsReadBlockParams,
-    FsCloseParams,
-    FsCreateDirectoryParams,
-    FsGetMetadataParams,
-    FsGetMetadataResponse,
-    FsCanonicalizeParams,
-    FsCanonicalizeResponse,
-    FsReadDirectoryParams,
-    FsWalkParams,
-    FsRemoveParams,
-    FsCopyParams,
-    FsWatchMissingParams,
-    FsWatchMissingResponse,
-    FsMissingChangedNotification,
-    FsRenameParams,
-    FsSymlinkParams,
-    FsSetModeParams,
-    FsSearchParams,
-    FsSearchResponse,
-    FsSearchMatchesNotification,
-    FsCancelSearchParams,
-    FsGlobParams,
-    FsWatchParams,
-    FsUnwatchParams,
-    FsChangedNotification,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -281,3 +281,5 @@ impl FsSetModeParams {
 
 /// Answer of `fs/setMode`.
 pub type FsSetModeResponse = FsDone;
+
+crate::encode::by_serde! { FsCreateDirectoryParams, FsGetMetadataParams, FsGetMetadataResponse, FsCanonicalizeParams, FsCanonicalizeResponse, FsReadDirectoryParams, FsRemoveParams, FsCopyParams, FsRenameParams, FsSymlinkParams, FsSetModeParams }

@@ -25,6 +25,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FsDone {}
 
+crate::encode::by_serde! { FsDone }
+
 /// Default of members that are on unless switched off.
 fn yes() -> bool {
     true

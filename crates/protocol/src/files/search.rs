@@ -237,3 +237,5 @@ pub struct FsGlobResponse {
 fn is_zero(value: &u32) -> bool {
     *value == 0
 }
+
+crate::encode::by_serde! { FsSearchParams, FsSearchResponse, FsSearchMatchesNotification, FsCancelSearchParams, FsGlobParams }

@@ -85,3 +85,5 @@ pub struct FsWalkResponse {
     /// A limit other than the depth cut the walk short.
     pub truncated: bool,
 }
+
+crate::encode::by_serde! { FsWalkParams }

@@ -118,3 +118,5 @@ pub struct FsChangedNotification {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
 }
+
+crate::encode::by_serde! { FsWatchMissingParams, FsWatchMissingResponse, FsMissingChangedNotification, FsWatchParams, FsUnwatchParams, FsChangedNotification }

@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use codex_exec_server_protocol::{
-    Call, DecodeLimits, Family, Incoming, Method, Notice, call, notice,
+    Call, DecodeLimits, Family, FileMethod, Incoming, Method, Notice, Touches, call, file_methods,
+    notice, request_methods,
 };
 use serde_json::value::RawValue;
 
@@ -31,25 +32,46 @@ fn parse<T: serde::de::DeserializeOwned>(raw: Option<&RawValue>, message: &str) 
     }
 }
 
-macro_rules! by_method {
-    ($method:expr, $part:ident, $raw:expr, $message:expr; $($call:ident)*) => {
-        match $method {
-            $(Method::$call => parse::<<call::$call as Call>::$part>($raw, $message),)*
+/// Which half of a call a message is.
+#[derive(Clone, Copy)]
+enum Half {
+    Params,
+    Response,
+}
+
+fn parse_call<C: Call>(half: Half, raw: Option<&RawValue>, message: &str) {
+    match half {
+        Half::Params => parse::<C::Params>(raw, message),
+        Half::Response => parse::<C::Response>(raw, message),
+    }
+}
+
+macro_rules! requests {
+    ($(#[$doc:meta] $call:ident $function:ident $kind:ident $name:literal
+        $params:ty => $response:ty, $family:ident, $capability:ident, $effect:expr;)*) => {
+        fn parse_half(method: Method, half: Half, raw: Option<&RawValue>, message: &str) {
+            match method {
+                $(Method::$call => parse_call::<call::$call>(half, raw, message),)*
+                Method::File(method) => parse_file_half(method, half, raw, message),
+            }
         }
     };
 }
 
-macro_rules! requests {
-    ($method:expr, $part:ident, $raw:expr, $message:expr) => {
-        by_method!($method, $part, $raw, $message;
-            Initialize ProcessStart ProcessRead ProcessWrite ProcessSignal ProcessTerminate
-            ProcessResize ProcessList EnvironmentInfo EnvironmentStatus
-            FsReadFile FsOpen FsReadBlock FsWriteBlock FsClose FsWriteFile FsCreateDirectory
-            FsGetMetadata FsCanonicalize FsReadDirectory FsWalk FsRemove FsCopy FsWatchMissing
-            FsRename FsSymlink FsSetMode FsSearch FsCancelSearch FsGlob FsWatch FsUnwatch
-            HttpRequest)
+macro_rules! files {
+    ($(#[$doc:meta] $operation:ident $call:ident $function:ident $name:literal
+        $params:ty => $response:ty,
+        $order:ident, $touches:ident, $capability:ident, $effect:expr;)*) => {
+        fn parse_file_half(method: FileMethod, half: Half, raw: Option<&RawValue>, message: &str) {
+            match method {
+                $(FileMethod::$operation => parse_call::<call::$call>(half, raw, message),)*
+            }
+        }
     };
 }
+
+request_methods!(requests);
+file_methods!(files);
 
 #[test]
 fn every_example_is_a_message() {
@@ -68,13 +90,13 @@ fn every_example_is_a_message() {
             match incoming.unwrap_or_else(|error| panic!("{error}: {message}")) {
                 Incoming::Request { id, method, params, .. } => {
                     let method = Method::from_name(&method).unwrap_or_else(|| panic!("{message}"));
-                    requests!(method, Params, params, &message);
+                    parse_half(method, Half::Params, params, &message);
                     shown.insert(method);
                     asked.insert(id, method);
                 }
                 Incoming::Response { id, result } => {
                     let method = asked[&id];
-                    requests!(method, Response, Some(result), &message);
+                    parse_half(method, Half::Response, Some(result), &message);
                 }
                 Incoming::Notification { method, params } => match method.as_str() {
                     notice::Initialized::NAME => {}
@@ -106,10 +128,57 @@ fn every_example_is_a_message() {
         }
     }
     assert!(count > 30, "the documents have examples");
-    for method in Method::ALL
-        .iter()
-        .filter(|method| matches!(method.family(), Family::Filesystem | Family::Http))
-    {
-        assert!(shown.contains(method), "{} has no example", method.name());
+    let needs_example =
+        |method: &Method| matches!(method.family(), Family::Filesystem | Family::Http);
+    for method in Method::all().filter(needs_example) {
+        assert!(shown.contains(&method), "{} has no example", method.name());
     }
+}
+
+/// The table of methods, as it stands in `docs/PROTOCOL.md`.
+fn method_table() -> String {
+    let mut table = String::from(
+        "| method | what it does | order | a sandbox restricts | capability |\n| --- | --- | --- | --- | --- |\n",
+    );
+    for method in Method::all() {
+        let (order, restricts) = match method {
+            Method::File(method) => {
+                let restricts = match method.touches() {
+                    Touches::Paths => "its paths",
+                    Touches::Handle => "the `fs/open` of its handle",
+                    Touches::Nothing => "",
+                };
+                (format!("{:?}", method.order()).to_lowercase(), restricts)
+            }
+            Method::ProcessStart => (String::new(), "the program"),
+            _ => (String::new(), ""),
+        };
+        let capability = method.capability_name().map_or(String::new(), |name| {
+            let mut words = name.split('_');
+            let first = words.next().unwrap_or_default().to_owned();
+            let capitalised = |word: &str| word[..1].to_uppercase() + &word[1..];
+            format!("`{}`", words.map(capitalised).fold(first, |name, word| name + &word))
+        });
+        let (name, summary) = (method.name(), method.summary().trim_end_matches('.'));
+        table += &format!("| `{name}` | {summary} | {order} | {restricts} | {capability} |\n");
+    }
+    table
+}
+
+#[test]
+fn the_documented_table_of_methods_is_the_one_in_the_code() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/PROTOCOL.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once("## Methods\n\n").expect("a section of methods");
+    let start = rest.find("| method |").expect("a table");
+    let (introduction, rest) = rest.split_at(start);
+    let end = rest.find("\n\n").expect("something after the table") + 1;
+    let table = method_table();
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        let rest = &rest[end..];
+        let text = format!("{before}## Methods\n\n{introduction}{table}{rest}");
+        std::fs::write(&path, text).unwrap();
+        return;
+    }
+    assert_eq!(&rest[..end], table, "run the test with UPDATE_SNAPSHOTS=1");
 }

@@ -2,7 +2,7 @@
 //! only accepted.
 
 use codex_exec_server_protocol::files::*;
-use codex_exec_server_protocol::{Lane, Method, PathUri};
+use codex_exec_server_protocol::{Method, Order, PathUri};
 
 use crate::golden::{golden, reads_as, refuses};
 
@@ -302,6 +302,7 @@ fn every_request_takes_a_sandbox() {
 #[test]
 fn what_scans_holds_nothing_up() {
     for name in ["fs/walk", "fs/search", "fs/glob"] {
-        assert_eq!(Method::from_name(name).unwrap().lane(), Lane::FileScan, "{name}");
+        let Some(Method::File(method)) = Method::from_name(name) else { panic!("{name}") };
+        assert_eq!(method.order(), Order::Scan, "{name}");
     }
 }

@@ -223,9 +223,12 @@ mod tests {
     #[test]
     fn answers_and_errors_survive() {
         let outcomes = [
-            Ok(Outcome::Done),
+            Ok(Outcome::Remove(FsDone {})),
             Ok(Outcome::ReadBlock(FsReadBlockResponse { chunk: vec![1, 2].into(), eof: true })),
-            Ok(Outcome::Metadata(FsGetMetadataResponse { nlink: Some(2), ..Default::default() })),
+            Ok(Outcome::GetMetadata(FsGetMetadataResponse {
+                nlink: Some(2),
+                ..Default::default()
+            })),
             Ok(Outcome::ReadDirectory(FsReadDirectoryResponse {
                 entries: vec![FsReadDirectoryEntry {
                     file_name: "x".into(),
