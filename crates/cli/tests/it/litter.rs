@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::json;
@@ -174,5 +175,44 @@ async fn after_a_command_without_a_server_is_killed() {
         run.kill().unwrap();
         run.wait().unwrap();
         no_litter(workspace.path()).await;
+    }
+}
+
+/// Whoever is killed while it builds a sandbox takes along what it has started, however early that is:
+/// nothing holds its output any more.
+#[test]
+fn what_a_sandbox_is_built_with_ends_with_it() {
+    const ROUNDS: u64 = 200;
+    const MICROSECOND: Duration = Duration::from_micros(1);
+    let directory = workspace();
+    for round in 0..ROUNDS {
+        // On one processor with what it forks, which so runs late.
+        let mut command = Command::new("taskset");
+        command.args(["-c", "0"]).arg(codex().get_program());
+        command.args(["sandbox", "--profile", "read-only", "--", "sleep", "100"]);
+        command.current_dir(directory.path()).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let threads = format!("/proc/{}/task", child.id());
+        let forked = |thread: std::io::Result<std::fs::DirEntry>| {
+            let children = thread.and_then(|thread| std::fs::read(thread.path().join("children")));
+            children.is_ok_and(|children| !children.is_empty())
+        };
+        while !std::fs::read_dir(&threads).unwrap().any(forked) {}
+        // As chance has it, between that and the start of the command.
+        let until = Instant::now() + fastrand::Rng::with_seed(round).u32(..20_000) * MICROSECOND;
+        while Instant::now() < until {
+            std::hint::spin_loop();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut output = child.stdout.take().unwrap();
+        let (end, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut output, &mut std::io::sink());
+            let _ = end.send(());
+        });
+        ended.recv_timeout(Duration::from_secs(20)).unwrap_or_else(|_| {
+            panic!("round {round}: something is left that holds its output");
+        });
     }
 }

@@ -13,6 +13,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::{during, outer, sys};
@@ -33,16 +34,18 @@ impl EmptyNetwork {
     pub(crate) fn make() -> Option<Self> {
         let root = rustix::process::geteuid().is_root();
         let user = if root { 0 } else { libc::CLONE_NEWUSER };
-        // SAFETY: the child makes two system calls, the second of which never returns.
+        // It ends by itself when its parent does: a death signal would come too late for a parent that is
+        // killed before the child has asked for it.
+        let (end, parent) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).ok()?;
+        // SAFETY: the child closes a descriptor of its own and makes two system calls, the second of
+        // which never returns.
         let forked = unsafe { sys::fork_into((libc::CLONE_NEWNET | user) as u64, 0) };
         let (pid, pidfd) = match forked {
             Ok(Some(child)) => child,
             Ok(None) => {
-                let _ = sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64);
-                loop {
-                    // SAFETY: waits for a signal, which kills.
-                    unsafe { libc::pause() };
-                }
+                drop(parent);
+                let _ = rustix::io::retry_on_intr(|| rustix::io::read(&end, &mut [0; 1]));
+                sys::exit_now(0)
             }
             Err(_) => return None,
         };

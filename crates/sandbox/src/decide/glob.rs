@@ -46,6 +46,14 @@ pub enum GlobError {
     /// `[` without `]`.
     #[error("a character class is not closed")]
     OpenClass,
+    /// `[:name:]` with a name that is none of POSIX's.
+    #[error(
+        "a character class has an unknown name; `[:alpha:]`, `[:digit:]` and the like are known"
+    )]
+    UnknownClass,
+    /// Git drops a blank at the end of a pattern, others take it for a part of the name.
+    #[error("the pattern ends with a blank; write `\\ ` for a name that does")]
+    TrailingBlank,
     /// `..` would leave the directory the pattern is relative to.
     #[error("`..` is not allowed in a pattern")]
     Parent,
@@ -71,6 +79,10 @@ impl Glob {
         }
         if pattern.starts_with('!') {
             return Err(GlobError::Negated);
+        }
+        let escapes = |text: &str| text.bytes().rev().take_while(|&byte| byte == b'\\').count();
+        if pattern.strip_suffix(' ').is_some_and(|before| escapes(before) % 2 == 0) {
+            return Err(GlobError::TrailingBlank);
         }
         let absolute = pattern.starts_with('/');
         let directories_only = pattern.ends_with('/');
@@ -206,6 +218,11 @@ fn parse_class(name: &[u8], mut at: usize) -> Result<(Token, usize), GlobError> 
         if low == b']' && at > start {
             return Ok((Token::Class { negated, ranges }, at + 1));
         }
+        if let Some((named, after)) = parse_named_class(name, at)? {
+            ranges.extend_from_slice(named);
+            at = after;
+            continue;
+        }
         if low == b'\\' {
             at += 1;
             low = *name.get(at).ok_or(GlobError::OpenClass)?;
@@ -218,6 +235,33 @@ fn parse_class(name: &[u8], mut at: usize) -> Result<(Token, usize), GlobError> 
             ranges.push((low, low));
         }
     }
+}
+
+/// Bytes that a class has.
+type Ranges = &'static [(u8, u8)];
+
+/// `[:name:]` at this place of a class, if there is one: its ranges and what comes after it.
+fn parse_named_class(pattern: &[u8], at: usize) -> Result<Option<(Ranges, usize)>, GlobError> {
+    let Some(rest) = pattern[at..].strip_prefix(b"[:") else { return Ok(None) };
+    let end = rest.iter().position(|&byte| byte == b']').ok_or(GlobError::OpenClass)?;
+    // Otherwise the bracket stands for itself.
+    let Some(name) = rest[..end].strip_suffix(b":") else { return Ok(None) };
+    let ranges: Ranges = match name {
+        b"alnum" => &[(b'0', b'9'), (b'A', b'Z'), (b'a', b'z')],
+        b"alpha" => &[(b'A', b'Z'), (b'a', b'z')],
+        b"blank" => &[(b' ', b' '), (b'\t', b'\t')],
+        b"cntrl" => &[(0, 31), (127, 127)],
+        b"digit" => &[(b'0', b'9')],
+        b"graph" => &[(b'!', b'~')],
+        b"lower" => &[(b'a', b'z')],
+        b"print" => &[(b' ', b'~')],
+        b"punct" => &[(b'!', b'/'), (b':', b'@'), (b'[', b'`'), (b'{', b'~')],
+        b"space" => &[(b'\t', b'\r'), (b' ', b' ')],
+        b"upper" => &[(b'A', b'Z')],
+        b"xdigit" => &[(b'0', b'9'), (b'A', b'F'), (b'a', b'f')],
+        _ => return Err(GlobError::UnknownClass),
+    };
+    Ok(Some((ranges, at + 2 + end + 1)))
 }
 
 /// Matches one name, with the usual single point of return to the last `*`.
@@ -276,6 +320,11 @@ mod tests {
             ("*", &["x", "a/b"], &[]),
             ("**", &["x", "a/b/c"], &[]),
             ("build/", &["build", "a/build"], &["builds"]),
+            ("key[[:digit:]].pem", &["key1.pem", "a/key9.pem"], &["key.pem", "keyd.pem"]),
+            ("[![:alpha:]_-]x", &["1x", ".x"], &["ax", "_x", "-x", "x"]),
+            ("[[:upper:]a-c[:space:]]", &["Q", "b", " "], &["d", "[", ":"]),
+            ("[[:x]", &["[", ":", "x"], &["y", "]"]),
+            ("end\\ ", &["end "], &["end"]),
         ] {
             for path in yes {
                 assert!(matches(pattern, path), "{pattern} should match {path}");
@@ -296,6 +345,10 @@ mod tests {
             ("a/[b", GlobError::OpenClass),
             ("../x", GlobError::Parent),
             ("a\0b", GlobError::Nul),
+            ("a[[:word:]]", GlobError::UnknownClass),
+            ("a[[:digit:]", GlobError::OpenClass),
+            ("a ", GlobError::TrailingBlank),
+            ("a\\\\ ", GlobError::TrailingBlank),
         ] {
             assert_eq!(Glob::parse(pattern), Err(error), "{pattern:?}");
         }

@@ -81,6 +81,11 @@ const ALWAYS: Rules = &[
     // Leases and delegations hold up whoever opens the file outside, for 45 seconds by default;
     // directory notifications are signals upon what others do. Reading rights suffice for all three.
     (&[libc::SYS_fcntl], &[one_of(1, ALL, &[F_SETLEASE, F_NOTIFY, F_SETDELEG])]),
+    // Input that comes as a signal goes to the owner of the open file, and of a stream from outside that
+    // may be a process outside; which signal, whoever holds the stream says.
+    (&[libc::SYS_fcntl], &[one_of(1, ALL, &[F_SETOWN, F_SETSIG, F_SETOWN_EX])]),
+    (&[libc::SYS_fcntl], &[one_of(1, ALL, &[F_SETFL]), any_bit(2, libc::O_ASYNC as u32)]),
+    (&[libc::SYS_ioctl], &[one_of(1, ALL, &[FIOASYNC, FIOSETOWN, SIOCSPGRP])]),
     // A terminal may be one that others use. Typing into it, redirecting the console and pasting are
     // ways out; claiming it keeps others out for good; setting a line discipline loads kernel modules on
     // demand, and serves modems only.
@@ -100,6 +105,13 @@ const ALWAYS: Rules = &[
     ),
 ];
 
+const F_SETFL: u32 = libc::F_SETFL as u32;
+const F_SETOWN: u32 = libc::F_SETOWN as u32;
+const F_SETSIG: u32 = 10;
+const F_SETOWN_EX: u32 = 15;
+const FIOASYNC: u32 = 0x5452;
+const FIOSETOWN: u32 = 0x8901;
+const SIOCSPGRP: u32 = 0x8902;
 const F_SETLEASE: u32 = 1024;
 const F_NOTIFY: u32 = 1026;
 /// Leases on directories, from Linux 6.19 on.

@@ -111,9 +111,12 @@ fn expected(filter: Filter, name: Option<&str>, arguments: [u64; 6]) -> u32 {
         | "lremovexattr" | "fremovexattr" | "removexattrat" | "file_setattr" => {
             filter.frozen_metadata
         }
-        "fcntl" => matches!(int(1), 1024 | 1026 | 1040),
+        "fcntl" => {
+            matches!(int(1), 8 | 10 | 15 | 1024 | 1026 | 1040)
+                || int(1) == 4 && int(2) & 0o20_000 != 0
+        }
         "ioctl" => {
-            matches!(int(1), 0x540c | 0x5412 | 0x541c | 0x541d | 0x5423)
+            matches!(int(1), 0x540c | 0x5412 | 0x541c | 0x541d | 0x5423 | 0x5452 | 0x8901 | 0x8902)
                 || filter.frozen_metadata
                     && matches!(int(1) >> 8 & 0xff, 0x66 | 0x58 | 0x76 | 0x94 | 0x72 | 0xf5)
                     && !READING_IOCTLS.contains(&int(1))

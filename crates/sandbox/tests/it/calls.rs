@@ -120,6 +120,20 @@ const BY_ARGUMENTS: &[Trial] = &[
         &[Word("<{w}"), Int(libc::F_NOTIFY as u64), Plain(4)],
         Sibling(&[Word("<{w}"), Int(libc::F_GETFL as u64)]),
     ),
+    // Signals to the owner of a stream, who may be outside.
+    trial(
+        libc::SYS_fcntl,
+        &[OPEN, Int(libc::F_SETFL as u64), Int((libc::O_ASYNC | libc::O_NONBLOCK) as u64)],
+        Sibling(&[OPEN, Int(libc::F_SETFL as u64), Int(libc::O_NONBLOCK as u64)]),
+    ),
+    trial(
+        libc::SYS_fcntl,
+        &[OPEN, Int(libc::F_SETOWN as u64), Plain(0)],
+        Sibling(&[OPEN, Int(libc::F_GETOWN as u64)]),
+    ),
+    trial(libc::SYS_fcntl, &[OPEN, Int(10), Int(libc::SIGKILL as u64)], Outside),
+    trial(libc::SYS_fcntl, &[OPEN, Int(15), Word("%8")], Outside),
+    trial(libc::SYS_ioctl, &[OPEN, Int(libc::FIOASYNC), Word("%8")], Outside),
     // Terminals; on something else the kernel would say so.
     trial(
         libc::SYS_ioctl,
