@@ -42,7 +42,9 @@ pub(super) fn close(
     mounts: &[Mount],
     table: &Table<'_>,
 ) {
-    let mut closed: Vec<(PathBuf, AccessMode, u64)> = kernel_trees(mounts).collect();
+    let kernel: Vec<(PathBuf, AccessMode, u64)> = kernel_trees(mounts).collect();
+    inside_kernel_trees(policy, &kernel);
+    let mut closed = kernel;
     closed.extend(second_names(policy, table));
     for (path, access, mount) in closed {
         let now = policy.access.access(&path);
@@ -68,6 +70,22 @@ pub(super) fn close(
     }
     missing_names(policy, table, resolver);
     pinned_links(policy, table, resolver);
+}
+
+/// An entry that names something inside of the kernel's file systems grants no more than one that names
+/// all of it.
+fn inside_kernel_trees(policy: &mut ResolvedPolicy, kernel: &[(PathBuf, AccessMode, u64)]) {
+    for (path, region) in &mut policy.regions {
+        let tree = kernel.iter().find(|(_, _, mount)| *mount == region.node.identity.mount);
+        let most = match tree {
+            Some((_, most, _)) => *most,
+            None => continue,
+        };
+        if most == AccessMode::Deny || region.access == AccessMode::Write {
+            region.access = most;
+            policy.access.set(path.clone(), most);
+        }
+    }
 }
 
 /// A name that may not come into being may not do so through another mount of its directory.

@@ -408,6 +408,12 @@ impl Resolving<'_> {
     fn own_trees(&mut self) {
         self.policy.access.set("/dev".into(), AccessMode::Deny);
         self.policy.access.set("/proc".into(), AccessMode::Read);
+        for (path, region) in &mut self.policy.regions {
+            if region.access == AccessMode::Write && is_within(path, Path::new("/proc")) {
+                region.access = AccessMode::Read;
+                self.policy.access.set(path.clone(), AccessMode::Read);
+            }
+        }
     }
 
     /// What no entry opens: the server's credentials, and the programs it runs outside. Nor does an entry

@@ -18,6 +18,9 @@ use crate::decide::policy::{Resolved, ResolvedPolicy};
 const DEVICES: [&str; 6] =
     ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
+/// Where the kernel can be steered. With namespaces a sandbox has its own, or cannot write there.
+const KERNEL_TREES: [&str; 3] = ["/proc", "/sys", "/dev"];
+
 pub(super) fn convert(
     enforcement: &mut Enforcement,
     resolved: &Resolved,
@@ -36,6 +39,16 @@ pub(super) fn convert(
         )));
     }
     if let Resolved::Restricted(policy) = resolved {
+        if let Some(place) = around_kernel_trees(policy) {
+            return Err(PlanError::Unsupported {
+                reason: format!(
+                    "namespaces are not available, and with `{}` writable the command could write to \
+                     the kernel's /proc, /sys and /dev",
+                    place.display()
+                ),
+                remedy: format!("grant writing in the directories that need it, or {remedy}"),
+            });
+        }
         if let Some(place) = inexpressible(policy) {
             return Err(unsupported(format!(
                 "namespaces are not available, and Landlock alone cannot keep `{}` from what is \
@@ -44,8 +57,11 @@ pub(super) fn convert(
             )));
         }
         let rules = enforcement.rules.get_or_insert_default();
-        // Without namespaces `/proc`, `/dev` and `/dev/shm` are the host's: only what is named.
-        rules.retain(|rule| policy.access.named(&rule.path).is_some());
+        // Without namespaces `/dev` is the host's: only what is named in it. So is `/proc`, which nearly
+        // every program reads; Landlock keeps it from looking into other processes.
+        rules.retain(|rule| {
+            rule.path != Path::new("/dev") && policy.access.named(&rule.path).is_some()
+        });
         for device in DEVICES {
             if facts.lookup(Path::new(device)).is_ok() {
                 rules.push(Rule { path: device.into(), grant: Grant::Device });
@@ -56,6 +72,16 @@ pub(super) fn convert(
     enforcement.tree =
         Tree { base: Base::WritableHost, operations: Vec::new(), placeholders: Vec::new() };
     Ok(())
+}
+
+/// A writable place that the kernel's trees are inside of.
+fn around_kernel_trees(policy: &ResolvedPolicy) -> Option<&Path> {
+    let is_around = |path: &Path| {
+        KERNEL_TREES.iter().any(|tree| path != Path::new(tree) && is_within(Path::new(tree), path))
+    };
+    let mut writable =
+        policy.regions.iter().filter(|(_, region)| region.access == AccessMode::Write);
+    writable.find(|(path, _)| is_around(path)).map(|(path, _)| path.as_path())
 }
 
 /// A place with less access than a place around it.

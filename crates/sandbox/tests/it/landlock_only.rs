@@ -1,6 +1,8 @@
 //! Without namespaces: exact, or refused.
 
-use codex_exec_server_protocol::{AccessMode, NetworkPolicy, PermissionProfile};
+use std::path::Path;
+
+use codex_exec_server_protocol::{AccessMode, NetworkPolicy, PermissionProfile, SpecialPath};
 
 use super::support::*;
 
@@ -63,5 +65,53 @@ fn what_landlock_cannot_express_is_refused() {
             assert!(done.err.contains("Landlock alone cannot"), "{done:?}");
             assert!(done.err.contains("allow user namespaces"), "{done:?}");
         }
+    }
+}
+
+#[test]
+fn the_kernels_trees_are_never_writable() {
+    let steering = "/proc/sys/kernel/core_pattern";
+    for user in users() {
+        let world = World::new(user);
+        // A grant around them cannot leave them out, and is refused.
+        for policy in [
+            managed(vec![root(AccessMode::Write)]),
+            managed(vec![at(Path::new("/"), AccessMode::Write)]),
+        ] {
+            let done = run(&world, policy, &["true"]);
+            assert_eq!(done.code, REFUSED, "{done:?}");
+            assert!(done.err.contains("with `/` writable"), "{done:?}");
+            assert!(done.err.contains("grant writing in the directories that need it"), "{done:?}");
+        }
+        // A grant of them, or inside of them, grants reading, as with namespaces.
+        let before = std::fs::read(steering).unwrap();
+        for named in ["/proc", "/proc/sys", "/proc/sys/kernel", steering, "/sys", "/sys/kernel"] {
+            let entries = || vec![root(AccessMode::Read), at(Path::new(named), AccessMode::Write)];
+            // What is there is written to itself, should it succeed.
+            let file = if named.starts_with("/sys") { "/sys/kernel/profiling" } else { steering };
+            let script = format!("cat {file} >/dev/null && exec 3<>{file}");
+            run(&world, managed(entries()), &["sh", "-c", &script]).kept_from();
+            world.run(managed(entries()), ["sh", "-c", &script]).kept_from();
+            run(&world, managed(entries()), &["cat", file]).ok();
+        }
+        assert_eq!(std::fs::read(steering).unwrap(), before);
+    }
+}
+
+#[test]
+fn devices_that_are_not_named_are_out_of_reach() {
+    for user in users() {
+        let world = World::new(user);
+        let named = |path: &str| {
+            let mut entries = vec![special(SpecialPath::Minimal, AccessMode::Read)];
+            entries.push(at(&world.work, AccessMode::Read));
+            entries.push(at(Path::new(path), AccessMode::Read));
+            managed(entries)
+        };
+        let read = ["sh", "-c", "exec 3</dev/ptmx"];
+        run(&world, named("/usr"), &read).kept_from();
+        run(&world, named("/dev"), &read).kept_from();
+        run(&world, named("/dev/ptmx"), &read).ok();
+        run(&world, named("/usr"), &["sh", "-c", "echo x > /dev/null"]).ok();
     }
 }
