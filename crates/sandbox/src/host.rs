@@ -114,6 +114,10 @@ impl Facts for HostFacts {
         Ok(names)
     }
 
+    fn links(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        Ok(links(CWD, path)?)
+    }
+
     fn read_start(&self, path: &Path) -> io::Result<Vec<u8>> {
         let file = std::fs::OpenOptions::new()
             .read(true)
@@ -164,6 +168,33 @@ pub(crate) fn unescape(text: &[u8]) -> Vec<u8> {
         rest = if octal.is_some() { &after[3..] } else { after };
     }
     path
+}
+
+/// The names in a directory that are links, in order.
+pub(crate) fn links(around: BorrowedFd<'_>, directory: &Path) -> rustix::io::Result<Vec<OsString>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = rustix::fs::openat(around, directory, flags, Mode::empty())?;
+    let mut links = Vec::new();
+    for entry in rustix::fs::Dir::read_from(&directory)? {
+        let entry = entry?;
+        let kind = match entry.file_type() {
+            // Not every file system tells it with the name.
+            FileType::Unknown => {
+                match rustix::fs::statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
+                    Ok(stat) => FileType::from_raw_mode(stat.st_mode),
+                    // Removed since it was listed.
+                    Err(rustix::io::Errno::NOENT) => continue,
+                    Err(errno) => return Err(errno),
+                }
+            }
+            kind => kind,
+        };
+        if kind == FileType::Symlink {
+            links.push(OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
+        }
+    }
+    links.sort();
+    Ok(links)
 }
 
 /// What was seen at a name.

@@ -54,6 +54,14 @@ pub trait Facts {
     fn read_link(&self, path: &Path) -> io::Result<PathBuf>;
     /// The names in a directory, `.` and `..` left out.
     fn list(&self, path: &Path) -> io::Result<Vec<(OsString, NodeKind)>>;
+    /// The names in a directory that are links, in order.
+    fn links(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        let names = self.list(path)?.into_iter();
+        let links = names.filter(|(_, kind)| *kind == NodeKind::Link).map(|(name, _)| name);
+        let mut links: Vec<OsString> = links.collect();
+        links.sort();
+        Ok(links)
+    }
     /// The first bytes of a small file.
     fn read_start(&self, path: &Path) -> io::Result<Vec<u8>>;
     /// Everything that is mounted.

@@ -2,7 +2,8 @@
 //!
 //! Invariant: below every writable root the top-level [`NAMES`] stay read-only unless an entry names
 //! them; in a workspace root they cannot come into being either. What `.git` leads to, by a link, a
-//! pointer file or a `commondir` file, is protected with it, whether it exists yet or not. Otherwise a
+//! pointer file or a `commondir` file, is protected with it, whether it exists yet or not; and so is what
+//! the links lead to that are right inside of one of them, or among a repository's hooks. Otherwise a
 //! command could leave a hook behind that runs later, outside the sandbox.
 
 use std::collections::HashSet;
@@ -22,6 +23,13 @@ pub const NAMES: [&str; 3] = [".git", ".agents", ".codex"];
 
 /// As many names as may be missing on the way to something: each becomes a directory for a while.
 pub(super) const MOST_MISSING: usize = 64;
+
+/// Where in a git directory links are looked for besides right inside: where hooks, attributes and the
+/// names of other object stores are.
+const IN_GIT: [&str; 3] = ["hooks", "info", "objects/info"];
+
+/// As many links as are followed in one directory: each may cost a mount.
+const MOST_LINKS: usize = 1_024;
 
 /// Adds the read-only regions and protected names of every writable root.
 pub(super) fn protect(
@@ -112,10 +120,13 @@ impl Protected<'_, '_> {
             (path.to_owned(), node)
         };
         if !is_git {
-            return Ok(());
+            return match node.kind {
+                NodeKind::Directory => self.links_in(&place),
+                _ => Ok(()),
+            };
         }
         match node.kind {
-            NodeKind::Directory => self.common_directory(&place),
+            NodeKind::Directory => self.git_directory(&place),
             NodeKind::File => {
                 let text = self.read(&place)?;
                 let Some(text) = text.strip_prefix(b"gitdir:") else { return Ok(()) };
@@ -127,7 +138,7 @@ impl Protected<'_, '_> {
                 for target in paths(text) {
                     for around in &around {
                         if let Some((directory, _)) = self.follow(&around.join(target)) {
-                            self.common_directory(&directory)?;
+                            self.git_directory(&directory)?;
                         }
                     }
                 }
@@ -135,6 +146,48 @@ impl Protected<'_, '_> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// A directory of git's: what its links lead to, and the directory that it shares with others.
+    fn git_directory(&mut self, directory: &Path) -> Result<(), PolicyError> {
+        self.links_in_git(directory)?;
+        self.common_directory(directory)
+    }
+
+    fn links_in_git(&mut self, directory: &Path) -> Result<(), PolicyError> {
+        self.links_in(directory)?;
+        for inside in IN_GIT {
+            // `hooks` may be a link itself, whose target has been protected by now.
+            if let Place::Found(place, _) = self.resolver.resolve(&directory.join(inside)) {
+                self.links_in(&place)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Protects what the links right inside of a directory lead to.
+    fn links_in(&mut self, directory: &Path) -> Result<(), PolicyError> {
+        let facts = self.resolver.facts();
+        if !facts.lookup(directory).is_ok_and(|node| node.kind == NodeKind::Directory) {
+            return Ok(());
+        }
+        let links = match facts.links(directory) {
+            Ok(links) => links,
+            // Its mode cannot be changed inside. Whoever could before could also write to it.
+            Err(error) if error.raw_os_error() == Some(libc::EACCES) => return Ok(()),
+            Err(error) => return Err(unreadable(directory, directory, &error)),
+        };
+        if links.len() > MOST_LINKS {
+            return Err(PolicyError::Unreachable {
+                name: directory.to_owned(),
+                at: directory.to_owned(),
+                why: format!("it holds more than {MOST_LINKS} links"),
+            });
+        }
+        for link in links {
+            self.follow(&directory.join(link));
+        }
+        Ok(())
     }
 
     /// A worktree's directory names the one it shares with others, where hooks and configuration are.
@@ -152,7 +205,9 @@ impl Protected<'_, '_> {
         let Some((file, _)) = self.follow(&file) else { return Ok(()) };
         let text = self.read(&file)?;
         for target in paths(&text) {
-            self.follow(&directory.join(target));
+            if let Some((shared, _)) = self.follow(&directory.join(target)) {
+                self.links_in_git(&shared)?;
+            }
         }
         Ok(())
     }
@@ -166,6 +221,7 @@ impl Protected<'_, '_> {
         // As for something denied: the links stay, and what blocks the way must not give way.
         let (place, mut way) = Way::follow(self.resolver, path, AccessMode::Deny);
         way.place = None;
+        way.found = true;
         let found = match place {
             Place::Found(path, node) => Some((path, node)),
             Place::Missing(parent, missing) if missing.len() > MOST_MISSING => {

@@ -30,6 +30,9 @@ pub(super) struct Way {
     pub(super) left: Vec<PathBuf>,
     /// What it could not be followed beyond.
     pub(super) obstacle: Option<Obstacle>,
+    /// Not named by the policy, but found in what it protects: tools outside follow it as it is now,
+    /// whoever laid it, so what it leads to now is what has to be protected.
+    pub(super) found: bool,
 }
 
 impl Way {
@@ -51,7 +54,7 @@ impl Way {
             Place::Unreachable(obstacle) => (None, Some(obstacle.clone())),
         };
         let name = path.to_owned();
-        (found, Self { name, access, place, links, left, obstacle })
+        (found, Self { name, access, place, links, left, obstacle, found: false })
     }
 
     /// Whether every component of it was what it seems.
@@ -63,7 +66,7 @@ impl Way {
     pub(super) fn blocked(name: PathBuf, obstacle: Obstacle) -> Self {
         let access = AccessMode::Deny;
         let (links, left) = (Vec::new(), Vec::new());
-        Self { name, access, place: None, links, left, obstacle: Some(obstacle) }
+        Self { name, access, place: None, links, left, obstacle: Some(obstacle), found: false }
     }
 
     /// What the entry does to what is said of the place around it.
@@ -100,6 +103,7 @@ pub(super) fn check(
 ) -> Result<(), PolicyError> {
     for way in ways {
         let effect = way.effect(policy);
+        let could_be_laid = |directory: &Path| !way.found && written.covers(directory);
         for link in way.links.iter().filter(|_| effect != Effect::None) {
             // By every name that its directory has: a link is laid by any of them.
             for directory in names(parent(link).unwrap_or(link), resolver, mounts) {
@@ -111,7 +115,7 @@ pub(super) fn check(
                     {
                         policy.pinned_links.insert(link, node);
                     }
-                } else if is_writable || written.covers(&directory) {
+                } else if is_writable || could_be_laid(&directory) {
                     return Err(PolicyError::Link { name: way.name.clone(), link: link.clone() });
                 }
             }
@@ -121,14 +125,14 @@ pub(super) fn check(
             let is_writable = policy.access.access(above) == AccessMode::Write;
             if is_writable && effect == Effect::TakesAway {
                 policy.kept_directories.insert(directory.clone());
-            } else if is_writable || written.covers(above) {
+            } else if is_writable || could_be_laid(above) {
                 let (name, link) = (way.name.clone(), directory.clone());
                 return Err(PolicyError::Link { name, link });
             }
         }
         if let Some(obstacle) = &way.obstacle {
             let is_changeable = |path: &Path| {
-                policy.access.access(path) == AccessMode::Write || written.covers(path)
+                policy.access.access(path) == AccessMode::Write || could_be_laid(path)
             };
             if !stays(obstacle, is_changeable) {
                 return Err(PolicyError::Unreachable {

@@ -30,6 +30,8 @@ type Answer<T> = Result<T, Errno>;
 enum Asked {
     Lookup(Answer<Node>),
     Link(Answer<PathBuf>),
+    /// The links in a directory, asked by the name `.`.
+    Links(Answer<Vec<OsString>>),
     Start(Answer<Vec<u8>>),
 }
 
@@ -89,6 +91,7 @@ impl Directory {
                     now == *before
                 }
                 Asked::Link(before) => read_link(fd.as_fd(), name) == *before,
+                Asked::Links(before) => host::links(fd.as_fd(), name) == *before,
                 Asked::Start(before) => read_start(&self.path.join(name)) == *before,
             };
             if !same {
@@ -150,6 +153,7 @@ impl Witness {
         self.always.iter().all(|(path, asked)| match asked {
             Asked::Lookup(before) => answer(facts.look(path)).0 == *before,
             Asked::Link(before) => read_link(CWD, path) == *before,
+            Asked::Links(before) => host::links(CWD, path) == *before,
             Asked::Start(before) => read_start(path) == *before,
         })
     }
@@ -247,6 +251,11 @@ impl State {
             return None;
         }
         let index = self.place(parent(path)?)?;
+        Some((index, self.opened(index)?, name))
+    }
+
+    /// A watched directory, open.
+    fn opened(&mut self, index: usize) -> Option<BorrowedFd<'_>> {
         if self.open.as_ref().is_none_or(|(open, _)| *open != index) {
             let Some(fd) = self.witness.directories[index].open() else {
                 self.spoilt = true;
@@ -254,7 +263,7 @@ impl State {
             };
             self.open = Some((index, fd));
         }
-        Some((index, self.open.as_ref()?.1.as_fd(), name))
+        Some(self.open.as_ref()?.1.as_fd())
     }
 
     /// The place of a directory in the witness, which is made if it can be watched.
@@ -312,6 +321,25 @@ impl Facts for Recording {
     fn list(&self, path: &Path) -> io::Result<Vec<(OsString, NodeKind)>> {
         self.0.borrow_mut().spoilt = true;
         HostFacts::default().list(path)
+    }
+
+    fn links(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        let state = &mut *self.0.borrow_mut();
+        let here = Path::new(".");
+        let watched = state.place(path).and_then(|index| Some((index, state.opened(index)?)));
+        let answer = match watched {
+            Some((index, fd)) => {
+                let answer = host::links(fd, here);
+                state.remember(index, here, Asked::Links(answer.clone()));
+                answer
+            }
+            None => {
+                let answer = host::links(CWD, path);
+                state.witness.always.push((path.to_owned(), Asked::Links(answer.clone())));
+                answer
+            }
+        };
+        Ok(answer?)
     }
 
     /// Not remembered: the kernel tells of every change to the mounts.

@@ -157,6 +157,7 @@ fn tree(
             building.pin_way(path, stack[above].path, policy);
         }
         let mut mask = None;
+        building.mounted.insert(path.as_os_str());
         if region.access == AccessMode::Deny {
             mask = Some(building.operations.len());
             building.operations.push(Operation::Mask {
@@ -175,7 +176,6 @@ fn tree(
                 let inside = path.strip_prefix(enclosing.path).unwrap_or(path);
                 building.mount_point(index, inside, region.is_directory());
             }
-            building.mounted.insert(path.as_os_str());
             let (writable, device) =
                 (region.access == AccessMode::Write, building.is_device(path, region));
             // A device is written to on any mount, so only a rule that does not grant it helps.
@@ -246,7 +246,7 @@ struct Building<'a> {
     pinned: HashSet<OsString>,
     /// Places that are mount points already.
     mounted: HashSet<&'a OsStr>,
-    /// A directory that would have to keep its name and was never looked at.
+    /// A directory that would have to keep its name and was never looked at, or may not be written.
     unknown: Option<PathBuf>,
     /// The skeleton of `/dev`.
     dev: Option<usize>,
@@ -306,7 +306,9 @@ impl<'a> Building<'a> {
             if self.pinned.contains(name) || self.mounted.contains(name) {
                 break;
             }
-            let Some(node) = policy.node(directory) else {
+            let node = policy.node(directory);
+            let is_writable = policy.access.access(directory) == AccessMode::Write;
+            let Some(node) = node.filter(|_| is_writable) else {
                 self.unknown = Some(directory.to_owned());
                 return;
             };

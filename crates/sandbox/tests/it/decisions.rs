@@ -647,6 +647,67 @@ fn what_git_leads_to_is_protected_before_it_exists_too() {
 }
 
 #[test]
+fn what_links_in_metadata_lead_to_is_protected() {
+    let tree = Tree::new([
+        ("/w/.git/hooks", Entry::Link("../hk")),
+        ("/w/.git/config", Entry::Link("../way/cfg")),
+        ("/w/.git/config.worktree", Entry::Link("/w/later/cfg")),
+        ("/w/.git/info/attributes", Entry::Link("../../attributes")),
+        ("/w/.git/objects/info/alternates", Entry::Link("/w/alternates")),
+        ("/w/.git/refs/heads/main", Entry::Link("/w/deeper")),
+        ("/w/.git/named", Entry::Link("/w/named")),
+        ("/w/.git/out", Entry::Link("/out/x")),
+        ("/w/.git/loop", Entry::Link("loop")),
+        ("/w/.codex/config.toml", Entry::Link("../codex.toml")),
+        ("/w/.agents/skills", Entry::Link("../skills")),
+        ("/w/tree/.git", Entry::File("gitdir: ../main/.git/worktrees/tree\n")),
+        ("/w/main/.git/worktrees/tree/commondir", Entry::File("../..\n")),
+        ("/w/main/.git/hooks/update", Entry::Link("/w/scripts/update")),
+        ("/w/hk/post-commit", Entry::Link("../scripts/post")),
+        ("/w/way", Entry::Link("real")),
+        ("/w/real/cfg", Entry::File("")),
+        ("/w/attributes", Entry::File("")),
+        ("/w/alternates", Entry::File("")),
+        ("/w/deeper", Entry::File("")),
+        ("/w/named/x", Entry::File("")),
+        ("/w/codex.toml", Entry::File("")),
+        ("/w/skills/one", Entry::File("")),
+        ("/w/scripts/post", Entry::File("")),
+        ("/w/scripts/update", Entry::File("")),
+        ("/out/x", Entry::File("")),
+    ]);
+    let entries = ["/w", "/w/tree", "/w/named"].map(|root| place(root, AccessMode::Write));
+    let asked = context(entries.to_vec());
+    // In the first request, and when its own sandboxes have written to the workspace.
+    for written in [&[][..], &["/w"]] {
+        let resolved = tried(&tree, &asked, written);
+        let Ok(Resolved::Restricted(policy)) = resolved else { panic!("{resolved:?}") };
+        for (path, access) in [
+            ("/w/hk", AccessMode::Read),
+            ("/w/hk/new", AccessMode::Read),
+            ("/w/scripts/post", AccessMode::Read),
+            ("/w/scripts/update", AccessMode::Read),
+            ("/w/real/cfg", AccessMode::Read),
+            ("/w/attributes", AccessMode::Read),
+            ("/w/alternates", AccessMode::Read),
+            ("/w/codex.toml", AccessMode::Read),
+            ("/w/skills/one", AccessMode::Read),
+            ("/out/x", AccessMode::Deny),
+            // Not right inside, beside what is protected, or named by an entry.
+            ("/w/deeper", AccessMode::Write),
+            ("/w/scripts/other", AccessMode::Write),
+            ("/w/real/other", AccessMode::Write),
+            ("/w/named/x", AccessMode::Write),
+        ] {
+            assert_eq!(policy.access.access(Path::new(path)), access, "{path}");
+        }
+        assert!(policy.pinned_links.contains_key(Path::new("/w/way")));
+        let later = policy.protected.iter().any(|name| name.missing == ["later", "cfg"]);
+        assert!(later, "{:?}", policy.protected);
+    }
+}
+
+#[test]
 fn files_that_are_mounted_twice_are_protected_by_both_names() {
     let mount = |id, file_system, root: &str, point: &str, kind: &str| Mount {
         id,
@@ -773,6 +834,32 @@ fn a_directory_that_a_way_climbs_out_of_keeps_its_name() {
     // A grant by such a way is refused.
     let asked = context(vec![project(AccessMode::Write), place("/out/lk", AccessMode::Write)]);
     assert!(is_link(&tried(&tree, &asked, &[]), "/w/d/e"));
+}
+
+#[test]
+fn a_directory_that_keeps_its_name_stays_denied() {
+    for denied in ["/w/den", "/w/den/deep"] {
+        let tree = Tree::new([
+            ("/w/den/deep/key", Entry::File("")),
+            ("/w/git", Entry::Directory),
+            ("/w/.git", Entry::Link("den/deep/../../git")),
+        ]);
+        let entries = vec![
+            project(AccessMode::Write),
+            place(denied, AccessMode::Deny),
+            place("/w/den/deep/key", AccessMode::Read),
+        ];
+        let (_, steps) = steps(&tree, &context(entries));
+        let at = |path: &str| {
+            let here = steps.iter().filter(|step| step.ends_with(&format!(" {path}")));
+            here.cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(at(denied), [format!("skeleton {denied}")], "{steps:?}");
+        assert_eq!(at("/w/den/deep/key"), ["read /w/den/deep/key"], "{steps:?}");
+        if denied == "/w/den/deep" {
+            assert_eq!(at("/w/den"), ["write /w/den"], "it keeps its name: {steps:?}");
+        }
+    }
 }
 
 #[test]

@@ -179,6 +179,35 @@ fn notices(place: &Place, what: &str, change: Change) {
 }
 
 #[test]
+fn a_link_that_is_made_among_hooks_is_noticed() {
+    let links: [(&str, Change); 4] = [
+        ("a hook", |base| symlink("../../x", base.join("other/.git/hooks/update")).unwrap()),
+        ("a configuration", |base| symlink("../x", base.join("other/.git/config")).unwrap()),
+        ("a skill", |base| symlink("../x", base.join("other/.agents/skill")).unwrap()),
+        ("a hook turned elsewhere", |base| {
+            let hook = base.join("other/.git/hooks/post-commit");
+            fs::remove_file(&hook).unwrap();
+            symlink("../../x", hook).unwrap();
+        }),
+    ];
+    for (what, change) in links {
+        let place = Place::new();
+        for name in ["other/.git/hooks", "other/.agents"] {
+            fs::create_dir_all(place.base.join(name)).unwrap();
+        }
+        for name in ["other/x", "other/y"] {
+            fs::write(place.base.join(name), "").unwrap();
+        }
+        symlink("../../y", place.base.join("other/.git/hooks/post-commit")).unwrap();
+        let kept = place.keep();
+        fs::write(place.base.join("other/.git/index"), "").unwrap();
+        fs::write(place.base.join("other/.git/hooks/other"), "").unwrap();
+        assert!(std::ptr::eq(place.plan().enforcement(), kept), "files make no difference");
+        notices(&place, what, change);
+    }
+}
+
+#[test]
 fn a_pointer_file_is_read_each_time() {
     let place = Place::new();
     for name in ["one", "two"] {
@@ -343,8 +372,20 @@ fn name() -> impl Strategy<Value = PathBuf> {
         "deep/er/est",
         "elsewhere",
     ]);
-    let second =
-        prop::sample::select(vec!["", "", ".git", ".agents", ".codex", "inside", "missing", "x"]);
+    let second = prop::sample::select(vec![
+        "",
+        "",
+        ".git",
+        ".git/hooks",
+        ".git/hooks/x",
+        ".git/config",
+        ".agents",
+        ".agents/x",
+        ".codex",
+        "inside",
+        "missing",
+        "x",
+    ]);
     (first, second).prop_map(|(first, second)| match second {
         "" => PathBuf::from(first),
         second => Path::new(first).join(second),

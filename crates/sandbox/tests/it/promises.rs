@@ -322,3 +322,41 @@ fn a_device_that_may_be_read_is_not_written() {
     world.shell(workspace(), "echo x > /dev/null; head -c 4 /dev/zero > /dev/full").kept_from();
     world.shell(workspace(), "echo x > /dev/null && head -c 4 /dev/urandom > /dev/null").ok();
 }
+
+#[test]
+fn what_git_runs_by_a_link_is_not_written() {
+    for user in users() {
+        let world = World::new(user);
+        let link = |target: &str, name: &str| {
+            std::os::unix::fs::symlink(target, world.base.join(name)).unwrap();
+        };
+        for name in ["work/.git/info", "work/.codex", "work/hk", "work/src"] {
+            std::fs::create_dir_all(world.base.join(name)).unwrap();
+        }
+        for name in ["work/cfg", "work/src/rules", "work/src/other"] {
+            std::fs::write(world.base.join(name), "as it was").unwrap();
+        }
+        link("../hk", "work/.git/hooks");
+        link("../cfg", "work/.git/config");
+        link("../later", "work/.git/config.worktree");
+        link("../src/rules", "work/.codex/rules");
+        world.own();
+        for script in [
+            "echo x > hk/post-commit",
+            "mkdir hk/new",
+            "mv hk other",
+            "echo x > cfg",
+            "mv src/other cfg",
+            "rm cfg",
+            "echo x > later",
+            "echo x > src/rules",
+            "mv src other",
+            "ln -sfn src .git/hooks",
+        ] {
+            world.shell(workspace(), script).kept_from();
+        }
+        world.shell(workspace(), "echo x > src/other && echo x > new").ok();
+        assert_eq!(std::fs::read(world.base.join("work/cfg")).unwrap(), b"as it was");
+        assert!(!world.base.join("work/later").exists());
+    }
+}

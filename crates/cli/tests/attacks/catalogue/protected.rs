@@ -196,6 +196,53 @@ fn git() -> Vec<Attempt> {
         "write {W}/.git gitdir:\u{1f}{W}/lib/g/worktrees/one",
     ]);
     all.extend(written("a worktree", &setup, &writes("{W}/lib/g")));
+    // Links inside, to what the workspace holds: git runs and reads it by their names.
+    for (link, target) in [
+        ("{W}/.git/hooks/post-checkout", "../../sub/f"),
+        ("{W}/.git/hooks/post-checkout", "{W}/sub/f"),
+        ("{W}/.git/hooks/post-checkout", "../../way/f"),
+        ("{W}/.git/info", "../sub"),
+        ("{W}/.git/config.worktree", "../sub/f"),
+    ] {
+        let steps = [
+            "append {W}/sub/f attack",
+            "chmod 777 {W}/sub/f",
+            "unlink {W}/sub/f",
+            "rename {W}/sub {W}/elsewhere",
+            "rename {W}/td {W}/way",
+            "exchange {W}/sub {W}/td",
+            "exchange {W}/way {W}/td",
+        ];
+        let link = format!("symlink {target} {link}");
+        let setup = ["symlink sub {W}/way", &link];
+        all.extend(written(&link, &setup, &steps.map(str::to_owned)));
+    }
+    for (link, target) in
+        [("hooks", "../hk"), ("hooks/update", "../../hk/new"), ("config", "../hk")]
+    {
+        let setup = [
+            format!("rename {{W}}/.git/{link} {{B}}/was"),
+            format!("symlink {target} {{W}}/.git/{link}"),
+        ];
+        let setup: Vec<&str> =
+            setup.iter().map(String::as_str).skip(usize::from(link == "hooks/update")).collect();
+        let steps = [
+            "write {W}/hk attack",
+            "mkdir {W}/hk",
+            "write {W}/hk/new attack",
+            "symlink sub {W}/hk",
+        ];
+        all.extend(written(&format!("a dangling {link}"), &setup, &steps.map(str::to_owned)));
+        let mut setup = setup;
+        setup.insert(0, "mkdir {W}/hk");
+        all.extend(written(&format!("a linked {link}"), &setup, &steps.map(str::to_owned)));
+    }
+    for name in [".agents", ".codex"] {
+        let setup = [format!("mkdir {{W}}/{name}"), format!("symlink ../sub/f {{W}}/{name}/rules")];
+        let setup: Vec<&str> = setup.iter().map(String::as_str).collect();
+        let steps = ["append {W}/sub/f attack", "rename {W}/sub {W}/elsewhere"];
+        all.extend(written(name, &setup, &steps.map(str::to_owned)));
+    }
     // Dangling: the target may not come into being.
     for (what, last) in [
         ("a dangling pointer", "write {W}/.git gitdir:\u{1f}{W}/lib"),

@@ -191,6 +191,8 @@ impl Resolved {
                         if name == ".git" && path.is_file() {
                             pointed_to(&path, &named_before, &mut kept, &mut missing);
                         }
+                        let deeper: &[&str] = if name == ".git" { &["hooks", "info"] } else { &[] };
+                        linked_from(&path, deeper, &mut kept, &mut missing);
                         kept.push(path);
                     }
                     Place::Missing(path) => missing.push(path),
@@ -252,11 +254,38 @@ fn pointed_to(
                         kept.push(code);
                     }
                 }
+                linked_from(&common, &["hooks", "info"], kept, missing);
             }
+            linked_from(&path, &["hooks", "info"], kept, missing);
             kept.push(path);
         }
         Place::Missing(path) => missing.push(path),
         Place::Nowhere => {}
+    }
+}
+
+/// What the links in a directory, and in some of its directories, lead to.
+fn linked_from(
+    directory: &Path,
+    deeper: &[&str],
+    kept: &mut Vec<PathBuf>,
+    missing: &mut Vec<PathBuf>,
+) {
+    let mut all = vec![directory.to_owned()];
+    for name in deeper {
+        if let Place::Found(path) = follow(&directory.join(name)) {
+            all.push(path);
+        }
+    }
+    for directory in all {
+        let Ok(names) = std::fs::read_dir(directory) else { continue };
+        for link in names.map(|name| name.unwrap().path()).filter(|path| path.is_symlink()) {
+            match follow(&link) {
+                Place::Found(path) => kept.push(path),
+                Place::Missing(path) => missing.push(path),
+                Place::Nowhere => {}
+            }
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Object {
 pub struct Tree {
     pub base: String,
     pub objects: Vec<Object>,
-    /// No directory is closed to its owner, and no `.git` is anything but a directory.
+    /// No directory is closed to its owner, no `.git` is anything but a directory, and none holds links.
     pub plain: bool,
     tokens: usize,
     seed: u64,
@@ -68,7 +68,18 @@ impl Tree {
                 if random.percent(4) {
                     tree.directory(format!("{directory}/{name}"));
                     tree.file(format!("{directory}/{name}/f"));
+                    if random.percent(30) {
+                        tree.link_in(random, &format!("{directory}/{name}"), "conf");
+                    }
                 }
+            }
+        }
+        for git in tree.paths(|what| matches!(what, What::Directory)) {
+            let inside = [("/hooks", "post-commit"), ("", "info"), ("", "config.worktree")];
+            if git.ends_with("/hooks") && random.percent(30) {
+                let (below, name) = *random.pick(&inside);
+                let git = git.trim_end_matches("/hooks");
+                tree.link_in(random, &format!("{git}{below}"), name);
             }
         }
         for _ in 0..random.below(5) {
@@ -208,7 +219,15 @@ impl Tree {
 
     fn link(&mut self, random: &mut Random) {
         let place = self.any_directory(random);
-        let path = format!("{place}/{}", random.pick(&["l", "m", "lnk"]));
+        let name = *random.pick(&["l", "m", "lnk"]);
+        self.link_in(random, &place, name);
+    }
+
+    /// A link in a directory, to anything. In metadata it may be one that cannot be protected.
+    fn link_in(&mut self, random: &mut Random, place: &str, name: &str) {
+        let is_metadata = |part: &str| matches!(part, ".git" | ".agents" | ".codex" | "gd");
+        self.plain &= !place.split('/').any(is_metadata);
+        let path = format!("{place}/{name}");
         let all = self.paths(|_| true);
         let mut target = random.pick(&all).clone();
         if random.percent(10) {
@@ -217,7 +236,7 @@ impl Tree {
         let target = match random.below(4) {
             0 | 1 => target,
             2 => format!("/..{target}"),
-            _ => relative(&place, &target),
+            _ => relative(place, &target),
         };
         self.add(path, What::Link(target), 0o777);
     }
