@@ -64,7 +64,9 @@ impl Config {
 }
 
 /// Files of the server itself: what would let a sandboxed process act outside of its sandbox. Every
-/// restricted policy leaves them out, whatever its entries say. Names that do not exist are ignored.
+/// policy that restricts the file system leaves them out, whatever its entries say, and keeps names that
+/// do not exist from coming into being; one that restricts the network only leaves out what is denied and
+/// exists.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnFiles {
     /// Neither read nor written inside: credentials, token files, data directories, control sockets.
@@ -329,7 +331,13 @@ impl Planned {
     /// Whether requests for files have to be served by a helper. If the policy restricts any path they
     /// all have: to the server itself some names, `/proc/self` first of all, mean other files.
     pub fn restricts_files(&self) -> bool {
-        matches!(*self.resolved, Resolved::Restricted(_))
+        match &*self.resolved {
+            Resolved::Unrestricted => false,
+            Resolved::NetworkOnly(policy) => {
+                policy.regions.iter().any(|(_, region)| region.access != AccessMode::Write)
+            }
+            Resolved::Restricted(_) => true,
+        }
     }
 
     fn globs_cut(&self) -> bool {

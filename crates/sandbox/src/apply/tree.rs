@@ -27,8 +27,14 @@ const MASKED_FILE: &str = "masked-file";
 const PLACEHOLDER: &str = "placeholder";
 const SHARED_MEMORY: &str = "shared-memory";
 
-/// Where the private file system is mounted, out of reach once the new `/dev` is on top of it.
-const BURIED: &str = "/dev";
+/// Where the private file system is mounted, out of reach once what is new there is on top of it.
+fn buried(tree: &Tree) -> &'static Path {
+    let is_at = |path: &Path| {
+        tree.operations.iter().any(|operation| operation.path(&tree.placeholders) == path)
+    };
+    let dev = Path::new("/dev");
+    if is_at(dev) { dev } else { Path::new("/proc") }
+}
 
 pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<(), Failure> {
     let tree = &enforcement.tree;
@@ -200,7 +206,7 @@ impl Scratch {
         Ok(Self { mount: Some(mount) })
     }
 
-    /// Mounts it below the `/dev` to come. A mount that is in no tree would have to be taken apart when
+    /// Mounts it below the `/dev` or `/proc` to come. A mount that is in no tree would have to be taken apart when
     /// its descriptor is closed, for which the kernel waits for all processors; this one goes with the
     /// whole tree. Never on the root: there it would stay on top of the tree that becomes the root.
     fn bury(
@@ -210,7 +216,7 @@ impl Scratch {
         expected: &mut Vec<Expected>,
     ) -> Result<(), Failure> {
         let Some(mount) = &self.mount else { return Ok(()) };
-        let path = Path::new(BURIED);
+        let path = buried(tree);
         let place = sys::open_place(host, path).map_err(at(Stage::Scratch, path))?;
         sys::attach(mount, place).map_err(at(Stage::Scratch, path))?;
         // It goes with the old root, unless the host's tree stays.

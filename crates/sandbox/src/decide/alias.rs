@@ -46,6 +46,30 @@ pub(super) fn close(
     inside_kernel_trees(policy, &kernel);
     let mut closed = kernel;
     closed.extend(second_names(policy, table));
+    lower(policy, resolver, ways, closed);
+    missing_names(policy, table, resolver);
+    pinned_links(policy, table, resolver);
+}
+
+/// The same for the second names alone.
+pub(super) fn close_names(
+    policy: &mut ResolvedPolicy,
+    resolver: &mut Resolver<'_>,
+    ways: &mut Vec<Way>,
+    table: &Table<'_>,
+) {
+    let closed = second_names(policy, table);
+    lower(policy, resolver, ways, closed);
+    pinned_links(policy, table, resolver);
+}
+
+/// Lowers the access of places that are seen through a mount.
+fn lower(
+    policy: &mut ResolvedPolicy,
+    resolver: &mut Resolver<'_>,
+    ways: &mut Vec<Way>,
+    closed: Vec<(PathBuf, AccessMode, u64)>,
+) {
     for (path, access, mount) in closed {
         let now = policy.access.access(&path);
         let lowers = match access {
@@ -68,8 +92,6 @@ pub(super) fn close(
             Place::Unreachable(obstacle) => ways.push(Way::blocked(path, obstacle)),
         }
     }
-    missing_names(policy, table, resolver);
-    pinned_links(policy, table, resolver);
 }
 
 /// An entry that names something inside of the kernel's file systems grants no more than one that names

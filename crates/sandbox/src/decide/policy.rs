@@ -191,8 +191,8 @@ pub struct ServerState<'a> {
 pub enum Resolved {
     /// Nothing.
     Unrestricted,
-    /// The network only.
-    NetworkOnly,
+    /// The network, and files of the server that no policy opens; all else is writable.
+    NetworkOnly(Box<ResolvedPolicy>),
     /// Paths, and the network if it is restricted.
     Restricted(Box<ResolvedPolicy>),
 }
@@ -210,10 +210,10 @@ pub fn resolve(
         file_system: FileSystemPolicy::Restricted(file_system), ..
     } = &context.permissions
     else {
-        return Ok(match network {
-            NetworkPolicy::Enabled => Resolved::Unrestricted,
-            NetworkPolicy::Restricted => Resolved::NetworkOnly,
-        });
+        return match network {
+            NetworkPolicy::Enabled => Ok(Resolved::Unrestricted),
+            NetworkPolicy::Restricted => network_only(facts, server),
+        };
     };
     if file_system.entries.len() > limits.entries {
         return Err(PolicyError::Entries {
@@ -221,22 +221,7 @@ pub fn resolve(
             limit: limits.entries,
         });
     }
-    let mut resolving = Resolving {
-        resolver: Resolver::new(facts),
-        policy: ResolvedPolicy {
-            access: AccessMap::with_capacity(file_system.entries.len()),
-            regions: Vec::with_capacity(file_system.entries.len()),
-            protected: Vec::new(),
-            links: BTreeMap::new(),
-            pinned_links: BTreeMap::new(),
-            kept_directories: BTreeSet::new(),
-            known: HashMap::new(),
-            missing_roots: Vec::new(),
-            globs_cut: false,
-            network,
-        },
-        ways: Vec::new(),
-    };
+    let mut resolving = Resolving::new(facts, network, file_system.entries.len());
     let cwd = context.cwd.as_ref().map(PathUri::as_path).or(around.cwd);
     let roots: Vec<&Path> = if context.project_root_is_cwd {
         cwd.into_iter().collect()
@@ -253,7 +238,8 @@ pub fn resolve(
     resolving.ways.extend(found.ways);
     resolving.policy.globs_cut = found.cut;
     resolving.own_trees();
-    resolving.own_files(server.own_files);
+    resolving.own_files(&server.own_files.denied, AccessMode::Deny);
+    resolving.own_files(&server.own_files.read_only, AccessMode::Read);
     let Resolving { mut resolver, mut policy, mut ways } = resolving;
     let roots: Vec<PathBuf> = roots
         .iter()
@@ -271,16 +257,46 @@ pub fn resolve(
     ways.clear();
     alias::close(&mut policy, &mut resolver, &mut ways, &mounts, &table);
     way::check(&ways, &mut policy, server.written, &mut resolver, &table)?;
-    merge(&mut policy.regions);
     // Only where it could be created does a missing name need protection.
     let access = &policy.access;
     policy.protected.retain(|name| access.access(&name.parent) == AccessMode::Write);
     policy.missing_roots.retain(|root| root.is_needed(access));
     policy.protected.sort();
     policy.protected.dedup_by(|a, b| a.parent == b.parent && a.missing == b.missing);
+    Ok(Resolved::Restricted(Box::new(finished(policy, resolver))))
+}
+
+/// A policy that leaves the file system as it is: all of it is writable, but for the server's credentials.
+/// Those that do not exist yet are left alone: there is nothing to read.
+fn network_only(facts: &dyn Facts, server: ServerState<'_>) -> Result<Resolved, PolicyError> {
+    let mut resolving = Resolving::new(facts, NetworkPolicy::Restricted, 1);
+    let Place::Found(root, node) = resolving.resolver.resolve(Path::new("/")) else {
+        return Err(PolicyError::Unreachable {
+            name: "/".into(),
+            at: "/".into(),
+            why: "it cannot be looked at".into(),
+        });
+    };
+    resolving.region(root, node, AccessMode::Write);
+    resolving.own_files(&server.own_files.denied, AccessMode::Deny);
+    let Resolving { mut resolver, mut policy, mut ways } = resolving;
+    policy.protected.clear();
+    merge(&mut policy.regions);
+    let mounts = facts.mounts().map_err(|error| PolicyError::Mounts(error.to_string()))?;
+    let table = alias::Table::new(&mounts);
+    way::check(&ways, &mut policy, server.written, &mut resolver, &table)?;
+    ways.clear();
+    alias::close_names(&mut policy, &mut resolver, &mut ways, &table);
+    way::check(&ways, &mut policy, server.written, &mut resolver, &table)?;
+    Ok(Resolved::NetworkOnly(Box::new(finished(policy, resolver))))
+}
+
+/// A policy to which nothing is added any more.
+fn finished(mut policy: ResolvedPolicy, mut resolver: Resolver<'_>) -> ResolvedPolicy {
+    merge(&mut policy.regions);
     policy.links = std::mem::take(&mut resolver.links).into_iter().collect();
     policy.known = resolver.into_known();
-    Ok(Resolved::Restricted(Box::new(policy)))
+    policy
 }
 
 struct Resolving<'a> {
@@ -303,7 +319,23 @@ fn merge(regions: &mut Vec<(PathBuf, Region)>) {
     });
 }
 
-impl Resolving<'_> {
+impl<'a> Resolving<'a> {
+    fn new(facts: &'a dyn Facts, network: NetworkPolicy, entries: usize) -> Self {
+        let policy = ResolvedPolicy {
+            access: AccessMap::with_capacity(entries),
+            regions: Vec::with_capacity(entries),
+            protected: Vec::new(),
+            links: BTreeMap::new(),
+            pinned_links: BTreeMap::new(),
+            kept_directories: BTreeSet::new(),
+            known: HashMap::new(),
+            missing_roots: Vec::new(),
+            globs_cut: false,
+            network,
+        };
+        Self { resolver: Resolver::new(facts), policy, ways: Vec::new() }
+    }
+
     fn entries(
         &mut self,
         file_system: &RestrictedFileSystem,
@@ -416,37 +448,35 @@ impl Resolving<'_> {
         }
     }
 
-    /// What no entry opens: the server's credentials, and the programs it runs outside. Nor does an entry
-    /// for something inside of them.
-    fn own_files(&mut self, own: &OwnFiles) {
-        for (paths, most) in [(&own.denied, AccessMode::Deny), (&own.read_only, AccessMode::Read)] {
-            for path in paths {
-                // As for anything denied: the links on its way stay.
-                let (path, node) = match self.follow(path, AccessMode::Deny) {
-                    Place::Found(path, node) => (path, node),
-                    // Nobody inside puts something there for the server to find.
-                    Place::Missing(parent, missing) => {
-                        let access = AccessMode::Read;
-                        self.policy.protected.push(ProtectedName { parent, missing, access });
-                        continue;
-                    }
-                    Place::Unreachable(_) => continue,
-                };
-                let above = |access| match most {
-                    AccessMode::Deny => access != AccessMode::Deny,
-                    _ => access == AccessMode::Write,
-                };
-                let policy = &mut self.policy;
-                let reads_only = most == AccessMode::Read && above(policy.access.access(&path));
-                let opens = |place: &Path, access| above(access) && is_within(place, &path);
-                policy.regions.retain(|(place, region)| !opens(place, region.access));
-                policy.protected.retain(|name| !opens(&name.parent, name.access));
-                policy.access.retain(|place, access| !opens(place, access));
-                if reads_only || above(policy.access.access(&path)) {
-                    policy.access.insert(path.clone(), most);
-                    let own = most == AccessMode::Deny;
-                    policy.regions.push((path, Region { access: most, node, own }));
+    /// What no entry opens further than `most`: the server's credentials, and the programs it runs
+    /// outside. Nor does an entry for something inside of them.
+    fn own_files(&mut self, paths: &[PathBuf], most: AccessMode) {
+        for path in paths {
+            // As for anything denied: the links on its way stay.
+            let (path, node) = match self.follow(path, AccessMode::Deny) {
+                Place::Found(path, node) => (path, node),
+                // Nobody inside puts something there for the server to find.
+                Place::Missing(parent, missing) => {
+                    let access = AccessMode::Read;
+                    self.policy.protected.push(ProtectedName { parent, missing, access });
+                    continue;
                 }
+                Place::Unreachable(_) => continue,
+            };
+            let above = |access| match most {
+                AccessMode::Deny => access != AccessMode::Deny,
+                _ => access == AccessMode::Write,
+            };
+            let policy = &mut self.policy;
+            let reads_only = most == AccessMode::Read && above(policy.access.access(&path));
+            let opens = |place: &Path, access| above(access) && is_within(place, &path);
+            policy.regions.retain(|(place, region)| !opens(place, region.access));
+            policy.protected.retain(|name| !opens(&name.parent, name.access));
+            policy.access.retain(|place, access| !opens(place, access));
+            if reads_only || above(policy.access.access(&path)) {
+                policy.access.insert(path.clone(), most);
+                let own = most == AccessMode::Deny;
+                policy.regions.push((path, Region { access: most, node, own }));
             }
         }
     }

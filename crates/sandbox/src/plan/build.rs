@@ -64,13 +64,8 @@ pub(crate) fn build(
 ) -> Result<Option<Enforcement>, PlanError> {
     let (tree, rules, network) = match resolved {
         Resolved::Unrestricted => return Ok(None),
-        Resolved::NetworkOnly => {
-            let tree = Tree {
-                base: Base::WritableHost,
-                operations: vec![Operation::Proc],
-                placeholders: Vec::new(),
-            };
-            (tree, None, NetworkPolicy::Restricted)
+        Resolved::NetworkOnly(policy) => {
+            (tree(policy, facts, capabilities, Devices::Host)?, None, policy.network)
         }
         Resolved::Restricted(policy) => {
             if policy.protected.len() > limits.placeholders {
@@ -79,7 +74,7 @@ pub(crate) fn build(
                     limit: limits.placeholders,
                 });
             }
-            (tree(policy, facts, capabilities)?, Some(rules(policy)), policy.network)
+            (tree(policy, facts, capabilities, Devices::Own)?, Some(rules(policy)), policy.network)
         }
     };
     let mut enforcement = Enforcement {
@@ -107,10 +102,20 @@ struct Enclosing<'a> {
     mask: Option<usize>,
 }
 
+/// What `/dev` is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Devices {
+    /// A directory of few devices, and what is named below the host's.
+    Own,
+    /// The host's, as it is.
+    Host,
+}
+
 fn tree(
     policy: &ResolvedPolicy,
     facts: &dyn Facts,
     capabilities: &Capabilities,
+    devices: Devices,
 ) -> Result<Tree, PlanError> {
     let root = Path::new("/");
     let (base, root_access) = match policy.region(root).map(|region| region.access) {
@@ -123,7 +128,10 @@ fn tree(
     if base == Base::Nothing {
         stack[0].skeleton = Some(building.skeleton(root, true));
     }
-    building.kernel_trees(policy, facts, stack[0].skeleton);
+    building.proc(stack[0].skeleton);
+    if devices == Devices::Own {
+        building.dev(policy, facts, stack[0].skeleton);
+    }
     let dev = Path::new(DEV);
     for (path, region) in &policy.regions {
         if path == root || path == dev || building.devices.contains(path) {
@@ -144,7 +152,10 @@ fn tree(
         while !is_within(path, stack[stack.len() - 1].path) {
             stack.pop();
         }
-        if is_within(path, dev) && !stack.iter().any(|above| above.path == dev) {
+        if building.dev.is_some()
+            && is_within(path, dev)
+            && !stack.iter().any(|above| above.path == dev)
+        {
             // Its own, and empty but for what is named.
             let skeleton = building.dev;
             stack.push(Enclosing { path: dev, access: AccessMode::Deny, skeleton, mask: None });
@@ -332,13 +343,19 @@ impl<'a> Building<'a> {
         }
     }
 
-    /// `/proc` and `/dev`, which no sandbox shares with the host.
-    fn kernel_trees(&mut self, policy: &ResolvedPolicy, facts: &dyn Facts, root: Option<usize>) {
+    /// `/proc`, which no sandbox shares with the host.
+    fn proc(&mut self, root: Option<usize>) {
         if let Some(root) = root {
             self.mount_point(root, Path::new("proc"), true);
-            self.mount_point(root, Path::new("dev"), true);
         }
         self.operations.push(Operation::Proc);
+    }
+
+    /// A `/dev` of its own.
+    fn dev(&mut self, policy: &ResolvedPolicy, facts: &dyn Facts, root: Option<usize>) {
+        if let Some(root) = root {
+            self.mount_point(root, Path::new("dev"), true);
+        }
         let dev = Path::new(DEV);
         let skeleton = self.skeleton(dev, true);
         self.dev = Some(skeleton);

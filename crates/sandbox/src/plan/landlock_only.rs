@@ -38,24 +38,28 @@ pub(super) fn convert(
             capabilities.landlock_abi
         )));
     }
-    if let Resolved::Restricted(policy) = resolved {
-        if let Some(place) = around_kernel_trees(policy) {
-            return Err(PlanError::Unsupported {
-                reason: format!(
-                    "namespaces are not available, and with `{}` writable the command could write to \
-                     the kernel's /proc, /sys and /dev",
-                    place.display()
-                ),
-                remedy: format!("grant writing in the directories that need it, or {remedy}"),
-            });
-        }
-        if let Some(place) = inexpressible(policy) {
-            return Err(unsupported(format!(
-                "namespaces are not available, and Landlock alone cannot keep `{}` from what is \
-                 granted around it",
+    if let Resolved::Restricted(policy) = resolved
+        && let Some(place) = around_kernel_trees(policy)
+    {
+        return Err(PlanError::Unsupported {
+            reason: format!(
+                "namespaces are not available, and with `{}` writable the command could write to the \
+                 kernel's /proc, /sys and /dev",
                 place.display()
-            )));
-        }
+            ),
+            remedy: format!("grant writing in the directories that need it, or {remedy}"),
+        });
+    }
+    if let Resolved::Restricted(policy) | Resolved::NetworkOnly(policy) = resolved
+        && let Some(place) = inexpressible(policy)
+    {
+        return Err(unsupported(format!(
+            "namespaces are not available, and Landlock alone cannot keep `{}` from what is granted \
+             around it",
+            place.display()
+        )));
+    }
+    if let Resolved::Restricted(policy) = resolved {
         let rules = enforcement.rules.get_or_insert_default();
         // Without namespaces `/dev` is the host's: only what is named in it. So is `/proc`, which nearly
         // every program reads; Landlock keeps it from looking into other processes.

@@ -2,7 +2,9 @@
 
 use std::os::unix::fs::{MetadataExt, symlink};
 
-use codex_exec_server_protocol::{AccessMode, NetworkPolicy, PermissionProfile, SpecialPath};
+use codex_exec_server_protocol::{
+    AccessMode, FileSystemPolicy, NetworkPolicy, PermissionProfile, SpecialPath,
+};
 
 use super::support::*;
 
@@ -321,6 +323,56 @@ fn a_device_that_may_be_read_is_not_written() {
     assert_eq!(write(root(AccessMode::Write), AccessMode::Read).code, REFUSED);
     world.shell(workspace(), "echo x > /dev/null; head -c 4 /dev/zero > /dev/full").kept_from();
     world.shell(workspace(), "echo x > /dev/null && head -c 4 /dev/urandom > /dev/null").ok();
+}
+
+#[test]
+fn credentials_are_not_read_where_the_file_system_is_not_restricted() {
+    let policies = [
+        PermissionProfile::External { network: NetworkPolicy::Restricted },
+        PermissionProfile::Managed {
+            file_system: FileSystemPolicy::Unrestricted,
+            network: NetworkPolicy::Restricted,
+        },
+    ];
+    for (user, policy) in users().into_iter().flat_map(|user| policies.clone().map(|p| (user, p))) {
+        let world = World::new(user);
+        let own = world.outside.join("home/.codex");
+        std::fs::create_dir_all(&own).unwrap();
+        std::fs::write(own.join("auth.json"), "token").unwrap();
+        std::os::unix::fs::symlink("outside/home", world.base.join("way")).unwrap();
+        world.own();
+        let context = world.context(policy);
+        let run = |script: &str, landlock_only: bool| {
+            let mut command = world.server(&context, &world.work, ["sh", "-c", script]);
+            if landlock_only {
+                command.env("TEST_LANDLOCK_ONLY", "1");
+            }
+            finish(command.env("TEST_OWN_FILE", world.base.join("way/.codex/auth.json")))
+        };
+        for script in [
+            "cat ../outside/home/.codex/auth.json",
+            "cat ../way/.codex/auth.json",
+            "cp -r ../outside/home/.codex taken && cat taken/auth.json",
+            "ln ../outside/home/.codex/auth.json taken-file && cat taken-file",
+            "mv ../outside/home/.codex elsewhere",
+            "mv ../outside/home elsewhere",
+            "mv ../outside elsewhere",
+            "mv ../outside/home/.codex/auth.json elsewhere",
+            "rm ../way",
+            "echo x > ../outside/home/.codex/auth.json",
+        ] {
+            let done = run(script, false);
+            done.kept_from();
+            assert!(!done.out.contains("token"), "{script}: {done:?}");
+        }
+        // All else is as it was.
+        run("echo x > ../outside/new && echo x > ../outside/home/.codex/new", false).ok();
+        run("ls /dev/ptmx /dev/shm > /dev/null && test ! -w /proc/sys/kernel/core_pattern", false)
+            .ok();
+        let refused = run("true", true);
+        assert_eq!(refused.code, REFUSED, "{refused:?}");
+        assert!(refused.err.contains("auth.json"), "{refused:?}");
+    }
 }
 
 #[test]

@@ -64,6 +64,9 @@ fn run(args: &[OsString]) {
     if std::env::var_os("TEST_CLAIMS_LANDLOCK").is_some() {
         config.capabilities = Some(Capabilities { landlock_abi: 7, ..Capabilities::probe() });
     }
+    if let Some(file) = std::env::var_os("TEST_OWN_FILE") {
+        config.own_files.denied.push(file.into());
+    }
     if let Some(limit) = std::env::var("TEST_PROCESSES").ok().and_then(|n| n.parse().ok()) {
         config.limits.processes = limit;
     }
