@@ -640,6 +640,7 @@ async fn no_file_becomes_set_id() {
     for nobody in users() {
         let world = World::new(nobody);
         let (file, taken) = (world.work.join("file"), world.work.join("taken"));
+        let opened = world.work.join("opened");
         let server = world.server();
         let mut client = server.client().await;
         let mode = |path: &Path| path.metadata().unwrap().mode() & 0o7777;
@@ -647,10 +648,16 @@ async fn no_file_becomes_set_id() {
             for (method, params) in [
                 ("fs/setMode", json!({"path": file, "mode": bits})),
                 ("fs/writeFile", json!({"path": taken, "dataBase64": "eA==", "mode": bits})),
+                (
+                    "fs/open",
+                    json!({"handleId": "h", "path": opened, "mode": "replace", "permissions": bits}),
+                ),
             ] {
                 let (said, was) = send(&mut client, &vec![(method, params)], &world.wide()).await;
                 assert_eq!(was, refused, "{method} {bits:o}: {said}");
             }
+            // Nothing is left of what was refused.
+            assert_eq!((taken.exists(), opened.exists()), (!refused, !refused), "{bits:o}");
             world.arrange();
         }
         let tree = world.work.join("tree");

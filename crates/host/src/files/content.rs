@@ -5,7 +5,7 @@ use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::files::{FsReadFileParams, FsReadFileResponse, FsWriteFileParams};
 use rustix::buffer::spare_capacity;
 use rustix::fd::OwnedFd;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::{Errno, IoSliceMut, ReadWriteFlags, retry_on_intr};
 
 use super::replace::Replacement;
@@ -114,8 +114,11 @@ pub(super) fn open_to_write(
         None => open(OFlags::CREATE, default)?,
         Some(mode) => match open(OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR) {
             Ok(fd) => {
-                rustix::fs::fchmod(&fd, mode)
-                    .map_err(|errno| FileError::os("set the mode of", path, errno))?;
+                rustix::fs::fchmod(&fd, mode).map_err(|errno| {
+                    // As in a sandbox, which refuses set-id bits. Nothing is left of what failed.
+                    remove_new(resolver, &fd, path, links);
+                    FileError::os("set the mode of", path, errno)
+                })?;
                 fd
             }
             Err(error) if is(&error, Errno::EXIST) => match open(OFlags::empty(), default) {
@@ -133,6 +136,18 @@ pub(super) fn open_to_write(
         rustix::fs::ftruncate(&fd, 0).map_err(|errno| FileError::os("truncate", path, errno))?;
     }
     Ok(fd)
+}
+
+/// Removes a file that was just made, if the path still leads to it.
+fn remove_new(resolver: Resolver, made: &OwnedFd, path: &PathUri, links: Links) {
+    let Ok((parent, name)) = resolver.parent("remove", path, links) else { return };
+    let name = resolve::bytes_path(name);
+    let there = rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW);
+    if let (Ok(there), Ok(made)) = (there, rustix::fs::fstat(made))
+        && (there.st_dev, there.st_ino) == (made.st_dev, made.st_ino)
+    {
+        let _ = rustix::fs::unlinkat(&parent, name, AtFlags::empty());
+    }
 }
 
 fn is(error: &FileError, wanted: Errno) -> bool {
