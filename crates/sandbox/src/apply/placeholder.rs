@@ -3,13 +3,18 @@
 //! A mount needs something to be mounted on. So the name is created on the host, recognizable by its
 //! mode, and locked (shared) by every sandbox that uses it; whoever ends last gets the exclusive lock
 //! and removes it. The kernel drops the locks of a process that dies in any way, so a placeholder
-//! that was left behind is free to be removed, or taken over by the next sandbox.
+//! that was left behind is free to be removed, or taken over by the next sandbox. Directories that have to
+//! be made on the way to it have the same mode, and count as missing while they hold nothing else.
+//!
+//! On the host it is an empty directory like any other: whoever puts something into it (`git init`) makes
+//! it real, and it stays. Inside, something read-only is mounted on it.
 //!
 //! Invariant: nothing is ever removed but an empty directory of exactly this mode whose exclusive lock
 //! is held.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -20,9 +25,18 @@ use super::{at, sys};
 use crate::plan::Placeholder;
 use crate::status::{Failure, Stage};
 
-/// Readable by all, writable by none, and sticky, which means nothing for such a directory: nobody
+/// As directories usually are, and sticky, which means nothing where only the owner can write: nobody
 /// else makes one.
-pub const MODE: u32 = 0o1555;
+pub const MODE: u32 = 0o1755;
+
+/// What is left of it once somebody uses it.
+const REAL_MODE: u32 = 0o755;
+
+/// As many directories below each other as are looked into for whether they hold names only.
+const MOST_NESTED: usize = 64;
+
+/// How often a way is made again that others remove: each time one of them has just ended.
+const WAY_TRIES: u32 = 100;
 
 /// How often in all, and how long apart, exclusive locks are tried for after a sandbox was killed: its
 /// processes are dying, which takes the kernel some time.
@@ -55,7 +69,7 @@ impl Held {
         let umask = rustix::process::umask(Mode::empty());
         let mut held = Self { names: Vec::with_capacity(places.len()) };
         let created = places.iter().try_for_each(|place| {
-            let name = hold(place, umask).inspect_err(|_| leave_nothing(place));
+            let name = hold(place).inspect_err(|_| remove_way(place));
             held.names.push(name.map_err(at(Stage::Placeholders, &place.path()))?);
             Ok(())
         });
@@ -93,21 +107,33 @@ impl Held {
     /// Removes what nobody else holds.
     pub(super) fn release(&self) {
         for name in &self.names {
-            if let Name::Placeholder { parent, lock, place } = name
-                && rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
-            {
-                remove(parent, lock, place);
+            if let Name::Placeholder { parent, lock, place } = name {
+                if rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                    remove(parent, lock, place);
+                }
+                remove_way(place);
             }
         }
     }
 }
 
-fn hold(place: &Placeholder, umask: Mode) -> rustix::io::Result<Name> {
+fn hold(place: &Placeholder) -> rustix::io::Result<Name> {
+    let mut tries = WAY_TRIES;
+    loop {
+        match hold_now(place) {
+            // Another sandbox has ended, and has removed the way that both need.
+            Err(Errno::NOENT) if tries > 0 => tries -= 1,
+            held => return held,
+        }
+    }
+}
+
+fn hold_now(place: &Placeholder) -> rustix::io::Result<Name> {
     let Some((last, between)) = place.missing.split_last() else { return Ok(Name::Impossible) };
     let mut parent = sys::open_absolute(&place.parent)?;
     for name in between {
-        // Directories that the target could have made itself, as it would have made them.
-        match rustix::fs::mkdirat(&parent, &**name, Mode::from_raw_mode(0o777) & !umask) {
+        // Directories that the target could have made itself.
+        match rustix::fs::mkdirat(&parent, &**name, Mode::from_raw_mode(MODE)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return impossible(&parent, errno),
         }
@@ -135,13 +161,30 @@ fn hold(place: &Placeholder, umask: Mode) -> rustix::io::Result<Name> {
     }
 }
 
-/// Removes the directories on the way to a name that could not be held, as far as they are empty.
-fn leave_nothing(place: &Placeholder) {
+/// Removes the directories on the way to a name, as far as nobody uses them: they are empty, and no
+/// sandbox holds the name of one. What has become somebody's is left as they would have made it.
+fn remove_way(place: &Placeholder) {
     for names in (1..place.missing.len()).rev() {
-        let mut path = place.parent.clone();
-        path.extend(place.missing.iter().take(names));
-        if rustix::fs::rmdir(&path).is_err_and(|errno| errno != Errno::NOENT) {
+        let path = place.path_to(names);
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else { return };
+        let Ok(above) = sys::open_absolute(above) else { continue };
+        let Ok(way) = open(&above, name) else { continue };
+        if !has_mode(&way).unwrap_or(false) {
             return;
+        }
+        match holds_names_only(&way, MOST_NESTED) {
+            Ok(true) if is_empty(&way).unwrap_or(false) => {
+                let locked = rustix::fs::flock(&way, FlockOperation::NonBlockingLockExclusive);
+                let removed =
+                    locked.and_then(|()| rustix::fs::unlinkat(&above, name, AtFlags::REMOVEDIR));
+                if removed.is_err() {
+                    return;
+                }
+            }
+            Ok(false) => {
+                let _ = rustix::fs::fchmod(&way, Mode::from_raw_mode(REAL_MODE));
+            }
+            _ => return,
         }
     }
 }
@@ -176,10 +219,34 @@ fn open(parent: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat(parent, name, flags, Mode::empty())
 }
 
-/// By its mode and by being empty.
+/// By its mode, and by holding nothing but others of its kind.
 fn is_placeholder(directory: &OwnedFd) -> rustix::io::Result<bool> {
-    let mode = rustix::fs::fstat(directory)?.st_mode;
-    Ok(mode & 0o7777 == MODE && is_empty(directory)?)
+    Ok(has_mode(directory)? && holds_names_only(directory, MOST_NESTED)?)
+}
+
+fn has_mode(directory: &OwnedFd) -> rustix::io::Result<bool> {
+    Ok(rustix::fs::fstat(directory)?.st_mode & 0o7777 == MODE)
+}
+
+/// Whether nothing is in a directory but placeholders and ways to them.
+fn holds_names_only(directory: &OwnedFd, deep: usize) -> rustix::io::Result<bool> {
+    for entry in rustix::fs::Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name == "." || name == ".." {
+            continue;
+        }
+        let is_one = match open(directory, name) {
+            Ok(inside) => deep > 0 && has_mode(&inside)? && holds_names_only(&inside, deep - 1)?,
+            // Removed since it was listed.
+            Err(Errno::NOENT) => true,
+            Err(_) => false,
+        };
+        if !is_one {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn is_empty(directory: &OwnedFd) -> rustix::io::Result<bool> {
@@ -191,7 +258,7 @@ fn is_empty(directory: &OwnedFd) -> rustix::io::Result<bool> {
     Ok(true)
 }
 
-/// Whether at a name there is an empty placeholder rather than somebody's directory.
+/// Whether at a name there is a placeholder, or a way to one, rather than somebody's directory.
 pub(crate) fn stands_at(parent: impl AsFd, name: &Path) -> bool {
     open(parent, name.as_os_str())
         .is_ok_and(|directory| is_placeholder(&directory).unwrap_or(false))
@@ -208,27 +275,19 @@ fn is_at(lock: &OwnedFd, parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<b
 
 /// With the exclusive lock held.
 fn remove(parent: &OwnedFd, lock: &OwnedFd, place: &Placeholder) {
-    let Some((last, between)) = place.missing.split_last() else { return };
+    let Some(last) = place.missing.last() else { return };
     if !is_at(lock, parent, last).unwrap_or(false) {
         return;
     }
     if !is_placeholder(lock).unwrap_or(false) {
         // Someone outside has begun to use the name: leave it as they would have made it.
-        if rustix::fs::fstat(lock).is_ok_and(|stat| stat.st_mode & 0o7777 == MODE) {
-            let _ = rustix::fs::fchmod(lock, Mode::from_raw_mode(0o755));
+        if has_mode(lock).unwrap_or(false) {
+            let _ = rustix::fs::fchmod(lock, Mode::from_raw_mode(REAL_MODE));
         }
         return;
     }
+    // Fails, and rightly, where it is on the way to a name that another sandbox holds.
     let _ = rustix::fs::unlinkat(parent, &**last, AtFlags::REMOVEDIR);
-    let mut path = place.parent.clone();
-    path.extend(between);
-    for _ in between {
-        // Fails, and rightly, where something has been put.
-        if rustix::fs::rmdir(&path).is_err() {
-            return;
-        }
-        path.pop();
-    }
 }
 
 /// Removes placeholders of a sandbox that was killed before it could.
@@ -246,6 +305,8 @@ pub(crate) fn sweep(places: &[Placeholder]) {
             }
             if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
                 remove(&parent, &lock, place);
+                drop(lock);
+                remove_way(place);
                 break;
             }
             drop(lock);

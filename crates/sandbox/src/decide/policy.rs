@@ -262,7 +262,8 @@ pub fn resolve(
     policy.protected.retain(|name| access.access(&name.parent) == AccessMode::Write);
     policy.missing_roots.retain(|root| root.is_needed(access));
     policy.protected.sort();
-    policy.protected.dedup_by(|a, b| a.parent == b.parent && a.missing == b.missing);
+    // Nor does one below another that may not come into being.
+    policy.protected.dedup_by(|a, b| a.parent == b.parent && a.missing.starts_with(&b.missing));
     Ok(Resolved::Restricted(Box::new(finished(policy, resolver))))
 }
 

@@ -185,7 +185,7 @@ impl Placeholder {
     }
 
     /// The path of the first so many missing names.
-    fn path_to(&self, names: usize) -> PathBuf {
+    pub(crate) fn path_to(&self, names: usize) -> PathBuf {
         let mut path = self.parent.clone();
         path.extend(self.missing.iter().take(names));
         path

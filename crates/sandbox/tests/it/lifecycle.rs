@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -282,6 +283,12 @@ fn no_litter_after_the_server_is_killed() {
     }
 }
 
+/// Waits until the last process of a sandbox that was killed is gone, which holds the lock.
+fn until_let_go(placeholder: &Path) {
+    let lock = File::open(placeholder).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+}
+
 /// The worst case, both killed at once: the next sandbox takes over what is left, and removes it.
 #[test]
 fn litter_of_a_crash_is_taken_over() {
@@ -293,6 +300,7 @@ fn litter_of_a_crash_is_taken_over() {
         server.kill().unwrap();
         server.wait().unwrap();
         assert_eq!(names(&world.work), PLACEHOLDERS);
+        PLACEHOLDERS.iter().for_each(|name| until_let_go(&world.work.join(name)));
         world.shell(workspace(), "mkdir .git").kept_from();
         assert!(names(&world.work).is_empty(), "{user:?}");
     }
@@ -339,6 +347,97 @@ fn missing_denied_paths_cannot_come_into_being() {
         world.shell(policy, "echo x > a/b/other").ok();
         assert_eq!(names(&world.work), ["a"]);
         assert_eq!(names(&world.work.join("a/b")), ["other"]);
+    }
+}
+
+/// Names below each other that are missing, as sandboxes of different policies protect them.
+fn nested(world: &World) -> [PermissionProfile; 3] {
+    ["a", "a/b/c", "a/d"].map(|name| {
+        managed(vec![
+            root(AccessMode::Read),
+            at(&world.work, AccessMode::Write),
+            at(&world.work.join(".git"), AccessMode::Write),
+            at(&world.work.join(".agents"), AccessMode::Write),
+            at(&world.work.join(".codex"), AccessMode::Write),
+            at(&world.work.join(name), AccessMode::Deny),
+        ])
+    })
+}
+
+/// Whoever ends last removes the directories on the way, too, in whatever order they come and go.
+#[test]
+fn no_way_is_left_by_sandboxes_that_overlap() {
+    for user in users() {
+        let world = World::new(user);
+        let policies = nested(&world);
+        for order in [[0, 1, 2], [1, 1, 2], [2, 1, 0], [1, 0, 1]] {
+            for ends in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+                let mut running: Vec<_> = order
+                    .iter()
+                    .map(|&n| Some(waiting_server(&world, policies[n].clone())))
+                    .collect();
+                assert_eq!(names(&world.work), ["a"]);
+                for end in ends {
+                    assert_eq!(names(&world.work), ["a"], "{user:?} {order:?} {ends:?}");
+                    let (mut server, pid) = running[end].take().unwrap();
+                    kill(-pid, libc::SIGTERM);
+                    server.wait().unwrap();
+                }
+                assert!(names(&world.work).is_empty(), "{user:?} {order:?} {ends:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_way_that_a_crash_left_is_taken_over() {
+    for user in users() {
+        let world = World::new(user);
+        let [_, policy, _] = nested(&world);
+        let (mut server, pid) = waiting_server(&world, policy.clone());
+        kill(server.id() as i32, libc::SIGSTOP);
+        kill(-pid, libc::SIGKILL);
+        server.kill().unwrap();
+        server.wait().unwrap();
+        assert_eq!(names(&world.work.join("a")), ["b"]);
+        until_let_go(&world.work.join("a/b/c"));
+        world.shell(policy, "mkdir a/b/c").kept_from();
+        assert!(names(&world.work).is_empty(), "{user:?}");
+    }
+}
+
+/// As by `git init`: on the host a name is free to be used, and what is put there stays.
+#[test]
+fn a_name_that_is_held_can_be_used_outside() {
+    for user in users() {
+        let world = World::new(user);
+        let (mut server, pid) = waiting_server(&world, workspace());
+        let mut outside = std::process::Command::new("sh");
+        outside.args(["-c", "mkdir .git/refs && echo x > .git/HEAD"]).current_dir(&world.work);
+        world.clothe(&mut outside);
+        finish(&mut outside).ok();
+        // A sandbox that starts now protects it as it is.
+        world.shell(workspace(), "cat .git/HEAD").ok();
+        world.shell(workspace(), "echo y > .git/HEAD").kept_from();
+        kill(-pid, libc::SIGTERM);
+        server.wait().unwrap();
+        assert_eq!(names(&world.work), [".git"], "{user:?}");
+        assert_eq!(names(&world.work.join(".git")), ["HEAD", "refs"], "{user:?}");
+        let mode = std::fs::metadata(world.work.join(".git")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o755, "{user:?}");
+    }
+}
+
+/// A workspace that is the home directory protects `.codex`, and what the server keeps there.
+#[test]
+fn a_home_can_be_a_workspace() {
+    for user in users() {
+        let world = World::new(user);
+        let context = world.context(workspace());
+        let script = "echo x > file && ! mkdir .codex/x && ! echo x > .codex/auth.json";
+        let mut command = world.server(&context, &world.work, ["sh", "-c", script]);
+        finish(command.env("TEST_OWN_FILE", world.work.join(".codex/auth.json"))).ok();
+        assert_eq!(names(&world.work), ["file"], "{user:?}");
     }
 }
 

@@ -204,8 +204,8 @@ fn catalogue_a_lock_inside_holds_up_no_other_sandbox() {
     let mut failures = Vec::new();
     for &user in User::all() {
         for held in [
-            ["mkdir-mode 1555 {W}/.codex", "lock {W}/.codex"],
-            ["mkdir-mode 1555 {W}/missing", "lock {W}/missing"],
+            ["mkdir-mode 1755 {W}/.codex", "lock {W}/.codex"],
+            ["mkdir-mode 1755 {W}/missing", "lock {W}/missing"],
             ["stat {W}", "lock {W}/.agents"],
             ["stat {W}", "lock {W}"],
             ["stat {W}", "lock {W}/den"],

@@ -124,7 +124,7 @@ impl Snapshot {
     pub fn is_placeholder(&self, path: &Path) -> bool {
         let object = &self.objects[path];
         object.kind == Kind::Directory
-            && object.mode == 0o1555
+            && object.mode == 0o1755
             && !self.objects.keys().any(|other| other.parent() == Some(path))
     }
 }
