@@ -5,11 +5,10 @@ use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{Client, Running, codex};
+use crate::support::{Client, Running, codex, eventually};
 
 /// Nobody.
 const UNPRIVILEGED: u32 = 65_534;
@@ -193,8 +192,24 @@ impl World {
         let answer = client.call("process/start", params).await;
         assert!(answer["result"].is_object(), "{answer}");
         let (said, _) = client.closed(&id).await;
-        // What was asked for at the last moment would be done by now.
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        if said == ADMITTED {
+            eventually("it comes out", || marker.exists()).await;
+        }
+        // What was asked for at the last moment is done by the time that the same is done which was asked
+        // for after it.
+        let control = format!("echo out > {}.control", marker.display());
+        let id = format!("control-{}", self.attempts);
+        let params = json!({
+            "processId": id,
+            "argv": ["/bin/sh", "-c", control],
+            "cwd": "file:///",
+            "env": {"PATH": "/usr/bin:/bin"},
+            "tty": false,
+        });
+        let answer = client.call("process/start", params).await;
+        assert!(answer["result"].is_object(), "{answer}");
+        client.closed(&id).await;
+        assert!(marker.with_extension("control").exists());
         (said, marker.exists())
     }
 }
