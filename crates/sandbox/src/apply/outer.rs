@@ -58,7 +58,8 @@ pub(super) fn run(
         // It has ended, or would wait for ever.
         let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
     }
-    watch(&pidfd, given.lifeline.as_ref(), forwarded.as_ref(), broker.as_ref());
+    let (lifeline, forwarded) = (given.lifeline.as_ref(), forwarded.as_ref());
+    Watch { pidfd: &pidfd, lifeline, forwarded, broker: broker.as_ref() }.until_over();
     let code = wait(pid);
     held.release();
     drop(tell_ready);
@@ -138,48 +139,72 @@ fn close_given() {
     }
 }
 
-/// Until the inner process is gone, or the server: then it has to go too.
-fn watch(
-    pidfd: &OwnedFd,
-    lifeline: Option<&OwnedFd>,
-    forwarded: Option<&Forwarded>,
-    broker: Option<&Broker>,
-) {
-    if lifeline.is_none() && broker.is_none() {
-        return;
+/// What this process waits for while the sandbox runs.
+struct Watch<'a> {
+    pidfd: &'a OwnedFd,
+    lifeline: Option<&'a OwnedFd>,
+    forwarded: Option<&'a Forwarded>,
+    broker: Option<&'a Broker>,
+}
+
+/// What came of waiting.
+struct Woken {
+    /// The inner process is gone.
+    ended: bool,
+    /// The server is.
+    server_gone: bool,
+    /// Connections are asked for.
+    asked: bool,
+}
+
+impl Watch<'_> {
+    /// Until the inner process is gone, or the server: then it has to go too.
+    fn until_over(&self) {
+        if self.lifeline.is_none() && self.broker.is_none() {
+            return;
+        }
+        loop {
+            let calls = self.broker.filter(|broker| broker.has_room());
+            let Ok(woken) = self.wait(calls) else { continue };
+            if let Some(forwarded) = self.forwarded {
+                forwarded.hand_on(self.pidfd);
+            }
+            if let Some(calls) = calls.filter(|_| woken.asked) {
+                calls.take();
+            }
+            if woken.ended {
+                return;
+            }
+            if woken.server_gone {
+                let kill = rustix::process::Signal::KILL;
+                let _ = rustix::process::pidfd_send_signal(self.pidfd, kill);
+                return;
+            }
+        }
     }
-    loop {
-        let calls = broker.filter(|broker| broker.has_room());
-        let mut fds = vec![PollFd::new(pidfd, PollFlags::IN)];
+
+    /// Until something happens; connections count only while there is room for more.
+    fn wait(&self, calls: Option<&Broker>) -> rustix::io::Result<Woken> {
         // Each has its place, whether there is one or not.
-        for (fd, flags) in [
-            (lifeline, PollFlags::empty()),
-            (forwarded.map(|forwarded| &forwarded.fd), PollFlags::IN),
-            (calls.map(Broker::calls), PollFlags::IN),
-        ] {
-            let (fd, flags) = fd.map_or((pidfd, PollFlags::empty()), |fd| (fd, flags));
-            fds.push(PollFd::new(fd, flags));
-        }
+        let absent = (self.pidfd, PollFlags::empty());
+        let mut fds = [
+            (self.pidfd, PollFlags::IN),
+            self.lifeline.map_or(absent, |fd| (fd, PollFlags::empty())),
+            self.forwarded.map_or(absent, |forwarded| (&forwarded.fd, PollFlags::IN)),
+            calls.map_or(absent, |calls| (calls.calls(), PollFlags::IN)),
+        ]
+        .map(|(fd, flags)| PollFd::new(fd, flags));
         // Without room for a call it is looked again soon.
-        let full = broker.is_some() && calls.is_none();
+        let full = self.broker.is_some() && calls.is_none();
         let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-        if poll(&mut fds, full.then_some(&soon)).is_err() {
-            continue;
-        }
-        let [ended, server, _, asked] = [0, 1, 2, 3].map(|index: usize| fds[index].revents());
-        if let Some(forwarded) = forwarded {
-            forwarded.hand_on(pidfd);
-        }
-        if let Some(calls) = calls.filter(|_| asked.contains(PollFlags::IN)) {
-            calls.take();
-        }
-        if ended.contains(PollFlags::IN) {
-            return;
-        }
-        if lifeline.is_some() && server.intersects(PollFlags::HUP | PollFlags::ERR) {
-            let _ = rustix::process::pidfd_send_signal(pidfd, rustix::process::Signal::KILL);
-            return;
-        }
+        poll(&mut fds, full.then_some(&soon))?;
+        let [ended, server, _, asked] = fds.map(|fd| fd.revents());
+        let gone = PollFlags::HUP | PollFlags::ERR;
+        Ok(Woken {
+            ended: ended.contains(PollFlags::IN),
+            server_gone: self.lifeline.is_some() && server.intersects(gone),
+            asked: asked.contains(PollFlags::IN),
+        })
     }
 }
 
