@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, statx};
 use crate::apply::placeholder;
 use crate::decide::facts::{Facts, Identity, Mount, Node, NodeKind};
 use crate::decide::order::{is_within, parent};
+use crate::mountinfo;
 
 /// A `.git` pointer file is one line; nobody needs more of it.
 const POINTER_FILE: u64 = 8 * 1024;
@@ -130,45 +131,20 @@ impl Facts for HostFacts {
 
     fn mounts(&self) -> io::Result<Vec<Mount>> {
         let table = std::fs::read(MOUNTS)?;
-        let lines = table.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        let mounts: Option<Vec<Mount>> = lines.map(mount).collect();
-        mounts.ok_or_else(|| io::ErrorKind::InvalidData.into())
+        let lines = mountinfo::parse(&table).ok_or(io::ErrorKind::InvalidData)?;
+        let mounts = lines.into_iter().map(|line| Mount {
+            id: line.id,
+            file_system: line.file_system,
+            root: line.root,
+            point: line.point,
+            kind: String::from_utf8_lossy(line.kind).into_owned(),
+        });
+        Ok(mounts.collect())
     }
 }
 
 /// The table of this process's mounts.
 const MOUNTS: &str = "/proc/thread-self/mountinfo";
-
-/// `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [TAG...] - TYPE SOURCE OPTIONS`
-fn mount(line: &[u8]) -> Option<Mount> {
-    let path = |word: &[u8]| PathBuf::from(OsString::from_vec(unescape(word)));
-    let mut words = line.split(|byte| *byte == b' ');
-    let mut text = || std::str::from_utf8(words.next()?).ok();
-    let id = text()?.parse().ok()?;
-    let (major, minor) = text().and_then(|_| text())?.split_once(':')?;
-    let file_system = (major.parse().ok()?, minor.parse().ok()?);
-    let (root, point) = (path(words.next()?), path(words.next()?));
-    let kind = words.skip_while(|word| *word != b"-").nth(1)?;
-    let kind = String::from_utf8_lossy(kind).into_owned();
-    Some(Mount { id, file_system, root, point, kind })
-}
-
-/// A path as the kernel writes it into its tables, where some bytes are three octal digits.
-pub(crate) fn unescape(text: &[u8]) -> Vec<u8> {
-    let mut path = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((&byte, after)) = rest.split_first() {
-        let octal = match after {
-            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..] if byte == b'\\' => {
-                Some((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'))
-            }
-            _ => None,
-        };
-        path.push(octal.unwrap_or(byte));
-        rest = if octal.is_some() { &after[3..] } else { after };
-    }
-    path
-}
 
 /// The names in a directory that are links, in order.
 pub(crate) fn links(around: BorrowedFd<'_>, directory: &Path) -> rustix::io::Result<Vec<OsString>> {

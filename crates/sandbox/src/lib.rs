@@ -20,6 +20,7 @@ mod executable;
 mod host;
 mod keep;
 mod launch;
+mod mountinfo;
 pub mod plan;
 pub mod reentry;
 mod remedy;

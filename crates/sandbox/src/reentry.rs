@@ -45,6 +45,8 @@ pub(crate) const USER: i32 = 7;
 /// The number of the socket of a process that waits; it has none of the others yet.
 pub(crate) const SPARE: i32 = 3;
 
+pub use crate::apply::proof::mounts_stand;
+
 /// A function that can run inside a sandbox in place of a program. Its standard streams are those the
 /// server gave; what it returns is the exit code.
 #[derive(Debug, Clone, Copy)]

@@ -6,6 +6,7 @@
 //! and it is used again only while all its mounts stand.
 
 use std::collections::HashMap;
+use std::io::{self, Read};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use codex_exec_server_protocol::SandboxContext;
@@ -29,8 +30,23 @@ pub fn run_helper() -> i32 {
     else {
         return 1;
     };
-    let served = super::serve_helper(std::io::BufReader::new(input), output, Arc::default());
+    let input = std::io::BufReader::new(WhileMountsStand(input));
+    let served = super::serve_helper(input, output, Arc::default());
     i32::from(served.is_err())
+}
+
+/// Requests that are read only while the mounts that were proved stand. The server looks before it sends
+/// one, but not at what happened between the proof and its first look.
+struct WhileMountsStand<R>(R);
+
+impl<R: Read> Read for WhileMountsStand<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.0.read(buffer)?;
+        match codex_linux_sandbox::reentry::mounts_stand() {
+            true => Ok(read),
+            false => Err(io::Error::other("a mount of the sandbox was taken away")),
+        }
+    }
 }
 
 /// The helpers of a server. Clones are the same ones.

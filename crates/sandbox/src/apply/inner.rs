@@ -24,7 +24,7 @@ pub(super) fn run(
     die_with_parent(ready)?;
     let enforcement = &plan.enforcement;
     streams::confine(enforcement)?;
-    tree::build(enforcement, held)?;
+    let proved = tree::build(enforcement, held)?;
     privileges::limit_processes(enforcement.processes)?;
     if let Target::Program(program) = &plan.target {
         execute::enter(&program.cwd)?;
@@ -54,7 +54,9 @@ pub(super) fn run(
         Target::Helper { name, env } => {
             let helper = execute::find_helper(helpers, name)?;
             execute::set_environment(env);
-            sys::close_from(3, false).map_err(during(Stage::Descriptors))?;
+            let kept = [0, 1, 2, proved.number()];
+            proved.keep();
+            sys::close_all_but(&kept).map_err(during(Stage::Descriptors))?;
             sys::exit_now((helper.run)())
         }
     }

@@ -18,7 +18,7 @@ mod outer;
 pub mod placeholder;
 mod privileges;
 pub(crate) mod probe;
-mod proof;
+pub(crate) mod proof;
 pub(crate) mod spare;
 mod streams;
 pub(crate) mod sys;

@@ -6,16 +6,21 @@
 //! and `/..` is `/`. A mistake anywhere in building the tree ends in a refusal, not in a way out.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, CWD, statx};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, statx};
+use rustix::io::Errno;
 
 use super::sys::{ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
 use super::{at, during};
-use crate::host;
 use crate::status::{CHANGED, Failure, Stage};
+use crate::{host, mountinfo};
 
 /// The table as the kernel writes it, for the root of the process that reads it.
 const TABLE: &str = "/proc/self/mountinfo";
@@ -43,17 +48,55 @@ struct Mount {
 }
 
 /// Step `Proof`: compares this process's mounts with the planned ones, and `/..` with `/`.
-pub(super) fn check(expected: &[Expected]) -> Result<(), Failure> {
-    let failed = during(Stage::Proof);
-    let table = std::fs::read(TABLE).map_err(|error| {
+pub(super) fn check(expected: &[Expected]) -> Result<Proved, Failure> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let table = rustix::fs::open(TABLE, flags, Mode::empty());
+    let table = File::from(table.map_err(at(Stage::Proof, Path::new(TABLE)))?);
+    compare(&read(&table)?, expected).map_err(|what| Failure::new(Stage::Proof, CHANGED, what))?;
+    root_has_no_parent()?;
+    Ok(Proved(table.into()))
+}
+
+/// The mounts of this process.
+fn read(mut table: &File) -> Result<Vec<Mount>, Failure> {
+    let mut text = Vec::new();
+    table.read_to_end(&mut text).map_err(|error| {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
         Failure::new(Stage::Proof, errno, TABLE)
     })?;
-    let mounts: Option<Vec<Mount>> =
-        table.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(parse).collect();
-    let mounts = mounts.ok_or_else(|| failed(rustix::io::Errno::INVAL))?;
-    compare(&mounts, expected).map_err(|what| Failure::new(Stage::Proof, CHANGED, what))?;
-    root_has_no_parent()
+    let lines = mountinfo::parse(&text).ok_or_else(|| during(Stage::Proof)(Errno::INVAL))?;
+    Ok(lines.into_iter().map(Mount::from).collect())
+}
+
+/// The table that was compared, which tells of every change since it was opened.
+pub(super) struct Proved(OwnedFd);
+
+/// The table of this process, once a helper runs in it.
+static PROVED: OnceLock<(OwnedFd, AtomicBool)> = OnceLock::new();
+
+impl Proved {
+    /// Has [`mounts_stand`] ask it from now on.
+    pub(super) fn keep(self) {
+        let _ = PROVED.set((self.0, AtomicBool::new(true)));
+    }
+
+    pub(super) fn number(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Whether the mounts of the sandbox that this process is a helper in are those that were proved: the
+/// kernel takes one away when the file that it lies on is removed. True outside of sandboxes, and where
+/// there are no mounts to rely on.
+pub fn mounts_stand() -> bool {
+    let Some((table, stand)) = PROVED.get() else { return true };
+    let mut fds = [PollFd::new(table, PollFlags::PRI)];
+    let asked = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&Timespec::default())));
+    // The kernel tells of a change once.
+    if asked.is_err() || fds[0].revents().intersects(PollFlags::PRI | PollFlags::ERR) {
+        stand.store(false, Ordering::Relaxed);
+    }
+    stand.load(Ordering::Relaxed)
 }
 
 /// Nothing is above the root: its parent is itself, on the same mount.
@@ -75,29 +118,37 @@ fn root_has_no_parent() -> Result<(), Failure> {
 fn compare(mounts: &[Mount], expected: &[Expected]) -> Result<(), String> {
     let by_id: HashMap<u64, &Mount> = mounts.iter().map(|mount| (mount.id, mount)).collect();
     let planned: HashMap<u64, &Expected> = expected.iter().map(|mount| (mount.id, mount)).collect();
-    for wanted in expected {
-        let Some(found) = by_id.get(&wanted.id) else {
-            return Err(format!("the mount of {} is gone", wanted.path.display()));
-        };
-        if found.path != wanted.path {
-            let (found, wanted) = (found.path.display(), wanted.path.display());
-            return Err(format!("a mount for {wanted} is at {found}"));
-        }
-        has(found, wanted.attributes)?;
+    expected.iter().try_for_each(|wanted| is_there(wanted, &by_id))?;
+    let others = mounts.iter().filter(|mount| !planned.contains_key(&mount.id));
+    others.into_iter().try_for_each(|mount| came_along(mount, &by_id, &planned))
+}
+
+/// A planned mount is at its place, with its attributes.
+fn is_there(wanted: &Expected, by_id: &HashMap<u64, &Mount>) -> Result<(), String> {
+    let Some(found) = by_id.get(&wanted.id) else {
+        return Err(format!("the mount of {} is gone", wanted.path.display()));
+    };
+    if found.path != wanted.path {
+        let (found, wanted) = (found.path.display(), wanted.path.display());
+        return Err(format!("a mount for {wanted} is at {found}"));
     }
-    for mount in mounts.iter().filter(|mount| !planned.contains_key(&mount.id)) {
-        let Some(around) = enclosing(mount, &by_id, &planned) else {
-            return Err(format!("{} is mounted and was not planned", mount.path.display()));
-        };
-        if !around.with_submounts {
-            return Err(format!("{} is mounted and was not planned", mount.path.display()));
-        }
-        if mount.path == around.path {
-            return Err(format!("{} is covered by another mount", around.path.display()));
-        }
-        has(mount, around.attributes)?;
+    has(found, wanted.attributes)
+}
+
+/// A mount that was not planned came along inside of one that was, covers nothing, and is as strict.
+fn came_along(
+    mount: &Mount,
+    by_id: &HashMap<u64, &Mount>,
+    planned: &HashMap<u64, &Expected>,
+) -> Result<(), String> {
+    let around = enclosing(mount, by_id, planned).filter(|around| around.with_submounts);
+    let Some(around) = around else {
+        return Err(format!("{} is mounted and was not planned", mount.path.display()));
+    };
+    if mount.path == around.path {
+        return Err(format!("{} is covered by another mount", around.path.display()));
     }
-    Ok(())
+    has(mount, around.attributes)
 }
 
 /// The planned mount that one which was not planned itself came along with.
@@ -128,22 +179,17 @@ fn has(mount: &Mount, attributes: u64) -> Result<(), String> {
     Err(format!("{} is not mounted {}", mount.path.display(), missing.join(", ")))
 }
 
-/// `ID PARENT MAJOR:MINOR ROOT PATH OPTIONS ...`
-fn parse(line: &[u8]) -> Option<Mount> {
-    let mut words = line.split(|byte| *byte == b' ');
-    let mut number = || std::str::from_utf8(words.next()?).ok()?.parse::<u64>().ok();
-    let (id, parent) = (number()?, number()?);
-    let path = host::unescape(words.nth(2)?);
-    let mut attributes = 0;
-    for option in words.next()?.split(|byte| *byte == b',') {
-        attributes |= match option {
+impl From<mountinfo::Line<'_>> for Mount {
+    fn from(line: mountinfo::Line<'_>) -> Self {
+        let attributes = line.options().map(|option| match option {
             b"ro" => ATTR_RDONLY,
             b"nosuid" => ATTR_NOSUID,
             b"nodev" => ATTR_NODEV,
             _ => 0,
-        };
+        });
+        let attributes = attributes.fold(0, |all, one| all | one);
+        Self { id: line.id, parent: line.parent, path: line.point, attributes }
     }
-    Some(Mount { id, parent, path: OsString::from_vec(path).into(), attributes })
 }
 
 #[cfg(test)]
@@ -208,10 +254,10 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_read_as_the_kernel_writes_them() {
-        let line = br"36 35 98:0 /mnt1 /a\040b\134c ro,noatime,nosuid shared:1 - ext3 /dev/x rw";
-        let read = parse(line).unwrap();
-        assert_eq!(read, mount(36, 35, r"/a b\c", ATTR_RDONLY | ATTR_NOSUID));
-        assert_eq!(parse(b"36 35 98:0"), None);
+    fn attributes_are_read_from_the_table() {
+        let table = br"36 35 98:0 /mnt1 /a ro,noatime,nosuid shared:1 - ext3 /dev/x rw,nodev";
+        let read: Vec<Mount> =
+            mountinfo::parse(table).unwrap().into_iter().map(Mount::from).collect();
+        assert_eq!(read, [mount(36, 35, "/a", ATTR_RDONLY | ATTR_NOSUID)]);
     }
 }

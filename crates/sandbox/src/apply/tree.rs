@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::placeholder::{self, Held};
-use super::proof::{self, Expected};
+use super::proof::{self, Expected, Proved};
 use super::sys::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
 use super::{at, during};
 use crate::decide::facts::Identity;
@@ -36,7 +36,7 @@ fn buried(tree: &Tree) -> &'static Path {
     if is_at(dev) { dev } else { Path::new("/proc") }
 }
 
-pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<(), Failure> {
+pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<Proved, Failure> {
     let tree = &enforcement.tree;
     let host = sys::open_absolute(Path::new("/")).map_err(during(Stage::Sources))?;
     let files = with_many_files(tree)?;
@@ -71,11 +71,11 @@ pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<(), Failur
         rustix::mount::unmount(".", rustix::mount::UnmountFlags::DETACH).map_err(&failed)?;
     }
     rustix::process::chdir("/").map_err(during(Stage::Root))?;
-    proof::check(&expected)?;
+    let proved = proof::check(&expected)?;
     if let Some(before) = files {
         let _ = setrlimit(Resource::Nofile, before);
     }
-    Ok(())
+    Ok(proved)
 }
 
 /// A mount that was just made, as it has to be found once the tree is whole.

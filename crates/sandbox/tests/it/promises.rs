@@ -1,5 +1,6 @@
 //! What is allowed works, and works as outside.
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, symlink};
 
 use codex_exec_server_protocol::{
@@ -254,7 +255,30 @@ fn helpers_run_inside_with_a_minimal_environment() {
         world.clothe(&mut server);
         server.env("TMPDIR", "/tmp").env("HTTP_PROXY", "http://proxy");
         let done = finish(&mut server);
-        assert_eq!(done.ok().out, "env PATH TMPDIR\nwrite false\n", "{done:?}");
+        let stands = "mounts stand true\n".repeat(2);
+        assert_eq!(done.ok().out, format!("env PATH TMPDIR\nwrite false\n{stands}"), "{done:?}");
+    }
+}
+
+/// From the moment that the tree was proved, whoever else looks when.
+#[test]
+fn a_helper_knows_that_a_mount_was_taken_away() {
+    for user in users() {
+        let world = World::new(user);
+        let context = serde_json::to_string(&world.context(workspace())).unwrap();
+        let mut server = std::process::Command::new(program());
+        server.arg("run").arg(context).arg(&world.work).args(["--helper", "copy"]);
+        world.clothe(&mut server);
+        server.stdin(std::process::Stdio::piped()).env("TEST_ANNOUNCE", "1");
+        let mut server = server.spawn().unwrap();
+        let mut err = BufReader::new(server.stderr.take().unwrap());
+        err.read_line(&mut String::new()).unwrap();
+        // What held the name goes, and the mount on it.
+        std::fs::remove_dir(world.work.join(".git")).unwrap();
+        drop(server.stdin.take());
+        let out = server.wait_with_output().unwrap().stdout;
+        let out = String::from_utf8(out).unwrap();
+        assert!(out.ends_with(&"mounts stand false\n".repeat(2)), "{user:?} {out}");
     }
 }
 

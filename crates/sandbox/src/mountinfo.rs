@@ -1,0 +1,110 @@
+//! The kernel's table of mounts, as `/proc/PID/mountinfo` has it.
+//!
+//! Invariant: a line that cannot be read makes the whole table unreadable; none is left out.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+/// A mount.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Line<'t> {
+    /// Its number.
+    pub(crate) id: u64,
+    /// The number of the mount it is on.
+    pub(crate) parent: u64,
+    /// The file system it shows, major and minor.
+    pub(crate) file_system: (u32, u32),
+    /// The directory of the file system that it shows.
+    pub(crate) root: PathBuf,
+    /// Where it is, as seen from the root of the process.
+    pub(crate) point: PathBuf,
+    /// Its own options, between commas.
+    options: &'t [u8],
+    /// The type of the file system.
+    pub(crate) kind: &'t [u8],
+}
+
+impl<'t> Line<'t> {
+    /// Each of its own options.
+    pub(crate) fn options(&self) -> impl Iterator<Item = &'t [u8]> {
+        self.options.split(|byte| *byte == b',')
+    }
+}
+
+/// The lines of a table; `None` if one of them is not as the kernel writes them.
+pub(crate) fn parse(table: &[u8]) -> Option<Vec<Line<'_>>> {
+    table.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(line).collect()
+}
+
+/// `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [TAG...] - TYPE SOURCE OPTIONS`
+fn line(text: &[u8]) -> Option<Line<'_>> {
+    let path = |word: &[u8]| PathBuf::from(OsString::from_vec(unescape(word)));
+    let mut words = text.split(|byte| *byte == b' ');
+    let mut text = || std::str::from_utf8(words.next()?).ok();
+    let (id, parent) = (text()?.parse().ok()?, text()?.parse().ok()?);
+    let (major, minor) = text()?.split_once(':')?;
+    let file_system = (major.parse().ok()?, minor.parse().ok()?);
+    let (root, point, options) = (path(words.next()?), path(words.next()?), words.next()?);
+    let kind = words.skip_while(|word| *word != b"-").nth(1)?;
+    Some(Line { id, parent, file_system, root, point, options, kind })
+}
+
+/// A path as the kernel writes it into its tables, where some bytes are three octal digits.
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut path = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&byte, after)) = rest.split_first() {
+        let octal = match after {
+            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..] if byte == b'\\' => {
+                Some((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'))
+            }
+            _ => None,
+        };
+        path.push(octal.unwrap_or(byte));
+        rest = if octal.is_some() { &after[3..] } else { after };
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn lines_are_read_as_the_kernel_writes_them() {
+        let table = br"36 35 98:0 /mnt1 /a\040b\134c ro,noatime,nosuid shared:1 - ext3 /dev/x rw
+37 36 0:5 / /dev rw - devtmpfs none rw
+";
+        let lines = parse(table).unwrap();
+        let [first, second] = &lines[..] else { panic!("{lines:?}") };
+        assert_eq!((first.id, first.parent, first.file_system), (36, 35, (98, 0)));
+        assert_eq!(
+            (first.root.as_path(), first.point.as_path()),
+            (Path::new("/mnt1"), Path::new(r"/a b\c"))
+        );
+        assert_eq!(first.options().collect::<Vec<_>>(), [&b"ro"[..], b"noatime", b"nosuid"]);
+        assert_eq!((first.kind, second.kind), (&b"ext3"[..], &b"devtmpfs"[..]));
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_read_spoils_the_table() {
+        for bad in [
+            "36 35 98:0",
+            "x 35 98:0 / / rw - ext4 x rw",
+            "36 35 98 / / rw - ext4 x rw",
+            "36 35 98:0 / / rw ext4",
+        ] {
+            let table = format!("37 36 0:5 / /dev rw - devtmpfs none rw\n{bad}\n");
+            assert_eq!(parse(table.as_bytes()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_table_of_this_process_is_read() {
+        let table = std::fs::read("/proc/thread-self/mountinfo").unwrap();
+        assert!(parse(&table).unwrap().iter().any(|line| line.point == Path::new("/proc")));
+    }
+}
