@@ -23,8 +23,9 @@ pub(super) fn run(
 ) -> Result<i32, Failure> {
     die_with_parent(ready)?;
     let enforcement = &plan.enforcement;
+    let terminal = streams::terminal();
     streams::confine(enforcement)?;
-    let proved = tree::build(enforcement, held)?;
+    let proved = tree::build(enforcement, held, terminal)?;
     privileges::limit_processes(enforcement.processes)?;
     if let Target::Program(program) = &plan.target {
         execute::enter(&program.cwd)?;

@@ -9,7 +9,7 @@
 //! is refused. A file that the caller opened for writing is the command's to write, and stays as it is.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
@@ -50,6 +50,19 @@ pub(super) fn confine(enforcement: &Enforcement) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The terminal among the streams, as a mount for the sandbox to have a name for it: it is of the host's
+/// `/dev/pts`, which the sandbox does not see. None if there is none, or if it has no name here.
+pub(super) fn terminal() -> Option<OwnedFd> {
+    let stream = all().into_iter().find(|stream| rustix::termios::isatty(stream))?;
+    let place = place(stream).ok()?;
+    let mount = sys::clone_tree(&place).ok()?;
+    sys::mount_attributes(&mount, TERMINAL_ATTRIBUTES, true).ok()?;
+    Some(mount)
+}
+
+/// Its mode and owner stay, though it can be written to.
+pub(super) const TERMINAL_ATTRIBUTES: u64 = ATTR_RDONLY | ATTR_NOSUID;
+
 /// The streams that a rule has to name to let them be opened again, by their names in `/dev`: they lie in
 /// no directory of the tree. For no more than they were opened for: a device is written to on any mount.
 pub(super) fn granted() -> impl Iterator<Item = (BorrowedFd<'static>, Grant)> {
@@ -89,11 +102,9 @@ fn could_be_changed(stream: BorrowedFd<'_>) -> bool {
         .is_ok_and(|file| file.st_nlink > 0 && (user.is_root() || user.as_raw() == file.st_uid))
 }
 
-fn reopen(stream: BorrowedFd<'_>, kind: FileType) -> Result<OwnedFd, Failure> {
-    let name = format!("/proc/self/fd/{}", stream.as_raw_fd());
-    let path = std::fs::read_link(&name).map_err(|error| {
-        Failure::new(Stage::Sources, error.raw_os_error().unwrap_or(libc::EIO), name)
-    })?;
+/// Where a stream has its name, opened.
+fn place(stream: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
+    let path = path(stream)?;
     let failed = at(Stage::Sources, &path);
     let place = sys::open_absolute(&path).map_err(&failed)?;
     let of = |fd: BorrowedFd<'_>| sys::node_of(fd).map(|node| node.identity);
@@ -102,6 +113,19 @@ fn reopen(stream: BorrowedFd<'_>, kind: FileType) -> Result<OwnedFd, Failure> {
         let words = format!("{}, which is a standard stream, has no name", path.display());
         return Err(Failure::new(Stage::Sources, libc::ENOENT, words));
     }
+    Ok(place)
+}
+
+fn path(stream: BorrowedFd<'_>) -> Result<PathBuf, Failure> {
+    let name = format!("/proc/self/fd/{}", stream.as_raw_fd());
+    std::fs::read_link(&name).map_err(|error| {
+        Failure::new(Stage::Sources, error.raw_os_error().unwrap_or(libc::EIO), name)
+    })
+}
+
+fn reopen(stream: BorrowedFd<'_>, kind: FileType) -> Result<OwnedFd, Failure> {
+    let (path, place) = (path(stream)?, place(stream)?);
+    let failed = at(Stage::Sources, &path);
     let mount = sys::clone_tree(&place).map_err(&failed)?;
     let is_device = matches!(kind, FileType::CharacterDevice | FileType::BlockDevice);
     let attributes = ATTR_RDONLY | ATTR_NOSUID | if is_device { 0 } else { ATTR_NODEV };

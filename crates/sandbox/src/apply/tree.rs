@@ -15,7 +15,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::placeholder::{self, Held};
 use super::proof::{self, Expected, Proved};
 use super::sys::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
-use super::{at, during};
+use super::{at, during, streams};
 use crate::decide::facts::Identity;
 use crate::decide::order::is_within;
 use crate::plan::{Base, Enforcement, Operation, SkeletonNode, Tree};
@@ -36,13 +36,21 @@ fn buried(tree: &Tree) -> &'static Path {
     if is_at(dev) { dev } else { Path::new("/proc") }
 }
 
-pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<Proved, Failure> {
+/// The name that a sandbox with a `/dev` of its own has for its terminal.
+const CONSOLE: &str = "/dev/console";
+
+pub(super) fn build(
+    enforcement: &Enforcement,
+    held: &Held,
+    terminal: Option<OwnedFd>,
+) -> Result<Proved, Failure> {
     let tree = &enforcement.tree;
+    let terminal = terminal.filter(|_| has_room_for_terminal(tree));
     let host = sys::open_absolute(Path::new("/")).map_err(during(Stage::Sources))?;
     let files = with_many_files(tree)?;
     let sources = open_sources(tree, &host, held)?;
     base(tree, &host)?;
-    let scratch = Scratch::make(tree, enforcement.shared_memory)?;
+    let scratch = Scratch::make(tree, enforcement.shared_memory, terminal.is_some())?;
     let mut expected = Vec::with_capacity(tree.operations.len() + 2);
     scratch.bury(tree, &host, &mut expected)?;
     let root = match tree.base {
@@ -64,6 +72,12 @@ pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<Proved, Fa
     for (index, operation) in tree.operations.iter().enumerate() {
         expected.extend(site.put(index, operation)?);
     }
+    if let Some(terminal) = terminal {
+        let path = Path::new(CONSOLE);
+        let attributes = streams::TERMINAL_ATTRIBUTES;
+        expected.push(expect(&terminal, path, attributes, false, Stage::Tree)?);
+        sys::attach_named(&terminal, &site.root, inside(path)).map_err(at(Stage::Tree, path))?;
+    }
     if tree.base == Base::Nothing {
         let failed = during(Stage::Root);
         rustix::process::fchdir(&site.root).map_err(&failed)?;
@@ -76,6 +90,17 @@ pub(super) fn build(enforcement: &Enforcement, held: &Held) -> Result<Proved, Fa
         let _ = setrlimit(Resource::Nofile, before);
     }
     Ok(proved)
+}
+
+/// Whether there is a `/dev` of its own, in which nothing else has that name.
+fn has_room_for_terminal(tree: &Tree) -> bool {
+    tree.operations.iter().any(|operation| match operation {
+        Operation::Skeleton { path, nodes, .. } => {
+            path == Path::new("/dev")
+                && !nodes.iter().any(|node| node.path() == Path::new("console"))
+        }
+        _ => false,
+    })
 }
 
 /// A mount that was just made, as it has to be found once the tree is whole.
@@ -181,7 +206,7 @@ struct Scratch {
 
 impl Scratch {
     /// Step `Scratch`.
-    fn make(tree: &Tree, size: u64) -> Result<Self, Failure> {
+    fn make(tree: &Tree, size: u64, with_terminal: bool) -> Result<Self, Failure> {
         let needed = tree.operations.iter().any(|operation| {
             matches!(
                 operation,
@@ -200,7 +225,7 @@ impl Scratch {
         let mount =
             sys::new_mount(c"tmpfs", &options, ATTR_NOSUID | ATTR_NODEV).map_err(&failed)?;
         let umask = rustix::process::umask(Mode::empty());
-        let made = fill(&mount, tree);
+        let made = fill(&mount, tree, with_terminal);
         rustix::process::umask(umask);
         made.map_err(failed)?;
         Ok(Self { mount: Some(mount) })
@@ -240,9 +265,13 @@ impl Scratch {
     }
 }
 
-fn fill(mount: &OwnedFd, tree: &Tree) -> rustix::io::Result<()> {
+fn fill(mount: &OwnedFd, tree: &Tree, with_terminal: bool) -> rustix::io::Result<()> {
     let directory =
         |path: &Path, mode: u32| rustix::fs::mkdirat(mount, path, Mode::from_raw_mode(mode));
+    let file = |path: &Path| {
+        let mode = Mode::from_raw_mode(0o444);
+        rustix::fs::mknodat(mount, path, FileType::RegularFile, mode, 0)
+    };
     let mut masks = (false, false);
     for (index, operation) in tree.operations.iter().enumerate() {
         match operation {
@@ -251,19 +280,21 @@ fn fill(mount: &OwnedFd, tree: &Tree) -> rustix::io::Result<()> {
             }
             Operation::Mask { directory: false, .. } => masks.1 = true,
             Operation::SharedMemory => directory(Path::new(SHARED_MEMORY), 0o1777)?,
-            Operation::Skeleton { nodes, listable, .. } => {
+            Operation::Skeleton { path, nodes, listable } => {
                 let top = format!("s{index}");
                 directory(Path::new(&top), 0o755)?;
+                if with_terminal
+                    && let Ok(name) = Path::new(CONSOLE).strip_prefix(path)
+                    && path == Path::new("/dev")
+                {
+                    file(&Path::new(&top).join(name))?;
+                }
                 for node in nodes {
                     match node {
                         SkeletonNode::Directory(path) => {
                             directory(&Path::new(&top).join(path), 0o755)?;
                         }
-                        SkeletonNode::File(path) => {
-                            let mode = Mode::from_raw_mode(0o444);
-                            let path = Path::new(&top).join(path);
-                            rustix::fs::mknodat(mount, path, FileType::RegularFile, mode, 0)?;
-                        }
+                        SkeletonNode::File(path) => file(&Path::new(&top).join(path))?,
                         SkeletonNode::Link(path, target) => {
                             rustix::fs::symlinkat(target, mount, Path::new(&top).join(path))?;
                         }

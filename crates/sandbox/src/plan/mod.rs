@@ -9,7 +9,7 @@ mod encoding;
 mod landlock_only;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use codex_exec_server_protocol::Assurance;
@@ -164,6 +164,15 @@ pub enum SkeletonNode {
     File(#[serde(with = "encoding::path")] PathBuf),
     /// A link and its target.
     Link(#[serde(with = "encoding::path")] PathBuf, #[serde(with = "encoding::path")] PathBuf),
+}
+
+impl SkeletonNode {
+    /// Where it is in the skeleton.
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Directory(path) | Self::File(path) | Self::Link(path, _) => path,
+        }
+    }
 }
 
 /// A name that may not come into being.

@@ -529,6 +529,29 @@ fn terminals_work() {
     assert_eq!(child.wait().unwrap().code(), Some(128 + libc::SIGINT));
 }
 
+/// Its own name is in the host's `/dev/pts`, which is not there.
+#[test]
+fn a_terminal_has_a_name() {
+    let sandbox = sandbox();
+    let world = World::new(User::Own);
+    let (master, slave) = terminal();
+    let script = "tty && echo named > $(tty) && ! chmod 777 $(tty) && echo done-$((1 + 1))";
+    let (mut child, failure, _) =
+        start(&sandbox, &world, &["sh", "-c", script], |command| on_terminal(command, &slave));
+    assert_eq!(failure, None);
+    drop(slave);
+    let seen = Screen::new(master).until("done-2");
+    assert!(seen.contains("/dev/console\r\n") && seen.contains("named"), "{seen:?}");
+    assert!(child.wait().unwrap().success());
+    // Without a terminal there is nothing by that name.
+    for user in users() {
+        let world = World::new(user);
+        for policy in [workspace(), minimal(), PermissionProfile::read_only()] {
+            world.shell(policy, "test ! -e /dev/console && ! tty").ok();
+        }
+    }
+}
+
 #[test]
 fn job_control_works() {
     let sandbox = sandbox();
