@@ -85,6 +85,7 @@ fn rights(grant: Grant) -> BitFlags<AccessFs> {
     match grant {
         Grant::Read => AccessFs::from_read(NEWEST),
         Grant::Write => AccessFs::from_all(NEWEST),
+        Grant::Output => AccessFs::WriteFile | AccessFs::Truncate,
         Grant::Device => {
             AccessFs::ReadFile
                 | AccessFs::ReadDir

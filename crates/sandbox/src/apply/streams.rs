@@ -64,13 +64,23 @@ pub(super) fn terminal() -> Option<OwnedFd> {
 pub(super) const TERMINAL_ATTRIBUTES: u64 = ATTR_RDONLY | ATTR_NOSUID;
 
 /// The streams that a rule has to name to let them be opened again, by their names in `/dev`: they lie in
-/// no directory of the tree. For no more than they were opened for: a device is written to on any mount.
+/// no directory of the tree. For no more than they were opened for: a device is written to on any mount,
+/// and what was opened for writing is not read.
 pub(super) fn granted() -> impl Iterator<Item = (BorrowedFd<'static>, Grant)> {
     all().into_iter().filter_map(|stream| {
-        kind(stream)?;
         let flags = rustix::fs::fcntl_getfl(stream).ok()?;
         let reads = flags & OFlags::RWMODE == OFlags::RDONLY;
-        Some((stream, if reads { Grant::Read } else { Grant::Device }))
+        match kind(stream) {
+            Some(_) => Some((stream, if reads { Grant::Read } else { Grant::Device })),
+            None => is_output_file(stream).then_some((stream, Grant::Output)),
+        }
+    })
+}
+
+/// Whether it is a file with a name that the caller has opened for writing.
+fn is_output_file(stream: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstat(stream).is_ok_and(|file| {
+        FileType::from_raw_mode(file.st_mode) == FileType::RegularFile && file.st_nlink > 0
     })
 }
 

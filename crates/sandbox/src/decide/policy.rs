@@ -462,7 +462,10 @@ impl<'a> Resolving<'a> {
                     self.policy.protected.push(ProtectedName { parent, missing, access });
                     continue;
                 }
-                Place::Unreachable(_) => continue,
+                Place::Unreachable(obstacle) => {
+                    self.keep_obstacle(&obstacle);
+                    continue;
+                }
             };
             let above = |access| match most {
                 AccessMode::Deny => access != AccessMode::Deny,
@@ -479,6 +482,21 @@ impl<'a> Resolving<'a> {
                 let own = most == AccessMode::Deny;
                 policy.regions.push((path, Region { access: most, node, own }));
             }
+        }
+    }
+
+    /// A file where a directory would be needed: as long as it stays, nothing comes into being below it. So
+    /// it does, unless an entry says that it may be written.
+    fn keep_obstacle(&mut self, obstacle: &Obstacle) {
+        let (path, policy) = (&obstacle.path, &mut self.policy);
+        if obstacle.errno == libc::ENOTDIR
+            && policy.access.access(path) == AccessMode::Write
+            && policy.access.named(path).is_none()
+            && let Ok(Some(node)) = self.resolver.lookup(path)
+            && let Some(way) = self.ways.last_mut()
+        {
+            way.obstacle = None;
+            self.region(path.clone(), node, AccessMode::Read);
         }
     }
 

@@ -225,6 +225,8 @@ pub enum Grant {
     Write,
     /// Reading and writing what exists, and device controls.
     Device,
+    /// Writing what exists.
+    Output,
 }
 
 /// What runs inside.

@@ -438,6 +438,44 @@ fn a_home_can_be_a_workspace() {
         let mut command = world.server(&context, &world.work, ["sh", "-c", script]);
         finish(command.env("TEST_OWN_FILE", world.work.join(".codex/auth.json"))).ok();
         assert_eq!(names(&world.work), ["file"], "{user:?}");
+        // A file in place of the directory stays.
+        std::fs::write(world.work.join(".codex"), "mine").unwrap();
+        world.own();
+        for (script, works) in [
+            ("grep -q mine .codex && echo x > file", true),
+            ("rm .codex", false),
+            ("mv .codex other", false),
+            ("echo x > .codex", false),
+        ] {
+            let mut command = world.server(&context, &world.work, ["sh", "-c", script]);
+            let own = world.work.join(".codex/auth.json");
+            let done = finish(command.env("TEST_OWN_FILE", own));
+            if works {
+                done.ok()
+            } else {
+                done.kept_from()
+            };
+        }
+        // Where it is not metadata, too.
+        let context = world
+            .context(managed(vec![root(AccessMode::Read), at(&world.base, AccessMode::Write)]));
+        std::fs::create_dir(world.base.join("home")).unwrap();
+        std::fs::write(world.base.join("home/.codex"), "mine").unwrap();
+        world.own();
+        for (script, works) in [
+            ("echo x > ../home/file", true),
+            ("rm ../home/.codex", false),
+            ("mv ../home ../elsewhere", false),
+        ] {
+            let mut command = world.server(&context, &world.work, ["sh", "-c", script]);
+            let own = world.base.join("home/.codex/auth.json");
+            let done = finish(command.env("TEST_OWN_FILE", own));
+            if works {
+                done.ok()
+            } else {
+                done.kept_from()
+            };
+        }
     }
 }
 

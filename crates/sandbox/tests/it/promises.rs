@@ -399,6 +399,35 @@ fn credentials_are_not_read_where_the_file_system_is_not_restricted() {
     }
 }
 
+/// By its name in `/dev`, as scripts do. The mounts do not show it, and the command holds it already.
+#[test]
+fn an_output_file_is_opened_again_to_be_written() {
+    for user in users() {
+        let world = World::new(user);
+        let output = world.outside.join("output");
+        let policies =
+            [(workspace(), true), (minimal(), false), (PermissionProfile::read_only(), true)];
+        for (policy, reads) in policies {
+            let run = |script: &str| {
+                std::fs::write(&output, "before\n").unwrap();
+                world.own();
+                let file = std::fs::OpenOptions::new().append(true).open(&output).unwrap();
+                let context = world.context(policy.clone());
+                let mut command = world.server(&context, &world.work, ["sh", "-c", script]);
+                let done = finish(command.stdout(file));
+                (done, std::fs::read_to_string(&output).unwrap())
+            };
+            let (done, text) = run("echo again >> /dev/stdout && echo more >> /proc/self/fd/1");
+            assert_eq!((done.code, text.as_str()), (0, "before\nagain\nmore\n"), "{done:?}");
+            let (done, text) = run("echo anew > /dev/stdout");
+            assert_eq!((done.code, text.as_str()), (0, "anew\n"), "{done:?}");
+            // It is read only where the policy says so, and its name is not one to write by.
+            assert_eq!(run("read line < /dev/stdout").0.code == 0, reads);
+            run(&format!("echo x > {}", output.display())).0.kept_from();
+        }
+    }
+}
+
 #[test]
 fn what_git_runs_by_a_link_is_not_written() {
     for user in users() {
