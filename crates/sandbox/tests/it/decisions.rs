@@ -25,13 +25,13 @@ use super::support::{at, glob, managed, minimal, project, root, special};
 
 /// A file system in memory.
 #[derive(Default)]
-struct Tree {
-    nodes: BTreeMap<PathBuf, Entry>,
+pub struct Tree {
+    pub nodes: BTreeMap<PathBuf, Entry>,
     looks: Cell<usize>,
     mounts: Vec<Mount>,
 }
 
-enum Entry {
+pub enum Entry {
     Directory,
     /// A directory that may not be entered.
     Closed,
@@ -40,7 +40,7 @@ enum Entry {
 }
 
 impl Tree {
-    fn new(entries: impl IntoIterator<Item = (&'static str, Entry)>) -> Self {
+    pub fn new(entries: impl IntoIterator<Item = (&'static str, Entry)>) -> Self {
         let mut tree = Self::default();
         tree.nodes.insert("/".into(), Entry::Directory);
         for (path, entry) in entries {
@@ -109,18 +109,18 @@ fn server() -> ServerState<'static> {
     ServerState { own_files: &OWN_FILES, written: &WRITTEN }
 }
 
-fn context(entries: Vec<FileSystemEntry>) -> SandboxContext {
+pub fn context(entries: Vec<FileSystemEntry>) -> SandboxContext {
     SandboxContext::in_workspace(managed(entries), "/w".parse().unwrap())
 }
 
-fn resolved(tree: &Tree, context: &SandboxContext) -> ResolvedPolicy {
+pub fn resolved(tree: &Tree, context: &SandboxContext) -> ResolvedPolicy {
     match resolve(context, Surroundings::default(), tree, &Limits::default(), server()).unwrap() {
         Resolved::Restricted(policy) => *policy,
         other => panic!("{other:?}"),
     }
 }
 
-fn place(path: &str, access: AccessMode) -> FileSystemEntry {
+pub fn place(path: &str, access: AccessMode) -> FileSystemEntry {
     at(Path::new(path), access)
 }
 
@@ -185,44 +185,6 @@ fn links_are_resolved_before_deciding() {
     );
     assert_eq!(policy.access.access(Path::new("/real/data/x")), AccessMode::Deny);
     assert_eq!(policy.regions.len(), 1);
-}
-
-#[test]
-fn metadata_is_protected() {
-    let tree = Tree::new([
-        ("/w/.git", Entry::File("gitdir: ../other/.git/worktrees/w\n")),
-        ("/w/.codex", Entry::Directory),
-        ("/other/.git/worktrees/w", Entry::Directory),
-        ("/data/.git/config", Entry::File("")),
-    ]);
-    let policy = resolved(
-        &tree,
-        &context(vec![
-            root(AccessMode::Read),
-            project(AccessMode::Write),
-            place("/data", AccessMode::Write),
-            place("/other", AccessMode::Write),
-        ]),
-    );
-    let access = |path: &str| policy.access.access(Path::new(path));
-    assert_eq!(access("/w/x"), AccessMode::Write);
-    for path in ["/w/.git", "/w/.codex/x", "/other/.git/worktrees/w/HEAD", "/data/.git/config"] {
-        assert_eq!(access(path), AccessMode::Read, "{path}");
-    }
-    let protected: Vec<PathBuf> =
-        policy.protected.iter().map(|name| name.parent.join(&name.missing[0])).collect();
-    assert_eq!(protected, [Path::new("/w/.agents")]);
-    // An entry that names them has its way.
-    let policy = resolved(
-        &tree,
-        &context(vec![
-            project(AccessMode::Write),
-            place("/w/.git", AccessMode::Write),
-            place("/w/.agents", AccessMode::Write),
-        ]),
-    );
-    assert_eq!(policy.access.access(Path::new("/w/.git")), AccessMode::Write);
-    assert!(policy.protected.is_empty());
 }
 
 #[test]
@@ -339,23 +301,6 @@ fn a_link_that_a_pattern_names_keeps_its_place() {
     );
     assert_eq!(policy.access.access(Path::new("/w/real/x.env")), AccessMode::Deny);
     assert!(policy.pinned_links.contains_key(Path::new("/w/conf")), "{:?}", policy.pinned_links);
-}
-
-/// git takes it from where the name is, which is not where the file is.
-#[test]
-fn a_git_pointer_behind_a_link_protects_what_git_takes_it_for() {
-    let tree = Tree::new([
-        ("/w/.git", Entry::Link("meta/pointer")),
-        ("/w/meta/pointer", Entry::File("gitdir: real\n")),
-        ("/w/meta/real/hooks", Entry::Directory),
-        ("/w/real/hooks", Entry::Directory),
-    ]);
-    let policy =
-        resolved(&tree, &context(vec![root(AccessMode::Read), project(AccessMode::Write)]));
-    for path in ["/w/real/hooks", "/w/meta/real/hooks", "/w/meta/pointer"] {
-        assert_eq!(policy.access.access(Path::new(path)), AccessMode::Read, "{path}");
-    }
-    assert_eq!(policy.access.access(Path::new("/w/meta/other")), AccessMode::Write);
 }
 
 #[test]
@@ -527,7 +472,11 @@ fn this_machine_is_probed() {
 }
 
 /// What resolving says, for a server whose sandboxes have written to `written`.
-fn tried(tree: &Tree, context: &SandboxContext, written: &[&str]) -> Result<Resolved, PolicyError> {
+pub fn tried(
+    tree: &Tree,
+    context: &SandboxContext,
+    written: &[&str],
+) -> Result<Resolved, PolicyError> {
     let mut known = Written::default();
     written.iter().for_each(|path| known.add(path.into()));
     let state = ServerState { written: &known, ..server() };
@@ -622,92 +571,6 @@ fn patterns_are_expanded_to_their_end_or_refused() {
 }
 
 #[test]
-fn what_git_leads_to_is_protected_before_it_exists_too() {
-    let tree = Tree::new([
-        ("/w/tree/.git", Entry::File("gitdir: ../main/.git/worktrees/tree\n")),
-        ("/w/main/.git/worktrees/tree/commondir", Entry::File("../..\n")),
-        ("/w/dangling/.git", Entry::File("gitdir: ../elsewhere/git\n")),
-        ("/w/link/.git", Entry::Link("../later")),
-    ]);
-    let roots = ["/w", "/w/tree", "/w/dangling", "/w/link"];
-    let policy =
-        resolved(&tree, &context(roots.map(|root| place(root, AccessMode::Write)).to_vec()));
-    for path in ["/w/main/.git", "/w/main/.git/hooks/x", "/w/tree/.git", "/w/dangling/.git"] {
-        assert_eq!(policy.access.access(Path::new(path)), AccessMode::Read, "{path}");
-    }
-    let missing: Vec<PathBuf> = policy
-        .protected
-        .iter()
-        .map(|name| name.missing.iter().fold(name.parent.clone(), |path, name| path.join(name)))
-        .collect();
-    for path in ["/w/elsewhere/git", "/w/later"] {
-        assert!(missing.contains(&PathBuf::from(path)), "{path} of {missing:?}");
-    }
-    assert!(policy.pinned_links.contains_key(Path::new("/w/link/.git")));
-}
-
-#[test]
-fn what_links_in_metadata_lead_to_is_protected() {
-    let tree = Tree::new([
-        ("/w/.git/hooks", Entry::Link("../hk")),
-        ("/w/.git/config", Entry::Link("../way/cfg")),
-        ("/w/.git/config.worktree", Entry::Link("/w/later/cfg")),
-        ("/w/.git/info/attributes", Entry::Link("../../attributes")),
-        ("/w/.git/objects/info/alternates", Entry::Link("/w/alternates")),
-        ("/w/.git/refs/heads/main", Entry::Link("/w/deeper")),
-        ("/w/.git/named", Entry::Link("/w/named")),
-        ("/w/.git/out", Entry::Link("/out/x")),
-        ("/w/.git/loop", Entry::Link("loop")),
-        ("/w/.codex/config.toml", Entry::Link("../codex.toml")),
-        ("/w/.agents/skills", Entry::Link("../skills")),
-        ("/w/tree/.git", Entry::File("gitdir: ../main/.git/worktrees/tree\n")),
-        ("/w/main/.git/worktrees/tree/commondir", Entry::File("../..\n")),
-        ("/w/main/.git/hooks/update", Entry::Link("/w/scripts/update")),
-        ("/w/hk/post-commit", Entry::Link("../scripts/post")),
-        ("/w/way", Entry::Link("real")),
-        ("/w/real/cfg", Entry::File("")),
-        ("/w/attributes", Entry::File("")),
-        ("/w/alternates", Entry::File("")),
-        ("/w/deeper", Entry::File("")),
-        ("/w/named/x", Entry::File("")),
-        ("/w/codex.toml", Entry::File("")),
-        ("/w/skills/one", Entry::File("")),
-        ("/w/scripts/post", Entry::File("")),
-        ("/w/scripts/update", Entry::File("")),
-        ("/out/x", Entry::File("")),
-    ]);
-    let entries = ["/w", "/w/tree", "/w/named"].map(|root| place(root, AccessMode::Write));
-    let asked = context(entries.to_vec());
-    // In the first request, and when its own sandboxes have written to the workspace.
-    for written in [&[][..], &["/w"]] {
-        let resolved = tried(&tree, &asked, written);
-        let Ok(Resolved::Restricted(policy)) = resolved else { panic!("{resolved:?}") };
-        for (path, access) in [
-            ("/w/hk", AccessMode::Read),
-            ("/w/hk/new", AccessMode::Read),
-            ("/w/scripts/post", AccessMode::Read),
-            ("/w/scripts/update", AccessMode::Read),
-            ("/w/real/cfg", AccessMode::Read),
-            ("/w/attributes", AccessMode::Read),
-            ("/w/alternates", AccessMode::Read),
-            ("/w/codex.toml", AccessMode::Read),
-            ("/w/skills/one", AccessMode::Read),
-            ("/out/x", AccessMode::Deny),
-            // Not right inside, beside what is protected, or named by an entry.
-            ("/w/deeper", AccessMode::Write),
-            ("/w/scripts/other", AccessMode::Write),
-            ("/w/real/other", AccessMode::Write),
-            ("/w/named/x", AccessMode::Write),
-        ] {
-            assert_eq!(policy.access.access(Path::new(path)), access, "{path}");
-        }
-        assert!(policy.pinned_links.contains_key(Path::new("/w/way")));
-        let later = policy.protected.iter().any(|name| name.missing == ["later", "cfg"]);
-        assert!(later, "{:?}", policy.protected);
-    }
-}
-
-#[test]
 fn files_that_are_mounted_twice_are_protected_by_both_names() {
     let mount = |id, file_system, root: &str, point: &str, kind: &str| Mount {
         id,
@@ -752,24 +615,6 @@ fn files_that_are_mounted_twice_are_protected_by_both_names() {
         name.parent == Path::new("/tmp/alias") && name.missing == [OsString::from(".codex")]
     });
     assert!(protected, "{:?}", policy.protected);
-}
-
-#[test]
-fn a_git_pointer_means_what_git_takes_it_for() {
-    for (text, target) in [
-        ("gitdir: real \n", "/w/real "),
-        ("gitdir: real\t", "/w/real\t"),
-        ("gitdir:  real\n", "/w/ real"),
-        ("gitdir: re\nal\n", "/w/re\nal"),
-        ("gitdir: real\r\n\n", "/w/real"),
-        ("gitdir: ./a/../real\n", "/w/real"),
-    ] {
-        let mut tree = Tree::new([("/w/.git", Entry::File(text)), ("/w/a", Entry::Directory)]);
-        tree.nodes.insert(target.into(), Entry::Directory);
-        let policy = resolved(&tree, &context(vec![project(AccessMode::Write)]));
-        let access = policy.access.access(&Path::new(target).join("hooks"));
-        assert_eq!(access, AccessMode::Read, "{text:?}");
-    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod denial;
 mod kept;
 mod landlock_only;
 mod lifecycle;
+mod metadata;
 mod promises;
 mod proof;
 mod support;

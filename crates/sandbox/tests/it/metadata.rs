@@ -1,0 +1,168 @@
+//! Protected metadata, decided against a file system in memory.
+
+use std::path::{Path, PathBuf};
+
+use codex_exec_server_protocol::AccessMode;
+use codex_linux_sandbox::decide::policy::Resolved;
+
+use super::decisions::{Entry, Tree, context, place, resolved, tried};
+use super::support::{project, root};
+
+#[test]
+fn metadata_is_protected() {
+    let tree = Tree::new([
+        ("/w/.git", Entry::File("gitdir: ../other/.git/worktrees/w\n")),
+        ("/w/.codex", Entry::Directory),
+        ("/other/.git/worktrees/w", Entry::Directory),
+        ("/data/.git/config", Entry::File("")),
+    ]);
+    let policy = resolved(
+        &tree,
+        &context(vec![
+            root(AccessMode::Read),
+            project(AccessMode::Write),
+            place("/data", AccessMode::Write),
+            place("/other", AccessMode::Write),
+        ]),
+    );
+    let access = |path: &str| policy.access.access(Path::new(path));
+    assert_eq!(access("/w/x"), AccessMode::Write);
+    for path in ["/w/.git", "/w/.codex/x", "/other/.git/worktrees/w/HEAD", "/data/.git/config"] {
+        assert_eq!(access(path), AccessMode::Read, "{path}");
+    }
+    let protected: Vec<PathBuf> =
+        policy.protected.iter().map(|name| name.parent.join(&name.missing[0])).collect();
+    assert_eq!(protected, [Path::new("/w/.agents")]);
+    // An entry that names them has its way.
+    let policy = resolved(
+        &tree,
+        &context(vec![
+            project(AccessMode::Write),
+            place("/w/.git", AccessMode::Write),
+            place("/w/.agents", AccessMode::Write),
+        ]),
+    );
+    assert_eq!(policy.access.access(Path::new("/w/.git")), AccessMode::Write);
+    assert!(policy.protected.is_empty());
+}
+
+#[test]
+fn what_git_leads_to_is_protected_before_it_exists_too() {
+    let tree = Tree::new([
+        ("/w/tree/.git", Entry::File("gitdir: ../main/.git/worktrees/tree\n")),
+        ("/w/main/.git/worktrees/tree/commondir", Entry::File("../..\n")),
+        ("/w/dangling/.git", Entry::File("gitdir: ../elsewhere/git\n")),
+        ("/w/link/.git", Entry::Link("../later")),
+    ]);
+    let roots = ["/w", "/w/tree", "/w/dangling", "/w/link"];
+    let policy =
+        resolved(&tree, &context(roots.map(|root| place(root, AccessMode::Write)).to_vec()));
+    for path in ["/w/main/.git", "/w/main/.git/hooks/x", "/w/tree/.git", "/w/dangling/.git"] {
+        assert_eq!(policy.access.access(Path::new(path)), AccessMode::Read, "{path}");
+    }
+    let missing: Vec<PathBuf> = policy
+        .protected
+        .iter()
+        .map(|name| name.missing.iter().fold(name.parent.clone(), |path, name| path.join(name)))
+        .collect();
+    for path in ["/w/elsewhere/git", "/w/later"] {
+        assert!(missing.contains(&PathBuf::from(path)), "{path} of {missing:?}");
+    }
+    assert!(policy.pinned_links.contains_key(Path::new("/w/link/.git")));
+}
+
+#[test]
+fn what_links_in_metadata_lead_to_is_protected() {
+    let tree = Tree::new([
+        ("/w/.git/hooks", Entry::Link("../hk")),
+        ("/w/.git/config", Entry::Link("../way/cfg")),
+        ("/w/.git/config.worktree", Entry::Link("/w/later/cfg")),
+        ("/w/.git/info/attributes", Entry::Link("../../attributes")),
+        ("/w/.git/objects/info/alternates", Entry::Link("/w/alternates")),
+        ("/w/.git/refs/heads/main", Entry::Link("/w/deeper")),
+        ("/w/.git/named", Entry::Link("/w/named")),
+        ("/w/.git/out", Entry::Link("/out/x")),
+        ("/w/.git/loop", Entry::Link("loop")),
+        ("/w/.codex/config.toml", Entry::Link("../codex.toml")),
+        ("/w/.agents/skills", Entry::Link("../skills")),
+        ("/w/tree/.git", Entry::File("gitdir: ../main/.git/worktrees/tree\n")),
+        ("/w/main/.git/worktrees/tree/commondir", Entry::File("../..\n")),
+        ("/w/main/.git/hooks/update", Entry::Link("/w/scripts/update")),
+        ("/w/hk/post-commit", Entry::Link("../scripts/post")),
+        ("/w/way", Entry::Link("real")),
+        ("/w/real/cfg", Entry::File("")),
+        ("/w/attributes", Entry::File("")),
+        ("/w/alternates", Entry::File("")),
+        ("/w/deeper", Entry::File("")),
+        ("/w/named/x", Entry::File("")),
+        ("/w/codex.toml", Entry::File("")),
+        ("/w/skills/one", Entry::File("")),
+        ("/w/scripts/post", Entry::File("")),
+        ("/w/scripts/update", Entry::File("")),
+        ("/out/x", Entry::File("")),
+    ]);
+    let entries = ["/w", "/w/tree", "/w/named"].map(|root| place(root, AccessMode::Write));
+    let asked = context(entries.to_vec());
+    // In the first request, and when its own sandboxes have written to the workspace.
+    for written in [&[][..], &["/w"]] {
+        let resolved = tried(&tree, &asked, written);
+        let Ok(Resolved::Restricted(policy)) = resolved else { panic!("{resolved:?}") };
+        for (path, access) in [
+            ("/w/hk", AccessMode::Read),
+            ("/w/hk/new", AccessMode::Read),
+            ("/w/scripts/post", AccessMode::Read),
+            ("/w/scripts/update", AccessMode::Read),
+            ("/w/real/cfg", AccessMode::Read),
+            ("/w/attributes", AccessMode::Read),
+            ("/w/alternates", AccessMode::Read),
+            ("/w/codex.toml", AccessMode::Read),
+            ("/w/skills/one", AccessMode::Read),
+            ("/out/x", AccessMode::Deny),
+            // Not right inside, beside what is protected, or named by an entry.
+            ("/w/deeper", AccessMode::Write),
+            ("/w/scripts/other", AccessMode::Write),
+            ("/w/real/other", AccessMode::Write),
+            ("/w/named/x", AccessMode::Write),
+        ] {
+            assert_eq!(policy.access.access(Path::new(path)), access, "{path}");
+        }
+        assert!(policy.pinned_links.contains_key(Path::new("/w/way")));
+        let later = policy.protected.iter().any(|name| name.missing == ["later", "cfg"]);
+        assert!(later, "{:?}", policy.protected);
+    }
+}
+
+/// git takes it from where the name is, which is not where the file is.
+#[test]
+fn a_git_pointer_behind_a_link_protects_what_git_takes_it_for() {
+    let tree = Tree::new([
+        ("/w/.git", Entry::Link("meta/pointer")),
+        ("/w/meta/pointer", Entry::File("gitdir: real\n")),
+        ("/w/meta/real/hooks", Entry::Directory),
+        ("/w/real/hooks", Entry::Directory),
+    ]);
+    let policy =
+        resolved(&tree, &context(vec![root(AccessMode::Read), project(AccessMode::Write)]));
+    for path in ["/w/real/hooks", "/w/meta/real/hooks", "/w/meta/pointer"] {
+        assert_eq!(policy.access.access(Path::new(path)), AccessMode::Read, "{path}");
+    }
+    assert_eq!(policy.access.access(Path::new("/w/meta/other")), AccessMode::Write);
+}
+
+#[test]
+fn a_git_pointer_means_what_git_takes_it_for() {
+    for (text, target) in [
+        ("gitdir: real \n", "/w/real "),
+        ("gitdir: real\t", "/w/real\t"),
+        ("gitdir:  real\n", "/w/ real"),
+        ("gitdir: re\nal\n", "/w/re\nal"),
+        ("gitdir: real\r\n\n", "/w/real"),
+        ("gitdir: ./a/../real\n", "/w/real"),
+    ] {
+        let mut tree = Tree::new([("/w/.git", Entry::File(text)), ("/w/a", Entry::Directory)]);
+        tree.nodes.insert(target.into(), Entry::Directory);
+        let policy = resolved(&tree, &context(vec![project(AccessMode::Write)]));
+        let access = policy.access.access(&Path::new(target).join("hooks"));
+        assert_eq!(access, AccessMode::Read, "{text:?}");
+    }
+}
