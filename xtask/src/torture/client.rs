@@ -13,6 +13,10 @@ use tokio_websockets::{ClientBuilder, Limits, MaybeTlsStream, Message, WebSocket
 
 use super::machine::PATIENCE;
 
+/// How long a session may stay with a connection that was left. The server finds a silent connection
+/// dead after 90 s by itself; a resume asks it at once.
+const TAKEOVER: Duration = Duration::from_secs(30);
+
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 /// What is known of one process.
@@ -98,7 +102,7 @@ impl Client {
     }
 
     async fn open(&mut self) -> anyhow::Result<()> {
-        let until = tokio::time::Instant::now() + PATIENCE;
+        let until = tokio::time::Instant::now() + TAKEOVER;
         loop {
             let builder = ClientBuilder::new().uri(&self.url)?.limits(Limits::unlimited());
             let (socket, _) = builder.connect().await?;
@@ -188,9 +192,28 @@ impl Client {
         }
     }
 
+    /// Sends all of these before the first answer, which may come in any order.
+    pub async fn call_all(&mut self, requests: Vec<(&str, Value)>) -> anyhow::Result<Vec<Value>> {
+        let first = self.last_id + 1;
+        for (method, params) in &requests {
+            self.last_id += 1;
+            let request = json!({"id": self.last_id, "method": method, "params": params});
+            self.send(request).await?;
+        }
+        let mut answers = HashMap::new();
+        while answers.len() < requests.len() {
+            let message = self.receive().await?;
+            if let Some(id) = message["id"].as_i64() {
+                ensure!(answers.insert(id, message).is_none(), "request {id} was answered twice");
+            }
+        }
+        let answers = (first..=self.last_id).map(|id| answers.remove(&id).context("another id"));
+        answers.collect()
+    }
+
     /// Leaves the connection, comes back, and asks for what was missed.
     pub async fn come_back(&mut self, leave: Leave) -> anyhow::Result<()> {
-        let socket = self.socket.take().context("not connected")?;
+        let mut socket = self.socket.take().context("not connected")?;
         match leave {
             Leave::Close => drop(socket),
             Leave::Reset => {
@@ -199,7 +222,13 @@ impl Client {
                 }
                 drop(socket);
             }
-            Leave::Silence => self.silent.push(socket),
+            Leave::Silence => {
+                // In the middle of something, as when a network fails.
+                self.last_id += 1;
+                let waiting = json!({"id": self.last_id, "method": "process/list", "params": {}});
+                socket.send(Message::text(waiting.to_string())).await?;
+                self.silent.push(socket);
+            }
         }
         self.open().await?;
         let ids: Vec<String> = self.seen.keys().cloned().collect();

@@ -50,6 +50,29 @@ pub fn keepers(server: u32) -> Vec<u32> {
     below.filter(|&pid| is_called(pid, "exec-keeper")).collect()
 }
 
+/// The processes that make up sandboxes below a server, without the programs in them.
+pub fn sandboxes(server: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut look = keepers(server);
+    while let Some(pid) = look.pop() {
+        let below = children(pid).into_iter().filter(|&child| is_sandbox(child));
+        let before = found.len();
+        found.extend(below);
+        look.extend_from_slice(&found[before..]);
+    }
+    found
+}
+
+/// Whether a keeper keeps a sandbox and no program.
+pub fn keeps_sandbox(keeper: u32) -> bool {
+    children(keeper).into_iter().all(is_sandbox)
+}
+
+fn is_sandbox(pid: u32) -> bool {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).contains("\0__linux-sandbox\0")
+}
+
 /// Whether a keeper keeps what waits to become the next sandbox, which is no client's.
 pub fn keeps_spare(keeper: u32) -> bool {
     children(keeper).into_iter().any(|pid| {

@@ -2,24 +2,34 @@
 //!
 //! Each round starts a server and some sessions beside each other. A model knows every byte and exit
 //! code of every program; nothing that a round started may be alive after its end. What a fault may
-//! change is said by [`Allowed`], and nothing else may.
+//! change is said by [`Allowed`], and nothing else may. Beside the programs run sandboxed file requests
+//! and patches of files with several names, judged by what is on the disk.
 
 mod client;
+mod files;
 mod machine;
+#[path = "../../../crates/client/tests/it/patch_model.rs"]
+#[allow(clippy::unwrap_used, reason = "it is a test's model, which panics where it cannot go on")]
+mod patch_model;
+mod patches;
 mod programs;
 mod script;
 mod session;
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::Args;
 use fastrand::Rng;
+use tokio::task::JoinSet;
 
-use session::Allowed;
+use files::Workspace;
+use session::{Allowed, Treatment};
 
 /// How long to torture, and from where.
 #[derive(Debug, Args)]
@@ -36,6 +46,9 @@ pub struct TortureArgs {
     /// At most so many sessions at once
     #[arg(long, default_value_t = 8)]
     sessions: usize,
+    /// So many rounds at once, each with a server of its own
+    #[arg(long, default_value_t = 3)]
+    at_once: usize,
     /// Only rounds with this fault
     #[arg(long, value_enum)]
     fault: Option<Fault>,
@@ -58,9 +71,30 @@ enum Fault {
     KeeperAndServer,
     /// The sessions end before their programs do
     Client,
+    /// The processes of sandboxes that serve file requests
+    Helper,
+    /// Nobody, but connections stay open and are dead
+    Silence,
 }
 
-const FAULTS: [Fault; 7] = [
+impl Fault {
+    /// Whether the server outlives it.
+    fn spares_server(self) -> bool {
+        !matches!(self, Self::Server | Self::WardenThenServer | Self::KeeperAndServer)
+    }
+
+    fn treatment(self) -> Treatment {
+        let allowed = match self {
+            Self::Warden => Allowed { refused: true, killed: false },
+            Self::Keeper => Allowed { refused: true, killed: true },
+            _ => Allowed::default(),
+        };
+        // Every sandbox is a helper's where those are killed.
+        Treatment { allowed, silence: self == Self::Silence, confine: self != Self::Helper }
+    }
+}
+
+const FAULTS: [Fault; 9] = [
     Fault::None,
     Fault::Server,
     Fault::Warden,
@@ -68,6 +102,8 @@ const FAULTS: [Fault; 7] = [
     Fault::WardenThenServer,
     Fault::KeeperAndServer,
     Fault::Client,
+    Fault::Helper,
+    Fault::Silence,
 ];
 
 pub fn run(args: &TortureArgs) -> anyhow::Result<()> {
@@ -78,17 +114,29 @@ pub fn run(args: &TortureArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let first = args.seed.unwrap_or_else(|| fastrand::u64(..1 << 40));
     let (began, mut rounds) = (Instant::now(), 0);
-    while began.elapsed() < Duration::from_secs(args.seconds)
-        && args.rounds.is_none_or(|most| rounds < most)
-    {
-        let seed = first + rounds;
-        let mut rng = Rng::with_seed(seed);
-        let fault = rng.choice(FAULTS).unwrap_or(Fault::None);
-        let fault = args.fault.unwrap_or(fault);
-        let round = runtime.block_on(round(&codex, fault, seed, args.sessions, &mut rng));
-        round.with_context(|| format!("seed {seed}, fault {fault:?}"))?;
-        rounds += 1;
-    }
+    runtime.block_on(async {
+        let mut running = JoinSet::new();
+        loop {
+            while running.len() < args.at_once.max(1)
+                && began.elapsed() < Duration::from_secs(args.seconds)
+                && args.rounds.is_none_or(|most| rounds < most)
+            {
+                let (codex, seed, sessions) = (codex.clone(), first + rounds, args.sessions);
+                let mut rng = Rng::with_seed(seed);
+                let fault = rng.choice(FAULTS).unwrap_or(Fault::None);
+                let fault = args.fault.unwrap_or(fault);
+                running.spawn(async move {
+                    let round = round(&codex, fault, seed, sessions, &mut rng).await;
+                    round.with_context(|| format!("seed {seed}, fault {fault:?}"))
+                });
+                rounds += 1;
+            }
+            match running.join_next().await {
+                Some(done) => done??,
+                None => return anyhow::Ok(()),
+            }
+        }
+    })?;
     eprintln!("{rounds} rounds from seed {first}: nothing lost, nothing left behind");
     Ok(())
 }
@@ -110,7 +158,7 @@ struct Server {
 }
 
 impl Server {
-    fn start(codex: &PathBuf) -> anyhow::Result<Self> {
+    fn start(codex: &Path) -> anyhow::Result<Self> {
         let mut child = Command::new(codex)
             .args(["exec-server", "--detach-ttl", "2s"])
             .env("RUST_LOG", "off")
@@ -142,7 +190,7 @@ impl Drop for Server {
 }
 
 async fn round(
-    codex: &PathBuf,
+    codex: &Path,
     fault: Fault,
     seed: u64,
     most: usize,
@@ -150,23 +198,35 @@ async fn round(
 ) -> anyhow::Result<()> {
     let token = format!("{:015}", seed % 1_000_000_000_000_000);
     let mut server = Server::start(codex)?;
-    let allowed = match fault {
-        Fault::Warden => Allowed { refused: true, killed: false },
-        Fault::Keeper => Allowed { refused: true, killed: true },
-        _ => Allowed::default(),
-    };
+    let treatment = fault.treatment();
     let count = rng.usize(1..=most.max(1));
     let sessions: Vec<_> = (0..count)
         .map(|_| {
             let (url, token, rng) = (server.url.clone(), token.clone(), rng.fork());
-            tokio::spawn(async move { session::run(&url, &token, rng, allowed).await })
+            tokio::spawn(async move { session::run(&url, &token, rng, treatment).await })
         })
         .collect();
     let program = (fault == Fault::None && rng.u8(..3) == 0).then(|| {
         let (codex, url, token, rng) =
-            (codex.clone(), server.url.clone(), token.clone(), rng.fork());
+            (codex.to_owned(), server.url.clone(), token.clone(), rng.fork());
         tokio::spawn(async move { programs::run(&codex, &url, &token, rng).await })
     });
+    let patches = (matches!(fault, Fault::None | Fault::Silence)).then(|| {
+        let (codex, url, rng) = (codex.to_owned(), server.url.clone(), rng.fork());
+        tokio::spawn(async move { patches::run(&codex, &url, rng).await })
+    });
+    let calm = Arc::new(AtomicBool::new(false));
+    let workspaces: Vec<_> = (0..rng.usize(1..3))
+        .map(|_| {
+            let (url, rng, calm) = (server.url.clone(), rng.fork(), calm.clone());
+            let faulty = matches!(fault, Fault::Helper | Fault::Warden | Fault::Keeper);
+            let mut workspace = Workspace::new()?;
+            anyhow::Ok(tokio::spawn(async move {
+                let said = workspace.torture(&url, rng, faulty, calm).await;
+                (workspace, said)
+            }))
+        })
+        .collect::<anyhow::Result<_>>()?;
     let moment = Duration::from_micros(rng.u64(
         ..match fault {
             Fault::Warden | Fault::Keeper => 100_000,
@@ -175,7 +235,8 @@ async fn round(
     ));
     tokio::time::sleep(moment).await;
     inflict(fault, &mut server, &sessions, rng).await?;
-    let lives = !matches!(fault, Fault::Server | Fault::WardenThenServer | Fault::KeeperAndServer);
+    calm.store(true, Ordering::SeqCst);
+    let lives = fault.spares_server();
     for session in sessions {
         match session.await {
             // A session that lost its server, or was ended, has nothing to say.
@@ -187,6 +248,17 @@ async fn round(
     if let Some(program) = program {
         program.await??;
     }
+    if let Some(patches) = patches {
+        patches.await??;
+    }
+    let mut judged = Vec::new();
+    for workspace in workspaces {
+        let (workspace, said) = workspace.await?;
+        if lives {
+            said?;
+        }
+        judged.push(workspace);
+    }
     machine::settles(|| {
         let left = machine::with_token(&token);
         (!left.is_empty()).then(|| format!("left behind: {left:?}"))
@@ -197,7 +269,9 @@ async fn round(
         machine::settles(|| {
             let (wardens, mut keepers) = (machine::wardens(pid), machine::keepers(pid));
             keepers.retain(|&keeper| !machine::keeps_spare(keeper));
-            let settled = wardens.len() == 1 && keepers.is_empty();
+            // A helper is kept for the next request of its policy.
+            let helpers = keepers.iter().filter(|&&keeper| machine::keeps_sandbox(keeper)).count();
+            let settled = wardens.len() == 1 && helpers == keepers.len() && helpers <= judged.len();
             (!settled).then(|| format!("wardens {wardens:?}, keepers {keepers:?}"))
         })
         .await?;
@@ -207,6 +281,10 @@ async fn round(
             (open > 64).then(|| format!("{open} descriptors stay open"))
         })
         .await?;
+        server.kill()?;
+    }
+    for workspace in judged {
+        workspace.judge(fault == Fault::KeeperAndServer).await?;
     }
     Ok(())
 }
@@ -219,7 +297,15 @@ async fn inflict<T>(
 ) -> anyhow::Result<()> {
     let pid = server.pid();
     match fault {
-        Fault::None => {}
+        Fault::None | Fault::Silence => {}
+        Fault::Helper => {
+            for _ in 0..rng.usize(1..30) {
+                if let Some(sandbox) = rng.choice(machine::sandboxes(pid)) {
+                    machine::kill(sandbox);
+                }
+                tokio::time::sleep(Duration::from_millis(rng.u64(..40))).await;
+            }
+        }
         Fault::Server => server.kill()?,
         Fault::Client => sessions.iter().for_each(tokio::task::JoinHandle::abort),
         Fault::Warden => {

@@ -19,6 +19,16 @@ pub struct Allowed {
     pub killed: bool,
 }
 
+/// What a round does to its sessions besides.
+#[derive(Debug, Clone, Copy)]
+pub struct Treatment {
+    pub allowed: Allowed,
+    /// The network falls silent once under every session.
+    pub silence: bool,
+    /// Some programs run in a sandbox.
+    pub confine: bool,
+}
+
 /// How a client follows its processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
@@ -28,9 +38,9 @@ enum Manner {
 }
 
 /// Runs programs that carry `token` and judges what is told of them. What they leave behind is left.
-pub async fn run(url: &str, token: &str, mut rng: Rng, allowed: Allowed) -> anyhow::Result<()> {
+pub async fn run(url: &str, token: &str, mut rng: Rng, treatment: Treatment) -> anyhow::Result<()> {
     let mut running = HashMap::new();
-    let told = follow(url, token, &mut rng, allowed, &mut running).await;
+    let told = follow(url, token, &mut rng, treatment, &mut running).await;
     told.with_context(|| {
         let texts = running.iter().map(|(id, script)| format!("{id}: {:?}", script.text));
         texts.collect::<Vec<_>>().join("\n")
@@ -41,18 +51,24 @@ async fn follow(
     url: &str,
     token: &str,
     rng: &mut Rng,
-    allowed: Allowed,
+    treatment: Treatment,
     running: &mut HashMap<String, Script>,
 ) -> anyhow::Result<()> {
+    let allowed = treatment.allowed;
     let mut client = Client::connect(url).await?;
-    for n in 0..rng.usize(1..6) {
+    let count = rng.usize(1..6);
+    let silence_at = treatment.silence.then(|| rng.usize(..count));
+    for n in 0..count {
         let id = format!("p{n}");
-        let script = Script::random(rng, token);
+        let mut script = Script::random(rng, token);
+        script.confined &= treatment.confine;
         if start(&mut client, &id, &script, token, allowed).await? {
             running.insert(id.clone(), script);
             feed(&mut client, &id, &running[&id], rng, allowed).await?;
         }
-        if rng.u8(..4) == 0 {
+        if silence_at == Some(n) {
+            client.come_back(Leave::Silence).await?;
+        } else if rng.u8(..4) == 0 {
             client.come_back(leave(rng)).await?;
         }
     }

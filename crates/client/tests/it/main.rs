@@ -8,6 +8,7 @@ mod kill;
 mod lifecycle;
 mod lost_start;
 mod ours;
+mod patch_model;
 mod patch_names;
 mod patches;
 mod process;

@@ -1,0 +1,169 @@
+//! Sandboxed file requests, whose helpers may be killed meanwhile: every request is answered, a file
+//! holds one of the contents that were written to it, and nothing else is left in its directory.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, ensure};
+use fastrand::Rng;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::client::Client;
+use super::machine;
+
+/// A directory that only the requests of one session write to.
+#[derive(Debug)]
+pub struct Workspace {
+    directory: TempDir,
+    /// What each file may hold, by its name; `None` is no file.
+    files: BTreeMap<String, Vec<Option<Vec<u8>>>>,
+}
+
+/// A request, and what it may change.
+struct Asked {
+    method: &'static str,
+    name: String,
+    content: Option<Vec<u8>>,
+}
+
+impl Workspace {
+    pub fn new() -> anyhow::Result<Self> {
+        // Not in /tmp, which every such policy may write to.
+        let directory = tempfile::tempdir_in("/var/tmp")?;
+        Ok(Self { directory, files: BTreeMap::new() })
+    }
+
+    /// Sends requests, several at once, until `calm` was true before the last of them were sent.
+    /// Those must succeed; the others may fail if `faulty`.
+    pub async fn torture(
+        &mut self,
+        url: &str,
+        mut rng: Rng,
+        faulty: bool,
+        calm: Arc<AtomicBool>,
+    ) -> anyhow::Result<()> {
+        let mut client = Client::connect(url).await?;
+        for _ in 0..1_000_000 {
+            let last = calm.load(Ordering::SeqCst);
+            self.batch(&mut client, &mut rng, faulty && !last).await?;
+            if last {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("no end of file requests")
+    }
+
+    async fn batch(
+        &mut self,
+        client: &mut Client,
+        rng: &mut Rng,
+        may_fail: bool,
+    ) -> anyhow::Result<()> {
+        // Each request of a batch is about another file, so their order does not matter.
+        let asked: Vec<Asked> = (0..rng.usize(1..8)).map(|n| ask(rng, n)).collect();
+        let requests = asked.iter().map(|asked| (asked.method, self.params(asked))).collect();
+        // Without an answer, each of them may have been done.
+        for asked in asked.iter().filter(|asked| asked.content.is_some()) {
+            self.possible(&asked.name).push(asked.content.clone());
+        }
+        let answers = client.call_all(requests).await?;
+        for (asked, answer) in asked.into_iter().zip(answers) {
+            self.note(asked, &answer, may_fail)?;
+        }
+        Ok(())
+    }
+
+    fn params(&self, asked: &Asked) -> Value {
+        let uri = |path: &Path| format!("file://{}", path.display());
+        let cwd = uri(self.directory.path());
+        let sandbox = json!({"permissions": {"type": "workspace-write"}, "cwd": cwd});
+        let path = uri(&self.directory.path().join(&asked.name));
+        match &asked.content {
+            Some(content) => json!({
+                "path": path,
+                "dataBase64": base64_simd::STANDARD.encode_to_string(content),
+                "atomic": true,
+                "sandbox": sandbox,
+            }),
+            None if asked.method == "fs/readFile" => json!({"path": path, "sandbox": sandbox}),
+            None => json!({"path": cwd, "sandbox": sandbox}),
+        }
+    }
+
+    /// Compares an answer with what there may be.
+    fn note(&mut self, asked: Asked, answer: &Value, may_fail: bool) -> anyhow::Result<()> {
+        let Asked { method, name, content } = asked;
+        let failed = answer.get("error").is_some();
+        let possible = self.possible(&name);
+        if content.is_some() {
+            ensure!(may_fail || !failed, "{method} of {name}: {answer}");
+            if !failed {
+                *possible = vec![content];
+            }
+        } else if method == "fs/readFile" {
+            let may_be_missing = possible.contains(&None);
+            ensure!(may_fail || may_be_missing || !failed, "{method} of {name}: {answer}");
+            if !failed {
+                let read = answer["result"]["dataBase64"].as_str().context("no data")?;
+                let read = Some(base64_simd::STANDARD.decode_to_vec(read)?);
+                ensure!(possible.contains(&read), "{name} holds what was never written to it");
+                *possible = vec![read];
+            }
+        } else {
+            ensure!(may_fail || !failed, "{method}: {answer}");
+        }
+        Ok(())
+    }
+
+    /// What a file may hold.
+    fn possible(&mut self, name: &str) -> &mut Vec<Option<Vec<u8>>> {
+        self.files.entry(name.to_owned()).or_insert_with(|| vec![None])
+    }
+
+    /// After the end of the server: looks at the disk. Empty placeholders of a sandbox may be left if
+    /// its keeper was killed together with the server.
+    pub async fn judge(&self, placeholders: bool) -> anyhow::Result<()> {
+        let complaint = || self.complaint(placeholders).err();
+        machine::settles(|| complaint().map(|error| format!("{error:#}"))).await
+    }
+
+    fn complaint(&self, placeholders: bool) -> anyhow::Result<()> {
+        for entry in std::fs::read_dir(self.directory.path())? {
+            let name = entry?.file_name().into_string().unwrap_or_default();
+            // The one moment in which a kill leaves a second name, of a whole file.
+            let whole = name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".tmp"));
+            let of = whole.and_then(|rest| rest.rsplit_once('.')).map_or(&*name, |(of, _)| of);
+            let is_placeholder = [".agents", ".codex", ".git"].contains(&&*name);
+            if placeholders && is_placeholder {
+                continue;
+            }
+            let possible = self.files.get(of);
+            let possible = possible.with_context(|| format!("{name} is left behind"))?;
+            let content = Some(std::fs::read(self.directory.path().join(&name))?);
+            ensure!(possible.contains(&content), "{name} holds what was never written to it");
+        }
+        for (name, possible) in &self.files {
+            let there = self.directory.path().join(name).exists();
+            ensure!(there || possible.contains(&None), "{name} has gone");
+        }
+        Ok(())
+    }
+}
+
+fn ask(rng: &mut Rng, n: usize) -> Asked {
+    let name = format!("f{n}");
+    match rng.u8(..8) {
+        0..4 => {
+            let len = if rng.u8(..4) == 0 { rng.usize(..500_000) } else { rng.usize(..3000) };
+            let byte = rng.u8(..);
+            let mut content = vec![byte; len];
+            content.iter_mut().take(16).for_each(|byte| *byte = rng.u8(..));
+            Asked { method: "fs/writeFile", name, content: Some(content) }
+        }
+        4..7 => Asked { method: "fs/readFile", name, content: None },
+        _ => Asked { method: "fs/readDirectory", name, content: None },
+    }
+}
