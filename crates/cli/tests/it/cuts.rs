@@ -2,11 +2,14 @@
 //!
 //! `CUTS` says how many connections each of these tests ends, `CUTS_SEED` where.
 
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::commands::{Server, codex, output, output_of};
 use crate::proxy::{Plan, Proxy};
+use crate::remote::Cloud;
+use crate::support::wait;
 use crate::terminal::Terminal;
 
 /// How many do the same at once, each with a part of the cuts.
@@ -98,28 +101,133 @@ fn cp_copies_up_and_down() {
     });
 }
 
+/// Types into a shell until all cuts are made.
+fn shell(mut command: Command, cuts_are_made: impl Fn() -> bool, plan: Plan) {
+    let home = tempfile::tempdir().unwrap();
+    let typed = home.path().join("typed");
+    command.env("HOME", "/").env("XDG_STATE_HOME", home.path());
+    command.stdin(Stdio::null());
+    let mut terminal = Terminal::start(&command);
+    terminal.type_in(&format!("f={}; echo rea''dy\n", shown(&typed)));
+    terminal.shows("ready");
+    let mut round = 0;
+    while !cuts_are_made() {
+        assert!(round < 100_000, "the cuts are never made, {plan:?}");
+        // What is typed is done once, and what is said is shown.
+        terminal.type_in(&format!("echo {round} >> $f; echo rou''nd {round}.\n"));
+        terminal.shows(&format!("round {round}."));
+        round += 1;
+    }
+    terminal.type_in("exit 5\n");
+    assert_eq!(terminal.ends().code(), Some(5), "{plan:?}");
+    let want: String = (0..round).map(|n| format!("{n}\n")).collect();
+    assert_eq!(std::fs::read_to_string(&typed).unwrap(), want, "{plan:?}");
+}
+
 #[test]
 fn shell_loses_no_key_and_no_output() {
     through_cuts(7_000, |_, proxy, plan| {
-        let home = tempfile::tempdir().unwrap();
-        let typed = home.path().join("typed");
-        let mut command = on(proxy, "shell");
-        command.env("HOME", "/").env("XDG_STATE_HOME", home.path());
-        command.stdin(Stdio::null());
-        let mut terminal = Terminal::start(&command);
-        terminal.type_in(&format!("f={}; echo rea''dy\n", shown(&typed)));
-        terminal.shows("ready");
-        let mut round = 0;
-        while proxy.cut() < plan.cuts {
-            assert!(round < 100_000, "the cuts are never made, {plan:?}");
-            // What is typed is done once, and what is said is shown.
-            terminal.type_in(&format!("echo {round} >> $f; echo rou''nd {round}.\n"));
-            terminal.shows(&format!("round {round}."));
-            round += 1;
+        shell(on(proxy, "shell"), || proxy.cut() == plan.cuts, plan);
+    });
+}
+
+/// An environment whose server and whose user both reach the rendezvous through cuts.
+struct Relay {
+    cloud: Cloud,
+    server: Proxy,
+    user: Proxy,
+    plan: Plan,
+}
+
+impl Relay {
+    fn cuts_are_made(&self) -> bool {
+        self.server.cut() >= self.plan.cuts && self.user.cut() >= self.plan.cuts
+    }
+
+    fn codex(&self, subcommand: &str) -> Command {
+        self.cloud.codex_by(&self.user.url, subcommand)
+    }
+
+    /// Feeds a command that gives back its input until all cuts are made.
+    fn run(&self) {
+        let plan = self.plan;
+        let mut command = self.codex("run");
+        command.args(["--", "/bin/sh", "-c", "cat; exit 7"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let errors = std::thread::spawn(move || {
+            let mut said = String::new();
+            stderr.read_to_string(&mut said).unwrap();
+            said
+        });
+        let mut line = 0_u64;
+        while !self.cuts_are_made() {
+            // All of it comes back before more goes in, so that no amount of it outruns the cuts.
+            let piece: Vec<u8> = (0..100).flat_map(|n| text_line(line + n)).collect();
+            let mut back = vec![0; piece.len()];
+            let passed = stdin.write_all(&piece).and_then(|()| stdout.read_exact(&mut back));
+            if let Err(error) = passed {
+                drop(stdin);
+                panic!("line {line}: {error}, {}, {plan:?}", errors.join().unwrap());
+            }
+            assert!(back == piece, "from line {line}, {plan:?}");
+            line += 100;
         }
-        terminal.type_in("exit 5\n");
-        assert_eq!(terminal.ends().code(), Some(5), "{plan:?}");
-        let want: String = (0..round).map(|n| format!("{n}\n")).collect();
-        assert_eq!(std::fs::read_to_string(&typed).unwrap(), want, "{plan:?}");
+        drop(stdin);
+        let mut rest = String::new();
+        stdout.read_to_string(&mut rest).unwrap();
+        let code = wait(&mut child).code();
+        let said = (code, errors.join().unwrap(), rest);
+        assert_eq!(said, (Some(7), String::new(), String::new()), "{plan:?}");
+    }
+
+    /// Copies a file that is large enough for all cuts.
+    fn copy(&self) {
+        let plan = self.plan;
+        let directory = tempfile::tempdir().unwrap();
+        let (from, to) = (directory.path().join("from"), directory.path().join("to"));
+        let content = text(plan.cuts * plan.most as usize);
+        std::fs::write(&from, &content).unwrap();
+        let (from_there, to_there) = (format!(":{}", shown(&from)), format!(":{}", shown(&to)));
+        let mut command = self.codex("cp");
+        match plan.seed % 2 {
+            0 => command.args([shown(&from), &to_there]),
+            _ => command.args([&from_there, shown(&to)]),
+        };
+        let said = output(&mut command);
+        assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{plan:?}");
+        assert!(std::fs::read_to_string(&to).unwrap() == content, "{plan:?}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "{plan:?}");
+    }
+}
+
+fn text_line(n: u64) -> Vec<u8> {
+    format!("{n:015}\n").into_bytes()
+}
+
+/// Half of the cuts are of the server's connection to the rendezvous, half of the user's.
+#[test]
+fn a_relay_loses_nothing() {
+    let (cuts, seed) = (number("CUTS", 500), number("CUTS_SEED", 1));
+    std::thread::scope(|scope| {
+        for at in 0..AT_ONCE {
+            let seed = (seed * 1000 + at) as u64;
+            let plan = Plan { seed, cuts: cuts.div_ceil(2 * AT_ONCE), most: 30_000 };
+            scope.spawn(move || {
+                let cloud = Cloud::start();
+                let server = Proxy::start_relay(&cloud.url, plan);
+                let user = Proxy::start_relay(&cloud.url, Plan { seed: seed + 500, ..plan });
+                let _serving = cloud.serving_by(&server.url);
+                let relay = Relay { cloud, server, user, plan };
+                match at % 3 {
+                    0 => relay.run(),
+                    1 => relay.copy(),
+                    _ => shell(relay.codex("shell"), || relay.cuts_are_made(), plan),
+                }
+                assert!(relay.cuts_are_made(), "it outlived the cuts, {plan:?}");
+            });
+        }
     });
 }

@@ -19,6 +19,16 @@ pub struct Plan {
     pub most: i64,
 }
 
+/// What stands behind a proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Behind {
+    /// A server, to which a client has one connection at a time.
+    Server,
+    /// A rendezvous, which is asked over HTTP beside its websockets. Only those are cut, some of them
+    /// after a silence.
+    Rendezvous,
+}
+
 #[derive(Debug)]
 pub struct Proxy {
     pub url: String,
@@ -27,22 +37,41 @@ pub struct Proxy {
     new_client: Arc<AtomicBool>,
 }
 
-/// Enough for a connection to become a session.
-const OPENING: i64 = 8_000;
+impl Behind {
+    /// Enough bytes for a connection to become a session. A relay stream begins with the handshake of
+    /// its encryption.
+    fn opening(self) -> i64 {
+        match self {
+            Self::Server => 8_000,
+            Self::Rendezvous => 24_000,
+        }
+    }
+}
 
 impl Proxy {
     /// Stands before the server at this `ws://` URL.
     pub fn start(url: &str, plan: Plan) -> Self {
-        let server: SocketAddr = url.strip_prefix("ws://").unwrap().parse().unwrap();
+        let server = url.strip_prefix("ws://").unwrap();
+        Self::before(server, "ws", Behind::Server, plan)
+    }
+
+    /// Stands before the rendezvous at this `http://` URL.
+    pub fn start_relay(url: &str, plan: Plan) -> Self {
+        let server = url.strip_prefix("http://").unwrap();
+        Self::before(server, "http", Behind::Rendezvous, plan)
+    }
+
+    fn before(server: &str, scheme: &str, behind: Behind, plan: Plan) -> Self {
+        let server: SocketAddr = server.parse().unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
-        let url = format!("ws://{}", listener.local_addr().unwrap());
+        let url = format!("{scheme}://{}", listener.local_addr().unwrap());
         let cut = Arc::new(AtomicUsize::new(0));
         let new_client = Arc::new(AtomicBool::new(true));
         let (count, new) = (cut.clone(), new_client.clone());
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(serve(listener, server, plan, count, new));
+            runtime.unwrap().block_on(serve(listener, server, behind, plan, count, new));
         });
         Self { url, cut, new_client }
     }
@@ -62,28 +91,48 @@ impl Proxy {
 async fn serve(
     listener: std::net::TcpListener,
     server: SocketAddr,
+    behind: Behind,
     plan: Plan,
     cut: Arc<AtomicUsize>,
     new_client: Arc<AtomicBool>,
 ) {
     let listener = TcpListener::from_std(listener).unwrap();
     let mut random = fastrand::Rng::with_seed(plan.seed);
+    let mut doomed = 0;
     while let Ok((client, _)) = listener.accept().await {
         let Ok(server) = TcpStream::connect(server).await else { return };
-        let doomed = cut.load(Ordering::Relaxed) < plan.cuts;
+        let lives = doomed == plan.cuts || behind == Behind::Rendezvous && !upgrades(&client).await;
         let budget = match random.u8(0..10) {
-            _ if !doomed => i64::MAX,
-            _ if new_client.swap(false, Ordering::Relaxed) => OPENING + random.i64(0..plan.most),
+            _ if lives => i64::MAX,
+            _ if new_client.swap(false, Ordering::Relaxed) => {
+                behind.opening() + random.i64(0..plan.most)
+            }
             // Some end in the opening.
             0 => random.i64(0..2_000),
             _ => random.i64(2_000..plan.most),
         };
-        // One after the other: a client has one connection at a time.
-        pass(client, server, budget, &mut random).await;
-        if doomed {
-            cut.fetch_add(1, Ordering::Relaxed);
+        doomed += usize::from(!lives);
+        let silent = behind == Behind::Rendezvous && random.u8(0..8) == 0;
+        let silence = Duration::from_millis(if silent { random.u64(0..1_500) } else { 0 });
+        let (cut, mut random) = (cut.clone(), random.fork());
+        let passing = async move {
+            pass(client, server, budget, silence, &mut random).await;
+            if !lives {
+                cut.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        match behind {
+            // One after the other: a client has one connection at a time.
+            Behind::Server => passing.await,
+            Behind::Rendezvous => drop(tokio::spawn(passing)),
         }
     }
+}
+
+/// Whether a connection begins as websockets do, rather than with a request that has a body.
+async fn upgrades(client: &TcpStream) -> bool {
+    let mut first = [0];
+    matches!(client.peek(&mut first).await, Ok(1)) && first == *b"G"
 }
 
 /// Passes bytes both ways until so many have passed.
@@ -91,6 +140,7 @@ async fn pass(
     mut client: TcpStream,
     mut server: TcpStream,
     budget: i64,
+    silence: Duration,
     random: &mut fastrand::Rng,
 ) {
     let (reset, left) = (random.bool(), AtomicI64::new(budget));
@@ -103,6 +153,9 @@ async fn pass(
             () = copy(client_in, server_out, &left, &mut up) => {}
             () = copy(server_in, client_out, &left, &mut down) => {}
         }
+    }
+    if !silence.is_zero() {
+        tokio::time::sleep(silence).await;
     }
     if reset {
         let _ = (client.set_zero_linger(), server.set_zero_linger());

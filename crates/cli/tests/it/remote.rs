@@ -18,7 +18,7 @@ const BOX: &str = "box";
 const READY: &str = "connected to the rendezvous";
 
 /// A child that ends with the test.
-struct Program(Child);
+pub struct Program(Child);
 
 impl Program {
     fn start(command: &mut Command) -> Self {
@@ -43,15 +43,15 @@ impl Drop for Program {
 }
 
 /// A rendezvous, a token for one environment, and a home.
-struct Cloud {
+pub struct Cloud {
     service: Program,
-    url: String,
+    pub url: String,
     token: String,
     home: TempDir,
 }
 
 impl Cloud {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let home = tempfile::tempdir().unwrap();
         let (service, url) = serve(home.path(), "127.0.0.1:0");
         let data = home.path().join("data");
@@ -72,9 +72,14 @@ impl Cloud {
 
     /// A server of the environment, not yet started.
     fn executor(&self, subcommand: &[&str]) -> Command {
+        self.executor_by(&self.url, subcommand)
+    }
+
+    /// The same, which reaches the rendezvous by another URL.
+    fn executor_by(&self, url: &str, subcommand: &[&str]) -> Command {
         let mut command = codex();
         command.arg("exec-server").args(subcommand);
-        command.args(["--remote", &self.url, "--environment-id", BOX]);
+        command.args(["--remote", url, "--environment-id", BOX]);
         command.env("CODEX_API_KEY", &self.token).env("RUST_LOG", "info");
         command.env("CODEX_HOME", self.home.path());
         command
@@ -85,19 +90,33 @@ impl Cloud {
         ready(&mut self.executor(&[]))
     }
 
+    /// The same, which reaches the rendezvous by another URL.
+    pub fn serving_by(&self, url: &str) -> Program {
+        ready(&mut self.executor_by(url, &[]))
+    }
+
+    /// A command on the environment that reaches the rendezvous by another URL.
+    pub fn codex_by(&self, url: &str, subcommand: &str) -> Command {
+        let mut command = self.plain_by(url, subcommand);
+        command.env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &self.token);
+        command
+    }
+
     /// A command on the environment, without credentials.
     fn plain(&self, subcommand: &str) -> Command {
+        self.plain_by(&self.url, subcommand)
+    }
+
+    fn plain_by(&self, url: &str, subcommand: &str) -> Command {
         let mut command = codex();
-        command.args([subcommand, "--on", &format!("env:{BOX}"), "--registry", &self.url]);
+        command.args([subcommand, "--on", &format!("env:{BOX}"), "--registry", url]);
         command.env("CODEX_HOME", self.home.path()).env("XDG_STATE_HOME", self.home.path());
         command
     }
 
     /// A command on the environment.
     fn codex(&self, subcommand: &str) -> Command {
-        let mut command = self.plain(subcommand);
-        command.env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &self.token);
-        command
+        self.codex_by(&self.url, subcommand)
     }
 
     fn sh(&self, script: &str) -> Said {
