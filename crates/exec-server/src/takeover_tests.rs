@@ -323,4 +323,9 @@ async fn a_holder_that_is_behind_is_not_taken_for_silent() {
         let mut newcomer = Client::new(&server, Principal::Anyone);
         assert_eq!(newcomer.open(Some(&session)).await, Err(HELD));
     }
+    // It cannot be told from one whose network has died, but nobody waits for that for ever.
+    holder.cut.send_replace(true);
+    sleep(Duration::from_secs(60)).await;
+    let mut newcomer = Client::new(&server, Principal::Anyone);
+    assert_eq!(newcomer.open(Some(&session)).await, Ok(session));
 }

@@ -187,6 +187,19 @@ impl Streams {
         }
     }
 
+    pub(crate) fn probe(&mut self, id: &StreamId) -> bool {
+        let probed = self.streams.get_mut(id).is_some_and(|stream| stream.probe());
+        self.wake(id);
+        probed
+    }
+
+    pub(crate) fn heartbeat(&mut self, id: &StreamId) {
+        if let Some(stream) = self.streams.get_mut(id) {
+            stream.heartbeat();
+            self.wake(id);
+        }
+    }
+
     /// Ends a stream at the driver's wish: no event.
     pub(crate) fn reset(&mut self, id: &StreamId, reason: &str) {
         if let Some(stream) = self.remove(id) {

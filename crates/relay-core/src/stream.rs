@@ -86,6 +86,8 @@ pub(crate) struct Stream {
     handshake: Option<Bytes>,
     send_resume: bool,
     send_heartbeat: bool,
+    /// The driver waits for a sign of life.
+    probed: bool,
     closing: bool,
     queue: MessageQueue,
     outbound: SendWindow,
@@ -117,6 +119,7 @@ impl Stream {
             handshake: None,
             send_resume: false,
             send_heartbeat: false,
+            probed: false,
             closing: false,
             queue: MessageQueue::default(),
             outbound: SendWindow::default(),
@@ -209,6 +212,20 @@ impl Stream {
         self.closing && self.queue.is_empty() && !self.outbound.is_waiting()
     }
 
+    /// Asks the peer for a sign of life: a resume, which is answered with an acknowledgement. False for
+    /// a peer that is not known to acknowledge, which may answer nothing.
+    pub(crate) fn probe(&mut self) -> bool {
+        let answers = self.is_open() && self.outbound.is_proven() && self.detached_until.is_none();
+        self.send_resume |= answers;
+        self.probed |= answers;
+        answers
+    }
+
+    /// Shows the peer that this side is there.
+    pub(crate) fn heartbeat(&mut self) {
+        self.send_heartbeat |= self.is_open() && self.detached_until.is_none();
+    }
+
     // --- physical socket ---
 
     /// The socket is gone. Whether the stream can wait for another.
@@ -219,6 +236,7 @@ impl Stream {
         self.detached_until = Some(now + config.detach_timeout);
         self.send_heartbeat = false;
         self.send_resume = false;
+        self.probed = false;
         self.retransmit.restart();
         self.gap.restart();
         self.resume.restart();
@@ -257,6 +275,9 @@ impl Stream {
         }
         if let Some(at) = &mut self.idle_at {
             *at = now + config.idle_timeout.unwrap_or_default();
+        }
+        if std::mem::take(&mut self.probed) {
+            events.push_back(Event::Answered { stream: self.id.clone() });
         }
         let explicit = matches!(frame.body, Body::Ack);
         if self.outbound.on_ack(frame.ack, frame.ack_bits, explicit, now)? {

@@ -22,7 +22,7 @@ pub use connection::{Connection, ConnectionConfig, KeepAlive, TransportError};
 pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
 pub use loopback::unpaced_on_loopback;
 pub use outbound::{Closed, NotReading, Outbound, OutboundConfig, Slot};
-pub use peer::Peer;
+pub use peer::{Heard, Peer};
 pub use pending::{Answer, OnAnswer, Pending};
 pub use upgrade::websocket_accept;
 pub use websocket::{websocket_config, websocket_limits};

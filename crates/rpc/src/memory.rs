@@ -6,6 +6,7 @@ use tokio::sync::mpsc;
 
 use crate::connection::{Connection, ConnectionConfig, TransportError};
 use crate::outbound::{OutboundQueue, Queued, outbound};
+use crate::peer::Heard;
 
 impl Connection {
     /// Both ends of a connection without a transport. A message taken by the peer frees its room.
@@ -56,6 +57,14 @@ impl Connection {
             }
         });
         Self::new(incoming, outbound)
+    }
+
+    /// Has the peer asked for a sign of life by `ping`, which must not block, when somebody wants
+    /// [one](crate::Peer::answers). What it answers is to be noted in what this gives back.
+    pub fn pings_by(&self, ping: impl Fn() + Send + Sync + 'static) -> Heard {
+        let signs = self.outbound().signs();
+        signs.pings_by(ping);
+        Heard(signs.clone())
     }
 }
 

@@ -3,14 +3,18 @@
 //! A socket whose network has gone stays open, and what is written to it disappears in buffers, so
 //! only something heard from the peer shows that it lives.
 
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::outbound::Queued;
+
+/// How long a peer counts as alive that takes nothing, and whose messages this side does not read.
+const EXCUSED: Duration = Duration::from_secs(60);
 
 /// The peer of a connection, to be asked whether it lives. Keeps no connection open.
 #[derive(Debug, Clone)]
@@ -24,6 +28,8 @@ pub struct Peer {
 pub(crate) struct Signs {
     /// Whether the transport has pings. Without them, a peer lives as long as its connection.
     pings: AtomicBool,
+    /// How a transport pings that has its own way, past what waits to be sent.
+    own_ping: OnceLock<OwnPing>,
     /// Whether the transport is being read: the silence of a peer that nobody listens to says nothing.
     listening: AtomicBool,
     /// How many keep the transport from being read all the same.
@@ -34,11 +40,39 @@ pub(crate) struct Signs {
     writing: AtomicBool,
     /// Counts writes that were done.
     written: AtomicU64,
+    /// What had been heard and written when the peer was first excused with these counts, and when.
+    excused: Mutex<Option<((u64, u64), Instant)>>,
     /// Told of everything heard, and of the end.
     news: Notify,
 }
 
+struct OwnPing(Box<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for OwnPing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OwnPing")
+    }
+}
+
+/// Where a transport of the caller's making notes that its peer was heard.
+#[derive(Debug, Clone)]
+pub struct Heard(pub(crate) Arc<Signs>);
+
+impl Heard {
+    /// The peer has answered a ping, or counts as alive without an answer.
+    pub fn note(&self) {
+        self.0.heard();
+    }
+}
+
 impl Signs {
+    /// The transport pings by this, and is always read.
+    pub(crate) fn pings_by(&self, ping: impl Fn() + Send + Sync + 'static) {
+        let _ = self.own_ping.set(OwnPing(Box::new(ping)));
+        self.listening(true);
+        self.has_pings();
+    }
+
     pub(crate) fn has_pings(&self) {
         self.pings.store(true, Ordering::Relaxed);
     }
@@ -53,6 +87,20 @@ impl Signs {
 
     fn is_listened_to(&self) -> bool {
         self.listening.load(Ordering::Relaxed) && self.deaf.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether a peer that nobody listens to may still count as alive: until it was found for
+    /// [`EXCUSED`] that nothing comes from it and nothing goes to it.
+    fn is_excused(&self) -> bool {
+        let counts = (self.heard.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed));
+        let mut excused = self.excused.lock().unwrap_or_else(PoisonError::into_inner);
+        match *excused {
+            Some((before, since)) if before == counts => since.elapsed() < EXCUSED,
+            _ => {
+                *excused = Some((counts, Instant::now()));
+                true
+            }
+        }
     }
 
     pub(crate) fn heard(&self) {
@@ -76,8 +124,9 @@ impl Signs {
 
 impl Peer {
     /// Pings the peer and waits until it is heard, for at most `patience`; false once the connection
-    /// has ended. A peer that cannot be pinged, or whose messages this side does not read just now,
-    /// counts as alive, and so does one that is behind and takes what waits for it.
+    /// has ended. A peer that cannot be pinged counts as alive, and so does one that is behind and takes
+    /// what waits for it. So does one whose messages this side does not read just now, until it was
+    /// asked about for a minute in which it took nothing either.
     pub async fn answers(&self, patience: Duration) -> bool {
         let heard = self.signs.heard.load(Ordering::Relaxed);
         let written = self.signs.written.load(Ordering::Relaxed);
@@ -88,7 +137,10 @@ impl Peer {
                 if !self.signs.pings.load(Ordering::Relaxed) {
                     return true;
                 }
-                let _ = queue.send(Queued::Ping);
+                match self.signs.own_ping.get() {
+                    Some(OwnPing(ping)) => ping(),
+                    None => drop(queue.send(Queued::Ping)),
+                }
             }
             _ => return false,
         }
@@ -106,7 +158,7 @@ impl Peer {
         };
         timeout(patience, sign).await.unwrap_or_else(|_| {
             let taken = writing && self.signs.written.load(Ordering::Relaxed) != written;
-            !self.signs.is_listened_to() || taken
+            taken || (!self.signs.is_listened_to() && self.signs.is_excused())
         })
     }
 

@@ -166,6 +166,12 @@ impl Executor {
         self.streams.send(stream, message)
     }
 
+    /// Asks the peer of a stream for a sign of life; `Answered` follows with the next frame from it.
+    /// False, and no event, if nothing is known that this peer would answer.
+    pub fn probe(&mut self, stream: &StreamId) -> bool {
+        self.streams.probe(stream)
+    }
+
     /// Ends a stream at once; the peer sees `reason`. No event follows.
     pub fn reset(&mut self, stream: &StreamId, reason: &str) {
         self.streams.reset(stream, reason);

@@ -186,6 +186,13 @@ impl Harness {
         self.streams.send(id, message)
     }
 
+    /// Sends a heartbeat soon: for a driver that reads no frames for a while and so answers none.
+    pub fn heartbeat(&mut self) {
+        if let Some(id) = &self.stream {
+            self.streams.heartbeat(id);
+        }
+    }
+
     /// Ends the stream at once; the peer sees `reason`. No event follows.
     pub fn reset(&mut self, reason: &str) {
         if let Some(id) = &self.stream {

@@ -17,6 +17,10 @@ pub(crate) trait Endpoint: Send {
     fn send(&mut self, stream: &StreamId, message: Bytes) -> Result<(), SendError>;
     fn close(&mut self, stream: &StreamId);
     fn reset(&mut self, stream: &StreamId, reason: &str);
+    /// Asks for a sign of life. False if this peer may not give one.
+    fn probe(&mut self, stream: &StreamId) -> bool;
+    /// Shows the peer that this side is there, though it reads nothing.
+    fn heartbeat(&mut self);
     fn poll_transmit(&mut self, now: Instant) -> Option<Bytes>;
     fn poll_event(&mut self) -> Option<Event>;
     fn poll_timeout(&self) -> Option<Instant>;
@@ -66,6 +70,11 @@ impl Endpoint for Executor {
     fn reset(&mut self, stream: &StreamId, reason: &str) {
         self.reset(stream, reason);
     }
+    fn probe(&mut self, stream: &StreamId) -> bool {
+        self.probe(stream)
+    }
+    /// It resets a stream that keeps it from reading.
+    fn heartbeat(&mut self) {}
 }
 
 /// A harness has one stream and is asked for no verdict.
@@ -81,5 +90,12 @@ impl Endpoint for Harness {
     }
     fn reset(&mut self, _: &StreamId, reason: &str) {
         self.reset(reason);
+    }
+    /// Nobody takes a harness's session.
+    fn probe(&mut self, _: &StreamId) -> bool {
+        false
+    }
+    fn heartbeat(&mut self) {
+        self.heartbeat();
     }
 }

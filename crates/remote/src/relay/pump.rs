@@ -11,13 +11,13 @@ use bytes::Bytes;
 use codex_exec_relay_core::{
     Authorization, CloseCause, Event, Generation, NoisePublicKey, SendError, StreamId, Verdict,
 };
-use codex_exec_rpc::Connection;
+use codex_exec_rpc::{Connection, Heard};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::config::RelayConfig;
@@ -27,6 +27,8 @@ use super::socket::{Incoming, RelaySocket, Sending};
 
 /// What the peer is told when its stream is ended for want of a reader.
 const UNREAD: &str = "receiver_overrun";
+/// How often a side that reads nothing, since its stream's owner does not, shows that it is there.
+const BEAT: Duration = Duration::from_secs(1);
 /// Messages between a connection and the pump.
 const HANDED_OVER: usize = 4;
 
@@ -65,6 +67,10 @@ pub(crate) struct Pump<E> {
     accept: Box<dyn FnMut(Connection) + Send>,
     /// Told whenever a connection takes a message.
     drained: Arc<Notify>,
+    /// Streams whose peers are asked for a sign of life.
+    probes: (mpsc::UnboundedSender<StreamId>, mpsc::UnboundedReceiver<StreamId>),
+    /// When the peer of a harness that reads nothing is next told that it is there.
+    beat_at: Option<Instant>,
     /// Streams that have more waiting than they may, and since when.
     overrun: HashMap<StreamId, Instant>,
     connected: bool,
@@ -77,6 +83,7 @@ pub(crate) struct Pump<E> {
 /// One stream's connection.
 struct Port {
     inbox: Inbox,
+    heard: Heard,
     /// A message that found no room, and where the next would come from.
     blocked: Option<(mpsc::Receiver<Bytes>, Bytes)>,
     ended: CancellationToken,
@@ -107,6 +114,8 @@ impl<E: Endpoint> Pump<E> {
             authorizer,
             accept,
             drained: Arc::default(),
+            probes: mpsc::unbounded_channel(),
+            beat_at: None,
             overrun: HashMap::new(),
             connected: false,
             condemned: false,
@@ -165,6 +174,7 @@ impl<E: Endpoint> Pump<E> {
             }
             self.reset_overrun();
             let paused = !self.overrun.is_empty();
+            self.beat(paused);
             let wake = self.wake_at(socket.as_deref());
             let room = socket.as_deref().filter(|_| full).map(RelaySocket::room);
             tokio::select! {
@@ -182,6 +192,7 @@ impl<E: Endpoint> Pump<E> {
                 () = maybe(room) => {}
                 Some(handed) = self.handed.next() => self.on_handed(handed),
                 Some(verdict) = self.verdicts.join_next() => self.on_verdict(verdict),
+                Some(stream) = self.probes.1.recv() => self.probe(&stream),
                 () = drained.notified(), if paused => {}
                 () = sleep_until(wake) => {
                     self.endpoint.handle_timeout(now());
@@ -201,7 +212,8 @@ impl<E: Endpoint> Pump<E> {
         let overrun = self.overrun.values().map(|since| *since + patience).min();
         let overrun = overrun.filter(|_| !self.lives_for_one);
         let core = self.endpoint.poll_timeout().map(Instant::from_std);
-        [core, overrun, socket.map(RelaySocket::timer)].into_iter().flatten().min()
+        let socket = socket.map(RelaySocket::timer);
+        [core, overrun, socket, self.beat_at].into_iter().flatten().min()
     }
 
     /// Puts frames into the socket as far as there is room. Whether any went.
@@ -238,6 +250,11 @@ impl<E: Endpoint> Pump<E> {
                 Event::Opened { stream } => self.open(stream),
                 Event::Message { stream, message } => self.deliver(stream, message),
                 Event::Writable { stream } => self.unblock(&stream),
+                Event::Answered { stream } => {
+                    if let Some(port) = self.ports.get(&stream) {
+                        port.heard.note();
+                    }
+                }
                 Event::Reset { stream, reason } => {
                     tracing::debug!(%stream, ?reason, "the peer ended a stream");
                     self.end(&stream, Ending::Reset);
@@ -290,7 +307,9 @@ impl<E: Endpoint> Pump<E> {
         let ended = CancellationToken::new();
         let end = ended.clone().drop_guard();
         self.listen(stream.clone(), receiver, ended.clone());
-        self.ports.insert(stream, Port { inbox, blocked: None, ended, _end: end });
+        let (probes, id) = (self.probes.0.clone(), stream.clone());
+        let heard = connection.pings_by(move || drop(probes.send(id.clone())));
+        self.ports.insert(stream, Port { inbox, heard, blocked: None, ended, _end: end });
         (self.accept)(connection);
     }
 
@@ -306,6 +325,27 @@ impl<E: Endpoint> Pump<E> {
         self.ports.remove(stream);
         self.overrun.remove(stream);
         self.ending = Some(ending);
+    }
+
+    /// Asks the peer of a stream for a sign of life. One that may give none counts as alive.
+    fn probe(&mut self, stream: &StreamId) {
+        if !self.endpoint.probe(stream)
+            && let Some(port) = self.ports.get(stream)
+        {
+            port.heard.note();
+        }
+    }
+
+    /// Lets the peer know now and then that this side is there, while it reads no frames: it cannot
+    /// answer any.
+    fn beat(&mut self, paused: bool) {
+        let now = Instant::now();
+        if !paused || !self.lives_for_one {
+            self.beat_at = None;
+        } else if self.beat_at.is_none_or(|at| at <= now) {
+            self.endpoint.heartbeat();
+            self.beat_at = Some(now + BEAT);
+        }
     }
 
     /// Resets the streams that have held up the others for too long.

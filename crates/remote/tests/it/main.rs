@@ -8,6 +8,7 @@ mod cut;
 mod ends;
 mod faults;
 mod hostile;
+mod probes;
 mod renewal;
 mod secrets;
 mod session;
