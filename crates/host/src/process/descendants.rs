@@ -134,6 +134,8 @@ impl Still {
         let mut killed = false;
         for _ in 0..LOOKS {
             let mut new = children(self.keeper);
+            #[cfg(test)]
+            tests::look_slowly(new.iter().copied());
             new.retain(|pid| seen.insert(*pid));
             if new.is_empty() {
                 break;
@@ -160,6 +162,8 @@ impl Drop for Still {
 /// Stops every descendant that was not known; tells whether there was any.
 fn stop_new(root: Pid, is_root: impl Fn() -> bool, members: &mut HashMap<Pid, OwnedFd>) -> bool {
     let found = descendants(root);
+    #[cfg(test)]
+    tests::look_slowly(found.iter().map(|link| link.child));
     if !is_root() {
         return false;
     }
@@ -278,7 +282,58 @@ impl Stat {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::super::{Group, Launch, ProcessConfig, ProcessHost, StartError, environment};
     use super::*;
+
+    /// Whether every look at a tree takes so long that all it has found has exited meanwhile.
+    static SLOWLY: AtomicBool = AtomicBool::new(false);
+
+    pub(super) fn look_slowly(found: impl Iterator<Item = Pid>) {
+        let runs = |pid: Pid| {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+            stat.is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") T "))
+        };
+        if SLOWLY.load(Ordering::Relaxed) {
+            for pid in found {
+                while runs(pid) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_gone_before_it_is_signalled_is_caught_by_its_group() {
+        SLOWLY.store(true, Ordering::Relaxed);
+        let directory = tempfile::tempdir().unwrap();
+        let end = directory.path().join("end");
+        // Each starts the next and exits; the last of them would leave a file.
+        let script = format!(
+            "r() {{ if [ $1 -gt 0 ]; then r $(($1 - 1)) & else echo > {}; fi; }}; r 900",
+            end.display()
+        );
+        let host = ProcessHost::new(ProcessConfig::default()).unwrap();
+        let params = serde_json::json!({
+            "processId": "p",
+            "argv": ["/bin/sh", "-c", script],
+            "cwd": "/",
+            "env": {"PATH": "/usr/bin:/bin"},
+        });
+        let launch = async move {
+            let params = serde_json::from_value(params).unwrap();
+            let environment = environment(&params)?;
+            Ok::<_, StartError>(Launch::new(params, &environment, Group(0))?)
+        };
+        let (process, started) = host.start(launch, None);
+        started.await.unwrap().unwrap();
+        process.kill();
+        process.gone().await;
+        host.shut_down().await;
+        SLOWLY.store(false, Ordering::Relaxed);
+        assert!(!end.exists(), "it ran to its end");
+    }
 
     #[test]
     fn a_stat_is_read_past_any_name() {
