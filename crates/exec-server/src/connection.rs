@@ -22,8 +22,8 @@ use codex_exec_server_protocol::environment::EnvironmentStatusResponse;
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::session::{InitializeParams, InitializeResponse};
 use codex_exec_server_protocol::{
-    Call, Encode, FileMethod, Incoming, Method, Notice, RequestId, RpcError, call, encode,
-    file_methods, notice, parse_params,
+    Call, Encode, ErrorKind, FileMethod, Incoming, Method, Notice, RequestId, RpcError, call,
+    encode, file_methods, notice, parse_params,
 };
 use futures_util::FutureExt;
 use serde_json::value::RawValue;
@@ -205,7 +205,8 @@ impl Drop for Request {
             return;
         }
         tracing::debug!(id = %self.id, "dropped without an answer");
-        let error = RpcError::internal("the server failed to handle this request");
+        let error =
+            RpcError::internal(ErrorKind::Internal, "the server failed to handle this request");
         self.outbound.send_now(encode::error(&self.id, &error));
     }
 }
@@ -348,7 +349,7 @@ impl Serving {
 
     async fn malformed(&self, message: String) {
         tracing::debug!(message, "malformed message");
-        let error = RpcError::invalid_request(message);
+        let error = RpcError::invalid_request(ErrorKind::MalformedMessage, message);
         let _ = self.outbound.send(encode::error(&RequestId::UNKNOWN, &error)).await;
     }
 
@@ -386,7 +387,8 @@ impl Serving {
                 };
                 let family = method.family().as_str();
                 let message = format!("client must {missing} before using {family} methods");
-                request.answer::<InitializeResponse>(Err(RpcError::invalid_request(message))).await;
+                let error = RpcError::invalid_request(ErrorKind::NotInitialized, message);
+                request.answer::<InitializeResponse>(Err(error)).await;
                 return;
             }
         };
@@ -482,7 +484,7 @@ impl Serving {
     async fn open_session(&self, params: Option<&RawValue>) -> Result<Attached, RpcError> {
         if !matches!(self.stage, Stage::New) {
             let message = "initialize was already called on this connection";
-            return Err(RpcError::invalid_request(message));
+            return Err(RpcError::invalid_request(ErrorKind::AlreadyInitialized, message));
         }
         let params: InitializeParams = parse_params(params)?;
         let config = self.server.config();

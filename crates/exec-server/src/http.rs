@@ -17,7 +17,7 @@ use codex_exec_server_protocol::http::{
     HttpHeader, HttpRedirectPolicy, HttpRequestBodyDeltaNotification, HttpRequestParams,
     HttpRequestResponse,
 };
-use codex_exec_server_protocol::{Base64Bytes, RpcError, encode, notice};
+use codex_exec_server_protocol::{Base64Bytes, ErrorKind, RpcError, encode, notice};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1;
@@ -105,7 +105,7 @@ impl Requests {
         let id = params.request_id.clone();
         if !self.lock().insert(id.clone()) {
             let message = format!("http/request: requestId `{id}` is still streaming");
-            return Err(RpcError::invalid_params(message));
+            return Err(RpcError::invalid_params(ErrorKind::IdInUse, message));
         }
         Ok(Streaming { requests: self.clone(), id })
     }
@@ -252,7 +252,9 @@ struct Exchange {
 
 impl Exchange {
     fn prepare(params: HttpRequestParams) -> Result<Self, RpcError> {
-        let invalid = |message: String| RpcError::invalid_params(format!("http/request {message}"));
+        let invalid = |message: String| {
+            RpcError::invalid_params(ErrorKind::InvalidParams, format!("http/request {message}"))
+        };
         let method = Method::from_bytes(params.method.as_bytes())
             .map_err(|error| invalid(format!("method is invalid: {error}")))?;
         let url =
@@ -404,5 +406,5 @@ fn unreachable_because(host: &str, error: &DialError) -> String {
 }
 
 fn failed(why: impl std::fmt::Display) -> RpcError {
-    RpcError::internal(format!("http/request failed: {why}"))
+    RpcError::internal(ErrorKind::HttpFailed, format!("http/request failed: {why}"))
 }

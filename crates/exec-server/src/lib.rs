@@ -40,7 +40,7 @@ pub use codex_exec_server_protocol::files::*;
 pub use codex_exec_server_protocol::http::*;
 pub use codex_exec_server_protocol::process::*;
 pub use codex_exec_server_protocol::session::*;
-pub use codex_exec_server_protocol::{PathUri, RpcError};
+pub use codex_exec_server_protocol::{ErrorKind, PathUri, RpcError};
 
 pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
 pub use codex_exec_remote::{RelayConfig, Secret, SignIn, SignInError, SignInKind, SignInSources};

@@ -4,20 +4,20 @@
 
 use codex_exec_host::files::Reservation;
 use codex_exec_host::process::{
-    Group, Launch, LaunchError, ProcessHandle, StartError, Started, environment,
+    Group, Launch, LaunchError, NoTerminal, ProcessHandle, StartError, Started, environment,
 };
-use codex_exec_server_protocol::RpcError;
 use codex_exec_server_protocol::process::{
     ExecParams, ExecResponse, ListResponse, ProcessId, ReadParams, ReadResponse, ResizeParams,
     ResizeResponse, SandboxType, SignalParams, SignalResponse, TerminalSize, TerminateParams,
     TerminateResponse, WriteParams, WriteResponse, WriteStatus,
 };
+use codex_exec_server_protocol::{ErrorKind, RpcError};
 
 use crate::answers::{AnswerMemory, is_small};
 use crate::connection::{Attached, Request};
 use crate::sandbox::Confiner;
 use crate::server::Server;
-use crate::session::Session;
+use crate::session::{NotInserted, Session};
 
 /// Why a process did not start.
 enum StartFailure {
@@ -41,20 +41,22 @@ impl From<LaunchError> for StartFailure {
 
 impl StartFailure {
     fn into_rpc(self, program: &str) -> RpcError {
-        match self {
-            Self::Refused(error) => error,
-            Self::Failed(StartError::Launch(error @ LaunchError::Nul(_))) => {
-                RpcError::internal(error.to_string())
-            }
+        let error = match self {
+            Self::Refused(error) => return error,
+            Self::Failed(error) => error,
+        };
+        let kind = error.kind();
+        match &error {
+            StartError::Launch(LaunchError::Nul(_)) => RpcError::internal(kind, error.to_string()),
             // The program or its directory, not the sandbox: the same as without one.
-            Self::Failed(StartError::Sandbox(failure)) if failure.is_target() => {
-                RpcError::internal(format!("cannot start `{program}`: {failure}"))
+            StartError::Sandbox(failure) if failure.is_target() => {
+                RpcError::internal(kind, format!("cannot start `{program}`: {failure}"))
             }
-            Self::Failed(error @ (StartError::Launch(_) | StartError::Sandbox(_))) => {
-                RpcError::invalid_params(error.to_string())
+            StartError::Launch(_) | StartError::Sandbox(_) => {
+                RpcError::invalid_params(kind, error.to_string())
             }
-            Self::Failed(error @ (StartError::Spawn(_) | StartError::Setup { .. })) => {
-                RpcError::internal(format!("cannot start `{program}`: {error}"))
+            StartError::Spawn(_) | StartError::Setup { .. } => {
+                RpcError::internal(kind, format!("cannot start `{program}`: {error}"))
             }
         }
     }
@@ -75,10 +77,18 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     });
     let (attached, outbound) = (attached.clone(), request.outbound().clone());
     tokio::spawn(async move {
-        let (Ok(process), Some(started)) = (inserted, started) else {
-            let message = format!("process id {id} is already in use");
-            request.answer::<ExecResponse>(Err(RpcError::invalid_request(message))).await;
-            return;
+        let (process, started) = match (inserted, started) {
+            (Ok(process), Some(started)) => (process, started),
+            (not_inserted, _) => {
+                let kind = match not_inserted {
+                    Err(NotInserted::Ended) => ErrorKind::SessionEnded,
+                    _ => ErrorKind::ProcessExists,
+                };
+                let message = format!("process id {id} is already in use");
+                let error = RpcError::invalid_request(kind, message);
+                request.answer::<ExecResponse>(Err(error)).await;
+                return;
+            }
         };
         match started.await {
             Ok(Ok(Started { assurance })) => {
@@ -101,7 +111,7 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
             }
             // The session ended before the process had begun.
             Err(_) => {
-                let error = RpcError::internal("the session has ended");
+                let error = RpcError::internal(ErrorKind::SessionEnded, "the session has ended");
                 request.answer::<ExecResponse>(Err(error)).await;
             }
         }
@@ -124,7 +134,8 @@ async fn launch(
     ];
     if let Some((_, what)) = not_offered.iter().find(|(asked, _)| *asked) {
         let message = format!("{what} is not offered by this server");
-        return Err(StartFailure::Refused(RpcError::invalid_params(message)));
+        let error = RpcError::invalid_params(ErrorKind::Unsupported, message);
+        return Err(StartFailure::Refused(error));
     }
     if params.argv.is_empty() {
         return Err(LaunchError::EmptyArgv.into());
@@ -141,7 +152,7 @@ async fn launch(
 }
 
 fn unknown(id: &ProcessId) -> RpcError {
-    RpcError::invalid_request(format!("unknown process id {id}"))
+    RpcError::invalid_request(ErrorKind::UnknownProcess, format!("unknown process id {id}"))
 }
 
 pub(crate) fn read(
@@ -181,7 +192,8 @@ pub(crate) fn write(
     let answer = process.map(|process| process.write(params));
     async move {
         if empty_id {
-            return Err(RpcError::invalid_params("writeId must not be empty"));
+            let message = "writeId must not be empty";
+            return Err(RpcError::invalid_params(ErrorKind::InvalidParams, message));
         }
         let status = match answer {
             Some(answer) => answer.await.unwrap_or(WriteStatus::UnknownProcess),
@@ -230,7 +242,10 @@ pub(crate) fn resize(
             None => Err(unknown(&id)),
             Some(answer) => match answer.await {
                 Ok(Ok(())) => Ok(ResizeResponse {}),
-                Ok(Err(error)) => Err(RpcError::invalid_request(format!("{id}: {error}"))),
+                Ok(Err(error @ NoTerminal)) => {
+                    let message = format!("{id}: {error}");
+                    Err(RpcError::invalid_request(ErrorKind::NoTerminal, message))
+                }
                 Err(_) => Err(unknown(&id)),
             },
         }

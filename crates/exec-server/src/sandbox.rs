@@ -11,7 +11,9 @@ use codex_exec_host::pool;
 use codex_exec_host::process::ProcessHost;
 use codex_exec_host::process::env::Environment;
 use codex_exec_server_protocol::process::ExecParams;
-use codex_exec_server_protocol::{Assurance, PermissionProfile, RpcError, SandboxContext};
+use codex_exec_server_protocol::{
+    Assurance, ErrorKind, PermissionProfile, RpcError, SandboxContext,
+};
 use codex_linux_sandbox::{Command, Config, Launch, PrepareError, Prepared, Request, Sandbox};
 
 use crate::config::ServerConfig;
@@ -83,7 +85,7 @@ impl Confiner {
             return Ok(None);
         }
         let Some(Confining { sandbox, .. }) = self.0.clone() else {
-            return Err(RpcError::invalid_params(NOT_OFFERED));
+            return Err(RpcError::invalid_params(ErrorKind::SandboxUnavailable, NOT_OFFERED));
         };
         let argv: Vec<OsString> = params.argv.iter().map(OsString::from).collect();
         let arg0 = params.arg0.clone();
@@ -110,7 +112,10 @@ impl Confiner {
                 Ok(Some(launch))
             }
             Ok(Err(error)) => Err(refusal(&error)),
-            Err(error) => Err(RpcError::internal(format!("the sandbox was not prepared: {error}"))),
+            Err(error) => {
+                let message = format!("the sandbox was not prepared: {error}");
+                Err(RpcError::internal(ErrorKind::Internal, message))
+            }
         }
     }
 }
@@ -131,8 +136,17 @@ fn refusal(error: &PrepareError) -> RpcError {
         message = format!("{message}: {cause}");
         source = cause.source();
     }
-    match error.is_unenforceable() {
-        true => RpcError::invalid_params(message),
-        false => RpcError::internal(message),
+    match error {
+        PrepareError::Io { source, .. } => {
+            RpcError::internal(ErrorKind::of_system(source), message)
+        }
+        PrepareError::WorkingDirectory(_) => {
+            RpcError::invalid_params(ErrorKind::WorkingDirectoryDenied, message)
+        }
+        PrepareError::Command(_) => RpcError::invalid_params(ErrorKind::InvalidParams, message),
+        _ if error.is_unenforceable() => {
+            RpcError::invalid_params(ErrorKind::SandboxUnavailable, message)
+        }
+        _ => RpcError::internal(ErrorKind::SandboxUnavailable, message),
     }
 }

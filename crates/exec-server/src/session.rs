@@ -19,8 +19,8 @@ use std::time::Duration;
 use codex_exec_host::files::{FilesConfig, KeptHandles};
 use codex_exec_host::process::{Group, ProcessHandle, ProcessHost};
 use codex_exec_rpc::{Outbound, Peer};
-use codex_exec_server_protocol::RpcError;
 use codex_exec_server_protocol::process::{ProcessId, ProcessSignal};
+use codex_exec_server_protocol::{ErrorKind, RpcError};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -91,9 +91,14 @@ enum Refusal {
     Held(Holder, Attachment),
 }
 
-/// A name that is taken.
+/// Why a process was not begun.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Taken;
+pub(crate) enum NotInserted {
+    /// Another process has the name.
+    Taken,
+    /// The session has ended.
+    Ended,
+}
 
 impl Sessions {
     pub(crate) fn new(host: ProcessHost) -> Self {
@@ -132,7 +137,10 @@ impl Sessions {
         newcomer: Holder,
         patience: Duration,
     ) -> Result<(Arc<Session>, Attachment), RpcError> {
-        let unknown = || RpcError::invalid_request(format!("unknown session id {id}"));
+        let unknown = || {
+            let message = format!("unknown session id {id}");
+            RpcError::invalid_request(ErrorKind::UnknownSession, message)
+        };
         let session = lock(&self.by_id).get(id).cloned().ok_or_else(unknown)?;
         let mut attached = session.take(None, detach_ttl, &newcomer);
         if let Err(Refusal::Held(holder, attachment)) = &attached
@@ -291,12 +299,13 @@ impl Session {
         &self,
         id: &ProcessId,
         start: impl FnOnce() -> ProcessHandle,
-    ) -> Result<ProcessHandle, Taken> {
+    ) -> Result<ProcessHandle, NotInserted> {
         let mut state = lock(&self.state);
-        if state.presence == Presence::Ended
-            || state.processes.get(id).is_some_and(|process| !process.is_gone())
-        {
-            return Err(Taken);
+        if state.presence == Presence::Ended {
+            return Err(NotInserted::Ended);
+        }
+        if state.processes.get(id).is_some_and(|process| !process.is_gone()) {
+            return Err(NotInserted::Taken);
         }
         if state.processes.len() >= state.clear_at {
             state.processes.retain(|_, process| !process.is_gone());
@@ -329,4 +338,27 @@ impl State {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use codex_exec_rpc::{Connection, ConnectionConfig};
+
+    use super::*;
+    use crate::{Server, ServerConfig};
+
+    #[tokio::test]
+    async fn an_ended_session_does_not_say_that_the_name_is_taken() {
+        let server = Server::new(ServerConfig::default()).unwrap();
+        let (connection, _peer) = Connection::pair(&ConnectionConfig::default());
+        let holder = Holder {
+            principal: Principal::Embedder,
+            peer: connection.outbound().peer(),
+            evicted: CancellationToken::new(),
+        };
+        let (session, _) = server.sessions().create(Duration::ZERO, holder);
+        server.sessions().end_all().await;
+        let refused = session.insert(&"p".into(), || unreachable!("nothing starts"));
+        assert_eq!(refused.err(), Some(NotInserted::Ended));
+    }
 }

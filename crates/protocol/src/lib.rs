@@ -23,7 +23,7 @@ pub mod session;
 pub use base64_bytes::Base64Bytes;
 pub use encode::Encode;
 pub use envelope::{Incoming, MalformedMessage, RequestId, Trace};
-pub use error::RpcError;
+pub use error::{ErrorKind, RpcError};
 pub use limits::DecodeLimits;
 pub use methods::{
     Call, Effect, Family, FileCall, FileMethod, Method, Notice, Order, Touches, call, notice,
@@ -40,7 +40,8 @@ pub fn parse_params<P: serde::de::DeserializeOwned>(
     params: Option<&serde_json::value::RawValue>,
 ) -> Result<P, RpcError> {
     let text = params.map_or("{}", serde_json::value::RawValue::get);
-    serde_json::from_str(text).map_err(|error| RpcError::invalid_params(without_place(&error)))
+    serde_json::from_str(text)
+        .map_err(|error| RpcError::invalid_params(ErrorKind::InvalidParams, without_place(&error)))
 }
 
 /// What is wrong, without a line and column: the reader of the message sees no text to count in.

@@ -87,6 +87,7 @@ impl<E: Clone> Pending<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use codex_exec_server_protocol::ErrorKind;
     use std::sync::mpsc;
 
     #[test]
@@ -108,7 +109,7 @@ mod tests {
         let raw = RawValue::from_string("7".into()).unwrap();
         assert!(pending.answer(&b, Ok(&raw)));
         assert!(!pending.answer(&b, Ok(&raw)), "answered already");
-        assert!(pending.answer(&a, Err(RpcError::internal("no"))));
+        assert!(pending.answer(&a, Err(RpcError::internal(ErrorKind::Internal, "no"))));
         assert!(!pending.answer(&RequestId::Text("x".into()), Ok(&raw)));
         pending.fail_all(&"gone");
         assert!(!pending.answer(&c, Ok(&raw)));

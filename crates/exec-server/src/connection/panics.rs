@@ -137,7 +137,11 @@ async fn a_file_request_that_panics_is_answered_at_every_stage() {
 #[tokio::test]
 async fn an_answer_that_panics_or_is_dropped_is_an_error() {
     let mut f = Fixture::new();
-    let failed = json!({"code": -32603, "message": "the server failed to handle this request"});
+    let failed = json!({
+        "code": -32603,
+        "message": "the server failed to handle this request",
+        "data": {"kind": "internal"},
+    });
     for way in 0..5 {
         let answer = f
             .answer(|_, request| async move {

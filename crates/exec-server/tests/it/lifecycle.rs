@@ -138,7 +138,10 @@ async fn ids_come_back_unchanged() {
     }
     client.send(r#"{"id":"x","method":"nope"}"#).await;
     let answer = client.text().await.unwrap();
-    assert_eq!(answer, r#"{"error":{"code":-32601,"message":"unknown method `nope`"},"id":"x"}"#);
+    assert_eq!(
+        answer,
+        r#"{"error":{"code":-32601,"message":"unknown method `nope`","data":{"kind":"methodNotFound"}},"id":"x"}"#
+    );
 }
 
 #[tokio::test]

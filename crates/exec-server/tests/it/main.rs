@@ -4,6 +4,7 @@
 
 mod endings;
 mod environment;
+mod errors;
 mod fetches;
 mod flow;
 mod http;

@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use codex_exec_server::{Connection, Server, ServerConfig, WebSocketAuth, WebSocketListener};
+use codex_exec_server::{
+    Connection, ErrorKind, Server, ServerConfig, WebSocketAuth, WebSocketListener,
+};
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -64,6 +66,8 @@ pub struct Client {
     wire: Wire,
     last_id: i64,
     answers: HashMap<String, Result<Value, Refused>>,
+    /// Of the errors among the answers.
+    kinds: HashMap<String, ErrorKind>,
     notices: VecDeque<Value>,
 }
 
@@ -140,7 +144,13 @@ impl Client {
     }
 
     fn new(wire: Wire) -> Self {
-        Self { wire, last_id: 0, answers: HashMap::new(), notices: VecDeque::new() }
+        Self {
+            wire,
+            last_id: 0,
+            answers: HashMap::new(),
+            kinds: HashMap::new(),
+            notices: VecDeque::new(),
+        }
     }
 
     /// `initialize` and `initialized`; the session's id.
@@ -211,6 +221,9 @@ impl Client {
             self.notices.push_back(message);
             return Some(());
         }
+        if let Some(error) = message.get("error") {
+            self.kinds.insert(message["id"].to_string(), kind_of(error));
+        }
         let answer = match message.get("error") {
             None => Ok(message["result"].clone()),
             Some(error) => Err(Refused {
@@ -250,6 +263,20 @@ impl Client {
     pub async fn call(&mut self, method: &str, params: Value) -> Result<Value, Refused> {
         let id = self.ask(method, params).await;
         self.answer(id).await
+    }
+
+    /// Makes a request that is refused, and tells with which kind.
+    pub async fn kind(&mut self, method: &str, params: Value) -> ErrorKind {
+        let id = self.ask(method, params.clone()).await;
+        match self.answer(id).await {
+            Ok(result) => panic!("{method} {params} is answered with {result}"),
+            Err(_) => self.kind_of_answer(id),
+        }
+    }
+
+    /// The kind of the error that a request was answered with.
+    pub fn kind_of_answer(&self, id: i64) -> ErrorKind {
+        self.kinds[&id.to_string()]
     }
 
     /// The next notification.
@@ -352,6 +379,13 @@ impl Client {
 
 /// Params of `process/start`.
 pub struct Start(pub Value);
+
+/// The kind of an error answer. Each has one, of those that go with its code.
+fn kind_of(error: &Value) -> ErrorKind {
+    let kind = ErrorKind::from_name(error["data"]["kind"].as_str().unwrap_or_default());
+    assert!(kind.codes().contains(&error["code"].as_i64().unwrap()), "{error}");
+    kind
+}
 
 /// A process in `/` with the usual `PATH`.
 pub fn start(id: &str, argv: &[&str]) -> Start {

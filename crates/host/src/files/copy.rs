@@ -211,7 +211,7 @@ impl Copying<'_> {
     ) -> Result<Made, FileError> {
         if depth == MAX_DEPTH {
             let reason = format!("is more than {MAX_DEPTH} directories deep; copy it in parts");
-            return Err(FileError::refused(&from.path, reason));
+            return Err(FileError::limit(&from.path, reason));
         }
         let source = from.open(LISTING, Mode::empty()).map_err(from.failed())?;
         let stat = rustix::fs::fstat(&source).map_err(from.failed())?;

@@ -1,9 +1,9 @@
 //! Why a filesystem request failed.
 //!
 //! Invariant: an error says what was tried on which path, in the system's own words where the
-//! system spoke; [`FileError::kind`] decides its code on the wire, and nothing else does.
+//! system spoke; [`FileError::kind`] is its kind on the wire.
 
-use codex_exec_server_protocol::{PathUri, RpcError};
+use codex_exec_server_protocol::{ErrorKind, PathUri, RpcError, error as code};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -124,6 +124,14 @@ pub enum FileError {
         /// Why.
         reason: String,
     },
+    /// A limit of the system, or of how large a tree may be.
+    #[error("{}: {reason}", show(path))]
+    Limit {
+        /// The path it is about.
+        path: PathUri,
+        /// Which one.
+        reason: String,
+    },
     /// A pattern or glob that does not parse or is too large.
     #[error("invalid pattern `{pattern}`: {reason}")]
     Pattern {
@@ -149,25 +157,6 @@ pub enum FileError {
     },
 }
 
-/// What kind of failure it is, as far as a client may care.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FileErrorKind {
-    /// A path or handle that is not there.
-    NotFound,
-    /// The system or the sandbox does not permit it.
-    PermissionDenied,
-    /// The request makes no sense on this file or breaks a limit.
-    InvalidInput,
-    /// No space left on the device.
-    StorageFull,
-    /// The user's quota is used up.
-    QuotaExceeded,
-    /// The client went away.
-    Cancelled,
-    /// Anything else the system says.
-    Other,
-}
-
 impl FileError {
     /// An error of the system.
     pub(crate) fn os(action: &str, path: &PathUri, errno: Errno) -> Self {
@@ -183,37 +172,63 @@ impl FileError {
         Self::Refused { path: path.clone(), reason: reason.into() }
     }
 
+    pub(crate) fn limit(path: &PathUri, reason: impl Into<String>) -> Self {
+        Self::Limit { path: path.clone(), reason: reason.into() }
+    }
+
     pub(crate) fn out_of_range(what: &str, value: u64, allowed: impl Into<String>) -> Self {
         Self::OutOfRange { what: what.into(), value, allowed: allowed.into() }
     }
 
     /// What kind of failure it is.
-    pub fn kind(&self) -> FileErrorKind {
+    pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Os { errno, .. } => match Errno::from_raw_os_error(*errno) {
-                Errno::NOENT => FileErrorKind::NotFound,
-                Errno::ACCESS | Errno::PERM => FileErrorKind::PermissionDenied,
-                Errno::INVAL => FileErrorKind::InvalidInput,
-                Errno::NOSPC => FileErrorKind::StorageFull,
-                Errno::DQUOT => FileErrorKind::QuotaExceeded,
-                _ => FileErrorKind::Other,
+            Self::Os { errno, .. } => ErrorKind::of_io(&std::io::Error::from_raw_os_error(*errno)),
+            Self::Denied { .. } => ErrorKind::DeniedBySandbox,
+            Self::UnknownHandle { .. } => ErrorKind::UnknownFileHandle,
+            Self::NotRegularFile { .. } => ErrorKind::NotARegularFile,
+            Self::SymlinkRefused { .. } => ErrorKind::SymlinkRefused,
+            Self::OutOfRange { .. } | Self::WrongMode { .. } | Self::Pattern { .. } => {
+                ErrorKind::InvalidParams
+            }
+            Self::TooLarge { .. } => ErrorKind::TooLarge,
+            Self::HandleTaken { .. } | Self::IdTaken { .. } => ErrorKind::IdInUse,
+            Self::TooMany { .. } | Self::Limit { .. } => ErrorKind::LimitReached,
+            Self::Refused { .. } => ErrorKind::Refused,
+            Self::Torn { cause, .. } => cause.kind(),
+            Self::Cancelled => ErrorKind::Cancelled,
+            Self::Sandbox { .. } => ErrorKind::SandboxUnavailable,
+            Self::Helper { .. } | Self::NeedsMemory { .. } => ErrorKind::Internal,
+        }
+    }
+
+    /// Its code on the wire: what the system says is told as its own failure, except for what a
+    /// request can be blamed for.
+    fn code(&self) -> i64 {
+        match self {
+            Self::Os { .. } => match self.kind() {
+                ErrorKind::PathNotFound => code::NOT_FOUND,
+                ErrorKind::PermissionDenied | ErrorKind::InvalidParams => code::INVALID_REQUEST,
+                _ => code::INTERNAL_ERROR,
             },
-            Self::Denied { .. } => FileErrorKind::PermissionDenied,
-            Self::UnknownHandle { .. } => FileErrorKind::NotFound,
-            Self::NotRegularFile { .. }
+            Self::UnknownHandle { .. } => code::NOT_FOUND,
+            Self::Torn { cause, .. } => cause.code(),
+            Self::Cancelled | Self::Helper { .. } | Self::NeedsMemory { .. } => {
+                code::INTERNAL_ERROR
+            }
+            Self::Denied { .. }
+            | Self::NotRegularFile { .. }
             | Self::SymlinkRefused { .. }
             | Self::OutOfRange { .. }
             | Self::TooLarge { .. }
             | Self::HandleTaken { .. }
             | Self::IdTaken { .. }
             | Self::TooMany { .. }
+            | Self::Limit { .. }
             | Self::WrongMode { .. }
             | Self::Refused { .. }
-            | Self::Pattern { .. } => FileErrorKind::InvalidInput,
-            Self::Torn { cause, .. } => cause.kind(),
-            Self::Cancelled => FileErrorKind::Cancelled,
-            Self::Sandbox { .. } => FileErrorKind::InvalidInput,
-            Self::Helper { .. } | Self::NeedsMemory { .. } => FileErrorKind::Other,
+            | Self::Pattern { .. }
+            | Self::Sandbox { .. } => code::INVALID_REQUEST,
         }
     }
 
@@ -241,17 +256,7 @@ impl FileError {
 
 impl From<FileError> for RpcError {
     fn from(error: FileError) -> Self {
-        let message = error.to_string();
-        match error.kind() {
-            FileErrorKind::NotFound => Self::not_found(message),
-            FileErrorKind::PermissionDenied | FileErrorKind::InvalidInput => {
-                Self::invalid_request(message)
-            }
-            FileErrorKind::StorageFull
-            | FileErrorKind::QuotaExceeded
-            | FileErrorKind::Cancelled
-            | FileErrorKind::Other => Self::internal(message),
-        }
+        Self { code: error.code(), message: error.to_string(), kind: Some(error.kind()) }
     }
 }
 
@@ -262,4 +267,35 @@ fn show(path: &PathUri) -> std::path::Display<'_> {
 /// The system's words for an error number.
 pub(crate) fn words(errno: i32) -> String {
     std::io::Error::from_raw_os_error(errno).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The codes that were sent before there were kinds.
+    fn code_of_errno(errno: i32) -> i64 {
+        match Errno::from_raw_os_error(errno) {
+            Errno::NOENT => code::NOT_FOUND,
+            Errno::ACCESS | Errno::PERM | Errno::INVAL => code::INVALID_REQUEST,
+            _ => code::INTERNAL_ERROR,
+        }
+    }
+
+    #[test]
+    fn every_errno_has_its_code_and_a_kind_that_goes_with_it() {
+        for errno in 1..=133 {
+            let path: PathUri = "/x".parse().unwrap();
+            let os = FileError::Os { action: "open".into(), path, errno };
+            let torn = FileError::Torn { handle_id: "h".into(), cause: Box::new(os.clone()) };
+            let sandboxed = os.clone().in_sandbox();
+            for error in [os, torn] {
+                let sent = RpcError::from(error);
+                assert_eq!(sent.code, code_of_errno(errno), "{sent}");
+                assert!(sent.kind.unwrap().codes().contains(&sent.code), "{sent:?}");
+            }
+            let sent = RpcError::from(sandboxed);
+            assert!(sent.kind.unwrap().codes().contains(&sent.code), "{sent:?}");
+        }
+    }
 }

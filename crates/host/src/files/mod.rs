@@ -42,7 +42,7 @@ mod watches;
 pub use cancel::{Cancel, CancelOnDrop};
 pub use config::FilesConfig;
 pub use connection::{Answer, Backend, EventSink, FileConnection};
-pub use error::{FileError, FileErrorKind};
+pub use error::FileError;
 pub use executor::Executor;
 pub use helper::{HelperClient, serve_helper};
 pub use helpers::{HELPER, Helpers, run_helper};

@@ -90,7 +90,7 @@ impl Rules<'_> {
         let mut stack = vec![self.enter(resolver, fd, root.to_owned(), config).map_err(
             |error| match error {
                 EnterError::Os(errno) => failed(errno),
-                EnterError::TooMany => FileError::refused(self.root, TOO_MANY),
+                EnterError::TooMany => FileError::limit(self.root, TOO_MANY),
             },
         )?];
         while let Some(open) = stack.last_mut() {

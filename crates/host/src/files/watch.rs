@@ -135,10 +135,10 @@ pub(super) fn watcher(
 pub(super) fn notify_error(path: &PathUri, error: &notify::Error) -> FileError {
     match &error.kind {
         notify::ErrorKind::PathNotFound => FileError::os("watch", path, rustix::io::Errno::NOENT),
-        notify::ErrorKind::MaxFilesWatch => FileError::refused(path, limit_reached()),
+        notify::ErrorKind::MaxFilesWatch => FileError::limit(path, limit_reached()),
         notify::ErrorKind::Io(io) => match rustix::io::Errno::from_io_error(io) {
             Some(rustix::io::Errno::NOSPC | rustix::io::Errno::MFILE) => {
-                FileError::refused(path, limit_reached())
+                FileError::limit(path, limit_reached())
             }
             _ => FileError::io("watch", path, io),
         },

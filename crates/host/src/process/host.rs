@@ -4,8 +4,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use codex_exec_server_protocol::Assurance;
 use codex_exec_server_protocol::process::{OutputStream, Retain, TerminalSize};
+use codex_exec_server_protocol::{Assurance, ErrorKind};
+use codex_linux_sandbox::Stage;
 use rustix::fs::{Mode, OFlags};
 use tokio::sync::{mpsc, oneshot};
 
@@ -68,6 +69,23 @@ pub enum StartError {
     /// Its sandbox could not be built, or could not execute it; nothing ran.
     #[error("{0}")]
     Sandbox(codex_linux_sandbox::Failure),
+}
+
+impl StartError {
+    /// What kind of failure it is.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Spawn(error) => error.kind(),
+            Self::Setup { source, .. } => ErrorKind::of_system(source),
+            Self::Launch(LaunchError::Retain { .. }) => ErrorKind::LimitReached,
+            Self::Launch(_) => ErrorKind::InvalidParams,
+            Self::Sandbox(failure) => match failure.stage {
+                Stage::Execute => ErrorKind::of_exec(&failure.io_error()),
+                Stage::WorkingDirectory => ErrorKind::of_chdir(&failure.io_error()),
+                _ => ErrorKind::SandboxUnavailable,
+            },
+        }
+    }
 }
 
 impl ProcessHost {

@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use codex_exec_server_protocol::ErrorKind;
+
 use super::command::Command;
 use super::keeper::{Cells, Keeper, Long, Order, Own, Parent, Place, Room, SHORT};
 use super::left::Group;
@@ -43,6 +45,17 @@ pub enum SpawnError {
         /// Why it failed.
         source: io::Error,
     },
+}
+
+impl SpawnError {
+    /// What kind of failure it is.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Cwd(error) => ErrorKind::of_chdir(error),
+            Self::Exec(error) => ErrorKind::of_exec(error),
+            Self::System { source, .. } => ErrorKind::of_system(source),
+        }
+    }
 }
 
 /// Who starts processes. Clones are the same.

@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use codex_exec_server_protocol::{
-    Call, DecodeLimits, Family, FileMethod, Incoming, Method, Notice, Touches, call, file_methods,
-    notice, request_methods,
+    Call, DecodeLimits, ErrorKind, Family, FileMethod, Incoming, Method, Notice, Touches, call,
+    file_methods, notice, request_methods,
 };
 use serde_json::value::RawValue;
 
@@ -72,6 +72,27 @@ macro_rules! files {
 
 request_methods!(requests);
 file_methods!(files);
+
+/// The table of kinds says what the code says, in the same order.
+#[test]
+fn every_kind_is_in_the_table_with_its_codes() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text = std::fs::read_to_string(root.join("docs/protocol/errors.md")).unwrap();
+    let rows: Vec<(String, Vec<i64>)> = text
+        .lines()
+        .filter_map(|line| {
+            let mut cells = line.strip_prefix("| `")?.split('|').map(str::trim);
+            let kind = cells.next()?.trim_end_matches('`').to_owned();
+            let codes = cells.next()?.split(", ").filter(|code| !code.is_empty());
+            let codes = codes.map(|code| code.parse().unwrap()).collect();
+            assert!(cells.next().is_some_and(|when| !when.is_empty()), "{kind} says when");
+            Some((kind, codes))
+        })
+        .collect();
+    let kinds: Vec<(String, Vec<i64>)> =
+        ErrorKind::ALL.iter().map(|kind| (kind.name().to_owned(), kind.codes().to_vec())).collect();
+    assert_eq!(rows, kinds);
+}
 
 #[test]
 fn every_example_is_a_message() {

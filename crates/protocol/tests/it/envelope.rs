@@ -3,7 +3,8 @@
 use codex_exec_server_protocol::process::*;
 use codex_exec_server_protocol::session::InitializedParams;
 use codex_exec_server_protocol::{
-    Call, DecodeLimits, Incoming, Method, RequestId, RpcError, call, encode, notice, parse_params,
+    Call, DecodeLimits, ErrorKind, Incoming, Method, RequestId, RpcError, call, encode, notice,
+    parse_params,
 };
 
 fn text(bytes: Vec<u8>) -> String {
@@ -23,8 +24,11 @@ fn messages_as_they_are_sent() {
         r#"{"id":"a\"b","result":{"running":true}}"#
     );
     assert_eq!(
-        text(encode::error(&RequestId::UNKNOWN, &RpcError::invalid_request("no"))),
-        r#"{"error":{"code":-32600,"message":"no"},"id":-1}"#
+        text(encode::error(
+            &RequestId::UNKNOWN,
+            &RpcError::invalid_request(ErrorKind::MalformedMessage, "no")
+        )),
+        r#"{"error":{"code":-32600,"message":"no","data":{"kind":"malformedMessage"}},"id":-1}"#
     );
     assert_eq!(
         text(encode::notification::<notice::Initialized>(&InitializedParams {})),
@@ -45,11 +49,11 @@ fn messages_as_they_are_sent() {
 #[test]
 fn error_codes() {
     for (error, code) in [
-        (RpcError::invalid_request("x"), -32600),
+        (RpcError::invalid_request(ErrorKind::Refused, "x"), -32600),
         (RpcError::method_not_found("x"), -32601),
-        (RpcError::invalid_params("x"), -32602),
-        (RpcError::internal("x"), -32603),
-        (RpcError::not_found("x"), -32004),
+        (RpcError::invalid_params(ErrorKind::InvalidParams, "x"), -32602),
+        (RpcError::internal(ErrorKind::Internal, "x"), -32603),
+        (RpcError::not_found(ErrorKind::PathNotFound, "x"), -32004),
         (RpcError::session_attached("x"), -32010),
     ] {
         assert_eq!(error.code, code);

@@ -173,7 +173,7 @@ async fn a_dropped_call_is_cancelled_and_its_turn_ends() {
     drop(c.connection.call(Backend::Here, FsWriteFileParams::new(path.clone(), vec![1])));
     assert_eq!(
         c.call(FsGetMetadataParams::new(path)).await.unwrap_err().kind(),
-        FileErrorKind::NotFound
+        ErrorKind::PathNotFound
     );
 }
 

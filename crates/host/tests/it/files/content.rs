@@ -200,7 +200,7 @@ fn permission_denied_is_an_invalid_request() {
         }
         let read =
             FsReadFileParams { follow_symlinks: false, ..FsReadFileParams::new(secret.clone()) };
-        assert_eq!(kind(f.run(read)), FileErrorKind::PermissionDenied);
+        assert_eq!(kind(f.run(read)), ErrorKind::PermissionDenied);
     });
     assert_eq!(f.content("secret"), b"x");
 }
@@ -212,8 +212,8 @@ fn a_full_disk_says_so() {
         let data = vec![7; 1 << 20];
         let full = |result: Result<FsDone, FileError>| {
             let error = result.unwrap_err();
-            assert_eq!(error.kind(), FileErrorKind::StorageFull);
-            let RpcError { code, message } = error.into();
+            assert_eq!(error.kind(), ErrorKind::DiskFull);
+            let RpcError { code, message, .. } = error.into();
             assert_eq!(code, INTERNAL);
             assert!(message.contains("No space left on device"), "{message}");
         };

@@ -240,7 +240,7 @@ fn a_tree_that_does_not_fit_leaves_nothing() {
             }
             let before = everything(&f.root);
             let copied = f.run(FsCopyParams::new(uri(source.path()), f.path("to"), true));
-            assert_eq!(kind(copied), FileErrorKind::StorageFull);
+            assert_eq!(kind(copied), ErrorKind::DiskFull);
             assert_eq!(everything(&f.root), before);
         }
         for name in ["a", "b", "c", "d"] {

@@ -42,7 +42,7 @@ async fn everything_works_as_it_does_here() {
     assert_eq!(c.call(FsReadFileParams::new(path.clone())).await.unwrap().data[..], data[..]);
     assert_eq!(c.call(FsGetMetadataParams::new(path.clone())).await.unwrap().size, 5_000_000);
     let none = c.call(FsReadFileParams::new(c.f.path("none"))).await.unwrap_err();
-    assert_eq!(none.kind(), FileErrorKind::NotFound);
+    assert_eq!(none.kind(), ErrorKind::PathNotFound);
 
     c.call(FsOpenParams::new("h", path.clone(), FsOpenMode::Read)).await.unwrap();
     let block = c.call(FsReadBlockParams::new("h", 4_999_990, 100)).await.unwrap();
@@ -164,7 +164,8 @@ async fn what_a_sandbox_refuses_is_not_permitted() {
     chmod(&c.f.root, 0o755);
     let path = c.f.file("secret", "x");
     chmod(path.as_path(), 0o600);
-    let RpcError { code, message } = c.call(FsReadFileParams::new(path)).await.unwrap_err().into();
+    let RpcError { code, message, .. } =
+        c.call(FsReadFileParams::new(path)).await.unwrap_err().into();
     assert_eq!(code, INVALID);
     assert!(message.starts_with("Operation not permitted: "), "{message}");
     assert!(message.contains("/secret: Permission denied"), "{message}");

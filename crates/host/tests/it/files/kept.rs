@@ -149,10 +149,10 @@ async fn what_is_not_kept_ends_with_its_connection_and_names_are_not_shared() {
     let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
     let at = connection(&kept);
     run(&at, FsOpenParams { keep: false, ..keep("h", &path) }).await.unwrap();
-    assert_eq!(run(&at, keep("h", &path)).await.unwrap_err().kind(), FileErrorKind::InvalidInput);
+    assert_eq!(run(&at, keep("h", &path)).await.unwrap_err().kind(), ErrorKind::IdInUse);
     drop(at);
     let at = connection(&kept);
-    assert_eq!(run(&at, commit("h")).await.unwrap_err().kind(), FileErrorKind::NotFound);
+    assert_eq!(run(&at, commit("h")).await.unwrap_err().kind(), ErrorKind::UnknownFileHandle);
     run(&at, keep("k", &path)).await.unwrap();
     run(&at, keep("k", &path)).await.unwrap();
     let taken = run(&at, keep("k", &other)).await.unwrap_err();

@@ -205,7 +205,7 @@ fn a_link_that_comes_and_goes_is_never_followed() {
                     }
                     Err(FileError::SymlinkRefused { .. }) => refusals += 1,
                     // The walk by hand can meet the moment between two names.
-                    Err(error) => assert_eq!(error.kind(), FileErrorKind::NotFound, "{error}"),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::PathNotFound, "{error}"),
                 }
                 let name = format!("allowed/new{}", round % 7);
                 let write = FsWriteFileParams::new(f.path(&name), vec![1]);

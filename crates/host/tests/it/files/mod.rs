@@ -23,10 +23,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use codex_exec_host::files::{
-    Cancel, Executor, FileError, FileErrorKind, FileRequest, FilesConfig,
-};
-use codex_exec_server_protocol::{PathUri, RpcError};
+use codex_exec_host::files::{Cancel, Executor, FileError, FileRequest, FilesConfig};
+use codex_exec_server_protocol::{ErrorKind, PathUri, RpcError};
 
 /// An empty directory and an executor.
 struct Fixture {
@@ -112,7 +110,7 @@ impl Fixture {
     where
         R::Response: std::fmt::Debug,
     {
-        let RpcError { code, message } = self.run(request).unwrap_err().into();
+        let RpcError { code, message, .. } = self.run(request).unwrap_err().into();
         (code, message)
     }
 
@@ -135,7 +133,7 @@ fn uri(path: &Path) -> PathUri {
     PathUri::try_from(path).unwrap()
 }
 
-fn kind<T: std::fmt::Debug>(result: Result<T, FileError>) -> FileErrorKind {
+fn kind<T: std::fmt::Debug>(result: Result<T, FileError>) -> ErrorKind {
     result.unwrap_err().kind()
 }
 

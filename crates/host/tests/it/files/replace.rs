@@ -161,14 +161,14 @@ fn a_block_that_finds_the_disk_full_discards_the_replacement() {
         open(f, "h", "x").unwrap();
         f.run(FsWriteBlockParams::new("h", 0, vec![1; 128 << 10])).unwrap();
         let full = f.run(FsWriteBlockParams::new("h", 128 << 10, vec![2; 256 << 10]));
-        assert_eq!(kind(full), FileErrorKind::StorageFull);
+        assert_eq!(kind(full), ErrorKind::DiskFull);
         assert_eq!(free_blocks(f), before, "what was written of it has gone");
         for (refused, what) in [
             (f.run(FsWriteBlockParams::new("h", 0, b"fits".to_vec())), "a block after it"),
             (f.run(commit("h")), "a commit"),
         ] {
             let error = refused.unwrap_err();
-            assert_eq!(error.kind(), FileErrorKind::StorageFull, "{what}");
+            assert_eq!(error.kind(), ErrorKind::DiskFull, "{what}");
             assert!(error.to_string().contains("`h`"), "{error}");
         }
         assert_eq!(f.code(commit("h")), NOT_FOUND, "the commit has closed it");

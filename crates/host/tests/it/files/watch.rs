@@ -185,7 +185,7 @@ async fn watches_are_bounded() {
     let slow = FsWatchParams { debounce_ms: Some(60_001), ..FsWatchParams::new(5, c.f.path("")) };
     assert!(matches!(c.call(slow).await, Err(FileError::OutOfRange { .. })));
     let none = c.call(FsWatchParams::new(5, c.f.path("none"))).await;
-    assert_eq!(kind(none), FileErrorKind::NotFound);
+    assert_eq!(kind(none), ErrorKind::PathNotFound);
     c.call(FsWatchParams::new(5, c.f.path(""))).await.unwrap();
 }
 
