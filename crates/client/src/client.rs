@@ -12,7 +12,7 @@ use codex_exec_server_protocol::environment::{
 use codex_exec_server_protocol::process::{ExecParams, ReadParams};
 use codex_exec_server_protocol::session::InitializeParams;
 use codex_exec_server_protocol::{
-    Call, Effect, FileCall, Method, Notice, SandboxContext, call, error as code,
+    Call, Effect, ErrorKind, FileCall, Method, Notice, SandboxContext, call,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -113,7 +113,7 @@ impl ExecServerClient {
                 Ok(opened) => break (connection, opened),
                 // The server may not have noticed yet that whoever held the session is gone.
                 Err(HandshakeError::Server(error))
-                    if error.code == code::SESSION_ATTACHED
+                    if error.kind == Some(ErrorKind::SessionAttached)
                         && options.reconnect.enabled
                         && dialer.can_resume()
                         && began.elapsed() < patience =>
@@ -281,26 +281,28 @@ fn opening_error(
     error: HandshakeError,
     obituary: Option<String>,
 ) -> ExecServerError {
-    let connect = |why: String| ExecServerError::Connect {
+    let connect = |kind: ErrorKind, why: String| ExecServerError::Connect {
         endpoint: endpoint.to_owned(),
-        cause: DialFailure::transient(why),
+        cause: DialFailure::transient(why).of_kind(kind),
     };
     match error {
-        HandshakeError::Ended(why) => connect(match obituary {
-            Some(words) => words,
-            None => format!(
-                "the connection ended before the session began ({why}); check that an exec-server listens there"
+        HandshakeError::Ended(why) => match obituary {
+            Some(words) => connect(ErrorKind::CommandEnded, words),
+            None => connect(
+                ErrorKind::ConnectionLost,
+                format!(
+                    "the connection ended before the session began ({why}); check that an exec-server listens there"
+                ),
             ),
-        }),
-        HandshakeError::Timeout(after) => connect(format!(
-            "no answer to initialize within {} s; check that an exec-server listens there",
-            after.as_secs_f32()
-        )),
-        HandshakeError::Server(error) => ExecServerError::Server {
-            method: Method::Initialize.name(),
-            code: error.code,
-            message: error.message,
         },
+        HandshakeError::Timeout(after) => connect(
+            ErrorKind::TimedOut,
+            format!(
+                "no answer to initialize within {} s; check that an exec-server listens there",
+                after.as_secs_f32()
+            ),
+        ),
+        HandshakeError::Server(error) => ExecServerError::server(Method::Initialize.name(), error),
         HandshakeError::Protocol(detail) => {
             ExecServerError::protocol(format!("{endpoint} answered initialize wrongly"), detail)
         }

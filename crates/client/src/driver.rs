@@ -13,7 +13,7 @@ use codex_exec_rpc::Connection;
 use codex_exec_server_protocol::process::{OutputStream, ProcessId};
 use codex_exec_server_protocol::session::InitializeParams;
 use codex_exec_server_protocol::{
-    Base64Bytes, DecodeLimits, Incoming, Notice, RequestId, RpcError, encode, error as code, notice,
+    Base64Bytes, DecodeLimits, ErrorKind, Incoming, Notice, RequestId, RpcError, encode, notice,
 };
 use serde::Deserialize;
 use tokio::sync::watch;
@@ -277,7 +277,9 @@ impl Driver {
         let response = match handshake(&mut connection, &self.initialize, limit).await {
             Ok(response) => response,
             // The server has not noticed yet that the old connection is dead.
-            Err(HandshakeError::Server(error)) if error.code == code::SESSION_ATTACHED => {
+            Err(HandshakeError::Server(error))
+                if error.kind == Some(ErrorKind::SessionAttached) =>
+            {
                 return Err(Attempt::Again(error.message));
             }
             Err(HandshakeError::Server(error)) => {

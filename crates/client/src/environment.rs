@@ -7,12 +7,15 @@
 use std::pin::Pin;
 
 use codex_exec_remote::{
-    BaseUrl, EnvironmentLink, HttpClient, Registry, RelayConfig, SignIn, TraceContext,
+    BaseUrl, ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE, EnvironmentError, EnvironmentLink,
+    HttpClient, HttpError, Registry, RegistryError, RelayConfig, RendezvousError, SignIn,
+    TraceContext,
 };
+use codex_exec_server_protocol::ErrorKind;
 
 use crate::client::ExecServerClient;
 use crate::dialer::{Dialer, Dialling};
-use crate::error::{DialFailure, ExecServerError};
+use crate::error::{DialFailure, ExecServerError, dial_kind};
 use crate::options::ExecServerClientConnectOptions;
 
 /// Dials an environment.
@@ -44,10 +47,10 @@ impl Dialer for EnvironmentDialer {
     fn dial(&self) -> Dialling<'_> {
         Box::pin(async {
             self.link.dial().await.map_err(|error| {
-                if error.is_transient() {
-                    DialFailure::transient(error)
-                } else {
-                    DialFailure::permanent(error)
+                let kind = kind_of(&error);
+                match error.is_transient() {
+                    true => DialFailure::transient(error).of_kind(kind),
+                    false => DialFailure::permanent(error).of_kind(kind),
                 }
             })
         })
@@ -59,6 +62,37 @@ impl Dialer for EnvironmentDialer {
 
     fn endpoint(&self) -> String {
         format!("env:{} by {}", self.link.environment_id(), self.link.registry().base())
+    }
+}
+
+/// What a failure to reach an environment means.
+fn kind_of(error: &EnvironmentError) -> ErrorKind {
+    match error {
+        EnvironmentError::Registry(error) => match error {
+            RegistryError::Unreachable { cause: HttpError::Dial(error), .. } => dial_kind(error),
+            RegistryError::Unreachable { cause: HttpError::Timeout { .. }, .. } => {
+                ErrorKind::TimedOut
+            }
+            RegistryError::Authentication { .. } => ErrorKind::TokenRefused,
+            RegistryError::Refused { code, .. } => match code.as_deref() {
+                Some(ENVIRONMENT_OFFLINE) => ErrorKind::EnvironmentOffline,
+                Some(ENVIRONMENT_NOT_FOUND) => ErrorKind::EnvironmentNotFound,
+                _ => ErrorKind::Unreachable,
+            },
+            RegistryError::Answer(_) => ErrorKind::ProtocolViolation,
+            RegistryError::Unreachable { .. } | RegistryError::SignIn(_) => ErrorKind::Unreachable,
+        },
+        EnvironmentError::Rendezvous(error) => match error {
+            RendezvousError::Status { status: 401 | 403 } => ErrorKind::TokenRefused,
+            RendezvousError::Unreachable(error) => dial_kind(error),
+            RendezvousError::Status { .. } | RendezvousError::Url => ErrorKind::Unreachable,
+        },
+        EnvironmentError::Dropped
+        | EnvironmentError::Refused
+        | EnvironmentError::Handshake(_)
+        | EnvironmentError::Open(_)
+        | EnvironmentError::Entropy(_)
+        | EnvironmentError::Config(_) => ErrorKind::Unreachable,
     }
 }
 

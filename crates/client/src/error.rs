@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use codex_exec_rpc::DialError;
-use codex_exec_server_protocol::error as code;
 use codex_exec_server_protocol::process::ProcessId;
+use codex_exec_server_protocol::{ErrorKind, RpcError, error as code};
 
 /// Why a call, a process handle or a transfer failed. Cheap to clone.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -43,8 +43,10 @@ pub enum ExecServerError {
         method: &'static str,
         /// One of the codes in [`protocol::error`](codex_exec_server_protocol::error).
         code: i64,
-        /// The server's words.
+        /// The server's words, for people only.
         message: String,
+        /// What went wrong; [`ErrorKind::Unknown`] if the server did not tell.
+        kind: ErrorKind,
     },
 
     /// No answer in time. A request that changes something may or may not have taken effect.
@@ -183,18 +185,32 @@ pub enum Lost {
 #[derive(Clone)]
 pub struct DialFailure {
     permanent: bool,
+    kind: ErrorKind,
     source: Arc<dyn Error + Send + Sync>,
 }
 
 impl DialFailure {
-    /// A failure that may pass: the next attempt can succeed.
+    /// A failure that may pass: the next attempt can succeed. Its kind is
+    /// [`ErrorKind::Unreachable`].
     pub fn transient(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { permanent: false, source: source.into().into() }
+        Self { permanent: false, kind: ErrorKind::Unreachable, source: source.into().into() }
     }
 
-    /// A failure that will not pass: there is no next attempt.
+    /// A failure that will not pass: there is no next attempt. Its kind is
+    /// [`ErrorKind::Unreachable`].
     pub fn permanent(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { permanent: true, source: source.into().into() }
+        Self { permanent: true, kind: ErrorKind::Unreachable, source: source.into().into() }
+    }
+
+    /// The same failure with a kind that tells more.
+    #[must_use]
+    pub fn of_kind(self, kind: ErrorKind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// What went wrong.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
     }
 
     /// Whether trying again is useless.
@@ -207,6 +223,7 @@ impl fmt::Debug for DialFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DialFailure")
             .field("permanent", &self.permanent)
+            .field("kind", &self.kind)
             .field("source", &self.source.to_string())
             .finish()
     }
@@ -226,11 +243,49 @@ impl Error for DialFailure {
 
 impl From<DialError> for DialFailure {
     fn from(error: DialError) -> Self {
-        Self { permanent: error.is_permanent(), source: Arc::new(error) }
+        let (permanent, kind) = (error.is_permanent(), dial_kind(&error));
+        Self { permanent, kind, source: Arc::new(error) }
+    }
+}
+
+/// What a failure to dial means.
+pub(crate) fn dial_kind(error: &DialError) -> ErrorKind {
+    match error {
+        DialError::Tcp { source, .. } if source.kind() == io::ErrorKind::ConnectionRefused => {
+            ErrorKind::ConnectionRefused
+        }
+        DialError::Refused { .. } => ErrorKind::TokenRefused,
+        DialError::NotWebsocket { .. } => ErrorKind::ProtocolViolation,
+        DialError::Timeout { .. } => ErrorKind::TimedOut,
+        DialError::Url { .. } | DialError::Token => ErrorKind::InvalidParams,
+        DialError::Resolve { .. } | DialError::Tcp { .. } | DialError::Tls { .. } => {
+            ErrorKind::Unreachable
+        }
     }
 }
 
 impl ExecServerError {
+    /// What went wrong, for programs: what the server told, or what failed on this side.
+    /// [`ErrorKind::Unknown`] if the server told nothing that this version knows.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Connect { cause, .. } => cause.kind(),
+            Self::Protocol { .. } => ErrorKind::ProtocolViolation,
+            Self::Server { kind, .. } => *kind,
+            Self::Timeout { .. } => ErrorKind::TimedOut,
+            Self::Closed { .. } | Self::Lost(Lost::Answer { .. }) => ErrorKind::ConnectionLost,
+            Self::Lost(Lost::Session { .. }) => ErrorKind::SessionEnded,
+            Self::Lost(Lost::Process { .. }) => ErrorKind::UnknownProcess,
+            Self::Lost(Lost::Output { .. } | Lost::Spooled { .. } | Lost::Notices { .. }) => {
+                ErrorKind::OutputLost
+            }
+            Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::Stdin { .. } => ErrorKind::StdinClosed,
+            Self::Invalid(_) => ErrorKind::InvalidParams,
+            Self::Local { cause, .. } => ErrorKind::of_io(cause),
+        }
+    }
+
     /// The server's error code, if the server answered with one.
     pub fn code(&self) -> Option<i64> {
         match self {
@@ -257,6 +312,12 @@ impl ExecServerError {
     /// Whether the connection ended before the answer came.
     pub(crate) fn is_cut(&self) -> bool {
         matches!(self, Self::Lost(Lost::Answer { .. }))
+    }
+
+    /// An error response to `method`.
+    pub(crate) fn server(method: &'static str, error: RpcError) -> Self {
+        let kind = error.kind.unwrap_or(ErrorKind::Unknown);
+        Self::Server { method, code: error.code, message: error.message, kind }
     }
 
     pub(crate) fn protocol(during: impl Into<String>, detail: impl fmt::Display) -> Self {

@@ -7,8 +7,10 @@ use codex_exec_server_protocol::session::{
     InitializeParams, InitializeResponse, InitializedParams,
 };
 use codex_exec_server_protocol::{
-    DecodeLimits, Incoming, RequestId, RpcError, call, encode, notice,
+    DecodeLimits, Incoming, Method, RequestId, RpcError, call, encode, notice,
 };
+
+use crate::foreign::with_kind;
 
 /// Why a fresh connection did not become a session.
 #[derive(Debug, Clone)]
@@ -17,7 +19,7 @@ pub(crate) enum HandshakeError {
     Ended(String),
     /// No answer in time.
     Timeout(Duration),
-    /// The server's error.
+    /// The server's error, with its kind if it can be told.
     Server(RpcError),
     /// What came back is no answer to `initialize`.
     Protocol(String),
@@ -57,7 +59,7 @@ async fn exchange(
                     .map_err(|error| HandshakeError::Protocol(error.to_string()))?;
             }
             Ok(Incoming::Error { id, error }) if id == own || id == RequestId::UNKNOWN => {
-                return Err(HandshakeError::Server(error));
+                return Err(HandshakeError::Server(with_kind(Method::Initialize, error)));
             }
             // Events of a resumed session; they are read again later.
             Ok(Incoming::Notification { .. }) => {}

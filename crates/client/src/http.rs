@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use codex_exec_server_protocol::http::{HttpRequestParams, HttpRequestResponse};
-use codex_exec_server_protocol::{call, notice};
+use codex_exec_server_protocol::{ErrorKind, call, notice};
 use futures_util::{Stream, StreamExt};
 
 use crate::client::ExecServerClient;
@@ -84,6 +84,7 @@ impl Stream for HttpBody {
                     method: "http/request",
                     code: codex_exec_server_protocol::error::INTERNAL_ERROR,
                     message: format!("the body ended early: {why}"),
+                    kind: ErrorKind::HttpFailed,
                 })));
             }
             if piece.seq != self.next {

@@ -14,6 +14,8 @@ use codex_exec_server_protocol::{Call, RequestId, RpcError, encode};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
+use crate::foreign::with_kind;
+
 /// Locks; a panic elsewhere does not make our data wrong.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -26,7 +28,7 @@ pub(crate) enum LinkError {
     NotSent,
     /// The connection ended while it was under way.
     Interrupted,
-    /// The peer's error.
+    /// The peer's error, with its kind if it can be told.
     Server(RpcError),
     /// The peer's answer does not decode, or was too long to take.
     Protocol(String),
@@ -70,7 +72,9 @@ impl Link {
                 let result = match answer {
                     Ok(raw) => serde_json::from_str::<C::Response>(raw.get())
                         .map_err(|error| LinkError::Protocol(error.to_string())),
-                    Err(Answer::Error(error)) => Err(LinkError::Server(error)),
+                    Err(Answer::Error(error)) => {
+                        Err(LinkError::Server(with_kind(C::METHOD, error)))
+                    }
                     Err(Answer::Failed(error)) => Err(error),
                 };
                 // The caller may have gone; then nobody wants it.

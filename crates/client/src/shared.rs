@@ -271,9 +271,7 @@ impl Shared {
 
 pub(crate) fn call_error(method: &'static str, error: LinkError) -> ExecServerError {
     match error {
-        LinkError::Server(error) => {
-            ExecServerError::Server { method, code: error.code, message: error.message }
-        }
+        LinkError::Server(error) => ExecServerError::server(method, error),
         LinkError::Protocol(detail) => {
             ExecServerError::protocol(format!("the answer to {method} cannot be read"), detail)
         }

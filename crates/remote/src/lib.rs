@@ -27,7 +27,10 @@ pub use login::{
     login_with_tokens, logout,
 };
 pub use noise_key::{NoiseKeyJson, key_to_json};
-pub use registry::{Admission, Registration, Registry, RegistryError, SECURITY_PROFILE};
+pub use registry::{
+    Admission, ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE, Registration, Registry, RegistryError,
+    SECURITY_PROFILE,
+};
 pub use relay::{
     Enrolment, EnvironmentError, EnvironmentLink, RelayConfig, RemoteError, RendezvousError,
     serve_streams,

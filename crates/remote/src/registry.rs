@@ -18,6 +18,10 @@ use crate::trace_context::TraceContext;
 
 /// The one way in which streams are secured.
 pub const SECURITY_PROFILE: &str = "noise_hybrid_ik_v1";
+/// `error.code` of a registry for an environment that is registered and not connected.
+pub const ENVIRONMENT_OFFLINE: &str = "environment_offline";
+/// `error.code` of a registry for an environment that it does not know.
+pub const ENVIRONMENT_NOT_FOUND: &str = "environment_not_found";
 /// Characters of an error body that are shown to a person.
 const SHOWN_BODY: usize = 4096;
 
@@ -56,6 +60,8 @@ pub enum RegistryError {
     Refused {
         /// Which.
         status: u16,
+        /// `error.code` of its answer, for programs: [`ENVIRONMENT_OFFLINE`] and others.
+        code: Option<String>,
         /// What the registry said, with a separator before it.
         said: String,
     },
@@ -250,7 +256,10 @@ impl Registry {
             ok if ok.is_success() => {
                 answer.json().ok_or(RegistryError::Answer("it is not the JSON that was asked for"))
             }
-            _ => Err(RegistryError::Refused { status, said: said(&answer) }),
+            _ => {
+                let code = told(&answer).and_then(|told| told.code);
+                Err(RegistryError::Refused { status, code, said: said(&answer) })
+            }
         }
     }
 
@@ -303,18 +312,24 @@ fn websocket_url(url: Secret) -> Result<Secret, RegistryError> {
     }
 }
 
-/// What an error body says to a person: the message of `{"error": {code, message}}`, or the text.
-fn said(answer: &Answer) -> String {
+/// The `error` of an error body.
+#[derive(Deserialize)]
+struct Told {
+    code: Option<String>,
+    message: Option<String>,
+}
+
+fn told(answer: &Answer) -> Option<Told> {
     #[derive(Deserialize)]
     struct Body {
         error: Told,
     }
-    #[derive(Deserialize)]
-    struct Told {
-        code: Option<String>,
-        message: Option<String>,
-    }
-    let text = match answer.json::<Body>().map(|body| body.error) {
+    answer.json::<Body>().map(|body| body.error)
+}
+
+/// What an error body says to a person: the message of `{"error": {code, message}}`, or the text.
+fn said(answer: &Answer) -> String {
+    let text = match told(answer) {
         Some(Told { code: Some(code), message: Some(message) }) => format!("{code}: {message}"),
         Some(Told { code: Some(one), .. } | Told { message: Some(one), .. }) => one,
         _ => String::from_utf8_lossy(&answer.body).into_owned(),

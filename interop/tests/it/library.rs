@@ -1,8 +1,9 @@
 //! Our client library on their server.
 
 use codex_exec_client::{
-    Approval, ExecCommand, ExecServerClient, ExecServerClientConnectOptions, ExecServerError,
-    Patch, PathUri, PermissionProfile, ProcessEvent, RemoteExecServerConnectArgs, SandboxContext,
+    Approval, ErrorKind, ExecCommand, ExecServerClient, ExecServerClientConnectOptions,
+    ExecServerError, Patch, PathUri, PermissionProfile, ProcessEvent, RemoteExecServerConnectArgs,
+    SandboxContext,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -33,6 +34,45 @@ async fn commands_run_and_say_what_they_say() {
     assert_eq!(client.environment_status().await.unwrap().status, "ready");
     let error = client.run(ExecCommand::new(["no-such-program"])).await.unwrap_err();
     assert!(matches!(error, ExecServerError::Server { code: -32603, .. }), "{error}");
+}
+
+#[tokio::test]
+#[ignore = "interop/run runs it"]
+async fn their_errors_are_recognized() {
+    let server = server();
+    let client = connect(&server).await;
+    let run = async |command: ExecCommand| soon(client.run(command)).await.unwrap_err().kind();
+    assert_eq!(run(ExecCommand::new(["no-such-program"])).await, ErrorKind::ProgramNotFound);
+    assert_eq!(run(ExecCommand::new(["no-such-program"]).tty()).await, ErrorKind::ProgramNotFound);
+    assert_eq!(run(ExecCommand::new(["/etc/passwd"])).await, ErrorKind::ProgramNotExecutable);
+    let command = ExecCommand::new(["sleep", "1000"]).process_id("taken").terminate_on_drop();
+    let taken = soon(client.spawn(command)).await.unwrap();
+    let params = serde_json::json!({"processId": "taken", "argv": ["true"], "cwd": "file:///",
+                                    "env": {}, "tty": false});
+    let params = serde_json::from_value(params).unwrap();
+    let error = soon(client.process_start(params)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ProcessExists, "{error}");
+    let args = RemoteExecServerConnectArgs {
+        resume_session_id: Some("none".to_owned()),
+        ..RemoteExecServerConnectArgs::new(&server.url, "interop")
+    };
+    let error = soon(ExecServerClient::connect_websocket(args)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnknownSession, "{error}");
+    let params = codex_exec_client::protocol::process::ReadParams {
+        process_id: "none".into(),
+        after_seq: None,
+        max_bytes: None,
+        wait_ms: None,
+    };
+    let error = soon(client.process_read(params)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnknownProcess, "{error}");
+    let missing: PathUri = "/no/such/file".parse().unwrap();
+    let error = soon(client.files().read_file(&missing)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PathNotFound, "{error}");
+    let below: PathUri = "/etc/passwd/x".parse().unwrap();
+    let error = soon(client.files().read_file(&below)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotADirectory, "{error}");
+    drop(taken);
 }
 
 #[tokio::test]

@@ -111,6 +111,24 @@ fn commands_terminals_and_edits_on_our_server() {
 
 #[test]
 #[ignore = "interop/run runs it"]
+fn their_client_ignores_the_kind_of_an_error() {
+    let patch = exec(
+        "apply_patch <<'EOF'\n*** Begin Patch\n*** Update File: missing.txt\n@@\n-old\n+new\n\
+         *** End Patch\nEOF",
+    );
+    let (session, server) = on_ours("danger-full-access", vec![patch, exec("echo $MARK")]);
+    let answers = &session.answers;
+    // The message of our error came through, without what stands beside it.
+    assert!(answers[0].contains("missing.txt"), "{answers:?}");
+    assert!(answers[0].contains("No such file or directory"), "{answers:?}");
+    assert!(!answers[0].contains("pathNotFound"), "{answers:?}");
+    assert!(answers[1].contains(MARK), "{answers:?}");
+    let log = server.program.log();
+    assert!(log.contains("method=\"fs/"), "our server was asked: {log}");
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
 fn our_sandbox_denies_their_client() {
     let outside = home();
     let target = outside.path().join("denied");

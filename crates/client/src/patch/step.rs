@@ -8,7 +8,7 @@ use bytes::Bytes;
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::error as code;
 use codex_exec_server_protocol::files::{FsRemoveParams, FsRenameParams};
-use codex_exec_server_protocol::{Call, call};
+use codex_exec_server_protocol::{Call, ErrorKind, call};
 
 use super::{PatchChange, PatchChangeKind};
 use crate::error::ExecServerError;
@@ -109,6 +109,7 @@ impl Step {
                 "{} has changed since it was read, perhaps by another of its names",
                 self.change.path
             ),
+            kind: ErrorKind::Refused,
         })
     }
 

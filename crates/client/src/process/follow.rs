@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use codex_exec_server_protocol::process::{ProcessId, ReadParams};
-use codex_exec_server_protocol::{Effect, call, error as code};
+use codex_exec_server_protocol::{Effect, ErrorKind, call};
 
 use super::track::{Need, Track};
 use super::tracked::Tracked;
@@ -38,7 +38,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, tracked: Arc<Tracked>, process_i
             Ok(answer) => tracked.feed(|track| track.read(after, answer)),
             // A forgotten process needs no acknowledgement.
             Err(ExecServerError::Server { .. }) if need == Need::Acknowledge => {}
-            Err(ExecServerError::Server { code: code::INVALID_REQUEST, .. }) => {
+            Err(error) if error.kind() == ErrorKind::UnknownProcess => {
                 tracked.feed(Track::gone);
             }
             Err(error) => tracked.feed(|track| track.fail(error)),

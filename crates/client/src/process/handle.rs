@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use codex_exec_server_protocol::process::{
-    ExecParams, ExecResponse, OnFull, OutputStream, ProcessId, ProcessSignal, ReadParams,
-    ResizeParams, Retain, RetainUntil, SandboxType, SignalParams, TerminateParams,
+    ExecParams, ExecResponse, OnFull, OutputStream, ProcessId, ProcessSignal, ResizeParams, Retain,
+    RetainUntil, SandboxType, SignalParams, TerminateParams,
 };
-use codex_exec_server_protocol::{Assurance, Effect, PathUri, call, error as code};
+use codex_exec_server_protocol::{Assurance, Effect, ErrorKind, PathUri, call};
 use futures_util::{Stream, StreamExt};
 
 use super::command::ExecCommand;
@@ -220,30 +220,9 @@ impl ExecServerClient {
         let again =
             self.shared.call::<call::ProcessStart>(params, Effect::Repeatable, timeout).await;
         match again {
-            // The code stands for other mistakes too, and servers differ in their words, so whether
-            // the process exists is asked. It is in our session, under a name that nothing but this
-            // start could have taken.
-            Err(ExecServerError::Server { code: code::INVALID_REQUEST, .. })
-                if only_ours && self.is_known(&params.process_id).await? =>
-            {
-                Ok(None)
-            }
+            // It is in our session, under a name that nothing but this start could have taken.
+            Err(error) if only_ours && error.kind() == ErrorKind::ProcessExists => Ok(None),
             again => again.map(Some),
-        }
-    }
-
-    /// Whether the session has a process of this name.
-    async fn is_known(&self, id: &ProcessId) -> Result<bool, ExecServerError> {
-        let params = ReadParams {
-            process_id: id.clone(),
-            after_seq: Some(0),
-            max_bytes: Some(1),
-            wait_ms: None,
-        };
-        match self.call::<call::ProcessRead>(params).await {
-            Ok(_) => Ok(true),
-            Err(ExecServerError::Server { .. }) => Ok(false),
-            Err(error) => Err(error),
         }
     }
 

@@ -16,6 +16,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use codex_exec_server_protocol::ErrorKind;
 use codex_exec_server_protocol::process::{OutputStream, ProcessId, ReadResponse};
 
 use super::delivery::{Delivery, cost_of};
@@ -360,6 +361,7 @@ impl Track {
                 method: "process/read",
                 code: codex_exec_server_protocol::error::INTERNAL_ERROR,
                 message: format!("process {} cannot go on: {why}", self.process),
+                kind: ErrorKind::Internal,
             };
             self.fail(error);
         }

@@ -121,7 +121,7 @@ async fn errors_and_strays_of_the_server() {
     assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!("q"), &json!(-32601)));
     fake.refuse(&asked, -32603, "no luck").await;
     match call.await.unwrap().unwrap_err() {
-        ExecServerError::Server { method: "environment/status", code: -32603, message } => {
+        ExecServerError::Server { method: "environment/status", code: -32603, message, .. } => {
             assert_eq!(message, "no luck");
         }
         other => panic!("{other}"),

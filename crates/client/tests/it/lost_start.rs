@@ -1,8 +1,8 @@
 //! A `process/start` whose answer is lost with its connection, against this project's own server.
 
 use codex_exec_client::{
-    Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ExecCommand, ExecServerClient,
-    ExecServerClientConnectOptions, ExecServerError, ReconnectPolicy,
+    Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ErrorKind, ExecCommand,
+    ExecServerClient, ExecServerClientConnectOptions, ExecServerError, ReconnectPolicy,
 };
 use codex_exec_server::{Server, ServerConfig};
 use std::sync::Arc;
@@ -115,12 +115,12 @@ async fn a_name_that_another_process_has_is_refused() {
     drop(older);
     // By this client …
     let error = said(&first, job("newer").process_id("job")).await.unwrap_err();
-    assert!(error.to_string().contains("already in use"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::ProcessExists, "{error}");
     // … or before it came.
     let session = first.client.session_id().unwrap();
     first.client.close().await;
     let second = bench(Some((first.server.clone(), session))).await;
     let error = said(&second, job("newer").process_id("job")).await.unwrap_err();
-    assert!(error.to_string().contains("already in use"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::ProcessExists, "{error}");
     first.server.shut_down().await;
 }

@@ -6,7 +6,7 @@ use codex_exec_client::protocol::files::FsWatchParams;
 use codex_exec_client::protocol::process::ProcessSignal;
 use codex_exec_client::protocol::process::{ReadParams, SignalParams};
 use codex_exec_client::{
-    ConnectionStatus, ExecCommand, ExecServerClient, ExecServerError, Lost, ProcessEvent,
+    ConnectionStatus, ErrorKind, ExecCommand, ExecServerClient, ExecServerError, Lost, ProcessEvent,
 };
 use futures_util::StreamExt;
 use serde_json::json;
@@ -188,9 +188,6 @@ async fn a_start_whose_answer_was_lost_is_found_again() {
     let again = fake.expect("process/start").await;
     assert_eq!(again.params, first.params);
     fake.refuse(&again, -32600, "process p already exists").await;
-    let read = fake.expect("process/read").await;
-    assert_eq!(read.params["processId"], first.params["processId"]);
-    fake.reply(&read, json!({"chunks": [], "nextSeq": 1})).await;
     soon(spawning).await.unwrap().unwrap();
 }
 
@@ -203,10 +200,52 @@ async fn a_start_that_is_refused_twice_is_refused() {
     let mut fake = resumed(&mut dialled).await;
     let again = fake.expect("process/start").await;
     fake.refuse(&again, -32600, "no").await;
-    let read = fake.expect("process/read").await;
-    fake.refuse(&read, -32600, "unknown process id").await;
     let error = soon(spawning).await.unwrap().unwrap_err();
     assert!(matches!(error, ExecServerError::Server { method: "process/start", .. }), "{error}");
+}
+
+/// What a start ends with whose repetition is refused with this kind, in these words.
+async fn repeated_start(words: &str, kind: &str) -> Result<(), ExecServerError> {
+    let (client, mut fake, mut dialled) = connect(json!({})).await;
+    let spawning = go(async move { client.spawn(ExecCommand::new(["x"])).await });
+    fake.expect("process/start").await;
+    drop(fake);
+    let mut fake = resumed(&mut dialled).await;
+    let again = fake.expect("process/start").await;
+    fake.refuse_as(&again, -32600, words, kind).await;
+    soon(spawning).await.unwrap().map(drop)
+}
+
+#[tokio::test]
+async fn a_repeated_start_is_judged_by_its_kind_and_not_by_its_words() {
+    repeated_start("Prozess vorhanden", "processExists").await.unwrap();
+    for kind in ["sessionEnded", "invalidParams", "ofTomorrow"] {
+        let error = repeated_start("process p already exists", kind).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::from_name(kind), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_process_is_gone_if_the_kind_says_so() {
+    for (words, kind, gone) in
+        [("nix da", "unknownProcess", true), ("unknown process id p", "ofTomorrow", false)]
+    {
+        let (client, mut fake, mut dialled) = connect(json!({})).await;
+        let mut process = running(&client, &mut fake).await;
+        drop(fake);
+        let mut fake = resumed(&mut dialled).await;
+        let read = fake.expect("process/read").await;
+        fake.refuse_as(&read, -32600, words, kind).await;
+        match soon(process.next_event()).await {
+            Some(ProcessEvent::Failed(ExecServerError::Lost(Lost::Process { .. }))) => {
+                assert!(gone, "{kind}");
+            }
+            Some(ProcessEvent::Failed(error)) => {
+                assert_eq!((error.kind(), gone), (ErrorKind::Unknown, false), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 async fn running(client: &ExecServerClient, fake: &mut Fake) -> codex_exec_client::Process {

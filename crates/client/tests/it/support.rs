@@ -67,6 +67,11 @@ impl Fake {
         self.send(json!({"id": asked.id, "error": {"code": code, "message": message}})).await;
     }
 
+    pub async fn refuse_as(&mut self, asked: &Asked, code: i64, message: &str, kind: &str) {
+        let error = json!({"code": code, "message": message, "data": {"kind": kind}});
+        self.send(json!({"id": asked.id, "error": error})).await;
+    }
+
     pub async fn notify(&mut self, method: &str, params: Value) {
         self.send(json!({"method": method, "params": params})).await;
     }

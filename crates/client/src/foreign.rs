@@ -1,0 +1,263 @@
+//! Errors of servers that send no kinds: another implementation's, and older versions of ours.
+//!
+//! Invariant: this is the only place that reads the words of an error. A server that sends kinds is
+//! taken at its word, also where this version does not know the kind.
+
+use std::io;
+
+use codex_exec_server_protocol::error as code;
+use codex_exec_server_protocol::{ErrorKind, Family, Method, RpcError};
+
+/// Gives an error without a kind the kind that its code and message mean.
+pub(crate) fn with_kind(method: Method, mut error: RpcError) -> RpcError {
+    if error.kind.is_none() {
+        error.kind = recognize(method, error.code, &error.message);
+    }
+    error
+}
+
+/// Which methods a row is about.
+#[derive(Clone, Copy)]
+enum Of {
+    All,
+    One(Method),
+    Files,
+}
+
+/// Which messages a row is about.
+#[derive(Clone, Copy)]
+enum Says {
+    Anything,
+    Begins(&'static str),
+    Ends(&'static str),
+    Has(&'static str),
+}
+
+/// What a row tells.
+#[derive(Clone, Copy)]
+enum Means {
+    Kind(ErrorKind),
+    /// The kind of the system's error that the message ends with.
+    Errno(fn(&io::Error) -> ErrorKind),
+}
+
+/// The first row that fits decides.
+const TABLE: &[(Of, i64, Says, Means)] = {
+    use ErrorKind::*;
+    use Means::{Errno, Kind};
+    use Of::{All, Files, One};
+    use Says::{Anything, Begins, Ends, Has};
+    const START: Of = One(Method::ProcessStart);
+    const OPENING: Of = One(Method::Initialize);
+    &[
+        (All, code::METHOD_NOT_FOUND, Anything, Kind(MethodNotFound)),
+        (All, code::SESSION_ATTACHED, Anything, Kind(SessionAttached)),
+        (All, code::INVALID_REQUEST, Begins("client must "), Kind(NotInitialized)),
+        (OPENING, code::INVALID_REQUEST, Begins("unknown session id"), Kind(UnknownSession)),
+        (OPENING, code::INVALID_REQUEST, Begins("initialize "), Kind(AlreadyInitialized)),
+        (START, code::INVALID_REQUEST, Ends("already exists"), Kind(ProcessExists)),
+        (START, code::INVALID_REQUEST, Ends("already in use"), Kind(ProcessExists)),
+        // A message that does not name the directory may mean it nevertheless.
+        (START, code::INTERNAL_ERROR, Has("working directory"), Errno(ErrorKind::of_chdir)),
+        (START, code::INTERNAL_ERROR, Has("candidates found in PATH"), Kind(ProgramNotFound)),
+        (START, code::INTERNAL_ERROR, Anything, Errno(ErrorKind::of_exec)),
+        (START, code::INVALID_PARAMS, Begins("working directory "), Kind(WorkingDirectoryDenied)),
+        // Nothing else is wrong with a request to read.
+        (One(Method::ProcessRead), code::INVALID_REQUEST, Anything, Kind(UnknownProcess)),
+        (All, code::INVALID_REQUEST, Begins("unknown process id"), Kind(UnknownProcess)),
+        (Files, code::NOT_FOUND, Begins("unknown file handle"), Kind(UnknownFileHandle)),
+        (Files, code::NOT_FOUND, Anything, Kind(PathNotFound)),
+        (Files, code::INVALID_REQUEST, Begins("file handle "), Kind(IdInUse)),
+        (Files, code::INVALID_REQUEST, Ends(" is not a file"), Kind(NotARegularFile)),
+        (Files, code::INVALID_REQUEST, Anything, Errno(ErrorKind::of_io)),
+        (Files, code::INTERNAL_ERROR, Anything, Errno(ErrorKind::of_io)),
+        (One(Method::HttpRequest), code::INTERNAL_ERROR, Anything, Kind(HttpFailed)),
+        (All, code::INVALID_PARAMS, Anything, Kind(InvalidParams)),
+    ]
+};
+
+fn recognize(method: Method, code: i64, message: &str) -> Option<ErrorKind> {
+    TABLE.iter().filter(|row| row.1 == code && row.0.includes(method)).find_map(
+        |(_, _, says, means)| match means {
+            _ if !says.fits(message) => None,
+            Means::Kind(kind) => Some(*kind),
+            Means::Errno(kind_of) => Some(kind_of(&system_error(message)?)),
+        },
+    )
+}
+
+impl Of {
+    fn includes(self, method: Method) -> bool {
+        match self {
+            Self::All => true,
+            Self::One(one) => one == method,
+            Self::Files => method.family() == Family::Filesystem,
+        }
+    }
+}
+
+impl Says {
+    fn fits(self, message: &str) -> bool {
+        match self {
+            Self::Anything => true,
+            Self::Begins(words) => message.starts_with(words),
+            Self::Ends(words) => message.ends_with(words),
+            Self::Has(words) => message.contains(words),
+        }
+    }
+}
+
+/// The error of the system that a Rust program's message ends with: `… (os error 2)`.
+fn system_error(message: &str) -> Option<io::Error> {
+    let (_, number) = message.strip_suffix(')')?.rsplit_once("(os error ")?;
+    Some(io::Error::from_raw_os_error(number.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use codex_exec_server_protocol::FileMethod;
+
+    use super::*;
+    use ErrorKind::*;
+    use Method::*;
+
+    /// As the released program answers (0.166.0), and what it means.
+    const THEIRS: &[(Method, i64, &str, Option<ErrorKind>)] = &[
+        (
+            ProcessRead,
+            -32600,
+            "client must call initialize before using exec methods",
+            Some(NotInitialized),
+        ),
+        (
+            Initialize,
+            -32600,
+            "initialize may only be sent once per connection",
+            Some(AlreadyInitialized),
+        ),
+        (Initialize, -32600, "unknown session id nope", Some(UnknownSession)),
+        (ProcessStart, -32600, "process a already exists", Some(ProcessExists)),
+        (ProcessStart, -32603, "No such file or directory (os error 2)", Some(ProgramNotFound)),
+        (ProcessStart, -32603, "Permission denied (os error 13)", Some(ProgramNotExecutable)),
+        (ProcessStart, -32603, "Exec format error (os error 8)", Some(ProgramNotExecutable)),
+        (ProcessStart, -32603, "Not a directory (os error 20)", Some(ProgramNotExecutable)),
+        (
+            ProcessStart,
+            -32603,
+            "Unable to spawn x because:\nNo viable candidates found in PATH \"/bin\"",
+            Some(ProgramNotFound),
+        ),
+        (ProcessStart, -32602, "argv must not be empty", Some(InvalidParams)),
+        (ProcessStart, -32603, "nul byte found in provided data", None),
+        (ProcessRead, -32600, "unknown process id none", Some(UnknownProcess)),
+        (
+            ProcessResize,
+            -32601,
+            "exec-server stub does not implement `process/resize` yet",
+            Some(MethodNotFound),
+        ),
+        (
+            File(FileMethod::ReadFile),
+            -32004,
+            "No such file or directory (os error 2)",
+            Some(PathNotFound),
+        ),
+        (File(FileMethod::ReadFile), -32600, "path `/srv` is not a file", Some(NotARegularFile)),
+        (
+            File(FileMethod::ReadFile),
+            -32600,
+            "Permission denied (os error 13)",
+            Some(PermissionDenied),
+        ),
+        (
+            File(FileMethod::ReadDirectory),
+            -32603,
+            "Not a directory (os error 20)",
+            Some(NotADirectory),
+        ),
+        (
+            File(FileMethod::Remove),
+            -32603,
+            "Directory not empty (os error 39)",
+            Some(DirectoryNotEmpty),
+        ),
+        (
+            File(FileMethod::CreateDirectory),
+            -32603,
+            "File exists (os error 17)",
+            Some(AlreadyExists),
+        ),
+        (File(FileMethod::WriteFile), -32603, "Is a directory (os error 21)", Some(IsADirectory)),
+        (
+            File(FileMethod::WriteFile),
+            -32603,
+            "No space left on device (os error 28)",
+            Some(DiskFull),
+        ),
+        (File(FileMethod::Open), -32600, "file handle `h` already exists", Some(IdInUse)),
+        (File(FileMethod::ReadBlock), -32004, "unknown file handle `h`", Some(UnknownFileHandle)),
+        (File(FileMethod::Walk), -32600, "filesystem walk limits must be greater than zero", None),
+        (
+            HttpRequest,
+            -32603,
+            "http/request failed: error sending request for url (http://127.0.0.1:1/)",
+            Some(HttpFailed),
+        ),
+    ];
+
+    /// As versions of this project's server answered that sent no kinds.
+    const OLDER: &[(Method, i64, &str, Option<ErrorKind>)] = &[
+        (ProcessStart, -32600, "process id p is already in use", Some(ProcessExists)),
+        (
+            ProcessStart,
+            -32603,
+            "cannot start `x`: cannot execute the program: No such file or directory (os error 2)",
+            Some(ProgramNotFound),
+        ),
+        (
+            ProcessStart,
+            -32603,
+            "cannot start `x`: cannot enter the working directory: No such file or directory (os error 2)",
+            Some(WorkingDirectoryMissing),
+        ),
+        (
+            ProcessStart,
+            -32602,
+            "working directory `/x` is not readable under this policy",
+            Some(WorkingDirectoryDenied),
+        ),
+        (Initialize, -32010, "session s is attached to another connection", Some(SessionAttached)),
+    ];
+
+    #[test]
+    fn errors_without_kinds_are_recognized() {
+        for &(method, code, message, kind) in THEIRS.iter().chain(OLDER) {
+            let error = RpcError { code, message: message.to_owned(), kind: None };
+            let known = with_kind(method, error.clone());
+            assert_eq!(known.kind, kind, "{method:?} {error}");
+            assert_eq!((known.code, known.message), (error.code, error.message));
+        }
+    }
+
+    #[test]
+    fn a_kind_that_was_sent_stands_whatever_the_words_are() {
+        for &(method, code, message, _) in THEIRS {
+            for kind in [Busy, Unknown] {
+                let error = RpcError { code, message: message.to_owned(), kind: Some(kind) };
+                assert_eq!(with_kind(method, error).kind, Some(kind), "{message}");
+            }
+        }
+    }
+
+    #[test]
+    fn words_of_other_methods_mean_nothing() {
+        for method in [EnvironmentInfo, ProcessList, File(FileMethod::ReadFile)] {
+            for words in ["process a already exists", "unknown session id nope"] {
+                assert_eq!(recognize(method, -32600, words), None, "{method:?} {words}");
+            }
+        }
+        for message in ["", ")", "(os error 2", "(os error x)", "os error 2)", "(os error 2) so"] {
+            assert_eq!(recognize(File(FileMethod::WriteFile), -32603, message), None, "{message}");
+        }
+    }
+}
