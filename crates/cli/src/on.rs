@@ -11,10 +11,11 @@ use codex_exec_server::client::{ReconnectPolicy, WebsocketDial};
 use codex_exec_server::host::process::Lifeline;
 use codex_exec_server::remote_mode::finish_renewals;
 use codex_exec_server::{
-    ExecServerClient, ExecServerClientConnectOptions, ExecServerError, RemoteExecServerConnectArgs,
-    Server, ServerConfig, SignIn, SignInKind, SignInSources,
+    ErrorKind, ExecServerClient, ExecServerClientConnectOptions, ExecServerError,
+    RemoteExecServerConnectArgs, Server, ServerConfig, SignIn, SignInKind, SignInSources,
 };
 
+use crate::exit::CommandError;
 use crate::own_files::own_files;
 use crate::place::{Place, place};
 
@@ -144,7 +145,7 @@ impl OnArgs {
         };
         match client {
             Ok(client) => Ok(Connected { client, server: None }),
-            Err(error) => Err(self.explain(&error)),
+            Err(error) => Err(self.explain(error).into()),
         }
     }
 
@@ -202,31 +203,39 @@ impl OnArgs {
     }
 
     /// What the command line can add to a client's words.
-    fn explain(&self, error: &ExecServerError) -> anyhow::Error {
-        let words = error.to_string();
+    fn explain(&self, error: ExecServerError) -> CommandError {
+        let kind = error.kind();
         let environment = match &self.on {
             Some(Place::Environment(id)) => Some(id),
             _ => None,
         };
-        let refused = words.contains("HTTP 401") || words.contains("HTTP 403");
-        let hint = if let (Some(_), true) = (environment, refused) {
-            format!("; a token is taken from --token-file PATH or ${HARNESS_TOKEN_VARIABLE}")
-        } else if let (Some(id), true) = (environment, words.contains("environment_offline")) {
-            let url = self.registry().unwrap_or_else(|_| "URL".to_owned());
-            format!(": codex exec-server --remote {url} --environment-id {id}")
-        } else if let (Some(_), true) = (environment, words.contains("environment_not_found")) {
-            "; check the id, and that its server has been started once".to_owned()
-        } else if refused {
-            format!(" by --token-file PATH or ${TOKEN_VARIABLE}")
-        } else if words.contains("unknown session id") {
-            "; it has ended or its time was over: `codex ps` shows the sessions that are left"
-                .to_owned()
-        } else if words.contains("the command ended") {
-            "; check that it starts an exec-server that listens on stdio".to_owned()
-        } else {
-            String::new()
+        let hint = match (kind, environment) {
+            (ErrorKind::TokenRefused, Some(_)) => {
+                format!("a token is taken from --token-file PATH or ${HARNESS_TOKEN_VARIABLE}")
+            }
+            (ErrorKind::TokenRefused, None) => {
+                format!("it is taken from --token-file PATH or ${TOKEN_VARIABLE}")
+            }
+            (ErrorKind::EnvironmentOffline, Some(id)) => {
+                let url = self.registry().unwrap_or_else(|_| "URL".to_owned());
+                format!("start it there: codex exec-server --remote {url} --environment-id {id}")
+            }
+            (ErrorKind::EnvironmentNotFound, _) => {
+                "check the id, and that its server has been started once".to_owned()
+            }
+            (ErrorKind::UnknownSession, _) => {
+                "it has ended or its time was over: `codex ps` shows the sessions that are left"
+                    .to_owned()
+            }
+            (ErrorKind::SessionAttached, _) => {
+                "or wait until the server notices that it is gone".to_owned()
+            }
+            (ErrorKind::CommandEnded, _) => {
+                "check that it starts an exec-server that listens on stdio".to_owned()
+            }
+            _ => return CommandError::new(kind, error),
         };
-        anyhow::anyhow!("{words}{hint}")
+        CommandError::new(kind, error).hint(hint)
     }
 }
 

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use codex_exec_server::ProcessInfo;
+use codex_exec_server::{ErrorKind, ProcessInfo};
 use futures_util::future::join_all;
 
-use crate::exit::tell;
+use crate::exit::{self, tell};
 use crate::on::{OnArgs, Wants, block_on};
 use crate::saved::Saved;
 use crate::style::{Style, printable, quoted, table};
@@ -119,17 +119,14 @@ async fn of_saved(on: &OnArgs, saved: &Saved) -> Row {
 
 /// A failure in a cell of a table.
 fn brief(error: &anyhow::Error) -> String {
-    let words = format!("{error:#}");
-    let known = [
-        ("is attached to another", "in use elsewhere"),
-        ("is gone:", "gone"),
-        ("Connection refused", "server not there"),
-        ("HTTP 401", "token refused"),
-        ("HTTP 403", "token refused"),
-        ("cannot list its processes", "(server cannot tell)"),
-    ];
-    let found = known.iter().find(|(part, _)| words.contains(part));
-    found.map_or(words.clone(), |(_, brief)| (*brief).to_owned())
+    match exit::kind(error) {
+        ErrorKind::SessionAttached => "in use elsewhere".to_owned(),
+        ErrorKind::UnknownSession => "gone".to_owned(),
+        ErrorKind::ConnectionRefused => "server not there".to_owned(),
+        ErrorKind::TokenRefused => "token refused".to_owned(),
+        ErrorKind::Unsupported => "(server cannot tell)".to_owned(),
+        _ => format!("{error:#}"),
+    }
 }
 
 fn render(rows: &[Row]) -> String {

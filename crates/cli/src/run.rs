@@ -9,13 +9,13 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use codex_exec_server::client::{Approval, Denial, ExecCommand, ExitStatus, Process};
 use codex_exec_server::{
-    EnvInherit, EnvPolicy, ExecServerClient, ExecServerError, OnFull, PathUri, ProcessId, Retain,
-    RetainUntil,
+    EnvInherit, EnvPolicy, ErrorKind, ExecServerClient, ExecServerError, OnFull, PathUri,
+    ProcessId, Retain, RetainUntil,
 };
 
 use crate::drive::{Drive, Ending, tell_abandoned};
 use crate::exec_server::duration;
-use crate::exit::{self, NOT_EXECUTABLE, NOT_FOUND, NOT_RUN, tell};
+use crate::exit::{self, CommandError, NOT_RUN, tell};
 use crate::on::{Connected, OnArgs, TOKEN_VARIABLE, Wants, block_on};
 use crate::output::{Line, Sink};
 use crate::policy::SandboxArgs;
@@ -119,7 +119,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         Some(name) => block_on(detach(args, name)),
         None => run_here(args),
     };
-    result.map_err(exit::code(NOT_RUN))
+    result.map_err(exit::of_command)
 }
 
 fn run_here(args: &RunArgs) -> anyhow::Result<ExitCode> {
@@ -274,34 +274,40 @@ impl RunArgs {
 
     /// Why it was not started, with the exit code a shell would have.
     async fn explain(&self, connected: &Connected, error: ExecServerError) -> anyhow::Error {
-        let program = style::printable(&self.command[0]);
-        let words = error.to_string();
-        let at_execution = error.code().is_some() && !words.contains("working directory");
-        if at_execution
+        let kind = error.kind();
+        // Some servers do not tell a directory that is missing from a program that is.
+        let unsure = matches!(
+            kind,
+            ErrorKind::ProgramNotFound | ErrorKind::ProgramNotExecutable | ErrorKind::Unknown
+        );
+        if unsure
             && let Some(cwd) = &self.cwd
             && let Ok(path) = remote_path::resolve(&connected.client, cwd)
             && !connected.client.files().metadata(&path).await.is_ok_and(|is| is.is_directory)
         {
-            return anyhow::anyhow!("there is no directory {cwd} there; give another --cwd");
+            let missing = anyhow::anyhow!("there is no directory {cwd} there");
+            return CommandError::new(ErrorKind::WorkingDirectoryMissing, missing)
+                .hint("give another --cwd")
+                .into();
         }
-        if at_execution && words.contains("No such file or directory") {
-            let error = anyhow::anyhow!(
-                "there is no command `{program}` there; check its name and the PATH it is looked \
-                 up in (-e PATH=…)"
-            );
-            return exit::code(NOT_FOUND)(error);
+        let program = style::printable(&self.command[0]);
+        match kind {
+            ErrorKind::ProgramNotFound => {
+                CommandError::new(kind, anyhow::anyhow!("there is no command `{program}` there"))
+                    .hint("check its name and the PATH it is looked up in (-e PATH=…)")
+                    .into()
+            }
+            ErrorKind::ProgramNotExecutable => {
+                CommandError::new(kind, anyhow::anyhow!("`{program}` cannot be executed there"))
+                    .hint("check that it is a program and executable")
+                    .into()
+            }
+            ErrorKind::WorkingDirectoryMissing | ErrorKind::WorkingDirectoryDenied => {
+                let error = anyhow::Error::from(error).context("it cannot run where it should");
+                CommandError::new(kind, error).hint("give another --cwd").into()
+            }
+            _ => error.into(),
         }
-        if at_execution && words.contains("Permission denied") {
-            let error = anyhow::anyhow!(
-                "`{program}` cannot be executed there; check that it is a program and executable"
-            );
-            return exit::code(NOT_EXECUTABLE)(error);
-        }
-        if words.contains("working directory") {
-            return anyhow::Error::from(error)
-                .context("it cannot run where it should; give another --cwd");
-        }
-        error.into()
     }
 }
 

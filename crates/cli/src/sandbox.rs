@@ -7,15 +7,15 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use codex_exec_server::PathUri;
 use codex_exec_server::client::{PermissionProfile, SandboxContext};
 use codex_exec_server::host::process::{NEVER_INHERITED, NEVER_PASSED_ON};
 use codex_exec_server::protocol::{
     AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, NetworkPolicy,
 };
+use codex_exec_server::{ErrorKind, PathUri};
 use codex_linux_sandbox::{Assurance, Config, Failure, Launch, Prepared, Request, Sandbox, Stage};
 
-use crate::exit::{self, NOT_EXECUTABLE, NOT_FOUND, NOT_RUN};
+use crate::exit::{self, CommandError};
 use crate::own_files::own_files;
 use crate::policy;
 
@@ -70,7 +70,7 @@ pub struct SandboxArgs {
 }
 
 pub fn run(args: &SandboxArgs) -> anyhow::Result<ExitCode> {
-    args.run().map_err(exit::code(NOT_RUN))
+    args.run().map_err(exit::of_command)
 }
 
 /// A path without `.` and `..`, below a directory that is reached without links.
@@ -168,27 +168,23 @@ impl SandboxArgs {
     /// A profile that restricts nothing needs no sandbox.
     fn become_it(&self) -> anyhow::Result<ExitCode> {
         let error = Command::new(&self.command[0]).args(&self.command[1..]).exec();
-        Err(not_executed(error.raw_os_error(), self.named(error)))
+        Err(self.not_executed(error).into())
     }
 
     fn explain(&self, failure: Failure) -> anyhow::Error {
         match failure.stage {
-            Stage::Execute => {
-                let error = failure.io_error();
-                not_executed(error.raw_os_error(), self.named(error))
-            }
+            Stage::Execute => self.not_executed(failure.io_error()).into(),
             _ => anyhow::Error::new(failure).context("the sandbox could not be built"),
         }
     }
 
-    fn named(&self, error: std::io::Error) -> anyhow::Error {
-        anyhow::Error::new(error)
-            .context(format!("cannot run `{}` in the sandbox", self.command[0].display()))
+    /// As a shell tells them apart.
+    fn not_executed(&self, error: std::io::Error) -> CommandError {
+        let kind = match ErrorKind::of_exec(&error) {
+            ErrorKind::ProgramNotFound => ErrorKind::ProgramNotFound,
+            _ => ErrorKind::ProgramNotExecutable,
+        };
+        let words = format!("cannot run `{}` in the sandbox", self.command[0].display());
+        CommandError::new(kind, anyhow::Error::new(error).context(words))
     }
-}
-
-/// As a shell tells them apart.
-fn not_executed(errno: Option<i32>, error: anyhow::Error) -> anyhow::Error {
-    let missing = errno == Some(rustix::io::Errno::NOENT.raw_os_error());
-    exit::code(if missing { NOT_FOUND } else { NOT_EXECUTABLE })(error)
 }

@@ -2,8 +2,9 @@
 
 use anyhow::{Context, bail};
 use clap::Args;
-use codex_exec_server::{ProcessId, ProcessInfo};
+use codex_exec_server::{ErrorKind, ProcessId, ProcessInfo};
 
+use crate::exit::{self, CommandError};
 use crate::on::{Connected, OnArgs, Wants};
 use crate::place::place;
 use crate::saved::{Name, Saved};
@@ -124,13 +125,14 @@ pub async fn resume(on: &OnArgs, saved: &Saved, wants: Wants) -> anyhow::Result<
     let wants = Wants { session: Some(saved.session_id.clone()), ..wants };
     match on.connect(wants).await {
         Ok(connected) => Ok(connected),
-        Err(error) if error.to_string().contains("unknown session id") => {
+        Err(error) if exit::kind(&error) == ErrorKind::UnknownSession => {
             saved.remove()?;
-            bail!(
+            let gone = anyhow::anyhow!(
                 "`{}` is gone: its time was over, or the server was restarted; its name is free \
                  again",
                 saved.name
-            )
+            );
+            Err(CommandError::new(ErrorKind::UnknownSession, gone).into())
         }
         Err(error) => Err(error).with_context(|| format!("cannot go back to `{}`", saved.name)),
     }

@@ -146,6 +146,51 @@ fn upgraded(stream: &mut TcpStream) -> Vec<u8> {
     .into_bytes()
 }
 
+/// `codex run` on a server that refuses every request with this error.
+fn run_refused(error: &serde_json::Value) -> crate::commands::Said {
+    let directory = tempfile::tempdir().unwrap();
+    let script = directory.path().join("server");
+    let server = r#"
+        read -r line
+        echo '{"id":"initialize","result":{"sessionId":"s","environmentInfo":{"cwd":"file:///"}}}'
+        while read -r line; do
+            case $line in *'"id":'*) ;; *) continue ;; esac
+            id=${line#*'"id":'}
+            printf '{"id":%s,"error":%s}\n' "${id%%,*}" "$ERROR"
+        done"#;
+    std::fs::write(&script, server).unwrap();
+    let place = format!("stdio:sh {}", script.display());
+    let mut run = codex();
+    run.env("ERROR", error.to_string()).args(["run", "--on", &place, "--", "cmd"]);
+    output(&mut run)
+}
+
+#[test]
+fn exit_codes_and_hints_come_from_the_kind_whatever_the_words_are() {
+    let cases = [
+        ("programNotFound", "gibt es nicht", 127, "check its name"),
+        ("programNotExecutable", "geht nicht", 126, "check that it is a program"),
+        ("workingDirectoryMissing", "wo denn?", 125, "give another --cwd"),
+        ("workingDirectoryDenied", "nein", 125, "give another --cwd"),
+        ("diskFull", "No such file or directory (os error 2)", 125, "(os error 2)"),
+        ("ofTomorrow", "Permission denied (os error 13)", 125, "(os error 13)"),
+    ];
+    for (kind, message, code, hint) in cases {
+        let data = serde_json::json!({"kind": kind, "more": [1]});
+        let error = serde_json::json!({"code": -32603, "message": message, "data": data});
+        run_refused(&error).failed(code, hint);
+    }
+    // As a server of another make says it.
+    for (message, code) in [
+        ("No such file or directory (os error 2)", 127),
+        ("Exec format error (os error 8)", 126),
+        ("it does not work", 125),
+    ] {
+        let error = serde_json::json!({"code": -32603, "message": message});
+        run_refused(&error).failed(code, "");
+    }
+}
+
 #[test]
 fn no_terminal_to_give() {
     output(codex().args(["run", "-t", "--", "ls"])).failed(125, "-t needs a terminal");

@@ -1,6 +1,7 @@
 //! `codex run`.
 
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use crate::commands::{Server, codex, everywhere, output, output_of, read_until};
@@ -148,10 +149,15 @@ fn events_as_json() {
 
 #[test]
 fn what_cannot_be_started_has_the_codes_of_a_shell() {
+    let directory = tempfile::tempdir().unwrap();
+    let broken = directory.path().join("broken");
+    std::fs::write(&broken, "\x01no program").unwrap();
+    std::fs::set_permissions(&broken, PermissionsExt::from_mode(0o755)).unwrap();
     everywhere(|codex| {
         output(codex("run").args(["--", "no-such-command"]))
             .failed(127, "no command `no-such-command`");
         output(codex("run").args(["--", "/etc/passwd"])).failed(126, "cannot be executed");
+        output(codex("run").arg("--").arg(&broken)).failed(126, "cannot be executed");
         output(codex("run").args(["-C", "/no/such", "--", "ls"])).failed(125, "--cwd");
     });
     output(codex().args(["run", "-t", "--", "ls"])).failed(125, "-t needs a terminal");
