@@ -43,6 +43,14 @@ fn source(file: &Path, text: &str) -> Vec<String> {
     if lines > LONGEST && !generated {
         complain(format!("has {lines} lines; {LONGEST} are the most"));
     }
+    if judges_by_kind(file) {
+        for number in judgements_by_words(text) {
+            complain(format!(
+                "line {number}: decides by an error's words; decide by its kind (ErrorKind, \
+                 io::ErrorKind), or let client/src/foreign.rs recognize it"
+            ));
+        }
+    }
     let unfinished =
         ["TO", "FIX"].map(|word| format!("{word}{}", if word == "TO" { "DO" } else { "ME" }));
     for (number, line) in text.lines().enumerate() {
@@ -51,6 +59,62 @@ fn source(file: &Path, text: &str) -> Vec<String> {
         }
     }
     complaints
+}
+
+/// Whether nothing in this file may decide by what an error says.
+fn judges_by_kind(file: &Path) -> bool {
+    let crates = ["client", "cli", "exec-server", "host", "remote", "rendezvous", "rpc"];
+    crates.iter().any(|name| file.starts_with(format!("crates/{name}/src")))
+        // The one table of other implementations' messages.
+        && file != Path::new("crates/client/src/foreign.rs")
+        && !file.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests"))
+}
+
+/// The lines that look into the text of an error: into something just printed (`to_string`, `format!`),
+/// or into a text by one of the names that errors' texts have here. Tests and comments may.
+fn judgements_by_words(text: &str) -> Vec<usize> {
+    const LOOKS: [&str; 5] = [".contains(", ".starts_with(", ".ends_with(", ".find(", ".matches("];
+    const TEXTS: [&str; 9] = [
+        "message",
+        "words",
+        "reason",
+        "error",
+        "problem",
+        "detail",
+        "said",
+        "stderr",
+        "description",
+    ];
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    // A call that is broken into lines is one call.
+    let mut calls: Vec<(usize, String)> = Vec::new();
+    for (number, line) in code.lines().enumerate() {
+        let line = line.trim();
+        if line.starts_with("//") {
+            continue;
+        }
+        match calls.last_mut() {
+            Some((_, call)) if line.starts_with('.') => call.push_str(line),
+            _ => calls.push((number + 1, line.to_owned())),
+        }
+    }
+    let judges = |call: &str| {
+        LOOKS.iter().any(|look| {
+            call.match_indices(look).any(|(at, _)| {
+                let (before, after) = (&call[..at], &call[at + look.len()..]);
+                // Bytes are data, and a closure is about elements.
+                if after.starts_with("b\"") || after.starts_with('|') {
+                    return false;
+                }
+                let name = before.rsplit(|c: char| !c.is_alphanumeric() && c != '_').next();
+                before.ends_with(".to_string()")
+                    || before.ends_with(".to_lowercase()")
+                    || (before.ends_with(')') && before.contains("format!("))
+                    || name.is_some_and(|name| TEXTS.contains(&name))
+            })
+        })
+    };
+    calls.into_iter().filter(|(_, call)| judges(call)).map(|(number, _)| number).collect()
 }
 
 /// Every dependency has to be under a licence that `deny.toml` allows.
@@ -106,6 +170,37 @@ mod tests {
         for bad in ["", "GPL-3.0", "MIT AND GPL-3.0", "(MIT OR Apache-2.0) AND GPL-3.0"] {
             assert!(!permits(bad, &allowed), "{bad}");
         }
+    }
+
+    #[test]
+    fn words_of_errors_are_found() {
+        for bad in [
+            "if error.to_string().contains(\"unknown session id\") {",
+            "Err(e) if e.to_string().starts_with(prefix) => {",
+            "let refused = words.contains(\"HTTP 401\") || other;",
+            "let found = known.iter().find(|(part, _)| words.contains(part));",
+            "message.ends_with(\"exists\")",
+            "matches!(error, Server { message, .. } if message.contains(\"exist\"))",
+            "format!(\"{error:#}\").contains(\"gone\")",
+            "let gone = error\n    .to_string()\n    .contains(\"gone\");",
+            "answer.message.starts_with(\"no\")",
+        ] {
+            assert_eq!(judgements_by_words(bad), [1], "{bad}");
+        }
+        for good in [
+            "// error.to_string().contains(\"x\")",
+            "path.starts_with(\"/\")",
+            "names.contains(&error_name)",
+            "parts.last().is_some_and(|last| last.contains(&cause.to_string()))",
+            "let empty = message.ends_with(b\"{}}\");",
+            "let at = words.find(|c: char| c.is_alphabetic());",
+            "f();\n#[cfg(test)]\nmod tests {\nassert!(error.to_string().contains(\"x\"));\n}",
+        ] {
+            assert_eq!(judgements_by_words(good), Vec::<usize>::new(), "{good}");
+        }
+        assert!(judges_by_kind(Path::new("crates/cli/src/run.rs")));
+        assert!(!judges_by_kind(Path::new("crates/client/src/foreign.rs")));
+        assert!(!judges_by_kind(Path::new("crates/cli/tests/it/run.rs")));
     }
 
     #[test]
