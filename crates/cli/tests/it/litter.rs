@@ -1,6 +1,7 @@
 //! What a sandbox puts into a workspace to hold names that may not come into being is gone with it,
 //! however it ends and whoever is killed.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -215,4 +216,49 @@ fn what_a_sandbox_is_built_with_ends_with_it() {
             panic!("round {round}: something is left that holds its output");
         });
     }
+}
+
+/// Directories pass on their group bit, and what a default access list says, to whatever is made in
+/// them; the placeholders are known all the same.
+#[test]
+fn in_directories_that_pass_on_modes() {
+    let mut random = fastrand::Rng::with_seed(11);
+    for round in 0..12 {
+        let workspace = workspace();
+        let mode = if random.bool() { 0o2775 } else { 0o755 };
+        std::fs::set_permissions(workspace.path(), PermissionsExt::from_mode(mode)).unwrap();
+        let rights: [u8; 3] = std::array::from_fn(|_| random.u8(..8));
+        if round > 0 {
+            set_default_access(workspace.path(), rights);
+        }
+        let mut command = codex();
+        command.args(["sandbox", "--profile", "workspace-write", "--", "true"]);
+        output(command.current_dir(workspace.path())).well();
+        assert_eq!(names(workspace.path()), [""; 0], "{mode:o} {rights:?}");
+        // While it runs, what it holds is somebody's as soon as they put something into it.
+        let mut run = codex();
+        run.arg("run");
+        let mut child = running(run, workspace.path());
+        std::fs::write(workspace.path().join(".git/HEAD"), "").unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let only_git = || names(workspace.path()) == [".git"];
+        let until = Instant::now() + Duration::from_secs(20);
+        while !only_git() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(only_git(), "{mode:o} {rights:?}: {:?}", names(workspace.path()));
+    }
+}
+
+/// Gives what is made in a directory these rights of owner, group and others at most.
+fn set_default_access(directory: &Path, rights: [u8; 3]) {
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, rights) in [1u16, 4, 0x20].into_iter().zip(rights) {
+        list.extend(tag.to_le_bytes());
+        list.extend(u16::from(rights).to_le_bytes());
+        list.extend(u32::MAX.to_le_bytes());
+    }
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(directory, "system.posix_acl_default", &list, flags).unwrap();
 }

@@ -9,8 +9,7 @@
 //! On the host it is an empty directory like any other: whoever puts something into it (`git init`) makes
 //! it real, and it stays. Inside, something read-only is mounted on it.
 //!
-//! Invariant: nothing is ever removed but an empty directory of exactly this mode whose exclusive lock
-//! is held.
+//! Invariant: nothing is ever removed but an empty directory of such a mode whose exclusive lock is held.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -29,8 +28,9 @@ use crate::status::{Failure, Stage};
 /// else makes one.
 pub const MODE: u32 = 0o1755;
 
-/// What is left of it once somebody uses it.
-const REAL_MODE: u32 = 0o755;
+/// The bits that a placeholder is known by. The others come from where it is made: a set-group-ID
+/// directory passes its bit on, a default access list takes others away.
+const KNOWN_BY: u32 = 0o1022;
 
 /// As many directories below each other as are looked into for whether they hold names only.
 const MOST_NESTED: usize = 64;
@@ -182,7 +182,7 @@ fn remove_way(place: &Placeholder) {
                 }
             }
             Ok(false) => {
-                let _ = rustix::fs::fchmod(&way, Mode::from_raw_mode(REAL_MODE));
+                make_real(&way);
             }
             _ => return,
         }
@@ -215,8 +215,23 @@ fn impossible(parent: &OwnedFd, errno: Errno) -> rustix::io::Result<Name> {
 }
 
 fn open(parent: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(parent, name, flags, Mode::empty())
+    let directory = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = || rustix::fs::openat(&parent, name, directory | OFlags::RDONLY, Mode::empty());
+    match open() {
+        // A default access list may leave its owner no right to it.
+        Err(Errno::ACCESS) => {
+            let closed =
+                rustix::fs::openat(&parent, name, directory | OFlags::PATH, Mode::empty())?;
+            let stat = rustix::fs::fstat(&closed)?;
+            if !has_mode(&closed)? || stat.st_uid != rustix::process::geteuid().as_raw() {
+                return Err(Errno::ACCESS);
+            }
+            let path = format!("/proc/self/fd/{}", closed.as_raw_fd());
+            rustix::fs::chmod(path, Mode::from_raw_mode(MODE))?;
+            open()
+        }
+        opened => opened,
+    }
 }
 
 /// By its mode, and by holding nothing but others of its kind.
@@ -224,8 +239,15 @@ fn is_placeholder(directory: &OwnedFd) -> rustix::io::Result<bool> {
     Ok(has_mode(directory)? && holds_names_only(directory, MOST_NESTED)?)
 }
 
-fn has_mode(directory: &OwnedFd) -> rustix::io::Result<bool> {
-    Ok(rustix::fs::fstat(directory)?.st_mode & 0o7777 == MODE)
+fn has_mode(directory: impl AsFd) -> rustix::io::Result<bool> {
+    Ok(rustix::fs::fstat(directory)?.st_mode & KNOWN_BY == MODE & KNOWN_BY)
+}
+
+/// Somebody uses it: leaves it as they would have made it.
+fn make_real(directory: &OwnedFd) {
+    if let Ok(stat) = rustix::fs::fstat(directory) {
+        let _ = rustix::fs::fchmod(directory, Mode::from_raw_mode(stat.st_mode & 0o6777));
+    }
 }
 
 /// Whether nothing is in a directory but placeholders and ways to them.
@@ -282,7 +304,7 @@ fn remove(parent: &OwnedFd, lock: &OwnedFd, place: &Placeholder) {
     if !is_placeholder(lock).unwrap_or(false) {
         // Someone outside has begun to use the name: leave it as they would have made it.
         if has_mode(lock).unwrap_or(false) {
-            let _ = rustix::fs::fchmod(lock, Mode::from_raw_mode(REAL_MODE));
+            make_real(lock);
         }
         return;
     }

@@ -16,7 +16,7 @@ use super::policy::{ProtectedName, Region, ResolvedPolicy};
 use super::way::Way;
 
 /// File systems that are interfaces of the kernel rather than places for files.
-const KERNEL: [&str; 15] = [
+const KERNEL: [&str; 30] = [
     "sysfs",
     "cgroup",
     "cgroup2",
@@ -32,6 +32,22 @@ const KERNEL: [&str; 15] = [
     "selinuxfs",
     "devtmpfs",
     "rpc_pipefs",
+    // Terminals and message queues of the host.
+    "devpts",
+    "mqueue",
+    "binder",
+    "cpuset",
+    "functionfs",
+    "gadgetfs",
+    "ibmasmfs",
+    "nfsd",
+    "ocfs2_dlmfs",
+    "openpromfs",
+    "resctrl",
+    "s390_hypfs",
+    "smackfs",
+    "spufs",
+    "xenfs",
 ];
 
 /// Adds the regions, missing names and links of every alias.

@@ -587,6 +587,8 @@ fn files_that_are_mounted_twice_are_protected_by_both_names() {
         ("/tmp/part", Entry::File("")),
         ("/tmp/proc/1", Entry::Directory),
         ("/sys/kernel", Entry::Directory),
+        ("/w/root/dev/pts/3", Entry::File("")),
+        ("/w/queues/one", Entry::File("")),
     ]);
     tree.mounts = vec![
         mount(1, (8, 1), "/", "/", "ext4"),
@@ -594,6 +596,8 @@ fn files_that_are_mounted_twice_are_protected_by_both_names() {
         mount(3, (8, 1), "/w/den/key", "/tmp/part", "ext4"),
         mount(4, (0, 4), "/", "/tmp/proc", "proc"),
         mount(5, (0, 5), "/", "/sys", "sysfs"),
+        mount(6, (0, 6), "/", "/w/root/dev/pts", "devpts"),
+        mount(7, (0, 7), "/", "/w/queues", "mqueue"),
     ];
     let asked = context(vec![
         root(AccessMode::Write),
@@ -607,6 +611,9 @@ fn files_that_are_mounted_twice_are_protected_by_both_names() {
         ("/tmp/proc/1", AccessMode::Deny),
         ("/tmp/alias/.git", AccessMode::Read),
         ("/sys/kernel", AccessMode::Read),
+        ("/w/root/dev/pts/3", AccessMode::Read),
+        ("/w/queues/one", AccessMode::Read),
+        ("/w/root/dev", AccessMode::Write),
         ("/tmp/alias", AccessMode::Write),
     ] {
         assert_eq!(policy.access.access(Path::new(path)), access, "{path}");
