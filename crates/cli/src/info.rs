@@ -89,6 +89,7 @@ fn about(name: &str) -> &'static str {
         "fs_rename_link_mode" => "rename, link and set permissions (cp keeps those of directories)",
         "fs_keep_handles" => "go on with an upload after a lost connection (cp)",
         "fs_atomic_write" => "replace files all at once, with their permissions (cp, apply-patch)",
+        "fs_atomic_copy" => "replace files all at once when it copies its own (cp)",
         _ => "",
     }
 }

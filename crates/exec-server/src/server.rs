@@ -194,6 +194,7 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
             fs_watch: true,
             fs_rename_link_mode: true,
             fs_atomic_write: true,
+            fs_atomic_copy: true,
             fs_keep_handles: true,
             ..Capabilities::default()
         },

@@ -115,6 +115,8 @@ capabilities! {
     /// **extension**: `atomic` and `mode` of `fs/writeFile`, mode `replaceAtomic` of `fs/open` with
     /// `commit` of `fs/close`, `permissions` of `fs/open`.
     fs_atomic_write,
+    /// **extension**: `atomic` of `fs/copy`.
+    fs_atomic_copy,
     /// **extension**: `keep` of `fs/open`.
     fs_keep_handles,
     /// **extension**: `assurance` of `sandbox`, and `sandboxAssurance` of `process/start`.

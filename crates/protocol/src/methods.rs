@@ -216,7 +216,7 @@ macro_rules! file_methods {
                 Change, Paths, always, |_| Once;
             /// Copies a file, a link or a tree.
             Copy FsCopy fs_copy "fs/copy" FsCopyParams => FsCopyResponse,
-                Change, Paths, always, |_| Once;
+                Change, Paths, always, |copy| if copy.atomic { Repeatable } else { Once };
             /// Notifies once when a missing path appears.
             WatchMissing FsWatchMissing fs_watch_missing "fs/watchMissing" FsWatchMissingParams
                 => FsWatchMissingResponse,

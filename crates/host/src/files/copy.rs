@@ -6,7 +6,8 @@
 //!
 //! A copy that fails takes away what it made. A directory that is new is filled under a name of its own
 //! (`.NAME.RANDOM.tmp`), where nobody else puts anything, and gets its name when it is complete. Files
-//! that were there before are written in place, and stay as far as they were written.
+//! that were there before are written in place, and stay as far as they were written, unless the request
+//! is for an atomic copy of one file: that one takes its place as a [`Replacement`] does.
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::files::FsCopyParams;
@@ -15,7 +16,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::directory::{for_each_name, join};
-use super::replace::with_fresh_name;
+use super::replace::{Replacement, with_fresh_name};
 use super::resolve::{self, DIRECTORY, LISTING, Links, REGULAR, Resolver, bytes_path, file_type};
 use super::{Cancel, FileError};
 
@@ -42,6 +43,12 @@ pub(super) fn copy(
             return Err(FileError::refused(source_path, reason));
         }
         _ => return Err(resolve::unfit(source_path, &stat)),
+    }
+    if params.atomic {
+        return match file_type(&stat) {
+            FileType::RegularFile => replace_file(resolver, &from, destination_path, cancel),
+            _ => Err(FileError::refused(source_path, "is no file; atomic copies one file")),
+        };
     }
     let (directory, name) = resolver.parent("copy to", destination_path, Links::Follow)?;
     let to = Place { directory: directory.as_fd(), name, path: destination_path.clone() };
@@ -317,16 +324,47 @@ impl Copying<'_> {
     }
 }
 
+/// Copies a file to another, which is there or not until the copy is complete.
+fn replace_file(
+    resolver: Resolver,
+    from: &Place<'_>,
+    to: &PathUri,
+    cancel: &Cancel,
+) -> Result<(), FileError> {
+    let (source, stat) = open_source(from)?;
+    // Set-id bits would lend out rights, and a new file is the business of who asked for it.
+    let mode = Mode::from_raw_mode(stat.st_mode) & Mode::from_raw_mode(0o777);
+    let replacement = Replacement::begin(resolver, to, Links::Follow, Some(mode))?;
+    if replacement.old().is_some_and(|old| same_file(old, &stat)) {
+        return Err(FileError::refused(to, "is the file it would be copied from"));
+    }
+    let failed = |errno| FileError::os("copy", to, errno);
+    copy_content(&source, &stat, replacement.file(), &from.failed(), &failed, cancel)?;
+    let now = rustix::fs::fstat(&source).map_err(from.failed())?;
+    let version = |stat: &Stat| {
+        (stat.st_size, stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec)
+    };
+    if version(&now) != version(&stat) {
+        let reason = "was changed while it was copied, so nothing was kept; copy it again";
+        return Err(FileError::refused(&from.path, reason));
+    }
+    replacement.commit()
+}
+
+fn open_source(from: &Place<'_>) -> Result<(OwnedFd, Stat), FileError> {
+    let source = from
+        .open(OFlags::RDONLY | OFlags::NOFOLLOW | REGULAR, Mode::empty())
+        .map_err(from.failed())?;
+    resolve::require_regular(source, &from.path)
+}
+
 fn copy_file(
     from: &Place<'_>,
     to: &Place<'_>,
     existing: Existing,
     cancel: &Cancel,
 ) -> Result<Made, FileError> {
-    let source = from
-        .open(OFlags::RDONLY | OFlags::NOFOLLOW | REGULAR, Mode::empty())
-        .map_err(from.failed())?;
-    let (source, stat) = resolve::require_regular(source, &from.path)?;
+    let (source, stat) = open_source(from)?;
     let (destination, created) = open_destination(to, existing)?;
     let made = if created { Made::Entry } else { Made::Nothing };
     match fill(&source, &stat, &destination, from, to, cancel) {
@@ -356,7 +394,7 @@ fn fill(
     if found.st_size != 0 {
         rustix::fs::ftruncate(destination, 0).map_err(to.failed())?;
     }
-    copy_content(source, stat, destination, from, to, cancel)?;
+    copy_content(source, stat, destination, &from.failed(), &to.failed(), cancel)?;
     set_mode(destination.as_fd(), stat, to)
 }
 
@@ -394,8 +432,8 @@ fn copy_content(
     source: &OwnedFd,
     stat: &Stat,
     destination: &OwnedFd,
-    from: &Place<'_>,
-    to: &Place<'_>,
+    reading: &impl Fn(Errno) -> FileError,
+    writing: &impl Fn(Errno) -> FileError,
     cancel: &Cancel,
 ) -> Result<(), FileError> {
     if rustix::fs::ioctl_ficlone(destination, source).is_ok() {
@@ -417,12 +455,12 @@ fn copy_content(
             Ok(Some(at)) => at,
             Ok(None) => break,
             Err(Moved::Cancelled) => return Err(FileError::Cancelled),
-            Err(Moved::Failed(errno)) => return Err(to.failed()(errno)),
+            Err(Moved::Failed(errno)) => return Err(writing(errno)),
         };
     }
     // What was added meanwhile, or what the size did not tell.
-    let end = move_rest(source, destination, at.max(size), size, from, to, cancel)?;
-    rustix::fs::ftruncate(destination, end).map_err(to.failed())
+    let end = move_rest(source, destination, at.max(size), size, reading, writing, cancel)?;
+    rustix::fs::ftruncate(destination, end).map_err(writing)
 }
 
 enum Moved {
@@ -503,14 +541,14 @@ fn move_rest(
     destination: &OwnedFd,
     at: u64,
     size: u64,
-    from: &Place<'_>,
-    to: &Place<'_>,
+    reading: &impl Fn(Errno) -> FileError,
+    writing: &impl Fn(Errno) -> FileError,
     cancel: &Cancel,
 ) -> Result<u64, FileError> {
     // The common case: nothing was added.
     let mut probe = [0; 1];
-    if retry_on_intr(|| rustix::io::pread(source, &mut probe, at)).map_err(from.failed())? == 0 {
-        let now = rustix::fs::fstat(source).map_err(from.failed())?;
+    if retry_on_intr(|| rustix::io::pread(source, &mut probe, at)).map_err(reading)? == 0 {
+        let now = rustix::fs::fstat(source).map_err(reading)?;
         let now = u64::try_from(now.st_size).unwrap_or(0);
         return Ok(if size == 0 { at } else { size.min(now) });
     }
@@ -519,11 +557,11 @@ fn move_rest(
         match move_range(source, destination, at, at + STEP as u64, cancel) {
             Ok(Some(next)) => at = next,
             Ok(None) => {
-                let stat = rustix::fs::fstat(destination).map_err(to.failed())?;
+                let stat = rustix::fs::fstat(destination).map_err(writing)?;
                 return Ok(u64::try_from(stat.st_size).unwrap_or(at));
             }
             Err(Moved::Cancelled) => return Err(FileError::Cancelled),
-            Err(Moved::Failed(errno)) => return Err(to.failed()(errno)),
+            Err(Moved::Failed(errno)) => return Err(writing(errno)),
         }
     }
 }

@@ -79,6 +79,14 @@ impl Replacement {
         &self.file
     }
 
+    /// The file that is replaced, if there is one.
+    pub fn old(&self) -> Option<&Stat> {
+        match &self.attributes {
+            Attributes::Keep(old) => Some(old),
+            Attributes::Mode(_) | Attributes::Default => None,
+        }
+    }
+
     /// The path that is replaced.
     pub fn path(&self) -> &PathUri {
         &self.path

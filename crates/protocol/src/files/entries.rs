@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FsDone, is_false, is_true, on_by_default, yes};
+use super::{FsDone, is_false, is_true, null_is_default, on_by_default, yes};
 use crate::{PathUri, SandboxContext};
 
 /// `fs/createDirectory`.
@@ -186,6 +186,11 @@ pub struct FsCopyParams {
     pub destination_path: PathUri,
     /// Needed for a directory.
     pub recursive: bool,
+    /// Extension: copy one file into a temporary file beside the destination, fsync it, and rename
+    /// it over the destination, which keeps its mode and owner. A new file gets the permission bits
+    /// of the source, without set-id and sticky bits.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    pub atomic: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
@@ -193,7 +198,7 @@ pub struct FsCopyParams {
 
 impl FsCopyParams {
     pub fn new(source_path: PathUri, destination_path: PathUri, recursive: bool) -> Self {
-        Self { source_path, destination_path, recursive, sandbox: None }
+        Self { source_path, destination_path, recursive, atomic: false, sandbox: None }
     }
 }
 

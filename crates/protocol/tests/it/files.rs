@@ -146,6 +146,12 @@ fn names() {
         r#"{"sourcePath":"file:///a","destinationPath":"file:///b","recursive":false}"#,
     );
     refuses::<FsCopyParams>(r#"{"sourcePath":"file:///a","destinationPath":"file:///b"}"#);
+    let mut atomic = FsCopyParams::new(path("/a"), path("/b"), false);
+    atomic.atomic = true;
+    golden(
+        &atomic,
+        r#"{"sourcePath":"file:///a","destinationPath":"file:///b","recursive":false,"atomic":true}"#,
+    );
     golden(
         &FsRenameParams::new(path("/a"), path("/b")),
         r#"{"sourcePath":"file:///a","destinationPath":"file:///b"}"#,

@@ -300,3 +300,158 @@ proptest! {
         }
     }
 }
+
+/// What an atomic copy finds at one of its ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Nothing,
+    File,
+    HardLink,
+    Link,
+    LinkToLink,
+    LinkToNothing,
+    LinkToFifo,
+    Fifo,
+    Socket,
+    Directory,
+}
+
+fn ends() -> impl Strategy<Value = End> {
+    proptest::sample::select(vec![
+        End::Nothing,
+        End::File,
+        End::HardLink,
+        End::Link,
+        End::LinkToLink,
+        End::LinkToNothing,
+        End::LinkToFifo,
+        End::Fifo,
+        End::Socket,
+        End::Directory,
+    ])
+}
+
+/// Makes `name` that; what it leads to is `name-target`.
+fn plant(f: &Fixture, name: &str, end: End, content: &[u8], mode: u32) {
+    let target = format!("{name}-target");
+    let file = |name: &str| {
+        std::fs::write(f.native(name), content).unwrap();
+        chmod(&f.native(name), mode);
+    };
+    match end {
+        End::Nothing => {}
+        End::File => file(name),
+        End::HardLink => {
+            file(name);
+            std::fs::hard_link(f.native(name), f.native(&target)).unwrap();
+        }
+        End::Link => {
+            file(&target);
+            f.link(&target, name);
+        }
+        End::LinkToLink => {
+            file(&target);
+            f.link(&target, &format!("{name}-between"));
+            f.link(format!("{name}-between"), name);
+        }
+        End::LinkToNothing => drop(f.link(&target, name)),
+        End::LinkToFifo => {
+            f.fifo(&target);
+            f.link(&target, name);
+        }
+        End::Fifo => drop(f.fifo(name)),
+        End::Socket => drop(f.socket(name)),
+        End::Directory => drop(f.dir(name)),
+    }
+}
+
+/// Every name with its kind, its bits and what it holds.
+fn kinds(f: &Fixture) -> std::collections::BTreeMap<PathBuf, (String, u32, Vec<u8>)> {
+    let entries = std::fs::read_dir(&f.root).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .map(|path| {
+            let metadata = path.symlink_metadata().unwrap();
+            let content = match metadata.is_file() {
+                true => std::fs::read(&path).unwrap(),
+                false => Vec::new(),
+            };
+            let leads = std::fs::read_link(&path).unwrap_or_default();
+            let kind = format!("{:?} {leads:?}", metadata.file_type());
+            (path, (kind, metadata.mode() & 0o7777, content))
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    /// Any source to any destination: it is a complete copy under the name the destination leads to, or
+    /// an error, and then nothing is different.
+    #[test]
+    fn an_atomic_copy_is_complete_or_has_not_happened(
+        from in ends(),
+        to in ends(),
+        content in proptest::collection::vec(any::<u8>(), 0..50_000),
+        bits in (0u32..0o10000, 0u32..0o1000),
+    ) {
+        let f = Fixture::new();
+        let (source_bits, old_bits) = (bits.0 | 0o400, bits.1 | 0o600);
+        plant(&f, "from", from, &content, source_bits);
+        plant(&f, "to", to, b"old", old_bits);
+        let before = kinds(&f);
+        let mut params = FsCopyParams::new(f.path("from"), f.path("to"), false);
+        params.atomic = true;
+        let copied = f.run(params);
+        let after = kinds(&f);
+        let fits = matches!(from, End::File | End::HardLink) && !matches!(
+            to, End::LinkToFifo | End::Fifo | End::Socket | End::Directory
+        );
+        prop_assert_eq!(copied.is_ok(), fits, "{:?} {:?} {:?}", from, to, copied);
+        let mut wanted = before.clone();
+        if fits {
+            let name = match to {
+                End::Link | End::LinkToLink | End::LinkToNothing => "to-target",
+                _ => "to",
+            };
+            let is_new = !before.contains_key(&f.native(name));
+            let bits = if is_new { source_bits & 0o777 } else { old_bits };
+            let kind = before[&f.native("from")].0.clone();
+            wanted.insert(f.native(name), (kind, bits, content));
+        }
+        prop_assert_eq!(after, wanted);
+    }
+}
+
+#[test]
+fn an_atomic_copy_that_does_not_fit_leaves_what_was_there() {
+    on_a_small_disk(|f| {
+        let source = tempfile::tempdir_in("/dev/shm").unwrap();
+        std::fs::write(source.path().join("file"), vec![7; 300 << 10]).unwrap();
+        for existing in [false, true] {
+            if existing {
+                f.file("to", "old");
+            }
+            let before = everything(&f.root);
+            let file = uri(&source.path().join("file"));
+            let mut params = FsCopyParams::new(file, f.path("to"), false);
+            params.atomic = true;
+            assert_eq!(kind(f.run(params)), ErrorKind::DiskFull);
+            assert_eq!(everything(&f.root), before);
+        }
+    });
+}
+
+#[test]
+fn an_atomic_copy_is_of_one_file_and_not_of_itself() {
+    let f = Fixture::new();
+    f.file("dir/x", "x");
+    f.file("file", "content");
+    std::fs::hard_link(f.native("file"), f.native("same")).unwrap();
+    f.link("file", "link");
+    for (from, to) in [("dir", "new"), ("file", "file"), ("file", "same"), ("file", "link")] {
+        let mut params = FsCopyParams::new(f.path(from), f.path(to), true);
+        params.atomic = true;
+        assert_eq!(f.code(params), INVALID, "{from} {to}");
+    }
+    assert_eq!(f.content("file"), b"content");
+    assert_eq!(f.names(""), ["dir", "file", "link", "same"]);
+}
