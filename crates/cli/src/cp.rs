@@ -20,8 +20,8 @@ use crate::signals::Signals;
 /// Copy files to the other side, from it, or within it
 ///
 /// A path of the other side begins with a colon. A file appears under its name when it is complete;
-/// until then whatever was there stays. A new file gets the permissions of its source, one that is
-/// there keeps its own.
+/// until then whatever was there stays. A new file gets the permissions of its source (without set-id
+/// and sticky bits), one that is there keeps its own and its owner.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "codex cp [OPTIONS] <SOURCE>... <DESTINATION>",
@@ -32,9 +32,10 @@ Examples:
   codex cp -r src :app                     a tree; `app` is relative to where the server works
   codex cp :~/a :~/b                       within the server
 
-Links to files are followed. Of a tree, links to directories or to nowhere, pipes, sockets and
-devices are left out and told. What cannot be read is told, too; the rest is copied, and the exit
-code is 1."
+Links to files are followed, at the destination too. Of a tree, links to directories or to
+nowhere, pipes, sockets and devices are left out and told. What cannot be read, or changes
+meanwhile, is told, too; the rest is copied, and the exit code is 1. A copy to a pipe, a socket or
+a device is refused; codex cat prints to them."
 )]
 pub struct CpArgs {
     #[command(flatten)]
@@ -200,11 +201,11 @@ impl Copy<'_> {
         if into {
             to = to.join(name_of(&source)?)?;
         }
-        self.files
-            .copy(&source, &to, self.args.recursive)
-            .await
-            .with_context(|| format!("copying :{from} failed"))?;
-        Ok(true)
+        let (bar, options) = self.progress(&format!(":{from}"));
+        let result = self.files.copy_within(&source, &to, &options).await;
+        bar.finish_and_clear();
+        let report = result.with_context(|| format!("copying :{from} failed"))?;
+        Ok(tell_missing(&report))
     }
 
     async fn check_there(&self, path: &PathUri, written: &str) -> anyhow::Result<()> {

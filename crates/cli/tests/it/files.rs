@@ -186,24 +186,61 @@ fn what_is_left_out_is_told() {
         let path = |name: &str| directory.path().join(name);
         write(&path("tree/sub/file"), "x");
         std::os::unix::fs::symlink("sub", path("tree/link")).unwrap();
+        std::os::unix::fs::symlink("nowhere", path("tree/dead")).unwrap();
+        drop(std::os::unix::net::UnixListener::bind(path("tree/socket")).unwrap());
         let there = |name: &str| format!(":{}", path(name).display());
         let cp = |arguments: &[&str]| output(codex("cp").args(arguments).current_dir(&directory));
-        let both = |up: &str, down: &str| {
-            [cp(&["-r", "tree", &there(up)]), cp(&["-r", &there("tree"), down])]
+        let all = |up: &str, down: &str, within: &str| {
+            [
+                cp(&["-r", "tree", &there(up)]),
+                cp(&["-r", &there("tree"), down]),
+                cp(&["-r", &there("tree"), &there(within)]),
+            ]
         };
-        for said in both("up", "down") {
+        for said in all("up", "down", "within") {
             assert_eq!(said.code, Some(0), "{said:?}");
-            assert!(said.err.contains("tree/link: a link to a directory"), "{said:?}");
+            for told in [
+                "tree/link: a link to a directory",
+                "tree/dead: a link that leads nowhere",
+                "tree/socket: no file",
+            ] {
+                assert!(said.err.contains(told), "{said:?}");
+            }
         }
         // Regular, and nobody can read it.
         std::os::unix::fs::symlink("/proc/self/mem", path("tree/mem")).unwrap();
-        for said in both("up2", "down2") {
+        for said in all("up2", "down2", "within2") {
             said.failed(1, "not copied: ");
             assert!(said.err.contains("tree/mem"), "{said:?}");
         }
-        for copy in ["up", "down", "up2", "down2"] {
+        for copy in ["up", "down", "within", "up2", "down2", "within2"] {
             assert_eq!(read(path(copy).join("sub/file")), "x");
-            assert!(!path(copy).join("link").exists());
+            assert_eq!(std::fs::read_dir(path(copy)).unwrap().count(), 1, "{copy}");
         }
+    });
+}
+
+#[test]
+fn a_copy_to_what_is_no_file_is_refused() {
+    everywhere(|codex| {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        write(&path("a.txt"), "hello\n");
+        drop(std::os::unix::net::UnixListener::bind(path("socket")).unwrap());
+        std::os::unix::fs::symlink("socket", path("link")).unwrap();
+        let there = |name: &str| format!(":{}", path(name).display());
+        let here = |name: &str| path(name).display().to_string();
+        for to in ["socket", "link"] {
+            for (from, to) in [
+                (here("a.txt"), there(to)),
+                (there("a.txt"), here(to)),
+                (there("a.txt"), there(to)),
+            ] {
+                output(codex("cp").args([&from, &to])).failed(1, "is a socket");
+            }
+        }
+        let metadata = path("socket").symlink_metadata().unwrap();
+        assert!(std::os::unix::fs::FileTypeExt::is_socket(&metadata.file_type()));
+        assert!(path("link").is_symlink());
     });
 }

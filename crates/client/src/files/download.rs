@@ -1,9 +1,9 @@
 //! Files and trees of the server, copied to this side.
 //!
-//! Invariant: a download appears under its name only when it is complete.
+//! Invariant: a download appears under its name only when it is complete, and takes the place of nothing
+//! but a regular file.
 
 use std::collections::HashSet;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
@@ -12,12 +12,15 @@ use codex_exec_server_protocol::files::*;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::io::AsyncWriteExt;
 
+use super::replacement::Replacement;
 use super::transfer::{Count, is_of_one, keep_words, writing};
 use super::{Files, TransferOptions, TransferReport, WalkItem, local};
 use crate::error::ExecServerError;
 
 impl Files {
-    /// Copies a file or a tree of the server to `local`, which becomes that file or directory.
+    /// Copies a file or a tree of the server to `local`, which becomes that file or directory. A link
+    /// there is followed, and a file keeps its owner and permissions. A pipe, a socket or a device is
+    /// refused.
     pub async fn download(
         &self,
         remote: &PathUri,
@@ -55,7 +58,11 @@ impl Files {
         })
     }
 
-    async fn look_through(&self, remote: &PathUri, local: &Path) -> Result<Tree, ExecServerError> {
+    pub(super) async fn look_through(
+        &self,
+        remote: &PathUri,
+        local: &Path,
+    ) -> Result<Tree, ExecServerError> {
         let mut tree = Tree::default();
         let mut directories = vec![(remote.clone(), local.to_owned())];
         let mut unreadable = HashSet::new();
@@ -129,24 +136,13 @@ impl Files {
         count: &Count,
         size_known: bool,
     ) -> Result<(), ExecServerError> {
-        let directory = match local.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        if !directory.is_dir() {
-            let words = format!("there is no directory {}; create it first", directory.display());
-            return Err(writing(local)(io::Error::new(io::ErrorKind::NotFound, words)));
-        }
         let mut reader = self.open(remote).await?;
         let before = reader.metadata().clone();
         if !size_known {
             count.total_bytes.fetch_add(before.size, Ordering::Relaxed);
         }
-        let temporary = tempfile::Builder::new()
-            .prefix(".download-")
-            .tempfile_in(directory)
-            .map_err(writing(local))?;
-        let file = temporary.as_file().try_clone().map_err(writing(local))?;
+        let replacement = Replacement::begin(local).map_err(writing(local))?;
+        let file = replacement.file().try_clone().map_err(writing(local))?;
         let mut file = tokio::fs::File::from_std(file);
         while let Some(block) = reader.next_block().await? {
             file.write_all(&block).await.map_err(writing(local))?;
@@ -159,11 +155,7 @@ impl Files {
                 "{remote} was changed while it was copied, so nothing was kept; copy it again"
             )));
         }
-        // Until here nobody else could read it.
-        let old = tokio::fs::metadata(local).await.ok().and_then(|old| local::mode(&old));
-        let mode = old.or(before.mode).unwrap_or(0o644);
-        local::set_mode(temporary.as_file(), mode).map_err(writing(local))?;
-        temporary.persist(local).map_err(|error| writing(local)(error.error))?;
+        replacement.commit(before.mode.unwrap_or(0o644)).map_err(writing(local))?;
         count.file_done(remote);
         Ok(())
     }
@@ -171,12 +163,12 @@ impl Files {
 
 /// A tree of the server, and where it goes.
 #[derive(Default)]
-struct Tree {
+pub(super) struct Tree {
     /// With their bits, as far as they are known, each after its parent; the root is the first.
-    directories: Vec<(PathBuf, Option<u32>)>,
-    files: Vec<(PathUri, PathBuf)>,
-    skipped: Vec<String>,
-    failed: Vec<String>,
+    pub directories: Vec<(PathBuf, Option<u32>)>,
+    pub files: Vec<(PathUri, PathBuf)>,
+    pub skipped: Vec<String>,
+    pub failed: Vec<String>,
 }
 
 /// What a walk does not tell of a directory.

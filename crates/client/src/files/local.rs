@@ -1,5 +1,7 @@
 //! This side's files, as far as transfers need them.
 
+use std::fs::Metadata;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::PathUri;
@@ -59,41 +61,123 @@ fn name(part: &std::ffi::OsStr) -> Vec<u8> {
 
 /// Permission bits, where there are any.
 #[cfg(unix)]
-pub(super) fn mode(metadata: &std::fs::Metadata) -> Option<u32> {
+pub(super) fn mode(metadata: &Metadata) -> Option<u32> {
     use std::os::unix::fs::PermissionsExt;
     Some(metadata.permissions().mode() & 0o7777)
 }
 
 #[cfg(not(unix))]
-pub(super) fn mode(_: &std::fs::Metadata) -> Option<u32> {
+pub(super) fn mode(_: &Metadata) -> Option<u32> {
     None
 }
 
 /// Sets permission bits, where there are any.
 #[cfg(unix)]
-pub(super) fn set_mode(file: &std::fs::File, mode: u32) -> std::io::Result<()> {
+pub(super) fn set_mode(file: &std::fs::File, mode: u32) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(std::fs::Permissions::from_mode(mode & 0o777))
+    file.set_permissions(std::fs::Permissions::from_mode(mode))
 }
 
 #[cfg(not(unix))]
-pub(super) fn set_mode(_: &std::fs::File, _: u32) -> std::io::Result<()> {
+pub(super) fn set_mode(_: &std::fs::File, _: u32) -> io::Result<()> {
     Ok(())
+}
+
+/// Gives a file the owner and the mode of the one it replaces.
+#[cfg(unix)]
+pub(super) fn keep_attributes(file: &std::fs::File, old: &Metadata) -> io::Result<()> {
+    use std::os::unix::fs::{MetadataExt, fchown};
+    let new = file.metadata()?;
+    let uid = (old.uid() != new.uid()).then_some(old.uid());
+    let gid = (old.gid() != new.gid()).then_some(old.gid());
+    if uid.is_some() || gid.is_some() {
+        // Replacing would silently give the file away.
+        fchown(file, uid, gid).map_err(|error| {
+            let words = format!("the new file cannot have the owner of the old one: {error}");
+            io::Error::new(error.kind(), words)
+        })?;
+    }
+    // After the owner, which clears set-id bits.
+    set_mode(file, old.mode() & 0o7777)
+}
+
+#[cfg(not(unix))]
+pub(super) fn keep_attributes(_: &std::fs::File, _: &Metadata) -> io::Result<()> {
+    Ok(())
+}
+
+/// Refuses what a download cannot replace.
+pub(super) fn require_regular(metadata: &Metadata) -> io::Result<()> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    let (kind, what) = match metadata.is_dir() {
+        true => (io::ErrorKind::IsADirectory, "a directory"),
+        false => (io::ErrorKind::InvalidInput, special(metadata.file_type())),
+    };
+    Err(io::Error::new(kind, format!("it is {what}, not a regular file")))
+}
+
+#[cfg(unix)]
+fn special(kind: std::fs::FileType) -> &'static str {
+    use std::os::unix::fs::FileTypeExt;
+    match () {
+        () if kind.is_fifo() => "a FIFO",
+        () if kind.is_socket() => "a socket",
+        () if kind.is_char_device() => "a character device",
+        () if kind.is_block_device() => "a block device",
+        () => "a special file",
+    }
+}
+
+#[cfg(not(unix))]
+fn special(_: std::fs::FileType) -> &'static str {
+    "a special file"
+}
+
+/// A file that could not be written cannot be replaced either, except a running program.
+pub(super) fn require_writable(path: &Path) -> io::Result<()> {
+    match std::fs::OpenOptions::new().write(true).open(path) {
+        Err(error) if error.kind() != io::ErrorKind::ExecutableFileBusy => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(unix)]
+pub(super) fn is_same_file(a: &Metadata, b: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+#[cfg(not(unix))]
+pub(super) fn is_same_file(_: &Metadata, _: &Metadata) -> bool {
+    true
 }
 
 /// Sets permission bits of a directory, where there are any.
 #[cfg(unix)]
-pub(super) fn set_directory_mode(path: &Path, mode: u32) -> std::io::Result<()> {
+pub(super) fn set_directory_mode(path: &Path, mode: u32) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode & 0o777))
 }
 
 #[cfg(not(unix))]
-pub(super) fn set_directory_mode(_: &Path, _: u32) -> std::io::Result<()> {
+pub(super) fn set_directory_mode(_: &Path, _: u32) -> io::Result<()> {
     Ok(())
 }
 
 /// Whether a file is still what it was.
-pub(super) fn same(before: &std::fs::Metadata, after: &std::fs::Metadata) -> bool {
+#[cfg(unix)]
+pub(super) fn same(before: &Metadata, after: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let version = |of: &Metadata| {
+        let times = (of.mtime(), of.mtime_nsec(), of.ctime(), of.ctime_nsec());
+        (of.dev(), of.ino(), of.len(), times)
+    };
+    version(before) == version(after)
+}
+
+#[cfg(not(unix))]
+pub(super) fn same(before: &Metadata, after: &Metadata) -> bool {
     before.len() == after.len() && before.modified().ok() == after.modified().ok()
 }

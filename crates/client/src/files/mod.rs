@@ -3,10 +3,12 @@
 mod download;
 mod local;
 mod reader;
+mod replacement;
 mod transfer;
 mod upload;
 mod walk;
 mod watch;
+mod within;
 mod writer;
 
 pub use reader::FileReader;

@@ -108,6 +108,11 @@ impl Count {
         }
     }
 
+    /// Notes bytes that are to be transferred.
+    pub fn expect(&self, bytes: u64) {
+        self.total_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     pub fn add(&self, path: &PathUri, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.tell(path);

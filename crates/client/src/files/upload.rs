@@ -1,7 +1,8 @@
 //! Files and trees of this side, copied to the server.
 //!
 //! Invariant: memory is bounded by blocks, never by the source. On a server with the capability
-//! `fsAtomicWrite` an upload appears under its name only when it is complete. On one with the
+//! `fsAtomicWrite` an upload appears under its name only when it is complete, and not at all if the
+//! source changed while it was read. On one with the
 //! capability `fsKeepHandles` it goes on where it was when a connection drops, however often. On any
 //! other a regular file starts over; anything else (a pipe, a device) can be read once only, so from
 //! the first byte on such an interruption is an error.
@@ -49,7 +50,7 @@ impl Files {
         }
         let mut tree = Tree::read(local, local::mode(&metadata)).await?;
         let count = Count::new(options, tree.files.len() as u64, tree.bytes);
-        let late = self.make_directories(remote, &mut tree).await?;
+        let late = self.make_directories(remote, &tree.directories, &mut tree.failed).await?;
         let failed: Vec<_> = stream::iter(tree.files)
             .map(|file| {
                 let count = &count;
@@ -76,14 +77,15 @@ impl Files {
 
     /// Makes the directories of a tree. A new one gets the bits of its source while nothing is in
     /// it; bits that would keep us from putting something in it are returned, to be set at the end.
-    async fn make_directories(
+    pub(super) async fn make_directories(
         &self,
         remote: &PathUri,
-        tree: &mut Tree,
+        directories: &[(PathBuf, Option<u32>)],
+        failed: &mut Vec<String>,
     ) -> Result<Vec<(PathUri, u32)>, ExecServerError> {
         let can_set = self.client.capabilities().fs_rename_link_mode;
         let (mut late, mut all_new) = (Vec::new(), false);
-        for (at, (directory, mode)) in tree.directories.iter().enumerate() {
+        for (at, (directory, mode)) in directories.iter().enumerate() {
             let to = local::below(remote, directory)?;
             let mode = mode.filter(|_| can_set);
             let is_new = mode.is_some()
@@ -100,13 +102,13 @@ impl Files {
                 made?;
                 all_new = is_new;
             } else {
-                tree.failed.extend(keep_words(made)?);
+                failed.extend(keep_words(made)?);
             }
         }
         Ok(late)
     }
 
-    async fn set_mode(&self, path: PathUri, mode: u32) -> Result<(), ExecServerError> {
+    pub(super) async fn set_mode(&self, path: PathUri, mode: u32) -> Result<(), ExecServerError> {
         self.call::<call::FsSetMode>(FsSetModeParams::new(path, mode)).await?;
         Ok(())
     }
@@ -176,6 +178,7 @@ impl Files {
         let most = self.client.shared.tuning.file_block;
         let start = source.start(most).await?;
         if source.ended {
+            source.check_unchanged("nothing was kept").await?;
             let bytes = start.len() as u64;
             let mut params = FsWriteFileParams::new(remote.clone(), start.freeze());
             params.atomic = self.can_write_atomically();
@@ -186,10 +189,16 @@ impl Files {
             let mode = source.mode();
             let mut writer = FileWriter::create(self.clone(), remote.clone(), true, mode).await?;
             self.stream(source, start, &mut writer, add).await?;
+            // Before the commit: what is there is better than a mixture.
+            let left = match self.can_write_atomically() {
+                true => "nothing was kept",
+                false => "the copy may be a mixture",
+            };
+            source.check_unchanged(left).await?;
             writer.finish().await?;
             self.check_size(remote, sent.load(Ordering::Relaxed)).await?;
         }
-        source.check_unchanged().await
+        Ok(())
     }
 
     /// A file that fits into one request. If the connection dies meanwhile, it is written in blocks,
@@ -289,13 +298,14 @@ impl<'a> Source<'a> {
         self.regular || !(self.begun || self.ended)
     }
 
-    async fn check_unchanged(&self) -> Result<(), ExecServerError> {
+    /// Whether what was read is one version of the file; `left` says what became of it if not.
+    async fn check_unchanged(&self, left: &str) -> Result<(), ExecServerError> {
         let after = tokio::fs::metadata(self.path).await.map_err(reading(self.path))?;
         if !self.regular || local::same(&self.before, &after) {
             return Ok(());
         }
         Err(ExecServerError::Invalid(format!(
-            "{} was changed while it was copied, so the copy may be a mixture; copy it again",
+            "{} was changed while it was copied, so {left}; copy it again",
             self.path.display()
         )))
     }

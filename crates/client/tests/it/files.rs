@@ -188,9 +188,11 @@ async fn a_file_that_changes_while_it_is_copied_is_told() {
             })
         };
         let there = root.join("there").unwrap();
+        std::fs::write(local.join("there"), "old").unwrap();
         let options = growing(source.clone());
         let error = client.files().upload(&source, &there, &options).await.unwrap_err();
-        assert!(error.to_string().contains("was changed while it was copied"), "{error}");
+        assert!(error.to_string().contains("so nothing was kept"), "{error}");
+        assert_eq!(std::fs::read(local.join("there")).unwrap(), b"old");
 
         std::fs::write(local.join("remote"), pattern(20_000_000)).unwrap();
         let (remote, back) = (root.join("remote").unwrap(), here.path().join("back"));

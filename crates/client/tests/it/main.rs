@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, are tests")]
 
+mod copies;
 mod examples;
 mod files;
 mod kill;

@@ -116,11 +116,13 @@ async fn what_a_tree_keeps_to_itself_is_told_and_the_rest_is_copied() {
     // Regular, and nobody can read it.
     symlink("/proc/self/mem", source.join("unreadable")).unwrap();
 
-    let (up, down) = (directory.path().join("up"), directory.path().join("down"));
+    let [up, down, within] = ["up", "down", "within"].map(|name| directory.path().join(name));
     let options = TransferOptions::default();
-    let uploaded = client.files().upload(&source, &uri(&up), &options).await.unwrap();
-    let downloaded = client.files().download(&uri(&source), &down, &options).await.unwrap();
-    for (report, copy) in [(uploaded, up), (downloaded, down)] {
+    let files = client.files();
+    let uploaded = files.upload(&source, &uri(&up), &options).await.unwrap();
+    let downloaded = files.download(&uri(&source), &down, &options).await.unwrap();
+    let copied = files.copy_within(&uri(&source), &uri(&within), &options).await.unwrap();
+    for (report, copy) in [(uploaded, up), (downloaded, down), (copied, within)] {
         assert_eq!((report.files, report.directories), (2, 2), "{report:?}");
         let mut skipped = report.skipped;
         skipped.sort();
@@ -149,10 +151,13 @@ async fn what_a_tree_keeps_to_itself_is_told_and_the_rest_is_copied() {
     let report = client.files().upload(&source, &again, &options).await.unwrap();
     assert!(report.skipped.iter().any(|told| told.contains("leads nowhere")), "{report:?}");
     assert_eq!((report.files, report.failed.len()), (2, usize::from(barred)), "{report:?}");
-    let back = directory.path().join("back");
-    let report = client.files().download(&uri(&source), &back, &options).await.unwrap();
-    assert!(report.skipped.iter().any(|told| told.contains("leads nowhere")), "{report:?}");
-    assert_eq!((report.files, report.failed.len()), (2, usize::from(barred)), "{report:?}");
+    let [back, beside] = ["back", "beside"].map(|name| directory.path().join(name));
+    let downloaded = files.download(&uri(&source), &back, &options).await.unwrap();
+    let copied = files.copy_within(&uri(&source), &uri(&beside), &options).await.unwrap();
+    for report in [downloaded, copied] {
+        assert!(report.skipped.iter().any(|told| told.contains("leads nowhere")), "{report:?}");
+        assert_eq!((report.files, report.failed.len()), (2, usize::from(barred)), "{report:?}");
+    }
 }
 
 #[tokio::test]
@@ -169,11 +174,15 @@ async fn what_is_new_gets_the_permissions_of_its_source() {
     std::fs::write(source.join("closed/file"), "x").unwrap();
     set_mode(source.join("closed"), 0o555);
     set_mode(&source, 0o700);
-    let (up, down) = (directory.path().join("up"), directory.path().join("down"));
-    let options = TransferOptions::default();
-    client.files().upload(&source, &uri(&up), &options).await.unwrap();
-    client.files().download(&uri(&source), &down, &options).await.unwrap();
-    for copy in [&up, &down] {
+    let [up, down, within] = ["up", "down", "within"].map(|name| directory.path().join(name));
+    let copy_all = async || {
+        let (files, options) = (client.files(), TransferOptions::default());
+        files.upload(&source, &uri(&up), &options).await.unwrap();
+        files.download(&uri(&source), &down, &options).await.unwrap();
+        files.copy_within(&uri(&source), &uri(&within), &options).await.unwrap();
+    };
+    copy_all().await;
+    for copy in [&up, &down, &within] {
         for name in ["secret", "large", "run", "closed", "closed/file", ""] {
             assert_eq!(mode(copy.join(name)), mode(source.join(name)), "{name}");
         }
@@ -182,16 +191,15 @@ async fn what_is_new_gets_the_permissions_of_its_source() {
     for name in ["secret", "run"] {
         set_mode(source.join(name), 0o644);
     }
-    for copy in [&up, &down] {
+    for copy in [&up, &down, &within] {
         set_mode(copy, 0o750);
     }
-    client.files().upload(&source, &uri(&up), &options).await.unwrap();
-    client.files().download(&uri(&source), &down, &options).await.unwrap();
-    for copy in [&up, &down] {
+    copy_all().await;
+    for copy in [&up, &down, &within] {
         let modes = ["secret", "large", "run", ""].map(|name| mode(copy.join(name)));
         assert_eq!(modes, [0o600, 0o640, 0o751, 0o750]);
     }
-    for tree in [&source, &up, &down] {
+    for tree in [&source, &up, &down, &within] {
         set_mode(tree.join("closed"), 0o755);
     }
 }

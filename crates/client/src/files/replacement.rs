@@ -1,0 +1,178 @@
+//! A file of this side that is replaced all at once.
+//!
+//! Invariant: until [`Replacement::commit`] what is there stays, and only a regular file, or nothing,
+//! is ever replaced. A link is followed: the file it leads to is replaced, beside itself. The bytes go
+//! to an unnamed file where the filesystem has those, so even a kill leaves nothing; elsewhere to a
+//! file `.download-RANDOM`, which a kill leaves.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use super::local;
+
+/// As many links as the kernel itself would follow.
+const MAX_LINKS: usize = 40;
+
+/// A file being written that has not taken its place yet.
+pub(super) struct Replacement {
+    /// Where the links of the path lead.
+    target: PathBuf,
+    /// The file that is there.
+    old: Option<Metadata>,
+    new: Unfinished,
+}
+
+enum Unfinished {
+    #[cfg(target_os = "linux")]
+    Unnamed(File),
+    Named(NamedTempFile),
+}
+
+impl Replacement {
+    /// Makes the temporary file, unless what is there cannot be replaced.
+    pub fn begin(path: &Path) -> io::Result<Self> {
+        let target = follow(path)?;
+        let directory = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        if !directory.is_dir() {
+            let words = format!("there is no directory {}; create it first", directory.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, words));
+        }
+        let old = found(std::fs::symlink_metadata(&target))?;
+        let meant = found(std::fs::metadata(path))?;
+        if let Some(meant) = &meant {
+            local::require_regular(meant)?;
+        }
+        match (&old, &meant) {
+            (None, None) => {}
+            (Some(old), Some(meant)) if local::is_same_file(old, meant) => {
+                local::require_writable(&target)?;
+            }
+            // What a descriptor in /proc leads to may have another name by now, or none.
+            _ => return Err(io::Error::other("it leads to a file that has no such name")),
+        }
+        #[cfg(target_os = "linux")]
+        if let Some(file) = unnamed::make(directory) {
+            return Ok(Self { target, old, new: Unfinished::Unnamed(file) });
+        }
+        let new = tempfile::Builder::new().prefix(".download-").tempfile_in(directory)?;
+        Ok(Self { target, old, new: Unfinished::Named(new) })
+    }
+
+    /// Where the bytes go.
+    pub fn file(&self) -> &File {
+        match &self.new {
+            #[cfg(target_os = "linux")]
+            Unfinished::Unnamed(file) => file,
+            Unfinished::Named(file) => file.as_file(),
+        }
+    }
+
+    /// Puts the file in its place. It keeps the mode and the owner of the old one; `mode` is for a
+    /// new one, which gets no set-id and sticky bits.
+    pub fn commit(self, mode: u32) -> io::Result<()> {
+        // Until here nobody else could read it.
+        match &self.old {
+            Some(old) => local::keep_attributes(self.file(), old)?,
+            None => local::set_mode(self.file(), mode & 0o777)?,
+        }
+        if let Some(now) = found(std::fs::symlink_metadata(&self.target))? {
+            local::require_regular(&now)?;
+        }
+        match self.new {
+            #[cfg(target_os = "linux")]
+            Unfinished::Unnamed(file) => unnamed::place(&file, &self.target, self.old.is_none()),
+            Unfinished::Named(file) => {
+                file.persist(&self.target).map(drop).map_err(|error| error.error)
+            }
+        }
+    }
+}
+
+fn found(metadata: io::Result<Metadata>) -> io::Result<Option<Metadata>> {
+    match metadata {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Where a chain of links ends, whether or not something is there.
+fn follow(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        match std::fs::read_link(&path) {
+            Ok(target) => {
+                path = path.parent().map(|parent| parent.join(&target)).unwrap_or(target);
+            }
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::InvalidInput
+                ) =>
+            {
+                return Ok(path);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other("too many levels of symbolic links"))
+}
+
+/// Files without a name (`O_TMPFILE`).
+#[cfg(target_os = "linux")]
+mod unnamed {
+    use std::fs::{File, OpenOptions};
+    use std::io;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::path::Path;
+
+    use rustix::fs::{AtFlags, CWD, OFlags};
+
+    /// `None` where there are none; without /proc only a privileged process could name them.
+    pub fn make(directory: &Path) -> Option<File> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(OFlags::TMPFILE.bits().cast_signed())
+            .open(directory)
+            .ok()?;
+        Path::new(&itself(&file)).exists().then_some(file)
+    }
+
+    fn itself(file: &File) -> String {
+        format!("/proc/self/fd/{}", file.as_raw_fd())
+    }
+
+    fn link(file: &File, path: &Path) -> io::Result<()> {
+        Ok(rustix::fs::linkat(CWD, itself(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+    }
+
+    /// Gives the file its name. If that is taken, Linux wants a second name to rename from.
+    pub fn place(file: &File, path: &Path, is_new: bool) -> io::Result<()> {
+        if is_new {
+            match link(file, path) {
+                // Someone has made one since; it is replaced like any other.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                done => return done,
+            }
+        }
+        loop {
+            let fresh = path.with_file_name(format!(".download-{:016x}", fastrand::u64(..)));
+            match link(file, &fresh) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                linked => linked?,
+            }
+            return std::fs::rename(&fresh, path).inspect_err(|_| {
+                let _ = std::fs::remove_file(&fresh);
+            });
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Files and trees of the server, copied within it.
+//!
+//! Invariant: what is copied, left out and reported is what an upload or a download of the same tree
+//! would copy, leave out and report. On a server with the capability `fsAtomicCopy` a file appears under
+//! its name only when it is complete.
+
+use std::path::Path;
+
+use codex_exec_server_protocol::files::*;
+use codex_exec_server_protocol::{PathUri, call};
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+use super::transfer::{Count, keep_words};
+use super::{Files, TransferOptions, TransferReport, local};
+use crate::error::ExecServerError;
+
+impl Files {
+    /// Copies a file or a tree of the server to `destination`, which becomes that file or directory.
+    /// Unlike [`copy`](Self::copy), it follows links to files, replaces a file that is there all at
+    /// once (on a server with the capability `fsAtomicCopy`), and goes on with the rest of a tree if a
+    /// part of it cannot be copied.
+    pub async fn copy_within(
+        &self,
+        source: &PathUri,
+        destination: &PathUri,
+        options: &TransferOptions,
+    ) -> Result<TransferReport, ExecServerError> {
+        let metadata = self.metadata(source).await?;
+        if !metadata.is_directory {
+            let count = Count::new(options, 1, 0);
+            self.copy_file(source, destination, &count).await?;
+            return Ok(count.report());
+        }
+        self.refuse_into_itself(source, destination).await?;
+        // All of the tree is looked at before anything is made, so no copy becomes part of it.
+        let mut tree = self.look_through(source, Path::new("")).await?;
+        let count = Count::new(options, tree.files.len() as u64, 0);
+        let late = self.make_directories(destination, &tree.directories, &mut tree.failed).await?;
+        let failed: Vec<_> = stream::iter(tree.files)
+            .map(|(from, to)| {
+                let count = &count;
+                async move {
+                    let to = local::below(destination, &to)?;
+                    let words = keep_words(self.copy_file(&from, &to, count).await)?;
+                    // The server speaks of what a link leads to.
+                    let shown = local::shown(&from);
+                    Ok::<_, ExecServerError>(words.map(|words| format!("{shown}: {words}")))
+                }
+            })
+            .buffer_unordered(options.files_at_once.max(1))
+            .try_collect()
+            .await?;
+        tree.failed.extend(failed.into_iter().flatten());
+        for (directory, mode) in late.into_iter().rev() {
+            let set = self.set_mode(directory, mode).await;
+            tree.failed.extend(keep_words(set)?);
+        }
+        Ok(TransferReport {
+            directories: tree.directories.len() as u64,
+            skipped: tree.skipped,
+            failed: tree.failed,
+            ..count.report()
+        })
+    }
+
+    async fn copy_file(
+        &self,
+        from: &PathUri,
+        to: &PathUri,
+        count: &Count,
+    ) -> Result<(), ExecServerError> {
+        let metadata = self.metadata(from).await?;
+        count.expect(metadata.size);
+        // A link would be copied as a link.
+        let from = match metadata.is_symlink {
+            true => self.canonicalize(from).await?,
+            false => from.clone(),
+        };
+        let mut params = FsCopyParams::new(from, to.clone(), false);
+        params.atomic = self.client.capabilities().fs_atomic_copy;
+        self.call::<call::FsCopy>(params).await?;
+        count.add(to, metadata.size);
+        count.file_done(to);
+        Ok(())
+    }
+
+    /// Compares the real names: of the destination, or of what is there above it.
+    async fn refuse_into_itself(
+        &self,
+        source: &PathUri,
+        destination: &PathUri,
+    ) -> Result<(), ExecServerError> {
+        let inner = self.canonicalize(source).await?;
+        let mut at = destination.clone();
+        let real = loop {
+            match self.canonicalize(&at).await {
+                Err(error) if error.is_not_found() => {}
+                real => break real?,
+            }
+            match at.join("..") {
+                Ok(above) if above != at => at = above,
+                _ => return Ok(()),
+            }
+        };
+        let below = real.as_bytes().strip_prefix(inner.as_bytes());
+        let is_root = inner.as_bytes() == b"/";
+        if below.is_some_and(|tail| is_root || tail.is_empty() || tail.starts_with(b"/")) {
+            return Err(ExecServerError::Invalid(format!(
+                "cannot copy {} into itself, to {}",
+                local::shown(source),
+                local::shown(destination)
+            )));
+        }
+        Ok(())
+    }
+}
