@@ -118,24 +118,28 @@ impl Files {
         path: &PathUri,
         content: impl Into<Bytes>,
     ) -> Result<(), ExecServerError> {
-        self.write_content(path, content.into(), false).await
+        self.write_content(path, content.into(), false, None).await
     }
 
-    /// Writes in place, or, if `atomic` and the server can, replaces the file all at once.
+    /// Writes in place, or, if `atomic` and the server can, replaces the file all at once. `mode` is
+    /// for a new file.
     pub(crate) async fn write_content(
         &self,
         path: &PathUri,
         content: Bytes,
         atomic: bool,
+        mode: Option<u32>,
     ) -> Result<(), ExecServerError> {
+        let mode = mode.filter(|_| self.can_write_atomically());
         if content.len() <= self.client.shared.tuning.whole_file || !self.can_write_blocks() {
             self.check_whole(content.len())?;
             let mut params = FsWriteFileParams::new(path.clone(), content);
             params.atomic = atomic && self.can_write_atomically();
+            params.mode = mode;
             self.call::<call::FsWriteFile>(params).await?;
             return Ok(());
         }
-        let mut writer = FileWriter::create(self.clone(), path.clone(), atomic, None).await?;
+        let mut writer = FileWriter::create(self.clone(), path.clone(), atomic, mode).await?;
         writer.write_bytes(content).await?;
         writer.finish().await
     }

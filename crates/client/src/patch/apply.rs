@@ -113,7 +113,7 @@ impl Plan<'_> {
                 }
                 match self.tree.look(asked).await? {
                     (_, Some(found)) => self.write(path, &found, content),
-                    (entry, None) => self.create(asked, entry, content)?,
+                    (entry, None) => self.create(asked, entry, content, None)?,
                 }
             }
             PatchSection::Delete { path } => {
@@ -168,14 +168,20 @@ impl Plan<'_> {
                 return Ok(());
             }
             Some(other) => self.write(to, &other, content),
-            // A copy keeps the permissions; but a link would be copied as a link.
-            None if !from.is_link() && !from.fresh => {
-                let old = self.tree.object(from.object).content.clone();
-                self.tree.create(asked, &entry, content.clone())?;
-                let work = Work::CopyAndWrite { from: from.entry.clone(), old, content };
-                self.step(PatchChangeKind::Added, to, entry, work);
+            None => {
+                let object = self.tree.object(from.object);
+                let mode = object.mode.filter(|_| self.files.can_write_atomically());
+                // Where a new file cannot be given permissions, a copy keeps them; but a link would
+                // be copied as a link.
+                if mode.is_none() && !from.is_link() && !from.fresh {
+                    let old = object.content.clone();
+                    self.tree.create(asked, &entry, content.clone(), None)?;
+                    let work = Work::CopyAndWrite { from: from.entry.clone(), old, content };
+                    self.step(PatchChangeKind::Added, to, entry, work);
+                } else {
+                    self.create(asked, entry, content, mode)?;
+                }
             }
-            None => self.create(asked, entry, content)?,
         }
         self.remove(path, &from.entry);
         Ok(())
@@ -195,6 +201,7 @@ impl Plan<'_> {
         let work = Work::Write {
             content,
             old: Some(old),
+            mode: None,
             atomic: self.files.can_write_atomically() && !object.shared,
             look_first: doubtful && !object.identified,
         };
@@ -206,10 +213,11 @@ impl Plan<'_> {
         asked: Asked<'_>,
         entry: PathUri,
         content: Vec<u8>,
+        mode: Option<u32>,
     ) -> Result<(), PatchError> {
-        self.tree.create(asked, &entry, content.clone())?;
+        self.tree.create(asked, &entry, content.clone(), mode)?;
         let atomic = self.files.can_write_atomically();
-        let work = Work::Write { content, old: None, atomic, look_first: false };
+        let work = Work::Write { content, old: None, mode, atomic, look_first: false };
         self.step(PatchChangeKind::Added, asked.path, entry, work);
         Ok(())
     }

@@ -2,12 +2,13 @@
 //!
 //! Invariant: a step that failed without a word about what is left has left everything as it was.
 //! A file is replaced all at once where the server can. Elsewhere, and where a file has other names
-//! that have to see the change, it is written in place, and put back if that fails.
+//! that have to see the change, it is written in place, and put back if that fails. A step that a lost
+//! connection interrupts is taken again on the next one, as often as there is a next one.
 
 use bytes::Bytes;
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::error as code;
-use codex_exec_server_protocol::files::{FsRemoveParams, FsRenameParams};
+use codex_exec_server_protocol::files::{FsGetMetadataParams, FsRemoveParams, FsRenameParams};
 use codex_exec_server_protocol::{Call, ErrorKind, call};
 
 use super::{PatchChange, PatchChangeKind};
@@ -25,6 +26,8 @@ pub(super) enum Work {
         content: Vec<u8>,
         /// What is there before.
         old: Option<Vec<u8>>,
+        /// Permission bits of a new file.
+        mode: Option<u32>,
         atomic: bool,
         /// Whether to see first that `old` is still there.
         look_first: bool,
@@ -78,22 +81,52 @@ impl Step {
             self.make_parents(files, &mut begun.directories).await?;
         }
         match &self.work {
-            Work::Write { content, old, atomic, look_first } => {
+            Work::Write { content, old, mode, atomic, look_first } => {
                 if let (Some(old), true) = (old, look_first) {
                     self.expect(files, old).await?;
                 }
-                self.write(files, content, *atomic, &mut begun.file).await
+                self.write(files, content, *atomic, *mode, &mut begun.file).await
             }
             Work::CopyAndWrite { from, content, .. } => {
                 begun.file = true;
-                files.copy(from, &self.path, false).await?;
-                self.write(files, content, true, &mut begun.file).await
+                while answered(files.copy(from, &self.path, false).await)?.is_none() {}
+                self.write(files, content, true, None, &mut begun.file).await
             }
+            Work::Rename { .. } | Work::Remove => {
+                let mut done = answered(self.take_name(files).await)?;
+                // If the name is gone, the request whose answer was lost has taken it.
+                while done.is_none() && self.has_name(files).await? {
+                    done = answered(self.take_name(files).await)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes the name from the file: for another, or altogether.
+    async fn take_name(&self, files: &Files) -> Result<(), ExecServerError> {
+        match &self.work {
             Work::Rename { to } => {
                 let params = FsRenameParams::new(self.path.clone(), to.clone());
                 files.call::<call::FsRename>(params).await.map(drop)
             }
-            Work::Remove => files.remove(only(self.path.clone())).await,
+            _ => files.remove(only(self.path.clone())).await,
+        }
+    }
+
+    /// Whether there is something of this name, be it a link that leads nowhere.
+    async fn has_name(&self, files: &Files) -> Result<bool, ExecServerError> {
+        let mut params = FsGetMetadataParams::new(self.path.clone());
+        match files.call::<call::FsGetMetadata>(params.clone()).await {
+            Err(error) if error.is_not_found() => {}
+            other => return other.map(|_| true),
+        }
+        params.follow_symlinks = false;
+        match files.call::<call::FsGetMetadata>(params).await {
+            Err(error) if error.is_not_found() => Ok(false),
+            // A link is refused.
+            Ok(_) | Err(ExecServerError::Server { .. }) => Ok(true),
+            Err(error) => Err(error),
         }
     }
 
@@ -118,11 +151,12 @@ impl Step {
         files: &Files,
         content: &[u8],
         atomic: bool,
+        mode: Option<u32>,
         begun: &mut bool,
     ) -> Result<(), ExecServerError> {
         let content = Bytes::copy_from_slice(content);
         if atomic && files.can_write_atomically() {
-            match files.write_content(&self.path, content.clone(), true).await {
+            match self.write_all(files, &content, true, mode).await {
                 // A file may be writable where nothing can be put beside it, or with an owner that
                 // a new one cannot have.
                 Err(error) if error.code() == Some(code::INVALID_REQUEST) => {}
@@ -130,7 +164,23 @@ impl Step {
             }
         }
         *begun = true;
-        files.write_content(&self.path, content, false).await
+        self.write_all(files, &content, false, mode).await
+    }
+
+    /// Writes the content, again after a connection that died: that leaves the same file.
+    async fn write_all(
+        &self,
+        files: &Files,
+        content: &Bytes,
+        atomic: bool,
+        mode: Option<u32>,
+    ) -> Result<(), ExecServerError> {
+        loop {
+            let written = files.write_content(&self.path, content.clone(), atomic, mode).await;
+            if answered(written)?.is_some() {
+                return Ok(());
+            }
+        }
     }
 
     /// Makes the directories that are missing.
@@ -190,7 +240,7 @@ impl Step {
             (Ok(now), Some(old)) if now == old => None,
             (Ok(_), Some(old)) => {
                 let old = Bytes::copy_from_slice(old);
-                let back = files.write_content(&self.path, old, false).await;
+                let back = self.write_all(files, &old, false, None).await;
                 back.err().and_then(|error| damaged(&error))
             }
             (Ok(now), None) if ours(&now) => {
@@ -201,6 +251,17 @@ impl Step {
             (Err(error), None) if error.is_not_found() => None,
             (Err(error), _) => damaged(&error),
         }
+    }
+}
+
+/// `None` if the answer was lost with the connection. The next request waits for the next one.
+fn answered<T>(result: Result<T, ExecServerError>) -> Result<Option<T>, ExecServerError> {
+    match result {
+        Err(error) if error.is_cut() => {
+            tracing::debug!(%error, "a step of a patch is taken again");
+            Ok(None)
+        }
+        other => other.map(Some),
     }
 }
 

@@ -46,6 +46,8 @@ pub(super) struct ObjectId(usize);
 /// A regular file, whatever it is called.
 pub(super) struct Object {
     pub content: Vec<u8>,
+    /// Its permission bits, if the server tells.
+    pub mode: Option<u32>,
     /// It has, or may have, other names, which have to see a change.
     pub shared: bool,
     /// The server tells what it is, so that it cannot be taken for two.
@@ -135,6 +137,7 @@ impl<'a> Tree<'a> {
         asked: Asked<'_>,
         entry: &PathUri,
         content: Vec<u8>,
+        mode: Option<u32>,
     ) -> Result<(), PatchError> {
         if self.made.contains(entry) {
             return Err(asked.refused("it is a directory"));
@@ -149,7 +152,7 @@ impl<'a> Tree<'a> {
             self.made.insert(above.clone());
             below = above;
         }
-        let object = self.add(Object { content, shared: false, identified: true });
+        let object = self.add(Object { content, mode, shared: false, identified: true });
         self.entries.insert(entry.clone(), Entry::File { object, fresh: true });
         Ok(())
     }
@@ -248,6 +251,7 @@ impl<'a> Tree<'a> {
         let content = self.files.read_file(entry).await.map_err(|error| asked.failed(error))?;
         let object = self.add(Object {
             content: content.to_vec(),
+            mode: metadata.mode.map(|mode| mode & 0o777),
             shared: metadata.nlink != Some(1),
             identified: identity.is_some() || metadata.nlink == Some(1),
         });

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use std::time::Duration;
 
 use codex_exec_client::{
-    ExecCommand, ExecServerClient, PathUri, ProcessEvent, ReconnectPolicy,
+    ExecCommand, ExecServerClient, Patch, PathUri, ProcessEvent, ReconnectPolicy,
     RemoteExecServerConnectArgs, TransferOptions,
 };
 use codex_exec_server::{KeepAlive, ServerConfig};
@@ -290,4 +290,77 @@ async fn an_upload_goes_on_where_it_was() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upload_of_a_pipe_goes_on_where_it_was() {
     transfers(Direction::UpFromPipe).await;
+}
+
+/// Applies a random patch through connections that die, and judges it by the files.
+async fn patch_through_cuts(upstream: SocketAddr, seed: u64) {
+    use std::os::unix::fs::PermissionsExt;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let (mut sections, mut wanted) = (Vec::new(), std::collections::BTreeMap::new());
+    let filler = |random: &mut fastrand::Rng| "a line of some length\n".repeat(random.usize(..200));
+    for at in 0..random.usize(1..5) {
+        let (name, rest) = (format!("file{at}"), filler(&mut random));
+        let bits = [0o644, 0o600, 0o755][random.usize(..3)];
+        let (old, new) = (format!("old {at}\n{rest}"), format!("new {at}\n{rest}"));
+        if random.u8(..4) == 0 {
+            let lines: String = new.lines().map(|line| format!("+{line}\n")).collect();
+            sections.push(format!("*** Add File: sub/{name}\n{lines}"));
+            wanted.insert(root.join("sub").join(&name), (new, None));
+            continue;
+        }
+        std::fs::write(root.join(&name), &old).unwrap();
+        let permissions = std::fs::Permissions::from_mode(bits);
+        std::fs::set_permissions(root.join(&name), permissions).unwrap();
+        let change = format!("@@\n-old {at}\n+new {at}\n");
+        match random.u8(..4) {
+            0 => sections.push(format!("*** Delete File: {name}\n")),
+            1 => {
+                sections.push(format!("*** Update File: {name}\n{change}"));
+                wanted.insert(root.join(&name), (new, Some(bits)));
+            }
+            _ => {
+                let to = format!("moved/{name}");
+                sections.push(format!("*** Update File: {name}\n*** Move to: {to}\n{change}"));
+                wanted.insert(root.join(to), (new, Some(bits)));
+            }
+        }
+    }
+    random.shuffle(&mut sections);
+    let text = format!("*** Begin Patch\n{}*** End Patch\n", sections.concat());
+    let patch = Patch::parse(&text).unwrap();
+    let (address, _) = proxy(upstream, 4, Kills::Told, random.i64(3_000..12_000), seed).await;
+    let client = connect(persistent(address)).await;
+    let cwd = PathUri::try_from(root).unwrap();
+    let applied = client.files().apply_patch(&patch, &cwd).await;
+    if let Err(error) = applied {
+        panic!("seed {seed}: {error}");
+    }
+    let mut found = std::collections::BTreeMap::new();
+    for directory in [root.to_owned(), root.join("sub"), root.join("moved")] {
+        for entry in std::fs::read_dir(directory).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            if path.is_file() {
+                let bits = path.metadata().unwrap().permissions().mode() & 0o7777;
+                found.insert(path.clone(), (std::fs::read_to_string(path).unwrap(), bits));
+            }
+        }
+    }
+    assert!(found.keys().eq(wanted.keys()), "seed {seed}: {found:?}");
+    for (path, (content, bits)) in &wanted {
+        assert!(found[path].0 == *content, "seed {seed}: {path:?}");
+        assert!(bits.is_none_or(|bits| found[path].1 == bits), "seed {seed}: {path:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_patch_is_exact_through_killed_connections() {
+    let first = std::env::var("KILL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    let listening = listening(ServerConfig::default()).await;
+    for seed in first..first + 60 {
+        let applied = patch_through_cuts(listening.address, seed);
+        tokio::time::timeout(Duration::from_secs(60), applied).await.expect("in time");
+    }
+    listening.server.shut_down().await;
 }
