@@ -1,5 +1,6 @@
 //! `codex cat`: files of the other side on stdout.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -22,7 +23,7 @@ pub struct CatArgs {
 
     /// Which; a leading colon, as in cp, is allowed
     #[arg(required = true, value_name = "PATH")]
-    paths: Vec<String>,
+    paths: Vec<OsString>,
 }
 
 pub fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
@@ -41,7 +42,9 @@ pub fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
                 stdout.flush().await?;
                 anyhow::Ok(())
             };
-            if let Err(error) = copied.await.with_context(|| format!("cannot print {written}")) {
+            if let Err(error) =
+                copied.await.with_context(|| format!("cannot print {}", written.display()))
+            {
                 code = exit::report(&error);
                 if code == ExitCode::from(exit::BROKEN_PIPE) {
                     break;

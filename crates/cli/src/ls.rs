@@ -1,6 +1,8 @@
 //! `codex ls`: what is in a directory of the other side.
 
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -12,7 +14,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use crate::exit::tell;
 use crate::on::{OnArgs, Wants, block_on};
 use crate::remote_path::{self, unmarked};
-use crate::style::{Style, printable};
+use crate::style::{Style, name_for_stdout};
 
 /// List a directory of the other side
 #[derive(Debug, Args)]
@@ -34,7 +36,7 @@ pub struct LsArgs {
 
     /// Which directory, or file
     #[arg(value_name = "PATH", default_value = ".")]
-    path: String,
+    path: OsString,
 }
 
 /// Questions about files that are under way at once.
@@ -45,20 +47,21 @@ pub fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         let connected = args.on.connect(Wants::default()).await?;
         let files = connected.client.files();
         let path = remote_path::resolve(&connected.client, unmarked(&args.path))?;
-        let text =
-            args.list(&files, &path).await.with_context(|| format!("cannot list {}", args.path))?;
-        std::io::stdout().write_all(text.as_bytes())?;
+        let listed = args.list(&files, &path).await;
+        let text = listed.with_context(|| format!("cannot list {}", args.path.display()))?;
+        std::io::stdout().write_all(&text)?;
         connected.close().await;
         Ok(ExitCode::SUCCESS)
     })
 }
 
 impl LsArgs {
-    async fn list(&self, files: &Files, path: &PathUri) -> anyhow::Result<String> {
+    async fn list(&self, files: &Files, path: &PathUri) -> anyhow::Result<Vec<u8>> {
         let metadata = files.metadata(path).await?;
         if !metadata.is_directory {
-            let name = printable(&self.path);
-            return Ok(if self.long { line(&metadata, &name, 0) } else { format!("{name}\n") });
+            let about = if self.long { line(&metadata, 0) } else { String::new() };
+            let name = name_for_stdout(self.path.as_bytes());
+            return Ok([about.as_bytes(), &name, b"\n"].concat());
         }
         let listed = files.read_directory(path).await?;
         let mut entries: Vec<_> = listed
@@ -67,12 +70,15 @@ impl LsArgs {
             .filter(|entry| self.all || !entry.file_name.starts_with('.'))
             .collect();
         // Not every server does it.
-        entries.sort_by(|a, b| a.file_name.cmp(&b.file_name));
+        entries.sort_by(|a, b| name(a).cmp(name(b)));
         if listed.truncated {
             tell(format_args!("there are more names than the server lists"));
         }
         if !self.long {
-            return Ok(entries.iter().map(|entry| format!("{}\n", shown(entry))).collect());
+            return Ok(entries
+                .iter()
+                .flat_map(|entry| [shown(entry), b"\n".to_vec()].concat())
+                .collect());
         }
         let long: Vec<_> = stream::iter(&entries)
             .map(|entry| async move {
@@ -95,21 +101,33 @@ impl LsArgs {
         let width = long.iter().map(|(_, metadata)| metadata.size.to_string().len()).max();
         Ok(long
             .iter()
-            .map(|(entry, metadata)| line(metadata, &shown(entry), width.unwrap_or(0)))
+            .flat_map(|(entry, metadata)| {
+                let about = line(metadata, width.unwrap_or(0));
+                [about.as_bytes(), &shown(entry), b"\n"].concat()
+            })
             .collect())
     }
 }
 
-/// A name as a terminal should see it; as it is for a program.
-fn shown(entry: &FsReadDirectoryEntry) -> String {
-    if !std::io::stdout().is_terminal() {
-        return entry.file_name.clone();
-    }
-    let name = printable(&entry.file_name);
-    if entry.is_directory { format!("{}/", Style::stdout().blue(&name)) } else { name }
+/// The bytes of a name.
+fn name(entry: &FsReadDirectoryEntry) -> &[u8] {
+    entry.file_name_uri.as_ref().map_or(entry.file_name.as_bytes(), PathUri::file_name)
 }
 
-fn line(metadata: &FsGetMetadataResponse, name: &str, width: usize) -> String {
+/// A name as a terminal should see it; as it is for a program.
+fn shown(entry: &FsReadDirectoryEntry) -> Vec<u8> {
+    let shown = name_for_stdout(name(entry));
+    match String::from_utf8(shown) {
+        Ok(text) if entry.is_directory && std::io::stdout().is_terminal() => {
+            format!("{}/", Style::stdout().blue(&text)).into_bytes()
+        }
+        Ok(text) => text.into_bytes(),
+        Err(error) => error.into_bytes(),
+    }
+}
+
+/// All that is told of a file before its name.
+fn line(metadata: &FsGetMetadataResponse, width: usize) -> String {
     let kind = match metadata {
         FsGetMetadataResponse { is_symlink: true, .. } => 'l',
         FsGetMetadataResponse { is_directory: true, .. } => 'd',
@@ -122,7 +140,7 @@ fn line(metadata: &FsGetMetadataResponse, name: &str, width: usize) -> String {
         None => "?????????".to_owned(),
     };
     let time = time(metadata.modified_at_ms);
-    format!("{kind}{mode}  {:>width$}  {time}  {name}\n", metadata.size)
+    format!("{kind}{mode}  {:>width$}  {time}  ", metadata.size)
 }
 
 /// `2026-11-15 22:04`, UTC.
@@ -166,6 +184,6 @@ mod tests {
             mode: Some(0o755),
             ..FsGetMetadataResponse::default()
         };
-        assert_eq!(line(&metadata, "x", 4), "-rwxr-xr-x    42  1970-01-01 00:00  x\n");
+        assert_eq!(line(&metadata, 4), "-rwxr-xr-x    42  1970-01-01 00:00  ");
     }
 }

@@ -1,28 +1,42 @@
 //! Paths of the other side, as people write them.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
 use anyhow::{Context, bail};
 use codex_exec_server::{ExecServerClient, PathUri};
 
 /// A path as written: absolute, below `~`, or relative to where the server works.
-pub fn resolve(client: &ExecServerClient, text: &str) -> anyhow::Result<PathUri> {
-    let info = client.info();
-    let bad = || format!("`{text}` is no path of the other side");
-    if text.is_empty() {
-        bail!("an empty path names nothing; where the server works is `.`");
+pub fn resolve(client: &ExecServerClient, written: impl AsRef<OsStr>) -> anyhow::Result<PathUri> {
+    let (info, written) = (client.info(), written.as_ref());
+    let shown = written.display();
+    let bad = || format!("`{shown}` is no path of the other side");
+    if let Some(uri) = written.to_str().filter(|text| text.starts_with("file:")) {
+        return uri.parse::<PathUri>().with_context(bad);
     }
-    if text.starts_with('/') || text.starts_with("file:") {
-        return text.parse::<PathUri>().with_context(bad);
+    match written.as_bytes() {
+        b"" => bail!("an empty path names nothing; where the server works is `.`"),
+        [b'/', ..] => match written.to_str() {
+            Some(text) => text.parse::<PathUri>().with_context(bad),
+            None => PathUri::try_from(Path::new(written)).with_context(bad),
+        },
+        b"~" | [b'~', b'/', ..] => {
+            let Some(home) = &info.user_home_dir else {
+                bail!("the server does not tell where ~ is; write an absolute path");
+            };
+            let below = written.as_bytes()[1..].iter().skip_while(|&&byte| byte == b'/');
+            home.join(below.copied().collect::<Vec<u8>>()).with_context(bad)
+        }
+        relative => {
+            let Some(cwd) = &info.cwd else {
+                bail!(
+                    "the server does not tell where it works; write `{shown}` as an absolute path"
+                );
+            };
+            cwd.join(relative).with_context(bad)
+        }
     }
-    if text == "~" || text.starts_with("~/") {
-        let Some(home) = &info.user_home_dir else {
-            bail!("the server does not tell where ~ is; write an absolute path");
-        };
-        return home.join(text[1..].trim_start_matches('/')).with_context(bad);
-    }
-    let Some(cwd) = &info.cwd else {
-        bail!("the server does not tell where it works; write `{text}` as an absolute path");
-    };
-    cwd.join(text).with_context(bad)
 }
 
 /// Where the server works.
@@ -32,14 +46,14 @@ pub fn working_directory(client: &ExecServerClient) -> anyhow::Result<PathUri> {
 
 /// A path of the other side for people.
 pub fn shown(path: &PathUri) -> String {
-    crate::style::printable(&String::from_utf8_lossy(path.as_bytes()))
+    crate::style::escaped(path.as_bytes())
 }
 
 /// Without the colon that marks a path of the other side in `cp`.
-pub fn unmarked(text: &str) -> &str {
-    match text.strip_prefix(':') {
-        Some("") => ".",
-        Some(path) => path,
-        None => text,
+pub fn unmarked(written: &OsStr) -> &OsStr {
+    match written.as_bytes().strip_prefix(b":") {
+        Some(b"") => OsStr::new("."),
+        Some(path) => OsStr::from_bytes(path),
+        None => written,
     }
 }

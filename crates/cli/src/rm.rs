@@ -1,5 +1,7 @@
 //! `codex rm`: removes files of the other side.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
@@ -33,7 +35,7 @@ pub struct RmArgs {
 
     /// Which
     #[arg(required = true, value_name = "PATH")]
-    paths: Vec<String>,
+    paths: Vec<OsString>,
 }
 
 pub fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
@@ -46,7 +48,9 @@ pub fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
                 Ok(path) => args.remove(&files, path).await,
                 Err(error) => Err(error),
             };
-            if let Err(error) = removed.with_context(|| format!("cannot remove {written}")) {
+            if let Err(error) =
+                removed.with_context(|| format!("cannot remove {}", written.display()))
+            {
                 code = exit::report(&error);
             }
         }
@@ -57,8 +61,9 @@ pub fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
 
 /// The path, unless it is one that nobody means to remove: what a variable that is not set leaves of
 /// a command, and the directories that everything is in.
-fn nameable(client: &ExecServerClient, written: &str) -> anyhow::Result<PathUri> {
-    if matches!(written.trim_end_matches('/').rsplit('/').next(), Some("." | "..")) {
+fn nameable(client: &ExecServerClient, written: &OsStr) -> anyhow::Result<PathUri> {
+    let last = written.as_bytes().split(|&byte| byte == b'/').rfind(|name| !name.is_empty());
+    if matches!(last, Some(b"." | b"..")) {
         bail!("that is where one is, or above it; write its name");
     }
     let path = remote_path::resolve(client, written)?;

@@ -1,6 +1,8 @@
 //! `codex search`: lines that match, in files of the other side.
 
+use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 use anyhow::bail;
@@ -12,7 +14,7 @@ use codex_exec_server::{
 use crate::exit::{self, tell};
 use crate::on::{OnArgs, Wants, block_on};
 use crate::remote_path::{self, unmarked};
-use crate::style::{Style, printable, quoted};
+use crate::style::{Style, name_for_stdout, printable, quoted};
 
 /// Search in files of the other side
 ///
@@ -25,7 +27,8 @@ Examples:
   codex search -i -g '*.rs' -C 2 'unwrap\\(\\)' src
   codex search -F 'a.b[0]' . | cut -d: -f1 | sort -u   in a pipe: PATH:LINE:TEXT
 
-Exit codes: 0 something matches; 1 nothing does; 2 it failed.")]
+Exit codes: 0 something matches; 1 nothing does; 2 it failed, or something could not be read and
+nothing else matches.")]
 pub struct SearchArgs {
     #[command(flatten)]
     on: OnArgs,
@@ -67,7 +70,7 @@ pub struct SearchArgs {
 
     /// Where
     #[arg(default_value = ".")]
-    path: String,
+    path: OsString,
 }
 
 pub fn run(args: &SearchArgs) -> anyhow::Result<ExitCode> {
@@ -82,7 +85,7 @@ impl SearchArgs {
                 "this server cannot search; let a command do it: codex run{} -- grep -rn {} {}",
                 self.on.flag(),
                 quoted(&self.pattern),
-                quoted(unmarked(&self.path))
+                quoted(&unmarked(&self.path).to_string_lossy())
             );
         }
         let root = remote_path::resolve(&connected.client, unmarked(&self.path))?;
@@ -105,7 +108,12 @@ impl SearchArgs {
                 found.matches
             ));
         }
-        Ok(if found.matches > 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+        Ok(match (found.matches, found.errors.is_empty()) {
+            (1.., _) => ExitCode::SUCCESS,
+            (0, true) => ExitCode::from(1),
+            // What could not be read may match.
+            (0, false) => ExitCode::from(2),
+        })
     }
 
     fn params(&self, root: PathUri) -> FsSearchParams {
@@ -130,7 +138,7 @@ impl SearchArgs {
 
 struct Printer<'a> {
     root: &'a PathUri,
-    written: &'a str,
+    written: &'a OsStr,
     style: Style,
 }
 
@@ -155,7 +163,8 @@ impl Printer<'_> {
     ) -> std::io::Result<()> {
         let name = self.name(&file.path);
         if heading {
-            writeln!(out, "{}", self.style.magenta(&name))?;
+            // For a terminal, so it is text.
+            writeln!(out, "{}", self.style.magenta(&String::from_utf8_lossy(&name)))?;
         }
         let mut last = None;
         for line in &file.lines {
@@ -173,7 +182,8 @@ impl Printer<'_> {
             if heading {
                 writeln!(out, "{number}{mark}{text}{cut}")?;
             } else {
-                writeln!(out, "{name}{mark}{number}{mark}{text}{cut}")?;
+                out.write_all(&name)?;
+                writeln!(out, "{mark}{number}{mark}{text}{cut}")?;
             }
         }
         Ok(())
@@ -184,21 +194,20 @@ impl Printer<'_> {
     }
 
     /// As a path that begins as the search was written.
-    fn name(&self, path: &PathUri) -> String {
-        let root = self.root.as_bytes();
+    fn name(&self, path: &PathUri) -> Vec<u8> {
+        let (root, written) = (self.root.as_bytes(), self.written.as_bytes());
         let tail =
             path.as_bytes().strip_prefix(root).map(|tail| tail.strip_prefix(b"/").unwrap_or(tail));
-        match tail {
-            None => remote_path::shown(path),
-            Some(b"") => printable(self.written),
-            Some(tail) => {
-                let tail = printable(&String::from_utf8_lossy(tail));
-                match self.written {
-                    "." | "./" => tail,
-                    written => format!("{}/{tail}", printable(written.trim_end_matches('/'))),
-                }
+        let name = match (tail, written) {
+            (None, _) => path.as_bytes().to_vec(),
+            (Some(b""), _) => written.to_vec(),
+            (Some(tail), b"." | b"./") => tail.to_vec(),
+            (Some(tail), _) => {
+                let slashes = written.iter().rev().take_while(|&&byte| byte == b'/').count();
+                [&written[..written.len() - slashes], b"/", tail].concat()
             }
-        }
+        };
+        name_for_stdout(&name)
     }
 
     /// A terminal sees matches marked and nothing that moves the cursor; a program the line itself.

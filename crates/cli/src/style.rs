@@ -73,6 +73,24 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
+/// A name as a terminal should see it: bytes that are no text as `\xNN`.
+pub fn escaped(name: &[u8]) -> String {
+    let mut out = String::new();
+    for chunk in name.utf8_chunks() {
+        out.push_str(&printable(chunk.valid()));
+        chunk.invalid().iter().for_each(|byte| out.push_str(&format!("\\x{byte:02x}")));
+    }
+    out
+}
+
+/// A name for stdout: as it is for a program, escaped for a terminal.
+pub fn name_for_stdout(name: &[u8]) -> Vec<u8> {
+    match std::io::stdout().is_terminal() {
+        true => escaped(name).into_bytes(),
+        false => name.to_vec(),
+    }
+}
+
 /// Columns under headings, as wide as what is in them. The last column is not padded.
 pub fn table(rows: &[Vec<String>], heading: impl Fn(&str) -> String) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);

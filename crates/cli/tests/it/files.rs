@@ -142,6 +142,8 @@ fn searching() {
         let around = search(&["-C", "1", "hello"]).well();
         assert!(around.contains("a.rs-1-fn main"), "{around}");
         assert_eq!(search(&["nothing"]).code, Some(1));
+        // It cannot be read, so nobody knows.
+        output(codex("search").args(["nothing", "/proc/self/mem"])).failed(2, "/proc/self/mem");
         search(&["("]).failed(2, "pattern");
         search(&["--max", "1", "-i", "hello|fn"]).err.contains("there is more");
     });
@@ -242,5 +244,31 @@ fn a_copy_to_what_is_no_file_is_refused() {
         let metadata = path("socket").symlink_metadata().unwrap();
         assert!(std::os::unix::fs::FileTypeExt::is_socket(&metadata.file_type()));
         assert!(path("link").is_symlink());
+    });
+}
+
+#[test]
+fn names_that_are_no_text_are_taken_and_printed_as_they_are() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    everywhere(|codex| {
+        let directory = tempfile::tempdir().unwrap();
+        let name = OsStr::from_bytes(b"caf\xe9\n");
+        let path = directory.path().join(name);
+        std::fs::write(&path, "found\n").unwrap();
+        let bytes = |command: &mut std::process::Command| {
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            output.stdout
+        };
+        assert_eq!(bytes(codex("cat").arg(&path)), b"found\n");
+        assert_eq!(bytes(codex("ls").arg(directory.path())), b"caf\xe9\n\n");
+        let long = bytes(codex("ls").arg("-l").arg(directory.path()));
+        assert!(long.ends_with(b"  caf\xe9\n\n"), "{long:?}");
+        assert_eq!(bytes(codex("ls").arg(&path)), [path.as_os_str().as_bytes(), b"\n"].concat());
+        let found = bytes(codex("search").arg("found").arg(directory.path()));
+        assert_eq!(found, [path.as_os_str().as_bytes(), b":1:found\n"].concat());
+        bytes(codex("rm").arg(&path));
+        assert!(!path.exists());
     });
 }
