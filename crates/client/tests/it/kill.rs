@@ -314,9 +314,22 @@ async fn patch_through_cuts(upstream: SocketAddr, seed: u64) {
         let permissions = std::fs::Permissions::from_mode(bits);
         std::fs::set_permissions(root.join(&name), permissions).unwrap();
         let change = format!("@@\n-old {at}\n+new {at}\n");
-        match random.u8(..4) {
+        match random.u8(..6) {
             0 => sections.push(format!("*** Delete File: {name}\n")),
+            // Two steps about one name: the first must not take effect after the second.
             1 => {
+                sections
+                    .push(format!("*** Delete File: {name}\n*** Add File: {name}\n+other {at}\n"));
+                wanted.insert(root.join(&name), (format!("other {at}\n"), None));
+            }
+            2 => {
+                let next = format!("@@\n-new {at}\n+newer {at}\n");
+                sections.push(format!(
+                    "*** Update File: {name}\n{change}*** Update File: {name}\n{next}"
+                ));
+                wanted.insert(root.join(&name), (format!("newer {at}\n{rest}"), Some(bits)));
+            }
+            3 => {
                 sections.push(format!("*** Update File: {name}\n{change}"));
                 wanted.insert(root.join(&name), (new, Some(bits)));
             }
@@ -358,7 +371,7 @@ async fn patch_through_cuts(upstream: SocketAddr, seed: u64) {
 async fn a_patch_is_exact_through_killed_connections() {
     let first = std::env::var("KILL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     let listening = listening(ServerConfig::default()).await;
-    for seed in first..first + 60 {
+    for seed in first..first + 30 {
         let applied = patch_through_cuts(listening.address, seed);
         tokio::time::timeout(Duration::from_secs(60), applied).await.expect("in time");
     }

@@ -1,7 +1,7 @@
 //! The filesystem as one connection sees it: its order, its handles, its searches and watches.
 //!
 //! Invariant: everything belongs to the connection and ends with it, but for handles that are to
-//! [outlive it](KeptHandles). Blocking work runs on the [pool](crate::pool) (watches on threads of their
+//! [outlive it](KeptHandles) and for changes that have begun, which the next connection waits for. Blocking work runs on the [pool](crate::pool) (watches on threads of their
 //! own), never on the runtime's workers: those answer only what is in memory already
 //! ([`FileConnection::call_now`]). A call that is dropped is cancelled.
 
@@ -84,6 +84,7 @@ pub struct FileConnection(Arc<Inner>);
 
 struct Inner {
     executor: Arc<Executor>,
+    /// Its own line, as long as it has no session.
     turns: Turns,
     /// Which backend has a handle.
     routes: Mutex<HashMap<String, Backend>>,
@@ -121,7 +122,8 @@ impl FileConnection {
         }))
     }
 
-    /// Where handles are kept that outlive the connection. Without this there are none.
+    /// Where handles are kept that outlive the connection, and the line of the session's requests.
+    /// Without this there are none, and the line is the connection's.
     pub fn keep_handles_in(&self, kept: Arc<KeptHandles>) {
         // A connection has one session.
         let _ = self.0.kept.set(kept);
@@ -152,7 +154,7 @@ impl FileConnection {
     {
         request.take_sandbox();
         let operation: Operation = request.into();
-        let mut turn = self.0.turns.take(operation.order());
+        let mut turn = self.0.turns().take(operation.order());
         let inner = self.0.clone();
         async move {
             turn.come().await;
@@ -169,7 +171,7 @@ impl FileConnection {
         request: &R,
     ) -> Option<Result<R::Response, FileError>> {
         let operation: Operation = request.clone().into();
-        let turn = self.0.turns.take(operation.order());
+        let turn = self.0.turns().take(operation.order());
         if !turn.has_come() {
             return None;
         }
@@ -193,6 +195,10 @@ struct Performed {
 }
 
 impl Inner {
+    fn turns(&self) -> &Turns {
+        self.kept.get().map_or(&self.turns, |kept| kept.turns())
+    }
+
     async fn perform(
         &self,
         backend: Backend,

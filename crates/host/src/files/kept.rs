@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use codex_exec_server_protocol::files::{FsCloseParams, FsDone, FsOpenParams, FsOpenResponse};
 use tokio::sync::OwnedMutexGuard;
 
-use super::{Cancel, Executor, FileError, FilesConfig, Operation, Outcome};
+use super::{Cancel, Executor, FileError, FilesConfig, Operation, Outcome, Turns};
 
 /// Closed handles whose result is remembered.
 const REMEMBERED: usize = 256;
@@ -24,6 +24,8 @@ const REMEMBERED: usize = 256;
 pub struct KeptHandles {
     executor: Executor,
     table: Mutex<Table>,
+    /// The line that the requests of all connections of the session stand in.
+    turns: Turns,
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +55,13 @@ enum State {
 impl KeptHandles {
     /// A table without handles.
     pub fn new(config: Arc<FilesConfig>) -> Self {
-        Self { executor: Executor::new(config), table: Mutex::default() }
+        Self { executor: Executor::new(config), table: Mutex::default(), turns: Turns::default() }
+    }
+
+    /// Who goes first in the session: a change that was under way when its connection died takes
+    /// effect before what the next connection asks for.
+    pub(super) fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     /// Whether requests on this handle belong here.

@@ -1,4 +1,4 @@
-//! Who goes first among the filesystem requests of one connection.
+//! Who goes first among the filesystem requests of one connection, or of a session's.
 //!
 //! Invariant: a turn that was taken earlier and has not ended is waited for, if either of the two is
 //! a change; scans and free requests are never waited for. A turn ends when it is dropped, also if
@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use codex_exec_server_protocol::Order;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// The line the requests of a connection stand in.
+/// The line the requests of a connection, or of all connections of a session, stand in.
 #[derive(Debug, Default)]
 pub struct Turns(Mutex<Line>);
 

@@ -160,3 +160,32 @@ async fn what_is_not_kept_ends_with_its_connection_and_names_are_not_shared() {
     drop((at, kept));
     assert_eq!(std::fs::read_dir(&f.root).unwrap().count(), 0);
 }
+
+/// A write that has begun is not taken back when its connection dies. What the next connection writes
+/// comes after it, however long it takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_a_connection_that_died_comes_before_those_of_the_next() {
+    let f = Fixture::new();
+    let path = f.path("file");
+    let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
+    let write = |content: Vec<u8>| {
+        let mut params = FsWriteFileParams::new(path.clone(), content);
+        params.atomic = true;
+        params
+    };
+    for round in 0..60u8 {
+        let first = connection(&kept);
+        let writing = tokio::spawn(first.call(Backend::Here, write(vec![b'x'; 4 << 20])));
+        for _ in 0..u32::from(round) * 37 % 200 {
+            tokio::task::yield_now().await;
+        }
+        writing.abort();
+        drop(first);
+        let next = connection(&kept);
+        run(&next, write(vec![round])).await.unwrap();
+        for _ in 0..20 {
+            let read = run(&next, FsReadFileParams::new(path.clone())).await.unwrap();
+            assert!(read.data.0 == [round][..], "round {round}");
+        }
+    }
+}
