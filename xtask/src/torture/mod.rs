@@ -67,6 +67,8 @@ enum Fault {
     Keeper,
     /// The warden, and a moment later the server
     WardenThenServer,
+    /// The server, and a moment later the warden
+    ServerThenWarden,
     /// A keeper, and at once the server
     KeeperAndServer,
     /// The sessions end before their programs do
@@ -80,7 +82,10 @@ enum Fault {
 impl Fault {
     /// Whether the server outlives it.
     fn spares_server(self) -> bool {
-        !matches!(self, Self::Server | Self::WardenThenServer | Self::KeeperAndServer)
+        !matches!(
+            self,
+            Self::Server | Self::WardenThenServer | Self::ServerThenWarden | Self::KeeperAndServer
+        )
     }
 
     fn treatment(self) -> Treatment {
@@ -94,12 +99,13 @@ impl Fault {
     }
 }
 
-const FAULTS: [Fault; 9] = [
+const FAULTS: [Fault; 10] = [
     Fault::None,
     Fault::Server,
     Fault::Warden,
     Fault::Keeper,
     Fault::WardenThenServer,
+    Fault::ServerThenWarden,
     Fault::KeeperAndServer,
     Fault::Client,
     Fault::Helper,
@@ -324,6 +330,17 @@ async fn inflict<T>(
         Fault::WardenThenServer => {
             machine::wardens(pid).into_iter().for_each(machine::kill);
             tokio::time::sleep(Duration::from_millis(rng.u64(..30))).await;
+            server.kill()?;
+        }
+        Fault::ServerThenWarden => {
+            let wardens = machine::wardens(pid);
+            machine::kill(pid);
+            // So long it stops its keepers for a moment. No timer is as exact.
+            let until = Instant::now() + Duration::from_micros(rng.u64(..3000));
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+            wardens.into_iter().for_each(machine::kill);
             server.kill()?;
         }
         Fault::KeeperAndServer => {

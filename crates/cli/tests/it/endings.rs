@@ -123,6 +123,26 @@ async fn a_warden_and_keepers_that_were_stopped_go_on() {
     all_gone(&pids).await;
 }
 
+/// A warden stops a keeper for a moment while it kills what that keeps. Here both are killed in that
+/// moment, the server first: the keepers see to the rest all the same.
+#[tokio::test]
+async fn keepers_that_a_killed_warden_had_stopped_go_on() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let pids = everything(&mut client, "p").await;
+    let warden = warden(server.pid()).unwrap();
+    let keepers: Vec<u32> = children(warden).into_iter().map(|(keeper, _)| keeper).collect();
+    for &pid in [warden].iter().chain(&keepers) {
+        send(pid, Signal::STOP);
+    }
+    eventually("they have stopped", || keepers.iter().all(|&keeper| is_stopped(keeper))).await;
+    server.signal(Signal::KILL);
+    assert_eq!(server.ended().signal(), Some(9));
+    send(warden, Signal::KILL);
+    all_gone(&pids).await;
+    all_gone(&keepers).await;
+}
+
 /// As `pkill -9 -f codex` does: whoever has the word in the command line.
 #[tokio::test]
 async fn whoever_kills_all_of_its_name_kills_the_server_only() {

@@ -241,6 +241,10 @@ pub fn is_running(pid: u32) -> bool {
     !matches!(state(pid), None | Some(b'Z' | b'X'))
 }
 
+pub fn is_stopped(pid: u32) -> bool {
+    state(pid) == Some(b'T')
+}
+
 pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !condition() {

@@ -7,7 +7,8 @@
 //!
 //! What runs away (forks, and exits, and so on) is gone before it is signalled. So the keeper is stopped
 //! meanwhile: what exits below it is not reaped then, its number and that of its group stay its own, and
-//! whole groups can be killed, out of which nobody forks.
+//! whole groups can be killed, out of which nobody forks. Should whoever stopped it be killed before it
+//! goes on, the kernel continues it: that is its parent-death signal.
 //!
 //! Invariant: no number is signalled that may have become another process's. A child of a stopped keeper
 //! is not reaped; any other descendant is held by a descriptor that was opened before it was seen to be

@@ -246,6 +246,8 @@ impl Watch {
     /// Kills what is left of the server, until nothing is.
     fn end(&mut self) {
         let until = Instant::now() + TIDYING;
+        // The server may have been killed while it had one stopped.
+        descendants::wake_below(rustix::process::getpid());
         // What cannot be signalled, since it belongs to another user, must not keep us for ever.
         let mut killed = Instant::now();
         while killed.elapsed() < 2 * TIDYING {
@@ -256,7 +258,8 @@ impl Watch {
             let in_time = Instant::now() < until;
             let mut any = self.kill_fallen();
             for keeper in self.keepers.values() {
-                if !(in_time && keeper.tidies_up()) {
+                // One that has only just begun has nothing below it yet, and its turn next time.
+                if keeper.can_be_stopped() && !(in_time && keeper.tidies_up()) {
                     // Ours to reap, so the number is its own.
                     any |= descendants::sweep(keeper.pid, || true);
                 }

@@ -114,6 +114,12 @@ impl Running {
         unsafe { (*self.plan).tidies_up.load(Ordering::Relaxed) }
     }
 
+    /// Whether it has come so far that it is continued should whoever stops it die.
+    pub(super) fn can_be_stopped(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { (*self.plan).can_be_stopped.load(Ordering::Acquire) }
+    }
+
     /// The keeper has been reaped.
     pub(super) fn ended(self, cells: &mut Cells) {
         cells.give_back(self.cell);
@@ -197,6 +203,7 @@ impl Room {
             process_stack: self.0.process_stack(),
             passing: self.0.passing(),
             tidies_up: AtomicBool::new(opened.manner.tidies_up),
+            can_be_stopped: AtomicBool::new(false),
             failed: None,
         };
         // The plan lies at the beginning of the keeper's stack, which grows down from there.

@@ -6,7 +6,8 @@
 //! allocation, no lock, no `errno`, no panic. Everything it needs is in [`Plan`] beforehand.
 //!
 //! The keeper's life:
-//! 1. a session and group of its own; be the reaper of everything below it;
+//! 1. be continued when its parent dies, which may have stopped it; a session and group of its own; be
+//!    the reaper of everything below it;
 //! 2. start the process, and wait until that executes its program or has failed to;
 //! 3. say which, and hold no descriptor but the socket to the server from then on;
 //! 4. reap, say when the program has exited, carry out what the server wishes;
@@ -67,6 +68,8 @@ pub(super) struct Plan {
     pub passing: [Span; 2],
     /// The program ends by itself when the server does, and has to tidy up before.
     pub tidies_up: AtomicBool,
+    /// The keeper is continued when its parent dies. Before that nobody may stop it.
+    pub can_be_stopped: AtomicBool,
     /// Written by the process, if it fails.
     pub failed: Option<(i32, Errno)>,
 }
@@ -126,6 +129,15 @@ impl Drop for BlockedSignals {
 /// The keeper.
 extern "C" fn keeper(plan: *mut c_void) -> c_int {
     let plan = plan.cast::<Plan>();
+    // Whoever stops a keeper (see `descendants`) may be killed before it continues it. All who do are its
+    // parent, or die before its parent does; so the last death on the way up continues it.
+    let awake = [libc::PR_SET_PDEATHSIG as usize, libc::SIGCONT as usize];
+    // SAFETY: takes a number; the plan is ours, and the flag is shared by design.
+    unsafe {
+        if call(libc::SYS_prctl, awake).is_ok() {
+            (*plan).can_be_stopped.store(true, Ordering::Release);
+        }
+    }
     let _ = rustix::thread::set_name(c"exec-keeper");
     // A group of its own: who kills that of one keeper must not kill all.
     // SAFETY: takes nothing.
