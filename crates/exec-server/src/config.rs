@@ -52,10 +52,14 @@ pub struct ServerConfig {
     pub pending_requests: usize,
     /// Bytes of requests of one connection that are under way. Default 96 MiB. As above.
     pub pending_bytes: usize,
+    /// The longest message that a websocket may carry before `initialize` has succeeded on it, in bytes.
+    /// Default 64 KiB. A longer one ends the connection before it is read.
+    pub first_message_bytes: usize,
     /// Memory for large messages (more than 256 KiB) that come in over all websockets together, in
     /// bytes. Default 256 MiB. A message counts twice, for its text and for what is decoded of it, from
     /// before it is read until it is answered; one that finds too little left waits in its socket. A
-    /// message that would take more than all of it waits for all of it.
+    /// message that would take more than all of it waits for all of it. While one waits, a peer that
+    /// sends less than 64 KiB of its own in 10 s loses its connection.
     pub message_memory: usize,
     /// Memory for large answers (more than 256 KiB) of all connections together, in bytes. Default
     /// 256 MiB. An answer counts as what it carries and as its message, from before a file is read
@@ -93,6 +97,7 @@ impl Default for ServerConfig {
             concurrent_requests: 64,
             pending_requests: 4096,
             pending_bytes: 96 << 20,
+            first_message_bytes: 64 << 10,
             message_memory: 256 << 20,
             answer_memory: 256 << 20,
             answer_memory_per_connection: 64 << 20,

@@ -221,6 +221,9 @@ pub(crate) async fn serve(server: Server, principal: Principal, mut connection: 
                 Some(Ok(message)) => {
                     let memory = connection.take_share();
                     serving.message(&message, memory).await;
+                    if !matches!(serving.stage, Stage::New) {
+                        connection.lift_limit();
+                    }
                 }
                 Some(Err(error @ TransportError::TooLong { .. })) => {
                     serving.malformed(error.to_string()).await;

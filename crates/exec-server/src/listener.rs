@@ -159,6 +159,7 @@ async fn upgraded(server: Server, principal: Principal, upgrade: hyper::upgrade:
             let config = &server.config().connection;
             let longest = config.message_bytes + config.oversize_slack;
             let (io, meter) = server.message_budget().meter(TokioIo::new(io), longest);
+            meter.limit(server.config().first_message_bytes);
             let socket = ServerBuilder::new()
                 .config(websocket_config())
                 .limits(websocket_limits(config))

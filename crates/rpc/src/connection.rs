@@ -134,6 +134,13 @@ impl Connection {
         self.meter.as_ref().and_then(Meter::take_share)
     }
 
+    /// Lifts the [limit](Meter::limit) on messages from a peer that nothing is known of.
+    pub fn lift_limit(&self) {
+        if let Some(meter) = &self.meter {
+            meter.lift_limit();
+        }
+    }
+
     /// The way out.
     pub fn outbound(&self) -> &Outbound {
         &self.outbound

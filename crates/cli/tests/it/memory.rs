@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use futures_util::{SinkExt, StreamExt};
 use serde_json::json;
+use tokio_websockets::Message;
 
 use crate::support::*;
 
@@ -92,6 +94,48 @@ async fn large_answers_that_are_not_read_share_one_bound() {
         };
         let id = message["id"].as_i64().unwrap();
         assert_eq!(asked.remove(&id), Some(bytes), "answer {id}");
+    }
+}
+
+/// Connections that have sent a large message once, and are idle, hold nothing of it.
+#[tokio::test]
+async fn idle_connections_give_back_what_their_messages_took() {
+    const CLIENTS: u64 = 6;
+    const MESSAGE: u64 = 20 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let path = format!("file://{}/x", directory.path().display());
+    let server = Running::start(&[]);
+    let params = json!({"path": path, "dataBase64": "A".repeat(MESSAGE as usize)});
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        let mut client = server.client().await;
+        let answer = client.call("fs/writeFile", params.clone()).await;
+        assert!(answer["error"].is_null(), "{answer}");
+        clients.push(client);
+    }
+    let held = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+        u64::from(numbers(line)[0]) << 10
+    };
+    eventually("the memory is given back", || held() < CLIENTS * MESSAGE / 2).await;
+}
+
+/// Of a peer that nothing is known of, no long message is read, whatever it says of itself.
+#[tokio::test]
+async fn a_message_before_initialize_is_short() {
+    let server = Running::start(&[]);
+    for (len, answered) in [(60_000, true), (70_000, false), (300_000, false)] {
+        let mut client = server.silent_client().await;
+        let name = "n".repeat(len);
+        let params = json!({"clientName": name});
+        let message = json!({"id": 1, "method": "initialize", "params": params}).to_string();
+        // The server may have ended the connection before all of it is sent.
+        let _ = client.socket.send(Message::text(message)).await;
+        let answer = client.socket.next().await;
+        let text =
+            answer.and_then(Result::ok).and_then(|answer| Some(answer.as_text()?.to_owned()));
+        assert_eq!(text.is_some_and(|text| text.contains("sessionId")), answered, "{len} bytes");
     }
 }
 

@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use codex_exec_rpc::{Budget, Connection, ConnectionConfig, websocket_config, websocket_limits};
 use futures_util::{FutureExt, SinkExt};
-use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf, duplex};
 use tokio_websockets::{ClientBuilder, Message, ServerBuilder, WebSocketStream};
 
 const SMALL: usize = 256 << 10;
@@ -103,10 +107,20 @@ impl Random {
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % end
     }
+
+    /// For a payload of this length; none for very long ones, which takes a test too long.
+    fn mask(&mut self, len: usize) -> [u8; 4] {
+        if len > 300_000 { [0; 4] } else { (self.below(1 << 31) as u32).to_le_bytes() }
+    }
 }
 
 /// A masked frame, as a client of any make may send it.
 fn frame(opcode: u8, is_final: bool, payload: &[u8]) -> Vec<u8> {
+    // A mask of zeros leaves the payload as it is.
+    frame_with_mask(opcode, is_final, payload, [0; 4])
+}
+
+fn frame_with_mask(opcode: u8, is_final: bool, payload: &[u8], mask: [u8; 4]) -> Vec<u8> {
     let mut frame = vec![opcode | if is_final { 0x80 } else { 0 }];
     match payload.len() {
         len @ ..126 => frame.push(0x80 | len as u8),
@@ -119,9 +133,14 @@ fn frame(opcode: u8, is_final: bool, payload: &[u8]) -> Vec<u8> {
             frame.extend((len as u64).to_be_bytes());
         }
     }
-    // A mask of zeros leaves the payload as it is.
-    frame.extend([0; 4]);
+    frame.extend(mask);
+    let from = frame.len();
     frame.extend_from_slice(payload);
+    if mask != [0; 4] {
+        for (at, byte) in frame[from..].iter_mut().enumerate() {
+            *byte ^= mask[at % 4];
+        }
+    }
     frame
 }
 
@@ -151,11 +170,12 @@ async fn twenty_connections_share_one_budget() {
             let mut opcode = 1;
             while random.below(3) > 0 {
                 let (piece, after) = rest.split_at(random.below(rest.len() + 1));
-                bytes.extend(frame(opcode, false, piece));
+                let mask = random.mask(piece.len());
+                bytes.extend(frame_with_mask(opcode, false, piece, mask));
                 bytes.extend(frame(9, true, b"ping"));
                 (rest, opcode) = (after, 0);
             }
-            bytes.extend(frame(opcode, true, rest));
+            bytes.extend(frame_with_mask(opcode, true, rest, random.mask(rest.len())));
         }
         let (mut from_server, mut to_server) = tokio::io::split(client);
         all.spawn(async move {
@@ -196,4 +216,185 @@ async fn twenty_connections_share_one_budget() {
     };
     tokio::time::timeout(Duration::from_secs(60), ended).await.expect("they wait for each other");
     assert_eq!(budget.left(), BUDGET);
+}
+
+/// What a decoder reads from, and the longest room it ever offered for that.
+struct Spy<T> {
+    io: T,
+    most: Arc<AtomicUsize>,
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Spy<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.most.fetch_max(buf.remaining(), Ordering::Relaxed);
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Spy<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+/// A decoder keeps its buffer as long as its connection is open, so the buffer has to stay small whatever
+/// comes: frames of every length, also such that are each a little less than twice as long as the last.
+#[tokio::test]
+async fn the_decoder_keeps_a_small_buffer_whatever_it_decodes() {
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
+    eprintln!("SEED={seed}");
+    let mut random = Random(seed);
+    let mut lengths: Vec<usize> =
+        (0..12).map(|n| ((40_000 << n) - random.below(9)).min(LONGEST)).collect();
+    for _ in 0..20 {
+        let longest = [300, 140_000, LONGEST][random.below(3)];
+        lengths.push(random.below(longest));
+    }
+    lengths.extend([131_071, 131_072, 131_073, 262_144, 262_145, LONGEST]);
+    let most = Arc::new(AtomicUsize::new(0));
+    let (server, mut client) = duplex(100_000);
+    // Shares go back only with the connection here, and wait for nobody.
+    let budget = Budget::new(1 << 30);
+    let (io, _meter) = budget.meter(server, LONGEST);
+    let mut server = ServerBuilder::new()
+        .config(websocket_config())
+        .limits(websocket_limits(&config()))
+        .serve(Spy { io, most: most.clone() });
+    let pattern = b"abcdefghijklmnopqrstuvwxyz0123456".repeat(LONGEST / 32);
+    let messages: Vec<Vec<u8>> = lengths.iter().map(|&len| pattern[..len].to_vec()).collect();
+    let bytes: Vec<u8> = messages
+        .iter()
+        .flat_map(|message| frame_with_mask(1, true, message, random.mask(message.len())))
+        .collect();
+    let sending = tokio::spawn(async move {
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(1 + random.below(90_000)));
+            client.write_all(now).await.unwrap();
+            rest = later;
+        }
+        client
+    });
+    for message in messages {
+        let got = futures_util::StreamExt::next(&mut server).await.unwrap().unwrap();
+        assert!(got.is_text() && got.as_payload()[..] == message[..], "{} bytes", message.len());
+    }
+    sending.await.unwrap();
+    let most = most.load(Ordering::Relaxed);
+    assert!(most <= 512 << 10, "{most}");
+}
+
+/// Three peers announce more than there is room for, and stop. Whoever waits is served once the first of
+/// them has been silent, or nearly so, for a period.
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_stops_in_the_middle_does_not_hold_its_share() {
+    for trickle in [0, 1, 1000] {
+        let budget = Budget::new(2 * LONGEST);
+        let (mut stalled, mut bytes) = serve(&budget);
+        let head = frame(1, true, &vec![b'x'; LONGEST]);
+        bytes.write_all(&head[..20_000]).await.unwrap();
+        // Alone it may take its time.
+        let patient = tokio::time::timeout(Duration::from_secs(45), stalled.next());
+        assert!(patient.await.is_err());
+        assert_eq!(budget.left(), 0);
+        let stalled = tokio::spawn(async move { stalled.next().await });
+        let trickling = tokio::spawn(async move {
+            for at in 0.. {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let from = 20_000 + at * trickle;
+                if bytes.write_all(&head[from..from + trickle]).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let (mut waiting, mut client) = connect(&budget);
+        let sending = tokio::spawn(async move {
+            client.send(text(LONGEST)).await.unwrap();
+            client
+        });
+        let served = tokio::time::timeout(Duration::from_secs(40), waiting.next()).await;
+        assert_eq!(served.unwrap().unwrap().unwrap().len(), LONGEST);
+        let error = stalled.await.unwrap().unwrap().unwrap_err();
+        assert!(error.to_string().contains("stopped sending"), "{error}");
+        trickling.abort();
+        sending.await.unwrap();
+    }
+}
+
+/// One that is slow, and sends, keeps its connection, however many wait.
+#[tokio::test(start_paused = true)]
+async fn a_slow_peer_is_waited_for() {
+    let budget = Budget::new(2 * LONGEST);
+    let (mut slow, mut bytes) = serve(&budget);
+    let sending = tokio::spawn(async move {
+        for part in frame(1, true, &vec![b'x'; LONGEST]).chunks(600_000) {
+            bytes.write_all(part).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(9)).await;
+        }
+        bytes
+    });
+    let (mut waiting, mut client) = connect(&budget);
+    let other = tokio::spawn(async move {
+        // After the first has its share.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        client.send(text(LONGEST)).await.unwrap();
+        client
+    });
+    let receiving = async {
+        assert_eq!(slow.next().await.unwrap().unwrap().len(), LONGEST);
+        drop(slow.take_share());
+    };
+    let (_, served) = tokio::join!(receiving, waiting.next());
+    assert_eq!(served.unwrap().unwrap().len(), LONGEST);
+    drop((sending.await.unwrap(), other.await.unwrap()));
+}
+
+/// A limit is judged after what came before the message, also if all of it came at once.
+#[tokio::test]
+async fn a_limited_peer_may_send_a_long_message_once_the_limit_is_lifted() {
+    const LIMIT: usize = 64 << 10;
+    for len in [LIMIT, LIMIT + 1, SMALL + 1, LONGEST] {
+        for lift in [true, false] {
+            let budget = Budget::new(2 * LONGEST);
+            let (server, mut client) = duplex(100_000);
+            let (server, meter) = budget.meter(server, LONGEST);
+            meter.limit(LIMIT);
+            let server = ServerBuilder::new().limits(websocket_limits(&config())).serve(server);
+            let mut connection = Connection::metered_websocket(server, meter, &config());
+            let bytes = [frame(1, true, b"first"), frame(1, true, &vec![b'x'; len])].concat();
+            let sending = tokio::spawn(async move {
+                let _ = client.write_all(&bytes).await;
+                client
+            });
+            assert_eq!(connection.next().await.unwrap().unwrap(), "first");
+            if lift {
+                connection.lift_limit();
+            }
+            match connection.next().await.unwrap() {
+                Ok(got) => assert!(got.len() == len && (lift || len <= LIMIT), "{len} {lift}"),
+                Err(error) => assert!(!lift && len > LIMIT && error.is_fatal(), "{len}: {error}"),
+            }
+            drop(connection);
+            drop(sending.await.unwrap());
+            while budget.left() < 2 * LONGEST {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
 }
