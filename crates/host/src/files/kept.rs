@@ -3,21 +3,28 @@
 //! Invariant: a request on such a handle that is made again, on the same connection or on the next
 //! one, changes nothing more and is answered as the first time. So a client whose connection died
 //! repeats what was under way and goes on: an open of the same file under the same id is that open,
-//! a block has its place, and the result of a close is remembered. What was not committed is gone
-//! when the table is dropped.
+//! a block has its place, and the result of a close is remembered, with those of the blocks before it.
+//! What cannot be remembered is what was read: once a handle is closed, nothing is read of it. What was
+//! not committed is gone when the table is dropped.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
-use codex_exec_server_protocol::files::{FsCloseParams, FsDone, FsOpenParams, FsOpenResponse};
+use codex_exec_server_protocol::files::{
+    FsCloseParams, FsDone, FsOpenParams, FsOpenResponse, FsWriteBlockParams,
+};
 use tokio::sync::OwnedMutexGuard;
 
 use super::{Cancel, Executor, FileError, FilesConfig, Operation, Outcome, Turns};
 
 /// Closed handles whose result is remembered.
 const REMEMBERED: usize = 256;
+
+/// Blocks of a handle whose results are remembered after its close: more than are ever under way at
+/// once, of which a client may not know the answers.
+const REMEMBERED_BLOCKS: usize = 256;
 
 /// The handles that one session keeps.
 #[derive(Debug)]
@@ -44,12 +51,40 @@ struct Kept {
     /// Whose turn it is, also among connections: a block of one that died comes before what is written
     /// over it by the next.
     turn: Arc<tokio::sync::Mutex<()>>,
+    /// The blocks that were written last, and with what result.
+    written: Mutex<VecDeque<(Block, Result<(), FileError>)>>,
+}
+
+/// A block that was written, as far as it takes to know it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Block {
+    offset: u64,
+    len: usize,
+    content: u64,
+}
+
+impl Block {
+    fn of(params: &FsWriteBlockParams) -> Self {
+        let FsWriteBlockParams { offset, chunk, .. } = params;
+        let (words, rest) = chunk.as_chunks::<8>();
+        // A mixture that is quick: whoever deceives it deceives itself.
+        let mix =
+            |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        let content = words.iter().fold(0, |sum, word| mix(sum, u64::from_le_bytes(*word)));
+        let content = rest.iter().fold(content, |sum, &byte| mix(sum, u64::from(byte)));
+        Self { offset: *offset, len: chunk.len(), content }
+    }
 }
 
 #[derive(Debug)]
 enum State {
     Open,
-    Closed { commit: bool, result: Result<(), FileError> },
+    /// It could not be opened.
+    Failed(FileError),
+    Closed {
+        commit: bool,
+        result: Result<(), FileError>,
+    },
 }
 
 impl KeptHandles {
@@ -87,8 +122,8 @@ impl KeptHandles {
         match operation {
             Operation::Open(params) => self.open(params),
             Operation::Close(params) => self.close(params).map(|()| Outcome::Close(FsDone {})),
-            Operation::ReadBlock(ref params) => self.block(&params.handle_id.clone(), operation),
-            Operation::WriteBlock(ref params) => self.block(&params.handle_id.clone(), operation),
+            Operation::ReadBlock(ref params) => self.read(&params.handle_id.clone(), operation),
+            Operation::WriteBlock(params) => self.write(params),
             other => self.run(other),
         }
     }
@@ -99,6 +134,7 @@ impl KeptHandles {
             asked: params.clone(),
             state: RwLock::new(State::Open),
             turn: Arc::default(),
+            written: Mutex::default(),
         });
         let opening = change(&kept);
         let before = match self.table().handles.entry(handle_id.clone()) {
@@ -114,29 +150,56 @@ impl KeptHandles {
             }
             let state = before.state.read().unwrap_or_else(PoisonError::into_inner);
             return match &*state {
-                State::Open => Ok(Outcome::Open(FsOpenResponse { handle_id })),
-                State::Closed { result: Err(error), .. } => Err(error.clone()),
-                State::Closed { .. } => Err(FileError::HandleTaken { handle_id }),
+                State::Open | State::Closed { .. } => {
+                    Ok(Outcome::Open(FsOpenResponse { handle_id }))
+                }
+                State::Failed(error) => Err(error.clone()),
             };
         }
         let opened = self.run(Operation::Open(params));
         if let Err(error) = &opened {
             // For those that wait for it; whoever comes later may try again.
             let mut opening = opening;
-            *opening = State::Closed { commit: false, result: Err(error.clone()) };
+            *opening = State::Failed(error.clone());
             self.table().handles.remove(&handle_id);
         }
         opened
     }
 
-    fn block(&self, handle_id: &str, operation: Operation) -> Result<Outcome, FileError> {
-        let unknown = || FileError::UnknownHandle { handle_id: handle_id.into() };
-        let kept = self.table().handles.get(handle_id).cloned().ok_or_else(unknown)?;
+    fn kept(&self, handle_id: &str) -> Result<Arc<Kept>, FileError> {
+        let kept = self.table().handles.get(handle_id).cloned();
+        kept.ok_or_else(|| FileError::UnknownHandle { handle_id: handle_id.into() })
+    }
+
+    fn read(&self, handle_id: &str, operation: Operation) -> Result<Outcome, FileError> {
+        let kept = self.kept(handle_id)?;
         let state = kept.state.read().unwrap_or_else(PoisonError::into_inner);
         match &*state {
             State::Open => self.run(operation),
-            State::Closed { .. } => Err(unknown()),
+            State::Failed(_) | State::Closed { .. } => {
+                Err(FileError::UnknownHandle { handle_id: handle_id.into() })
+            }
         }
+    }
+
+    fn write(&self, params: FsWriteBlockParams) -> Result<Outcome, FileError> {
+        let kept = self.kept(&params.handle_id)?;
+        let block = Block::of(&params);
+        let state = kept.state.read().unwrap_or_else(PoisonError::into_inner);
+        if !matches!(*state, State::Open) {
+            let written = kept.written();
+            let known = written.iter().rev().find(|(known, _)| *known == block);
+            let unknown = || Err(FileError::UnknownHandle { handle_id: params.handle_id.clone() });
+            let result = known.map_or_else(unknown, |(_, result)| result.clone());
+            return result.map(|()| Outcome::WriteBlock(FsDone {}));
+        }
+        let result = self.run(Operation::WriteBlock(params));
+        let mut written = kept.written();
+        written.push_back((block, result.as_ref().map(|_| ()).map_err(Clone::clone)));
+        if written.len() > REMEMBERED_BLOCKS {
+            written.pop_front();
+        }
+        result
     }
 
     fn close(&self, params: FsCloseParams) -> Result<(), FileError> {
@@ -147,8 +210,12 @@ impl KeptHandles {
         };
         let Some(kept) = self.table().handles.get(&handle_id).cloned() else { return unknown() };
         let mut state = change(&kept);
-        if let State::Closed { commit: committed, result } = &*state {
-            return if *committed == commit { result.clone() } else { unknown() };
+        match &*state {
+            State::Open => {}
+            State::Failed(_) => return unknown(),
+            State::Closed { commit: committed, result } => {
+                return if *committed == commit { result.clone() } else { unknown() };
+            }
         }
         let result = self.run(Operation::Close(params)).map(|_| ());
         *state = State::Closed { commit, result: result.clone() };
@@ -169,6 +236,12 @@ impl KeptHandles {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    fn written(&self) -> MutexGuard<'_, VecDeque<(Block, Result<(), FileError>)>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

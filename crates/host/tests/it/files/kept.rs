@@ -102,7 +102,7 @@ proptest! {
             let mut next = || troubles.next().unwrap();
             let opened = request(&kept, &mut at, next(), keep("h", &path)).await;
             assert_eq!(opened.unwrap().handle_id, "h");
-            let mut want = Vec::new();
+            let (mut want, mut asked) = (Vec::new(), Vec::new());
             for (offset, len, byte) in blocks {
                 let end = offset as usize + len;
                 if want.len() < end {
@@ -110,6 +110,7 @@ proptest! {
                 }
                 want[offset as usize..].iter_mut().take(len).for_each(|at| *at = byte);
                 let params = FsWriteBlockParams::new("h", offset, vec![byte; len]);
+                asked.push(params.clone());
                 request(&kept, &mut at, next(), params).await.unwrap();
             }
             assert_eq!(std::fs::read(f.native("x")).unwrap(), b"old", "not before the commit");
@@ -119,7 +120,14 @@ proptest! {
             assert!(std::fs::read(f.native("x")).unwrap() == want);
             // Whoever has written to it since keeps that.
             std::fs::write(f.native("x"), "later").unwrap();
-            run(&connection(&kept), close).await.unwrap();
+            run(&connection(&kept), close.clone()).await.unwrap();
+            // And whoever has got none of the answers, and repeats all of it, gets them now.
+            let opened = request(&kept, &mut at, next(), keep("h", &path)).await;
+            assert_eq!(opened.unwrap().handle_id, "h");
+            for params in asked {
+                request(&kept, &mut at, next(), params).await.unwrap();
+            }
+            request(&kept, &mut at, next(), close).await.unwrap();
             let late = FsWriteBlockParams::new("h", 0, b"late".to_vec());
             run(&connection(&kept), late).await.unwrap_err();
             assert_eq!(std::fs::read(f.native("x")).unwrap(), b"later");
@@ -188,4 +196,33 @@ async fn a_change_of_a_connection_that_died_comes_before_those_of_the_next() {
             assert!(read.data.0 == [round][..], "round {round}");
         }
     }
+}
+
+/// What is remembered of a closed handle is bounded, and what is not remembered is no success.
+#[tokio::test]
+async fn the_newest_blocks_of_a_closed_handle_are_known() {
+    let f = Fixture::new();
+    let path = f.file("x", "old");
+    let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
+    let at = connection(&kept);
+    run(&at, keep("h", &path)).await.unwrap();
+    let block = |n: u64| FsWriteBlockParams::new("h", n * 9, format!("block {n:03}").into_bytes());
+    for n in 0..300 {
+        run(&at, block(n)).await.unwrap();
+    }
+    // A failure is remembered as such, and with it what came of it.
+    let bad = FsWriteBlockParams::new("h", u64::MAX, b"x".to_vec());
+    let refused = run(&at, bad.clone()).await.unwrap_err();
+    let torn = run(&at, commit("h")).await.unwrap_err();
+    let at = connection(&kept);
+    run(&at, keep("h", &path)).await.unwrap();
+    for n in 0..300 {
+        let again = run(&at, block(n)).await;
+        assert_eq!(again.is_ok(), n >= 300 - 255, "{n}: {again:?}");
+    }
+    assert_eq!(run(&at, bad).await.unwrap_err(), refused);
+    let other = FsWriteBlockParams::new("h", 299 * 9, b"block 298".to_vec());
+    assert_eq!(run(&at, other).await.unwrap_err().kind(), ErrorKind::UnknownFileHandle);
+    assert_eq!(run(&at, commit("h")).await.unwrap_err(), torn);
+    assert_eq!(std::fs::read(f.native("x")).unwrap(), b"old");
 }
