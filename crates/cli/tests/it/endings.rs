@@ -331,3 +331,44 @@ async fn a_child_gets_the_limits_the_server_was_given() {
     // A line of total, three descriptors, and that of the directory being listed.
     assert!(text.ends_with("\n5\n"), "{text}");
 }
+
+/// A server below `ulimit -f`: a file that grows too long is an error of its request, and a program is
+/// killed by the signal as always.
+#[tokio::test]
+async fn a_file_over_the_limit_fails_its_request_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let uri = |name: &str| format!("file://{}/{name}", directory.path().display());
+    let mut command = std::process::Command::new("sh");
+    // In blocks of 512 bytes.
+    command.args(["-c", "ulimit -f 200; exec \"$0\" exec-server", env!("CARGO_BIN_EXE_codex")]);
+    let server = Running::start_with(&mut command);
+    let mut client = server.client().await;
+    let data = "A".repeat(400_000);
+    let params = |name| json!({"path": uri(name), "dataBase64": data});
+    let answer = client.call("fs/writeFile", params("long")).await;
+    assert!(answer["error"]["message"].as_str().unwrap().contains("too large"), "{answer}");
+    let small = json!({"path": uri("short"), "dataBase64": "AAAA"});
+    let answer = client.call("fs/writeFile", small).await;
+    assert!(answer["error"].is_null(), "{answer}");
+    let script = format!("head -c 400000 /dev/zero > {}/by-program", directory.path().display());
+    let (_, code) = client.run("q", &format!("exec {}", &script)).await;
+    assert_eq!(code, 128 + 25, "SIGXFSZ");
+    // The command line fails as it does on a full disk.
+    let from = directory.path().join("from");
+    std::fs::write(&from, vec![0; 400_000]).unwrap();
+    let mut command = std::process::Command::new("sh");
+    let script = "ulimit -f 200; exec \"$0\" cp :\"$1\" \"$2\"";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_codex")]);
+    let copied = command.arg(&from).arg(directory.path().join("to")).output().unwrap();
+    let said = String::from_utf8_lossy(&copied.stderr);
+    assert!(copied.status.code() == Some(1) && said.contains("too large"), "{copied:?}");
+}
+
+#[test]
+fn too_few_descriptors_are_told() {
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "ulimit -n 64; exec \"$0\" exec-server", env!("CARGO_BIN_EXE_codex")]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("only 64 files may be open at once; raise the limit"), "{said}");
+}

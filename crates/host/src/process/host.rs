@@ -95,7 +95,9 @@ impl ProcessHost {
         let spawner = match &config.lifeline {
             Lifeline::Own => Spawner::Own(Arc::default()),
             Lifeline::Warden { executable } => {
-                Spawner::Warden(Warden::start(executable, raise_descriptor_limit())?)
+                let limit = raise_descriptor_limit();
+                require_descriptors()?;
+                Spawner::Warden(Warden::start(executable, limit)?)
             }
         };
         let spares = if config.spare_sandbox { Spares::default() } else { Spares::none() };
@@ -306,6 +308,20 @@ fn output_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) = io::pipe()?;
     rustix::io::ioctl_fionbio(&ours, true)?;
     Ok((ours.into(), theirs.into()))
+}
+
+/// What a server cannot do without: its own, the numbers that sandboxes keep clear, and a few for work.
+const FEWEST_DESCRIPTORS: u64 = 96;
+
+fn require_descriptors() -> io::Result<()> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    match limit.current {
+        Some(limit) if limit < FEWEST_DESCRIPTORS => Err(io::Error::other(format!(
+            "only {limit} files may be open at once; raise the limit (ulimit -n) to at least \
+             {FEWEST_DESCRIPTORS}, better 1024"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// A server of many processes needs many descriptors: raises the soft limit to the hard one and

@@ -1,0 +1,17 @@
+//! The limit on the size of files (`ulimit -f`).
+
+use std::ffi::c_int;
+
+/// Has writes beyond the limit on the size of files fail with `EFBIG` instead of killing this process,
+/// which is what `SIGXFSZ` does. What this process executes has the signal as it always is: a handler, other
+/// than a signal that is ignored, does not outlive `execve`.
+pub fn outlive_file_size_limit() {
+    extern "C" fn nothing(_: c_int) {}
+    // SAFETY: a valid action whose handler does nothing, which is allowed at any moment.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(c_int) as usize;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(libc::SIGXFSZ, &raw const action, std::ptr::null_mut());
+    }
+}
