@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use codex_exec_server::client::ExecCommand;
 
-use crate::drive::{Drive, Ending, tell_abandoned};
+use crate::drive::{Drive, Ending, kill, tell_abandoned, tell_left_over};
 use crate::exit::{self, NOT_RUN, tell};
 use crate::on::{Wants, block_on};
 use crate::signals::Signals;
@@ -17,7 +17,9 @@ use crate::terminal::{self, Terminal};
 ///
 /// Shows what it said so far, as far as the server has kept it, and goes on from there. One with a
 /// terminal is typed to, and left again with ~. after Enter. To another one Ctrl-C goes; codex logs
-/// -f only watches. When it has ended, its exit code becomes ours.
+/// -f only watches. When it has ended, its exit code becomes ours, its name is free again, and what it
+/// left behind is killed. Of more than 16 MiB of output the server has kept the newest: that the rest is
+/// missing is said, and changes no exit code.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -61,10 +63,14 @@ async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
     };
     let ending = drive.to_the_end(process).await;
     drop(terminal);
-    if matches!(ending, Ending::Exited { .. } | Ending::Incomplete { .. } | Ending::Stopped(_)) {
-        target.forget()?;
-    }
     let name = target.saved.as_ref().map(|saved| saved.name.clone());
+    if ending.is_end() {
+        // What it left behind goes with its name: nobody could end it by another.
+        match (kill(client, &target.process).await, &name) {
+            (false, Some(name)) => tell_left_over(name),
+            _ => target.forget()?,
+        }
+    }
     target.connected.close().await;
     match ending {
         Ending::Exited { code, .. } | Ending::Stopped(code) => Ok(exit::passed_on(code)),

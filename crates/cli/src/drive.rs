@@ -62,6 +62,13 @@ pub enum Ending {
     Failed(anyhow::Error),
 }
 
+impl Ending {
+    /// Whether the process has ended, and that was told.
+    pub fn is_end(&self) -> bool {
+        matches!(self, Self::Exited { .. } | Self::Incomplete { .. } | Self::Stopped(_))
+    }
+}
+
 /// Signals of one kind after which a process that does not listen is killed.
 const INSISTENCE: u32 = 3;
 /// How long a terminal is still read from after the process in it has exited: what is left in it
@@ -414,9 +421,9 @@ fn resize(client: &ExecServerClient, id: &ProcessId) {
     });
 }
 
-/// Whether the server has ended the process, or answered that it cannot. Does not wait for a
+/// Whether the server has ended the process and all that it left behind, or answered that it cannot. Does not wait for a
 /// connection to come back.
-async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
+pub async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
     let mut status = client.status();
     let lost = status.wait_for(|status| !matches!(status, ConnectionStatus::Connected));
     let params = TerminateParams { process_id: id.clone() };
@@ -430,6 +437,13 @@ async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
         killed,
         Ok(Ok(_) | Err(ExecServerError::Server { .. } | ExecServerError::Unsupported { .. }))
     )
+}
+
+/// Says that what a command left behind may go on, and how to end it.
+pub fn tell_left_over(name: &str) {
+    tell(format_args!(
+        "the connection is lost, so what the command left behind was not killed: codex kill {name} does it"
+    ));
 }
 
 /// Says that a command was left running for want of a connection, and how to get back to it.

@@ -88,6 +88,8 @@ pub struct RunArgs {
     json: bool,
 
     /// Start it under this name and leave: see codex ps, attach, logs and kill
+    ///
+    /// The server keeps the newest 16 MiB of its output.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["ask", "timeout", "json"])]
     detach: Option<Name>,
 
@@ -375,14 +377,22 @@ async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
         ));
     }
     let retain = Retain { bytes: DETACHED_OUTPUT, on_full: OnFull::Drop, until: RetainUntil::Sent };
-    let command = args.exec_command(&connected, false)?.process_id(name.to_string()).retain(retain);
-    let process = match client.spawn(command).await {
+    let id = name.to_string();
+    let command = args.exec_command(&connected, false)?.process_id(id.clone()).retain(retain);
+    // Before it starts: a command that nobody could name would go on for as long as it is kept.
+    let saved = Saved::new(name, &args.on, &session, &id, args.tty);
+    saved.as_ref().map_or(Ok(()), Saved::write)?;
+    let _process = match client.spawn(command).await {
         Ok(process) => process,
-        Err(error) => return Err(args.explain(&connected, error).await),
+        Err(error) => {
+            // One that was refused does not run. Of any other the name is kept, by which it can be
+            // ended.
+            if error.code().is_some() {
+                saved.as_ref().map_or(Ok(()), Saved::remove)?;
+            }
+            return Err(args.explain(&connected, error).await);
+        }
     };
-    if let Some(saved) = Saved::new(name, &args.on, &session, &process.id().0, args.tty) {
-        saved.write()?;
-    }
     connected.close().await;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{name}")?;

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use codex_exec_server::ProcessId;
 use codex_exec_server::client::ExecCommand;
 
-use crate::drive::{Drive, Ending, tell_abandoned};
+use crate::drive::{Drive, Ending, kill, tell_abandoned, tell_left_over};
 use crate::exec_server::{duration, span};
 use crate::exit::{self, NOT_RUN, tell};
 use crate::on::{Connected, OnArgs, Wants, block_on};
@@ -18,10 +17,13 @@ use crate::saved::{Name, Saved};
 use crate::signals::Signals;
 use crate::terminal::Terminal;
 
+/// The shell's id in its session.
+const PROCESS: &str = "shell";
+
 /// Open a login shell in this terminal
 ///
 /// When the connection drops, it is made again and the shell goes on where it was. This terminal is
-/// put back as it was, however this ends.
+/// put back as it was, however this ends. When the shell ends, what it left behind is killed.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -79,10 +81,21 @@ impl ShellArgs {
             if let Some(name) = &self.name {
                 Saved::require_free(name)?;
             }
-            let process = connected.client.spawn(self.command(&connected)?).await?;
-            // Noted now, for whoever is killed notes nothing any more.
-            let saved = self.saved(connected.client.session_id().as_deref(), process.id())?;
+            let command = self.command(&connected)?;
+            // Noted before it starts: whoever is killed notes nothing any more, and a shell that nobody
+            // could name would go on.
+            let saved = self.saved(connected.client.session_id().as_deref())?;
             saved.as_ref().map_or(Ok(()), Saved::write)?;
+            let process = match connected.client.spawn(command).await {
+                Ok(process) => process,
+                Err(error) => {
+                    if error.code().is_some() {
+                        saved.as_ref().map_or(Ok(()), Saved::remove)?;
+                    }
+                    return Err(error.into());
+                }
+            };
+            let id = process.id().clone();
             let drive = Drive {
                 terminal: Some(&terminal),
                 forward_stdin: true,
@@ -95,12 +108,17 @@ impl ShellArgs {
             let ending = drive.to_the_end(process).await;
             drop(terminal);
             let kept = connected.client.capabilities().session_detach_ttl;
+            let nothing_left = !ending.is_end() || kill(&connected.client, &id).await;
             connected.close().await;
             match ending {
                 Ending::Exited { code, .. }
                 | Ending::Incomplete { code, .. }
                 | Ending::Stopped(code) => {
-                    saved.as_ref().map_or(Ok(()), Saved::remove)?;
+                    match &saved {
+                        Some(saved) if nothing_left => saved.remove()?,
+                        Some(saved) => tell_left_over(&saved.name),
+                        None => {}
+                    }
                     Ok(exit::passed_on(code))
                 }
                 Ending::Abandoned(code) => {
@@ -132,13 +150,13 @@ impl ShellArgs {
         // server can give a process in a terminal another name.
         let command = ExecCommand::new(sized(client, vec![path.to_owned(), "-l".to_owned()]))
             .cwd_uri(cwd)
-            .process_id("shell")
+            .process_id(PROCESS)
             .env_policy(Some(env_policy(connected.is_embedded())));
         Ok(in_terminal(command))
     }
 
     /// How to come back, where that is possible.
-    fn saved(&self, session: Option<&str>, process: &ProcessId) -> anyhow::Result<Option<Saved>> {
+    fn saved(&self, session: Option<&str>) -> anyhow::Result<Option<Saved>> {
         let Some(session) = session else { return Ok(None) };
         let name = match &self.name {
             Some(name) => name.clone(),
@@ -148,7 +166,7 @@ impl ShellArgs {
                 format!("shell-{mark}").parse().map_err(anyhow::Error::msg)?
             }
         };
-        Ok(Saved::new(&name, &self.on, session, &process.to_string(), true))
+        Ok(Saved::new(&name, &self.on, session, PROCESS, true))
     }
 
     fn left(&self, saved: Option<&Saved>, kept: bool) {

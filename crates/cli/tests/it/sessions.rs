@@ -112,3 +112,54 @@ fn a_session_whose_server_is_gone() {
     assert!(table.contains("server not there"), "{table}");
     home.run(&["logs", "x"]).failed(1, "cannot go back to `x`");
 }
+
+/// A command that nobody could name would go on for a day: it does not start.
+#[test]
+fn what_cannot_be_saved_is_not_started() {
+    let home = Home::new();
+    let ran = home.directory.path().join("ran");
+    let nowhere = home.directory.path().join("codex/sessions");
+    std::fs::create_dir(home.directory.path().join("codex")).unwrap();
+    std::os::unix::fs::symlink("no/where", &nowhere).unwrap();
+    home.detach("x", &format!("touch {}", ran.display())).failed(125, "cannot save the session");
+    let listed = home.run(&["run", "--on", &home.server.url, "--", "ls", &ran.to_string_lossy()]);
+    assert_ne!(listed.code, Some(0), "{listed:?}");
+    std::fs::remove_file(&nowhere).unwrap();
+    // And the name of what the server refuses to start is free again.
+    let url = home.server.url.as_str();
+    home.run(&["run", "--on", url, "--detach", "x", "--", "/no/such"]).failed(127, "no command");
+    home.detach("x", "true");
+    home.run(&["attach", "x"]).well();
+}
+
+/// What a command leaves behind goes with its name.
+#[test]
+fn who_collects_an_exit_leaves_nothing_running() {
+    let home = Home::new();
+    let pid = home.directory.path().join("pid");
+    let script = format!("setsid sleep 1000 >/dev/null 2>&1 & echo $! > {}; exit 3", pid.display());
+    home.detach("d", &script);
+    home.run(&["logs", "-f", "d"]).well();
+    let daemon: u32 = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+    assert!(crate::support::is_running(daemon));
+    assert_eq!(home.run(&["attach", "d"]).code, Some(3));
+    home.run(&["attach", "d"]).failed(125, "nothing was left under the name");
+    let until = std::time::Instant::now() + crate::support::PATIENCE;
+    while crate::support::is_running(daemon) {
+        assert!(std::time::Instant::now() < until, "the daemon goes on");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// The server keeps 16 MiB: that there was more is said, and the command's exit code stays ours.
+#[test]
+fn the_exit_code_of_a_command_that_said_much_is_told() {
+    let home = Home::new();
+    home.detach("much", "head -c 20000000 /dev/zero | tr '\\0' x; exit 7");
+    // What is dropped while somebody watches is another thing.
+    home.run(&["logs", "-f", "much"]);
+    let said = home.run(&["attach", "much"]);
+    assert_eq!(said.code, Some(7), "{}", said.err);
+    assert!(said.err.contains("dropped") || said.err.contains("lost"), "{}", said.err);
+    assert!(said.out.len() <= 16 << 20 && said.out.len() > 8 << 20, "{}", said.out.len());
+}

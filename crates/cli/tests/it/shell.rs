@@ -8,6 +8,7 @@ use std::thread;
 use rustix::process::Signal;
 
 use crate::commands::{Server, codex, everywhere, output};
+use crate::support::{PATIENCE, below, is_running};
 use crate::terminal::Terminal;
 
 /// A login shell without the tester's own settings.
@@ -84,6 +85,37 @@ fn left_and_come_back_to() {
     let mut ps = codex();
     ps.arg("ps").env("XDG_STATE_HOME", home.path());
     assert_eq!(output(&mut ps).out, "");
+}
+
+/// What a shell leaves behind goes with its name, and a shell that could not be named does not start.
+#[test]
+fn nothing_goes_on_without_a_name() {
+    let home = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    let mut command = shell(server.codex("shell"));
+    command.args(["--name", "work"]).env("XDG_STATE_HOME", home.path());
+    let mut terminal = Terminal::start(&command);
+    let pid = home.path().join("pid");
+    let daemon = format!("echo $$ > {}; echo rea''dy; exec sleep 1000 >/dev/null", pid.display());
+    terminal.type_in(&format!("setsid sh -c \"{}\" &\n", daemon.replace('$', "\\$")));
+    terminal.shows("ready");
+    let daemon: u32 = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+    assert!(is_running(daemon));
+    terminal.type_in("exit 5\n");
+    assert_eq!(terminal.ends().code(), Some(5));
+    let until = std::time::Instant::now() + PATIENCE;
+    while is_running(daemon) {
+        assert!(std::time::Instant::now() < until, "the daemon goes on");
+        thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let sessions = home.path().join("codex/sessions");
+    std::fs::remove_dir(&sessions).unwrap();
+    std::os::unix::fs::symlink("no/where", &sessions).unwrap();
+    let mut terminal = Terminal::start(&command);
+    terminal.shows("cannot save the session");
+    assert_eq!(terminal.ends().code(), Some(125));
+    let shells = below(server.pid());
+    assert!(shells.iter().all(|(_, line)| !line.contains("-l")), "{shells:?}");
 }
 
 #[test]
