@@ -111,9 +111,10 @@ async fn killed_it_takes_everything_along() {
 async fn a_warden_and_keepers_that_were_stopped_go_on() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
-    let warden = warden(server.pid()).unwrap();
     client.start("p", "echo $$; setsid sleep 1000 & echo $!; kill -STOP $PPID; wait").await;
     let pids = numbers(&client.lines("p", 2).await);
+    // It has its name by now.
+    let warden = warden(server.pid()).unwrap();
     send(warden, Signal::STOP);
     // It takes a moment until that is noticed.
     assert_eq!(client.run("q", "echo here").await, ("here\n".into(), 0));
