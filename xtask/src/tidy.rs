@@ -1,4 +1,5 @@
-//! Checks that no compiler makes: how files open, how long they are, what dependencies allow.
+//! Checks that no compiler makes: how files open, how long they are, what dependencies allow, and whether
+//! ARCHITECTURE.md is true of files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ pub fn run() -> anyhow::Result<()> {
             complaints.extend(source(&file, &text));
         }
     }
+    complaints.extend(architecture(&std::fs::read_to_string("ARCHITECTURE.md")?)?);
     complaints.extend(licences()?);
     for complaint in &complaints {
         eprintln!("{complaint}");
@@ -59,6 +61,44 @@ fn source(file: &Path, text: &str) -> Vec<String> {
         }
     }
     complaints
+}
+
+/// What ARCHITECTURE.md says of files has to be so: those it names exist, and `unsafe` is where it says.
+fn architecture(text: &str) -> anyhow::Result<Vec<String>> {
+    let mut complaints = Vec::new();
+    for path in named_paths(text).filter(|path| path.contains("/src")) {
+        let path = path.split_once(['{', '*']).map_or(path, |(before, _)| before);
+        if !Path::new("crates").join(path).exists() && !Path::new(path).exists() {
+            complaints.push(format!("ARCHITECTURE.md: there is no `{path}`"));
+        }
+    }
+    let declared = text.split("\n- ").find(|item| item.starts_with("`unsafe` is in"));
+    let declared = declared.context("ARCHITECTURE.md does not say where `unsafe` is")?;
+    let declared: Vec<_> =
+        named_paths(declared).map(|path| Path::new("crates").join(path)).collect();
+    for file in tracked_files()? {
+        let is_source = file.starts_with("crates") && file.iter().any(|name| name == "src");
+        if is_source
+            && file.extension().is_some_and(|extension| extension == "rs")
+            && !declared.iter().any(|place| file.starts_with(place))
+            && has_unsafe(&std::fs::read_to_string(&file)?)
+        {
+            let file = file.display();
+            complaints.push(format!("{file}: `unsafe` outside of the places in ARCHITECTURE.md"));
+        }
+    }
+    Ok(complaints)
+}
+
+/// The words between backquotes.
+fn named_paths(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2).filter(|word| !word.contains([' ', '\n', '(', '<']))
+}
+
+fn has_unsafe(text: &str) -> bool {
+    let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+    let uses = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"];
+    code.into_iter().any(|line| uses.iter().any(|used| line.contains(used)))
 }
 
 /// Whether nothing in this file may decide by what an error says.
@@ -159,6 +199,14 @@ fn any(alternatives: &str, allowed: &BTreeSet<&str>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unsafe_code_is_told_from_words() {
+        assert!(has_unsafe("let a = unsafe { b() };") && has_unsafe("pub unsafe fn a() {}"));
+        assert!(!has_unsafe("// an unsafe { block }\nlet unsafe_fn = 1;"));
+        let paths: Vec<_> = named_paths("see `host/src/a.rs` and `b c`, `d`").collect();
+        assert_eq!(paths, ["host/src/a.rs", "d"]);
+    }
 
     #[test]
     fn licence_expressions() {

@@ -2,7 +2,7 @@
 //!
 //! A [`Connection`] is a stream of messages in and an [`Outbound`] queue for messages out. Only its
 //! constructor knows what carries them: [`Connection::websocket`], [`Connection::lines`] (stdio),
-//! [`Connection::pair`] (memory), [`Connection::channel`] (a relay stream). [`WebsocketDial`] makes
+//! [`Connection::pair`] (memory), [`Connection::over`] (a relay stream). [`WebsocketDial`] makes
 //! one to a `ws://` or `wss://` address. [`Pending`] matches answers to requests.
 
 mod budget;

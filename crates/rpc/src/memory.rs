@@ -18,18 +18,6 @@ impl Connection {
         (left, right)
     }
 
-    /// A connection over two channels of whole messages (a relay stream).
-    pub fn channel(
-        incoming: mpsc::Receiver<Bytes>,
-        outgoing: mpsc::Sender<Bytes>,
-        config: &ConnectionConfig,
-    ) -> Self {
-        let messages = stream::unfold(incoming, |mut incoming| async move {
-            incoming.recv().await.map(|message| (Ok(message), incoming))
-        });
-        Self::over(messages, outgoing, config)
-    }
-
     /// A connection whose messages come by any stream and leave by a channel. Ends, for those who
     /// send, as soon as the channel's receiver is gone.
     pub fn over(

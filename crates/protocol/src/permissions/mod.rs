@@ -5,10 +5,10 @@
 //! to one shape, and that shape is always written in the newest spelling.
 //!
 //! ```
-//! use codex_exec_server_protocol::SandboxContext;
+//! use codex_exec_server_protocol::{NetworkPolicy, SandboxContext};
 //! let asked: SandboxContext =
 //!     serde_json::from_str(r#"{"type": "read-only", "network_access": false}"#).unwrap();
-//! assert!(asked.permissions.restricts_file_system());
+//! assert_eq!(asked.permissions.network(), NetworkPolicy::Restricted);
 //! ```
 
 pub(crate) mod assurance;

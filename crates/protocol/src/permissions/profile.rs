@@ -115,11 +115,6 @@ impl PermissionProfile {
         }
     }
 
-    /// Whether there is a file system policy to enforce.
-    pub fn restricts_file_system(&self) -> bool {
-        matches!(self, Self::Managed { file_system: FileSystemPolicy::Restricted(_), .. })
-    }
-
     /// The network policy; a disabled sandbox has the network enabled.
     pub fn network(&self) -> NetworkPolicy {
         match self {
