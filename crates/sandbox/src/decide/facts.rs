@@ -172,10 +172,12 @@ impl<'a> Resolver<'a> {
         self.known
     }
 
-    /// Follows every link of an absolute, normal path.
+    /// Follows every link of an absolute path. What it finds has one spelling.
     pub fn resolve(&mut self, path: &Path) -> Place {
-        // In a directory that is known to be reached without links, one look is enough.
-        if let Some(directory) = parent(path)
+        // In a directory that is known to be reached without links, one look is enough: at the name
+        // itself, for a slash after it would follow a link.
+        if is_normal(path)
+            && let Some(directory) = parent(path)
             && self.is_without_links(directory)
             // Not worth remembering: few paths are named twice.
             && let Ok(node) = self.facts.lookup(path)
@@ -280,6 +282,12 @@ impl<'a> Resolver<'a> {
             Err(error) => Err(Obstacle::looking_up(parent(path).unwrap_or(path), &error)),
         }
     }
+}
+
+/// Whether a path is spelled as a walk would spell it: no slash at its end, and no `.`, `..` or empty name.
+fn is_normal(path: &Path) -> bool {
+    let names = path.as_os_str().as_encoded_bytes().split(|&byte| byte == b'/').skip(1);
+    names.into_iter().all(|name| !matches!(name, b"" | b"." | b".."))
 }
 
 /// The names of a path, `..` among them.

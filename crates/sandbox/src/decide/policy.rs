@@ -383,7 +383,11 @@ impl<'a> Resolving<'a> {
                         }
                         let below = below_root(subpath.as_deref())?;
                         for root in roots {
-                            self.entry(&root.join(&below), access, skip);
+                            match below.as_os_str().is_empty() {
+                                // To join nothing would add a slash.
+                                true => self.entry(root, access, skip),
+                                false => self.entry(&root.join(&below), access, skip),
+                            }
                         }
                     }
                     SpecialPath::Unknown(value) if access == AccessMode::Deny => {

@@ -166,3 +166,31 @@ fn a_git_pointer_means_what_git_takes_it_for() {
         assert_eq!(access, AccessMode::Read, "{text:?}");
     }
 }
+
+/// A link may lead to a directory around the repository: what is protected inside stays so, and a
+/// directory that an entry names stays what the entry says.
+#[test]
+fn a_link_to_a_directory_around_the_repository_takes_nothing_from_it() {
+    let tree = Tree::new([
+        ("/w/.git", Entry::File("gitdir: /w/sub/main/.git/worktrees/one")),
+        ("/w/sub/main/.git/worktrees/one/commondir", Entry::File("../..\n")),
+        ("/w/sub/main/.git/hooks/pre-commit", Entry::File("")),
+        ("/w/sub/main/.git/hooks/lnk", Entry::Link("/w/sub")),
+        ("/w/sub/b", Entry::Directory),
+    ]);
+    let mut asked = context(vec![project(AccessMode::Write)]);
+    asked.workspace_roots = ["/w", "/w/sub/b", "/w/sub"].map(|root| root.parse().unwrap()).to_vec();
+    let policy = resolved(&tree, &asked);
+    let paths = policy.regions.iter().map(|(path, _)| path.to_str().unwrap());
+    assert!(
+        paths.clone().all(|path| path == "/" || !path.ends_with('/')),
+        "{:?}",
+        paths.collect::<Vec<_>>()
+    );
+    for path in ["/w/sub/main/.git", "/w/sub/main/.git/hooks/pre-commit"] {
+        assert_eq!(policy.access.access(Path::new(path)), AccessMode::Read, "{path}");
+    }
+    for path in ["/w/sub", "/w/sub/b", "/w/sub/main"] {
+        assert_eq!(policy.access.access(Path::new(path)), AccessMode::Write, "{path}");
+    }
+}
