@@ -87,6 +87,9 @@ fn sessions_by_their_ids() {
     let session = saved["sessionId"].as_str().unwrap();
     let url = home.server.url.as_str();
     let with = |subcommand, id| home.run(&[subcommand, "--on", url, "--session", session, id]);
+    // To its end: it may not have said anything yet.
+    let follow = ["logs", "-f", "--on", url, "--session", session, "p"];
+    assert_eq!(home.run(&follow).well(), "hello\n");
     assert_eq!(with("logs", "p").well(), "hello\n");
     with("logs", "q").failed(1, "it has p");
     assert_eq!(with("attach", "p").well(), "hello\n");
