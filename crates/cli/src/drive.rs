@@ -421,8 +421,8 @@ fn resize(client: &ExecServerClient, id: &ProcessId) {
     });
 }
 
-/// Whether the server has ended the process and all that it left behind, or answered that it cannot. Does not wait for a
-/// connection to come back.
+/// Whether the server has ended the process and all that it left behind, or answered that it cannot.
+/// Does not wait for a connection to come back.
 pub async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
     let mut status = client.status();
     let lost = status.wait_for(|status| !matches!(status, ConnectionStatus::Connected));

@@ -216,13 +216,10 @@ impl ExecServerClient {
     /// Calls a filesystem method held to a sandbox.
     pub async fn call_in<C: FileCall>(
         &self,
-        mut params: C::Params,
+        params: C::Params,
         sandbox: Option<&SandboxContext>,
     ) -> Result<C::Response, ExecServerError> {
-        if let Some(sandbox) = sandbox {
-            *C::sandbox(&mut params) = Some(sandbox.clone());
-        }
-        self.call::<C>(params).await
+        self.call::<C>(C::held_to(params, sandbox)).await
     }
 
     /// Calls a method whose effect is known better than its params tell.

@@ -105,6 +105,14 @@ pub trait Call: 'static {
 pub trait FileCall: Call {
     /// The policy that restricts the request; none restricts nothing.
     fn sandbox(params: &mut Self::Params) -> &mut Option<SandboxContext>;
+
+    /// The params with this policy, if there is one.
+    fn held_to(mut params: Self::Params, sandbox: Option<&SandboxContext>) -> Self::Params {
+        if let Some(sandbox) = sandbox {
+            *Self::sandbox(&mut params) = Some(sandbox.clone());
+        }
+        params
+    }
 }
 
 /// A notification as both sides know it.

@@ -220,8 +220,8 @@ fn what_a_sandbox_is_built_with_ends_with_it() {
 
 /// Directories pass on their group bit, and what a default access list says, to whatever is made in
 /// them; the placeholders are known all the same.
-#[test]
-fn in_directories_that_pass_on_modes() {
+#[tokio::test]
+async fn in_directories_that_pass_on_modes() {
     let mut random = fastrand::Rng::with_seed(11);
     for round in 0..12 {
         let workspace = workspace();
@@ -242,12 +242,8 @@ fn in_directories_that_pass_on_modes() {
         std::fs::write(workspace.path().join(".git/HEAD"), "").unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        let only_git = || names(workspace.path()) == [".git"];
-        let until = Instant::now() + Duration::from_secs(20);
-        while !only_git() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert!(only_git(), "{mode:o} {rights:?}: {:?}", names(workspace.path()));
+        let what = format!("{mode:o} {rights:?}: only .git is left");
+        eventually(&what, || names(workspace.path()) == [".git"]).await;
     }
 }
 

@@ -37,25 +37,16 @@ impl Files {
         let mut tree = self.look_through(remote, local).await?;
         let count = Count::new(options, tree.files.len() as u64, 0);
         let late = tree.make_directories().await?;
-        let failed: Vec<_> = stream::iter(tree.files)
-            .map(|(from, to)| {
-                let count = &count;
-                async move { keep_words(self.download_file(&from, &to, count, false).await) }
-            })
-            .buffer_unordered(options.files_at_once.max(1))
-            .try_collect()
-            .await?;
-        tree.failed.extend(failed.into_iter().flatten());
+        let download = |(from, to): (PathUri, PathBuf)| {
+            let count = &count;
+            async move { keep_words(self.download_file(&from, &to, count, false).await) }
+        };
+        tree.failed.extend(count.each(tree.files, download).await?);
         for (directory, mode) in late.iter().rev() {
             let set = local::set_directory_mode(directory, *mode).map_err(writing(directory));
             tree.failed.extend(keep_words(set)?);
         }
-        Ok(TransferReport {
-            directories: tree.directories.len() as u64,
-            skipped: tree.skipped,
-            failed: tree.failed,
-            ..count.report()
-        })
+        Ok(count.report_tree(tree.directories.len(), tree.skipped, tree.failed))
     }
 
     pub(super) async fn look_through(

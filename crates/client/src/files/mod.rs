@@ -67,7 +67,7 @@ impl Files {
         &self,
         params: C::Params,
     ) -> Result<C::Response, ExecServerError> {
-        self.client.call::<C>(self.sandboxed::<C>(params)).await
+        self.client.call_in::<C>(params, self.sandbox.as_ref()).await
     }
 
     /// Calls a method on this very connection, see [`Shared::call_on`](crate::shared::Shared::call_on).
@@ -76,7 +76,8 @@ impl Files {
         link: &Arc<Link>,
         params: C::Params,
     ) -> Result<C::Response, ExecServerError> {
-        let (params, timeout) = (self.sandboxed::<C>(params), self.client.timeout(C::METHOD));
+        let params = C::held_to(params, self.sandbox.as_ref());
+        let timeout = self.client.timeout(C::METHOD);
         self.client.shared.call_on::<C>(link, &params, C::effect(&params), timeout).await
     }
 
@@ -85,15 +86,8 @@ impl Files {
         &self,
         params: C::Params,
     ) -> Result<C::Response, ExecServerError> {
-        self.client.call_as::<C>(&self.sandboxed::<C>(params), Effect::Repeatable).await
-    }
-
-    /// The params with the sandbox, if there is one.
-    fn sandboxed<C: FileCall>(&self, mut params: C::Params) -> C::Params {
-        if let Some(sandbox) = &self.sandbox {
-            *C::sandbox(&mut params) = Some(sandbox.clone());
-        }
-        params
+        let params = C::held_to(params, self.sandbox.as_ref());
+        self.client.call_as::<C>(&params, Effect::Repeatable).await
     }
 
     /// The whole content of a file. A large one is read in blocks.

@@ -1,4 +1,4 @@
-//! What uploads and downloads of files and trees have in common: options, progress, the report.
+//! What copies of files and trees have in common, whichever way they go: options, progress, the report.
 
 use std::fmt;
 use std::io;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use codex_exec_server_protocol::PathUri;
+use futures_util::{StreamExt, TryStreamExt, stream};
 
 use crate::error::ExecServerError;
 
@@ -130,6 +131,31 @@ impl Count {
             bytes: self.bytes.load(Ordering::Relaxed),
             ..TransferReport::default()
         }
+    }
+
+    /// Transfers the files of a tree, as many at once as the options say. Returns the
+    /// [words](keep_words) of those that failed.
+    pub async fn each<T, F>(
+        &self,
+        files: Vec<T>,
+        transfer: impl Fn(T) -> F,
+    ) -> Result<Vec<String>, ExecServerError>
+    where
+        F: Future<Output = Result<Option<String>, ExecServerError>>,
+    {
+        let at_once = self.options.files_at_once.max(1);
+        let transfers = stream::iter(files).map(transfer).buffer_unordered(at_once);
+        transfers.try_filter_map(async |words| Ok(words)).try_collect().await
+    }
+
+    /// What the files and the rest of their tree amount to.
+    pub fn report_tree(
+        &self,
+        directories: usize,
+        skipped: Vec<String>,
+        failed: Vec<String>,
+    ) -> TransferReport {
+        TransferReport { directories: directories as u64, skipped, failed, ..self.report() }
     }
 }
 

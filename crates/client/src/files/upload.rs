@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::BytesMut;
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::{PathUri, call};
-use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::fs::File;
 use tokio::io::AsyncReadExt;
 
@@ -51,28 +50,16 @@ impl Files {
         let mut tree = Tree::read(local, local::mode(&metadata)).await?;
         let count = Count::new(options, tree.files.len() as u64, tree.bytes);
         let late = self.make_directories(remote, &tree.directories, &mut tree.failed).await?;
-        let failed: Vec<_> = stream::iter(tree.files)
-            .map(|file| {
-                let count = &count;
-                async move {
-                    let to = local::below(remote, &file)?;
-                    keep_words(self.upload_file(&local.join(file), &to, count).await)
-                }
-            })
-            .buffer_unordered(options.files_at_once.max(1))
-            .try_collect()
-            .await?;
-        tree.failed.extend(failed.into_iter().flatten());
-        for (directory, mode) in late.into_iter().rev() {
-            let set = self.set_mode(directory, mode).await;
-            tree.failed.extend(keep_words(set)?);
-        }
-        Ok(TransferReport {
-            directories: tree.directories.len() as u64,
-            skipped: tree.skipped,
-            failed: tree.failed,
-            ..count.report()
-        })
+        let upload = |file: PathBuf| {
+            let count = &count;
+            async move {
+                let to = local::below(remote, &file)?;
+                keep_words(self.upload_file(&local.join(file), &to, count).await)
+            }
+        };
+        tree.failed.extend(count.each(tree.files, upload).await?);
+        self.set_late_modes(late, &mut tree.failed).await?;
+        Ok(count.report_tree(tree.directories.len(), tree.skipped, tree.failed))
     }
 
     /// Makes the directories of a tree. A new one gets the bits of its source while nothing is in
@@ -106,6 +93,18 @@ impl Files {
             }
         }
         Ok(late)
+    }
+
+    /// Sets the bits that [`make_directories`](Self::make_directories) has left for the end.
+    pub(super) async fn set_late_modes(
+        &self,
+        late: Vec<(PathUri, u32)>,
+        failed: &mut Vec<String>,
+    ) -> Result<(), ExecServerError> {
+        for (directory, mode) in late.into_iter().rev() {
+            failed.extend(keep_words(self.set_mode(directory, mode).await)?);
+        }
+        Ok(())
     }
 
     pub(super) async fn set_mode(&self, path: PathUri, mode: u32) -> Result<(), ExecServerError> {

@@ -4,11 +4,10 @@
 //! would copy, leave out and report. On a server with the capability `fsAtomicCopy` a file appears under
 //! its name only when it is complete.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::{PathUri, call};
-use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::transfer::{Count, keep_words};
 use super::{Files, TransferOptions, TransferReport, local};
@@ -36,31 +35,19 @@ impl Files {
         let mut tree = self.look_through(source, Path::new("")).await?;
         let count = Count::new(options, tree.files.len() as u64, 0);
         let late = self.make_directories(destination, &tree.directories, &mut tree.failed).await?;
-        let failed: Vec<_> = stream::iter(tree.files)
-            .map(|(from, to)| {
-                let count = &count;
-                async move {
-                    let to = local::below(destination, &to)?;
-                    let words = keep_words(self.copy_file(&from, &to, count).await)?;
-                    // The server speaks of what a link leads to.
-                    let shown = local::shown(&from);
-                    Ok::<_, ExecServerError>(words.map(|words| format!("{shown}: {words}")))
-                }
-            })
-            .buffer_unordered(options.files_at_once.max(1))
-            .try_collect()
-            .await?;
-        tree.failed.extend(failed.into_iter().flatten());
-        for (directory, mode) in late.into_iter().rev() {
-            let set = self.set_mode(directory, mode).await;
-            tree.failed.extend(keep_words(set)?);
-        }
-        Ok(TransferReport {
-            directories: tree.directories.len() as u64,
-            skipped: tree.skipped,
-            failed: tree.failed,
-            ..count.report()
-        })
+        let copy = |(from, to): (PathUri, PathBuf)| {
+            let count = &count;
+            async move {
+                let to = local::below(destination, &to)?;
+                let words = keep_words(self.copy_file(&from, &to, count).await)?;
+                // The server speaks of what a link leads to.
+                let shown = local::shown(&from);
+                Ok(words.map(|words| format!("{shown}: {words}")))
+            }
+        };
+        tree.failed.extend(count.each(tree.files, copy).await?);
+        self.set_late_modes(late, &mut tree.failed).await?;
+        Ok(count.report_tree(tree.directories.len(), tree.skipped, tree.failed))
     }
 
     async fn copy_file(

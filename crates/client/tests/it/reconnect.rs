@@ -178,8 +178,8 @@ async fn a_call_made_while_there_is_no_connection_waits_for_one() {
     soon(signalling).await.unwrap().unwrap();
 }
 
-#[tokio::test]
-async fn a_start_whose_answer_was_lost_is_found_again() {
+/// What a start ends with whose answer was lost, and whose repetition is refused in these words.
+async fn repeated_start(words: &str, kind: Option<&str>) -> Result<(), ExecServerError> {
     let (client, mut fake, mut dialled) = connect(json!({})).await;
     let spawning = go(async move { client.spawn(ExecCommand::new(["x"])).await });
     let first = fake.expect("process/start").await;
@@ -187,40 +187,29 @@ async fn a_start_whose_answer_was_lost_is_found_again() {
     let mut fake = resumed(&mut dialled).await;
     let again = fake.expect("process/start").await;
     assert_eq!(again.params, first.params);
-    fake.refuse(&again, -32600, "process p already exists").await;
-    soon(spawning).await.unwrap().unwrap();
-}
-
-#[tokio::test]
-async fn a_start_that_is_refused_twice_is_refused() {
-    let (client, mut fake, mut dialled) = connect(json!({})).await;
-    let spawning = go(async move { client.spawn(ExecCommand::new(["x"])).await });
-    fake.expect("process/start").await;
-    drop(fake);
-    let mut fake = resumed(&mut dialled).await;
-    let again = fake.expect("process/start").await;
-    fake.refuse(&again, -32600, "no").await;
-    let error = soon(spawning).await.unwrap().unwrap_err();
-    assert!(matches!(error, ExecServerError::Server { method: "process/start", .. }), "{error}");
-}
-
-/// What a start ends with whose repetition is refused with this kind, in these words.
-async fn repeated_start(words: &str, kind: &str) -> Result<(), ExecServerError> {
-    let (client, mut fake, mut dialled) = connect(json!({})).await;
-    let spawning = go(async move { client.spawn(ExecCommand::new(["x"])).await });
-    fake.expect("process/start").await;
-    drop(fake);
-    let mut fake = resumed(&mut dialled).await;
-    let again = fake.expect("process/start").await;
-    fake.refuse_as(&again, -32600, words, kind).await;
+    match kind {
+        Some(kind) => fake.refuse_as(&again, -32600, words, kind).await,
+        None => fake.refuse(&again, -32600, words).await,
+    }
     soon(spawning).await.unwrap().map(drop)
 }
 
 #[tokio::test]
+async fn a_start_whose_answer_was_lost_is_found_again() {
+    repeated_start("process p already exists", None).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_start_that_is_refused_twice_is_refused() {
+    let error = repeated_start("no", None).await.unwrap_err();
+    assert!(matches!(error, ExecServerError::Server { method: "process/start", .. }), "{error}");
+}
+
+#[tokio::test]
 async fn a_repeated_start_is_judged_by_its_kind_and_not_by_its_words() {
-    repeated_start("Prozess vorhanden", "processExists").await.unwrap();
+    repeated_start("Prozess vorhanden", Some("processExists")).await.unwrap();
     for kind in ["sessionEnded", "invalidParams", "ofTomorrow"] {
-        let error = repeated_start("process p already exists", kind).await.unwrap_err();
+        let error = repeated_start("process p already exists", Some(kind)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::from_name(kind), "{error}");
     }
 }

@@ -19,14 +19,14 @@ pub trait AnswerMemory: Send + Sync + 'static {
 }
 
 /// Memory for one answer. Dropping it gives the memory back.
-pub struct Reservation(
-    #[allow(dead_code, reason = "held to be dropped")] Box<dyn Any + Send + Sync>,
-);
+pub struct Reservation {
+    _held: Box<dyn Any + Send + Sync>,
+}
 
 impl Reservation {
     /// A reservation that lasts as long as `held`.
     pub fn new(held: impl Send + Sync + 'static) -> Self {
-        Self(Box::new(held))
+        Self { _held: Box::new(held) }
     }
 }
 

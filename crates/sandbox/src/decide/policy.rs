@@ -383,11 +383,10 @@ impl<'a> Resolving<'a> {
                         }
                         let below = below_root(subpath.as_deref())?;
                         for root in roots {
-                            match below.as_os_str().is_empty() {
-                                // To join nothing would add a slash.
-                                true => self.entry(root, access, skip),
-                                false => self.entry(&root.join(&below), access, skip),
-                            }
+                            // Not joined: where nothing is below, that would add a slash.
+                            let path: PathBuf =
+                                root.components().chain(below.components()).collect();
+                            self.entry(&path, access, skip);
                         }
                     }
                     SpecialPath::Unknown(value) if access == AccessMode::Deny => {
