@@ -31,6 +31,9 @@ use tokio::task::JoinSet;
 use files::Workspace;
 use session::{Allowed, Treatment};
 
+/// How many keepers, or wardens one after the other, are killed in a round at most.
+const MOST_KILLS: usize = 3;
+
 /// How long to torture, and from where.
 #[derive(Debug, Args)]
 pub struct TortureArgs {
@@ -290,7 +293,7 @@ async fn round(
         server.kill()?;
     }
     for workspace in judged {
-        workspace.judge(fault == Fault::KeeperAndServer).await?;
+        workspace.judge().await?;
     }
     Ok(())
 }
@@ -315,13 +318,13 @@ async fn inflict<T>(
         Fault::Server => server.kill()?,
         Fault::Client => sessions.iter().for_each(tokio::task::JoinHandle::abort),
         Fault::Warden => {
-            for _ in 0..rng.usize(1..4) {
+            for _ in 0..rng.usize(1..=MOST_KILLS) {
                 machine::wardens(pid).into_iter().for_each(machine::kill);
                 tokio::time::sleep(Duration::from_millis(rng.u64(..60))).await;
             }
         }
         Fault::Keeper => {
-            for _ in 0..rng.usize(1..4) {
+            for _ in 0..rng.usize(1..=MOST_KILLS) {
                 if let Some(keeper) = rng.choice(machine::keepers(pid)) {
                     machine::kill(keeper);
                 }

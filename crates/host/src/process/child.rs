@@ -45,7 +45,9 @@ impl Child {
 
     /// It ends by itself when we do, and has to tidy up before.
     pub(super) fn tidies_up(&self) {
-        self.wish(Wish::TidiesUp);
+        if let Some(keeper) = &self.keeper {
+            keeper.tidies_up();
+        }
     }
 
     pub(super) fn pid(&self) -> Pid {

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use super::keeper::Grip;
+use super::keeper::{Grip, TIDYING};
 
 /// How often the tree is looked at before it is killed as far as it is known. Each look stops
 /// everything found, so only what forks faster than we read survives one.
@@ -45,7 +45,8 @@ pub(super) fn end(mut keepers: Vec<Grip>) {
     loop {
         keepers.retain(|keeper| !keeper.has_ended(0));
         for keeper in &keepers {
-            if sweep(keeper.pid, || !keeper.has_ended(0)) {
+            let tidying = keeper.tidying.filter(|_| began.elapsed() < TIDYING);
+            if sweep(keeper.pid, tidying, || !keeper.has_ended(0)) {
                 signalled = Instant::now();
             }
         }
@@ -62,23 +63,40 @@ pub(super) fn end(mut keepers: Vec<Grip>) {
     }
 }
 
-/// Kills everything below `root` once, as far as it is seen, but not `root`. It is asked whether that
-/// number is still that of who is meant after it was used. Tells whether there was anybody to kill.
-pub(super) fn sweep(root: Pid, is_root: impl Fn() -> bool) -> bool {
+/// Kills everything below `root` once, as far as it is seen, but not `root`, nor what is `tidying` up: a
+/// child of `root`, which ends by itself once all below it has. It is asked whether the root's number is
+/// still that of who is meant after it was used. Tells whether there was anybody to kill.
+pub(super) fn sweep(root: Pid, tidying: Option<Pid>, is_root: impl Fn() -> bool) -> bool {
     let mut killed = false;
     if let Some(still) = Still::hold(root, &is_root) {
-        killed |= still.kill_children();
+        killed |= still.kill_children(tidying);
     }
     let mut members = HashMap::new();
     for _ in 0..LOOKS {
-        if !stop_new(root, &is_root, &mut members) {
+        if !stop_new(root, tidying, &is_root, &mut members) {
             break;
         }
     }
-    for member in members.values() {
-        killed |= signal(member, Signal::KILL);
+    for (&pid, member) in &members {
+        if Some(pid) == tidying {
+            // Somebody may have stopped it.
+            signal(member, Signal::CONT);
+        } else {
+            killed |= signal(member, Signal::KILL);
+        }
     }
     killed
+}
+
+/// Kills everything below a child of ours that then ends by itself.
+pub(super) fn kill_below(tidying: Pid) {
+    for child in children(tidying) {
+        if let Some(child) = hold(tidying, Link { parent: tidying, child }) {
+            signal(&child, Signal::KILL);
+        }
+    }
+    // Ours to reap, so the number is its own. Somebody may have stopped it.
+    let _ = rustix::process::kill_process(tidying, Signal::CONT);
 }
 
 /// Kills the process group of a child of ours that is not reaped meanwhile, unless it is our own.
@@ -129,9 +147,10 @@ impl Still {
     }
 
     /// Kills the keeper's children with their groups, and those that come to it by that, for some
-    /// time. Tells whether there was any.
-    fn kill_children(&self) -> bool {
-        let mut seen = HashSet::new();
+    /// time; but not what is `tidying` up. Tells whether there was any.
+    fn kill_children(&self, tidying: Option<Pid>) -> bool {
+        let mut seen: HashSet<_> = tidying.into_iter().collect();
+        let spared = [self.group, tidying.and_then(|tidying| Stat::of(tidying)?.group)];
         let mut killed = false;
         for _ in 0..LOOKS {
             let mut new = children(self.keeper);
@@ -146,7 +165,7 @@ impl Still {
             }
             let groups: HashSet<Pid> =
                 new.iter().filter_map(|&child| Stat::of(child)?.group).collect();
-            for group in groups.into_iter().filter(|&group| Some(group) != self.group) {
+            for group in groups.into_iter().filter(|&group| !spared.contains(&Some(group))) {
                 let _ = rustix::process::kill_process_group(group, Signal::KILL);
             }
         }
@@ -160,8 +179,13 @@ impl Drop for Still {
     }
 }
 
-/// Stops every descendant that was not known; tells whether there was any.
-fn stop_new(root: Pid, is_root: impl Fn() -> bool, members: &mut HashMap<Pid, OwnedFd>) -> bool {
+/// Stops every descendant that was not known, but not what is `tidying` up; tells whether there was any.
+fn stop_new(
+    root: Pid,
+    tidying: Option<Pid>,
+    is_root: impl Fn() -> bool,
+    members: &mut HashMap<Pid, OwnedFd>,
+) -> bool {
     let found = descendants(root);
     #[cfg(test)]
     tests::look_slowly(found.iter().map(|link| link.child));
@@ -175,7 +199,9 @@ fn stop_new(root: Pid, is_root: impl Fn() -> bool, members: &mut HashMap<Pid, Ow
         }
         news = true;
         if let Some(member) = hold(root, link) {
-            signal(&member, Signal::STOP);
+            if Some(link.child) != tidying {
+                signal(&member, Signal::STOP);
+            }
             members.insert(link.child, member);
         }
     }

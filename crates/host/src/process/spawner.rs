@@ -83,7 +83,7 @@ impl Spawner {
         };
         // The keeper has its own; whoever waits for the ends of these must not wait for ours.
         drop(order);
-        Keeper::meet(socket, parent).await
+        Keeper::meet(socket, parent, tidies_up).await
     }
 }
 

@@ -10,7 +10,8 @@
 //! the file system. It is given the time for that, and killed only if it takes too long.
 //!
 //! If the warden is killed, its keepers fall to the server, which starts another for what comes. If a
-//! keeper is killed, what it kept falls to the warden, or to the server, and is killed.
+//! keeper is killed, what it kept falls to the warden, or to the server, and is killed; a sandbox after
+//! it has tidied up, as above.
 //!
 //! The warden is this same executable, re-entered (see [`main_if_reentered`]), in a session of its
 //! own and deaf to all signals that can be blocked, so that what is sent to the server's process
@@ -113,6 +114,8 @@ struct Watch {
     /// A cell for the next order, which is received into it.
     room: Option<Room>,
     keepers: HashMap<Pid, Running>,
+    /// What fell to us and tidies up before it ends, and until when it may.
+    tidying: HashMap<Pid, Instant>,
     /// When all children are looked through for those that have exited.
     look_at: Option<Instant>,
 }
@@ -126,6 +129,7 @@ impl Watch {
             cells: Cells::default(),
             room: None,
             keepers: HashMap::new(),
+            tidying: HashMap::new(),
             look_at: None,
         })
     }
@@ -219,24 +223,39 @@ impl Watch {
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             match self.keepers.remove(&pid) {
                 Some(running) => {
-                    fallen |= status.exit_status() != Some(0);
+                    let killed = status.exit_status() != Some(0);
+                    let tidying = running.tidying().filter(|_| killed);
+                    self.tidying.extend(tidying.map(|pid| (pid, Instant::now() + TIDYING)));
+                    fallen |= killed;
                     running.ended(&mut self.cells);
                 }
                 // What had fallen to us may have left something in turn.
-                None => fallen = true,
+                None => {
+                    self.tidying.remove(&pid);
+                    fallen = true;
+                }
             }
         }
-        if fallen {
+        if fallen || !self.tidying.is_empty() {
             self.kill_fallen();
+        }
+        if !self.tidying.is_empty() {
+            self.look_at = Some(Instant::now() + KILLING);
         }
     }
 
-    /// Kills what is below us and below no keeper. Whatever that leaves is told by its deaths. Tells
-    /// whether there was anything to kill.
+    /// Kills what is below us and below no keeper; of what tidies up, only what is below it. Whatever
+    /// that leaves is told by its deaths. Tells whether there was anything to kill.
     fn kill_fallen(&self) -> bool {
-        let mut any = false;
+        let (mut any, now) = (false, Instant::now());
         for pid in descendants::children(rustix::process::getpid()) {
-            if !self.keepers.contains_key(&pid) {
+            if self.keepers.contains_key(&pid) {
+                continue;
+            }
+            if self.tidying.get(&pid).is_some_and(|&until| now < until) {
+                descendants::kill_below(pid);
+                any = true;
+            } else {
                 any |= kill_child(pid);
             }
         }
@@ -261,7 +280,7 @@ impl Watch {
                 // One that has only just begun has nothing below it yet, and its turn next time.
                 if keeper.can_be_stopped() && !(in_time && keeper.tidies_up()) {
                     // Ours to reap, so the number is its own.
-                    any |= descendants::sweep(keeper.pid, || true);
+                    any |= descendants::sweep(keeper.pid, None, || true);
                 }
             }
             if any {
@@ -538,7 +557,7 @@ fn kill_child(pid: Pid) -> bool {
     // Ours to reap, so the number is its own, and that of its group: what runs away leaves it behind.
     let _ = rustix::process::kill_process(pid, Signal::STOP);
     descendants::kill_group_of(pid);
-    let below = descendants::sweep(pid, || true);
+    let below = descendants::sweep(pid, None, || true);
     rustix::process::kill_process(pid, Signal::KILL).is_ok() || below
 }
 

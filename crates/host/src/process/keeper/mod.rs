@@ -25,7 +25,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use codex_linux_sandbox::Executable;
@@ -112,6 +112,13 @@ impl Running {
     pub(super) fn tidies_up(&self) -> bool {
         // SAFETY: the plan lives as long as the cell; the flag is shared with the keeper by design.
         unsafe { (*self.plan).tidies_up.load(Ordering::Relaxed) }
+    }
+
+    /// Its program, if that has to tidy up before it ends.
+    pub(super) fn tidying(&self) -> Option<Pid> {
+        // SAFETY: as above.
+        let root = unsafe { (*self.plan).root.load(Ordering::Acquire) };
+        Pid::from_raw(root).filter(|_| self.tidies_up())
     }
 
     /// Whether it has come so far that it is continued should whoever stops it die.
@@ -203,6 +210,7 @@ impl Room {
             process_stack: self.0.process_stack(),
             passing: self.0.passing(),
             tidies_up: AtomicBool::new(opened.manner.tidies_up),
+            root: AtomicI32::new(0),
             can_be_stopped: AtomicBool::new(false),
             failed: None,
         };
@@ -231,6 +239,8 @@ pub(super) struct Keeper {
     socket: AsyncFd<Arc<OwnedFd>>,
     pid: Pid,
     root: Pid,
+    /// The program has to tidy up before it ends.
+    tidies_up: AtomicBool,
     /// Dropped after the socket, whose end the keeper ends by.
     _parent: Parent,
 }
@@ -248,6 +258,8 @@ pub(super) enum Parent {
 #[derive(Debug, Clone)]
 pub(super) struct Grip {
     pub pid: Pid,
+    /// The program, if it has to tidy up before it ends.
+    pub tidying: Option<Pid>,
     socket: Arc<OwnedFd>,
 }
 
@@ -267,7 +279,11 @@ impl Grip {
 
 impl Keeper {
     /// Waits for the first word on our end of an order's socket.
-    pub(super) async fn meet(socket: OwnedFd, mut parent: Parent) -> Result<Self, SpawnError> {
+    pub(super) async fn meet(
+        socket: OwnedFd,
+        mut parent: Parent,
+        tidies_up: bool,
+    ) -> Result<Self, SpawnError> {
         let system = |step, source| SpawnError::System { step, source };
         let socket =
             register(Arc::new(socket)).map_err(|source| system("the keeper's socket", source))?;
@@ -283,7 +299,8 @@ impl Keeper {
                 if let Parent::Warden { warden, known } = &mut parent {
                     *known = Some(warden.know(keeper));
                 }
-                Ok(Self { socket, pid: keeper, root, _parent: parent })
+                let tidies_up = AtomicBool::new(tidies_up);
+                Ok(Self { socket, pid: keeper, root, tidies_up, _parent: parent })
             }
             Some(Word::Failed { step, errno }) => {
                 let source = io::Error::from_raw_os_error(errno);
@@ -306,7 +323,14 @@ impl Keeper {
     }
 
     pub(super) fn grip(&self) -> Grip {
-        Grip { pid: self.pid, socket: self.socket.get_ref().clone() }
+        let tidying = self.tidies_up.load(Ordering::Relaxed).then_some(self.root);
+        Grip { pid: self.pid, tidying, socket: self.socket.get_ref().clone() }
+    }
+
+    /// The program has to tidy up before it ends.
+    pub(super) fn tidies_up(&self) {
+        self.tidies_up.store(true, Ordering::Relaxed);
+        self.wish(Wish::TidiesUp);
     }
 
     /// The next word; `None` once the keeper has ended. Cancel safe.

@@ -22,7 +22,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -68,6 +68,8 @@ pub(super) struct Plan {
     pub passing: [Span; 2],
     /// The program ends by itself when the server does, and has to tidy up before.
     pub tidies_up: AtomicBool,
+    /// The program's number until it was reaped, else 0.
+    pub root: AtomicI32,
     /// The keeper is continued when its parent dies. Before that nobody may stop it.
     pub can_be_stopped: AtomicBool,
     /// Written by the process, if it fails.
@@ -170,7 +172,8 @@ extern "C" fn keeper(plan: *mut c_void) -> c_int {
             close_around(0, plan.socket);
             plan.passing.iter().for_each(|span| span.give_back());
         }
-        keep(root, socket, &plan.tidies_up);
+        plan.root.store(root.as_raw_nonzero().get(), Ordering::Release);
+        keep(root, socket, plan);
     } else if let Some((step, errno)) = failed {
         let _ = rustix::process::wait(WaitOptions::empty());
         say(socket, Word::Failed { step, errno: errno.raw_os_error() });
@@ -181,7 +184,7 @@ extern "C" fn keeper(plan: *mut c_void) -> c_int {
 }
 
 /// Keeps what the program starts until nothing is left.
-fn keep(root: Pid, socket: BorrowedFd<'_>, tidies_up: &AtomicBool) {
+fn keep(root: Pid, socket: BorrowedFd<'_>, plan: &Plan) {
     // Without it, deaths are looked for now and then.
     let deaths = signalfd().unwrap_or(-1);
     let mut root = Some(root);
@@ -191,6 +194,7 @@ fn keep(root: Pid, socket: BorrowedFd<'_>, tidies_up: &AtomicBool) {
         let (exited, left) = reap(root);
         if let Some(code) = exited {
             root = None;
+            plan.root.store(0, Ordering::Release);
             say(socket, Word::Exited { code, last: !left });
         }
         if !left {
@@ -200,16 +204,21 @@ fn keep(root: Pid, socket: BorrowedFd<'_>, tidies_up: &AtomicBool) {
         if !server {
             let until = *patience.get_or_insert_with(|| Instant::now() + TIDYING);
             let left = until.saturating_duration_since(Instant::now());
-            let tidying = root.is_some() && tidies_up.load(Ordering::Relaxed) && !left.is_zero();
-            if !tidying {
-                kill_children(root);
+            let tidying =
+                root.is_some() && plan.tidies_up.load(Ordering::Relaxed) && !left.is_zero();
+            match root {
+                // Somebody may have stopped it. Ours to reap, so the number is its own.
+                Some(root) if tidying => {
+                    let _ = rustix::process::kill_process(root, Signal::CONT);
+                }
+                _ => kill_children(root),
             }
             wait = Some(if tidying { left } else { KILLING });
         }
         server = wait_for(socket.as_fd(), deaths, server, wait);
         while server && let Some(wish) = hear(socket) {
             match wish {
-                Wish::TidiesUp => tidies_up.store(true, Ordering::Relaxed),
+                Wish::TidiesUp => plan.tidies_up.store(true, Ordering::Relaxed),
                 Wish::Signal { signal, also } => {
                     for group in
                         [root, also.filter(|&also| Some(also) != root)].into_iter().flatten()
