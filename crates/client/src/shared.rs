@@ -74,7 +74,6 @@ const NAMES: usize = 4096;
 
 impl Shared {
     pub(crate) fn new(tuning: ClientTuning, endpoint: String, link: Arc<Link>) -> Self {
-        let prefix = uuid::Uuid::new_v4().simple().to_string();
         Self {
             tuning,
             endpoint,
@@ -86,7 +85,7 @@ impl Shared {
             processes: Mutex::default(),
             names: Mutex::default(),
             ids: AtomicU64::new(0),
-            prefix: prefix[..12].to_owned(),
+            prefix: format!("{:012x}", fastrand::u64(..1 << 48)),
         }
     }
 

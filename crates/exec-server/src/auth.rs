@@ -6,9 +6,8 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hmac::{Hmac, KeyInit, Mac};
+use ring::{digest, hmac};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 /// What the upgrade request has to carry as `Authorization: Bearer …`.
@@ -104,7 +103,7 @@ impl WebSocketAuth {
     /// The token is what the file holds, without white space around it.
     pub fn capability_token_file(path: &Path) -> Result<Self, AuthConfigError> {
         let token = read(path, 1)?;
-        Ok(Self::CapabilityToken { sha256: Sha256::digest(token).into() })
+        Ok(Self::CapabilityToken { sha256: sha256(&token) })
     }
 
     /// The token's digest, in hexadecimal.
@@ -144,7 +143,7 @@ impl WebSocketAuth {
             (Self::Open, _) => Some(Principal::Anyone),
             (_, None) => None,
             (Self::CapabilityToken { sha256 }, Some(token)) => {
-                let same: bool = Sha256::digest(token).as_slice().ct_eq(sha256).into();
+                let same: bool = self::sha256(token.as_bytes()).ct_eq(sha256).into();
                 same.then_some(Principal::TokenHolder)
             }
             (Self::SignedBearerToken(signed), Some(token)) => {
@@ -204,9 +203,8 @@ impl SignedBearer {
         if header.alg != "HS256" {
             return None;
         }
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.secret).ok()?;
-        mac.update(signed.as_bytes());
-        mac.verify_slice(&base64(signature)?).ok()?;
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.secret);
+        hmac::verify(&key, signed.as_bytes(), &base64(signature)?).ok()?;
         let claims: Claims = part(claims)?;
         let now = now.duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
         let skew = self.max_clock_skew.as_secs_f64();
@@ -218,6 +216,12 @@ impl SignedBearer {
         (in_time && ours && for_us)
             .then_some(Principal::Signed { issuer: claims.iss, subject: claims.sub })
     }
+}
+
+fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let mut out = [0; 32];
+    out.copy_from_slice(digest::digest(&digest::SHA256, bytes).as_ref());
+    out
 }
 
 fn base64(text: &str) -> Option<Vec<u8>> {
@@ -237,9 +241,8 @@ mod tests {
     fn token(header: &str, claims: &str, secret: &[u8]) -> String {
         let encode = |text: &[u8]| base64_simd::URL_SAFE_NO_PAD.encode_to_string(text);
         let signed = format!("{}.{}", encode(header.as_bytes()), encode(claims.as_bytes()));
-        let mut mac = Hmac::<Sha256>::new_from_slice(secret).unwrap();
-        mac.update(signed.as_bytes());
-        let signature = encode(&mac.finalize().into_bytes());
+        let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
+        let signature = encode(hmac::sign(&key, signed.as_bytes()).as_ref());
         format!("{signed}.{signature}")
     }
 
@@ -289,8 +292,7 @@ mod tests {
         let file = directory.path().join("token");
         std::fs::write(&file, " sesame\n").unwrap();
         let by_file = WebSocketAuth::capability_token_file(&file).unwrap();
-        let digest =
-            Sha256::digest("sesame").iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let digest: String = sha256(b"sesame").iter().map(|b| format!("{b:02x}")).collect();
         let by_digest = WebSocketAuth::capability_token_sha256(&digest).unwrap();
         for auth in [by_file, by_digest] {
             assert_eq!(auth.admits(Some("Bearer sesame")), Some(Principal::TokenHolder));

@@ -3,8 +3,8 @@
 //! Invariant: a [`WireKey`] is one that the Noise handshake would take.
 
 use codex_exec_relay_core::{KeyError, NoisePublicKey, SUITE};
+use ring::digest;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::secret::hex;
 
@@ -40,11 +40,11 @@ impl WireKey {
 
     /// A name for the key: the same for the same key only.
     pub(crate) fn fingerprint(&self) -> String {
-        let mut sha = Sha256::new();
+        let mut sha = digest::Context::new(&digest::SHA256);
         sha.update(SUITE.as_bytes());
         sha.update(self.0.x25519());
         sha.update(self.0.mlkem768());
-        hex(&sha.finalize())
+        hex(sha.finish().as_ref())
     }
 }
 

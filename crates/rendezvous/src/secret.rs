@@ -9,9 +9,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
+use ring::{digest, hmac};
 use zeroize::Zeroizing;
 
 /// A text that is shown to its owner only.
@@ -84,16 +82,18 @@ impl SigningKey {
 
     /// The signature of `message`.
     pub(crate) fn sign(&self, message: &[u8]) -> [u8; 32] {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&*self.0).unwrap_or_else(|_| {
-            unreachable!("an HMAC key may have any length");
-        });
-        mac.update(message);
-        mac.finalize().into_bytes().into()
+        let mut signature = [0; 32];
+        signature.copy_from_slice(hmac::sign(&self.key(), message).as_ref());
+        signature
     }
 
     /// Whether `signature` is that of `message`, in constant time.
     pub(crate) fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
-        self.sign(message).ct_eq(signature).into()
+        hmac::verify(&self.key(), message, signature).is_ok()
+    }
+
+    fn key(&self) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, &*self.0)
     }
 }
 
@@ -125,7 +125,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 /// SHA-256 in hex.
 pub(crate) fn digest(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
+    hex(digest::digest(&digest::SHA256, bytes).as_ref())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use http::header::{
     CONNECTION, HeaderMap, HeaderValue, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE,
 };
-use sha1::{Digest, Sha1};
+use ring::digest;
 
 /// The `Sec-WebSocket-Accept` of the answer to a request with these headers; `None` if they do not
 /// ask for a websocket.
@@ -22,8 +22,8 @@ pub fn websocket_accept(headers: &HeaderMap) -> Option<HeaderValue> {
         return None;
     }
     let key = headers.get(SEC_WEBSOCKET_KEY)?;
-    let mut sha1 = Sha1::new();
+    let mut sha1 = digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY);
     sha1.update(key.as_bytes());
     sha1.update(b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
-    HeaderValue::from_str(&base64_simd::STANDARD.encode_to_string(sha1.finalize())).ok()
+    HeaderValue::from_str(&base64_simd::STANDARD.encode_to_string(sha1.finish())).ok()
 }

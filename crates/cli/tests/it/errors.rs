@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-use sha1::{Digest, Sha1};
+use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 
 use crate::commands::{Server, codex, output};
 
@@ -137,8 +137,10 @@ fn upgraded(stream: &mut TcpStream) -> Vec<u8> {
             key = value.to_owned();
         }
     }
-    let accept = base64_simd::STANDARD
-        .encode_to_string(Sha1::digest(format!("{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11")));
+    let accept = base64_simd::STANDARD.encode_to_string(digest(
+        &SHA1_FOR_LEGACY_USE_ONLY,
+        format!("{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11").as_bytes(),
+    ));
     format!(
         "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
          Sec-WebSocket-Accept: {accept}\r\n\r\n"

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use codex_exec_server::WebSocketAuth;
-use hmac::{Hmac, KeyInit, Mac};
+use ring::digest::{SHA256, digest};
+use ring::hmac;
 use serde_json::json;
-use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -115,7 +115,7 @@ fn bearer(token: &str) -> String {
 #[tokio::test]
 async fn a_capability_token_opens() {
     let digest: String =
-        Sha256::digest("sesame").iter().map(|byte| format!("{byte:02x}")).collect();
+        digest(&SHA256, b"sesame").as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     let auth = WebSocketAuth::capability_token_sha256(&digest).unwrap();
     let server = server();
     let address = listen_with(&server, auth).await;
@@ -135,9 +135,8 @@ fn jwt(claims: &serde_json::Value, secret: &[u8]) -> String {
     let encode = |text: &[u8]| base64_simd::URL_SAFE_NO_PAD.encode_to_string(text);
     let header = encode(br#"{"alg":"HS256","typ":"JWT"}"#);
     let signed = format!("{header}.{}", encode(claims.to_string().as_bytes()));
-    let mut mac = Hmac::<Sha256>::new_from_slice(secret).unwrap();
-    mac.update(signed.as_bytes());
-    format!("{signed}.{}", encode(&mac.finalize().into_bytes()))
+    let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
+    format!("{signed}.{}", encode(hmac::sign(&key, signed.as_bytes()).as_ref()))
 }
 
 #[tokio::test]

@@ -83,10 +83,8 @@ fn before_end(at: u64, len: u64, capacity: u64) -> usize {
 }
 
 fn named(directory: &Path) -> io::Result<File> {
-    let path = directory.join(format!(".codex-spool-{}", uuid::Uuid::new_v4()));
-    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
-    std::fs::remove_file(&path)?;
-    Ok(file)
+    let file = tempfile::Builder::new().prefix(".codex-spool-").tempfile_in(directory)?;
+    Ok(file.into_file())
 }
 
 async fn blocking<T: Send + 'static>(

@@ -6,7 +6,7 @@ use std::io;
 use std::time::Duration;
 
 use base64_simd::URL_SAFE_NO_PAD;
-use sha2::{Digest, Sha256};
+use ring::digest::{SHA256, digest};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -53,7 +53,7 @@ impl BrowserLogin {
 
     /// What the user opens.
     pub fn url(&self) -> String {
-        let challenge = URL_SAFE_NO_PAD.encode_to_string(Sha256::digest(&self.verifier));
+        let challenge = URL_SAFE_NO_PAD.encode_to_string(digest(&SHA256, self.verifier.as_bytes()));
         let query = encode_form(&[
             ("response_type", "code".to_owned()),
             ("client_id", self.issuer.client_id.clone()),

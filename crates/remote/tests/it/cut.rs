@@ -5,7 +5,7 @@ use std::time::Duration;
 use base64_simd::STANDARD;
 use codex_exec_relay_core::{Authorization, Harness, HarnessMode, NoiseIdentity};
 use codex_exec_remote::{RelayConfig, entropy};
-use sha1::{Digest, Sha1};
+use ring::digest;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -52,10 +52,10 @@ async fn opening(cloud: &Cloud) -> Vec<u8> {
 
 /// The answer to an upgrade with this key.
 fn upgrade(key: &str) -> Vec<u8> {
-    let mut sha1 = Sha1::new();
+    let mut sha1 = digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY);
     sha1.update(key.as_bytes());
     sha1.update(b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
-    let accept = STANDARD.encode_to_string(sha1.finalize());
+    let accept = STANDARD.encode_to_string(sha1.finish());
     format!(
         "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
          Sec-WebSocket-Accept: {accept}\r\n\r\n"

@@ -178,7 +178,7 @@ fn field(url: &str, name: &str) -> String {
 
 #[tokio::test]
 async fn a_browser_signs_in_with_its_own_state_and_no_other() {
-    use sha2::{Digest, Sha256};
+    use ring::digest::{SHA256, digest};
     let issuer_cloud = Cloud::start().await;
     let issued = json!({"access_token": "at", "refresh_token": "rt",
         "id_token": jwt(&json!({"account_id": "acc-9"}))});
@@ -206,7 +206,7 @@ async fn a_browser_signs_in_with_its_own_state_and_no_other() {
     let form = sent.last().unwrap();
     assert!(form.contains("code=the-code") && form.contains("client_id=client-2"), "{form}");
     let verifier = form.split('&').find_map(|pair| pair.strip_prefix("code_verifier=")).unwrap();
-    assert_eq!(URL_SAFE_NO_PAD.encode_to_string(Sha256::digest(verifier)), challenge);
+    assert_eq!(URL_SAFE_NO_PAD.encode_to_string(digest(&SHA256, verifier.as_bytes())), challenge);
 
     let kept = sources.auth_file().unwrap().read().unwrap().unwrap().tokens.unwrap();
     assert_eq!((&*kept.access_token, kept.account_id.as_deref()), ("at", Some("acc-9")));

@@ -98,9 +98,9 @@ impl World {
 
     /// The id of a token.
     pub fn id_of(&self, token: &str) -> String {
-        use sha2::Digest;
+        use ring::digest::{SHA256, digest};
         let digest: String =
-            sha2::Sha256::digest(token.as_bytes()).iter().map(|b| format!("{b:02x}")).collect();
+            digest(&SHA256, token.as_bytes()).as_ref().iter().map(|b| format!("{b:02x}")).collect();
         let all = self.tokens().list().unwrap();
         all.into_iter().find(|record| record.digest == digest).unwrap().id
     }

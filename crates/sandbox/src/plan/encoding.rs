@@ -6,7 +6,7 @@
 use super::Plan;
 
 /// Changes with every change of [`Plan`].
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// Why bytes are not a plan.
 #[derive(Debug, thiserror::Error)]
@@ -17,20 +17,22 @@ pub enum DecodeError {
     Version,
     /// Damaged.
     #[error("the plan cannot be read")]
-    Damaged(#[source] postcard::Error),
+    Damaged(#[source] rmp_serde::decode::Error),
 }
 
 impl Plan {
     /// The plan as bytes.
     pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![VERSION];
         // Writing to a vector cannot fail, and no type of the plan refuses to be written.
-        postcard::to_extend(self, vec![VERSION]).unwrap_or_default()
+        let written = rmp_serde::encode::write(&mut bytes, self);
+        if written.is_ok() { bytes } else { Vec::new() }
     }
 
     /// The plan from bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         match bytes.split_first() {
-            Some((&VERSION, rest)) => postcard::from_bytes(rest).map_err(DecodeError::Damaged),
+            Some((&VERSION, rest)) => rmp_serde::from_slice(rest).map_err(DecodeError::Damaged),
             _ => Err(DecodeError::Version),
         }
     }
