@@ -53,7 +53,8 @@ pub struct ApplyPatchArgs {
 pub fn run(args: &ApplyPatchArgs) -> anyhow::Result<ExitCode> {
     let patch = Patch::parse(&args.read()?)?;
     block_on(async {
-        let connected = args.on.connect(Wants::default()).await?;
+        let wants = Wants { sandbox: args.sandbox.is_given(), ..Wants::default() };
+        let connected = args.on.connect(wants).await?;
         let cwd = remote_path::resolve(&connected.client, &args.cwd)?;
         let files = connected.client.files().in_sandbox(args.sandbox.context(&cwd)?);
         let report = files.apply_patch(&patch, &cwd).await;

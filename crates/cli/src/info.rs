@@ -28,7 +28,7 @@ pub struct InfoArgs {
 
 pub fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
-        let connected = args.on.connect(Wants::default()).await?;
+        let connected = args.on.connect(Wants { sandbox: true, ..Wants::default() }).await?;
         let info = connected.client.info();
         let text = if args.json {
             format!("{}\n", serde_json::to_string_pretty(&*info)?)

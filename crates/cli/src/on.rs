@@ -74,6 +74,9 @@ pub struct Wants {
     pub patience: Option<Duration>,
     /// Neither wait for a session that somebody else holds nor reconnect.
     pub at_once: bool,
+    /// A server in this process can enforce sandboxes. Only then does it try what the machine offers,
+    /// which takes some processes.
+    pub sandbox: bool,
 }
 
 /// A connection, and the server if it is in this process.
@@ -120,7 +123,7 @@ impl OnArgs {
         };
         let client = match &self.on {
             None => {
-                let server = embedded(self.token_file.as_deref())?;
+                let server = embedded(self.token_file.as_deref(), wants.sandbox)?;
                 let client =
                     ExecServerClient::connect_connection(server.connect(), options).await?;
                 return Ok(Connected { client, server: Some(server) });
@@ -254,10 +257,10 @@ impl Connected {
     }
 }
 
-fn embedded(token_file: Option<&Path>) -> anyhow::Result<Server> {
+fn embedded(token_file: Option<&Path>, sandbox: bool) -> anyhow::Result<Server> {
     let executable = std::env::current_exe().context("cannot find this executable")?;
     let mut config = ServerConfig {
-        sandbox_executable: Some(executable.clone()),
+        sandbox_executable: sandbox.then(|| executable.clone()),
         own_files: own_files(token_file),
         ..ServerConfig::default()
     };

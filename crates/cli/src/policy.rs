@@ -20,6 +20,11 @@ pub struct SandboxArgs {
 }
 
 impl SandboxArgs {
+    /// Whether there is one to be held to.
+    pub fn is_given(&self) -> bool {
+        self.sandbox.is_some()
+    }
+
     /// The sandbox, with this directory as its workspace unless a file says otherwise.
     pub fn context(&self, workspace: &PathUri) -> anyhow::Result<Option<SandboxContext>> {
         let Some(given) = self.sandbox.as_deref() else { return Ok(None) };

@@ -129,8 +129,9 @@ fn run_here(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let terminal = args.tty.then(|| Terminal::open("-t")).transpose()?;
     block_on(async {
         let signals = Signals::listen()?;
+        let wants = Wants { sandbox: args.sandbox.is_given(), ..Wants::default() };
         let connected = tokio::select! {
-            connected = args.on.connect(Wants::default()) => connected?,
+            connected = args.on.connect(wants) => connected?,
             code = signals.end() => return Ok(exit::passed_on(code)),
         };
         let drive = Drive {
@@ -363,7 +364,8 @@ async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
         );
     }
     Saved::require_free(name)?;
-    let wants = Wants { keep: Some(args.keep), ..Wants::default() };
+    let sandbox = args.sandbox.is_given();
+    let wants = Wants { keep: Some(args.keep), sandbox, ..Wants::default() };
     let connected = args.on.connect(wants).await?;
     let client = &connected.client;
     let Some(session) = client.session_id() else {
