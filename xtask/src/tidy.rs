@@ -1,7 +1,6 @@
-//! Checks that no compiler makes: how files open, how long they are, what dependencies allow, and whether
-//! ARCHITECTURE.md is true of files.
+//! Checks that no compiler makes: how files open, how long they are, whether ARCHITECTURE.md is true of
+//! files, and whether each dependency has its reason.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -19,7 +18,9 @@ pub fn run() -> anyhow::Result<()> {
         }
     }
     complaints.extend(architecture(&std::fs::read_to_string("ARCHITECTURE.md")?)?);
-    complaints.extend(licences()?);
+    let (manifest, page) = ("Cargo.toml", "docs/design/dependencies.md");
+    let (manifest, page) = (std::fs::read_to_string(manifest)?, std::fs::read_to_string(page)?);
+    complaints.extend(unexplained(&manifest, &page));
     for complaint in &complaints {
         eprintln!("{complaint}");
     }
@@ -157,43 +158,17 @@ fn judgements_by_words(text: &str) -> Vec<usize> {
     calls.into_iter().filter(|(_, call)| judges(call)).map(|(number, _)| number).collect()
 }
 
-/// Every dependency has to be under a licence that `deny.toml` allows.
-fn licences() -> anyhow::Result<Vec<String>> {
-    let deny = std::fs::read_to_string("deny.toml").context("deny.toml")?;
-    let allowed: BTreeSet<&str> = deny
-        .lines()
-        .skip_while(|line| !line.starts_with("allow = ["))
-        .skip(1)
-        .take_while(|line| !line.starts_with(']'))
-        .filter_map(|line| line.trim().strip_prefix('"')?.split('"').next())
-        .collect();
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output =
-        Command::new(cargo).args(["metadata", "--format-version=1", "--locked"]).output()?;
-    ensure!(output.status.success(), "cargo metadata failed");
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    let mut complaints = Vec::new();
-    for package in metadata["packages"].as_array().context("packages")? {
-        let (name, licence) = (&package["name"], package["license"].as_str().unwrap_or_default());
-        if !permits(licence, &allowed) {
-            complaints.push(format!("{name}: licence `{licence}` is not allowed by deny.toml"));
-        }
-    }
-    Ok(complaints)
-}
-
-/// SPDX as far as crates use it: `OR` of `AND` of names, in brackets or not, `/` for `OR`.
-fn permits(licence: &str, allowed: &BTreeSet<&str>) -> bool {
-    let plain = licence.replace(['(', ')'], "").replace('/', " OR ");
-    // `A AND (B OR C)` has lost its brackets: require what every reading requires.
-    if licence.contains(") AND") || licence.contains("AND (") {
-        return plain.split(" AND ").all(|part| any(part, allowed));
-    }
-    plain.split(" OR ").any(|part| part.split(" AND ").all(|name| allowed.contains(name.trim())))
-}
-
-fn any(alternatives: &str, allowed: &BTreeSet<&str>) -> bool {
-    alternatives.split(" OR ").any(|name| allowed.contains(name.trim()))
+/// The crates of others that the workspace depends on and the page does not name.
+fn unexplained(manifest: &str, page: &str) -> Vec<String> {
+    let table = manifest.lines().skip_while(|line| *line != "[workspace.dependencies]").skip(1);
+    let crates =
+        table.take_while(|line| !line.starts_with('[')).filter(|line| !line.contains("path ="));
+    let names = crates.filter_map(|line| Some(line.split_once(" = ")?.0));
+    let explained = |name: &str| page.contains(&format!("`{name}`"));
+    names
+        .filter(|name| !explained(name))
+        .map(|name| format!("docs/design/dependencies.md does not say why `{name}` is there"))
+        .collect()
 }
 
 #[cfg(test)]
@@ -209,15 +184,10 @@ mod tests {
     }
 
     #[test]
-    fn licence_expressions() {
-        let allowed = BTreeSet::from(["MIT", "Apache-2.0", "Unicode-3.0"]);
-        for good in ["MIT", "MIT OR GPL-3.0", "MIT/Apache-2.0", "(MIT OR GPL-3.0) AND Unicode-3.0"]
-        {
-            assert!(permits(good, &allowed), "{good}");
-        }
-        for bad in ["", "GPL-3.0", "MIT AND GPL-3.0", "(MIT OR Apache-2.0) AND GPL-3.0"] {
-            assert!(!permits(bad, &allowed), "{bad}");
-        }
+    fn dependencies_need_a_reason() {
+        let manifest = "[workspace.dependencies]\nours = { path = \"x\" }\na = \"1\"\nb = \"2\"\n\n[profile.dev]\nc = 1\n";
+        assert!(unexplained(manifest, "`a`, `b`").is_empty());
+        assert_eq!(unexplained(manifest, "`a`, b").len(), 1);
     }
 
     #[test]
