@@ -13,6 +13,8 @@ mod catalogue;
 mod generator;
 mod program;
 mod server;
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 #[expect(dead_code, reason = "shared with the tests in `it`, which use all of it")]
 #[path = "../it/support.rs"]
 mod support;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 
 use crate::program::attacker;
+use crate::skipped::runs_as_root;
 use crate::support::{Client, Running, codex};
 
 /// Nobody.
@@ -23,7 +24,7 @@ pub enum User {
 impl User {
     /// Both if the tests run as root, else their own user only.
     pub fn all() -> &'static [User] {
-        if rustix::process::geteuid().is_root() { &[User::Own, User::Nobody] } else { &[User::Own] }
+        if runs_as_root() { &[User::Own, User::Nobody] } else { &[User::Own] }
     }
 
     /// Makes a file or a link this user's.

@@ -6,6 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::commands::output;
+use crate::skipped::runs_as_root;
 use crate::support::{Client, Running, codex, start};
 
 /// Nobody.
@@ -28,7 +29,7 @@ pub fn without_namespaces(home: &std::path::Path, nobody: bool) -> Command {
 }
 
 fn users() -> Vec<bool> {
-    if rustix::process::geteuid().is_root() { vec![false, true] } else { vec![false] }
+    if runs_as_root() { vec![false, true] } else { vec![false] }
 }
 
 fn read_only(assurance: Option<&str>) -> Value {

@@ -28,6 +28,8 @@ mod run;
 mod sandbox;
 mod sessions;
 mod shell;
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 mod stdio;
 mod support;
 mod terminal;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use crate::skipped::runs_as_root;
 use crate::support::{Client, Running, codex, eventually, start, warden};
 
 /// Nobody.
@@ -116,7 +117,7 @@ impl World {
 }
 
 fn users() -> Vec<bool> {
-    if rustix::process::geteuid().is_root() { vec![false, true] } else { vec![false] }
+    if runs_as_root() { vec![false, true] } else { vec![false] }
 }
 
 async fn run(client: &mut Client, id: &str, script: &str, sandbox: Value, cwd: &Path) -> String {

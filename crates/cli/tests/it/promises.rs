@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
+use crate::skipped::runs_as_root;
 use crate::support::{Client, Running, codex};
 
 /// Nobody.
@@ -375,7 +376,7 @@ async fn close(client: &mut Client, attempt: &Attempt) {
 
 /// For root and for nobody; or for whoever runs the tests.
 fn users() -> Vec<bool> {
-    if rustix::process::geteuid().is_root() { vec![false, true] } else { vec![false] }
+    if runs_as_root() { vec![false, true] } else { vec![false] }
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use crate::skipped::runs_as_root;
 use crate::support::{Client, Running, codex, eventually};
 
 /// Nobody.
@@ -231,7 +232,7 @@ fn other_address() -> Option<String> {
 }
 
 fn users() -> Vec<bool> {
-    if rustix::process::geteuid().is_root() { vec![false, true] } else { vec![false] }
+    if runs_as_root() { vec![false, true] } else { vec![false] }
 }
 
 #[tokio::test]

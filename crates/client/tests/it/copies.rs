@@ -12,6 +12,7 @@ use codex_exec_client::{
 };
 
 use crate::ours::embedded;
+use crate::skipped::skipped;
 
 fn uri(path: &Path) -> PathUri {
     PathUri::try_from(path).unwrap()
@@ -191,8 +192,7 @@ async fn a_copy_has_no_name_until_it_is_complete() {
     let (_server, client) = embedded().await;
     let directory = tempfile::tempdir().unwrap();
     if !has_unnamed_files(directory.path()) {
-        eprintln!("skipped: this filesystem has no unnamed files");
-        return;
+        return skipped("this filesystem has no unnamed files");
     }
     let (source, root) = (directory.path().join("source"), directory.path().join("root"));
     std::fs::write(&source, vec![7; 3_000_000]).unwrap();

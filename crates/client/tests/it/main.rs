@@ -14,6 +14,9 @@ mod patch_names;
 mod patches;
 mod process;
 mod reconnect;
+#[expect(dead_code, reason = "no test here needs root")]
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 mod slow;
 mod support;
 mod transfers;

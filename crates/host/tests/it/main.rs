@@ -3,5 +3,7 @@
 
 mod files;
 mod lifeline;
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 mod spool;
 mod support;

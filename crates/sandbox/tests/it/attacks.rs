@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 use codex_exec_server_protocol::{AccessMode, PermissionProfile};
 
 use super::support::*;
+use crate::skipped::runs_as_root;
 
 /// Attempts that no policy allows; `{out}` is a directory outside, `{work}` the workspace.
 const ANYWHERE: &[&[&str]] = &[
@@ -256,7 +257,7 @@ fn what_is_denied_cannot_be_read() {
 
 #[test]
 fn setuid_programs_gain_nothing() {
-    if !rustix::process::geteuid().is_root() {
+    if !runs_as_root() {
         return;
     }
     let world = World::new(User::Nobody);

@@ -17,5 +17,7 @@ mod lifecycle;
 mod metadata;
 mod promises;
 mod proof;
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 mod support;
 mod tools;

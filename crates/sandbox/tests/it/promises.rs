@@ -8,6 +8,7 @@ use codex_exec_server_protocol::{
 };
 
 use super::support::*;
+use crate::skipped::runs_as_root;
 
 #[test]
 fn what_is_granted_can_be_done() {
@@ -284,7 +285,7 @@ fn a_helper_knows_that_a_mount_was_taken_away() {
 
 #[test]
 fn root_writes_where_others_own_and_gives_nothing_away() {
-    if !rustix::process::geteuid().is_root() {
+    if !runs_as_root() {
         return;
     }
     let mut world = World::new(User::Nobody);
@@ -331,7 +332,7 @@ fn root_writes_where_others_own_and_gives_nothing_away() {
 fn a_device_that_may_be_read_is_not_written() {
     // A device that only root may open, and that every machine has.
     let device = std::path::Path::new("/dev/kmsg");
-    if !rustix::process::geteuid().is_root() {
+    if !runs_as_root() {
         return;
     }
     let world = World::new(User::Own);

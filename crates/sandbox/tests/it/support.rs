@@ -6,6 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use crate::skipped::runs_as_root;
+
 use codex_exec_server_protocol::{
     AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, NetworkPolicy, PathUri,
     PermissionProfile, RestrictedFileSystem, SandboxContext, SpecialPath,
@@ -29,11 +31,7 @@ pub enum User {
 
 /// Root and an unprivileged user, or just the latter if the tests are run by one.
 pub fn users() -> Vec<User> {
-    if rustix::process::geteuid().is_root() {
-        vec![User::Own, User::Nobody]
-    } else {
-        vec![User::Own]
-    }
+    if runs_as_root() { vec![User::Own, User::Nobody] } else { vec![User::Own] }
 }
 
 /// The program beside the tests.

@@ -6,6 +6,7 @@ use codex_exec_server_protocol::files::*;
 use proptest::prelude::*;
 
 use super::*;
+use crate::skipped::runs_as_root;
 
 #[test]
 fn a_file_is_read_whole() {
@@ -116,7 +117,7 @@ fn writing_in_place_keeps_inode_links_owner_and_mode() {
     let path = f.file("x", "old content, longer");
     std::fs::hard_link(f.native("x"), f.native("y")).unwrap();
     chmod(&f.native("x"), 0o640);
-    if is_root() {
+    if runs_as_root() {
         std::os::unix::fs::chown(f.native("x"), Some(1234), Some(4321)).unwrap();
     }
     let before = std::fs::metadata(f.native("x")).unwrap();

@@ -7,6 +7,7 @@ use codex_exec_server_protocol::files::*;
 
 use super::connection::Client;
 use super::*;
+use crate::skipped::{runs_as_root, skipped};
 
 /// The example next to this test's executable.
 fn helper_program() -> PathBuf {
@@ -145,8 +146,7 @@ async fn a_handle_is_used_where_it_was_opened() {
 
 #[tokio::test]
 async fn what_a_sandbox_refuses_is_not_permitted() {
-    if !is_root() {
-        eprintln!("skipped: only root can start a helper as nobody");
+    if !runs_as_root() {
         return;
     }
     let (output, input, _child) = {
@@ -154,8 +154,7 @@ async fn what_a_sandbox_refuses_is_not_permitted() {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         command.uid(65534).gid(65534);
         let Ok(mut child) = command.spawn() else {
-            eprintln!("skipped: nobody cannot reach the helper program");
-            return;
+            return skipped("nobody cannot reach the helper program");
         };
         (child.stdout.take().unwrap(), child.stdin.take().unwrap(), child)
     };

@@ -26,6 +26,8 @@ use std::sync::Arc;
 use codex_exec_host::files::{Cancel, Executor, FileError, FileRequest, FilesConfig};
 use codex_exec_server_protocol::{ErrorKind, PathUri, RpcError};
 
+use crate::skipped::{runs_as_root, skipped};
+
 /// An empty directory and an executor.
 struct Fixture {
     executor: Executor,
@@ -137,16 +139,11 @@ fn kind<T: std::fmt::Debug>(result: Result<T, FileError>) -> ErrorKind {
     result.unwrap_err().kind()
 }
 
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
-
 /// Runs `test` on a thread that has the rights of `nobody` only. Credentials belong to threads in
 /// Linux, so the others keep theirs. Without root there is nothing to give up, and nothing to run.
 fn as_nobody(test: impl FnOnce() + Send) {
     use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-    if !is_root() {
-        eprintln!("skipped: only root can become nobody");
+    if !runs_as_root() {
         return;
     }
     let (uid, gid) = (rustix::fs::Uid::from_raw(65534), rustix::fs::Gid::from_raw(65534));
@@ -163,8 +160,7 @@ fn as_nobody(test: impl FnOnce() + Send) {
 /// A mount namespace of its own with 256 KiB of disk; it is gone with the thread.
 fn on_a_small_disk(test: impl FnOnce(&Fixture) + Send) {
     use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
-    if !is_root() {
-        eprintln!("skipped: only root can mount a small disk");
+    if !runs_as_root() {
         return;
     }
     let run = || {
@@ -178,8 +174,7 @@ fn on_a_small_disk(test: impl FnOnce(&Fixture) + Send) {
             mount("none", &f.root, "tmpfs", MountFlags::empty(), Some(c"size=256k"))
         });
         if let Err(errno) = made {
-            eprintln!("skipped: no small disk can be mounted here: {errno}");
-            return;
+            return skipped(&format!("no small disk can be mounted here: {errno}"));
         }
         test(&f);
     };

@@ -7,6 +7,7 @@ use codex_exec_server_protocol::files::*;
 use proptest::prelude::*;
 
 use super::*;
+use crate::skipped::runs_as_root;
 
 fn commit(id: &str) -> FsCloseParams {
     FsCloseParams { commit: true, ..FsCloseParams::new(id) }
@@ -59,7 +60,7 @@ fn without_a_commit_the_old_file_stays_and_nothing_else() {
 fn mode_and_owner_of_the_old_file_are_kept() {
     let f = Fixture::new();
     let path = f.file("x", "old");
-    if is_root() {
+    if runs_as_root() {
         std::os::unix::fs::chown(f.native("x"), Some(1234), Some(4321)).unwrap();
     }
     chmod(&f.native("x"), 0o4751);
