@@ -3,18 +3,17 @@
 //! Invariant: a download appears under its name only when it is complete, and takes the place of nothing
 //! but a regular file.
 
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::files::*;
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, stream};
 use tokio::io::AsyncWriteExt;
 
 use super::replacement::Replacement;
 use super::transfer::{Count, is_of_one, keep_words, writing};
-use super::{Files, TransferOptions, TransferReport, WalkItem, local};
+use super::{Files, TransferOptions, TransferReport, local};
 use crate::error::ExecServerError;
 
 impl Files {
@@ -49,56 +48,42 @@ impl Files {
         Ok(count.report_tree(tree.directories.len(), tree.skipped, tree.failed))
     }
 
+    /// Directory by directory: unlike `fs/walk`, a listing names links to files, too.
     pub(super) async fn look_through(
         &self,
         remote: &PathUri,
         local: &Path,
     ) -> Result<Tree, ExecServerError> {
         let mut tree = Tree::default();
-        let mut directories = vec![(remote.clone(), local.to_owned())];
-        let mut unreadable = HashSet::new();
-        let mut walk = self.walk(remote, FsWalkOptions::default());
-        while let Some(item) = walk.try_next().await? {
-            match item {
-                WalkItem::Entry(entry) => {
-                    let to = local.join(local::relative(&entry.path, remote)?);
-                    match entry.kind {
-                        FsEntryKind::Directory => directories.push((entry.path, to)),
-                        FsEntryKind::File => tree.files.push((entry.path, to)),
+        let mut level = vec![(remote.clone(), local.to_owned())];
+        while !level.is_empty() {
+            let looked: Vec<_> = stream::iter(level)
+                .map(|(from, to)| async move {
+                    let looked = self.look_into(&from, from == *remote).await;
+                    (from, to, looked)
+                })
+                .buffered(self.client.shared.tuning.file_in_flight.max(1))
+                .collect()
+                .await;
+            level = Vec::new();
+            for (from, to, looked) in looked {
+                match looked {
+                    Ok(Looked { listed: None, .. }) => {
+                        let shown = local::shown(&from);
+                        tree.skipped.push(format!("{shown}: a link to a directory"));
                     }
-                }
-                WalkItem::Unreadable(error) => {
-                    let shown = local::shown(&error.path);
-                    tree.failed.push(format!("cannot read {shown}: {}", error.message));
-                    unreadable.insert(error.path);
-                }
-            }
-        }
-        // A walk tells neither links to directories nor what is neither file nor directory.
-        let looked: Vec<_> = stream::iter(directories)
-            .map(|(from, to)| async move {
-                let looked = self.look_into(&from, from == *remote).await;
-                (from, to, looked)
-            })
-            .buffered(self.client.shared.tuning.file_in_flight.max(1))
-            .collect()
-            .await;
-        for (from, to, looked) in looked {
-            match looked {
-                Ok(looked) if looked.is_link => {
-                    tree.skipped.push(format!("{}: a link to a directory", local::shown(&from)));
-                }
-                Ok(looked) => {
-                    tree.skipped.extend(looked.others);
-                    tree.directories.push((to, looked.mode));
-                }
-                Err(error) if from != *remote && is_of_one(&error) => {
-                    if !unreadable.contains(&from) {
+                    Ok(Looked { listed: Some(listed), mode }) => {
+                        tree.directories.push((to, mode));
+                        level.extend(tree.take(&from, listed, |path| {
+                            Ok(local.join(local::relative(path, remote)?))
+                        })?);
+                    }
+                    Err(error) if from != *remote && is_of_one(&error) => {
                         tree.failed.push(error.to_string());
+                        tree.directories.push((to, None));
                     }
-                    tree.directories.push((to, None));
+                    Err(error) => return Err(error),
                 }
-                Err(error) => return Err(error),
             }
         }
         Ok(tree)
@@ -107,17 +92,9 @@ impl Files {
     async fn look_into(&self, path: &PathUri, is_root: bool) -> Result<Looked, ExecServerError> {
         let metadata = self.metadata(path).await?;
         let mode = metadata.mode.map(|mode| mode & 0o777);
-        let mut looked = Looked { is_link: metadata.is_symlink && !is_root, mode, others: vec![] };
-        if !looked.is_link {
-            let listed = self.read_directory(path).await?;
-            let directory = local::shown(path);
-            let others = listed.entries.iter().filter(|e| !e.is_directory && !e.is_file);
-            let others = others.map(|e| format!("{directory}/{}: no file", e.file_name));
-            let dead = listed.dead_links.iter();
-            let dead = dead.map(|name| format!("{directory}/{name}: a link that leads nowhere"));
-            looked.others = others.chain(dead).collect();
-        }
-        Ok(looked)
+        let is_link = metadata.is_symlink && !is_root;
+        let listed = if is_link { None } else { Some(self.read_directory(path).await?) };
+        Ok(Looked { mode, listed })
     }
 
     async fn download_file(
@@ -162,15 +139,50 @@ pub(super) struct Tree {
     pub failed: Vec<String>,
 }
 
-/// What a walk does not tell of a directory.
+/// A directory, or a link to one.
 struct Looked {
-    is_link: bool,
     mode: Option<u32>,
-    /// What is in it and is neither file nor directory.
-    others: Vec<String>,
+    /// `None` for a link.
+    listed: Option<FsReadDirectoryResponse>,
 }
 
 impl Tree {
+    /// Takes what is in a directory; tells which directories are to be looked into next.
+    fn take(
+        &mut self,
+        directory: &PathUri,
+        listed: FsReadDirectoryResponse,
+        place: impl Fn(&PathUri) -> Result<PathBuf, ExecServerError>,
+    ) -> Result<Vec<(PathUri, PathBuf)>, ExecServerError> {
+        let shown = local::shown(directory);
+        let mut directories = Vec::new();
+        for entry in listed.entries {
+            let named = match entry.file_name_uri {
+                Some(path) => Ok(path),
+                None => directory.join(&entry.file_name),
+            };
+            let Ok(path) = named else {
+                self.failed
+                    .push(format!("cannot read {shown}/{}: no usable name", entry.file_name));
+                continue;
+            };
+            let to = place(&path)?;
+            if entry.is_directory {
+                directories.push((path, to));
+            } else if entry.is_file {
+                self.files.push((path, to));
+            } else {
+                self.skipped.push(format!("{shown}/{}: no file", entry.file_name));
+            }
+        }
+        if listed.truncated {
+            self.failed.push(format!("cannot read {shown}: more names than the server lists"));
+        }
+        let dead = listed.dead_links.iter();
+        self.skipped.extend(dead.map(|name| format!("{shown}/{name}: a link that leads nowhere")));
+        Ok(directories)
+    }
+
     /// Makes the directories. A new one gets the bits of its source while nothing is in it; bits
     /// that would keep us from putting something in it are returned, to be set at the end.
     async fn make_directories(&mut self) -> Result<Vec<(PathBuf, u32)>, ExecServerError> {

@@ -158,30 +158,27 @@ impl Walker {
                     Err(_) => continue,
                 },
             };
-            let hidden = entry.file_name.starts_with('.');
+            let pruned = self.options.prune_hidden_directories && entry.file_name.starts_with('.');
             if entry.is_directory {
-                if hidden && self.options.prune_hidden_directories {
-                    continue;
+                if self.options.follow_directory_symlinks || !self.is_link(&path).await? {
+                    if depth > 0 && !pruned {
+                        self.todo.push_back((path.clone(), depth - 1));
+                    }
+                    self.find(FsWalkEntry { path, kind: FsEntryKind::Directory });
                 }
-                if depth > 0 && self.may_enter(&path).await? {
-                    self.todo.push_back((path.clone(), depth - 1));
-                }
-                self.find(FsWalkEntry { path, kind: FsEntryKind::Directory });
-            } else if entry.is_file {
+            } else if entry.is_file && !self.is_link(&path).await? {
                 self.find(FsWalkEntry { path, kind: FsEntryKind::File });
             }
         }
         Ok(())
     }
 
-    /// A listing does not tell links to directories from directories.
-    async fn may_enter(&self, path: &PathUri) -> Result<bool, ExecServerError> {
-        if self.options.follow_directory_symlinks {
-            return Ok(true);
-        }
+    /// A listing does not tell a link from what it leads to.
+    async fn is_link(&self, path: &PathUri) -> Result<bool, ExecServerError> {
         match self.files.metadata(path).await {
-            Ok(metadata) => Ok(!metadata.is_symlink),
-            Err(ExecServerError::Server { .. }) => Ok(false),
+            Ok(metadata) => Ok(metadata.is_symlink),
+            // It has gone.
+            Err(ExecServerError::Server { .. }) => Ok(true),
             Err(error) => Err(error),
         }
     }

@@ -58,6 +58,18 @@ pub(super) fn kind_of_target(
     }
 }
 
+/// The kind of a name itself, a link included. `None` if it is gone.
+pub(super) fn kind_of_name(
+    directory: BorrowedFd<'_>,
+    name: &[u8],
+) -> Result<Option<FileType>, Errno> {
+    match rustix::fs::statat(directory, bytes_path(name), AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(file_type(&stat))),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
 pub(super) fn read_directory(
     params: &FsReadDirectoryParams,
     limit: usize,

@@ -1,4 +1,5 @@
-//! A tree, breadth-first, names sorted, within its limits.
+//! A tree, breadth-first, names sorted, within its limits. Links to files are left out, links to
+//! directories too unless they are followed; an entry or an error counts towards the limit of entries.
 //!
 //! Invariant: memory and answer are bounded by the request's limits, not by the tree. Directories
 //! are opened relative to the root's descriptor; unless links are followed on purpose, no link is
@@ -11,10 +12,10 @@ use codex_exec_server_protocol::files::{
     FsEntryKind, FsPathError, FsWalkEntry, FsWalkOptions, FsWalkParams, FsWalkResponse,
 };
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::directory::{for_each_name, join, kind_of_target};
+use super::directory::{for_each_name, join, kind_of_name, kind_of_target};
 use super::error::words;
 use super::resolve::{LISTING, Links, Resolver};
 use super::{Cancel, FileError, FilesConfig};
@@ -32,10 +33,16 @@ pub(super) fn walk(
 ) -> Result<FsWalkResponse, FileError> {
     let FsWalkParams { path, options, .. } = params;
     check_options(options, config)?;
-    let root = retry_on_intr(|| {
-        rustix::fs::open(path.as_path(), LISTING - OFlags::NOFOLLOW, Mode::empty())
-    })
-    .map_err(|errno| FileError::os("walk", path, errno))?;
+    let follow = options.follow_directory_symlinks;
+    let flags = if follow { LISTING - OFlags::NOFOLLOW } else { LISTING };
+    let root = match retry_on_intr(|| rustix::fs::open(path.as_path(), flags, Mode::empty())) {
+        Ok(root) => root,
+        // There is nothing below a file or a link.
+        Err(Errno::NOTDIR | Errno::LOOP) if is_something(path) => {
+            return Ok(FsWalkResponse::default());
+        }
+        Err(errno) => return Err(FileError::os("walk", path, errno)),
+    };
     Walk {
         resolver,
         options,
@@ -50,6 +57,11 @@ pub(super) fn walk(
     .run()
 }
 
+/// Whether a name exists, whatever it is.
+fn is_something(path: &PathUri) -> bool {
+    rustix::fs::statat(CWD, path.as_path(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+}
+
 fn check_options(options: &FsWalkOptions, config: &FilesConfig) -> Result<(), FileError> {
     for (what, value, limit) in [
         ("maxDepth", options.max_depth, config.max_walk_depth),
@@ -58,6 +70,9 @@ fn check_options(options: &FsWalkOptions, config: &FilesConfig) -> Result<(), Fi
     ] {
         if value > limit {
             return Err(FileError::out_of_range(what, value.into(), format!("at most {limit}")));
+        }
+        if value == 0 && what != "maxDepth" {
+            return Err(FileError::out_of_range(what, 0, "at least 1".to_owned()));
         }
     }
     Ok(())
@@ -89,10 +104,6 @@ type Name = (Vec<u8>, FileType);
 
 impl Walk<'_> {
     fn run(mut self) -> Result<FsWalkResponse, FileError> {
-        if self.options.max_directories == 0 {
-            self.answer.truncated = true;
-            return Ok(self.answer);
-        }
         while let Some(directory) = self.queue.pop_front() {
             self.cancel.check()?;
             match self.open(&directory) {
@@ -100,17 +111,22 @@ impl Walk<'_> {
                 Ok(None) => {}
                 Err(errno) => self.error(&directory.path, errno),
             }
-            if self.is_full() {
-                // More directories wait, so more entries may.
-                self.answer.truncated |= !self.queue.is_empty();
+            // Full is not truncated: what waits may turn out to be empty.
+            if self.room == 0 || self.is_full() && self.answer.truncated {
                 break;
             }
         }
         Ok(self.answer)
     }
 
+    /// As many entries and errors as may be.
     fn is_full(&self) -> bool {
-        self.room == 0 || self.answer.entries.len() >= self.options.max_entries as usize
+        self.free() == 0
+    }
+
+    fn free(&self) -> usize {
+        let taken = self.answer.entries.len() + self.answer.errors.len();
+        (self.options.max_entries as usize).saturating_sub(taken)
     }
 
     /// `None` if the directory was read already, by another name.
@@ -127,8 +143,8 @@ impl Walk<'_> {
     }
 
     fn read(&mut self, directory: &Directory, fd: BorrowedFd<'_>) -> Result<(), FileError> {
-        let room = (self.options.max_entries as usize).saturating_sub(self.answer.entries.len());
-        let mut names = match first_names(fd, room, directory, self.cancel) {
+        let follow = self.options.follow_directory_symlinks;
+        let mut names = match first_names(fd, self.free(), follow, directory, self.cancel) {
             Ok(names) => names,
             Err(FileError::Os { errno, .. }) => {
                 self.error(&directory.path, Errno::from_raw_os_error(errno));
@@ -138,25 +154,28 @@ impl Walk<'_> {
         };
         names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         for (name, listed) in names {
-            let kind = match kind_of_target(fd, &name, listed) {
-                Ok(Some(FileType::Directory)) => FsEntryKind::Directory,
-                Ok(Some(FileType::RegularFile)) => FsEntryKind::File,
-                // Special files have no kind here; links that lead nowhere are not there.
-                Ok(_) => continue,
-                Err(errno) => {
-                    self.error(&join(&directory.path, &name)?, errno);
-                    continue;
-                }
-            };
-            let is_directory = kind == FsEntryKind::Directory;
-            if is_directory && self.options.prune_hidden_directories && name.starts_with(b".") {
+            let kind = self.kind(fd, &name, listed);
+            if matches!(kind, Ok(None)) {
                 continue;
             }
             if self.is_full() {
                 self.answer.truncated = true;
                 return Ok(());
             }
-            let path = join(&directory.path, &name)?;
+            let Ok(text) = std::str::from_utf8(&name) else {
+                let shown = String::from_utf8_lossy(&name);
+                self.error(&join(&directory.path, shown.as_bytes())?, Errno::ILSEQ);
+                continue;
+            };
+            let path = join(&directory.path, text.as_bytes())?;
+            let kind = match kind {
+                Ok(Some(kind)) => kind,
+                Ok(None) => continue,
+                Err(errno) => {
+                    self.error(&path, errno);
+                    continue;
+                }
+            };
             // A path the system would not take is no use to the client as an entry.
             if path.as_bytes().len() >= 4096 {
                 self.error(&path, Errno::NAMETOOLONG);
@@ -165,19 +184,43 @@ impl Walk<'_> {
             if !self.take(path.encoded_len()) {
                 return Ok(());
             }
-            if is_directory {
-                self.enqueue(directory, &name, listed, &path);
+            if kind == FsEntryKind::Directory {
+                self.enqueue(directory, &name, &path);
             }
             self.answer.entries.push(FsWalkEntry { path, kind });
         }
         Ok(())
     }
 
-    fn enqueue(&mut self, parent: &Directory, name: &[u8], listed: FileType, path: &PathUri) {
-        let through_link = listed == FileType::Symlink;
-        if through_link && !self.options.follow_directory_symlinks
-            || parent.depth >= self.options.max_depth
-        {
+    /// What a name is listed as, if it is. Special files are not, nor are links that lead nowhere or to
+    /// files.
+    fn kind(
+        &self,
+        directory: BorrowedFd<'_>,
+        name: &[u8],
+        listed: FileType,
+    ) -> Result<Option<FsEntryKind>, Errno> {
+        let listed = match listed {
+            FileType::Unknown => match kind_of_name(directory, name)? {
+                Some(kind) => kind,
+                None => return Ok(None),
+            },
+            known => known,
+        };
+        Ok(match listed {
+            FileType::Directory => Some(FsEntryKind::Directory),
+            FileType::RegularFile => Some(FsEntryKind::File),
+            FileType::Symlink if self.options.follow_directory_symlinks => {
+                let target = kind_of_target(directory, name, listed)?;
+                (target == Some(FileType::Directory)).then_some(FsEntryKind::Directory)
+            }
+            _ => None,
+        })
+    }
+
+    fn enqueue(&mut self, parent: &Directory, name: &[u8], path: &PathUri) {
+        let pruned = self.options.prune_hidden_directories && name.starts_with(b".");
+        if pruned || parent.depth >= self.options.max_depth {
             return;
         }
         if self.found >= self.options.max_directories as usize {
@@ -195,6 +238,10 @@ impl Walk<'_> {
     }
 
     fn error(&mut self, path: &PathUri, errno: Errno) {
+        if self.is_full() {
+            self.answer.truncated = true;
+            return;
+        }
         let message = words(errno.raw_os_error());
         if self.take(path.encoded_len() + message.len()) {
             self.answer.errors.push(FsPathError { path: path.clone(), message });
@@ -222,6 +269,7 @@ impl Walk<'_> {
 fn first_names(
     fd: BorrowedFd<'_>,
     room: usize,
+    follow: bool,
     directory: &Directory,
     cancel: &Cancel,
 ) -> Result<Vec<Name>, FileError> {
@@ -234,7 +282,7 @@ fn first_names(
             listed,
             FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice
         );
-        if !special {
+        if !special && (follow || listed != FileType::Symlink) {
             names.push((name.to_vec(), listed));
         }
         if names.len() >= 2 * keep {

@@ -28,13 +28,13 @@ impl FsWalkParams {
 pub struct FsWalkOptions {
     /// Directories more than this many levels below the root are listed but not read; at most 64.
     pub max_depth: u32,
-    /// Directories that are read, the root included; at most 10,000.
+    /// Directories that are read, the root included; from 1 to 10,000.
     pub max_directories: u32,
-    /// Entries in the answer; at most 50,000.
+    /// Entries and errors in the response; from 1 to 50,000.
     pub max_entries: u32,
-    /// Go into directories that are reached through a link, each once.
+    /// List and read directories that are reached through a link, each once. Links to files are never listed.
     pub follow_directory_symlinks: bool,
-    /// Leave out directories whose name starts with a dot, and what is in them.
+    /// List directories whose name starts with a dot, but do not read them.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub prune_hidden_directories: bool,
 }

@@ -49,7 +49,7 @@ fn breadth_first_and_sorted() {
             walk(&f, FsWalkOptions { prune_hidden_directories: true, ..Default::default() });
         assert_eq!(
             names(&f, &pruned),
-            [".dot", "a/", "b/", "c", "a/z", "b/a", "b/x/", "b/x/deep/", "b/x/deep/er"]
+            [".dot", ".hid/", "a/", "b/", "c", "a/z", "b/a", "b/x/", "b/x/deep/", "b/x/deep/er"]
         );
     }
 }
@@ -63,12 +63,12 @@ fn limits_cut_and_say_so_but_depth_is_no_cut() {
     assert!(!shallow.truncated);
     let one = walk(&f, FsWalkOptions { max_depth: 1, ..Default::default() });
     assert_eq!(names(&f, &one).last().unwrap(), "b/x/");
-    for max_entries in 0..=12 {
+    for max_entries in 1..=12 {
         let answer = walk(&f, FsWalkOptions { max_entries, ..Default::default() });
         assert_eq!(answer.entries.len(), 11.min(max_entries as usize));
         assert_eq!(answer.truncated, max_entries < 11, "{max_entries}");
     }
-    for max_directories in 0..=7 {
+    for max_directories in 1..=7 {
         let answer = walk(&f, FsWalkOptions { max_directories, ..Default::default() });
         // The root, four below it, and one below that.
         assert_eq!(answer.truncated, max_directories < 6, "{max_directories}");
@@ -82,22 +82,135 @@ fn limits_have_limits() {
         FsWalkOptions { max_depth: 65, ..Default::default() },
         FsWalkOptions { max_directories: 10_001, ..Default::default() },
         FsWalkOptions { max_entries: 50_001, ..Default::default() },
+        FsWalkOptions { max_directories: 0, ..Default::default() },
+        FsWalkOptions { max_entries: 0, ..Default::default() },
     ] {
-        assert_eq!(f.code(FsWalkParams::new(f.path(""), options)), INVALID);
+        assert_eq!(f.code(FsWalkParams::new(f.path(""), options.clone())), INVALID);
+        assert_eq!(f.code(FsWalkParams::new(f.path("none"), options)), INVALID);
     }
     let walk = |path| FsWalkParams::new(path, FsWalkOptions::default());
     assert_eq!(f.code(walk(f.path("none"))), NOT_FOUND);
-    assert_eq!(f.code(walk(f.file("file", ""))), INTERNAL);
+}
+
+#[test]
+fn below_a_root_that_is_no_directory_there_is_nothing() {
+    let f = Fixture::new();
+    f.file("directory/x", "");
+    f.file("file", "");
+    f.fifo("fifo");
+    f.link("directory", "link");
+    f.link("nowhere", "broken");
+    let walk = |name, follow_directory_symlinks| {
+        let options = FsWalkOptions { follow_directory_symlinks, ..Default::default() };
+        f.run(FsWalkParams::new(f.path(name), options)).unwrap()
+    };
+    for name in ["file", "fifo", "link", "broken"] {
+        assert_eq!(walk(name, false), FsWalkResponse::default(), "{name}");
+    }
+    assert_eq!(names(&f, &walk("link", true)), ["link/x"]);
+}
+
+/// What a walk of a tree without unreadable places is, in the plainest way.
+fn plainly(root: &std::path::Path, options: &FsWalkOptions) -> (Vec<String>, usize) {
+    let mut listed = Vec::new();
+    let mut nameless = 0;
+    let mut visited = std::collections::HashSet::new();
+    let mut level = vec![root.to_owned()];
+    for depth in 0..=options.max_depth {
+        let mut next = Vec::new();
+        for directory in std::mem::take(&mut level) {
+            if !visited.insert(std::fs::canonicalize(&directory).unwrap()) {
+                continue;
+            }
+            let entries = std::fs::read_dir(&directory).unwrap();
+            let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+            paths.sort();
+            for path in paths {
+                let itself = std::fs::symlink_metadata(&path).unwrap();
+                let target = std::fs::metadata(&path);
+                let is_directory = itself.is_dir()
+                    || options.follow_directory_symlinks && target.is_ok_and(|t| t.is_dir());
+                if !is_directory && !itself.is_file() {
+                    continue;
+                }
+                let Some(name) = path.strip_prefix(root).unwrap().to_str() else {
+                    nameless += 1;
+                    continue;
+                };
+                listed.push(format!("{name}{}", if is_directory { "/" } else { "" }));
+                let hidden = path.file_name().unwrap().as_encoded_bytes().starts_with(b".");
+                if is_directory && !(hidden && options.prune_hidden_directories) {
+                    next.push(path);
+                }
+            }
+        }
+        level = next;
+        if depth == options.max_depth {
+            break;
+        }
+    }
+    (listed, nameless)
+}
+
+#[test]
+fn random_trees_are_listed_as_a_plain_walk_lists_them() {
+    for seed in 0..60 {
+        let f = Fixture::new();
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut directories: Vec<Vec<u8>> = vec![Vec::new()];
+        for at in 0..rng.usize(1..40) {
+            let mut path = rng.choice(&directories).unwrap().clone();
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend(if rng.u8(..4) == 0 { &b"."[..] } else { b"" });
+            path.extend(format!("{}{at}", rng.alphabetic()).bytes());
+            path.extend(if rng.u8(..8) == 0 { &b"\xff"[..] } else { b"" });
+            let native = f.native(&path);
+            match rng.u8(..8) {
+                0..3 => {
+                    std::fs::create_dir(&native).unwrap();
+                    // Below a name that is no text nothing is listed.
+                    if std::str::from_utf8(&path).is_ok() {
+                        directories.push(path);
+                    }
+                }
+                3..5 => std::fs::write(&native, "").unwrap(),
+                5 => std::os::unix::fs::symlink("nowhere", &native).unwrap(),
+                _ => {
+                    let to = f.native(rng.choice(&directories).unwrap());
+                    std::os::unix::fs::symlink(to, &native).unwrap();
+                }
+            }
+        }
+        let options = FsWalkOptions {
+            max_depth: rng.u32(..5),
+            follow_directory_symlinks: rng.bool(),
+            prune_hidden_directories: rng.bool(),
+            ..Default::default()
+        };
+        let (listed, nameless) = plainly(&f.root, &options);
+        let answer = walk(&f, options.clone());
+        assert_eq!(names(&f, &answer), listed, "seed {seed}, {options:?}");
+        assert_eq!(answer.errors.len(), nameless, "seed {seed}, {options:?}");
+        assert!(!answer.truncated, "seed {seed}");
+        let all = listed.len() + nameless;
+        for max_entries in 1..=u32::try_from(all).unwrap() + 1 {
+            let cut = walk(&f, FsWalkOptions { max_entries, ..options.clone() });
+            let told = cut.entries.len() + cut.errors.len();
+            assert_eq!(told, all.min(max_entries as usize), "seed {seed}, {max_entries}");
+            assert_eq!(cut.truncated, told < all, "seed {seed}, {max_entries}");
+            assert!(names(&f, &answer).starts_with(&names(&f, &cut)), "seed {seed}");
+        }
+    }
 }
 
 #[test]
 fn the_answer_is_at_most_four_mebibytes() {
     let f = Fixture::new();
-    // Bytes that are no text triple in a URI.
+    // What is not ASCII triples in a URI.
     for at in 0..9000u32 {
-        let mut name = format!("{at:05}").into_bytes();
-        name.extend([0xff; 200]);
-        std::fs::File::create(f.native(name)).unwrap();
+        std::fs::File::create(f.native(format!("{at:05}{}", "é".repeat(100)))).unwrap();
     }
     let answer = walk(&f, FsWalkOptions::default());
     assert!(answer.truncated);
@@ -107,7 +220,7 @@ fn the_answer_is_at_most_four_mebibytes() {
 }
 
 #[test]
-fn links_are_what_they_lead_to_and_followed_once_if_asked() {
+fn links_to_directories_are_listed_and_followed_once_if_asked() {
     for f in Fixture::both_ways() {
         f.file("real/file", "");
         f.link("real", "link");
@@ -116,12 +229,12 @@ fn links_are_what_they_lead_to_and_followed_once_if_asked() {
         f.link("nowhere", "broken");
         f.fifo("fifo");
         let answer = walk(&f, FsWalkOptions::default());
-        assert_eq!(names(&f, &answer), ["link/", "real/", "to-file", "real/file", "real/up/"]);
+        assert_eq!(names(&f, &answer), ["real/", "real/file"]);
         let follow = FsWalkOptions { follow_directory_symlinks: true, ..Default::default() };
         let answer = walk(&f, follow);
         assert_eq!(
             names(&f, &answer),
-            ["link/", "real/", "to-file", "link/file", "link/up/"],
+            ["link/", "real/", "link/file", "link/up/"],
             "the same directory by another name is not read again"
         );
         assert!(!answer.truncated);
@@ -145,7 +258,7 @@ fn what_cannot_be_read_is_told_and_the_rest_goes_on() {
 }
 
 #[test]
-fn paths_too_long_to_be_used_are_errors_and_bytes_survive() {
+fn paths_too_long_to_be_used_and_names_that_are_no_text_are_errors() {
     let f = Fixture::new();
     // Deeper than any path can name: made relative to a descriptor, level by level.
     let name = "d".repeat(250);
@@ -158,8 +271,8 @@ fn paths_too_long_to_be_used_are_errors_and_bytes_survive() {
     }
     std::fs::write(f.native(b"z\xff"), "").unwrap();
     let answer = walk(&f, FsWalkOptions::default());
-    assert_eq!(answer.entries[1].path, f.path(b"z\xff"));
-    let [error] = &answer.errors[..] else { panic!("{:?}", answer.errors) };
+    let [bytes, error] = &answer.errors[..] else { panic!("{:?}", answer.errors) };
+    assert_eq!(bytes.path, f.path("z\u{fffd}"));
     assert!(error.message.contains("File name too long"));
     assert!(error.path.as_bytes().len() >= 4096);
     assert!(!answer.truncated);
