@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use codex_exec_server::Lifeline;
 use codex_exec_server::client::{ReconnectPolicy, WebsocketDial};
-use codex_exec_server::host::process::Lifeline;
 use codex_exec_server::remote_mode::finish_renewals;
 use codex_exec_server::{
     ErrorKind, ExecServerClient, ExecServerClientConnectOptions, ExecServerError,

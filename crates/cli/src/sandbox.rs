@@ -8,11 +8,11 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, bail};
 use clap::Args;
 use codex_exec_server::client::{PermissionProfile, SandboxContext};
-use codex_exec_server::host::process::{NEVER_INHERITED, NEVER_PASSED_ON};
 use codex_exec_server::protocol::{
     AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, NetworkPolicy,
 };
 use codex_exec_server::{ErrorKind, PathUri};
+use codex_exec_server::{NEVER_INHERITED, NEVER_PASSED_ON};
 use codex_linux_sandbox::{Assurance, Config, Failure, Launch, Prepared, Request, Sandbox, Stage};
 
 use crate::exit::{self, CommandError};

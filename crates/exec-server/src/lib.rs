@@ -1,68 +1,97 @@
-//! The execution server: runs commands and touches files for a client on another machine.
+//! The execution server and its client: run commands and touch files on another machine.
+//!
+//! This crate has no code. It is the published name of what other crates hold: the server
+//! (`codex-exec-serving`), the client (`codex-exec-client`) and the messages between them
+//! (`codex-exec-server-protocol`).
 //!
 //! A [`Server`] serves [`Connection`]s: in memory ([`Server::connect`]), over websockets
 //! ([`WebSocketListener`]), over stdio, through a rendezvous ([`run_remote_environment`]).
-//! [`run_main`] is a whole server program.
+//! An [`ExecServerClient`] is a session with one.
 //!
-//! What happens to a request: [`Connection`] → envelope → one match in `connection` → handler →
-//! owner of the process → answer → the connection's bounded way out.
+//! ```
+//! use codex_exec_server::client::ExecCommand;
+//! use codex_exec_server::{ExecServerClient, Server, ServerConfig};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let server = Server::new(ServerConfig::default())?;
+//! let client = ExecServerClient::connect_connection(server.connect(), Default::default()).await?;
+//! let output = client.run(ExecCommand::new(["echo", "hello"])).await?;
+//! assert_eq!(output.stdout, b"hello\n");
+//! server.shut_down().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`run_main`] is a whole server program:
+//!
+//! ```no_run
+//! use codex_exec_server::{DEFAULT_LISTEN_URL, ExecServerRuntimePaths, main_if_reentered, run_main};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!     main_if_reentered();
+//!     let paths = ExecServerRuntimePaths::new(std::env::current_exe()?, None)?;
+//!     tokio::runtime::Runtime::new()?.block_on(run_main(DEFAULT_LISTEN_URL, paths))
+//! }
+//! ```
 
-mod answers;
-mod auth;
-mod config;
-mod connection;
-mod files;
-mod forward;
-mod http;
-mod lanes;
-mod listen_url;
-mod listener;
-mod process;
-mod remote;
-mod run;
-mod sandbox;
-mod server;
-mod session;
-mod sink;
-#[cfg(test)]
-mod takeover_tests;
+// The server.
+pub use codex_exec_serving::{
+    Assurance, AuthConfigError, Connection, ConnectionConfig, DEFAULT_LISTEN_URL, DecodeLimits,
+    ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig, KeepAlive, Lifeline,
+    ListenUrl, NEVER_INHERITED, NEVER_PASSED_ON, OutboundConfig, OwnFiles, ProcessConfig, RunError,
+    Server, ServerConfig, SignedBearer, WebSocketAuth, WebSocketListener, main_if_reentered, run,
+    run_main, told_to_stop,
+};
 
+// Its remote mode.
+pub use codex_exec_remote as remote_mode;
+pub use codex_exec_remote::{RelayConfig, Secret, SignIn, SignInError, SignInKind, SignInSources};
+pub use codex_exec_serving::{
+    RemoteEnvironmentConfig, RemoteExecutorConfig, RemoteRunError, run_remote_environment,
+    run_remote_environment_until, run_remote_executor, run_remote_executor_until,
+};
+
+// The client.
 pub use codex_exec_client as client;
 pub use codex_exec_client::{
     ExecServerClient, ExecServerClientConnectOptions, ExecServerError, RemoteExecServerConnectArgs,
 };
-pub use codex_exec_host as host;
-pub use codex_exec_remote as remote_mode;
-pub use codex_exec_rpc::{Connection, ConnectionConfig, KeepAlive, OutboundConfig};
+
+// The messages.
 pub use codex_exec_server_protocol as protocol;
-pub use codex_exec_server_protocol::environment::*;
-pub use codex_exec_server_protocol::files::*;
-pub use codex_exec_server_protocol::http::*;
-pub use codex_exec_server_protocol::process::*;
-pub use codex_exec_server_protocol::session::*;
-pub use codex_exec_server_protocol::{ErrorKind, PathUri, RpcError};
-
-pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
-pub use codex_exec_remote::{RelayConfig, Secret, SignIn, SignInError, SignInKind, SignInSources};
-pub use codex_linux_sandbox::OwnFiles;
-pub use config::ServerConfig;
-pub use listen_url::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenUrl};
-pub use listener::WebSocketListener;
-pub use remote::{
-    RemoteEnvironmentConfig, RemoteExecutorConfig, RemoteRunError, run_remote_environment,
-    run_remote_environment_until, run_remote_executor, run_remote_executor_until,
+pub use codex_exec_server_protocol::environment::{
+    Capabilities, EnvironmentInfo, EnvironmentInfoParams, EnvironmentStatusParams,
+    EnvironmentStatusResponse, ShellInfo,
 };
-pub use run::{ExecServerRuntimePaths, RunError, run, run_main, told_to_stop};
-pub use server::Server;
-
-/// Becomes a helper of the server and never returns, if that is what this process was started as.
-///
-/// To be called first thing in `main`, before any thread exists. In every such process a write beyond
-/// `ulimit -f` fails from now on, and kills nobody (it handles `SIGXFSZ`).
-pub fn main_if_reentered() {
-    use codex_exec_host::files::{HELPER, run_helper};
-    use codex_linux_sandbox::reentry::Helper;
-    codex_exec_host::process::outlive_file_size_limit();
-    codex_exec_host::process::warden::main_if_reentered();
-    codex_linux_sandbox::reentry::main_if_reentered(&[Helper { name: HELPER, run: run_helper }]);
-}
+pub use codex_exec_server_protocol::files::{
+    FsCancelSearchParams, FsCancelSearchResponse, FsCanonicalizeParams, FsCanonicalizeResponse,
+    FsChange, FsChangeKind, FsChangedNotification, FsCloseParams, FsCloseResponse, FsCopyParams,
+    FsCopyResponse, FsCreateDirectoryParams, FsCreateDirectoryResponse, FsDone, FsEntryKind,
+    FsGetMetadataParams, FsGetMetadataResponse, FsGlobParams, FsGlobResponse,
+    FsMissingChangedNotification, FsOpenMode, FsOpenParams, FsOpenResponse, FsPathError,
+    FsReadBlockParams, FsReadBlockResponse, FsReadDirectoryEntry, FsReadDirectoryParams,
+    FsReadDirectoryResponse, FsReadFileParams, FsReadFileResponse, FsRemoveParams,
+    FsRemoveResponse, FsRenameParams, FsRenameResponse, FsSearchFile, FsSearchLine,
+    FsSearchLineKind, FsSearchMatchesNotification, FsSearchParams, FsSearchRange, FsSearchResponse,
+    FsSetModeParams, FsSetModeResponse, FsSymlinkParams, FsSymlinkResponse, FsUnwatchParams,
+    FsUnwatchResponse, FsWalkEntry, FsWalkOptions, FsWalkParams, FsWalkResponse,
+    FsWatchMissingParams, FsWatchMissingResponse, FsWatchParams, FsWatchResponse,
+    FsWriteBlockParams, FsWriteBlockResponse, FsWriteFileParams, FsWriteFileResponse,
+};
+pub use codex_exec_server_protocol::http::{
+    HttpHeader, HttpRedirectPolicy, HttpRequestBodyDeltaNotification, HttpRequestParams,
+    HttpRequestResponse,
+};
+pub use codex_exec_server_protocol::process::{
+    Env, EnvInherit, EnvPolicy, ExecClosedNotification, ExecExitedNotification,
+    ExecOutputDeltaNotification, ExecParams, ExecResponse, ListParams, ListResponse, OnFull,
+    Opaque, OutputStream, ProcessId, ProcessInfo, ProcessOutputChunk, ProcessSignal, ReadParams,
+    ReadResponse, ResizeParams, ResizeResponse, Retain, RetainUntil, SandboxType, SignalParams,
+    SignalResponse, TerminalSize, TerminateParams, TerminateResponse, WriteParams, WriteResponse,
+    WriteStatus,
+};
+pub use codex_exec_server_protocol::session::{
+    InitializeParams, InitializeResponse, InitializedParams,
+};
+pub use codex_exec_server_protocol::{ErrorKind, PathUri, RpcError};

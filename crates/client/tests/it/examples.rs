@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use codex_exec_server::ServerConfig;
+use codex_exec_serving::ServerConfig;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 

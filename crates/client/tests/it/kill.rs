@@ -10,7 +10,7 @@ use codex_exec_client::{
     ExecCommand, ExecServerClient, Patch, PathUri, ProcessEvent, ReconnectPolicy,
     RemoteExecServerConnectArgs, TransferOptions,
 };
-use codex_exec_server::{KeepAlive, ServerConfig};
+use codex_exec_serving::{KeepAlive, ServerConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 

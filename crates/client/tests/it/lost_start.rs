@@ -4,7 +4,7 @@ use codex_exec_client::{
     Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ErrorKind, ExecCommand,
     ExecServerClient, ExecServerClientConnectOptions, ExecServerError, ReconnectPolicy,
 };
-use codex_exec_server::{Server, ServerConfig};
+use codex_exec_serving::{Server, ServerConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -6,7 +6,7 @@ use codex_exec_client::protocol::files::FsWatchParams;
 use codex_exec_client::{
     ExecCommand, ExecServerClient, ExecServerError, PathUri, RemoteExecServerConnectArgs,
 };
-use codex_exec_server::{Server, ServerConfig, WebSocketAuth, WebSocketListener};
+use codex_exec_serving::{Server, ServerConfig, WebSocketAuth, WebSocketListener};
 use futures_util::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

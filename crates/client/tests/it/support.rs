@@ -6,7 +6,7 @@ use codex_exec_client::{
     Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ExecServerClient,
     ExecServerClientConnectOptions, Jitter, ReconnectPolicy,
 };
-use codex_exec_server::Server;
+use codex_exec_serving::Server;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use codex_exec_client::{ExecServerClient, PathUri, TransferOptions};
-use codex_exec_server::ServerConfig;
+use codex_exec_serving::ServerConfig;
 use serde_json::json;
 
 use crate::ours::{embedded, listening};

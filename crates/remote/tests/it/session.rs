@@ -4,7 +4,7 @@ use codex_exec_client::{
     EnvironmentDialer, ExecCommand, ExecServerClient, ExecServerClientConnectOptions,
 };
 use codex_exec_remote::{Enrolment, RelayConfig, SignIn, serve_streams};
-use codex_exec_server::{Server, ServerConfig};
+use codex_exec_serving::{Server, ServerConfig};
 use tokio::sync::oneshot;
 
 use crate::cloud::{Cloud, ENVIRONMENT};

@@ -70,7 +70,7 @@ pub enum RunError {
 /// stdio, until its input ends. Prints the address on stdout, alone on one line.
 ///
 /// ```no_run
-/// use codex_exec_server::{DEFAULT_LISTEN_URL, ExecServerRuntimePaths, main_if_reentered, run_main};
+/// use codex_exec_serving::{DEFAULT_LISTEN_URL, ExecServerRuntimePaths, main_if_reentered, run_main};
 ///
 /// fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 ///     main_if_reentered();

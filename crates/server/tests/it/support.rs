@@ -6,9 +6,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use codex_exec_server::{
-    Connection, ErrorKind, Server, ServerConfig, WebSocketAuth, WebSocketListener,
-};
+use codex_exec_server_protocol::ErrorKind;
+use codex_exec_serving::{Connection, Server, ServerConfig, WebSocketAuth, WebSocketListener};
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use codex_exec_server::Server;
+use codex_exec_serving::Server;
 use serde_json::{Value, json};
 
 use crate::endings::tree;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use codex_exec_rpc::WebsocketDial;
-use codex_exec_server::{Connection, OutboundConfig};
+use codex_exec_serving::{Connection, OutboundConfig};
 use serde::Deserialize;
 use serde_json::json;
 

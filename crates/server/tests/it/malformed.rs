@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::support::*;
 
 /// A websocket client with a process that waits for input.
-async fn busy() -> (codex_exec_server::Server, Client) {
+async fn busy() -> (codex_exec_serving::Server, Client) {
     let server = server();
     let mut client = Client::websocket(listen(&server).await).await;
     client.greet(json!({"clientName": "test"})).await.unwrap();

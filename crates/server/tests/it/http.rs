@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use codex_exec_server::WebSocketAuth;
+use codex_exec_serving::WebSocketAuth;
 use ring::digest::{SHA256, digest};
 use ring::hmac;
 use serde_json::json;

@@ -23,7 +23,7 @@ use crate::session::Sessions;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> std::io::Result<()> {
-/// use codex_exec_server::{Server, ServerConfig};
+/// use codex_exec_serving::{Server, ServerConfig};
 ///
 /// let server = Server::new(ServerConfig::default())?;
 /// let mut client = server.connect();

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use codex_exec_server::ErrorKind::{self, *};
-use codex_exec_server::protocol::{FileMethod, Method};
+use codex_exec_server_protocol::ErrorKind::{self, *};
+use codex_exec_server_protocol::{FileMethod, Method};
 use serde_json::{Value, json};
 
 use crate::support::*;

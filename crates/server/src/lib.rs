@@ -1,0 +1,58 @@
+//! The execution server: runs commands and touches files for a client on another machine.
+//!
+//! A [`Server`] serves [`Connection`]s: in memory ([`Server::connect`]), over websockets
+//! ([`WebSocketListener`]), over stdio, through a rendezvous ([`run_remote_environment`]).
+//! [`run_main`] is a whole server program.
+//!
+//! What happens to a request: [`Connection`] → envelope → one match in `connection` → handler →
+//! owner of the process → answer → the connection's bounded way out.
+
+mod answers;
+mod auth;
+mod config;
+mod connection;
+mod files;
+mod forward;
+mod http;
+mod lanes;
+mod listen_url;
+mod listener;
+mod process;
+mod remote;
+mod run;
+mod sandbox;
+mod server;
+mod session;
+mod sink;
+#[cfg(test)]
+mod takeover_tests;
+
+pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
+pub use config::ServerConfig;
+pub use listen_url::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenUrl};
+pub use listener::WebSocketListener;
+pub use remote::{
+    RemoteEnvironmentConfig, RemoteExecutorConfig, RemoteRunError, run_remote_environment,
+    run_remote_environment_until, run_remote_executor, run_remote_executor_until,
+};
+pub use run::{ExecServerRuntimePaths, RunError, run, run_main, told_to_stop};
+pub use server::Server;
+
+// The types of the configuration's fields, and of what a server serves.
+pub use codex_exec_host::files::FilesConfig;
+pub use codex_exec_host::process::{Lifeline, NEVER_INHERITED, NEVER_PASSED_ON, ProcessConfig};
+pub use codex_exec_rpc::{Connection, ConnectionConfig, KeepAlive, OutboundConfig};
+pub use codex_exec_server_protocol::{Assurance, DecodeLimits};
+pub use codex_linux_sandbox::OwnFiles;
+
+/// Becomes a helper of the server and never returns, if that is what this process was started as.
+///
+/// To be called first thing in `main`, before any thread exists. In every such process a write beyond
+/// `ulimit -f` fails from now on, and kills nobody (it handles `SIGXFSZ`).
+pub fn main_if_reentered() {
+    use codex_exec_host::files::{HELPER, run_helper};
+    use codex_linux_sandbox::reentry::Helper;
+    codex_exec_host::process::outlive_file_size_limit();
+    codex_exec_host::process::warden::main_if_reentered();
+    codex_linux_sandbox::reentry::main_if_reentered(&[Helper { name: HELPER, run: run_helper }]);
+}
