@@ -9,6 +9,7 @@
 //! This crate knows no JSON-RPC method, no process and no file of the machine but `auth.json`.
 
 mod base_url;
+mod credential;
 mod entropy;
 mod http_client;
 mod login;
@@ -20,6 +21,7 @@ mod sign_in;
 mod trace_context;
 
 pub use base_url::{BaseUrl, BaseUrlError};
+pub use credential::{Credential, CredentialError, CredentialFuture};
 pub use entropy::entropy;
 pub use http_client::{Answer, HttpClient, HttpConfig, HttpError, Payload};
 pub use login::{

@@ -3,6 +3,8 @@
 //! Invariant: an answer that names another environment, another security profile or no proper URL
 //! is refused; neither URL nor authorization is ever shown.
 
+use std::sync::Arc;
+
 use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -10,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use codex_exec_relay_core::NoisePublicKey;
 
 use crate::base_url::BaseUrl;
+use crate::credential::{Credential, CredentialError};
 use crate::http_client::{Answer, HttpClient, HttpError, Payload};
 use crate::noise_key::NoiseKeyJson;
 use crate::secret::Secret;
-use crate::sign_in::{SignIn, SignInError};
 use crate::trace_context::TraceContext;
 
 /// The one way in which streams are secured.
@@ -29,7 +31,7 @@ const SHOWN_BODY: usize = 4096;
 #[derive(Debug, Clone)]
 pub struct Registry {
     base: BaseUrl,
-    sign_in: SignIn,
+    credential: Arc<dyn Credential>,
     http: HttpClient,
     trace: TraceContext,
 }
@@ -70,7 +72,7 @@ pub enum RegistryError {
     Answer(&'static str),
     /// There is nothing to sign in with.
     #[error(transparent)]
-    SignIn(#[from] SignInError),
+    SignIn(#[from] CredentialError),
 }
 
 impl RegistryError {
@@ -155,10 +157,14 @@ struct ExecutorAnswer {
 }
 
 impl Registry {
-    /// This registry, asked as `sign_in` says. Fails if the credential must not be sent there.
-    pub fn new(base: BaseUrl, sign_in: SignIn, http: HttpClient) -> Result<Self, SignInError> {
-        sign_in.may_go_to(&base)?;
-        Ok(Self { base, sign_in, http, trace: TraceContext::default() })
+    /// This registry, asked with that credential. Fails if the credential must not be sent there.
+    pub fn new(
+        base: BaseUrl,
+        credential: impl Credential + 'static,
+        http: HttpClient,
+    ) -> Result<Self, CredentialError> {
+        credential.may_go_to(&base)?;
+        Ok(Self { base, credential: Arc::new(credential), http, trace: TraceContext::default() })
     }
 
     /// With the headers of this trace on every call.
@@ -245,7 +251,7 @@ impl Registry {
     ) -> Result<T, RegistryError> {
         let mut answer = self.send(path, body).await?;
         // A token may have been revoked or rotated under us: once, with a new one.
-        if answer.status == StatusCode::UNAUTHORIZED && self.sign_in.renew(&self.http).await? {
+        if answer.status == StatusCode::UNAUTHORIZED && self.credential.renew(&self.http).await? {
             answer = self.send(path, body).await?;
         }
         let status = answer.status.as_u16();
@@ -268,7 +274,7 @@ impl Registry {
         path: &[&str],
         body: Option<&impl Serialize>,
     ) -> Result<Answer, RegistryError> {
-        let mut headers = self.sign_in.headers(&self.http).await?;
+        let mut headers = self.credential.headers(&self.http).await?;
         headers.extend(self.trace.headers());
         let payload = match body {
             Some(body) => Payload::Json(

@@ -3,8 +3,9 @@
 
 use codex_exec_relay_core::NoiseIdentity;
 use codex_exec_remote::{
-    BaseUrl, BaseUrlError, Enrolment, HttpClient, Registry, RelayConfig, RemoteError, SignIn,
-    SignInError, SignInKind, SignInSources, TraceContext, entropy, serve_streams,
+    BaseUrl, BaseUrlError, CredentialError, Enrolment, HttpClient, Registry, RelayConfig,
+    RemoteError, SignIn, SignInError, SignInKind, SignInSources, TraceContext, entropy,
+    serve_streams,
 };
 use codex_exec_rpc::{Connection, WebsocketDial};
 
@@ -58,9 +59,9 @@ pub enum RemoteRunError {
     /// An id that no URL can hold.
     #[error("the id of the environment is empty; give --environment-id")]
     EmptyId,
-    /// There is nothing to sign in with, or it must not be sent there.
+    /// The credential must not be sent there.
     #[error(transparent)]
-    SignIn(#[from] SignInError),
+    SignIn(#[from] CredentialError),
     /// The registry, or the relay.
     #[error(transparent)]
     Remote(#[from] RemoteError),

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use http::{HeaderMap, HeaderName, header};
 
 use crate::base_url::BaseUrl;
+use crate::credential::{Credential, CredentialError, CredentialFuture};
 use crate::http_client::{HttpClient, HttpError};
 use crate::secret::Secret;
 
@@ -167,8 +168,7 @@ impl SignIn {
         Err(SignInError::NotThere { credential, host, rule })
     }
 
-    /// The headers of one request.
-    pub(crate) async fn headers(&self, http: &HttpClient) -> Result<HeaderMap, SignInError> {
+    async fn headers_now(&self, http: &HttpClient) -> Result<HeaderMap, SignInError> {
         let mut headers = HeaderMap::new();
         match &self.kind {
             Kind::ApiKey(key) | Kind::Bearer(key) => {
@@ -190,12 +190,34 @@ impl SignIn {
         Ok(headers)
     }
 
-    /// After a 401: whether there is now another credential to try with.
-    pub(crate) async fn renew(&self, http: &HttpClient) -> Result<bool, SignInError> {
+    async fn renew_now(&self, http: &HttpClient) -> Result<bool, SignInError> {
         match &self.kind {
             Kind::Tokens(tokens) => tokens.renew(http).await,
             Kind::Agent(identity) => Ok(identity.forget_task().await),
             Kind::ApiKey(_) | Kind::Bearer(_) => Ok(false),
+        }
+    }
+}
+
+impl Credential for SignIn {
+    fn may_go_to(&self, base: &BaseUrl) -> Result<(), CredentialError> {
+        Ok(Self::may_go_to(self, base)?)
+    }
+
+    fn headers<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap> {
+        Box::pin(async { Ok(self.headers_now(http).await?) })
+    }
+
+    fn renew<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, bool> {
+        Box::pin(async { Ok(self.renew_now(http).await?) })
+    }
+}
+
+impl From<SignInError> for CredentialError {
+    fn from(error: SignInError) -> Self {
+        match error.is_transient() {
+            true => Self::transient(error),
+            false => Self::permanent(error),
         }
     }
 }

@@ -1,0 +1,71 @@
+//! The seam between the registry and sign-in: what the registry's client needs of a credential.
+//!
+//! Invariant: no header is asked of a credential before [`Credential::may_go_to`] has let its target
+//! pass; [`Registry::new`](crate::Registry::new) sees to it.
+
+use std::error::Error;
+use std::fmt;
+use std::pin::Pin;
+
+use http::HeaderMap;
+
+use crate::base_url::BaseUrl;
+use crate::http_client::HttpClient;
+
+/// Proves to a registry who is asking. `Debug` must not show the secret.
+pub trait Credential: fmt::Debug + Send + Sync {
+    /// Whether the credential may be sent to this service.
+    fn may_go_to(&self, base: &BaseUrl) -> Result<(), CredentialError>;
+
+    /// The headers of one request. May ask other services by `http`, for a new token say.
+    fn headers<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap>;
+
+    /// After a 401: whether there is now another credential to try with.
+    fn renew<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, bool>;
+}
+
+/// What the methods of a [`Credential`] return.
+pub type CredentialFuture<'a, T> =
+    Pin<Box<dyn Future<Output = Result<T, CredentialError>> + Send + 'a>>;
+
+/// Why a credential cannot be used.
+pub struct CredentialError {
+    cause: Box<dyn Error + Send + Sync>,
+    transient: bool,
+}
+
+impl CredentialError {
+    /// It will not work later either.
+    pub fn permanent(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { cause: cause.into(), transient: false }
+    }
+
+    /// Trying later may do.
+    pub fn transient(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { cause: cause.into(), transient: true }
+    }
+
+    /// Whether trying later may do.
+    pub fn is_transient(&self) -> bool {
+        self.transient
+    }
+}
+
+// Shown as its cause is.
+impl fmt::Debug for CredentialError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.cause, f)
+    }
+}
+
+impl fmt::Display for CredentialError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.cause, f)
+    }
+}
+
+impl Error for CredentialError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.cause.source()
+    }
+}
