@@ -104,7 +104,7 @@ fn has_unsafe(text: &str) -> bool {
 
 /// Whether nothing in this file may decide by what an error says.
 fn judges_by_kind(file: &Path) -> bool {
-    let crates = ["client", "cli", "host", "remote", "rendezvous", "rpc", "server"];
+    let crates = ["client", "cli", "credentials", "host", "remote", "rendezvous", "rpc", "server"];
     crates.iter().any(|name| file.starts_with(format!("crates/{name}/src")))
         // The one table of other implementations' messages.
         && file != Path::new("crates/client/src/foreign.rs")

@@ -11,7 +11,7 @@ use codex_exec_server::{
     run as serve,
 };
 
-use codex_exec_server::remote_mode::finish_renewals;
+use codex_exec_server::credentials::finish_renewals;
 use codex_linux_sandbox::Assurance;
 
 use crate::on::RENEWAL;

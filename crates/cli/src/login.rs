@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use codex_exec_server::SignInSources;
-use codex_exec_server::remote_mode::{
-    BrowserLogin, DeviceLogin, HttpClient, Secret, claims, login_issuer, login_with_api_key,
-    login_with_tokens, logout,
+use codex_exec_server::credentials::{
+    BrowserLogin, DeviceLogin, claims, login_issuer, login_with_api_key, login_with_tokens, logout,
 };
+use codex_exec_server::remote_mode::{HttpClient, Secret};
 
 /// How long a browser has to come back.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use codex_exec_server::Lifeline;
 use codex_exec_server::client::{ReconnectPolicy, WebsocketDial};
-use codex_exec_server::remote_mode::finish_renewals;
+use codex_exec_server::credentials::finish_renewals;
 use codex_exec_server::{
     ErrorKind, ExecServerClient, ExecServerClientConnectOptions, ExecServerError,
     RemoteExecServerConnectArgs, Server, ServerConfig, SignIn, SignInKind, SignInSources,

@@ -7,8 +7,8 @@
 use std::pin::Pin;
 
 use codex_exec_remote::{
-    BaseUrl, ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE, EnvironmentError, EnvironmentLink,
-    HttpClient, HttpError, Registry, RegistryError, RelayConfig, RendezvousError, SignIn,
+    BaseUrl, Credential, ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE, EnvironmentError,
+    EnvironmentLink, HttpClient, HttpError, Registry, RegistryError, RelayConfig, RendezvousError,
     TraceContext,
 };
 use codex_exec_server_protocol::ErrorKind;
@@ -30,12 +30,12 @@ impl EnvironmentDialer {
     pub fn new(
         registry_url: &str,
         environment_id: &str,
-        sign_in: SignIn,
+        credential: impl Credential + 'static,
         config: RelayConfig,
     ) -> Result<Self, DialFailure> {
         let base: BaseUrl = registry_url.parse().map_err(DialFailure::permanent)?;
-        let registry =
-            Registry::new(base, sign_in, HttpClient::default()).map_err(DialFailure::permanent)?;
+        let registry = Registry::new(base, credential, HttpClient::default())
+            .map_err(DialFailure::permanent)?;
         let registry = registry.with_trace(TraceContext::from_env());
         let link = EnvironmentLink::new(registry, environment_id, config)
             .map_err(DialFailure::permanent)?;
@@ -101,12 +101,12 @@ impl ExecServerClient {
     pub async fn connect_environment(
         registry_url: &str,
         environment_id: &str,
-        sign_in: SignIn,
+        credential: impl Credential + 'static,
         options: ExecServerClientConnectOptions,
     ) -> Result<Self, ExecServerError> {
         let endpoint = format!("env:{environment_id}");
         let config = RelayConfig::default();
-        let dialer = EnvironmentDialer::new(registry_url, environment_id, sign_in, config)
+        let dialer = EnvironmentDialer::new(registry_url, environment_id, credential, config)
             .map_err(|cause| ExecServerError::Connect { endpoint, cause })?;
         Self::connect(dialer, options).await
     }

@@ -45,8 +45,10 @@ pub use codex_exec_serving::{
 };
 
 // Its remote mode.
+pub use codex_exec_credentials as credentials;
+pub use codex_exec_credentials::{SignIn, SignInError, SignInKind, SignInSources};
 pub use codex_exec_remote as remote_mode;
-pub use codex_exec_remote::{RelayConfig, Secret, SignIn, SignInError, SignInKind, SignInSources};
+pub use codex_exec_remote::{RelayConfig, Secret};
 pub use codex_exec_serving::{
     RemoteEnvironmentConfig, RemoteExecutorConfig, RemoteRunError, run_remote_environment,
     run_remote_environment_until, run_remote_executor, run_remote_executor_until,

@@ -1,4 +1,4 @@
-//! The system's randomness, as the relay core and sign-in take it.
+//! The system's randomness, as the relay core takes it.
 
 use codex_exec_relay_core::{Entropy, EntropyError};
 

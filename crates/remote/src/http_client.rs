@@ -175,7 +175,7 @@ impl HttpClient {
 }
 
 /// `a=b&c=d`, escaped.
-pub(crate) fn encode_form(fields: &[(&'static str, String)]) -> String {
+pub fn encode_form(fields: &[(&'static str, String)]) -> String {
     let mut text = String::new();
     for (name, value) in fields {
         if !text.is_empty() {

@@ -24,7 +24,7 @@ impl Secret {
     }
 
     /// `prefix` and the text as the value of a header; `None` if no header can carry it.
-    pub(crate) fn header(&self, prefix: &str) -> Option<HeaderValue> {
+    pub fn header(&self, prefix: &str) -> Option<HeaderValue> {
         let text = Zeroizing::new(format!("{prefix}{}", self.expose()));
         let mut value = HeaderValue::from_str(&text).ok()?;
         value.set_sensitive(true);

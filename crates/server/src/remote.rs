@@ -1,11 +1,11 @@
 //! Remote mode: a server that registers itself, connects out, and serves whoever the registry
 //! authorizes.
 
+use codex_exec_credentials::{SignIn, SignInError, SignInKind, SignInSources};
 use codex_exec_relay_core::NoiseIdentity;
 use codex_exec_remote::{
     BaseUrl, BaseUrlError, CredentialError, Enrolment, HttpClient, Registry, RelayConfig,
-    RemoteError, SignIn, SignInError, SignInKind, SignInSources, TraceContext, entropy,
-    serve_streams,
+    RemoteError, TraceContext, entropy, serve_streams,
 };
 use codex_exec_rpc::{Connection, WebsocketDial};
 

@@ -5,11 +5,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use codex_exec_client::remote::{Secret, SignIn};
+use codex_exec_client::remote::Secret;
 use codex_exec_client::{
     ExecCommand, ExecServerClient, ExecServerClientConnectOptions, ProcessEvent,
     RemoteExecServerConnectArgs,
 };
+use codex_exec_credentials::SignIn;
 use tokio::io::AsyncWriteExt;
 
 use super::placement;

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use codex_exec_credentials::SignIn;
 use codex_exec_relay_core::NoiseIdentity;
 use codex_exec_remote::{
-    Enrolment, EnvironmentLink, HttpClient, Registry, RelayConfig, RemoteError, Secret, SignIn,
+    Enrolment, EnvironmentLink, HttpClient, Registry, RelayConfig, RemoteError, Secret,
     TraceContext, entropy, serve_streams,
 };
 use codex_exec_rpc::Connection;

@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use codex_exec_credentials::SignIn;
 use codex_exec_remote::{
-    Enrolment, HttpClient, HttpConfig, Registry, RegistryError, RelayConfig, RemoteError, SignIn,
+    Enrolment, HttpClient, HttpConfig, Registry, RegistryError, RelayConfig, RemoteError,
 };
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

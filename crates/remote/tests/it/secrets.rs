@@ -4,15 +4,16 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use codex_exec_client::ExecCommand;
+use codex_exec_credentials::SignInKind;
 use codex_exec_relay_core::NoiseIdentity;
-use codex_exec_remote::{Enrolment, HttpClient, Registry, RelayConfig, SignInKind, entropy};
+use codex_exec_remote::{Enrolment, HttpClient, Registry, RelayConfig, entropy};
 use serde_json::json;
 use tracing_subscriber::fmt::MakeWriter;
 
+use crate::accounts;
 use crate::cloud::{AUTHORIZATION, Cloud, ENVIRONMENT, URL_SECRET};
 use crate::ends::{environment, link, registry, serve};
 use crate::session::{Remote, client};
-use crate::sign_in;
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -77,9 +78,9 @@ async fn nothing_secret_is_printed_at_trace_level() {
 async fn signed_in_otherwise(secrets: &mut Vec<String>) -> String {
     let mut printed = String::new();
     let (auth, issuer) = (Cloud::start().await, Cloud::start().await);
-    let (agent, private_key) = sign_in::agent(&auth);
-    let (_home, tokens, file) = sign_in::home(&issuer, sign_in::NOW - 1);
-    let fresh = sign_in::jwt(&json!({"exp": sign_in::NOW + 3600, "fresh": 1}));
+    let (agent, private_key) = accounts::agent(&auth);
+    let (_home, tokens, file) = accounts::home(&issuer, accounts::NOW - 1);
+    let fresh = accounts::jwt(&json!({"exp": accounts::NOW + 3600, "fresh": 1}));
     let issued = json!({"access_token": fresh, "refresh_token": "refresh-secret-2"}).to_string();
     issuer.script(|script| {
         script.answers.insert("token", (200, issued));

@@ -3,7 +3,8 @@
 use codex_exec_client::{
     EnvironmentDialer, ExecCommand, ExecServerClient, ExecServerClientConnectOptions,
 };
-use codex_exec_remote::{Enrolment, RelayConfig, SignIn, serve_streams};
+use codex_exec_credentials::SignIn;
+use codex_exec_remote::{Enrolment, RelayConfig, serve_streams};
 use codex_exec_serving::{Server, ServerConfig};
 use tokio::sync::oneshot;
 

@@ -7,32 +7,17 @@
 //!
 //! Invariant: a credential makes no header before [`SignIn::may_go_to`] has let its target pass.
 
-mod agent;
-mod auth_file;
-mod issuer;
-mod jwt;
-mod sources;
-mod timestamp;
-mod tokens;
-
 use std::sync::Arc;
 
+use codex_exec_remote::{
+    BaseUrl, Credential, CredentialError, CredentialFuture, HttpClient, HttpError, Secret,
+};
 use http::{HeaderMap, HeaderName, header};
 
-use crate::base_url::BaseUrl;
-use crate::credential::{Credential, CredentialError, CredentialFuture};
-use crate::http_client::{HttpClient, HttpError};
-use crate::secret::Secret;
-
-pub use agent::AgentIdentity;
-pub use auth_file::{AuthFile, AuthFileError, AuthJson, TokenSet};
-pub(crate) use issuer::refusal;
-pub use issuer::{IssuedTokens, Issuer, OauthError};
-pub use jwt::{Claims, claims};
-pub use sources::{SignInKind, SignInSources};
-pub use timestamp::rfc3339;
-pub(crate) use tokens::DEFAULT_ISSUER;
-pub use tokens::{ChatGptTokens, finish_renewals};
+use crate::agent::AgentIdentity;
+use crate::auth_file::AuthFileError;
+use crate::issuer::OauthError;
+use crate::tokens::ChatGptTokens;
 
 /// The account that a ChatGPT token acts for.
 pub(crate) const ACCOUNT_ID: HeaderName = HeaderName::from_static("chatgpt-account-id");

@@ -6,14 +6,14 @@ use std::io;
 use std::time::Duration;
 
 use base64_simd::URL_SAFE_NO_PAD;
+use codex_exec_remote::{HttpClient, encode_form};
 use ring::digest::{SHA256, digest};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{LoginError, SCOPE, random_text};
-use crate::http_client::{HttpClient, encode_form};
-use crate::sign_in::{IssuedTokens, Issuer};
+use crate::issuer::{IssuedTokens, Issuer};
 
 /// The longest request that a browser's callback makes.
 const LONGEST_REQUEST: usize = 16 << 10;

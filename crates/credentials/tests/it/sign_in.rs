@@ -1,25 +1,15 @@
 //! Sign-in against services that check what they are sent.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use base64_simd::{STANDARD, URL_SAFE_NO_PAD};
-use codex_exec_remote::{AuthFile, HttpClient, Registry, SignInKind, SignInSources, rfc3339};
+use codex_exec_credentials::{SignInKind, SignInSources, rfc3339};
+use codex_exec_remote::{HttpClient, Registry};
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use serde_json::{Value, json};
 
+use crate::accounts::{NOW, SEED, agent, home, jwt, now};
 use crate::cloud::{Cloud, ENVIRONMENT};
-
-/// The time that these tests are told.
-pub const NOW: u64 = 1_800_000_000;
-
-fn now() -> SystemTime {
-    UNIX_EPOCH + Duration::from_secs(NOW)
-}
-
-pub fn jwt(claims: &Value) -> String {
-    let part = |value: &Value| URL_SAFE_NO_PAD.encode_to_string(value.to_string());
-    format!("{}.{}.c2ln", part(&json!({"alg": "RS256"})), part(claims))
-}
 
 fn key() -> codex_exec_relay_core::NoisePublicKey {
     codex_exec_relay_core::NoiseIdentity::generate(&mut *codex_exec_remote::entropy())
@@ -29,28 +19,6 @@ fn key() -> codex_exec_relay_core::NoisePublicKey {
 
 fn registry(cloud: &Cloud, sources: &SignInSources, kind: SignInKind) -> Registry {
     Registry::new(cloud.base(), sources.sign_in(kind).unwrap(), HttpClient::default()).unwrap()
-}
-
-/// The seed of the agent's key.
-const SEED: [u8; 32] = [9; 32];
-
-/// An agent's identity, which registers its task with this service; and its private key.
-pub fn agent(auth: &Cloud) -> (SignInSources, String) {
-    let mut der = vec![0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
-    der.extend(SEED);
-    let private_key = STANDARD.encode_to_string(&der);
-    let claims = json!({"agent_runtime_id": "agent-7", "account_id": "acc-7", "exp": NOW + 60,
-        "agent_private_key": private_key, "aud": ["codex-app-server"]});
-    auth.script(|script| {
-        script.answers.insert("register", (200, json!({"taskId": "task-1"}).to_string()));
-    });
-    let sources = SignInSources {
-        access_token: Some(jwt(&claims).into()),
-        auth_api: Some(auth.base().to_string()),
-        now,
-        ..Default::default()
-    };
-    (sources, private_key)
 }
 
 #[tokio::test]
@@ -87,22 +55,6 @@ async fn an_agent_registers_a_task_once_and_signs_every_request() {
         );
         assert_eq!(String::from_utf8(text).unwrap(), expected, "the members are sorted");
     }
-}
-
-pub fn home(issuer: &Cloud, expires: u64) -> (tempfile::TempDir, SignInSources, AuthFile) {
-    let home = tempfile::tempdir().unwrap();
-    let iss = issuer.base().to_string();
-    let tokens = json!({
-        "id_token": jwt(&json!({"iss": iss, "aud": ["client-1"]})),
-        "access_token": jwt(&json!({"exp": expires})),
-        "refresh_token": "refresh-1", "account_id": "acc-1",
-    });
-    let content = json!({"OPENAI_API_KEY": null, "tokens": tokens, "kept": 1});
-    let file = AuthFile::in_home(home.path());
-    std::fs::write(file.path(), content.to_string()).unwrap();
-    let sources =
-        SignInSources { codex_home: Some(home.path().to_owned()), now, ..Default::default() };
-    (home, sources, file)
 }
 
 #[tokio::test]
@@ -191,8 +143,8 @@ async fn a_browser_signs_in_with_its_own_state_and_no_other() {
     let http = HttpClient::default();
     let base = Some(issuer_cloud.base().to_string());
     let issuer =
-        codex_exec_remote::login_issuer(&sources, base, Some("client-2".into()), &http).await;
-    let login = codex_exec_remote::BrowserLogin::start(issuer.unwrap(), 0).await.unwrap();
+        codex_exec_credentials::login_issuer(&sources, base, Some("client-2".into()), &http).await;
+    let login = codex_exec_credentials::BrowserLogin::start(issuer.unwrap(), 0).await.unwrap();
     let url = login.url();
     let (callback, state) = (field(&url, "redirect_uri"), field(&url, "state"));
     let challenge = field(&url, "code_challenge");
@@ -201,7 +153,7 @@ async fn a_browser_signs_in_with_its_own_state_and_no_other() {
         assert!(browse(&format!("{callback}?code=the%2Dcode&state={state}")).await.contains("200"));
     };
     let (tokens, ()) = tokio::join!(login.finish(Duration::from_secs(30), &http), browsing);
-    codex_exec_remote::login_with_tokens(&sources, &tokens.unwrap()).unwrap();
+    codex_exec_credentials::login_with_tokens(&sources, &tokens.unwrap()).unwrap();
     let sent = issuer_cloud.forms();
     let form = sent.last().unwrap();
     assert!(form.contains("code=the-code") && form.contains("client_id=client-2"), "{form}");
@@ -210,8 +162,8 @@ async fn a_browser_signs_in_with_its_own_state_and_no_other() {
 
     let kept = sources.auth_file().unwrap().read().unwrap().unwrap().tokens.unwrap();
     assert_eq!((&*kept.access_token, kept.account_id.as_deref()), ("at", Some("acc-9")));
-    assert!(codex_exec_remote::logout(&sources).unwrap());
-    assert!(!codex_exec_remote::logout(&sources).unwrap());
+    assert!(codex_exec_credentials::logout(&sources).unwrap());
+    assert!(!codex_exec_credentials::logout(&sources).unwrap());
 }
 
 #[tokio::test(start_paused = true)]
@@ -226,8 +178,9 @@ async fn a_device_waits_as_it_is_told() {
     });
     let (sources, http) = (SignInSources::default(), HttpClient::default());
     let base = Some(issuer_cloud.base().to_string());
-    let issuer = codex_exec_remote::login_issuer(&sources, base, Some("c".into()), &http).await;
-    let login = codex_exec_remote::DeviceLogin::start(issuer.unwrap(), &http).await.unwrap();
+    let issuer =
+        codex_exec_credentials::login_issuer(&sources, base, Some("c".into()), &http).await;
+    let login = codex_exec_credentials::DeviceLogin::start(issuer.unwrap(), &http).await.unwrap();
     assert_eq!(login.user_code(), "ABCD");
     let error = login.finish(&http).await.unwrap_err();
     assert!(error.to_string().contains("within 60 s"), "{error}");

@@ -4,9 +4,11 @@ use std::env;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use super::{AgentIdentity, AuthFile, ChatGptTokens, SignIn, SignInError};
-use crate::base_url::BaseUrl;
-use crate::secret::Secret;
+use crate::agent::AgentIdentity;
+use crate::auth_file::AuthFile;
+use crate::sign_in::{SignIn, SignInError};
+use crate::tokens::ChatGptTokens;
+use codex_exec_remote::{BaseUrl, Secret};
 
 /// What a caller asks to be signed in with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

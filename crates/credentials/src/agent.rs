@@ -7,6 +7,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use base64_simd::{STANDARD, URL_SAFE_NO_PAD};
+use codex_exec_remote::{BaseUrl, HttpClient, Payload, Secret};
 use crypto_box::SecretKey;
 use http::{HeaderMap, Method};
 use ring::signature::Ed25519KeyPair;
@@ -15,10 +16,9 @@ use sha2::{Digest, Sha512};
 use tokio::sync::Mutex;
 use zeroize::{Zeroize, Zeroizing};
 
-use super::{SignInError, claims, rfc3339};
-use crate::base_url::BaseUrl;
-use crate::http_client::{HttpClient, Payload};
-use crate::secret::Secret;
+use crate::jwt::claims;
+use crate::sign_in::SignInError;
+use crate::timestamp::rfc3339;
 
 /// Whom the token has to be for, if it says.
 const AUDIENCE: &str = "codex-app-server";

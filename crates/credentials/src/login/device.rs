@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
+use codex_exec_remote::{HttpClient, Payload, Secret};
 use http::{HeaderMap, Method};
 use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::{LoginError, SCOPE};
-use crate::http_client::{HttpClient, Payload};
-use crate::secret::Secret;
-use crate::sign_in::{IssuedTokens, Issuer, OauthError, refusal};
+use crate::issuer::{IssuedTokens, Issuer, OauthError, refusal};
 
 /// A sign-in that waits for its user to enter a code elsewhere.
 #[derive(Debug)]

@@ -10,14 +10,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use codex_exec_remote::{BaseUrl, HttpClient, Secret};
 use tokio::sync::{Mutex, OwnedMutexGuard, RwLock};
 
-use super::auth_file::AuthLock;
-use super::issuer::IssuedTokens;
-use super::{AuthFile, AuthJson, Issuer, OauthError, SignInError, TokenSet, claims, rfc3339};
-use crate::base_url::BaseUrl;
-use crate::http_client::HttpClient;
-use crate::secret::Secret;
+use crate::auth_file::{AuthFile, AuthJson, AuthLock, TokenSet};
+use crate::issuer::{IssuedTokens, Issuer, OauthError};
+use crate::jwt::claims;
+use crate::sign_in::SignInError;
+use crate::timestamp::rfc3339;
 
 /// How long before its end a token is renewed.
 const MARGIN: Duration = Duration::from_secs(60);

@@ -7,10 +7,9 @@ use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64_simd::URL_SAFE_NO_PAD;
+use codex_exec_remote::Secret;
 use serde::Deserialize;
 use serde_json::Value;
-
-use crate::secret::Secret;
 
 /// The claims that something here looks at. `Debug` shows none of the private ones.
 #[derive(Clone, Default, Deserialize)]

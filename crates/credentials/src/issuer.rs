@@ -3,12 +3,9 @@
 //! Its endpoints come from its discovery document; an issuer without one is taken to have them at
 //! the usual paths. Tokens are sent to it only over https, or on this machine.
 
+use codex_exec_remote::{Answer, BaseUrl, HttpClient, HttpError, Payload, Secret};
 use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
-
-use crate::base_url::BaseUrl;
-use crate::http_client::{Answer, HttpClient, HttpError, Payload};
-use crate::secret::Secret;
 
 /// An issuer and the client that asks it.
 #[derive(Debug, Clone)]

@@ -4,15 +4,16 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use codex_exec_remote::{AuthFile, HttpClient, Registry, SignInKind, SignInSources};
+use codex_exec_credentials::{AuthFile, SignInKind, SignInSources};
+use codex_exec_remote::{HttpClient, Registry};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::yield_now;
 
+use crate::accounts::{NOW, jwt};
 use crate::cloud::{Cloud, ENVIRONMENT};
-use crate::sign_in::{NOW, jwt};
 
 /// The issuer.
 #[derive(Clone)]
@@ -146,7 +147,7 @@ fn key() -> codex_exec_relay_core::NoisePublicKey {
         .public_key()
 }
 
-fn stored(file: &AuthFile) -> codex_exec_remote::TokenSet {
+fn stored(file: &AuthFile) -> codex_exec_credentials::TokenSet {
     file.read().unwrap().unwrap().tokens.unwrap()
 }
 

@@ -4,16 +4,15 @@ mod browser;
 mod device;
 
 use base64_simd::URL_SAFE_NO_PAD;
-use codex_exec_relay_core::EntropyError;
+use codex_exec_remote::{BaseUrl, HttpClient, Secret};
 use zeroize::Zeroizing;
 
-use crate::base_url::BaseUrl;
-use crate::http_client::HttpClient;
-use crate::secret::Secret;
-use crate::sign_in::{
-    AuthFile, AuthFileError, AuthJson, IssuedTokens, Issuer, OauthError, SignInSources, TokenSet,
-    claims, rfc3339,
-};
+use crate::auth_file::{AuthFile, AuthFileError, AuthJson, TokenSet};
+use crate::issuer::{IssuedTokens, Issuer, OauthError};
+use crate::jwt::claims;
+use crate::sources::SignInSources;
+use crate::timestamp::rfc3339;
+use crate::tokens::DEFAULT_ISSUER;
 
 pub use browser::{BrowserLogin, CallbackError};
 pub use device::DeviceLogin;
@@ -49,8 +48,8 @@ pub enum LoginError {
     #[error("nobody signed in within {0} s; try again")]
     Timeout(u64),
     /// No randomness.
-    #[error(transparent)]
-    Entropy(#[from] EntropyError),
+    #[error("the random source failed")]
+    Entropy,
 }
 
 /// The issuer to sign in with: what is given, else the environment's, else the usual one.
@@ -62,7 +61,7 @@ pub async fn login_issuer(
 ) -> Result<Issuer, LoginError> {
     let client = client_id.or_else(|| sources.client_id.clone()).ok_or(LoginError::NoClient)?;
     let base = issuer.or_else(|| sources.issuer.clone());
-    let base = base.unwrap_or_else(|| crate::sign_in::DEFAULT_ISSUER.to_owned());
+    let base = base.unwrap_or_else(|| DEFAULT_ISSUER.to_owned());
     let base: BaseUrl = base.parse().map_err(|_| LoginError::Issuer)?;
     Ok(Issuer::discover(&base, client, http).await?)
 }
@@ -119,8 +118,8 @@ fn replace(sources: &SignInSources, content: &AuthJson) -> Result<AuthFile, Logi
 }
 
 /// 32 random bytes as text for a URL.
-pub(crate) fn random_text() -> Result<String, EntropyError> {
+pub(crate) fn random_text() -> Result<String, LoginError> {
     let mut bytes = Zeroizing::new([0; 32]);
-    getrandom::fill(&mut *bytes).map_err(|_| EntropyError)?;
+    getrandom::fill(&mut *bytes).map_err(|_| LoginError::Entropy)?;
     Ok(URL_SAFE_NO_PAD.encode_to_string(*bytes))
 }
