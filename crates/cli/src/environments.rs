@@ -6,10 +6,16 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use codex_rendezvous::{Clock, EnvironmentStatus, RegistryClient, Secret};
+use codex_exec_server::remote_mode::{
+    BearerToken, EnvironmentStatus, HttpClient, HttpConfig, Registry, tls_from_file,
+};
+use codex_rendezvous::Clock;
 
 use crate::on::HARNESS_TOKEN_VARIABLE;
 use crate::rendezvous::span;
+
+/// The longest list of environments that is read, in bytes.
+const LONGEST_LIST: usize = 64 << 20;
 
 /// See the environments of a registry: who is online, since when; remove one
 ///
@@ -77,8 +83,10 @@ pub fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
                 )
             })?,
     };
-    let token = Secret::new(token.trim().to_owned());
-    let client = RegistryClient::new(&args.registry, token, args.ca_file.as_deref())?;
+    let token = BearerToken(token.trim().into());
+    let tls = args.ca_file.as_deref().map(tls_from_file).transpose()?;
+    let http = HttpClient::new(HttpConfig { max_body: LONGEST_LIST, tls, ..HttpConfig::default() });
+    let client = Registry::new(args.registry.parse()?, token, http)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut out = std::io::stdout().lock();
     runtime.block_on(async {

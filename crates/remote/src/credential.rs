@@ -7,10 +7,11 @@ use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
 
-use http::HeaderMap;
+use http::{HeaderMap, header};
 
 use crate::base_url::BaseUrl;
 use crate::http_client::HttpClient;
+use crate::secret::Secret;
 
 /// Proves to a registry who is asking. `Debug` must not show the secret.
 pub trait Credential: fmt::Debug + Send + Sync {
@@ -27,6 +28,31 @@ pub trait Credential: fmt::Debug + Send + Sync {
 /// What the methods of a [`Credential`] return.
 pub type CredentialFuture<'a, T> =
     Pin<Box<dyn Future<Output = Result<T, CredentialError>> + Send + 'a>>;
+
+/// A token that was named together with the registry it is for: it goes there, whatever the way.
+#[derive(Debug, Clone)]
+pub struct BearerToken(pub Secret);
+
+impl Credential for BearerToken {
+    fn may_go_to(&self, _base: &BaseUrl) -> Result<(), CredentialError> {
+        Ok(())
+    }
+
+    fn headers<'a>(&'a self, _http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap> {
+        Box::pin(async {
+            let value = self.0.header("Bearer ").ok_or_else(|| {
+                CredentialError::permanent(
+                    "the token has characters that no HTTP header can carry; check where it came from",
+                )
+            })?;
+            Ok(HeaderMap::from_iter([(header::AUTHORIZATION, value)]))
+        })
+    }
+
+    fn renew<'a>(&'a self, _http: &'a HttpClient) -> CredentialFuture<'a, bool> {
+        Box::pin(async { Ok(false) })
+    }
+}
 
 /// Why a credential cannot be used.
 pub struct CredentialError {

@@ -4,6 +4,7 @@
 //! and no pool. What it asks is asked rarely.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,6 +14,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use tokio_rustls::rustls::ClientConfig;
 
 /// Bounds of a request.
 #[derive(Debug, Clone)]
@@ -21,11 +23,13 @@ pub struct HttpConfig {
     pub timeout: Duration,
     /// The longest answer that is taken. Default 1 MiB.
     pub max_body: usize,
+    /// How to speak TLS. Default `None`: with the system's root certificates.
+    pub tls: Option<Arc<ClientConfig>>,
 }
 
 impl Default for HttpConfig {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(30), max_body: 1 << 20 }
+        Self { timeout: Duration::from_secs(30), max_body: 1 << 20, tls: None }
     }
 }
 
@@ -133,7 +137,11 @@ impl HttpClient {
             Some("https") => format!("wss://{host}"),
             _ => return Err(HttpError::Url),
         };
-        let dial = WebsocketDial { timeout: self.config.timeout, ..WebsocketDial::new(dialled) };
+        let dial = WebsocketDial {
+            timeout: self.config.timeout,
+            tls: self.config.tls.clone(),
+            ..WebsocketDial::new(dialled)
+        };
         let stream = dial.open_stream().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let path = uri.path_and_query().map_or("/", |path| path.as_str());

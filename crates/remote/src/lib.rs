@@ -8,24 +8,26 @@
 //! This crate knows no JSON-RPC method, no process, no file of the machine, and no way to sign in: a
 //! registry is asked with a [`Credential`], which another crate makes (`codex-exec-credentials`).
 
+mod authorities;
 mod base_url;
 mod credential;
 mod entropy;
 mod http_client;
-mod noise_key;
 mod registry;
 mod relay;
 mod secret;
 mod trace_context;
 
+pub use authorities::{AuthoritiesError, tls_from_file};
 pub use base_url::{BaseUrl, BaseUrlError};
-pub use credential::{Credential, CredentialError, CredentialFuture};
+pub use credential::{BearerToken, Credential, CredentialError, CredentialFuture};
 pub use entropy::entropy;
 pub use http_client::{Answer, HttpClient, HttpConfig, HttpError, Payload, encode_form};
-pub use noise_key::{NoiseKeyJson, key_to_json};
 pub use registry::{
-    Admission, ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE, Registration, Registry, RegistryError,
-    SECURITY_PROFILE,
+    Admission, ConnectRequest, ConnectResponse, ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE,
+    EnvironmentStatus, ErrorDetail, ErrorResponse, ExecutorResponse, ListResponse, NoiseKeyJson,
+    RegisterRequest, RegisterResponse, Registration, Registry, RegistryError, SECURITY_PROFILE,
+    ValidateRequest, ValidateResponse, key_to_json,
 };
 pub use relay::{
     Enrolment, EnvironmentError, EnvironmentLink, RelayConfig, RemoteError, RendezvousError,

@@ -21,9 +21,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use codex_exec_relay_core::{Body, Data, Entropy, EntropyError, Frame, NoiseIdentity, StreamId};
+use codex_exec_remote::NoiseKeyJson;
 use codex_rendezvous::{
     Config, FileStore, NatsOptions, NatsStore, NatsTokens, Right, Scope, Service, Store, TokenBook,
-    TokenFile, WireKey,
+    TokenFile,
 };
 use futures_util::{SinkExt, StreamExt};
 use http_body_util::{BodyExt, Full};
@@ -259,5 +260,5 @@ impl Entropy for Counting {
 
 fn registration() -> Value {
     let key = NoiseIdentity::generate(&mut Counting(1)).unwrap().public_key();
-    json!({"security_profile": "noise_hybrid_ik_v1", "executor_public_key": WireKey::from(key)})
+    json!({"security_profile": "noise_hybrid_ik_v1", "executor_public_key": NoiseKeyJson(key)})
 }

@@ -1,105 +1,12 @@
-//! What the registry's calls say, on the wire.
+//! Why a call to the registry failed: status, code and message. What calls say when they succeed is in
+//! `codex_exec_remote`, for both sides.
 
 use std::io;
 
+use codex_exec_remote::{ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE, ErrorDetail, ErrorResponse};
 use hyper::StatusCode;
-use serde::{Deserialize, Serialize};
 
-use crate::key::WireKey;
 use crate::store::StoreError;
-
-/// The one profile there is.
-pub const SECURITY_PROFILE: &str = "noise_hybrid_ik_v1";
-
-#[derive(Debug, Deserialize)]
-pub(crate) struct RegisterRequest {
-    pub security_profile: String,
-    pub executor_public_key: WireKey,
-}
-
-#[derive(Serialize)]
-pub(crate) struct RegisterAnswer {
-    pub environment_id: String,
-    pub url: String,
-    pub security_profile: &'static str,
-    pub executor_registration_id: String,
-}
-
-#[derive(Debug, Deserialize)]
-pub(crate) struct ConnectRequest {
-    pub harness_public_key: WireKey,
-}
-
-#[derive(Serialize)]
-pub(crate) struct ConnectAnswer {
-    pub environment_id: String,
-    pub url: String,
-    pub security_profile: &'static str,
-    pub executor_registration_id: String,
-    pub executor_public_key: WireKey,
-    pub harness_key_authorization: String,
-}
-
-#[derive(Deserialize)]
-pub(crate) struct ValidateRequest {
-    pub executor_registration_id: String,
-    pub harness_public_key: WireKey,
-    pub harness_key_authorization: String,
-}
-
-#[derive(Serialize)]
-pub(crate) struct ValidateAnswer {
-    pub valid: bool,
-}
-
-/// The answer to an executor of the older revision, and to a harness that wants one.
-#[derive(Serialize)]
-pub(crate) struct ExecutorAnswer {
-    pub executor_id: String,
-    pub url: String,
-}
-
-/// One environment, as `codex environments` shows it. Times are seconds since 1970.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EnvironmentStatus {
-    /// Its id.
-    pub environment_id: String,
-    /// Whether its socket is there.
-    pub online: bool,
-    /// Since when it is.
-    pub online_since: Option<u64>,
-    /// When it was last there.
-    pub last_seen: u64,
-    /// When it registered.
-    pub registered: u64,
-    /// The id of its registration.
-    pub executor_registration_id: String,
-    /// How it is secured; `None` in the older revision, which is not.
-    pub security_profile: Option<String>,
-    /// The id of the token it registered with.
-    pub token: String,
-    /// Sockets of harnesses.
-    pub harnesses: usize,
-    /// Streams of theirs.
-    pub streams: usize,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct ListAnswer {
-    pub environments: Vec<EnvironmentStatus>,
-}
-
-/// The body of every failure.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct ErrorAnswer {
-    pub error: ErrorDetail,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct ErrorDetail {
-    pub code: String,
-    pub message: String,
-}
 
 /// Why a call failed, as it is told. Never holds anything that came with the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -174,8 +81,8 @@ impl ApiError {
             Self::Unauthorized => "unauthorized",
             Self::Forbidden => "forbidden",
             Self::Origin => "origin_refused",
-            Self::UnknownEnvironment => "environment_not_found",
-            Self::Offline => "environment_offline",
+            Self::UnknownEnvironment => ENVIRONMENT_NOT_FOUND,
+            Self::Offline => ENVIRONMENT_OFFLINE,
             Self::NotEncrypted | Self::Encrypted => "security_profile_mismatch",
             Self::PassOver => "url_expired",
             Self::Replaced => "registration_replaced",
@@ -193,10 +100,9 @@ impl ApiError {
         }
     }
 
-    pub(crate) fn answer(self) -> ErrorAnswer {
-        ErrorAnswer {
-            error: ErrorDetail { code: self.code().to_owned(), message: self.to_string() },
-        }
+    pub(crate) fn answer(self) -> ErrorResponse {
+        let (code, message) = (Some(self.code().to_owned()), Some(self.to_string()));
+        ErrorResponse { error: ErrorDetail { code, message } }
     }
 }
 

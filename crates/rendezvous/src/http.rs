@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use bytes::Bytes;
+use codex_exec_remote::{ListResponse, ValidateResponse};
 use codex_exec_rpc::websocket_accept;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -16,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::api::{ApiError, ListAnswer, ValidateAnswer};
+use crate::api::ApiError;
 use crate::registry::Caller;
 use crate::service::Service;
 use crate::socket;
@@ -162,7 +163,7 @@ async fn answer(
         }
         Call::List => {
             let environments = registry.list(&caller).await?;
-            json(&ListAnswer { environments })
+            json(&ListResponse { environments })
         }
         Call::Environment(id) if method == Method::DELETE => {
             registry.remove(&caller, &id).await?;
@@ -177,7 +178,7 @@ async fn answer(
         }
         Call::Validate(id) => {
             let valid = registry.validate(&caller, &id, read(service, body).await?).await?;
-            json(&ValidateAnswer { valid })
+            json(&ValidateResponse { valid })
         }
         Call::RegisterExecutor(id) => json(&registry.register_executor(&caller, &id).await?),
         Call::ConnectExecutor(id) => json(&registry.connect_executor(&caller, &id).await?),

@@ -27,15 +27,14 @@
 
 mod api;
 mod bridge;
-mod client;
 mod cluster;
 mod config;
 mod environment;
 mod file_store;
+mod fingerprint;
 mod http;
 mod hub;
 mod journal;
-mod key;
 mod metrics;
 mod nats;
 mod nats_store;
@@ -51,11 +50,8 @@ mod tls;
 mod token;
 mod wire;
 
-pub use api::{EnvironmentStatus, SECURITY_PROFILE};
-pub use client::{ClientError, RegistryClient};
 pub use config::{Clock, Config, PublicUrl, PublicUrlError};
 pub use file_store::TokenFile;
-pub use key::{WireKey, WireKeyError};
 pub use nats::{NatsOptions, NatsServers, NatsServersError};
 pub use secret::{Secret, SigningKey};
 pub use service::{ServeError, ServeOptions, Service, StoreOptions, serve};

@@ -8,12 +8,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::api::{
-    ApiError, ConnectAnswer, ConnectRequest, EnvironmentStatus, ExecutorAnswer, RegisterAnswer,
-    RegisterRequest, SECURITY_PROFILE, ValidateRequest,
+use codex_exec_remote::{
+    ConnectRequest, ConnectResponse, EnvironmentStatus, ExecutorResponse, NoiseKeyJson,
+    RegisterRequest, RegisterResponse, SECURITY_PROFILE, ValidateRequest,
 };
+
+use crate::api::ApiError;
 use crate::cluster::Presence;
 use crate::config::Config;
+use crate::fingerprint::fingerprint;
 use crate::hub::{Hub, Seat, SeatError, Who};
 use crate::metrics::Metrics;
 use crate::rate::PerMinute;
@@ -66,17 +69,17 @@ impl Registry {
         caller: &Caller<'_>,
         environment: &str,
         request: RegisterRequest,
-    ) -> Result<RegisterAnswer, ApiError> {
+    ) -> Result<RegisterResponse, ApiError> {
         let token = self.caller(caller, Right::Register, environment).await?;
         if request.security_profile != SECURITY_PROFILE {
             return Err(ApiError::Body("security_profile is not noise_hybrid_ik_v1"));
         }
         let key = Some(request.executor_public_key);
         let (registration, url) = self.enrol(caller, environment, key, &token).await?;
-        Ok(RegisterAnswer {
+        Ok(RegisterResponse {
             environment_id: environment.to_owned(),
-            url,
-            security_profile: SECURITY_PROFILE,
+            url: url.into(),
+            security_profile: SECURITY_PROFILE.to_owned(),
             executor_registration_id: registration,
         })
     }
@@ -86,17 +89,17 @@ impl Registry {
         &self,
         caller: &Caller<'_>,
         executor: &str,
-    ) -> Result<ExecutorAnswer, ApiError> {
+    ) -> Result<ExecutorResponse, ApiError> {
         let token = self.caller(caller, Right::Register, executor).await?;
         let (_, url) = self.enrol(caller, executor, None, &token).await?;
-        Ok(ExecutorAnswer { executor_id: executor.to_owned(), url })
+        Ok(ExecutorResponse { executor_id: executor.to_owned(), url: url.into() })
     }
 
     async fn enrol(
         &self,
         caller: &Caller<'_>,
         environment: &str,
-        executor_key: Option<crate::key::WireKey>,
+        executor_key: Option<NoiseKeyJson>,
         token: &TokenRecord,
     ) -> Result<(String, String), ApiError> {
         self.limit_calls(token)?;
@@ -125,11 +128,11 @@ impl Registry {
         caller: &Caller<'_>,
         environment: &str,
         request: ConnectRequest,
-    ) -> Result<ConnectAnswer, ApiError> {
+    ) -> Result<ConnectResponse, ApiError> {
         let token = self.caller(caller, Right::Connect, environment).await?;
         let registration = self.online(&token, environment).await?;
         let executor_public_key = registration.executor_key.ok_or(ApiError::NotEncrypted)?;
-        let harness = Some(request.harness_public_key.fingerprint());
+        let harness = Some(fingerprint(&request.harness_public_key.0));
         let id = registration.id;
         let url =
             self.pass(caller, Kind::HarnessPass, environment, &id, harness.clone(), &token)?;
@@ -142,13 +145,13 @@ impl Registry {
             expires: self.config.clock.now() + self.config.authorization_lifetime.as_secs(),
             nonce: random_name("").map_err(no_randomness)?,
         };
-        Ok(ConnectAnswer {
+        Ok(ConnectResponse {
             environment_id: environment.to_owned(),
-            url,
-            security_profile: SECURITY_PROFILE,
+            url: url.into(),
+            security_profile: SECURITY_PROFILE.to_owned(),
             executor_registration_id: id,
             executor_public_key,
-            harness_key_authorization: ticket.seal(&self.key).expose().to_owned(),
+            harness_key_authorization: ticket.seal(&self.key).expose().into(),
         })
     }
 
@@ -157,7 +160,7 @@ impl Registry {
         &self,
         caller: &Caller<'_>,
         executor: &str,
-    ) -> Result<ExecutorAnswer, ApiError> {
+    ) -> Result<ExecutorResponse, ApiError> {
         let token = self.caller(caller, Right::Connect, executor).await?;
         let registration = self.online(&token, executor).await?;
         if registration.executor_key.is_some() {
@@ -166,7 +169,7 @@ impl Registry {
         let harness = Some(random_name("").map_err(no_randomness)?);
         let id = registration.id;
         let url = self.pass(caller, Kind::HarnessPass, executor, &id, harness, &token)?;
-        Ok(ExecutorAnswer { executor_id: executor.to_owned(), url })
+        Ok(ExecutorResponse { executor_id: executor.to_owned(), url: url.into() })
     }
 
     async fn online(
@@ -192,7 +195,8 @@ impl Registry {
     ) -> Result<bool, ApiError> {
         self.caller(caller, Right::Register, environment).await?;
         let now = self.config.clock.now();
-        let Some(ticket) = Ticket::open(&request.harness_key_authorization, &self.key) else {
+        let Some(ticket) = Ticket::open(request.harness_key_authorization.expose(), &self.key)
+        else {
             return Ok(false);
         };
         let current = self.registration(environment).await?;
@@ -200,7 +204,7 @@ impl Registry {
             && ticket.environment == environment
             && ticket.registration == request.executor_registration_id
             && current.is_some_and(|current| current.id == ticket.registration)
-            && ticket.harness == Some(request.harness_public_key.fingerprint())
+            && ticket.harness == Some(fingerprint(&request.harness_public_key.0))
             && ticket.expires > now
             && self.holds(&ticket.token, Right::Connect, environment).await?;
         if !good {

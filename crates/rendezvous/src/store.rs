@@ -10,11 +10,11 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 
+use codex_exec_remote::NoiseKeyJson;
 use serde::{Deserialize, Serialize};
 
 pub use crate::file_store::FileStore;
 use crate::file_store::TokenFile;
-use crate::key::WireKey;
 use crate::nats_store::Seen;
 pub use crate::nats_store::{NatsStore, NatsTokens};
 use crate::secret::{Secret, SigningKey};
@@ -28,7 +28,7 @@ pub struct Registration {
     /// The id of this registration of it.
     pub id: String,
     /// Its key; `None` in the older revision, which has no encryption.
-    pub executor_key: Option<WireKey>,
+    pub executor_key: Option<NoiseKeyJson>,
     /// The token it registered with.
     pub token: String,
     /// When it registered.

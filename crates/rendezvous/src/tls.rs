@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_rustls::TlsAcceptor;
 
 /// Why there is no TLS.
 #[derive(Debug, thiserror::Error)]
@@ -38,27 +38,6 @@ pub(crate) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, TlsError>
         .with_single_cert(chain, key)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
-}
-
-/// What a client needs: the system's authorities, or those in a file.
-pub(crate) fn connector(authorities: Option<&Path>) -> Result<TlsConnector, TlsError> {
-    let mut roots = RootCertStore::empty();
-    match authorities {
-        Some(path) => {
-            for certificate in certificates(path)? {
-                roots.add(certificate)?;
-            }
-        }
-        None => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
-    }
-    let mut config = ClientConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsConnector::from(Arc::new(config)))
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -17,7 +17,7 @@ use codex_exec_relay_core::{
     Authorization, Config, Entropy, EntropyError, Event, Executor, ExecutorMode, Harness,
     HarnessMode, NoiseIdentity, StreamId, Verdict,
 };
-use codex_rendezvous::WireKey;
+use codex_exec_remote::NoiseKeyJson;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -109,7 +109,7 @@ pub async fn environment<N: Net>(load: Arc<Load<N>>, number: u64) {
     let mut rng = Rng(number * 7919 + 1);
     'life: while !load.is_over() {
         let path = format!("/cloud/environment/{id}/register");
-        let key = WireKey::from(identity(0).public_key());
+        let key = NoiseKeyJson(identity(0).public_key());
         let body = json!({"security_profile": "noise_hybrid_ik_v1", "executor_public_key": key});
         let answer = match load.net.call(&path, body).await {
             Some((200, answer)) => answer,
@@ -151,7 +151,7 @@ pub async fn environment<N: Net>(load: Arc<Load<N>>, number: u64) {
                         } => {
                             let body = json!({
                                 "executor_registration_id": registration,
-                                "harness_public_key": WireKey::from(harness_key),
+                                "harness_public_key": NoiseKeyJson(harness_key),
                                 "harness_key_authorization": authorization.expose(),
                             });
                             let path = format!("/cloud/environment/{id}/validate");
@@ -243,15 +243,15 @@ async fn stream<N: Net>(
     let life = lives();
     let id = format!("e{environment}");
     let own = identity(1 + (number % 3) as usize);
-    let body = json!({"harness_public_key": WireKey::from(own.public_key())});
+    let body = json!({"harness_public_key": NoiseKeyJson(own.public_key())});
     let answer = match load.net.call(&format!("/cloud/environment/{id}/connect"), body).await {
         Some((200, answer)) => answer,
         _ => return false,
     };
-    let key: WireKey = serde_json::from_value(answer["executor_public_key"].clone()).unwrap();
+    let key: NoiseKeyJson = serde_json::from_value(answer["executor_public_key"].clone()).unwrap();
     let mode = HarnessMode::Noise {
         identity: own,
-        executor_key: key.key().clone(),
+        executor_key: key.0,
         environment_id: id.clone(),
         registration_id: text(&answer["executor_registration_id"]),
         authorization: Authorization::new(text(&answer["harness_key_authorization"])),

@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use codex_exec_remote::{
+    BearerToken, HttpClient, HttpConfig, Registry, RegistryError, tls_from_file,
+};
 use codex_rendezvous::{
-    ClientError, Config, FileStore, RegistryClient, Right, Scope, Secret, ServeError, ServeOptions,
-    StoreError, StoreOptions, TokenFile, serve,
+    Config, FileStore, Right, Scope, ServeError, ServeOptions, StoreError, StoreOptions, TokenFile,
+    serve,
 };
 use futures_util::{SinkExt, StreamExt};
 use http_body_util::{BodyExt, Full};
@@ -48,9 +51,12 @@ fn options(dir: &tempfile::TempDir) -> ServeOptions {
     }
 }
 
-fn manager(dir: &tempfile::TempDir) -> Secret {
+/// The registry, asked by one who may manage all of it.
+fn manager(url: &str, dir: &tempfile::TempDir, config: HttpConfig) -> Registry {
     let tokens = TokenFile::new(&dir.path().join("data"));
-    tokens.create(Scope::Any, vec![Right::Manage], system_now(), None).unwrap().0
+    let token = tokens.create(Scope::Any, vec![Right::Manage], system_now(), None).unwrap().0;
+    let token = BearerToken(token.expose().into());
+    Registry::new(url.parse().unwrap(), token, HttpClient::new(config)).unwrap()
 }
 
 #[tokio::test]
@@ -58,21 +64,23 @@ async fn over_tcp_until_told_to_stop() {
     let dir = tempfile::tempdir().unwrap();
     let running = start(options(&dir), Config::default()).await;
     assert!(running.url.starts_with("http://127.0.0.1:"), "{}", running.url);
-    let client = RegistryClient::new(&running.url, manager(&dir), None).unwrap();
+    let client = manager(&running.url, &dir, HttpConfig::default());
     assert_eq!(client.list().await.unwrap(), []);
     match client.show("e/1").await.unwrap_err() {
-        ClientError::Refused { status: 400, code, .. } => {
+        RegistryError::Refused { status: 400, code: Some(code), .. } => {
             assert_eq!(code, "invalid_environment_id");
         }
         other => panic!("{other}"),
     }
     match client.remove("e1").await.unwrap_err() {
-        ClientError::Refused { status: 404, code, .. } => assert_eq!(code, "environment_not_found"),
+        RegistryError::Refused { status: 404, code: Some(code), .. } => {
+            assert_eq!(code, "environment_not_found");
+        }
         other => panic!("{other}"),
     }
     running.stop.send(()).unwrap();
     running.done.await.unwrap().unwrap();
-    assert!(matches!(client.list().await.unwrap_err(), ClientError::Unreachable(_)));
+    assert!(matches!(client.list().await.unwrap_err(), RegistryError::Unreachable { .. }));
 }
 
 #[tokio::test]
@@ -86,13 +94,17 @@ async fn over_tls() {
     let running = start(options.clone(), Config::default()).await;
     let url = running.url.replace("127.0.0.1", "localhost");
     assert!(url.starts_with("https://"), "{url}");
-    let client = RegistryClient::new(&url, manager(&dir), Some(&cert)).unwrap();
+    let client = manager(
+        &url,
+        &dir,
+        HttpConfig { tls: Some(tls_from_file(&cert).unwrap()), ..HttpConfig::default() },
+    );
     assert_eq!(client.list().await.unwrap(), []);
     // Without knowing the authority, and without TLS, nobody is believed.
-    let stranger = RegistryClient::new(&url, manager(&dir), None).unwrap();
-    assert!(matches!(stranger.list().await.unwrap_err(), ClientError::Unreachable(_)));
+    let stranger = manager(&url, &dir, HttpConfig::default());
+    assert!(matches!(stranger.list().await.unwrap_err(), RegistryError::Unreachable { .. }));
     let plain = url.replace("https", "http");
-    RegistryClient::new(&plain, manager(&dir), None).unwrap().list().await.unwrap_err();
+    manager(&plain, &dir, HttpConfig::default()).list().await.unwrap_err();
     running.stop.send(()).unwrap();
     running.done.await.unwrap().unwrap();
 

@@ -48,11 +48,11 @@ impl Session {
         let environment = world.websocket(&url).await.unwrap();
         let (status, answer) = other.unwrap_or(&world).connect("e1", &token, 1).await;
         assert_eq!(status, 200);
-        let executor_key: codex_rendezvous::WireKey =
+        let executor_key: codex_exec_remote::NoiseKeyJson =
             serde_json::from_value(answer["executor_public_key"].clone()).unwrap();
         let mode = HarnessMode::Noise {
             identity: identity(1),
-            executor_key: executor_key.key().clone(),
+            executor_key: executor_key.0,
             environment_id: "e1".into(),
             registration_id: registration.clone(),
             authorization: Authorization::new(text(&answer["harness_key_authorization"])),
@@ -115,7 +115,7 @@ impl Session {
         while let Some(event) = self.executor.poll_event() {
             match event {
                 Event::AuthorizeRequest { stream, generation, harness_key, authorization } => {
-                    let key = codex_rendezvous::WireKey::from(harness_key);
+                    let key = codex_exec_remote::NoiseKeyJson(harness_key);
                     let body = json!({
                         "executor_registration_id": self.registration,
                         "harness_public_key": key,

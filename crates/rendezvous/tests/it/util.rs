@@ -9,9 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use codex_exec_relay_core::{Body, Data, Frame, FrameLimits, StreamId};
-use codex_rendezvous::{
-    Clock, Config, FileStore, Right, Scope, Service, Store, TokenFile, WireKey,
-};
+use codex_exec_remote::NoiseKeyJson;
+use codex_rendezvous::{Clock, Config, FileStore, Right, Scope, Service, Store, TokenFile};
 use futures_util::{SinkExt, StreamExt};
 use http_body_util::{BodyExt, Full};
 use hyper::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue};
@@ -226,7 +225,7 @@ pub fn register_body() -> Value {
 }
 
 pub fn key(which: usize) -> Value {
-    serde_json::to_value(WireKey::from(identity(which).public_key())).unwrap()
+    serde_json::to_value(NoiseKeyJson(identity(which).public_key())).unwrap()
 }
 
 // --- frames ---

@@ -3,27 +3,31 @@
 //! Invariant: an answer that names another environment, another security profile or no proper URL
 //! is refused; neither URL nor authorization is ever shown.
 
+mod environments;
+mod key;
+mod messages;
+
 use std::sync::Arc;
 
 use http::{Method, StatusCode};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 use codex_exec_relay_core::NoisePublicKey;
 
 use crate::base_url::BaseUrl;
 use crate::credential::{Credential, CredentialError};
 use crate::http_client::{Answer, HttpClient, HttpError, Payload};
-use crate::noise_key::NoiseKeyJson;
 use crate::secret::Secret;
 use crate::trace_context::TraceContext;
 
-/// The one way in which streams are secured.
-pub const SECURITY_PROFILE: &str = "noise_hybrid_ik_v1";
-/// `error.code` of a registry for an environment that is registered and not connected.
-pub const ENVIRONMENT_OFFLINE: &str = "environment_offline";
-/// `error.code` of a registry for an environment that it does not know.
-pub const ENVIRONMENT_NOT_FOUND: &str = "environment_not_found";
+pub use key::{NoiseKeyJson, key_to_json};
+pub use messages::{
+    ConnectRequest, ConnectResponse, ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE, EnvironmentStatus,
+    ErrorDetail, ErrorResponse, ExecutorResponse, ListResponse, RegisterRequest, RegisterResponse,
+    SECURITY_PROFILE, ValidateRequest, ValidateResponse,
+};
+
 /// Characters of an error body that are shown to a person.
 const SHOWN_BODY: usize = 4096;
 
@@ -109,53 +113,6 @@ pub struct Admission {
     pub authorization: Secret,
 }
 
-#[derive(Serialize)]
-struct RegisterBody {
-    security_profile: &'static str,
-    executor_public_key: NoiseKeyJson,
-}
-
-#[derive(Deserialize)]
-struct RegisterAnswer {
-    environment_id: String,
-    url: Secret,
-    security_profile: String,
-    executor_registration_id: String,
-}
-
-#[derive(Serialize)]
-struct ConnectBody {
-    harness_public_key: NoiseKeyJson,
-}
-
-#[derive(Deserialize)]
-struct ConnectAnswer {
-    environment_id: String,
-    url: Secret,
-    security_profile: String,
-    executor_registration_id: String,
-    executor_public_key: NoiseKeyJson,
-    harness_key_authorization: Secret,
-}
-
-#[derive(Serialize)]
-struct ValidateBody<'a> {
-    executor_registration_id: &'a str,
-    harness_public_key: NoiseKeyJson,
-    harness_key_authorization: &'a str,
-}
-
-#[derive(Deserialize)]
-struct ValidateAnswer {
-    valid: bool,
-}
-
-#[derive(Deserialize)]
-struct ExecutorAnswer {
-    executor_id: String,
-    url: Secret,
-}
-
 impl Registry {
     /// This registry, asked with that credential. Fails if the credential must not be sent there.
     pub fn new(
@@ -185,12 +142,12 @@ impl Registry {
         environment_id: &str,
         key: &NoisePublicKey,
     ) -> Result<Registration, RegistryError> {
-        let body = RegisterBody {
-            security_profile: SECURITY_PROFILE,
+        let body = RegisterRequest {
+            security_profile: SECURITY_PROFILE.to_owned(),
             executor_public_key: NoiseKeyJson(key.clone()),
         };
         let path = ["cloud", "environment", environment_id, "register"];
-        let answer: RegisterAnswer = self.ask(&path, Some(&body)).await?;
+        let answer: RegisterResponse = self.ask(Method::POST, &path, Some(&body)).await?;
         check(environment_id, &answer.environment_id, &answer.security_profile)?;
         Ok(Registration {
             url: websocket_url(answer.url)?,
@@ -204,9 +161,9 @@ impl Registry {
         environment_id: &str,
         key: &NoisePublicKey,
     ) -> Result<Admission, RegistryError> {
-        let body = ConnectBody { harness_public_key: NoiseKeyJson(key.clone()) };
+        let body = ConnectRequest { harness_public_key: NoiseKeyJson(key.clone()) };
         let path = ["cloud", "environment", environment_id, "connect"];
-        let answer: ConnectAnswer = self.ask(&path, Some(&body)).await?;
+        let answer: ConnectResponse = self.ask(Method::POST, &path, Some(&body)).await?;
         check(environment_id, &answer.environment_id, &answer.security_profile)?;
         Ok(Admission {
             url: websocket_url(answer.url)?,
@@ -224,20 +181,20 @@ impl Registry {
         key: NoisePublicKey,
         authorization: &str,
     ) -> Result<bool, RegistryError> {
-        let body = ValidateBody {
-            executor_registration_id: registration_id,
+        let body = ValidateRequest {
+            executor_registration_id: registration_id.to_owned(),
             harness_public_key: NoiseKeyJson(key),
-            harness_key_authorization: authorization,
+            harness_key_authorization: authorization.into(),
         };
         let path = ["cloud", "environment", environment_id, "validate"];
-        let answer: ValidateAnswer = self.ask(&path, Some(&body)).await?;
+        let answer: ValidateResponse = self.ask(Method::POST, &path, Some(&body)).await?;
         Ok(answer.valid)
     }
 
     /// The older registration, without Noise; gives the URL to connect to.
     pub async fn register_executor(&self, executor_id: &str) -> Result<Secret, RegistryError> {
         let path = ["cloud", "executor", executor_id, "register"];
-        let answer: ExecutorAnswer = self.ask(&path, None::<&()>).await?;
+        let answer: ExecutorResponse = self.ask(Method::POST, &path, None::<&()>).await?;
         if answer.executor_id != executor_id {
             return Err(RegistryError::Answer("it names another executor"));
         }
@@ -246,13 +203,14 @@ impl Registry {
 
     async fn ask<T: DeserializeOwned>(
         &self,
+        method: Method,
         path: &[&str],
         body: Option<&impl Serialize>,
     ) -> Result<T, RegistryError> {
-        let mut answer = self.send(path, body).await?;
+        let mut answer = self.send(method.clone(), path, body).await?;
         // A token may have been revoked or rotated under us: once, with a new one.
         if answer.status == StatusCode::UNAUTHORIZED && self.credential.renew(&self.http).await? {
-            answer = self.send(path, body).await?;
+            answer = self.send(method, path, body).await?;
         }
         let status = answer.status.as_u16();
         match answer.status {
@@ -271,6 +229,7 @@ impl Registry {
 
     async fn send(
         &self,
+        method: Method,
         path: &[&str],
         body: Option<&impl Serialize>,
     ) -> Result<Answer, RegistryError> {
@@ -286,7 +245,7 @@ impl Registry {
         let url = self.base.join(path);
         tracing::debug!(%url, "asking the registry");
         self.http
-            .ask(Method::POST, &url, headers, payload)
+            .ask(method, &url, headers, payload)
             .await
             .map_err(|cause| RegistryError::Unreachable { base: self.base.clone(), cause })
     }
@@ -319,25 +278,17 @@ fn websocket_url(url: Secret) -> Result<Secret, RegistryError> {
 }
 
 /// The `error` of an error body.
-#[derive(Deserialize)]
-struct Told {
-    code: Option<String>,
-    message: Option<String>,
-}
-
-fn told(answer: &Answer) -> Option<Told> {
-    #[derive(Deserialize)]
-    struct Body {
-        error: Told,
-    }
-    answer.json::<Body>().map(|body| body.error)
+fn told(answer: &Answer) -> Option<ErrorDetail> {
+    answer.json::<ErrorResponse>().map(|body| body.error)
 }
 
 /// What an error body says to a person: the message of `{"error": {code, message}}`, or the text.
 fn said(answer: &Answer) -> String {
     let text = match told(answer) {
-        Some(Told { code: Some(code), message: Some(message) }) => format!("{code}: {message}"),
-        Some(Told { code: Some(one), .. } | Told { message: Some(one), .. }) => one,
+        Some(ErrorDetail { code: Some(code), message: Some(message) }) => {
+            format!("{code}: {message}")
+        }
+        Some(ErrorDetail { code: Some(one), .. } | ErrorDetail { message: Some(one), .. }) => one,
         _ => String::from_utf8_lossy(&answer.body).into_owned(),
     };
     // The text is another's: nothing in it may move the cursor of a terminal.

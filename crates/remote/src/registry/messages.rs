@@ -1,0 +1,232 @@
+//! What a registry is asked and what it answers, as JSON: one set of types for both sides.
+//!
+//! Invariant: a secret leaves its type only by being serialized into the one message that is for it.
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::key::NoiseKeyJson;
+use crate::secret::Secret;
+
+/// The one way in which streams are secured.
+pub const SECURITY_PROFILE: &str = "noise_hybrid_ik_v1";
+/// `error.code` of a registry for an environment that is registered and not connected.
+pub const ENVIRONMENT_OFFLINE: &str = "environment_offline";
+/// `error.code` of a registry for an environment that it does not know.
+pub const ENVIRONMENT_NOT_FOUND: &str = "environment_not_found";
+
+/// POST `/cloud/environment/{id}/register`, by an executor.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RegisterRequest {
+    /// [`SECURITY_PROFILE`].
+    pub security_profile: String,
+    /// The key that harnesses pin.
+    pub executor_public_key: NoiseKeyJson,
+}
+
+/// The executor is registered.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RegisterResponse {
+    /// The environment that was asked for.
+    pub environment_id: String,
+    /// The websocket that the executor connects to.
+    #[serde(serialize_with = "exposed")]
+    pub url: Secret,
+    /// [`SECURITY_PROFILE`].
+    pub security_profile: String,
+    /// The id of this registration, bound into every handshake.
+    pub executor_registration_id: String,
+}
+
+/// POST `/cloud/environment/{id}/connect`, by a harness.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ConnectRequest {
+    /// The key that the harness will use.
+    pub harness_public_key: NoiseKeyJson,
+}
+
+/// The harness may connect.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ConnectResponse {
+    /// The environment that was asked for.
+    pub environment_id: String,
+    /// The websocket that the harness connects to.
+    #[serde(serialize_with = "exposed")]
+    pub url: Secret,
+    /// [`SECURITY_PROFILE`].
+    pub security_profile: String,
+    /// The id of the executor's registration, bound into the handshake.
+    pub executor_registration_id: String,
+    /// The executor's key, to be pinned.
+    pub executor_public_key: NoiseKeyJson,
+    /// What the harness shows the executor, which has it validated.
+    #[serde(serialize_with = "exposed")]
+    pub harness_key_authorization: Secret,
+}
+
+/// POST `/cloud/environment/{id}/validate`, by an executor.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ValidateRequest {
+    /// The registration that the harness was told of.
+    pub executor_registration_id: String,
+    /// The key that the harness has used.
+    pub harness_public_key: NoiseKeyJson,
+    /// The authorization that the harness has shown.
+    #[serde(serialize_with = "exposed")]
+    pub harness_key_authorization: Secret,
+}
+
+/// Whether the harness may use the environment.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct ValidateResponse {
+    /// Whether it may.
+    pub valid: bool,
+}
+
+/// POST `/cloud/executor/{id}/register` and `/connect`, the older registration without encryption.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ExecutorResponse {
+    /// The executor that was asked for.
+    pub executor_id: String,
+    /// The websocket to connect to.
+    #[serde(serialize_with = "exposed")]
+    pub url: Secret,
+}
+
+/// GET `/cloud/environment/{id}`: one environment. Times are seconds since 1970.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnvironmentStatus {
+    /// Its id.
+    pub environment_id: String,
+    /// Whether it is connected.
+    pub online: bool,
+    /// Since when it is.
+    pub online_since: Option<u64>,
+    /// When it was last connected.
+    pub last_seen: u64,
+    /// When it registered.
+    pub registered: u64,
+    /// The id of its registration.
+    pub executor_registration_id: String,
+    /// How it is secured; `None` in the older revision, which is not.
+    pub security_profile: Option<String>,
+    /// The id of the token it registered with.
+    pub token: String,
+    /// Sockets of harnesses.
+    pub harnesses: usize,
+    /// Streams of theirs.
+    pub streams: usize,
+}
+
+/// GET `/cloud/environments`: those that the token covers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ListResponse {
+    /// All of them.
+    pub environments: Vec<EnvironmentStatus>,
+}
+
+/// The body of every failure.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ErrorResponse {
+    /// What failed.
+    pub error: ErrorDetail,
+}
+
+/// What failed. Other registries leave members out.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ErrorDetail {
+    /// For programs: [`ENVIRONMENT_OFFLINE`] and others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<String>,
+    /// For people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+fn exposed<S: Serializer>(secret: &Secret, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(secret.expose())
+}
+
+#[cfg(test)]
+mod tests {
+    use codex_exec_relay_core::NoiseIdentity;
+    use serde::de::DeserializeOwned;
+
+    use super::*;
+    use crate::entropy::entropy;
+
+    /// What is written is exactly this text, and reading the text gives something that writes it again.
+    fn golden<T: Serialize + DeserializeOwned + std::fmt::Debug>(message: &T, text: &str) {
+        assert_eq!(serde_json::to_string(message).unwrap(), text);
+        let read: T = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), text);
+        assert!(!format!("{read:?}").contains("s3cret"), "{read:?}");
+    }
+
+    #[test]
+    fn both_sides_write_the_published_members_in_their_order() {
+        let key = NoiseIdentity::generate(&mut *entropy()).unwrap().public_key();
+        let key = NoiseKeyJson(key);
+        let k = serde_json::to_string(&key).unwrap();
+        let text = |s: &str| s.to_owned();
+        let url = || Secret::from("wss://s3cret");
+        golden(
+            &RegisterRequest {
+                security_profile: text(SECURITY_PROFILE),
+                executor_public_key: key.clone(),
+            },
+            &format!(r#"{{"security_profile":"noise_hybrid_ik_v1","executor_public_key":{k}}}"#),
+        );
+        golden(
+            &RegisterResponse {
+                environment_id: text("e"),
+                url: url(),
+                security_profile: text(SECURITY_PROFILE),
+                executor_registration_id: text("r"),
+            },
+            r#"{"environment_id":"e","url":"wss://s3cret","security_profile":"noise_hybrid_ik_v1","executor_registration_id":"r"}"#,
+        );
+        golden(
+            &ConnectRequest { harness_public_key: key.clone() },
+            &format!(r#"{{"harness_public_key":{k}}}"#),
+        );
+        golden(
+            &ConnectResponse {
+                environment_id: text("e"),
+                url: url(),
+                security_profile: text(SECURITY_PROFILE),
+                executor_registration_id: text("r"),
+                executor_public_key: key.clone(),
+                harness_key_authorization: "s3cret".into(),
+            },
+            &format!(
+                r#"{{"environment_id":"e","url":"wss://s3cret","security_profile":"noise_hybrid_ik_v1","executor_registration_id":"r","executor_public_key":{k},"harness_key_authorization":"s3cret"}}"#
+            ),
+        );
+        golden(
+            &ValidateRequest {
+                executor_registration_id: text("r"),
+                harness_public_key: key,
+                harness_key_authorization: "s3cret".into(),
+            },
+            &format!(
+                r#"{{"executor_registration_id":"r","harness_public_key":{k},"harness_key_authorization":"s3cret"}}"#
+            ),
+        );
+        golden(&ValidateResponse { valid: true }, r#"{"valid":true}"#);
+        golden(
+            &ExecutorResponse { executor_id: text("e"), url: url() },
+            r#"{"executor_id":"e","url":"wss://s3cret"}"#,
+        );
+        golden(&ListResponse { environments: Vec::new() }, r#"{"environments":[]}"#);
+        golden(
+            &ErrorResponse {
+                error: ErrorDetail { code: Some(text("c")), message: Some(text("m")) },
+            },
+            r#"{"error":{"code":"c","message":"m"}}"#,
+        );
+        golden(
+            &ErrorResponse { error: ErrorDetail { code: None, message: Some(text("m")) } },
+            r#"{"error":{"message":"m"}}"#,
+        );
+    }
+}
