@@ -3,6 +3,7 @@
 mod bench;
 mod tidy;
 mod torture;
+mod walls;
 
 use std::process::ExitCode;
 

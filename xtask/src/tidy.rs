@@ -1,5 +1,5 @@
 //! Checks that no compiler makes: how files open, how long they are, whether ARCHITECTURE.md is true of
-//! files, and whether each dependency has its reason.
+//! files, where dependencies are (see `walls`), and whether each has its reason.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +21,7 @@ pub fn run() -> anyhow::Result<()> {
     let (manifest, page) = ("Cargo.toml", "docs/design/dependencies.md");
     let (manifest, page) = (std::fs::read_to_string(manifest)?, std::fs::read_to_string(page)?);
     complaints.extend(unexplained(&manifest, &page));
+    complaints.extend(crate::walls::complaints()?);
     for complaint in &complaints {
         eprintln!("{complaint}");
     }

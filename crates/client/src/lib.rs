@@ -19,6 +19,7 @@ mod calls;
 mod client;
 mod dialer;
 mod driver;
+#[cfg(feature = "remote")]
 mod environment;
 mod error;
 mod files;
@@ -36,6 +37,7 @@ pub use approval::{Approval, Denial};
 pub use backoff::{Jitter, ReconnectPolicy};
 pub use client::ExecServerClient;
 pub use dialer::{Dialer, Dialling, StdioDialer, WebsocketDialer};
+#[cfg(feature = "remote")]
 pub use environment::EnvironmentDialer;
 pub use error::{DialFailure, ExecServerError, Lost};
 pub use files::{
@@ -54,6 +56,7 @@ pub use process::{
 };
 pub use shared::ConnectionStatus;
 
+#[cfg(feature = "remote")]
 pub use codex_exec_remote as remote;
 pub use codex_exec_rpc::{Connection, ConnectionConfig, WebsocketDial};
 pub use codex_exec_server_protocol as protocol;

@@ -34,8 +34,15 @@
 //!     tokio::runtime::Runtime::new()?.block_on(run_main(DEFAULT_LISTEN_URL, paths))
 //! }
 //! ```
+//!
+//! # Features
+//!
+//! All are on by default. `server` and `client` are the two sides; `remote` adds remote mode to those
+//! that are on: the registry, sign-in and the encrypted relay. Without it neither Noise nor OAuth is
+//! compiled.
 
 // The server.
+#[cfg(feature = "server")]
 pub use codex_exec_serving::{
     Assurance, AuthConfigError, Connection, ConnectionConfig, DEFAULT_LISTEN_URL, DecodeLimits,
     ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig, KeepAlive, Lifeline,
@@ -45,17 +52,24 @@ pub use codex_exec_serving::{
 };
 
 // Its remote mode.
+#[cfg(feature = "remote")]
 pub use codex_exec_credentials as credentials;
+#[cfg(feature = "remote")]
 pub use codex_exec_credentials::{SignIn, SignInError, SignInKind, SignInSources};
+#[cfg(feature = "remote")]
 pub use codex_exec_remote as remote_mode;
+#[cfg(feature = "remote")]
 pub use codex_exec_remote::{RelayConfig, Secret};
+#[cfg(all(feature = "server", feature = "remote"))]
 pub use codex_exec_serving::{
     RemoteEnvironmentConfig, RemoteExecutorConfig, RemoteRunError, run_remote_environment,
     run_remote_environment_until, run_remote_executor, run_remote_executor_until,
 };
 
 // The client.
+#[cfg(feature = "client")]
 pub use codex_exec_client as client;
+#[cfg(feature = "client")]
 pub use codex_exec_client::{
     ExecServerClient, ExecServerClientConnectOptions, ExecServerError, RemoteExecServerConnectArgs,
 };

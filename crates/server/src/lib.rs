@@ -12,12 +12,14 @@ mod auth;
 mod config;
 mod connection;
 mod files;
+#[cfg(feature = "remote")]
 mod forward;
 mod http;
 mod lanes;
 mod listen_url;
 mod listener;
 mod process;
+#[cfg(feature = "remote")]
 mod remote;
 mod run;
 mod sandbox;
@@ -31,6 +33,7 @@ pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
 pub use config::ServerConfig;
 pub use listen_url::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenUrl};
 pub use listener::WebSocketListener;
+#[cfg(feature = "remote")]
 pub use remote::{
     RemoteEnvironmentConfig, RemoteExecutorConfig, RemoteRunError, run_remote_environment,
     run_remote_environment_until, run_remote_executor, run_remote_executor_until,
