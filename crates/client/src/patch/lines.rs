@@ -8,42 +8,80 @@ use super::parse::{Hunk, HunkLine};
 
 /// The content after the hunks.
 pub(super) fn update(path: &str, content: &[u8], hunks: &[Hunk]) -> Result<Vec<u8>, PatchError> {
-    let ended = content.last().is_none_or(|&last| last == b'\n');
-    let mut lines: Vec<&[u8]> = content.split(|&b| b == b'\n').collect();
-    if ended {
-        lines.pop();
-    }
-    let windows = lines.iter().filter(|line| line.ends_with(b"\r")).count() * 2 > lines.len();
+    let file: Vec<Line<'_>> = content.split_inclusive(|&b| b == b'\n').map(Line::split).collect();
+    let ended = file.last().is_none_or(|last| last.end != End::None);
+    let count = |end| file.iter().filter(|line| line.end == end).count();
+    let usual = if count(End::Windows) > count(End::Unix) { End::Windows } else { End::Unix };
+    let texts: Vec<&[u8]> = file.iter().map(|line| line.text).collect();
 
-    let mut out: Vec<Vec<u8>> = Vec::with_capacity(lines.len());
+    let mut out: Vec<Line<'_>> = Vec::with_capacity(file.len());
     let mut at = 0;
     for (n, hunk) in hunks.iter().enumerate() {
-        let start = place(path, n + 1, hunk, &lines, at)?;
-        out.extend(lines[at..start].iter().map(|line| line.to_vec()));
+        let start = place(path, n + 1, hunk, &texts, at)?;
+        out.extend_from_slice(&file[at..start]);
         at = start;
         for line in &hunk.lines {
             match line {
                 HunkLine::Keep(_) => {
-                    out.push(lines[at].to_vec());
+                    out.push(file[at]);
                     at += 1;
                 }
                 HunkLine::Remove(_) => at += 1,
-                HunkLine::Insert(text) => {
-                    let mut line = text.clone().into_bytes();
-                    if windows {
-                        line.push(b'\r');
-                    }
-                    out.push(line);
-                }
+                HunkLine::Insert(text) => out.push(Line { text: text.as_bytes(), end: usual }),
             }
         }
     }
-    out.extend(lines[at..].iter().map(|line| line.to_vec()));
-    let mut content = out.join(&b'\n');
-    if ended && !out.is_empty() {
-        content.push(b'\n');
+    out.extend_from_slice(&file[at..]);
+
+    let mut content = Vec::with_capacity(content.len());
+    for (n, line) in out.iter().enumerate() {
+        content.extend_from_slice(line.text);
+        let is_last = n + 1 == out.len();
+        content.extend_from_slice(match line.end {
+            _ if is_last && !ended => b"",
+            End::None => usual.bytes(),
+            end => end.bytes(),
+        });
     }
     Ok(content)
+}
+
+/// A line of the file, or one that is inserted.
+#[derive(Debug, Clone, Copy)]
+struct Line<'a> {
+    text: &'a [u8],
+    end: End,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Unix,
+    Windows,
+    /// The last line of a file may have none.
+    None,
+}
+
+impl<'a> Line<'a> {
+    fn split(line: &'a [u8]) -> Self {
+        let (text, end) = if let Some(text) = line.strip_suffix(b"\r\n") {
+            (text, End::Windows)
+        } else if let Some(text) = line.strip_suffix(b"\n") {
+            (text, End::Unix)
+        } else {
+            (line, End::None)
+        };
+        Self { text, end }
+    }
+}
+
+impl End {
+    fn bytes(self) -> &'static [u8] {
+        match self {
+            Self::Unix => b"\n",
+            Self::Windows => b"\r\n",
+            Self::None => b"",
+        }
+    }
 }
 
 /// Where the hunk's old lines start, at or after `from`.
@@ -112,10 +150,9 @@ fn find(lines: &[&[u8]], wanted: &[&str], from: usize, at_end: bool) -> Option<u
         let wanted: Vec<String> = wanted.iter().map(|line| relaxed(line, care)).collect();
         (first..=last).find(|&start| {
             wanted.iter().zip(&lines[start..]).all(|(wanted, line)| {
-                let line = line.strip_suffix(b"\r").unwrap_or(line);
                 match std::str::from_utf8(line) {
                     Ok(line) => relaxed(line, care) == *wanted,
-                    Err(_) => line == wanted.as_bytes(),
+                    Err(_) => *line == wanted.as_bytes(),
                 }
             })
         })
@@ -183,6 +220,54 @@ mod tests {
         assert_eq!(apply("a\r\nb\r\n", "@@\n a\n-b\n+c").unwrap(), "a\r\nc\r\n");
         assert_eq!(apply("a\nb", "@@\n-b\n+c").unwrap(), "a\nc");
         assert_eq!(apply("a\n", "@@\n-a").unwrap(), "");
+    }
+
+    #[test]
+    fn a_last_line_without_an_end_takes_the_ends_of_the_others() {
+        assert_eq!(apply("a\r\nb", "@@\n a\n-b").unwrap(), "a");
+        assert_eq!(apply("a\r\nb\r\nc", "@@\n c\n+d").unwrap(), "a\r\nb\r\nc\r\nd");
+        assert_eq!(apply("a\r\nb", "@@\n a\n+x").unwrap(), "a\r\nx\r\nb");
+        assert_eq!(apply("a\nb\r\nc", "@@\n-a\n+x\n b").unwrap(), "x\nb\r\nc", "mixed");
+    }
+
+    proptest::proptest! {
+        /// A file of one kind of line ends is edited as its list of lines is.
+        #[test]
+        fn files_of_one_style_are_edited_as_lists(
+            lines in proptest::collection::vec(0..2u8, 1..12),
+            edits in proptest::collection::vec(0..4u8, 12),
+            windows: bool,
+            ended: bool,
+        ) {
+            // Each line is its own, so that the place of a hunk is certain.
+            let lines: Vec<String> = lines.iter().enumerate().map(|(n, l)| format!("{n}-{l}")).collect();
+            let end = if windows { "\r\n" } else { "\n" };
+            let text = |lines: &[String]| {
+                let last = if ended && !lines.is_empty() { end } else { "" };
+                format!("{}{last}", lines.join(end))
+            };
+            let (mut hunk, mut expected) = (String::from("@@"), Vec::new());
+            for (line, edit) in lines.iter().zip(&edits) {
+                match edit {
+                    0 => hunk += &format!("\n-{line}"),
+                    1 => {
+                        hunk += &format!("\n {line}\n+new {line}");
+                        expected.extend([line.clone(), format!("new {line}")]);
+                    }
+                    2 => {
+                        hunk += &format!("\n-{line}\n+new {line}");
+                        expected.push(format!("new {line}"));
+                    }
+                    _ => {
+                        hunk += &format!("\n {line}");
+                        expected.push(line.clone());
+                    }
+                }
+            }
+            // A file of one line without an end does not say what its ends are.
+            proptest::prop_assume!(ended || lines.len() > 1 || !windows);
+            proptest::prop_assert_eq!(apply(&text(&lines), &hunk).unwrap(), text(&expected));
+        }
     }
 
     #[test]

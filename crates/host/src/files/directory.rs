@@ -70,6 +70,10 @@ pub(super) fn kind_of_name(
     }
 }
 
+/// The most links to nowhere that a listing names: with the most entries of it, as many JSON values as a
+/// receiver takes.
+const MOST_DEAD_LINKS: usize = 10_000;
+
 pub(super) fn read_directory(
     params: &FsReadDirectoryParams,
     limit: usize,
@@ -89,8 +93,12 @@ pub(super) fn read_directory(
         let text = String::from_utf8_lossy(name);
         let kind = match kind_of_target(directory.as_fd(), name, listed) {
             Ok(Some(kind)) => kind,
-            Ok(None) if listed == FileType::Symlink && answer.dead_links.len() < limit => {
-                answer.dead_links.push(text.into_owned());
+            Ok(None) if listed == FileType::Symlink => {
+                if answer.dead_links.len() < MOST_DEAD_LINKS.min(limit) {
+                    answer.dead_links.push(text.into_owned());
+                } else {
+                    answer.truncated = true;
+                }
                 return Ok(true);
             }
             // A link whose target cannot be looked at is left out like one that leads nowhere.

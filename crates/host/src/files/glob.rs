@@ -33,7 +33,7 @@ pub(super) fn glob(
     };
     let root = params.path.as_path();
     let mut answer = FsGlobResponse::default();
-    let mut room = Room(config.max_scan_answer_bytes);
+    let mut room = Room::new(config);
     rules.scan(resolver, config, cancel, |scanned| {
         let found = match scanned {
             Scanned::Entry(found) => found,
@@ -50,7 +50,7 @@ pub(super) fn glob(
             .flatten()
             .zip(PathUri::try_from(found.path).ok());
         if let Some((kind, path)) = listed {
-            if answer.entries.len() >= limit as usize || !room.take(path.encoded_len() + 40) {
+            if answer.entries.len() >= limit as usize || !room.take(path.encoded_len() + 40, 3) {
                 answer.truncated = true;
                 return ControlFlow::Break(());
             }

@@ -8,8 +8,8 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::files::FsPathError;
+use codex_exec_server_protocol::{DecodeLimits, PathUri};
 use ignore::Match;
 use ignore::overrides::{Override, OverrideBuilder};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -252,17 +252,29 @@ pub(super) fn check_patterns<'a>(
     Ok(())
 }
 
-/// Bytes an answer may still grow.
-pub(super) struct Room(pub usize);
+/// What a response may still grow.
+pub(super) struct Room {
+    bytes: usize,
+    /// JSON values: a receiver refuses a message with too many of them.
+    values: usize,
+}
 
 impl Room {
-    pub fn take(&mut self, bytes: usize) -> bool {
-        match self.0.checked_sub(bytes) {
-            Some(left) => {
-                self.0 = left;
+    /// For a response of at most so many bytes.
+    pub fn new(config: &FilesConfig) -> Self {
+        // Errors have two members each, and the rest of a response a few.
+        let others = 3 * config.max_scan_errors + 64;
+        let values = DecodeLimits::default().values.saturating_sub(others);
+        Self { bytes: config.max_scan_answer_bytes, values }
+    }
+
+    pub fn take(&mut self, bytes: usize, values: usize) -> bool {
+        match (self.bytes.checked_sub(bytes), self.values.checked_sub(values)) {
+            (Some(bytes), Some(values)) => {
+                *self = Self { bytes, values };
                 true
             }
-            None => false,
+            _ => false,
         }
     }
 }

@@ -58,7 +58,7 @@ pub(super) fn search(
         config,
         search_id: params.search_id.as_deref(),
         emit,
-        room: Room(config.max_scan_answer_bytes),
+        room: Room::new(config),
         batch: Vec::new(),
         batch_bytes: 0,
         batch_since: None,
@@ -368,10 +368,13 @@ impl Gathered<'_> {
         let escaped = line.text.bytes().filter(|&b| b < 0x20 || b == b'"' || b == b'\\').count();
         let mut bytes = line.text.len() + 5 * escaped;
         bytes += LINE_OVERHEAD + RANGE_OVERHEAD * line.ranges.len();
+        // The line and its members; each range and its two.
+        let mut values = 6 + 3 * line.ranges.len();
         if !same_file {
             bytes += path.encoded_len() + LINE_OVERHEAD;
+            values += 3;
         }
-        if !streamed && !self.room.take(bytes) {
+        if !streamed && !self.room.take(bytes, values) {
             return false;
         }
         match files.last_mut() {

@@ -116,3 +116,37 @@ fn directories_are_made_with_their_parents_unless_told_otherwise() {
         assert!(f.native("real/made").is_dir());
     }
 }
+
+/// How many JSON values there are in one.
+fn values(value: &serde_json::Value) -> usize {
+    use serde_json::Value;
+    1 + match value {
+        Value::Array(values) => values.iter().map(self::values).sum::<usize>(),
+        Value::Object(members) => members.values().map(self::values).sum(),
+        _ => 0,
+    }
+}
+
+#[test]
+fn no_response_has_more_values_than_a_client_reads() {
+    let most = codex_exec_server_protocol::DecodeLimits::default().values - 16;
+    let f = Fixture::new();
+    // Every place matches, and each match is three values.
+    f.file("many/x", &format!("{}\n", "x".repeat(100)).repeat(1200));
+    let search = f.run(FsSearchParams::new(f.path("many"), "x")).unwrap();
+    assert!(search.truncated && search.matches > 500, "{}", search.matches);
+    assert!(values(&serde_json::to_value(&search).unwrap()) <= most);
+    // Names that are no text have a member more than others.
+    std::fs::create_dir(f.native("full")).unwrap();
+    for at in 0..50_000 {
+        let name = [format!("full/{at}").as_bytes(), b"\xff"].concat();
+        std::fs::File::create(f.native(name)).unwrap();
+    }
+    for at in 0..10_050 {
+        f.link("nowhere", &format!("full/dead{at}"));
+    }
+    let listed = f.run(FsReadDirectoryParams::new(f.path("full"))).unwrap();
+    assert_eq!((listed.entries.len(), listed.dead_links.len()), (50_000, 10_000));
+    assert!(listed.truncated);
+    assert!(values(&serde_json::to_value(&listed).unwrap()) <= most);
+}
