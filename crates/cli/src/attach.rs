@@ -17,7 +17,7 @@ use crate::terminal::{self, Terminal};
 ///
 /// Shows what it said so far, as far as the server has kept it, and goes on from there. One with a
 /// terminal is typed to, and left again with ~. after Enter. To another one Ctrl-C goes; codex logs
-/// -f only watches. When it has ended, its exit code becomes ours, its name is free again, and what it
+/// -f only watches. If our output cannot be written, it goes on. When it has ended, its exit code becomes ours, its name is free again, and what it
 /// left behind is killed. Of more than 16 MiB of output the server has kept the newest: that the rest is
 /// missing is said, and changes no exit code.
 #[derive(Debug, Args)]
@@ -80,6 +80,7 @@ async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
             Ok(exit::passed_on(code))
         }
         Ending::Incomplete { .. } => Ok(ExitCode::from(NOT_RUN)),
+        Ending::Unwritable(code) => Ok(exit::passed_on(code)),
         Ending::Left => {
             match name {
                 Some(name) => tell(format_args!("left; it goes on: codex attach {name}")),

@@ -58,6 +58,8 @@ pub enum Ending {
     Abandoned(i32),
     /// It goes on without us.
     Left,
+    /// The same, since our output cannot be written; we exit with this code.
+    Unwritable(i32),
     /// We do not know.
     Failed(anyhow::Error),
 }
@@ -213,7 +215,7 @@ impl Drive<'_> {
                 Some(ProcessEvent::Failed(error)) => return Ending::Failed(error.into()),
                 Some(ProcessEvent::Closed) | None => {
                     if let Err(error) = sink.closed().await {
-                        return refused(&error);
+                        return self.refused(&error);
                     }
                     return match exited.get() {
                         Some((code, sandbox_denied)) => Ending::Exited { code, sandbox_denied },
@@ -224,7 +226,7 @@ impl Drive<'_> {
                 }
             };
             if let Err(error) = written {
-                return refused(&error);
+                return self.refused(&error);
             }
         }
     }
@@ -365,6 +367,19 @@ impl Drive<'_> {
     }
 
     /// Words of ours in between, on lines of their own.
+    /// Our output cannot be written, and we exit with the code for that. A command of our own ends with
+    /// us; one that ran before we came goes on. A reader that closed our output needs no message.
+    fn refused(&self, error: &io::Error) -> Ending {
+        let code = match error.kind() {
+            io::ErrorKind::BrokenPipe => BROKEN_PIPE,
+            _ => {
+                tell(format_args!("cannot write the output of the command: {error}"));
+                crate::exit::NOT_RUN
+            }
+        };
+        if self.joined { Ending::Unwritable(code.into()) } else { Ending::Stopped(code.into()) }
+    }
+
     fn remark(&self, words: &str) {
         let words = match self.terminal {
             Some(_) => format!("\r\n{}\r\n", words.replace('\n', "\r\n")),
@@ -372,15 +387,6 @@ impl Drive<'_> {
         };
         let _ = io::stderr().write_all(words.as_bytes());
     }
-}
-
-/// Our output cannot be written. Who reads it is gone: that needs no words.
-fn refused(error: &io::Error) -> Ending {
-    if error.kind() != io::ErrorKind::BrokenPipe {
-        tell(format_args!("cannot write what the command says: {error}"));
-        return Ending::Stopped(crate::exit::NOT_RUN.into());
-    }
-    Ending::Stopped(BROKEN_PIPE.into())
 }
 
 fn is_connected(client: &ExecServerClient) -> bool {

@@ -149,7 +149,9 @@ fn run_here(args: &RunArgs) -> anyhow::Result<ExitCode> {
         let session = connected.client.session_id();
         connected.close().await;
         match ending? {
-            Ending::Exited { code, .. } | Ending::Stopped(code) => Ok(exit::passed_on(code)),
+            Ending::Exited { code, .. } | Ending::Stopped(code) | Ending::Unwritable(code) => {
+                Ok(exit::passed_on(code))
+            }
             Ending::Abandoned(code) => {
                 let way_back = session.zip(process.take()).map(|(session, process)| {
                     format!("codex attach{} --session {session} {process}", args.on.flag())

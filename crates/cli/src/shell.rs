@@ -121,6 +121,7 @@ impl ShellArgs {
                     }
                     Ok(exit::passed_on(code))
                 }
+                Ending::Unwritable(code) => Ok(exit::passed_on(code)),
                 Ending::Abandoned(code) => {
                     let way_back = saved.map(|saved| format!("codex attach {}", saved.name));
                     tell_abandoned(way_back.as_deref());

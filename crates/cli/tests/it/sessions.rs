@@ -166,3 +166,29 @@ fn the_exit_code_of_a_command_that_said_much_is_told() {
     assert!(said.err.contains("dropped") || said.err.contains("lost"), "{}", said.err);
     assert!(said.out.len() <= 16 << 20 && said.out.len() > 8 << 20, "{}", said.out.len());
 }
+
+/// Whoever reads what `attach` prints may go: the command is not ours alone to end.
+#[test]
+fn attach_leaves_a_command_running_when_its_output_cannot_be_written() {
+    let home = Home::new();
+    home.detach("build", "while :; do echo busy; sleep 0.01; done");
+    let mut full = home.command(&["attach", "build"]);
+    full.stdout(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    assert_eq!(full.output().unwrap().status.code(), Some(125));
+    let mut closed = home.command(&["attach", "build"]);
+    let (read, write) = std::io::pipe().unwrap();
+    drop(read);
+    closed.stdout(write);
+    assert_eq!(closed.output().unwrap().status.code(), Some(141));
+    assert_eq!(home.processes()[0]["exited"], false);
+    home.run(&["kill", "-s", "kill", "build"]).well();
+
+    // Nor is the exit code of one that has ended lost.
+    home.detach("ended", "echo last; exit 9");
+    home.run(&["logs", "-f", "ended"]).well();
+    let mut full = home.command(&["attach", "ended"]);
+    full.stdout(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    assert_eq!(full.output().unwrap().status.code(), Some(125));
+    let said = home.run(&["attach", "ended"]);
+    assert_eq!((said.code, &*said.out), (Some(9), "last\n"), "{said:?}");
+}

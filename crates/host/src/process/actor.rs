@@ -77,6 +77,8 @@ pub(super) struct Actor {
     undelivered_bytes: usize,
     /// The last event that some audience was told.
     delivered: u64,
+    /// The last event that anybody may have seen, by whatever way.
+    seen: u64,
     /// The last event that is known to have reached its side.
     arrived: u64,
     /// The audience is being asked whether it has this event.
@@ -146,6 +148,7 @@ impl Actor {
             undelivered: VecDeque::new(),
             undelivered_bytes: 0,
             delivered: 0,
+            seen: 0,
             arrived: 0,
             asked: None,
             backlog: None,
@@ -307,6 +310,11 @@ impl Actor {
         if let Some(confined) = &mut self.parts.confined {
             confined.wrote(&bytes);
         }
+        let newest = self.next_seq - 1;
+        let unseen = matches!(self.audience, Audience::Nobody) && newest > self.seen;
+        if unseen && self.parts.retention.extend(newest, stream, &bytes) {
+            return;
+        }
         if let Err(error) = self.parts.retention.push(self.next_seq, stream, bytes.clone()).await {
             self.failure = Some(format!("output cannot be kept: {error}"));
             // Nobody will read what it writes: it has to learn that, and to end.
@@ -321,6 +329,7 @@ impl Actor {
         let seq = self.next_seq;
         self.next_seq += 1;
         if !matches!(self.audience, Audience::Nobody) {
+            self.seen = seq;
             let event = ProcessEvent { process_id: self.parts.process_id.clone(), seq, kind };
             self.undelivered_bytes += event.len();
             self.undelivered.push_back(event);
@@ -461,6 +470,7 @@ impl Actor {
             }
         };
         let last = found.chunks.last().map(|chunk| chunk.seq);
+        self.seen = self.seen.max(last.unwrap_or(0));
         // What the answer carries may die on its way; what it was asked after has arrived.
         self.was_read(after.min(self.next_seq - 1));
         if let Some(backlog) = self.backlog.as_mut().filter(|_| !found.cut) {

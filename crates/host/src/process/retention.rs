@@ -18,6 +18,9 @@ use codex_exec_server_protocol::process::{OnFull, OutputStream, ProcessOutputChu
 
 use super::spool::Spool;
 
+/// Up to this length a chunk that nobody has seen grows by what follows it.
+const SMALL_CHUNK: usize = 1 << 10;
+
 /// How much is kept.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RetentionLimits {
@@ -151,6 +154,35 @@ impl Retention {
         self.bytes += len;
         self.pinned += len;
         Ok(())
+    }
+
+    /// Adds to the newest chunk, if that has this number and stays small: many small writes that nobody
+    /// is waiting for would fill the store with chunks long before they fill it with bytes.
+    pub(super) fn extend(&mut self, seq: u64, stream: OutputStream, bytes: &Bytes) -> bool {
+        let len = bytes.len() as u64;
+        let fits = |newest: &Kept| {
+            newest.seq == seq
+                && newest.stream == stream
+                && newest.bytes.len() + bytes.len() <= SMALL_CHUNK
+                && u64::from(newest.len) + len <= self.limits.bytes
+        };
+        if self.spool.is_some() || !self.chunks.back().is_some_and(fits) {
+            return false;
+        }
+        while self.bytes + len > self.limits.bytes {
+            if self.limits.on_full == OnFull::Wait {
+                return false;
+            }
+            self.drop_oldest();
+        }
+        let Some(newest) = self.chunks.back_mut() else { return false };
+        newest.bytes = [&newest.bytes[..], bytes].concat().into();
+        newest.len += len as u32;
+        self.bytes += len;
+        if seq > self.released {
+            self.pinned += len;
+        }
+        true
     }
 
     fn drop_oldest(&mut self) {
@@ -344,6 +376,8 @@ mod tests {
     enum Step {
         /// A process writes this much; what finds no room waits.
         Write(usize),
+        /// It writes this much more, and nobody has seen what it wrote last.
+        More(usize),
         /// Everything up to this part of what was published has arrived.
         Sent(f64),
         Read(f64),
@@ -355,6 +389,7 @@ mod tests {
         let part = || 0.0..1.1;
         prop_oneof![
             6 => (1..40usize).prop_map(Step::Write),
+            3 => (1..20usize).prop_map(Step::More),
             2 => part().prop_map(Step::Sent),
             2 => part().prop_map(Step::Read),
             1 => Just(Step::PinAll),
@@ -397,6 +432,16 @@ mod tests {
                                 let seq = written.len() as u64;
                                 let pushed = store.push(seq, OutputStream::Stdout, chunk.into());
                                 runtime.block_on(pushed).unwrap();
+                            }
+                        }
+                        Step::More(len) => {
+                            let len = len.min(store.room());
+                            let newest = written.len() as u64;
+                            let more = vec![newest as u8; len];
+                            if newest > released
+                                && store.extend(newest, OutputStream::Stdout, &more.clone().into())
+                            {
+                                written[newest as usize - 1].extend(more);
                             }
                         }
                         Step::Sent(part) => {

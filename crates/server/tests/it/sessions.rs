@@ -128,6 +128,29 @@ async fn what_happens_while_nobody_listens_is_there_to_be_read() {
 }
 
 #[tokio::test]
+async fn many_small_writes_while_nobody_listens_are_all_kept() {
+    let server = server_with(|config| {
+        config.detach_ttl = Duration::from_secs(1000);
+        config.process.retain_chunks = 5;
+    });
+    let (mut client, session) = greeted(&server).await;
+    let directory = tempfile::tempdir().unwrap();
+    let done = directory.path().join("done");
+    // Each is read on its own, unless the server is slower.
+    let script = r#"read line; for n in 1 2 3 4 5 6 7 8 9 10 11 12; do
+        echo $n; sleep 0.02; done; echo done > "$DONE""#;
+    let retain = json!({"bytes": 100_000, "onFull": "drop"});
+    let start = sh("p", script).piped().env("DONE", &done).with("retain", retain);
+    client.start(start).await.unwrap();
+    client.ask("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
+    drop(client);
+    eventually("it is done", || done.exists()).await;
+    let mut client = Client::resume(&server, &session).await;
+    let (bytes, _) = read_all(&mut client, "p", 0).await;
+    assert_eq!(String::from_utf8(bytes).unwrap(), "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n11\n12\n");
+}
+
+#[tokio::test]
 async fn a_session_that_is_held_cannot_be_resumed() {
     let server = patient();
     let (mut client, session) = greeted(&server).await;
