@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use codex_exec_relay_core::peek;
+use codex_exec_rpc::OutboundQueue;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::config::Config;
 use crate::environment::{Environment, LinkHandle};
 use crate::hub::Hub;
 use crate::metrics::Metrics;
-use crate::socket::{ENDED, GOING_AWAY, Outbound, Queue, Reader, Received};
+use crate::socket::{self, ENDED, GOING_AWAY, Outbound, Reader, Received};
 use crate::table::Dropped;
 use crate::wire::{WireReceiver, WireSender};
 
@@ -23,7 +24,7 @@ pub(crate) struct Admitted {
     pub environment: Arc<Environment>,
     pub link: LinkHandle,
     pub outbound: Outbound,
-    pub queue: Queue,
+    pub queue: OutboundQueue,
 }
 
 /// The home's end: what comes by the wire is a harness's, what is queued for it goes out by it.
@@ -38,7 +39,7 @@ pub(crate) fn serve(
     hub.tasks().spawn(async move {
         let (given_up, over) = (queue.given_up(patience), sender.over());
         let sending = async {
-            while let Some((frame, _share)) = queue.next().await {
+            while let Some((frame, _room)) = queue.next_message().await {
                 if !sender.send(&frame).await {
                     break;
                 }
@@ -49,7 +50,7 @@ pub(crate) fn serve(
             () = given_up => {}
             () = over => {}
         }
-        sender.cut(queue.reason()).await;
+        sender.cut(socket::reason(&queue)).await;
     });
     let hub = hub.clone();
     hub.tasks().clone().spawn(async move {
@@ -87,7 +88,7 @@ pub(crate) async fn run<T: AsyncRead + AsyncWrite + Unpin>(
     });
     while let Some(received) = reader.next().await {
         let frame: Bytes = match received {
-            Received::Frame(frame) if peek(&frame, &config.frame).is_ok() => frame,
+            Received::Binary(frame) if peek(&frame, &config.frame).is_ok() => frame,
             _ => {
                 metrics.dropped(Dropped::Invalid);
                 continue;

@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use codex_exec_relay_core::{BodyKind, peek};
+use codex_exec_rpc::CloseReason;
 use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::socket::{GOING_AWAY, OFFLINE, Outbound, REPLACED, REVOKED, Reason};
+use crate::socket::{GOING_AWAY, OFFLINE, Outbound, REPLACED, REVOKED};
 use crate::table::{Dropped, FromExecutor, FromHarness, LinkId, Table, TableLimits};
 
 /// What harnesses are told when a stream ends by our doing.
@@ -199,7 +200,7 @@ impl Environment {
     }
 
     /// Ends everything now.
-    pub(crate) fn end(&self, reason: Reason) {
+    pub(crate) fn end(&self, reason: CloseReason) {
         self.end_all(&mut self.lock(), reason);
     }
 
@@ -217,7 +218,7 @@ impl Environment {
         }
     }
 
-    fn end_all(&self, inner: &mut Inner, reason: Reason) {
+    fn end_all(&self, inner: &mut Inner, reason: CloseReason) {
         inner.over = true;
         for (link, stream) in inner.table.clear() {
             self.metrics.resets.fetch_add(1, Relaxed);
@@ -392,7 +393,7 @@ impl Environment {
     }
 
     /// Closes all sockets; streams that acknowledge go on elsewhere or later.
-    pub(crate) fn close_sockets(&self, reason: Reason) {
+    pub(crate) fn close_sockets(&self, reason: CloseReason) {
         let inner = self.lock();
         for link in inner.links.values() {
             link.outbound.close(reason);

@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use codex_exec_rpc::{CloseReason, OutboundQueue};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::task::TaskTracker;
 use tokio_websockets::WebSocketStream;
@@ -17,7 +18,7 @@ use crate::cluster::{Open, Presence, Refusal, Router};
 use crate::config::Config;
 use crate::environment::{AttachError, Detached, Environment, LinkHandle};
 use crate::metrics::{Gauges, Metrics};
-use crate::socket::{self, Outbound, Queue, REGISTERED_AGAIN, REMOVED, Reason, Received};
+use crate::socket::{self, Outbound, REGISTERED_AGAIN, REMOVED, Received};
 use crate::store::{Registration, Store, StoreError};
 use crate::table::Dropped;
 use crate::wire::{WireReceiver, WireSender};
@@ -56,7 +57,7 @@ struct Taken {
     who: Who,
     side: Side,
     outbound: Outbound,
-    queue: Queue,
+    queue: OutboundQueue,
 }
 
 #[derive(Debug)]
@@ -181,7 +182,12 @@ impl Hub {
 
     /// An environment has registered again, or was removed: what was under another registration
     /// ends.
-    pub(crate) fn replace(&self, environment: &str, registration: Option<&str>, reason: Reason) {
+    pub(crate) fn replace(
+        &self,
+        environment: &str,
+        registration: Option<&str>,
+        reason: CloseReason,
+    ) {
         let mut environments = self.lock();
         if environments
             .get(environment)
@@ -331,16 +337,15 @@ impl Hub {
     {
         let Some(taken) = seat.taken.take() else { return };
         let Taken { who, side, outbound, queue } = taken;
-        let mut reader =
-            socket::start(socket, outbound.clone(), queue, self.config.clone(), &self.tasks);
+        let mut reader = socket::start(socket, outbound.clone(), queue, &self.config, &self.tasks);
         match side {
             Side::Executor(environment, number) => {
                 drop(outbound);
                 tracing::info!(environment = who.environment, "environment online");
                 while let Some(received) = reader.next().await {
                     match received {
-                        Received::Frame(frame) => environment.executor_frame(number, frame).await,
-                        Received::Text => self.metrics.dropped(Dropped::Invalid),
+                        Received::Binary(frame) => environment.executor_frame(number, frame).await,
+                        Received::Text(_) => self.metrics.dropped(Dropped::Invalid),
                     }
                 }
                 drop(reader);
@@ -351,8 +356,8 @@ impl Hub {
                 tracing::debug!(environment = who.environment, "harness here");
                 while let Some(received) = reader.next().await {
                     match received {
-                        Received::Frame(frame) => environment.harness_frame(&link, frame).await,
-                        Received::Text => self.metrics.dropped(Dropped::Invalid),
+                        Received::Binary(frame) => environment.harness_frame(&link, frame).await,
+                        Received::Text(_) => self.metrics.dropped(Dropped::Invalid),
                     }
                 }
                 drop(reader);
@@ -507,7 +512,7 @@ impl Hub {
     }
 
     /// Closes all sockets.
-    pub(crate) fn close_sockets(&self, reason: Reason) {
+    pub(crate) fn close_sockets(&self, reason: CloseReason) {
         self.all().iter().for_each(|environment| environment.close_sockets(reason));
         if let Some(cluster) = self.router.cluster() {
             cluster.wires.cut_outward();

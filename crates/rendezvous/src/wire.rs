@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use async_nats::{Client, Subject};
 use bytes::{BufMut, Bytes, BytesMut};
+use codex_exec_rpc::CloseReason;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
-use crate::socket::{ENDED, GOING_AWAY, REASONS, Reason};
+use crate::socket::{ENDED, GOING_AWAY, REASONS};
 
 /// What a frame costs besides its length, so that tiny ones are bounded too.
 const OVERHEAD: usize = 128;
@@ -69,12 +70,12 @@ pub(crate) struct End {
     room: Semaphore,
     /// What came and was not taken yet.
     held: AtomicUsize,
-    reason: OnceLock<Reason>,
+    reason: OnceLock<CloseReason>,
     over: CancellationToken,
 }
 
 impl End {
-    fn end(&self, reason: Reason) {
+    fn end(&self, reason: CloseReason) {
         let _ = self.reason.set(reason);
         self.room.close();
         self.over.cancel();
@@ -184,7 +185,7 @@ impl Wires {
     }
 
     /// Cuts a wire at this end; the other is told.
-    async fn cut(&self, end: &End, to: &Subject, reason: Reason) {
+    async fn cut(&self, end: &End, to: &Subject, reason: CloseReason) {
         if self.lock().remove(&end.id).is_none() {
             return;
         }
@@ -195,7 +196,7 @@ impl Wires {
     }
 
     /// Cuts those wires at this end.
-    fn cut_where(&self, which: impl Fn(&End) -> Option<Reason>) {
+    fn cut_where(&self, which: impl Fn(&End) -> Option<CloseReason>) {
         self.lock().retain(|_, entry| match which(&entry.end) {
             Some(reason) => {
                 entry.end.end(reason);
@@ -302,7 +303,7 @@ impl WireSender {
     }
 
     /// Cuts the wire.
-    pub(crate) async fn cut(&self, reason: Reason) {
+    pub(crate) async fn cut(&self, reason: CloseReason) {
         self.wires.cut(&self.end, &self.to, reason).await;
     }
 
@@ -348,7 +349,7 @@ impl WireReceiver {
     }
 
     /// Why the wire was cut.
-    pub(crate) fn reason(&self) -> Reason {
+    pub(crate) fn reason(&self) -> CloseReason {
         self.end.reason.get().copied().unwrap_or(GOING_AWAY)
     }
 }
@@ -360,7 +361,7 @@ fn header(kind: u8, id: WireId, more: usize) -> BytesMut {
     message
 }
 
-fn cut_message(id: WireId, reason: Reason) -> Bytes {
+fn cut_message(id: WireId, reason: CloseReason) -> Bytes {
     let mut message = header(CUT, id, 1);
     let number = REASONS.iter().position(|known| *known == reason).unwrap_or(0);
     message.put_u8(u8::try_from(number).unwrap_or(0));

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 
 use crate::budget::{Meter, Share};
+use crate::keep_alive::KeepAlive;
 use crate::outbound::{Outbound, OutboundConfig};
 
 /// What every transport is told about limits.
@@ -39,21 +40,6 @@ impl Default for ConnectionConfig {
             keep_alive: Some(KeepAlive::default()),
             close_timeout: Duration::from_secs(5),
         }
-    }
-}
-
-/// When a silent peer is pinged, and when it is given up.
-#[derive(Debug, Clone, Copy)]
-pub struct KeepAlive {
-    /// Silence after which a ping is sent. Default 30 s.
-    pub idle: Duration,
-    /// Silence after the ping that ends the connection. Default 60 s.
-    pub patience: Duration,
-}
-
-impl Default for KeepAlive {
-    fn default() -> Self {
-        Self { idle: Duration::from_secs(30), patience: Duration::from_secs(60) }
     }
 }
 

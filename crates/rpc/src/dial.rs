@@ -20,7 +20,8 @@ use tokio_websockets::{
 
 use crate::connection::{Connection, ConnectionConfig};
 use crate::loopback::unpaced_on_loopback;
-use crate::websocket::{websocket_config, websocket_limits};
+use crate::socket::websocket_config;
+use crate::websocket::websocket_limits;
 
 /// Where to dial, and how.
 #[derive(Clone)]

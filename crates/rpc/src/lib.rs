@@ -3,26 +3,33 @@
 //! A [`Connection`] is a stream of messages in and an [`Outbound`] queue for messages out. Only its
 //! constructor knows what carries them: [`Connection::websocket`], [`Connection::lines`] (stdio),
 //! [`Connection::pair`] (memory), [`Connection::over`] (a relay stream). [`WebsocketDial`] makes
-//! one to a `ws://` or `wss://` address. [`Pending`] matches answers to requests.
+//! one to a `ws://` or `wss://` address. [`Pending`] matches answers to requests. [`socket`] is what
+//! everything that speaks websocket is made of, whether or not it carries JSON-RPC.
 
 mod budget;
 mod connection;
 mod dial;
+mod keep_alive;
 mod lines;
 mod loopback;
 mod memory;
 mod outbound;
 mod peer;
 mod pending;
+pub mod socket;
 mod upgrade;
 mod websocket;
 
 pub use budget::{Budget, Meter, Metered, Share};
-pub use connection::{Connection, ConnectionConfig, KeepAlive, TransportError};
+pub use connection::{Connection, ConnectionConfig, TransportError};
 pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
+pub use keep_alive::{KeepAlive, Pulse};
 pub use loopback::unpaced_on_loopback;
-pub use outbound::{Closed, NotReading, Outbound, OutboundConfig, Slot};
+pub use outbound::{
+    CloseReason, Closed, NotReading, Outbound, OutboundConfig, OutboundQueue, Room, Slot, outbound,
+};
 pub use peer::{Heard, Peer};
 pub use pending::{Answer, OnAnswer, Pending};
+pub use socket::websocket_config;
 pub use upgrade::websocket_accept;
-pub use websocket::{websocket_config, websocket_limits};
+pub use websocket::websocket_limits;

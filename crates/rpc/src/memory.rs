@@ -2,10 +2,9 @@
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
-use tokio::sync::mpsc;
 
 use crate::connection::{Connection, ConnectionConfig, TransportError};
-use crate::outbound::{OutboundQueue, Queued, outbound};
+use crate::outbound::{OutboundQueue, outbound};
 use crate::peer::Heard;
 
 impl Connection {
@@ -18,33 +17,14 @@ impl Connection {
         (left, right)
     }
 
-    /// A connection whose messages come by any stream and leave by a channel. Ends, for those who
-    /// send, as soon as the channel's receiver is gone.
+    /// A connection whose messages come by any stream, and the queue that its messages leave by.
+    /// Ends, for those who send, as soon as the queue is dropped.
     pub fn over(
         incoming: impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static,
-        outgoing: mpsc::Sender<Bytes>,
         config: &ConnectionConfig,
-    ) -> Self {
-        let (outbound, mut queue) = outbound(config.outbound);
-        tokio::spawn(async move {
-            loop {
-                let queued = tokio::select! {
-                    queued = queue.recv() => queued,
-                    () = outgoing.closed() => break,
-                };
-                match queued {
-                    Some(Queued::Message(message, _share)) => {
-                        if outgoing.send(message).await.is_err() {
-                            break;
-                        }
-                    }
-                    Some(Queued::Mark(mark)) => mark.reached(),
-                    Some(Queued::Ping | Queued::Flush(_)) => {}
-                    None => break,
-                }
-            }
-        });
-        Self::new(incoming, outbound)
+    ) -> (Self, OutboundQueue) {
+        let (outbound, queue) = outbound(config.outbound);
+        (Self::new(incoming, outbound), queue)
     }
 
     /// Has the peer asked for a sign of life by `ping`, which must not block, when somebody wants
@@ -60,12 +40,7 @@ fn messages(
     queue: OutboundQueue,
 ) -> impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static {
     stream::unfold(queue, |mut queue| async move {
-        loop {
-            match queue.recv().await? {
-                Queued::Message(message, _share) => return Some((Ok(message), queue)),
-                Queued::Mark(mark) => mark.reached(),
-                Queued::Ping | Queued::Flush(_) => {}
-            }
-        }
+        let (message, _room) = queue.next_message().await?;
+        Some((Ok(message), queue))
     })
 }

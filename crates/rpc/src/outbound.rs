@@ -6,12 +6,17 @@
 //! does not make this process grow.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use crate::peer::{Peer, Signs};
+
+/// Why a websocket is closed: a status code of RFC 6455 and a text for people who read the wire.
+pub type CloseReason = (u16, &'static str);
 
 /// The bounds of a connection's way out.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +47,17 @@ pub struct Outbound {
     capacity: usize,
     marks: Marks,
     signs: Arc<Signs>,
+    closing: Arc<Closing>,
+}
+
+/// How a connection comes to its end.
+#[derive(Debug, Default)]
+pub(crate) struct Closing {
+    reason: OnceLock<CloseReason>,
+    /// Cancelled when nothing but what is queued is to be written.
+    pub(crate) asked: CancellationToken,
+    /// Cancelled when the reading side is gone.
+    pub(crate) reader_gone: CancellationToken,
 }
 
 /// What the write task takes from the queue.
@@ -122,13 +138,20 @@ impl Drop for NotReading {
     }
 }
 
-/// The write task's end of the queue.
+/// The other end of the queue: the write task's, or that of a transport of the caller's making.
 #[derive(Debug)]
-pub(crate) struct OutboundQueue {
+pub struct OutboundQueue {
     queue: mpsc::UnboundedReceiver<Queued>,
     room: Arc<Semaphore>,
     marks: Marks,
     signs: Arc<Signs>,
+    closing: Arc<Closing>,
+}
+
+/// The room that a message takes in the queue, until this is dropped.
+#[derive(Debug)]
+pub struct Room {
+    _permit: OwnedSemaphorePermit,
 }
 
 /// Room in the queue, held until the message is written.
@@ -146,21 +169,21 @@ impl Slot {
     }
 }
 
-pub(crate) fn outbound(config: OutboundConfig) -> (Outbound, OutboundQueue) {
+/// A queue, to send into and to take from.
+pub fn outbound(config: OutboundConfig) -> (Outbound, OutboundQueue) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(config.queue_bytes));
-    let marks = Marks::default();
-    let signs = Arc::<Signs>::default();
-    (
-        Outbound {
-            queue: sender,
-            room: room.clone(),
-            capacity: config.queue_bytes,
-            marks: marks.clone(),
-            signs: signs.clone(),
-        },
-        OutboundQueue { queue: receiver, room, marks, signs },
-    )
+    let (marks, signs, closing) = (Marks::default(), Arc::default(), Arc::default());
+    let outbound =
+        Outbound { queue: sender, room, capacity: config.queue_bytes, marks, signs, closing };
+    let queue = OutboundQueue {
+        queue: receiver,
+        room: outbound.room.clone(),
+        marks: outbound.marks.clone(),
+        signs: outbound.signs.clone(),
+        closing: outbound.closing.clone(),
+    };
+    (outbound, queue)
 }
 
 impl Outbound {
@@ -204,6 +227,17 @@ impl Outbound {
     /// Whether the connection has ended.
     pub fn is_closed(&self) -> bool {
         self.queue.is_closed()
+    }
+
+    /// Closes the connection after what is queued, whoever else could still send. The first reason
+    /// counts.
+    pub fn close(&self, reason: CloseReason) {
+        let _ = self.closing.reason.set(reason);
+        self.closing.asked.cancel();
+    }
+
+    pub(crate) fn closing(&self) -> &Arc<Closing> {
+        &self.closing
     }
 
     /// Asks the peer whether everything that was sent so far has reached it, past every buffer of the
@@ -273,12 +307,52 @@ impl Outbound {
 }
 
 impl OutboundQueue {
+    /// The next message and its room, for transports without pings of their own; `None` once
+    /// everything is said. Cancel safe.
+    pub async fn next_message(&mut self) -> Option<(Bytes, Room)> {
+        loop {
+            match self.recv().await? {
+                Queued::Message(message, permit) => {
+                    return Some((message, Room { _permit: permit }));
+                }
+                Queued::Mark(mark) => mark.reached(),
+                Queued::Ping | Queued::Flush(_) => {}
+            }
+        }
+    }
+
+    /// Why the connection was [closed](Outbound::close), if it was.
+    pub fn close_reason(&self) -> Option<CloseReason> {
+        self.closing.reason.get().copied()
+    }
+
+    /// Resolves once the connection has been closed, or not read any more, for `patience`.
+    pub fn given_up(&self, patience: Duration) -> impl Future<Output = ()> + Send + use<> {
+        let closing = self.closing.clone();
+        async move {
+            tokio::select! {
+                () = closing.asked.cancelled() => {}
+                () = closing.reader_gone.cancelled() => {}
+            }
+            tokio::time::sleep(patience).await;
+        }
+    }
+
     pub(crate) fn marks(&self) -> &Marks {
         &self.marks
     }
 
+    pub(crate) fn signs(&self) -> &Arc<Signs> {
+        &self.signs
+    }
+
+    /// What is next in the queue; `None` once it is empty and nothing more will come or is wanted.
     pub(crate) async fn recv(&mut self) -> Option<Queued> {
-        self.queue.recv().await
+        tokio::select! {
+            biased;
+            queued = self.queue.recv() => queued,
+            () = self.closing.asked.cancelled() => None,
+        }
     }
 
     pub(crate) fn try_recv(&mut self) -> Option<Queued> {

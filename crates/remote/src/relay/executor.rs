@@ -180,13 +180,13 @@ pub async fn serve_streams(
         let drove = pump.drive(Some(&mut socket), &mut stop).await;
         if let Drove::Done(()) = drove {
             say_farewell(&mut pump, &mut socket, wind_down, config.farewell).await;
-            socket.close(config.farewell).await;
+            socket.close().await;
             return Ok(());
         }
         pump.on_disconnected();
         tracing::info!(streams = pump.stream_count(), "disconnected from the rendezvous");
         // A condemned or silent socket still deserves a close, but nobody waits for it.
-        tokio::spawn(socket.close(config.farewell));
+        tokio::spawn(socket.close());
         let pause = tokio::time::sleep(backoff.wait());
         let pause = async {
             tokio::select! {
@@ -210,10 +210,7 @@ async fn connect(
     backoff: &mut Backoff,
 ) -> Result<RelaySocket, RegistryError> {
     loop {
-        let RelayConfig { dial_timeout, ping_interval, pong_timeout, .. } = *config;
-        let dialled =
-            RelaySocket::dial(&enrolled.url, dial_timeout, ping_interval, pong_timeout).await;
-        match dialled {
+        match RelaySocket::dial(&enrolled.url, config).await {
             Ok(socket) => {
                 backoff.succeeded();
                 return Ok(socket);

@@ -123,7 +123,7 @@ impl EnvironmentLink {
             }
             Drove::Done(Err(_)) | Drove::SocketEnded => Err(EnvironmentError::Dropped),
             Drove::StreamEnded => {
-                socket.close(self.config.farewell).await;
+                socket.close().await;
                 Err(match pump.ending() {
                     Some(Ending::Closed(cause)) => EnvironmentError::Handshake(cause),
                     _ => EnvironmentError::Refused,
@@ -143,9 +143,7 @@ impl EnvironmentLink {
     async fn physical(&self) -> Result<(Admission, RelaySocket), EnvironmentError> {
         let admission =
             self.registry.connect(&self.environment_id, &self.identity.public_key()).await?;
-        let RelayConfig { dial_timeout, ping_interval, pong_timeout, .. } = self.config;
-        let socket =
-            RelaySocket::dial(&admission.url, dial_timeout, ping_interval, pong_timeout).await?;
+        let socket = RelaySocket::dial(&admission.url, &self.config).await?;
         Ok((admission, socket))
     }
 
@@ -155,10 +153,10 @@ impl EnvironmentLink {
             match pump.drive(Some(&mut socket), std::future::pending::<()>()).await {
                 Drove::SocketEnded => {
                     pump.on_disconnected();
-                    tokio::spawn(socket.close(self.config.farewell));
+                    tokio::spawn(socket.close());
                 }
                 Drove::StreamEnded | Drove::Done(()) => {
-                    socket.close(self.config.farewell).await;
+                    socket.close().await;
                     return;
                 }
             }

@@ -11,7 +11,8 @@ use bytes::Bytes;
 use codex_exec_relay_core::{
     Authorization, CloseCause, Event, Generation, NoisePublicKey, SendError, StreamId, Verdict,
 };
-use codex_exec_rpc::{Connection, Heard};
+use codex_exec_rpc::socket::Received;
+use codex_exec_rpc::{Connection, Heard, OutboundQueue, Room};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -23,14 +24,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::config::RelayConfig;
 use super::endpoint::Endpoint;
 use super::inbox::Inbox;
-use super::socket::{Incoming, RelaySocket, Sending};
+use super::socket::{RelaySocket, Sending};
 
 /// What the peer is told when its stream is ended for want of a reader.
 const UNREAD: &str = "receiver_overrun";
 /// How often a side that reads nothing, since its stream's owner does not, shows that it is there.
 const BEAT: Duration = Duration::from_secs(1);
-/// Messages between a connection and the pump.
-const HANDED_OVER: usize = 4;
 
 /// Decides about a harness's key.
 pub(crate) type Authorizer =
@@ -84,17 +83,24 @@ pub(crate) struct Pump<E> {
 struct Port {
     inbox: Inbox,
     heard: Heard,
-    /// A message that found no room, and where the next would come from.
-    blocked: Option<(mpsc::Receiver<Bytes>, Bytes)>,
+    /// A message that found no room in the stream. It keeps its room in the queue of its connection.
+    blocked: Option<Taken>,
     ended: CancellationToken,
     /// Ends the connection's way out with the stream.
     _end: DropGuard,
 }
 
+/// A message of a connection, and the queue that the next will come from.
+struct Taken {
+    message: Bytes,
+    _room: Room,
+    queue: OutboundQueue,
+}
+
 /// A connection's next message; `None` once it is gone.
 struct Handed {
     stream: StreamId,
-    message: Option<(Bytes, mpsc::Receiver<Bytes>)>,
+    taken: Option<Taken>,
 }
 
 impl<E: Endpoint> Pump<E> {
@@ -175,18 +181,17 @@ impl<E: Endpoint> Pump<E> {
             self.reset_overrun();
             let paused = !self.overrun.is_empty();
             self.beat(paused);
-            let wake = self.wake_at(socket.as_deref());
+            let wake = self.wake_at();
             let room = socket.as_deref().filter(|_| full).map(RelaySocket::room);
             tokio::select! {
                 done = &mut until => return Drove::Done(done),
-                incoming = next(&mut socket), if !paused => match incoming {
-                    Some(Incoming::Frame(frame)) => {
+                received = next(&mut socket, paused) => match received {
+                    Some(Received::Binary(frame)) => {
                         if let Err(error) = self.endpoint.handle_frame(now(), frame) {
                             tracing::debug!(%error, "dropped a frame");
                         }
                     }
-                    Some(Incoming::Text) => tracing::debug!("dropped a text message"),
-                    Some(Incoming::Life) => {}
+                    Some(Received::Text(_)) => tracing::debug!("dropped a text message"),
                     None => return Drove::SocketEnded,
                 },
                 () = maybe(room) => {}
@@ -194,26 +199,17 @@ impl<E: Endpoint> Pump<E> {
                 Some(verdict) = self.verdicts.join_next() => self.on_verdict(verdict),
                 Some(stream) = self.probes.1.recv() => self.probe(&stream),
                 () = drained.notified(), if paused => {}
-                () = sleep_until(wake) => {
-                    self.endpoint.handle_timeout(now());
-                    let silent =
-                        |socket: &mut RelaySocket| !socket.on_timer(Instant::now(), paused);
-                    if socket.as_deref_mut().is_some_and(silent) {
-                        tracing::info!("the rendezvous is silent");
-                        return Drove::SocketEnded;
-                    }
-                }
+                () = sleep_until(wake) => self.endpoint.handle_timeout(now()),
             }
         }
     }
 
-    fn wake_at(&self, socket: Option<&RelaySocket>) -> Option<Instant> {
+    fn wake_at(&self) -> Option<Instant> {
         let patience = self.config.inbox_patience;
         let overrun = self.overrun.values().map(|since| *since + patience).min();
         let overrun = overrun.filter(|_| !self.lives_for_one);
         let core = self.endpoint.poll_timeout().map(Instant::from_std);
-        let socket = socket.map(RelaySocket::timer);
-        [core, overrun, socket, self.beat_at].into_iter().flatten().min()
+        [core, overrun, self.beat_at].into_iter().flatten().min()
     }
 
     /// Puts frames into the socket as far as there is room. Whether any went.
@@ -302,11 +298,10 @@ impl<E: Endpoint> Pump<E> {
     fn open(&mut self, stream: StreamId) {
         tracing::debug!(%stream, "a stream opened");
         let (inbox, messages) = Inbox::new(self.drained.clone());
-        let (sender, receiver) = mpsc::channel(HANDED_OVER);
-        let connection = Connection::over(messages, sender, &self.config.connection);
+        let (connection, queue) = Connection::over(messages, &self.config.connection);
         let ended = CancellationToken::new();
         let end = ended.clone().drop_guard();
-        self.listen(stream.clone(), receiver, ended.clone());
+        self.listen(stream.clone(), queue, ended.clone());
         let (probes, id) = (self.probes.0.clone(), stream.clone());
         let heard = connection.pings_by(move || drop(probes.send(id.clone())));
         self.ports.insert(stream, Port { inbox, heard, blocked: None, ended, _end: end });
@@ -376,42 +371,38 @@ impl<E: Endpoint> Pump<E> {
 
     // --- from the connections ---
 
-    fn listen(
-        &mut self,
-        stream: StreamId,
-        mut receiver: mpsc::Receiver<Bytes>,
-        ended: CancellationToken,
-    ) {
+    fn listen(&mut self, stream: StreamId, mut queue: OutboundQueue, ended: CancellationToken) {
         self.handed.push(Box::pin(async move {
-            let message = tokio::select! {
-                message = receiver.recv() => message,
+            let taken = tokio::select! {
+                taken = queue.next_message() => taken,
                 () = ended.cancelled() => None,
             };
-            Handed { stream, message: message.map(|message| (message, receiver)) }
+            let taken = taken.map(|(message, room)| Taken { message, _room: room, queue });
+            Handed { stream, taken }
         }));
     }
 
-    fn on_handed(&mut self, handed: Handed) {
-        match handed.message {
-            Some((message, receiver)) => self.send(handed.stream, message, receiver),
-            None if self.connected => self.endpoint.close(&handed.stream),
-            None if self.ports.contains_key(&handed.stream) => {
+    fn on_handed(&mut self, Handed { stream, taken }: Handed) {
+        match taken {
+            Some(taken) => self.send(stream, taken),
+            None if self.connected => self.endpoint.close(&stream),
+            None if self.ports.contains_key(&stream) => {
                 // Nobody is left to wait for the socket to come back.
-                self.endpoint.reset(&handed.stream, codex_exec_relay_core::FINISHED);
-                self.end(&handed.stream, Ending::Closed(CloseCause::Finished));
+                self.endpoint.reset(&stream, codex_exec_relay_core::FINISHED);
+                self.end(&stream, Ending::Closed(CloseCause::Finished));
             }
             None => {}
         }
     }
 
-    fn send(&mut self, stream: StreamId, message: Bytes, receiver: mpsc::Receiver<Bytes>) {
+    fn send(&mut self, stream: StreamId, taken: Taken) {
         let Some(port) = self.ports.get_mut(&stream) else { return };
-        match self.endpoint.send(&stream, message.clone()) {
+        match self.endpoint.send(&stream, taken.message.clone()) {
             Ok(()) => {
                 let ended = port.ended.clone();
-                self.listen(stream, receiver, ended);
+                self.listen(stream, taken.queue, ended);
             }
-            Err(SendError::Blocked) => port.blocked = Some((receiver, message)),
+            Err(SendError::Blocked) => port.blocked = Some(taken),
             Err(error) => {
                 tracing::warn!(%stream, %error, "a message cannot be sent; resetting its stream");
                 self.endpoint.reset(&stream, codex_exec_relay_core::PROTOCOL_ERROR);
@@ -421,10 +412,8 @@ impl<E: Endpoint> Pump<E> {
     }
 
     fn unblock(&mut self, stream: &StreamId) {
-        if let Some(port) = self.ports.get_mut(stream)
-            && let Some((receiver, message)) = port.blocked.take()
-        {
-            self.send(stream.clone(), message, receiver);
+        if let Some(taken) = self.ports.get_mut(stream).and_then(|port| port.blocked.take()) {
+            self.send(stream.clone(), taken);
         }
     }
 }
@@ -433,9 +422,9 @@ fn now() -> std::time::Instant {
     Instant::now().into_std()
 }
 
-async fn next(socket: &mut Option<&mut RelaySocket>) -> Option<Incoming> {
+async fn next(socket: &mut Option<&mut RelaySocket>, paused: bool) -> Option<Received> {
     match socket {
-        Some(socket) => socket.next().await,
+        Some(socket) => socket.next(paused).await,
         None => std::future::pending().await,
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use codex_exec_credentials::SignIn;
 use codex_exec_remote::{
-    Enrolment, HttpClient, HttpConfig, Registry, RegistryError, RelayConfig, RemoteError,
+    Enrolment, EnvironmentLink, HttpClient, HttpConfig, Registry, RegistryError, RelayConfig,
+    RemoteError,
 };
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_websockets::Message;
 
 use crate::cloud::{Cloud, ENVIRONMENT, URL_SECRET};
-use crate::ends::{environment, link, serve};
+use crate::ends::{environment, link, registry, serve};
 
 fn quick() -> RelayConfig {
     RelayConfig {
@@ -160,6 +161,62 @@ async fn a_stream_that_is_not_read_is_reset_and_the_others_go_on() {
     quiet.outbound().send("unhurt").await.unwrap();
     assert_eq!(&read.next().await.unwrap().unwrap()[..], b"unhurt");
     drop(unread);
+    served.stop().await.unwrap();
+}
+
+/// A harness that reads nothing stops its own stream at the executor, and no other; when it reads,
+/// everything is there, once and in order.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_is_blocked_holds_up_no_other_and_loses_nothing() {
+    const MESSAGES: usize = 300;
+    let cloud = Cloud::start().await;
+    let mut served = serve(environment(&cloud), quick());
+    cloud.upgraded(1).await;
+    let slow_config = RelayConfig { inbox_bytes: 64 << 10, ..quick() };
+    let slow = EnvironmentLink::new(registry(&cloud), ENVIRONMENT, slow_config).unwrap();
+    let mut slow = slow.dial().await.unwrap();
+    let mut blocked = served.connections.recv().await.unwrap();
+    let mut reading = link(&cloud).dial().await.unwrap();
+    let flowing = served.connections.recv().await.unwrap();
+    // Once the executor has seen an acknowledgement, it sends no more than a window without another.
+    blocked.outbound().send("hello").await.unwrap();
+    slow.next().await.unwrap().unwrap();
+    slow.outbound().send("hello").await.unwrap();
+    blocked.next().await.unwrap().unwrap();
+    let mut random = fastrand::Rng::with_seed(13);
+    let messages: Vec<Vec<u8>> = (0..MESSAGES)
+        .map(|n| {
+            let mut message = n.to_be_bytes().to_vec();
+            message.resize(8 + random.usize(0..50_000), n as u8);
+            message
+        })
+        .collect();
+    let (sent, outbound) = (messages.clone(), blocked.outbound().clone());
+    let sending = tokio::spawn(async move {
+        for message in sent {
+            outbound.send(message).await.unwrap();
+        }
+        outbound.drained().await;
+    });
+    // The windows, the buffers and the queue take 3 MB or so of 7.5 MB.
+    let outbound = blocked.outbound().clone();
+    tokio::time::timeout(Duration::from_secs(60), async {
+        while outbound.try_reserve(50_000).is_some() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the queue fills up");
+    for n in 0..50_u8 {
+        flowing.outbound().send(vec![n; 1000]).await.unwrap();
+        assert_eq!(reading.next().await.unwrap().unwrap(), vec![n; 1000]);
+    }
+    assert!(!sending.is_finished());
+    for (n, message) in messages.iter().enumerate() {
+        assert!(slow.next().await.unwrap().unwrap() == message, "message {n}");
+    }
+    sending.await.unwrap();
+    drop((slow, blocked, reading, flowing));
     served.stop().await.unwrap();
 }
 

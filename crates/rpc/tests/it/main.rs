@@ -6,4 +6,5 @@ mod budget;
 mod dial;
 mod lines;
 mod memory;
+mod socket;
 mod websocket;
