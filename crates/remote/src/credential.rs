@@ -7,11 +7,11 @@ use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
 
+use codex_exec_rpc::Secret;
 use http::{HeaderMap, header};
 
 use crate::base_url::BaseUrl;
 use crate::http_client::HttpClient;
-use crate::secret::Secret;
 
 /// Proves to a registry who is asking. `Debug` must not show the secret.
 pub trait Credential: fmt::Debug + Send + Sync {

@@ -15,11 +15,11 @@ mod entropy;
 mod http_client;
 mod registry;
 mod relay;
-mod secret;
 mod trace_context;
 
 pub use authorities::{AuthoritiesError, tls_from_file};
 pub use base_url::{BaseUrl, BaseUrlError};
+pub use codex_exec_rpc::Secret;
 pub use credential::{BearerToken, Credential, CredentialError, CredentialFuture};
 pub use entropy::entropy;
 pub use http_client::{Answer, HttpClient, HttpConfig, HttpError, Payload, encode_form};
@@ -33,5 +33,4 @@ pub use relay::{
     Enrolment, EnvironmentError, EnvironmentLink, RelayConfig, RemoteError, RendezvousError,
     serve_streams,
 };
-pub use secret::Secret;
 pub use trace_context::TraceContext;

@@ -9,30 +9,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+pub use codex_exec_rpc::Secret;
 use ring::{digest, hmac};
 use zeroize::Zeroizing;
-
-/// A text that is shown to its owner only.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Zeroizing<String>);
-
-impl Secret {
-    /// Takes a text that must not be seen.
-    pub fn new(text: String) -> Self {
-        Self(Zeroizing::new(text))
-    }
-
-    /// The text, for the one place that needs it.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret")
-    }
-}
 
 /// The key that signs tickets: one per data directory, or one per cluster.
 #[derive(Clone)]

@@ -55,7 +55,7 @@ impl Ticket {
         let payload = serde_json::to_vec(self).unwrap_or_default();
         let payload = base64.encode_to_string(payload);
         let signature = key.sign(payload.as_bytes());
-        Secret::new(format!("{payload}.{}", base64.encode_to_string(signature)))
+        Secret::from(format!("{payload}.{}", base64.encode_to_string(signature)))
     }
 
     /// Reads it back if we signed it. Whether it is over is the caller's question.

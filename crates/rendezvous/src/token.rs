@@ -124,7 +124,7 @@ impl TokenRecord {
         let token = format!("crt_{}", base64_simd::URL_SAFE_NO_PAD.encode_to_string(bytes));
         let id = random_name("tok_")?[..16].to_owned();
         let digest = digest(token.as_bytes());
-        Ok((Secret::new(token), Self { id, digest, scope, can, created: now, expires }))
+        Ok((Secret::from(token), Self { id, digest, scope, can, created: now, expires }))
     }
 
     /// Whether it has ended.

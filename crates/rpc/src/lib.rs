@@ -16,6 +16,7 @@ mod memory;
 mod outbound;
 mod peer;
 mod pending;
+mod secret;
 pub mod socket;
 mod upgrade;
 mod websocket;
@@ -30,6 +31,7 @@ pub use outbound::{
 };
 pub use peer::{Heard, Peer};
 pub use pending::{Answer, OnAnswer, Pending};
+pub use secret::Secret;
 pub use socket::websocket_config;
 pub use upgrade::websocket_accept;
 pub use websocket::websocket_limits;

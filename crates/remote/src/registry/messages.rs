@@ -2,10 +2,10 @@
 //!
 //! Invariant: a secret leaves its type only by being serialized into the one message that is for it.
 
+use codex_exec_rpc::Secret;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::key::NoiseKeyJson;
-use crate::secret::Secret;
 
 /// The one way in which streams are secured.
 pub const SECURITY_PROFILE: &str = "noise_hybrid_ik_v1";

@@ -9,6 +9,7 @@ mod messages;
 
 use std::sync::Arc;
 
+use codex_exec_rpc::Secret;
 use http::{Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,7 +19,6 @@ use codex_exec_relay_core::NoisePublicKey;
 use crate::base_url::BaseUrl;
 use crate::credential::{Credential, CredentialError};
 use crate::http_client::{Answer, HttpClient, HttpError, Payload};
-use crate::secret::Secret;
 use crate::trace_context::TraceContext;
 
 pub use key::{NoiseKeyJson, key_to_json};

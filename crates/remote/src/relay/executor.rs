@@ -8,7 +8,7 @@ use std::time::Duration;
 use codex_exec_relay_core::{
     Authorization, ConfigError, Executor, ExecutorMode, NoiseIdentity, NoisePublicKey, Verdict,
 };
-use codex_exec_rpc::Connection;
+use codex_exec_rpc::{Connection, Secret};
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
@@ -17,7 +17,6 @@ use super::pump::{Authorizer, Drove, Pump};
 use super::socket::{RelaySocket, RendezvousError};
 use crate::entropy::entropy;
 use crate::registry::{Registry, RegistryError};
-use crate::secret::Secret;
 
 /// As what to register, and with whom.
 #[derive(Debug, Clone)]

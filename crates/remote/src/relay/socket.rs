@@ -6,13 +6,13 @@
 use bytes::Bytes;
 use codex_exec_rpc::socket::{self, Framing, Received, SocketConfig, SocketReader};
 use codex_exec_rpc::{
-    DialError, DialledStream, KeepAlive, Outbound, OutboundConfig, Pulse, WebsocketDial, outbound,
+    DialError, DialledStream, KeepAlive, Outbound, OutboundConfig, Pulse, Secret, WebsocketDial,
+    outbound,
 };
 use tokio::task::JoinHandle;
 use tokio_websockets::Limits;
 
 use super::config::RelayConfig;
-use crate::secret::Secret;
 
 /// What a frame takes of the queue, however long it is: nobody knows that before it is made.
 const FRAME_ROOM: usize = 60 << 10;

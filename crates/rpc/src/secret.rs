@@ -1,6 +1,7 @@
 //! Text that must never be shown.
 //!
-//! Invariant: neither `Debug` nor `Display` gives the text away; it is wiped when dropped.
+//! Invariant: `Debug` does not give the text away, there is no `Display`, and the memory is wiped when
+//! the secret is dropped.
 
 use std::fmt;
 
@@ -53,5 +54,36 @@ impl<'de> Deserialize<'de> for Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(…)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zeroize::ZeroizeOnDrop;
+
+    use super::*;
+
+    #[test]
+    fn debug_shows_neither_a_secret_nor_its_length() {
+        let (secret, longer) = (Secret::from("hunter2"), Secret::from("a longer one".to_owned()));
+        assert_eq!(format!("{secret:?}"), format!("{longer:?}"));
+        for shown in [
+            format!("{secret:#?}"),
+            format!("{:?}", Some(&secret)),
+            format!("{:?}", secret.header("Bearer ").unwrap()),
+        ] {
+            assert!(!shown.contains("hunter2"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_read_where_it_is_asked_for_and_wiped_when_dropped() {
+        fn is_wiped(_: &impl ZeroizeOnDrop) {}
+        let secret: Secret = serde_json::from_str(r#""hunter2""#).unwrap();
+        assert_eq!(secret.expose(), "hunter2");
+        assert_eq!(secret.header("Bearer ").unwrap(), "Bearer hunter2");
+        assert!(Secret::from("line\nbreak").header("").is_none());
+        assert!(Secret::from(" \n").is_blank() && !secret.is_blank());
+        is_wiped(&secret.0);
     }
 }
