@@ -10,6 +10,7 @@ use clap::Args;
 use codex_exec_server::client::Files;
 use codex_exec_server::{ExecServerError, FsGetMetadataResponse, FsReadDirectoryEntry, PathUri};
 use futures_util::{StreamExt, TryStreamExt, stream};
+use time::OffsetDateTime;
 
 use crate::exit::tell;
 use crate::on::{OnArgs, Wants, block_on};
@@ -145,22 +146,15 @@ fn line(metadata: &FsGetMetadataResponse, width: usize) -> String {
 
 /// `2026-11-15 22:04`, UTC.
 fn time(milliseconds: i64) -> String {
-    if milliseconds == 0 {
-        return "               -".to_owned();
+    let seconds = milliseconds.div_euclid(1000);
+    match OffsetDateTime::from_unix_timestamp(seconds) {
+        Ok(time) if milliseconds != 0 => {
+            let (date, (hour, minute, _)) = (time.date(), time.to_hms());
+            let (year, month, day) = (date.year(), u8::from(date.month()), date.day());
+            format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}")
+        }
+        _ => "               -".to_owned(),
     }
-    let minutes = milliseconds.div_euclid(60_000);
-    let (days, minute) = (minutes.div_euclid(1440), minutes.rem_euclid(1440));
-    // Years that begin in March, in eras of 400 of them.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}", minute / 60, minute % 60)
 }
 
 #[cfg(test)]

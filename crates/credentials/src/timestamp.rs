@@ -2,26 +2,16 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// `2026-11-15T21:43:11Z`. A time before 1970 is told as 1970.
+use time::{OffsetDateTime, PrimitiveDateTime};
+
+/// `2026-11-15T21:43:11Z`. A time before 1970 is told as 1970, one after 9999 as the end of 9999.
 pub fn rfc3339(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil(days);
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    let time = OffsetDateTime::from_unix_timestamp(i64::try_from(seconds).unwrap_or(i64::MAX))
+        .unwrap_or(PrimitiveDateTime::MAX.assume_utc());
+    let (date, (hour, minute, second)) = (time.date(), time.to_hms());
+    let (year, month, day) = (date.year(), u8::from(date.month()), date.day());
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
-/// The date of a day counted from 1970, by eras of 400 years that begin in March.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]

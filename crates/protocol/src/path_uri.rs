@@ -8,6 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::ser::{Serialize, Serializer};
 
@@ -81,7 +82,7 @@ impl PathUri {
 
     /// How many bytes the path takes when it is written as a URI.
     pub fn encoded_len(&self) -> usize {
-        7 + self.0.iter().map(|&b| if stays_plain(b) { 1 } else { 3 }).sum::<usize>()
+        7 + percent_encode(&self.0, ENCODED).map(str::len).sum::<usize>()
     }
 
     /// The path below this one with the given (native, relative) tail.
@@ -133,28 +134,19 @@ impl FromStr for PathUri {
         if path.contains(['?', '#']) {
             return Err(PathUriError::QueryOrFragment(own()));
         }
-        Self::from_native(percent_decode(path.as_bytes())).map_err(|error| match error {
-            PathUriError::Nul(_) => PathUriError::Nul(own()),
-            _ => PathUriError::Relative(own()),
-        })
+        // A `%` that starts no escape stands for itself, as in every URL parser.
+        Self::from_native(percent_decode_str(path).collect::<Vec<u8>>()).map_err(
+            |error| match error {
+                PathUriError::Nul(_) => PathUriError::Nul(own()),
+                _ => PathUriError::Relative(own()),
+            },
+        )
     }
 }
 
 impl fmt::Display for PathUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = String::with_capacity(7 + self.0.len());
-        text.push_str("file://");
-        for &byte in self.0.iter() {
-            if stays_plain(byte) {
-                text.push(char::from(byte));
-            } else {
-                const HEX: &[u8; 16] = b"0123456789ABCDEF";
-                text.push('%');
-                text.push(char::from(HEX[usize::from(byte >> 4)]));
-                text.push(char::from(HEX[usize::from(byte & 15)]));
-            }
-        }
-        f.write_str(&text)
+        write!(f, "file://{}", percent_encode(&self.0, ENCODED))
     }
 }
 
@@ -194,29 +186,20 @@ fn is_scheme(text: &str) -> bool {
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
 }
 
-/// The bytes a URL path segment carries as they are; everything else is percent-encoded.
-fn stays_plain(byte: u8) -> bool {
-    byte.is_ascii_graphic() && !b"\"#%<>?\\^`{}".contains(&byte)
-}
-
-/// Decodes `%XX`; a `%` that starts no such triple stands for itself, as in every URL parser.
-fn percent_decode(text: &[u8]) -> Vec<u8> {
-    let hex = |b: Option<&u8>| b.and_then(|&b| char::from(b).to_digit(16));
-    let mut out = Vec::with_capacity(text.len());
-    let mut at = 0;
-    while at < text.len() {
-        if text[at] == b'%'
-            && let (Some(high), Some(low)) = (hex(text.get(at + 1)), hex(text.get(at + 2)))
-        {
-            out.push((high * 16 + low) as u8);
-            at += 3;
-        } else {
-            out.push(text[at]);
-            at += 1;
-        }
-    }
-    out
-}
+/// The bytes that a URL path segment does not carry as they are, besides those that are not ASCII.
+const ENCODED: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'#')
+    .add(b'%')
+    .add(b'<')
+    .add(b'>')
+    .add(b'?')
+    .add(b'\\')
+    .add(b'^')
+    .add(b'`')
+    .add(b'{')
+    .add(b'}');
 
 /// Removes empty and `.` components and lets `..` take back the component before it.
 fn normalize(path: &[u8]) -> Vec<u8> {

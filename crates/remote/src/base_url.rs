@@ -7,6 +7,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use codex_exec_rpc::escape;
 use http::Uri;
 
 /// The address that every path of a service is appended to.
@@ -58,7 +59,7 @@ impl BaseUrl {
         let mut url = self.text.clone();
         for segment in segments {
             url.push('/');
-            escape(segment, &mut url);
+            url.extend(escape(segment));
         }
         url
     }
@@ -103,18 +104,6 @@ impl fmt::Display for BaseUrl {
 impl fmt::Debug for BaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.text)
-    }
-}
-
-/// Appends `text` with everything but unreserved characters percent-encoded.
-pub(crate) fn escape(text: &str, out: &mut String) {
-    use fmt::Write;
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            let _ = write!(out, "%{byte:02X}");
-        }
     }
 }
 

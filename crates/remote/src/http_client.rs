@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use codex_exec_rpc::{DialError, WebsocketDial};
+use codex_exec_rpc::{DialError, WebsocketDial, escape};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
@@ -191,7 +191,7 @@ pub fn encode_form(fields: &[(&'static str, String)]) -> String {
         }
         text.push_str(name);
         text.push('=');
-        crate::base_url::escape(value, &mut text);
+        text.extend(escape(value));
     }
     text
 }

@@ -14,6 +14,7 @@ use hyper::header::{
 use hyper::http::uri::Authority;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use percent_encoding::percent_decode_str;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -234,24 +235,15 @@ fn websocket_base(service: &Service, secure: bool, host: Option<&HeaderValue>) -
 
 /// The id of an environment out of a path.
 fn name(part: &str) -> Result<String, ApiError> {
-    let mut bytes = part.bytes();
-    let mut id = String::with_capacity(part.len());
-    while let Some(byte) = bytes.next() {
-        let byte = if byte == b'%' {
-            let mut digit = || bytes.next().and_then(|digit| char::from(digit).to_digit(16));
-            match (digit(), digit()) {
-                (Some(high), Some(low)) => (high * 16 + low) as u8,
-                _ => return Err(ApiError::EnvironmentId),
-            }
-        } else {
-            byte
-        };
-        if !byte.is_ascii_alphanumeric() && !b"._~:@+-".contains(&byte) {
-            return Err(ApiError::EnvironmentId);
-        }
-        id.push(char::from(byte));
+    // What is left of a broken escape is a `%`, which no id has.
+    let id = percent_decode_str(part).decode_utf8().map_err(|_| ApiError::EnvironmentId)?;
+    if !id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._~:@+-".contains(&byte)) {
+        return Err(ApiError::EnvironmentId);
     }
-    if id.is_empty() || id.len() > MAX_ID_LEN { Err(ApiError::EnvironmentId) } else { Ok(id) }
+    if id.is_empty() || id.len() > MAX_ID_LEN {
+        return Err(ApiError::EnvironmentId);
+    }
+    Ok(id.into_owned())
 }
 
 async fn read<T: DeserializeOwned>(service: &Service, body: Incoming) -> Result<T, ApiError> {

@@ -9,6 +9,7 @@
 mod budget;
 mod connection;
 mod dial;
+mod escape;
 mod keep_alive;
 mod lines;
 mod loopback;
@@ -24,6 +25,7 @@ mod websocket;
 pub use budget::{Budget, Meter, Metered, Share};
 pub use connection::{Connection, ConnectionConfig, TransportError};
 pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
+pub use escape::escape;
 pub use keep_alive::{KeepAlive, Pulse};
 pub use loopback::unpaced_on_loopback;
 pub use outbound::{

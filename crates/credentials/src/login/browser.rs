@@ -142,24 +142,14 @@ async fn request_target(socket: &mut TcpStream) -> Option<String> {
     (words.next()? == "GET").then(|| words.next().map(ToOwned::to_owned))?
 }
 
-/// Undoes the escaping of a form's value.
+/// Undoes the escaping of a form's value; `None` if it is not escaped well.
 fn unescape(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        rest = tail;
-        match first {
-            b'+' => bytes.push(b' '),
-            b'%' => {
-                let (digits, tail) = rest.split_at_checked(2)?;
-                let digits = std::str::from_utf8(digits).ok()?;
-                bytes.push(u8::from_str_radix(digits, 16).ok()?);
-                rest = tail;
-            }
-            other => bytes.push(other),
-        }
-    }
-    String::from_utf8(bytes).ok()
+    let is_escape = |rest: &str| {
+        rest.as_bytes().get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    let text = text.replace('+', " ");
+    let decoded = percent_encoding::percent_decode_str(&text).decode_utf8().ok()?;
+    text.split('%').skip(1).all(is_escape).then(|| decoded.into_owned())
 }
 
 #[cfg(test)]
