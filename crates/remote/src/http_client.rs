@@ -8,11 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use codex_exec_rpc::{DialError, WebsocketDial, escape};
+use codex_exec_rpc::{DialError, ExchangeError, HttpTarget, escape};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio_rustls::rustls::ClientConfig;
 
@@ -57,6 +55,15 @@ pub enum HttpError {
         /// How long it had.
         after: Duration,
     },
+}
+
+impl From<ExchangeError> for HttpError {
+    fn from(error: ExchangeError) -> Self {
+        match error {
+            ExchangeError::Dial(error) => Self::Dial(error),
+            ExchangeError::Http(error) => Self::Exchange(error),
+        }
+    }
 }
 
 /// A whole answer. `Debug` shows no body: it may hold tokens.
@@ -131,19 +138,11 @@ impl HttpClient {
     ) -> Result<Answer, HttpError> {
         let uri: Uri = url.parse().map_err(|_| HttpError::Url)?;
         let host = uri.authority().ok_or(HttpError::Url)?.as_str().to_owned();
-        // Up to TLS a websocket and HTTP are dialled the same way.
-        let dialled = match uri.scheme_str() {
-            Some("http") => format!("ws://{host}"),
-            Some("https") => format!("wss://{host}"),
+        let secure = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
             _ => return Err(HttpError::Url),
         };
-        let dial = WebsocketDial {
-            timeout: self.config.timeout,
-            tls: self.config.tls.clone(),
-            ..WebsocketDial::new(dialled)
-        };
-        let stream = dial.open_stream().await?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
         let mut request = Request::new(Full::<Bytes>::default());
         *request.method_mut() = method;
@@ -166,19 +165,16 @@ impl HttpClient {
             }
         };
         *request.body_mut() = Full::from(body);
-        let answering = async {
-            let (head, body) = sender.send_request(request).await?.into_parts();
-            let max = self.config.max_body;
-            let body =
-                Limited::new(body, max).collect().await.map_err(|_| HttpError::Body { max })?;
-            Ok(Answer { status: head.status, body: body.to_bytes() })
+        let target = HttpTarget {
+            secure,
+            authority: &host,
+            connect_timeout: self.config.timeout,
+            tls: self.config.tls.clone(),
         };
-        // The connection lives as long as the answer takes, in this very task.
-        tokio::select! {
-            biased;
-            answer = answering => answer,
-            Err(error) = connection => Err(error.into()),
-        }
+        let (head, body) = target.send(request).await?.into_parts();
+        let max = self.config.max_body;
+        let body = Limited::new(body, max).collect().await.map_err(|_| HttpError::Body { max })?;
+        Ok(Answer { status: head.status, body: body.to_bytes() })
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use codex_exec_host::files::Reservation;
 use codex_exec_host::process::{NEVER_INHERITED, NEVER_PASSED_ON};
-use codex_exec_rpc::{DialError, Outbound, WebsocketDial};
+use codex_exec_rpc::{DialError, ExchangeError, HttpTarget, Outbound};
 use codex_exec_server_protocol::http::{
     HttpHeader, HttpRedirectPolicy, HttpRequestBodyDeltaNotification, HttpRequestParams,
     HttpRequestResponse,
@@ -20,14 +20,12 @@ use codex_exec_server_protocol::http::{
 use codex_exec_server_protocol::{Base64Bytes, ErrorKind, RpcError, encode, notice};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
-use hyper::client::conn::http1;
 use hyper::header::{
     ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST, HeaderMap,
     HeaderName, HeaderValue, LOCATION, PROXY_AUTHORIZATION, REFERER, TRANSFER_ENCODING,
     WWW_AUTHENTICATE,
 };
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, timeout_at};
 use url::Url;
 
@@ -290,17 +288,16 @@ impl Exchange {
         let host = self.url.host_str().unwrap_or_default();
         let secure = self.url.scheme() == "https";
         let port = self.url.port_or_known_default().unwrap_or(80);
-        // Up to TLS, HTTP and a websocket are dialled the same way.
-        let dialled = format!("{}://{host}:{port}", if secure { "wss" } else { "ws" });
-        let patience = self.deadline.saturating_duration_since(Instant::now());
-        let dial = WebsocketDial { timeout: patience, ..WebsocketDial::new(dialled) };
-        let stream = dial.open_stream().await.map_err(|error| unreachable_because(host, &error))?;
-        let broken = |error: hyper::Error| format!("the exchange with {host} failed: {error}");
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
-        // Ends with the body, or when that is dropped.
-        tokio::spawn(connection);
-        sender.send_request(self.request()?).await.map_err(broken)
+        let target = HttpTarget {
+            secure,
+            authority: &format!("{host}:{port}"),
+            connect_timeout: self.deadline.saturating_duration_since(Instant::now()),
+            tls: None,
+        };
+        target.send(self.request()?).await.map_err(|error| match error {
+            ExchangeError::Dial(error) => unreachable_because(host, &error),
+            ExchangeError::Http(error) => format!("the exchange with {host} failed: {error}"),
+        })
     }
 
     fn request(&self) -> Result<Request<Full<Bytes>>, String> {

@@ -4,6 +4,7 @@
 
 mod budget;
 mod dial;
+mod http;
 mod lines;
 mod memory;
 mod socket;

@@ -1,0 +1,77 @@
+//! HTTP against a server that looks at bytes.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use codex_exec_rpc::{DialError, ExchangeError, HttpTarget};
+use http::{Request, Response};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+type Answer = Result<Response<Incoming>, ExchangeError>;
+
+/// Sends `GET /a?b`; gives the server's end once the whole request has come.
+async fn ask() -> (JoinHandle<Answer>, TcpStream, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let authority = listener.local_addr().unwrap().to_string();
+    let asking = tokio::spawn(async move {
+        let request = Request::get("/a?b").header("host", "h").header("X-Own", "1");
+        let target = HttpTarget {
+            secure: false,
+            authority: &authority,
+            connect_timeout: Duration::from_secs(30),
+            tls: None,
+        };
+        target.send(request.body(Empty::<Bytes>::new()).unwrap()).await
+    });
+    let (mut server, _) = listener.accept().await.unwrap();
+    let mut asked = Vec::new();
+    while !asked.ends_with(b"\r\n\r\n") {
+        asked.push(server.read_u8().await.unwrap());
+    }
+    (asking, server, String::from_utf8(asked).unwrap())
+}
+
+#[tokio::test]
+async fn a_request_goes_out_as_it_is_and_its_answer_comes_back_whole() {
+    let (asking, mut server, asked) = ask().await;
+    assert_eq!(asked, "GET /a?b HTTP/1.1\r\nhost: h\r\nx-own: 1\r\n\r\n");
+    let answer =
+        "HTTP/1.1 302 Found\r\nlocation: http://elsewhere/\r\ncontent-length: 4\r\n\r\nbody";
+    server.write_all(answer.as_bytes()).await.unwrap();
+    let answer = asking.await.unwrap().unwrap();
+    assert_eq!(answer.status(), 302, "no redirect is followed");
+    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "body");
+    assert_eq!(server.read(&mut [0]).await.unwrap(), 0, "the connection ends with the body");
+}
+
+#[tokio::test]
+async fn a_body_that_is_dropped_ends_its_connection() {
+    let (asking, mut server, _) = ask().await;
+    server.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nsome").await.unwrap();
+    drop(asking.await.unwrap().unwrap());
+    assert!(matches!(server.read(&mut [0]).await, Ok(0) | Err(_)));
+}
+
+#[tokio::test]
+async fn a_request_that_is_given_up_ends_its_connection() {
+    let (asking, mut server, _) = ask().await;
+    asking.abort();
+    assert!(asking.await.unwrap_err().is_cancelled());
+    assert!(matches!(server.read(&mut [0]).await, Ok(0) | Err(_)));
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_told_from_one_that_breaks_off() {
+    let (asking, server, _) = ask().await;
+    let authority = server.local_addr().unwrap().to_string();
+    drop(server);
+    assert!(matches!(asking.await.unwrap(), Err(ExchangeError::Http(_))));
+    let connect_timeout = Duration::from_secs(30);
+    let target = HttpTarget { secure: false, authority: &authority, connect_timeout, tls: None };
+    let error = target.send(Request::new(Empty::<Bytes>::new())).await.unwrap_err();
+    assert!(matches!(error, ExchangeError::Dial(DialError::Tcp { .. })), "{error}");
+}
