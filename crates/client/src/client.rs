@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use codex_exec_rpc::{Connection, WebsocketDial};
@@ -14,6 +14,7 @@ use codex_exec_server_protocol::session::InitializeParams;
 use codex_exec_server_protocol::{
     Call, Effect, ErrorKind, FileCall, Method, Notice, SandboxContext, call,
 };
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -21,7 +22,7 @@ use crate::dialer::{Dialer, OneConnection, StdioDialer, WebsocketDialer};
 use crate::driver::Driver;
 use crate::error::{DialFailure, ExecServerError};
 use crate::handshake::{HandshakeError, handshake};
-use crate::link::{Link, lock};
+use crate::link::Link;
 use crate::notices::Notices;
 use crate::options::{ExecServerClientConnectOptions, RemoteExecServerConnectArgs};
 use crate::shared::{ConnectionStatus, LinkState, Shared};
@@ -132,7 +133,7 @@ impl ExecServerClient {
 
         let link = Link::new(1, connection.outbound().clone());
         let shared = Arc::new(Shared::new(options.tuning, endpoint, link.clone()));
-        lock(&shared.session).clone_from(&opened.session_id);
+        shared.session.lock().clone_from(&opened.session_id);
         if initialize.resume_session_id.is_some() {
             shared.session_is_old();
         }
@@ -158,13 +159,13 @@ impl ExecServerClient {
                 Err(error) => return Err(error),
             },
         };
-        *lock(&client.shared.info) = Arc::new(info);
+        *client.shared.info.lock() = Arc::new(info);
         Ok(client)
     }
 
     /// The session's id, to resume it later; `None` with an older server that names none.
     pub fn session_id(&self) -> Option<String> {
-        lock(&self.shared.session).clone()
+        self.shared.session.lock().clone()
     }
 
     /// What the server said of itself when the connection was made.

@@ -7,10 +7,11 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use codex_exec_rpc::{Connection, ConnectionConfig, WebsocketDial};
+use parking_lot::Mutex;
 use tokio::io::AsyncReadExt;
 use tokio::process::{Child, Command};
 
@@ -143,9 +144,7 @@ impl Dialer for StdioDialer {
                 return Err(DialFailure::permanent("the command's pipes are missing"));
             };
             let stderr = tokio::spawn(tail(stderr));
-            if let Ok(mut last) = self.last.lock() {
-                *last = Some(Spawned { child, stderr });
-            }
+            *self.last.lock() = Some(Spawned { child, stderr });
             Ok(Connection::lines(stdout, stdin, &self.config))
         })
     }
@@ -165,7 +164,7 @@ impl Dialer for StdioDialer {
 
     fn obituary(&self) -> Pin<Box<dyn Future<Output = Option<String>> + Send + '_>> {
         Box::pin(async {
-            let mut spawned = self.last.lock().ok()?.take()?;
+            let mut spawned = self.last.lock().take()?;
             let end = async {
                 let status = spawned.child.wait().await.ok()?;
                 let stderr = spawned.stderr.await.unwrap_or_default();
@@ -200,7 +199,7 @@ pub(crate) struct OneConnection(pub(crate) Mutex<Option<Connection>>);
 
 impl Dialer for OneConnection {
     fn dial(&self) -> Dialling<'_> {
-        let connection = self.0.lock().ok().and_then(|mut only| only.take());
+        let connection = self.0.lock().take();
         Box::pin(async move {
             connection.ok_or_else(|| DialFailure::permanent("the only connection was used"))
         })

@@ -23,7 +23,7 @@ use crate::backoff::ReconnectPolicy;
 use crate::dialer::Dialer;
 use crate::error::{ExecServerError, Lost};
 use crate::handshake::{HandshakeError, handshake};
-use crate::link::{Link, lock};
+use crate::link::Link;
 use crate::process::ExitStatus;
 use crate::shared::{ConnectionStatus, LinkState, Shared};
 
@@ -213,7 +213,7 @@ impl Driver {
             Some(words) => format!("{reason}; {words}"),
             None => reason,
         };
-        let session = lock(&self.shared.session).clone();
+        let session = self.shared.session.lock().clone();
         let lost = |why: String| -> ExecServerError {
             Lost::Session { session: session.clone(), reason: why }.into()
         };
@@ -302,7 +302,7 @@ impl Driver {
             return Err(Attempt::Hopeless("the server opened another session instead".to_owned()));
         }
         if let Some(info) = response.environment_info {
-            *lock(&self.shared.info) = Arc::new(info);
+            *self.shared.info.lock() = Arc::new(info);
         }
         let link = Link::new(epoch, connection.outbound().clone());
         // Before anyone can use the link, so that no event of the new connection is taken for the

@@ -6,20 +6,16 @@
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use codex_exec_rpc::{Answer, Outbound, Pending};
 use codex_exec_server_protocol::{Call, RequestId, RpcError, encode};
+use parking_lot::Mutex;
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
 use crate::foreign::with_kind;
-
-/// Locks; a panic elsewhere does not make our data wrong.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Why a request on a link has no result.
 #[derive(Debug, Clone)]
@@ -64,7 +60,7 @@ impl Link {
     ) -> Result<AnswerOf<C>, LinkError> {
         let (sender, receiver) = oneshot::channel();
         let id = {
-            let mut requests = lock(&self.requests);
+            let mut requests = self.requests.lock();
             if !requests.open {
                 return Err(LinkError::NotSent);
             }
@@ -92,17 +88,17 @@ impl Link {
 
     /// Hands an answer to its request.
     pub(crate) fn answer(&self, id: &RequestId, answer: Result<&RawValue, RpcError>) -> bool {
-        lock(&self.requests).pending.answer(id, answer)
+        self.requests.lock().pending.answer(id, answer)
     }
 
     /// The connection goes on, but one of these answers was thrown away.
     pub(crate) fn answer_lost(&self, why: &str) {
-        lock(&self.requests).pending.fail_all(&LinkError::Protocol(why.to_owned()));
+        self.requests.lock().pending.fail_all(&LinkError::Protocol(why.to_owned()));
     }
 
     /// The connection has ended.
     pub(crate) fn fail(&self) {
-        let mut requests = lock(&self.requests);
+        let mut requests = self.requests.lock();
         requests.open = false;
         requests.pending.fail_all(&LinkError::Interrupted);
     }
@@ -130,7 +126,7 @@ impl<C: Call> Future for AnswerOf<C> {
 impl<C: Call> Drop for AnswerOf<C> {
     fn drop(&mut self) {
         if !self.answered {
-            lock(&self.link.requests).pending.forget(&self.id);
+            self.link.requests.lock().pending.forget(&self.id);
         }
     }
 }

@@ -7,15 +7,15 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use codex_exec_server_protocol::{DecodeLimits, Incoming, Notice};
 use futures_util::Stream;
+use parking_lot::Mutex;
 
 use crate::error::{ExecServerError, Lost};
-use crate::link::lock;
 
 /// Notifications of one kind as they come, see
 /// [`ExecServerClient::subscribe`](crate::ExecServerClient::subscribe). Ends with the client.
@@ -57,7 +57,7 @@ impl Subscriptions {
             ended: false,
             waker: None,
         }));
-        let mut open = lock(&self.open);
+        let mut open = self.open.lock();
         open.retain(|open| open.queue.strong_count() > 0);
         open.push(Open { name: N::NAME, queue: Arc::downgrade(&queue) });
         Notices { queue, notice: PhantomData }
@@ -65,17 +65,17 @@ impl Subscriptions {
 
     /// Passes a notification on to whoever subscribed to its name.
     pub(crate) fn publish(&self, name: &str, message: &Bytes) {
-        for open in lock(&self.open).iter().filter(|open| open.name == name) {
+        for open in self.open.lock().iter().filter(|open| open.name == name) {
             if let Some(queue) = open.queue.upgrade() {
-                lock(&queue).push(message);
+                queue.lock().push(message);
             }
         }
     }
 
     pub(crate) fn end(&self) {
-        for open in lock(&self.open).drain(..) {
+        for open in self.open.lock().drain(..) {
             if let Some(queue) = open.queue.upgrade() {
-                let mut queue = lock(&queue);
+                let mut queue = queue.lock();
                 queue.ended = true;
                 queue.wake();
             }
@@ -106,7 +106,7 @@ impl<N: Notice> Stream for Notices<N> {
     type Item = Result<N::Params, ExecServerError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         match queue.items.pop_front() {
             Some(Item::Message(message)) => Poll::Ready(Some(parse::<N>(&message))),
             Some(Item::Dropped(count)) => {

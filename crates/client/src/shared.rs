@@ -5,17 +5,18 @@
 //! Every call that starts after that fails with the same error.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use codex_exec_server_protocol::environment::EnvironmentInfo;
 use codex_exec_server_protocol::process::ProcessId;
 use codex_exec_server_protocol::{Call, Effect};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::error::{ExecServerError, Lost};
-use crate::link::{Link, LinkError, lock};
+use crate::link::{Link, LinkError};
 use crate::notices::Subscriptions;
 use crate::options::ClientTuning;
 use crate::process::Tracked;
@@ -96,7 +97,7 @@ impl Shared {
 
     /// The session had processes before this client came.
     pub(crate) fn session_is_old(&self) {
-        lock(&self.names).any = true;
+        self.names.lock().any = true;
     }
 
     /// Notes that a process of this name is asked for. True if the session cannot have one yet: the
@@ -105,7 +106,7 @@ impl Shared {
         if id.0.strip_prefix('p').is_some_and(|id| id.starts_with(&self.prefix)) {
             return true;
         }
-        let mut names = lock(&self.names);
+        let mut names = self.names.lock();
         if names.used.len() >= NAMES {
             names.any = true;
         }
@@ -113,7 +114,7 @@ impl Shared {
     }
 
     pub(crate) fn info(&self) -> Arc<EnvironmentInfo> {
-        lock(&self.info).clone()
+        self.info.lock().clone()
     }
 
     /// The link, as soon as there is one.
@@ -213,7 +214,7 @@ impl Shared {
     }
 
     pub(crate) fn track(&self, id: &ProcessId, tracked: &Arc<Tracked>) -> bool {
-        let mut processes = lock(&self.processes);
+        let mut processes = self.processes.lock();
         if processes.get(id).is_some_and(|other| !other.is_abandoned()) {
             return false;
         }
@@ -227,23 +228,23 @@ impl Shared {
     }
 
     pub(crate) fn untrack(&self, id: &ProcessId) {
-        lock(&self.processes).remove(id);
+        self.processes.lock().remove(id);
     }
 
     /// Forgets this very process; another may have its name by now.
     pub(crate) fn untrack_if(&self, id: &ProcessId, tracked: &Arc<Tracked>) {
-        let mut processes = lock(&self.processes);
+        let mut processes = self.processes.lock();
         if processes.get(id).is_some_and(|other| Arc::ptr_eq(other, tracked)) {
             processes.remove(id);
         }
     }
 
     pub(crate) fn tracked(&self, id: &ProcessId) -> Option<Arc<Tracked>> {
-        lock(&self.processes).get(id).cloned()
+        self.processes.lock().get(id).cloned()
     }
 
     pub(crate) fn all_tracked(&self) -> Vec<Arc<Tracked>> {
-        lock(&self.processes).values().cloned().collect()
+        self.processes.lock().values().cloned().collect()
     }
 
     /// The end: every call and every process learns of it.

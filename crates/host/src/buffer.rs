@@ -6,10 +6,10 @@
 
 use std::collections::{TryReserveError, VecDeque};
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::mm::Advice;
 
 /// From here on a buffer is put in large pages, and kept.
@@ -87,8 +87,8 @@ fn sweep() {
     }
 }
 
-fn kept() -> std::sync::MutexGuard<'static, Kept> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+fn kept() -> MutexGuard<'static, Kept> {
+    KEPT.lock()
 }
 
 /// Buffers that nobody uses, oldest first.

@@ -8,10 +8,10 @@
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 /// Threads that are always there.
@@ -145,13 +145,11 @@ impl Pool {
                 return Some(work);
             }
             state.idle += 1;
-            let idle_for_long;
-            (state, idle_for_long) = if stays {
-                (self.queued.wait(state).unwrap_or_else(PoisonError::into_inner), false)
+            let idle_for_long = if stays {
+                self.queued.wait(&mut state);
+                false
             } else {
-                let waited = self.queued.wait_timeout(state, IDLE);
-                let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-                (state, timeout.timed_out())
+                self.queued.wait_for(&mut state, IDLE).timed_out()
             };
             state.idle -= 1;
             if idle_for_long && state.queue.is_empty() {
@@ -162,7 +160,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

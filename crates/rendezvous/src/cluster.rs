@@ -11,13 +11,14 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::{Message, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
@@ -253,14 +254,14 @@ impl Cluster {
                 let answer: Option<Vec<Option<Presence>>> = self.ask(node, ASK, &body).await;
                 // A node that does not answer is gone, and so are its environments.
                 let Some(answer) = answer else { return };
-                let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut answers = answers.lock();
                 for (at, presence) in places.iter().zip(answer) {
                     answers[*at] = presence;
                 }
             }
         });
         join_all(asking).await;
-        answers.into_inner().unwrap_or_else(PoisonError::into_inner)
+        answers.into_inner()
     }
 
     /// The node that was said to have an environment is gone: says so, for all.

@@ -5,12 +5,13 @@
 //! after it, by the task that read the frame, so that order within a socket is kept.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use codex_exec_relay_core::{BodyKind, peek};
 use codex_exec_rpc::CloseReason;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::config::Config;
@@ -111,7 +112,7 @@ impl Environment {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Since when the environment's socket is here.

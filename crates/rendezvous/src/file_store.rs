@@ -11,8 +11,9 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
@@ -104,18 +105,18 @@ impl FileStore {
 
     /// The tokens as they are in the file at this moment.
     pub(crate) fn tokens(&self) -> Result<impl std::ops::Deref<Target = Tokens>, StoreError> {
-        let mut guard = lock(&self.tokens);
+        let mut guard = self.tokens.lock();
         let (journal, tokens) = &mut *guard;
         follow(journal, tokens)?;
         Ok(TokensGuard(guard))
     }
 
     pub(crate) fn registration(&self, environment: &str) -> Option<Registration> {
-        lock(&self.state).registrations.get(environment).cloned()
+        self.state.lock().registrations.get(environment).cloned()
     }
 
     pub(crate) fn registrations(&self) -> Vec<Registration> {
-        lock(&self.state).registrations.values().cloned().collect()
+        self.state.lock().registrations.values().cloned().collect()
     }
 
     pub(crate) async fn register(&self, registration: Registration) -> Result<(), StoreError> {
@@ -148,7 +149,7 @@ impl FileStore {
     pub(crate) async fn harness_seen(&self, name: String, at: u64) -> Result<(), StoreError> {
         let state = self.state.clone();
         blocking(move || {
-            let mut state = lock(&state);
+            let mut state = state.lock();
             state.write(Record::Harness { name, at }, false)?;
             state.compact_if_large(at);
             Ok(())
@@ -157,7 +158,7 @@ impl FileStore {
     }
 
     pub(crate) fn harness_last_seen(&self, name: &str) -> Option<u64> {
-        lock(&self.state).harnesses.get(name).copied()
+        self.state.lock().harnesses.get(name).copied()
     }
 
     pub(crate) async fn use_once(
@@ -168,7 +169,7 @@ impl FileStore {
     ) -> Result<bool, StoreError> {
         let (state, name) = (self.state.clone(), name.to_owned());
         blocking(move || {
-            let mut state = lock(&state);
+            let mut state = state.lock();
             if state.used.contains_key(&name) {
                 return Ok(false);
             }
@@ -182,7 +183,7 @@ impl FileStore {
 
     async fn record(&self, record: Record, durable: bool) -> Result<(), StoreError> {
         let state = self.state.clone();
-        blocking(move || lock(&state).write(record, durable)).await
+        blocking(move || state.lock().write(record, durable)).await
     }
 }
 
@@ -269,10 +270,6 @@ fn follow(journal: &mut SharedJournal, tokens: &mut Tokens) -> io::Result<()> {
     Ok(())
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn make_directory(directory: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
@@ -349,14 +346,14 @@ mod tests {
         let store = FileStore::open(dir.path(), 1).unwrap();
         store.register(registration("before")).await.unwrap();
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let real = lock(&store.state).journal.divert(full);
+        let real = store.state.lock().journal.divert(full);
         store.register(registration("refused")).await.unwrap_err();
         store.use_once("refused", 100, 1).await.unwrap_err();
         assert!(!store.remove("nobody").await.unwrap());
         store.remove("before").await.unwrap_err();
         // What could not be kept did not happen.
         assert_eq!(store.registrations(), [registration("before")]);
-        lock(&store.state).journal.divert(real);
+        store.state.lock().journal.divert(real);
         store.register(registration("after")).await.unwrap();
         assert!(store.use_once("refused", 100, 1).await.unwrap());
         drop(store);
@@ -371,7 +368,7 @@ mod tests {
         let store = FileStore::open(dir.path(), 1).unwrap();
         store.register(registration("e")).await.unwrap();
         {
-            let mut state = lock(&store.state);
+            let mut state = store.state.lock();
             for number in 0..50_000u64 {
                 let record = Record::Used { name: format!("{number:032}"), expires: number };
                 state.write(record, false).unwrap();

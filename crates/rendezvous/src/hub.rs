@@ -5,10 +5,11 @@
 //! ends.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use codex_exec_rpc::{CloseReason, OutboundQueue};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::task::TaskTracker;
 use tokio_websockets::WebSocketStream;
@@ -132,7 +133,7 @@ impl Hub {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Environment>>> {
-        self.environments.lock().unwrap_or_else(PoisonError::into_inner)
+        self.environments.lock()
     }
 
     pub(crate) fn get(&self, environment: &str) -> Option<Arc<Environment>> {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::table::Dropped;
 
@@ -56,7 +57,7 @@ impl Metrics {
     }
 
     pub(crate) fn request(&self, call: &'static str, status: u16) {
-        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut requests = self.requests.lock();
         *requests.entry((call, status)).or_default() += 1;
     }
 
@@ -131,7 +132,7 @@ impl Metrics {
         for (name, help, counter) in counters {
             metric(name, "counter", help, &[("", get(counter))]);
         }
-        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let requests = self.requests.lock();
         let labels: Vec<_> = requests
             .iter()
             .map(|((call, status), count)| {

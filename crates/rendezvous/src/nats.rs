@@ -5,12 +5,13 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::{self, kv, stream};
 use async_nats::{Client, ConnectOptions, Event, ServerAddr, Subscriber};
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::secret::{SigningKey, random_name};
@@ -121,7 +122,7 @@ impl Nats {
 
     /// What other nodes say to this one, for the first who asks.
     pub(crate) fn inbox(&self) -> Option<Subscriber> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.inbox.lock().take()
     }
 
     /// Fails while NATS is gone.

@@ -14,11 +14,12 @@
 //! empties it.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_nats::jetstream::kv;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -99,8 +100,8 @@ impl NatsStore {
         self.live().clear();
     }
 
-    fn live(&self) -> std::sync::MutexGuard<'_, HashMap<String, TokenRecord>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    fn live(&self) -> MutexGuard<'_, HashMap<String, TokenRecord>> {
+        self.live.lock()
     }
 
     // --- environments ---

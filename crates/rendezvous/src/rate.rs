@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 
 /// How many keys are remembered; when there are more, those that are idle are forgotten.
@@ -32,7 +32,7 @@ impl<K: Hash + Eq> PerMinute<K> {
     pub(crate) fn take(&self, key: K) -> bool {
         let now = Instant::now();
         let limit = f64::from(self.limit);
-        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = self.buckets.lock();
         if buckets.len() >= MAX_KEYS {
             buckets.retain(|_, bucket| bucket.refill(limit, now) < limit);
             if buckets.len() >= MAX_KEYS {
@@ -112,6 +112,6 @@ mod tests {
     async fn keys_are_bounded() {
         let rate = PerMinute::new(3);
         (0..30_000).for_each(|key| assert!(rate.take(key)));
-        assert!(rate.buckets.lock().unwrap().len() <= MAX_KEYS);
+        assert!(rate.buckets.lock().len() <= MAX_KEYS);
     }
 }

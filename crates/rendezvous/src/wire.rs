@@ -9,12 +9,13 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_nats::{Client, Subject};
 use bytes::{BufMut, Bytes, BytesMut};
 use codex_exec_rpc::CloseReason;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -100,7 +101,7 @@ impl Wires {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<WireId, Entry>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     pub(crate) fn len(&self) -> usize {

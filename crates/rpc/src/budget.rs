@@ -15,10 +15,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
@@ -175,7 +176,7 @@ impl Meter {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shares> {
-        self.0.shares.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.shares.lock()
     }
 }
 

@@ -5,9 +5,10 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout};
 
@@ -93,7 +94,7 @@ impl Signs {
     /// [`EXCUSED`] that nothing comes from it and nothing goes to it.
     fn is_excused(&self) -> bool {
         let counts = (self.heard.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed));
-        let mut excused = self.excused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut excused = self.excused.lock();
         match *excused {
             Some((before, since)) if before == counts => since.elapsed() < EXCUSED,
             _ => {

@@ -9,9 +9,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use codex_exec_server_protocol::{AccessMode, Assurance, SandboxContext};
+use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::pipe::PipeFlags;
 
@@ -420,7 +421,7 @@ impl Sandbox {
         facts: &dyn Facts,
     ) -> Result<Option<Planned>, PrepareError> {
         let limits = &self.config.limits;
-        let written = Arc::clone(&lock(&self.written));
+        let written = Arc::clone(&self.written.lock());
         let server = ServerState { own_files: &self.config.own_files, written: &written };
         let resolved = resolve(context, around, facts, limits, server)?;
         if !matches!(resolved, Resolved::Unrestricted) {
@@ -462,7 +463,7 @@ impl Sandbox {
         if planned.noted.swap(true, Ordering::Relaxed) {
             return;
         }
-        let written = &mut *lock(&self.written);
+        let written = &mut *self.written.lock();
         for (path, region) in &policy.regions {
             if region.access == AccessMode::Write && !written.covers(path) {
                 Arc::make_mut(written).add(path.clone());
@@ -551,10 +552,6 @@ fn create_roots(roots: &[MissingRoot]) -> Result<(), PrepareError> {
         }
     }
     Ok(())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The variables a helper gets, if they are set.

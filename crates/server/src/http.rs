@@ -6,7 +6,7 @@
 //! Invariant: no URL, header or body is ever logged, and errors name at most the host.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -26,6 +26,7 @@ use hyper::header::{
     WWW_AUTHENTICATE,
 };
 use hyper::{Method, Request, Response, StatusCode};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, timeout_at};
 use url::Url;
 
@@ -109,7 +110,7 @@ impl Requests {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.streaming.lock().unwrap_or_else(PoisonError::into_inner)
+        self.streaming.lock()
     }
 }
 

@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use codex_exec_host::files::{FilesConfig, KeptHandles};
@@ -21,6 +21,7 @@ use codex_exec_host::process::{Group, ProcessHandle, ProcessHost};
 use codex_exec_rpc::{Outbound, Peer};
 use codex_exec_server_protocol::process::{ProcessId, ProcessSignal};
 use codex_exec_server_protocol::{ErrorKind, RpcError};
+use parking_lot::Mutex;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -124,7 +125,7 @@ impl Sessions {
             }),
             kept_handles: OnceLock::new(),
         });
-        lock(&self.by_id).insert(session.id.clone(), session.clone());
+        self.by_id.lock().insert(session.id.clone(), session.clone());
         (session, Attachment(0))
     }
 
@@ -141,7 +142,7 @@ impl Sessions {
             let message = format!("unknown session id {id}");
             RpcError::invalid_request(ErrorKind::UnknownSession, message)
         };
-        let session = lock(&self.by_id).get(id).cloned().ok_or_else(unknown)?;
+        let session = self.by_id.lock().get(id).cloned().ok_or_else(unknown)?;
         let mut attached = session.take(None, detach_ttl, &newcomer);
         if let Err(Refusal::Held(holder, attachment)) = &attached
             && holder.principal == newcomer.principal
@@ -162,7 +163,7 @@ impl Sessions {
     /// The session's connection has ended: its processes go on for the detach period, unless another
     /// connection has taken the session over.
     pub(crate) fn detach(&self, session: Arc<Session>, attachment: Attachment) {
-        let mut state = lock(&session.state);
+        let mut state = session.state.lock();
         if state.presence != Presence::Attached || state.attachment != attachment {
             return;
         }
@@ -184,7 +185,7 @@ impl Sessions {
 
     /// Sends SIGTERM to every process, and waits until all have exited.
     pub(crate) async fn tell_to_end(&self) {
-        let all: Vec<_> = lock(&self.by_id).values().cloned().collect();
+        let all: Vec<_> = self.by_id.lock().values().cloned().collect();
         let all: Vec<_> = all.iter().flat_map(|session| session.processes()).collect();
         for process in &all {
             drop(process.signal(ProcessSignal::Terminate));
@@ -204,7 +205,7 @@ impl Sessions {
 
     /// Ends every session and kills all that was ever started.
     pub(crate) async fn end_all(&self) {
-        let all: Vec<_> = lock(&self.by_id).values().cloned().collect();
+        let all: Vec<_> = self.by_id.lock().values().cloned().collect();
         futures_util::future::join_all(all.iter().map(|session| self.end_if(session, |_| true)))
             .await;
         // Those whose time had come just before.
@@ -216,14 +217,14 @@ impl Sessions {
     async fn end_if(&self, session: &Arc<Session>, condition: impl FnOnce(&State) -> bool) {
         let _ending = self.ending.token();
         let processes = {
-            let mut state = lock(&session.state);
+            let mut state = session.state.lock();
             if state.presence == Presence::Ended || !condition(&state) {
                 return;
             }
             state.presence = Presence::Ended;
             std::mem::take(&mut state.processes)
         };
-        lock(&self.by_id).remove(&session.id);
+        self.by_id.lock().remove(&session.id);
         for process in processes.values() {
             process.kill();
         }
@@ -248,7 +249,7 @@ impl Session {
         detach_ttl: Option<Duration>,
         newcomer: &Holder,
     ) -> Result<Attachment, Refusal> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         match state.presence {
             Presence::Ended => return Err(Refusal::Ended),
             Presence::Attached if silent == Some(state.attachment) => {
@@ -278,7 +279,7 @@ impl Session {
 
     /// Sends the events of every process to this connection from now on.
     pub(crate) fn attach_all(&self, attachment: Attachment, outbound: &Outbound) {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         for process in state.processes.values() {
             state.attach(process, attachment, outbound);
         }
@@ -291,7 +292,7 @@ impl Session {
         attachment: Attachment,
         outbound: &Outbound,
     ) {
-        lock(&self.state).attach(process, attachment, outbound);
+        self.state.lock().attach(process, attachment, outbound);
     }
 
     /// Begins a process under a name that is free.
@@ -300,7 +301,7 @@ impl Session {
         id: &ProcessId,
         start: impl FnOnce() -> ProcessHandle,
     ) -> Result<ProcessHandle, NotInserted> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.presence == Presence::Ended {
             return Err(NotInserted::Ended);
         }
@@ -318,12 +319,12 @@ impl Session {
 
     /// The process of that name.
     pub(crate) fn process(&self, id: &ProcessId) -> Option<ProcessHandle> {
-        lock(&self.state).processes.get(id).filter(|process| !process.is_gone()).cloned()
+        self.state.lock().processes.get(id).filter(|process| !process.is_gone()).cloned()
     }
 
     /// All processes that are not forgotten.
     pub(crate) fn processes(&self) -> Vec<ProcessHandle> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         state.processes.values().filter(|process| !process.is_gone()).cloned().collect()
     }
 }
@@ -334,10 +335,6 @@ impl State {
             process.attach(Box::new(NotificationSink::new(outbound.clone())));
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::Mutex;
 
 use anyhow::Context;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Where servers are started while a client keeps apart.
@@ -50,6 +50,6 @@ pub fn elsewhere(command: &mut Command) {
     unsafe { command.pre_exec(move || Ok(sched_setaffinity(None, &elsewhere)?)) };
 }
 
-fn lock() -> std::sync::MutexGuard<'static, Option<CpuSet>> {
-    ELSEWHERE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn lock() -> MutexGuard<'static, Option<CpuSet>> {
+    ELSEWHERE.lock()
 }

@@ -9,7 +9,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -18,12 +18,13 @@ use codex_exec_server_protocol::call;
 use codex_exec_server_protocol::process::{ProcessId, WriteParams, WriteStatus};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
+use parking_lot::Mutex;
 use tokio::io::AsyncWrite;
 
 use super::handle::Handle;
 use crate::client::ExecServerClient;
 use crate::error::ExecServerError;
-use crate::link::{Link, LinkError, lock};
+use crate::link::{Link, LinkError};
 use crate::shared::call_error;
 
 /// The stdin of a process, see [`Process::take_stdin`](crate::Process::take_stdin).
@@ -154,7 +155,7 @@ impl AsyncWrite for ProcessStdin {
     ) -> Poll<io::Result<usize>> {
         self.pump();
         let tuning = &self.handle.client.shared.tuning;
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         queue.check()?;
         if queue.end != Closing::Open {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
@@ -173,7 +174,7 @@ impl AsyncWrite for ProcessStdin {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         queue.check()?;
         if queue.writes.is_empty() {
             return Poll::Ready(Ok(()));
@@ -184,7 +185,7 @@ impl AsyncWrite for ProcessStdin {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.pump();
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         queue.check()?;
         if queue.end == Closing::Open {
             if self.can_close() {
@@ -220,7 +221,7 @@ impl Drop for ProcessStdin {
         if close && tokio::runtime::Handle::try_current().is_ok() {
             self.pump();
         }
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if close && queue.end == Closing::Open && queue.error.is_none() {
             self.push(&mut queue, Bytes::new(), true);
         }
@@ -241,19 +242,19 @@ impl fmt::Debug for ProcessStdin {
 async fn pump(client: ExecServerClient, process: ProcessId, queue: Arc<Mutex<Queue>>) {
     let mut link = match client.shared.link().await {
         Ok(link) => link,
-        Err(error) => return lock(&queue).fail(error),
+        Err(error) => return queue.lock().fail(error),
     };
     let mut pump = Pump { client, process, queue, confirmed: false };
     loop {
         match pump.serve(&link).await {
             Served::Done => return,
-            Served::Failed(error) => return lock(&pump.queue).fail(error),
+            Served::Failed(error) => return pump.queue.lock().fail(error),
             Served::LinkEnded => {}
         }
-        lock(&pump.queue).sent = 0;
+        pump.queue.lock().sent = 0;
         link = match pump.client.shared.link_after(link.epoch).await {
             Ok(link) => link,
-            Err(error) => return lock(&pump.queue).fail(error),
+            Err(error) => return pump.queue.lock().fail(error),
         };
     }
 }
@@ -318,7 +319,7 @@ impl Pump {
 
     /// The next write that is not under way; `None` when there will be none.
     fn poll_unsent(&self, cx: &mut Context<'_>) -> Poll<Option<Write>> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if let Some(write) = queue.writes.get(queue.sent).cloned() {
             queue.sent += 1;
             return Poll::Ready(Some(write));
@@ -338,7 +339,7 @@ impl Pump {
             Ok(response) => match response.status {
                 WriteStatus::Accepted => {
                     self.confirmed = true;
-                    let mut queue = lock(&self.queue);
+                    let mut queue = self.queue.lock();
                     if let Some(write) = queue.writes.pop_front() {
                         queue.bytes -= write.bytes.len();
                         queue.sent -= 1;
@@ -349,7 +350,7 @@ impl Pump {
                 WriteStatus::Starting => {
                     // Only ever alone under way: nothing has overtaken it.
                     tokio::time::sleep(STARTING).await;
-                    lock(&self.queue).sent = 0;
+                    self.queue.lock().sent = 0;
                     return None;
                 }
                 WriteStatus::UnknownProcess => "the server does not know it any more",

@@ -1,10 +1,10 @@
 //! A [`Track`] shared between the connection, which feeds it, and its consumers, who wait for it.
 
-use std::sync::Mutex;
 use std::task::{Context, Poll, Waker};
 
+use parking_lot::Mutex;
+
 use super::track::{Need, Track};
-use crate::link::lock;
 
 /// What happens when output comes faster than it is taken and the process's window is full.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,12 +48,12 @@ impl Tracked {
 
     /// Looks at it.
     pub(crate) fn peek<R>(&self, look: impl FnOnce(&Track) -> R) -> R {
-        look(&lock(&self.state).track)
+        look(&self.state.lock().track)
     }
 
     /// Feeds it, and wakes whoever waits.
     pub(crate) fn feed<R>(&self, change: impl FnOnce(&mut Track) -> R) -> R {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let result = change(&mut state.track);
         let consumers = std::mem::take(&mut state.consumers);
         let follower = state.take_follower();
@@ -71,7 +71,7 @@ impl Tracked {
         cx: &mut Context<'_>,
         take: impl FnOnce(&mut Track) -> Option<R>,
     ) -> Poll<R> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let Some(result) = take(&mut state.track) else {
             if !state.consumers.iter().any(|waker| waker.will_wake(cx.waker())) {
                 state.consumers.push(cx.waker().clone());
@@ -88,7 +88,7 @@ impl Tracked {
 
     /// Waits for room for that many bytes, if the connection is to be held.
     pub(crate) fn poll_room(&self, cx: &mut Context<'_>, len: usize) -> Poll<()> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.abandoned || !state.track.holds(len, self.when_slow == WhenSlow::Hold) {
             return Poll::Ready(());
         }
@@ -98,7 +98,7 @@ impl Tracked {
 
     /// Waits until a read is wanted; `None` when there is nothing more to follow.
     pub(crate) fn poll_need(&self, cx: &mut Context<'_>, until: Need) -> Poll<Option<Need>> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         // An abandoned process that waits for acknowledgements is followed on, so that it can go on.
         let done = state.abandoned && !state.track.acknowledges();
         if done || state.track.end().is_some() {
@@ -114,12 +114,12 @@ impl Tracked {
     }
 
     pub(crate) fn is_abandoned(&self) -> bool {
-        lock(&self.state).abandoned
+        self.state.lock().abandoned
     }
 
     /// Nobody takes events any more. True if they still have to come here.
     pub(crate) fn abandon(&self) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.abandoned = true;
         state.track.delivery.discard_all();
         let goes_on = state.track.acknowledges() && state.track.end().is_none();

@@ -6,9 +6,9 @@
 //! a file is in memory (`RWF_NOWAIT`). Everything else goes to a thread that may wait.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use codex_exec_server_protocol::PathUri;
+use parking_lot::Mutex;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
@@ -42,18 +42,18 @@ impl AtHand {
         let opened = rustix::fs::openat2(CWD, path.as_path(), flags, Mode::empty(), resolve);
         let Ok(found) = opened else { return false };
         let Ok(mount) = Mount::of(&found) else { return false };
-        let local = lock(&self.local).get(&mount).copied();
+        let local = self.local.lock().get(&mount).copied();
         if local.is_none() {
-            *lock(&self.unmet) = Some(found);
+            *self.unmet.lock() = Some(found);
         }
         local == Some(true)
     }
 
     /// Gets to know the filesystem that was met last. May block.
     pub fn learn(&self) {
-        let Some(found) = lock(&self.unmet).take() else { return };
+        let Some(found) = self.unmet.lock().take() else { return };
         if let (Ok(mount), Ok(about)) = (Mount::of(&found), rustix::fs::fstatfs(&found)) {
-            lock(&self.local).insert(mount, is_local(about.f_type as u64));
+            self.local.lock().insert(mount, is_local(about.f_type as u64));
         }
     }
 }
@@ -79,10 +79,6 @@ fn is_local(magic: u64) -> bool {
     const XFS: u64 = 0x5846_5342;
     const ZFS: u64 = 0x2fc1_2fc1;
     matches!(magic, BTRFS | EROFS | EXT | F2FS | OVERLAY | RAMFS | SQUASHFS | TMPFS | XFS | ZFS)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -4,8 +4,10 @@
 //! added to a token that is already cancelled.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::FileError;
 
@@ -30,7 +32,7 @@ impl Cancel {
     /// Asks the operation to stop.
     pub fn cancel(&self) {
         let hooks = {
-            let mut hooks = self.0.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut hooks = self.0.hooks.lock();
             self.0.cancelled.store(true, Ordering::Release);
             std::mem::take(&mut *hooks)
         };
@@ -50,7 +52,7 @@ impl Cancel {
     /// Runs `hook` when the token is cancelled, for operations that wait.
     pub fn on_cancel(&self, hook: impl FnOnce() + Send + 'static) {
         {
-            let mut hooks = self.0.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut hooks = self.0.hooks.lock();
             if !self.is_cancelled() {
                 hooks.push(Box::new(hook));
                 return;

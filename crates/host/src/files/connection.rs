@@ -10,9 +10,10 @@ use std::fmt;
 use std::future::Future;
 use std::ops::{ControlFlow, Deref};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use codex_exec_server_protocol::files::{FsDone, FsReadFileParams};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::pool;
@@ -182,7 +183,7 @@ impl FileConnection {
 impl Drop for FileConnection {
     fn drop(&mut self) {
         self.0.watches.stop_all();
-        lock(&self.0.searches).values().for_each(Cancel::cancel);
+        self.0.searches.lock().values().for_each(Cancel::cancel);
     }
 }
 
@@ -230,7 +231,7 @@ impl Inner {
                 self.reserve_route(&handle_id, &backend)?;
                 let opened = self.run(&backend, operation, turn).await;
                 if opened.is_err() {
-                    lock(&self.routes).remove(&handle_id);
+                    self.routes.lock().remove(&handle_id);
                 }
                 opened
             }
@@ -239,7 +240,7 @@ impl Inner {
                 let backend = self.route(&handle_id)?;
                 let read = self.run(&backend, operation, turn).await;
                 if matches!(&read, Err(FileError::Os { .. } | FileError::Denied { .. })) {
-                    lock(&self.routes).remove(&handle_id);
+                    self.routes.lock().remove(&handle_id);
                 }
                 read
             }
@@ -248,7 +249,7 @@ impl Inner {
                 self.run(&backend, operation, turn).await
             }
             Operation::Close(params) => {
-                let backend = lock(&self.routes).remove(&params.handle_id).unwrap_or(Backend::Here);
+                let backend = self.routes.lock().remove(&params.handle_id).unwrap_or(Backend::Here);
                 self.run(&backend, operation, turn).await
             }
             Operation::Search(params) => {
@@ -256,7 +257,7 @@ impl Inner {
                 self.search(&backend, search_id, operation, turn).await
             }
             Operation::CancelSearch(params) => {
-                if let Some(cancel) = lock(&self.searches).get(&params.search_id) {
+                if let Some(cancel) = self.searches.lock().get(&params.search_id) {
                     cancel.cancel();
                 }
                 Ok(Outcome::CancelSearch(FsDone {}))
@@ -315,7 +316,7 @@ impl Inner {
                     let reason = "a handle in a sandbox cannot be kept".into();
                     return Err(FileError::Refused { path: params.path.clone(), reason });
                 };
-                if lock(&self.routes).contains_key(&params.handle_id) {
+                if self.routes.lock().contains_key(&params.handle_id) {
                     let handle_id = params.handle_id.clone();
                     return Err(FileError::HandleTaken { handle_id });
                 }
@@ -326,7 +327,7 @@ impl Inner {
             Operation::Close(params) => &params.handle_id,
             _ => return Ok(None),
         };
-        if lock(&self.routes).contains_key(handle_id) {
+        if self.routes.lock().contains_key(handle_id) {
             return Ok(None);
         }
         Ok(self.kept.get().filter(|kept| kept.has(handle_id)).cloned())
@@ -336,7 +337,7 @@ impl Inner {
     fn reserve_route(&self, handle_id: &str, backend: &Backend) -> Result<(), FileError> {
         let config = self.executor.config();
         handles::check_id(handle_id, config)?;
-        let mut routes = lock(&self.routes);
+        let mut routes = self.routes.lock();
         if routes.contains_key(handle_id) {
             return Err(FileError::HandleTaken { handle_id: handle_id.into() });
         }
@@ -349,7 +350,7 @@ impl Inner {
 
     fn route(&self, handle_id: &str) -> Result<Backend, FileError> {
         let unknown = || FileError::UnknownHandle { handle_id: handle_id.into() };
-        lock(&self.routes).get(handle_id).cloned().ok_or_else(unknown)
+        self.routes.lock().get(handle_id).cloned().ok_or_else(unknown)
     }
 
     /// An operation that tells nothing while it runs.
@@ -432,7 +433,7 @@ impl Inner {
 
     fn register_search(&self, id: String, cancel: Cancel) -> Result<Registered<'_>, FileError> {
         let limit = self.executor.config().max_searches;
-        let mut searches = lock(&self.searches);
+        let mut searches = self.searches.lock();
         if searches.contains_key(&id) {
             return Err(FileError::IdTaken { what: "searchId".into(), id });
         }
@@ -494,7 +495,7 @@ struct Registered<'a> {
 
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
-        lock(self.searches).remove(&self.id);
+        self.searches.lock().remove(&self.id);
     }
 }
 
@@ -503,8 +504,4 @@ fn send_blocking(events: &mpsc::Sender<Event>, event: Event) -> ControlFlow<()> 
         Ok(()) => ControlFlow::Continue(()),
         Err(_) => ControlFlow::Break(()),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use codex_exec_server_protocol::PathUri;
@@ -14,6 +14,7 @@ use codex_exec_server_protocol::files::{
     FsCloseParams, FsOpenMode, FsOpenParams, FsOpenResponse, FsReadBlockParams,
     FsReadBlockResponse, FsWriteBlockParams,
 };
+use parking_lot::{Mutex, MutexGuard};
 use rustix::buffer::spare_capacity;
 use rustix::fd::OwnedFd;
 use rustix::io::retry_on_intr;
@@ -185,7 +186,7 @@ impl Handles {
         match &*handle {
             Handle::Read { .. } => Err(wrong_mode(handle_id, "writing")),
             Handle::Replace { file, path } => write(file, path),
-            Handle::ReplaceAtomic(atomic) => lock(atomic).write_block(handle_id, write),
+            Handle::ReplaceAtomic(atomic) => atomic.lock().write_block(handle_id, write),
         }
     }
 
@@ -204,7 +205,7 @@ impl Handles {
             None if *commit => Err(FileError::UnknownHandle { handle_id: handle_id.clone() }),
             Some(Handle::ReplaceAtomic(atomic)) if *commit => {
                 cancel.check()?;
-                lock(atomic).commit(handle_id)
+                atomic.lock().commit(handle_id)
             }
             _ => Ok(()),
         }
@@ -216,13 +217,8 @@ impl Handles {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Option<Arc<Handle>>>> {
-        lock(&self.open)
+        self.open.lock()
     }
-}
-
-/// What a panic leaves behind is valid in every table and state here.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(super) fn check_id(handle_id: &str, config: &FilesConfig) -> Result<(), FileError> {

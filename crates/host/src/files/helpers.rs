@@ -7,11 +7,12 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use codex_exec_server_protocol::SandboxContext;
 use codex_linux_sandbox::decide::policy::Surroundings;
 use codex_linux_sandbox::{Command, Planned, PolicyKey, Request, Sandbox};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
@@ -172,7 +173,7 @@ impl Helpers {
         tokio::spawn(async move {
             loop {
                 let Some(used) = pool.upgrade().and_then(|inner| {
-                    let kept = lock(&inner.kept);
+                    let kept = inner.kept.lock();
                     let kept = kept.get(&key)?;
                     std::ptr::eq(Arc::as_ptr(&kept.helper), helper.as_ptr()).then_some(kept.used)
                 }) else {
@@ -207,7 +208,7 @@ impl Helpers {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<PolicyKey, Kept>> {
-        lock(&self.0.kept)
+        self.0.kept.lock()
     }
 }
 
@@ -241,8 +242,4 @@ fn words(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     words
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,11 +10,12 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::Arc;
 
 use codex_exec_server_protocol::files::{
     FsCloseParams, FsDone, FsOpenParams, FsOpenResponse, FsWriteBlockParams,
 };
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 use tokio::sync::OwnedMutexGuard;
 
 use super::{Cancel, Executor, FileError, FilesConfig, Operation, Outcome, Turns};
@@ -148,7 +149,7 @@ impl KeptHandles {
             if before.asked != params {
                 return Err(FileError::HandleTaken { handle_id });
             }
-            let state = before.state.read().unwrap_or_else(PoisonError::into_inner);
+            let state = before.state.read();
             return match &*state {
                 State::Open | State::Closed { .. } => {
                     Ok(Outcome::Open(FsOpenResponse { handle_id }))
@@ -173,7 +174,7 @@ impl KeptHandles {
 
     fn read(&self, handle_id: &str, operation: Operation) -> Result<Outcome, FileError> {
         let kept = self.kept(handle_id)?;
-        let state = kept.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = kept.state.read();
         match &*state {
             State::Open => self.run(operation),
             State::Failed(_) | State::Closed { .. } => {
@@ -185,7 +186,7 @@ impl KeptHandles {
     fn write(&self, params: FsWriteBlockParams) -> Result<Outcome, FileError> {
         let kept = self.kept(&params.handle_id)?;
         let block = Block::of(&params);
-        let state = kept.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = kept.state.read();
         if !matches!(*state, State::Open) {
             let written = kept.written();
             let known = written.iter().rev().find(|(known, _)| *known == block);
@@ -235,16 +236,16 @@ impl KeptHandles {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 
 impl Kept {
     fn written(&self) -> MutexGuard<'_, VecDeque<(Block, Result<(), FileError>)>> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+        self.written.lock()
     }
 }
 
 fn change(kept: &Kept) -> RwLockWriteGuard<'_, State> {
-    kept.state.write().unwrap_or_else(PoisonError::into_inner)
+    kept.state.write()
 }

@@ -4,9 +4,8 @@
 //! a change; scans and free requests are never waited for. A turn ends when it is dropped, also if
 //! its request never ran, and ending early lets nobody past those that were before it.
 
-use std::sync::{Mutex, PoisonError};
-
 use codex_exec_server_protocol::Order;
+use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// The line the requests of a connection, or of all connections of a session, stand in.
@@ -23,7 +22,7 @@ struct Line {
 impl Turns {
     /// Takes a place in the line. Call it in the order the requests arrived.
     pub fn take(&self, order: Order) -> Turn {
-        let mut line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut line = self.0.lock();
         line.changes.retain(|end| !end.is_cancelled());
         line.reads.retain(|end| !end.is_cancelled());
         let end = CancellationToken::new();

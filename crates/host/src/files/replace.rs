@@ -11,9 +11,10 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use codex_exec_server_protocol::PathUri;
+use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::{Errno, retry_on_intr};
@@ -97,7 +98,7 @@ impl Replacement {
         let failed = |errno| FileError::os("replace", &self.path, errno);
         self.apply_attributes()?;
         retry_on_intr(|| rustix::fs::fsync(&self.file)).map_err(failed)?;
-        let mut temporary = self.temporary.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut temporary = self.temporary.lock();
         let directory = self.directory.as_fd();
         if temporary.is_none() {
             let fresh = !matches!(self.attributes, Attributes::Keep(_));
@@ -161,7 +162,7 @@ impl Replacement {
 
 impl Drop for Replacement {
     fn drop(&mut self) {
-        let temporary = self.temporary.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let temporary = self.temporary.get_mut();
         if let Some(name) = temporary.take() {
             let _ = rustix::fs::unlinkat(&self.directory, bytes_path(&name), AtFlags::empty());
         }

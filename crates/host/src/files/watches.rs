@@ -4,9 +4,10 @@
 //! way out. Nothing of a watch is told before its answer was sent, nor after it was stopped.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -146,7 +147,7 @@ impl Watches {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<WatchId, Watching>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.lock()
     }
 }
 

@@ -4,9 +4,10 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::Pid;
@@ -82,23 +83,23 @@ type Helper = Arc<Mutex<Option<Child>>>;
 impl Running {
     fn add(&self, child: Child) -> Ending {
         let helper = Arc::new(Mutex::new(Some(child)));
-        lock(&self.0).push(helper.clone());
+        self.0.lock().push(helper.clone());
         Ending(Some(Last { helpers: self.clone(), helper }))
     }
 
     /// Kills a helper; nothing of it is left then. Blocks.
     fn end(&self, helper: &Helper) {
-        let mut child = lock(helper);
+        let mut child = helper.lock();
         drop(child.take());
-        lock(&self.0).retain(|other| !Arc::ptr_eq(other, helper));
+        self.0.lock().retain(|other| !Arc::ptr_eq(other, helper));
     }
 
     /// Kills all of them. Blocks.
     pub(super) fn end_all(&self) {
-        let all = lock(&self.0).clone();
+        let all = self.0.lock().clone();
         // First all of them: one tidies up after the last that has used the same place.
         for helper in &all {
-            if let Some(child) = &*lock(helper) {
+            if let Some(child) = &*helper.lock() {
                 child.kill_here();
             }
         }
@@ -130,10 +131,6 @@ impl Drop for Ending {
         let last = self.0.take();
         pool::detached(move || drop(last));
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ProcessHost {

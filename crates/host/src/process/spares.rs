@@ -5,9 +5,10 @@
 //! host. A spare that cannot be used costs nothing but the usual way.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use codex_linux_sandbox::{Executable, Launch, Spare, SpareLaunch};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Mode, OFlags};
 
 use crate::pool;
@@ -103,7 +104,7 @@ impl Spares {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

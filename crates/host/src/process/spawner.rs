@@ -2,9 +2,10 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use codex_exec_server_protocol::ErrorKind;
+use parking_lot::Mutex;
 
 use super::command::Command;
 use super::keeper::{Cells, Keeper, Long, Order, Own, Parent, Place, Room, SHORT};
@@ -88,7 +89,7 @@ impl Spawner {
 }
 
 fn start_here(cells: &Mutex<Cells>, order: &Order) -> io::Result<Own> {
-    let mut room = Room::new(&mut cells.lock().unwrap_or_else(PoisonError::into_inner))?;
+    let mut room = Room::new(&mut cells.lock())?;
     let bytes = &order.bytes;
     let place = if bytes.len() <= SHORT {
         room.order()[..bytes.len()].copy_from_slice(bytes);

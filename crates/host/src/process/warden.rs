@@ -25,11 +25,12 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use codex_linux_sandbox::Executable;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -349,7 +350,7 @@ pub(super) struct Known {
 
 impl Drop for Known {
     fn drop(&mut self) {
-        lock(&self.watched.keepers).remove(&self.keeper);
+        self.watched.keepers.lock().remove(&self.keeper);
     }
 }
 
@@ -429,7 +430,7 @@ impl Warden {
 
     /// A keeper is ours: if it should fall to us, it is left alone.
     pub(super) fn know(&self, keeper: Pid) -> Known {
-        lock(&self.0.keepers).insert(keeper);
+        self.0.keepers.lock().insert(keeper);
         Known { watched: self.0.clone(), keeper }
     }
 
@@ -455,7 +456,7 @@ fn deliver(link: &OwnedFd, kind: u8, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
 
 impl Watched {
     fn current(&self) -> MutexGuard<'_, Current> {
-        lock(&self.current)
+        self.current.lock()
     }
 
     fn launch(&self) -> io::Result<Child> {
@@ -544,7 +545,7 @@ impl Watched {
             }
             left = true;
             // At first it may be a keeper whose first word is yet to be heard.
-            if since.elapsed() > STRANGE && !lock(&self.keepers).contains(&pid) {
+            if since.elapsed() > STRANGE && !self.keepers.lock().contains(&pid) {
                 kill_child(pid);
             }
         }
@@ -559,8 +560,4 @@ fn kill_child(pid: Pid) -> bool {
     descendants::kill_group_of(pid);
     let below = descendants::sweep(pid, None, || true);
     rustix::process::kill_process(pid, Signal::KILL).is_ok() || below
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use codex_exec_server_protocol::SandboxContext;
 
@@ -19,6 +19,7 @@ use crate::decide::facts::Facts;
 use crate::decide::policy::Surroundings;
 use crate::host::HostFacts;
 use crate::launch::Planned;
+use parking_lot::Mutex;
 use watch::Watches;
 use witness::{Recording, Witness};
 
@@ -89,7 +90,7 @@ impl Keep {
             if kept.holds() {
                 return Ok(Some(kept.planned.clone()));
             }
-            let plans = &mut *lock(&self.plans);
+            let plans = &mut *self.plans.lock();
             plans.kept.retain(|other| !Arc::ptr_eq(other, &kept));
             plans.reuse(&kept);
         }
@@ -105,22 +106,22 @@ impl Keep {
                 size: witness.size(),
                 witness: Mutex::new(Some(witness)),
             }),
-            (Ok(witness), _) => lock(&self.plans).put_by(witness.into_watches()),
-            (Err(watches), _) => lock(&self.plans).put_by(watches),
+            (Ok(witness), _) => self.plans.lock().put_by(witness.into_watches()),
+            (Err(watches), _) => self.plans.lock().put_by(watches),
         }
         planned
     }
 
     /// Keeps nothing any more.
     pub(crate) fn forget(&self) {
-        let plans = &mut *lock(&self.plans);
+        let plans = &mut *self.plans.lock();
         for kept in std::mem::take(&mut plans.kept) {
             plans.reuse(&kept);
         }
     }
 
     fn find(&self, context: &SandboxContext, around: &Around) -> Option<Arc<Kept>> {
-        let kept = &mut lock(&self.plans).kept;
+        let kept = &mut self.plans.lock().kept;
         let found = kept.iter().rposition(|kept| kept.is_for(context, around));
         found.map(|index| {
             kept[index..].rotate_left(1);
@@ -130,7 +131,7 @@ impl Keep {
 
     /// Something to watch with, for a policy that was asked for before.
     fn watches_if_seen(&self, hash: u64) -> Option<Watches> {
-        let plans = &mut *lock(&self.plans);
+        let plans = &mut *self.plans.lock();
         if let Some(index) = plans.seen.iter().position(|seen| *seen == hash) {
             plans.seen.remove(index);
             return plans.idle.pop().or_else(|| Watches::new().ok());
@@ -143,7 +144,7 @@ impl Keep {
     }
 
     fn insert(&self, new: Kept) {
-        let plans = &mut *lock(&self.plans);
+        let plans = &mut *self.plans.lock();
         // Another request may have kept the same meanwhile; either will do.
         let mut gone: Vec<Arc<Kept>> =
             plans.kept.extract_if(.., |kept| kept.is_for(&new.context, &new.around)).collect();
@@ -164,7 +165,7 @@ impl Plans {
     /// Takes back what a plan that is no longer kept was watched with.
     fn reuse(&mut self, kept: &Kept) {
         // Whoever has locked it is asking whether it holds, and lets go of it after that.
-        if let Ok(mut witness) = kept.witness.try_lock()
+        if let Some(mut witness) = kept.witness.try_lock()
             && let Some(witness) = witness.take()
         {
             self.put_by(witness.into_watches());
@@ -185,10 +186,6 @@ impl Kept {
     }
 
     fn holds(&self) -> bool {
-        lock(&self.witness).as_mut().is_some_and(Witness::holds)
+        self.witness.lock().as_mut().is_some_and(Witness::holds)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,9 +5,10 @@
 //! that ends fails every call.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
@@ -80,7 +81,7 @@ impl HelperClient {
 
     /// Why the helper takes no more operations, if it does not.
     pub fn ended(&self) -> Option<String> {
-        lock(&self.0.shared.calls).ended.clone()
+        self.0.shared.calls.lock().ended.clone()
     }
 
     /// Runs an operation in the helper, handing its events on as they come. `cancel` asks it to end
@@ -102,7 +103,7 @@ impl HelperClient {
         let (sender, mut incoming) = mpsc::channel(WINDOW);
         let (done, mut result) = oneshot::channel();
         {
-            let mut calls = lock(&shared.calls);
+            let mut calls = shared.calls.lock();
             if let Some(reason) = &calls.ended {
                 return Err(FileError::Helper { reason: reason.clone() });
             }
@@ -153,7 +154,7 @@ struct CancelCall<'a> {
 
 impl Drop for CancelCall<'_> {
     fn drop(&mut self) {
-        if self.armed && lock(&self.shared.calls).running.remove(&self.id).is_some() {
+        if self.armed && self.shared.calls.lock().running.remove(&self.id).is_some() {
             self.shared.hurry(Request::Cancel { id: self.id });
         }
     }
@@ -161,18 +162,18 @@ impl Drop for CancelCall<'_> {
 
 impl Shared {
     fn hurry(&self, request: Request) {
-        lock(&self.urgent).push(request);
+        self.urgent.lock().push(request);
         self.urgent_waiting.notify_one();
     }
 
     fn end(&self, reason: String) {
-        let mut calls = lock(&self.calls);
+        let mut calls = self.calls.lock();
         calls.ended.get_or_insert(reason);
         calls.running.clear();
     }
 
     fn why_ended(&self) -> FileError {
-        let reason = lock(&self.calls).ended.clone();
+        let reason = self.calls.lock().ended.clone();
         FileError::Helper { reason: reason.unwrap_or_else(|| "it ended".into()) }
     }
 }
@@ -181,7 +182,7 @@ async fn read_replies(mut output: impl AsyncRead + Unpin, shared: Arc<Shared>) {
     let reason = loop {
         match frame::read_async(&mut output).await {
             Ok(Some(Reply::Event { id, event })) => {
-                let calls = lock(&shared.calls);
+                let calls = shared.calls.lock();
                 if let Some(call) = calls.running.get(&id)
                     && call.events.try_send(event).is_err()
                 {
@@ -189,7 +190,7 @@ async fn read_replies(mut output: impl AsyncRead + Unpin, shared: Arc<Shared>) {
                 }
             }
             Ok(Some(Reply::Done { id, result })) => {
-                if let Some(call) = lock(&shared.calls).running.remove(&id) {
+                if let Some(call) = shared.calls.lock().running.remove(&id) {
                     let _ = call.done.send(result);
                 }
             }
@@ -216,7 +217,7 @@ async fn write_requests(
         };
         // A call comes before whatever is said about it: what is urgent now was said after its
         // call was put in line, so all that is in line goes first.
-        let urgent = std::mem::take(&mut *lock(&shared.urgent));
+        let urgent = std::mem::take(&mut *shared.urgent.lock());
         let written = async {
             while let Some(frame) = next.take().or_else(|| frames.try_recv().ok()) {
                 frame.write_async(&mut input).await?;
@@ -231,8 +232,4 @@ async fn write_requests(
         }
     };
     shared.end(error.to_string());
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,9 +9,11 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
+
+use parking_lot::{Condvar, Mutex};
 
 use super::frame::{self, Frame, Reply, Request, WINDOW};
 use crate::files::{Cancel, Event, Executor, FileError, FilesConfig, Operation};
@@ -36,7 +38,7 @@ pub fn serve_helper(
         running: Mutex::new(HashMap::new()),
     };
     std::thread::scope(|scope| helper.take_turns(scope));
-    let input = helper.input.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let input = helper.input.into_inner();
     input.ended.unwrap_or(Ok(()))
 }
 
@@ -74,16 +76,15 @@ struct Running {
 
 impl Running {
     fn give(&self) {
-        *lock(&self.window) += 1;
+        *self.window.lock() += 1;
         self.wider.notify_one();
     }
 
     /// Waits for room for an event; false if it is cancelled first.
     fn take(&self) -> bool {
-        let window = lock(&self.window);
+        let mut window = self.window.lock();
         let closed = |window: &mut usize| *window == 0 && !self.cancel.is_cancelled();
-        let mut window =
-            self.wider.wait_while(window, closed).unwrap_or_else(PoisonError::into_inner);
+        self.wider.wait_while(&mut window, closed);
         if self.cancel.is_cancelled() {
             return false;
         }
@@ -97,7 +98,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
     fn take_turns<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
         loop {
             self.idle.fetch_add(1, Ordering::SeqCst);
-            let mut input = lock(&self.input);
+            let mut input = self.input.lock();
             self.idle.fetch_sub(1, Ordering::SeqCst);
             let Some(call) = self.read(&mut input) else { return };
             // Somebody has to be there to read on.
@@ -129,12 +130,12 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
                     }
                 }
                 Ok(Some(Request::Cancel { id })) => {
-                    if let Some(running) = lock(&self.running).get(&id) {
+                    if let Some(running) = self.running.lock().get(&id) {
                         running.cancel.cancel();
                     }
                 }
                 Ok(Some(Request::Taken { id })) => {
-                    if let Some(running) = lock(&self.running).get(&id) {
+                    if let Some(running) = self.running.lock().get(&id) {
                         running.give();
                     }
                 }
@@ -155,7 +156,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
             wider: Condvar::new(),
         });
         let refused = {
-            let mut all = lock(&self.running);
+            let mut all = self.running.lock();
             if all.len() >= self.limit {
                 Some(FileError::TooMany {
                     what: "operations in a helper".into(),
@@ -174,7 +175,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
         running.cancel.on_cancel(move || {
             if let Some(running) = weak.upgrade() {
                 // Under the lock, or the wake could fall between a look and the wait after it.
-                drop(lock(&running.window));
+                drop(running.window.lock());
                 running.wider.notify_all();
             }
         });
@@ -194,13 +195,13 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
         // Whoever waits for it must not wait for ever.
         let result = catch_unwind(AssertUnwindSafe(run))
             .unwrap_or_else(|_| Err(FileError::Helper { reason: "the operation panicked".into() }));
-        lock(&self.running).remove(&id);
+        self.running.lock().remove(&id);
         self.send(Reply::Done { id, result });
     }
 
     /// False, and everything cancelled, if nobody reads any more.
     fn send(&self, reply: Reply) -> bool {
-        let sent = Frame::new(reply).and_then(|frame| frame.write(&mut *lock(&self.output)));
+        let sent = Frame::new(reply).and_then(|frame| frame.write(&mut *self.output.lock()));
         if sent.is_err() {
             self.cancel_all();
         }
@@ -208,11 +209,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
     }
 
     fn cancel_all(&self) {
-        let all: Vec<_> = lock(&self.running).values().cloned().collect();
+        let all: Vec<_> = self.running.lock().values().cloned().collect();
         all.iter().for_each(|running| running.cancel.cancel());
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
