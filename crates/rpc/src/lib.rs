@@ -10,6 +10,7 @@ mod budget;
 mod connection;
 mod dial;
 mod escape;
+#[cfg(feature = "http-client")]
 mod http;
 mod keep_alive;
 mod lines;
@@ -27,6 +28,7 @@ pub use budget::{Budget, Meter, Metered, Share};
 pub use connection::{Connection, ConnectionConfig, TransportError};
 pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
 pub use escape::escape;
+#[cfg(feature = "http-client")]
 pub use http::{ExchangeError, HttpTarget};
 pub use keep_alive::{KeepAlive, Pulse};
 pub use loopback::unpaced_on_loopback;
