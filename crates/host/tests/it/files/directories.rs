@@ -132,7 +132,7 @@ fn no_response_has_more_values_than_a_client_reads() {
     let most = codex_exec_server_protocol::DecodeLimits::default().values - 16;
     let f = Fixture::new();
     // Every place matches, and each match is three values.
-    f.file("many/x", &format!("{}\n", "x".repeat(100)).repeat(1200));
+    f.file("many/x", format!("{}\n", "x".repeat(100)).repeat(1200));
     let search = f.run(FsSearchParams::new(f.path("many"), "x")).unwrap();
     assert!(search.truncated && search.matches > 500, "{}", search.matches);
     assert!(values(&serde_json::to_value(&search).unwrap()) <= most);
