@@ -55,6 +55,12 @@ fn source(file: &Path, text: &str) -> Vec<String> {
             ));
         }
     }
+    if asks_the_sandbox_elsewhere(file, text) {
+        complain(
+            "names codex_linux_sandbox; ask by host/src/sandbox, where other systems' can be"
+                .into(),
+        );
+    }
     let unfinished =
         ["TO", "FIX"].map(|word| format!("{word}{}", if word == "TO" { "DO" } else { "ME" }));
     for (number, line) in text.lines().enumerate() {
@@ -101,6 +107,14 @@ fn has_unsafe(text: &str) -> bool {
     let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
     let uses = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"];
     code.into_iter().any(|line| uses.iter().any(|used| line.contains(used)))
+}
+
+/// The host has one file for each operating system's sandbox, and the server asks the host.
+fn asks_the_sandbox_elsewhere(file: &Path, text: &str) -> bool {
+    let behind = ["crates/host/src", "crates/server/src"];
+    behind.iter().any(|place| file.starts_with(place))
+        && file != Path::new("crates/host/src/sandbox/linux.rs")
+        && text.contains("codex_linux_sandbox::")
 }
 
 /// Whether nothing in this file may decide by what an error says.
@@ -220,6 +234,19 @@ mod tests {
         assert!(judges_by_kind(Path::new("crates/cli/src/run.rs")));
         assert!(!judges_by_kind(Path::new("crates/client/src/foreign.rs")));
         assert!(!judges_by_kind(Path::new("crates/cli/tests/it/run.rs")));
+    }
+
+    #[test]
+    fn the_sandbox_is_asked_in_one_file() {
+        let text = "use codex_linux_sandbox::Launch;";
+        for (file, asks) in [
+            ("crates/host/src/process/host.rs", true),
+            ("crates/server/src/sandbox.rs", true),
+            ("crates/host/src/sandbox/linux.rs", false),
+            ("crates/cli/src/sandbox.rs", false),
+        ] {
+            assert_eq!(asks_the_sandbox_elsewhere(Path::new(file), text), asks, "{file}");
+        }
     }
 
     #[test]

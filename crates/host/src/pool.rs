@@ -39,7 +39,7 @@ pub enum WorkError {
 
 /// Makes the threads of this process's pool, unless they are there. To be called while threads can
 /// be had: when a server starts.
-pub fn prepare() -> io::Result<()> {
+pub(crate) fn prepare() -> io::Result<()> {
     POOL.prepare()
 }
 
@@ -52,7 +52,7 @@ pub async fn blocking<T: Send + 'static>(
 }
 
 /// Runs work that may block, and that nobody waits for.
-pub fn detached(work: impl FnOnce() + Send + 'static) {
+pub(crate) fn detached(work: impl FnOnce() + Send + 'static) {
     POOL.take(Box::new(work));
 }
 

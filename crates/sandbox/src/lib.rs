@@ -2,8 +2,8 @@
 //!
 //! Three steps in three places:
 //!
-//! 1. [`decide`]: a policy and a file system in, an access for every path out. Pure.
-//! 2. [`plan`]: the ordered steps that enforce it, as plain data. Pure.
+//! 1. `decide`: a policy and a file system in, an access for every path out. Pure.
+//! 2. `plan`: the ordered steps that enforce it, as plain data. Pure.
 //! 3. `apply`: the steps as system calls, in the process that becomes the target.
 //!
 //! A server uses [`Sandbox::prepare`], spawns what it is told to, and reads the outcome from the
@@ -14,6 +14,8 @@
 
 mod apply;
 mod capabilities;
+// Pure, and public for the models that test them; a server needs nothing of either.
+#[doc(hidden)]
 pub mod decide;
 pub mod denial;
 mod executable;
@@ -21,6 +23,7 @@ mod host;
 mod keep;
 mod launch;
 mod mountinfo;
+#[doc(hidden)]
 pub mod plan;
 pub mod reentry;
 mod remedy;
@@ -33,6 +36,7 @@ mod status;
 pub use apply::placeholder::MODE as PLACEHOLDER_MODE;
 pub use capabilities::{Capabilities, Check, lacks};
 pub use codex_exec_server_protocol::Assurance;
+pub use decide::policy::Surroundings;
 pub use executable::Executable;
 pub use host::HostFacts;
 pub use launch::{

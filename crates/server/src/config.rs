@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use codex_exec_host::files::FilesConfig;
 use codex_exec_host::process::ProcessConfig;
+use codex_exec_host::sandbox::OwnFiles;
 use codex_exec_rpc::ConnectionConfig;
 use codex_exec_server_protocol::{Assurance, DecodeLimits};
-use codex_linux_sandbox::OwnFiles;
 
 /// How a server behaves.
 #[derive(Debug, Clone)]

@@ -43,19 +43,8 @@ pub use server::Server;
 
 // The types of the configuration's fields, and of what a server serves.
 pub use codex_exec_host::files::FilesConfig;
+pub use codex_exec_host::main_if_reentered;
 pub use codex_exec_host::process::{Lifeline, NEVER_INHERITED, NEVER_PASSED_ON, ProcessConfig};
+pub use codex_exec_host::sandbox::OwnFiles;
 pub use codex_exec_rpc::{Connection, ConnectionConfig, KeepAlive, OutboundConfig};
 pub use codex_exec_server_protocol::{Assurance, DecodeLimits};
-pub use codex_linux_sandbox::OwnFiles;
-
-/// Becomes a helper of the server and never returns, if that is what this process was started as.
-///
-/// To be called first thing in `main`, before any thread exists. In every such process a write beyond
-/// `ulimit -f` fails from now on, and kills nobody (it handles `SIGXFSZ`).
-pub fn main_if_reentered() {
-    use codex_exec_host::files::{HELPER, run_helper};
-    use codex_linux_sandbox::reentry::Helper;
-    codex_exec_host::process::outlive_file_size_limit();
-    codex_exec_host::process::warden::main_if_reentered();
-    codex_linux_sandbox::reentry::main_if_reentered(&[Helper { name: HELPER, run: run_helper }]);
-}

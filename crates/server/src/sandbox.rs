@@ -8,13 +8,14 @@ use std::sync::{Arc, Once};
 
 use codex_exec_host::files::{Backend, FileError, Helpers};
 use codex_exec_host::pool;
-use codex_exec_host::process::ProcessHost;
-use codex_exec_host::process::env::Environment;
+use codex_exec_host::process::{Environment, ProcessHost};
+use codex_exec_host::sandbox::{
+    Launch, NativeSandbox, PolicyRefusal, Program, SandboxBackend, SandboxConfig,
+};
 use codex_exec_server_protocol::process::ExecParams;
 use codex_exec_server_protocol::{
     Assurance, ErrorKind, PermissionProfile, RpcError, SandboxContext,
 };
-use codex_linux_sandbox::{Command, Config, Launch, PrepareError, Prepared, Request, Sandbox};
 
 use crate::config::ServerConfig;
 
@@ -24,7 +25,7 @@ pub(crate) struct Confiner(Option<Confining>);
 
 #[derive(Debug, Clone)]
 struct Confining {
-    sandbox: Arc<Sandbox>,
+    sandbox: Arc<NativeSandbox>,
     helpers: Helpers,
 }
 
@@ -32,12 +33,11 @@ impl Confiner {
     /// Re-enters the configured executable; without one nothing can be confined.
     pub(crate) fn new(config: &ServerConfig, host: &ProcessHost) -> io::Result<Self> {
         let Some(executable) = &config.sandbox_executable else { return Ok(Self(None)) };
-        let own_files = config.own_files.clone();
-        let assurance = config.sandbox_assurance;
-        let cache_plans = config.sandbox_plan_cache;
-        let defaults = Config::new(executable);
-        let sandbox = Sandbox::new(Config { own_files, assurance, cache_plans, ..defaults })?;
-        let sandbox = Arc::new(sandbox);
+        let mut setup = SandboxConfig::new(executable);
+        setup.own_files = config.own_files.clone();
+        setup.assurance = config.sandbox_assurance;
+        setup.cache_plans = config.sandbox_plan_cache;
+        let sandbox = Arc::new(NativeSandbox::new(setup)?);
         let helpers = Helpers::new(sandbox.clone(), host.clone(), config.files.clone());
         Ok(Self(Some(Confining { sandbox, helpers })))
     }
@@ -49,7 +49,7 @@ impl Confiner {
 
     /// The most that can stand behind a sandbox.
     pub(crate) fn assurance(&self) -> Option<Assurance> {
-        self.0.as_ref().and_then(|confining| confining.sandbox.capabilities().assurance())
+        self.0.as_ref().and_then(|confining| confining.sandbox.assurance())
     }
 
     /// Has every policy resolved anew: something was not what it was when one was.
@@ -94,12 +94,12 @@ impl Confiner {
         // Resolving a policy looks at files.
         let prepared = pool::blocking(move || {
             let arg0 = arg0.as_deref().map(OsStr::new);
-            let command = Command::Program { argv: &argv, arg0, env: &env, cwd: &cwd };
-            sandbox.prepare(&context, &Request { command })
+            let program = Program { argv: &argv, arg0, env: &env, cwd: &cwd };
+            sandbox.launch_program(&context, &program)
         });
         match prepared.await {
-            Ok(Ok(Prepared::Unrestricted)) => Ok(None),
-            Ok(Ok(Prepared::Enforced(launch))) => {
+            Ok(Ok(None)) => Ok(None),
+            Ok(Ok(Some(launch))) => {
                 if launch.globs_cut {
                     // Clients send such policies with every request.
                     static TOLD: Once = Once::new();
@@ -129,24 +129,15 @@ fn restricts(sandbox: &SandboxContext) -> bool {
     !matches!(sandbox.permissions, PermissionProfile::Disabled)
 }
 
-fn refusal(error: &PrepareError) -> RpcError {
+fn refusal(error: &impl PolicyRefusal) -> RpcError {
     let mut message = error.to_string();
-    let mut source = std::error::Error::source(error);
+    let mut source = error.source();
     while let Some(cause) = source {
         message = format!("{message}: {cause}");
         source = cause.source();
     }
-    match error {
-        PrepareError::Io { source, .. } => {
-            RpcError::internal(ErrorKind::of_system(source), message)
-        }
-        PrepareError::WorkingDirectory(_) => {
-            RpcError::invalid_params(ErrorKind::WorkingDirectoryDenied, message)
-        }
-        PrepareError::Command(_) => RpcError::invalid_params(ErrorKind::InvalidParams, message),
-        _ if error.is_unenforceable() => {
-            RpcError::invalid_params(ErrorKind::SandboxUnavailable, message)
-        }
-        _ => RpcError::internal(ErrorKind::SandboxUnavailable, message),
+    match error.is_of_the_request() {
+        true => RpcError::invalid_params(error.kind(), message),
+        false => RpcError::internal(error.kind(), message),
     }
 }

@@ -167,7 +167,7 @@ fn refuse_placeholder(path: &PathUri) -> Result<(), FileError> {
     );
     let is_placeholder = found.is_ok_and(|found| {
         found.stx_attributes.contains(rustix::fs::StatxAttributes::MOUNT_ROOT)
-            && u32::from(found.stx_mode) & 0o7777 == codex_linux_sandbox::PLACEHOLDER_MODE
+            && u32::from(found.stx_mode) & 0o7777 == crate::sandbox::PLACEHOLDER_MODE
     });
     match is_placeholder {
         true => Err(FileError::os("create directory", path, Errno::ROFS)),

@@ -10,8 +10,6 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use codex_exec_server_protocol::SandboxContext;
-use codex_linux_sandbox::decide::policy::Surroundings;
-use codex_linux_sandbox::{Command, Planned, PolicyKey, Request, Sandbox};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
@@ -19,13 +17,16 @@ use tokio::time::Instant;
 use super::{Backend, FileError, FilesConfig, HelperClient};
 use crate::pool;
 use crate::process::{Mounts, ProcessHost, StartError};
+use crate::sandbox::{NativeSandbox, SandboxBackend, mounts_stand};
+
+type Plan = <NativeSandbox as SandboxBackend>::Plan;
+type PolicyKey = <NativeSandbox as SandboxBackend>::Key;
 
 /// The name under which the executable registers [`run_helper`].
-pub const HELPER: &str = "files";
+pub(crate) const HELPER: &str = "files";
 
-/// The helper's whole life, inside its sandbox: to be registered with
-/// `codex_linux_sandbox::reentry::main_if_reentered` under the name [`HELPER`].
-pub fn run_helper() -> i32 {
+/// The helper's whole life, inside its sandbox.
+pub(crate) fn run_helper() -> i32 {
     let own = |stream| rustix::io::dup(stream).map(std::fs::File::from);
     let (Ok(input), Ok(output)) = (own(rustix::stdio::stdin()), own(rustix::stdio::stdout()))
     else {
@@ -43,7 +44,7 @@ struct WhileMountsStand<R>(R);
 impl<R: Read> Read for WhileMountsStand<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.0.read(buffer)?;
-        match codex_linux_sandbox::reentry::mounts_stand() {
+        match mounts_stand() {
             true => Ok(read),
             false => Err(io::Error::other("a mount of the sandbox was taken away")),
         }
@@ -56,7 +57,7 @@ pub struct Helpers(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    sandbox: Arc<Sandbox>,
+    sandbox: Arc<NativeSandbox>,
     host: ProcessHost,
     config: Arc<FilesConfig>,
     kept: Mutex<HashMap<PolicyKey, Kept>>,
@@ -78,7 +79,7 @@ struct Warm {
 
 impl Helpers {
     /// No helpers yet.
-    pub fn new(sandbox: Arc<Sandbox>, host: ProcessHost, config: Arc<FilesConfig>) -> Self {
+    pub fn new(sandbox: Arc<NativeSandbox>, host: ProcessHost, config: Arc<FilesConfig>) -> Self {
         Self(Arc::new(Inner { sandbox, host, config, kept: Mutex::default() }))
     }
 
@@ -96,19 +97,12 @@ impl Helpers {
 
     async fn helper(&self, context: Arc<SandboxContext>) -> Result<Backend, Refused> {
         let sandbox = self.0.sandbox.clone();
-        let planned = pool::blocking(move || {
-            let tmpdir = std::env::var_os("TMPDIR");
-            let around = Surroundings { cwd: None, tmpdir: tmpdir.as_deref() };
-            sandbox.plan(&context, around)
-        });
+        let planned = pool::blocking(move || sandbox.plan_helper(&context));
         let planned = planned.await.map_err(|error| refused(&error))?;
         let Some(planned) = planned.map_err(|error| refused(&error))? else {
             return Ok(Backend::Here);
         };
-        if !planned.restricts_files() {
-            return Ok(Backend::Here);
-        }
-        let key = planned.key();
+        let key = NativeSandbox::key(&planned);
         let cell = self.keep(&key);
         let mut new = false;
         let started = cell
@@ -190,13 +184,9 @@ impl Helpers {
         });
     }
 
-    async fn start(&self, planned: Planned) -> Result<Warm, Refused> {
+    async fn start(&self, planned: Plan) -> Result<Warm, Refused> {
         let sandbox = self.0.sandbox.clone();
-        let launch = pool::blocking(move || {
-            let env: Vec<_> = std::env::vars_os().collect();
-            let command = Command::Helper { name: HELPER, env: &env };
-            sandbox.launch(&planned, &Request { command })
-        });
+        let launch = pool::blocking(move || sandbox.launch_helper(&planned, HELPER));
         let launch = launch.await.map_err(|error| refused(&error))?;
         let launch = launch.map_err(|error| refused(&error))?;
         let process = self.0.host.start_helper(launch).await.map_err(|error| match &error {

@@ -39,14 +39,15 @@ mod walk;
 mod watch;
 mod watches;
 
-pub use cancel::{Cancel, CancelOnDrop};
+pub use cancel::Cancel;
 pub use config::FilesConfig;
 pub use connection::{Answer, Backend, EventSink, FileConnection};
 pub use error::FileError;
 pub use executor::Executor;
 pub use helper::{HelperClient, serve_helper};
-pub use helpers::{HELPER, Helpers, run_helper};
+pub use helpers::Helpers;
+pub(crate) use helpers::{HELPER, run_helper};
 pub use kept::KeptHandles;
 pub use memory::{AnswerMemory, Reservation, SMALL_ANSWER, UnboundedMemory};
 pub use operation::{Event, FileNotification, FileRequest, Operation, Outcome};
-pub use order::{Turn, Turns};
+pub(crate) use order::{Turn, Turns};

@@ -6,10 +6,10 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use codex_linux_sandbox::reentry;
 use rustix::fs::{Dir, Mode, OFlags};
 
 use super::family::{Family, Member, Owners, Walls};
+use crate::sandbox::is_sandbox;
 
 /// Everybody who holds the socket, with their ancestors.
 pub(super) fn of(inode: u32, family: &Family) -> io::Result<Owners> {
@@ -90,7 +90,7 @@ impl Process {
             .map_err(io::Error::from)
             .and_then(|file| io::Read::read_to_end(&mut std::fs::File::from(file), &mut text));
         // What cannot be read may be one.
-        read.is_err() || reentry::is_reentry(text.split(|byte| *byte == 0))
+        read.is_err() || is_sandbox(text.split(|byte| *byte == 0))
     }
 
     fn walls(&self, status: &str) -> Walls {

@@ -4,10 +4,10 @@
 //! here that may have become another process's.
 
 use codex_exec_server_protocol::process::ProcessSignal;
-use codex_linux_sandbox::Cleanup;
 use rustix::process::{Pid, Signal};
 
 use crate::pool;
+use crate::sandbox::Cleanup;
 
 use super::descendants;
 use super::keeper::{Keeper, Wish, Word};

@@ -5,9 +5,8 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use codex_linux_sandbox::Executable;
-
 use super::env::Environment;
+use crate::sandbox::Executable;
 
 /// Where a program is looked for if the child's environment has no `PATH`, as in `execvp`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";

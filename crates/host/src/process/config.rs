@@ -46,7 +46,8 @@ pub enum Lifeline {
     /// memory the keepers share: what takes that away (a crash, the kernel out of memory) takes them.
     #[default]
     Own,
-    /// And a [warden](super::warden) above the keepers. For a program that calls [`super::warden::main_if_reentered`] and has no other children.
+    /// And a warden above the keepers, the same program re-entered. For a program that calls
+    /// [`main_if_reentered`](crate::main_if_reentered) and has no other children.
     Warden {
         /// That program's own executable.
         executable: PathBuf,

@@ -7,13 +7,13 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use codex_linux_sandbox::denial::Detector;
-use codex_linux_sandbox::{Assurance, Cleanup, Executable, Failure, Launch, StatusReader};
+use codex_exec_server_protocol::Assurance;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
 
 use crate::pool;
+use crate::sandbox::{Cleanup, Detector, Executable, Failure, Launch, StatusReader};
 
 use super::child::Child;
 use super::command::{Command, NulByte};

@@ -28,7 +28,7 @@ pub(super) const GROUP: Group = Group(u64::MAX);
 
 /// Both ends of a running helper. It is killed when its input is dropped.
 #[derive(Debug)]
-pub struct HelperProcess {
+pub(crate) struct HelperProcess {
     /// What it answers.
     pub output: pipe::Receiver,
     /// What it is asked.
@@ -40,7 +40,7 @@ pub struct HelperProcess {
 /// The mounts of a running helper: what keeps its sandbox from what is denied and protected. When a
 /// file is removed that something was mounted on, the kernel takes the mount away, in every sandbox.
 #[derive(Debug)]
-pub struct Mounts(Option<OwnedFd>);
+pub(crate) struct Mounts(Option<OwnedFd>);
 
 impl Mounts {
     /// Those of the sandbox that a process stands outside of.
@@ -68,7 +68,7 @@ impl Mounts {
 
 /// A helper's stdin, which holds the helper.
 #[derive(Debug)]
-pub struct HelperInput {
+pub(crate) struct HelperInput {
     pipe: pipe::Sender,
     _ending: Ending,
 }
@@ -135,9 +135,9 @@ impl Drop for Ending {
 
 impl ProcessHost {
     /// Starts a helper that a sandbox has been prepared for. Its stderr goes nowhere.
-    pub async fn start_helper(
+    pub(crate) async fn start_helper(
         &self,
-        sandbox: codex_linux_sandbox::Launch,
+        sandbox: crate::sandbox::Launch,
     ) -> Result<HelperProcess, StartError> {
         let setup = |source| StartError::Setup { what: "a helper", source };
         let confinement = Confinement::new(sandbox).map_err(LaunchError::from)?;

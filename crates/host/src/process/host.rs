@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use codex_exec_server_protocol::process::{OutputStream, Retain, TerminalSize};
 use codex_exec_server_protocol::{Assurance, ErrorKind};
-use codex_linux_sandbox::Stage;
 use rustix::fs::{Mode, OFlags};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::peer::Peers;
 use crate::pool;
+use crate::sandbox::Stage;
 
 use super::actor::{Actor, Parts};
 use super::child::Child;
@@ -68,7 +68,7 @@ pub enum StartError {
     Launch(#[from] LaunchError),
     /// Its sandbox could not be built, or could not execute it; nothing ran.
     #[error("{0}")]
-    Sandbox(codex_linux_sandbox::Failure),
+    Sandbox(crate::sandbox::Failure),
 }
 
 impl StartError {

@@ -86,7 +86,7 @@ impl Launch {
     /// A process that a sandbox has been prepared for.
     pub fn confined(
         params: ExecParams,
-        sandbox: codex_linux_sandbox::Launch,
+        sandbox: crate::sandbox::Launch,
         group: Group,
     ) -> Result<Self, LaunchError> {
         Ok(Self::with(params, What::Confined(Confinement::new(sandbox)?), group))

@@ -7,11 +7,11 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use codex_linux_sandbox::{Executable, Launch, Spare, SpareLaunch};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Mode, OFlags};
 
 use crate::pool;
+use crate::sandbox::{Executable, Launch, Spare, SpareLaunch};
 
 use super::child::Child;
 use super::confinement::command;

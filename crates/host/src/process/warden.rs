@@ -29,7 +29,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use codex_linux_sandbox::Executable;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
@@ -47,6 +46,7 @@ use super::keeper::{
     Cells, Long, MOST_DESCRIPTORS, Order, Place, Room, Running, SHORT, TIDYING, refuse,
 };
 use super::readiness::register;
+use crate::sandbox::Executable;
 
 /// The word that makes the executable a warden.
 const WORD: &str = "__exec-warden";

@@ -1,11 +1,11 @@
 //! Decide: a policy and a file system in, an access for every path out. Pure.
 
-pub mod access;
+pub(crate) mod access;
 mod alias;
 pub mod facts;
-pub mod glob;
-pub mod metadata;
-pub mod order;
+pub(crate) mod glob;
+pub(crate) mod metadata;
+pub(crate) mod order;
 pub mod policy;
 mod scan;
 mod way;

@@ -28,7 +28,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
-use codex_linux_sandbox::Executable;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
@@ -40,6 +39,7 @@ use super::command::Command;
 use super::readiness::register;
 use super::spawner::SpawnError;
 use super::warden::{Known, Warden};
+use crate::sandbox::Executable;
 
 pub(super) use cell::Cells;
 pub(super) use stub::TIDYING;

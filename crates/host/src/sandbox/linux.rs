@@ -1,0 +1,91 @@
+//! Linux: `codex_linux_sandbox`, which no other file of this crate names.
+
+use std::io;
+
+use codex_exec_server_protocol::{Assurance, ErrorKind, SandboxContext};
+use codex_linux_sandbox::reentry::{self, Helper};
+use codex_linux_sandbox::{
+    Command, Config, Planned, PolicyKey, PrepareError, Prepared, Request, Sandbox, Surroundings,
+};
+
+use super::{PolicyRefusal, Program, SandboxBackend, SandboxConfig};
+
+pub(crate) use codex_linux_sandbox::denial::Detector;
+pub(crate) use codex_linux_sandbox::reentry::{is_reentry as is_sandbox, mounts_stand};
+pub(crate) use codex_linux_sandbox::{
+    Cleanup, Executable, PLACEHOLDER_MODE, Spare, SpareLaunch, Stage, StatusReader,
+};
+pub use codex_linux_sandbox::{Failure, Launch, OwnFiles};
+
+/// The sandbox of namespaces, Landlock and seccomp.
+#[derive(Debug)]
+pub struct NativeSandbox(Sandbox);
+
+impl SandboxBackend for NativeSandbox {
+    type Plan = Planned;
+    type Key = PolicyKey;
+    type Launch = Launch;
+    type Refusal = PrepareError;
+
+    fn new(config: SandboxConfig) -> io::Result<Self> {
+        let SandboxConfig { executable, own_files, assurance, cache_plans } = config;
+        let defaults = Config::new(executable);
+        Sandbox::new(Config { own_files, assurance, cache_plans, ..defaults }).map(Self)
+    }
+
+    fn assurance(&self) -> Option<Assurance> {
+        self.0.capabilities().assurance()
+    }
+
+    fn plan_helper(&self, context: &SandboxContext) -> Result<Option<Planned>, PrepareError> {
+        let tmpdir = std::env::var_os("TMPDIR");
+        let around = Surroundings { cwd: None, tmpdir: tmpdir.as_deref() };
+        Ok(self.0.plan(context, around)?.filter(Planned::restricts_files))
+    }
+
+    fn key(plan: &Planned) -> PolicyKey {
+        plan.key()
+    }
+
+    fn launch_helper(&self, plan: &Planned, name: &str) -> Result<Launch, PrepareError> {
+        let env: Vec<_> = std::env::vars_os().collect();
+        self.0.launch(plan, &Request { command: Command::Helper { name, env: &env } })
+    }
+
+    fn launch_program(
+        &self,
+        context: &SandboxContext,
+        program: &Program<'_>,
+    ) -> Result<Option<Launch>, PrepareError> {
+        let Program { argv, arg0, env, cwd } = *program;
+        let command = Command::Program { argv, arg0, env, cwd };
+        Ok(match self.0.prepare(context, &Request { command })? {
+            Prepared::Unrestricted => None,
+            Prepared::Enforced(launch) => Some(launch),
+        })
+    }
+
+    fn forget_plans(&self) {
+        self.0.forget_plans();
+    }
+}
+
+impl PolicyRefusal for PrepareError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Io { source, .. } => ErrorKind::of_system(source),
+            Self::WorkingDirectory(_) => ErrorKind::WorkingDirectoryDenied,
+            Self::Command(_) => ErrorKind::InvalidParams,
+            _ => ErrorKind::SandboxUnavailable,
+        }
+    }
+
+    fn is_of_the_request(&self) -> bool {
+        self.is_unenforceable()
+    }
+}
+
+/// Does not return if this process was started as a sandbox; `run` is the helper of that name.
+pub(crate) fn become_sandbox(name: &'static str, run: fn() -> i32) {
+    reentry::main_if_reentered(&[Helper { name, run }]);
+}
