@@ -84,9 +84,10 @@ pub fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
             })?,
     };
     let token = BearerToken(token.trim().into());
-    let tls = args.ca_file.as_deref().map(tls_from_file).transpose()?;
-    let http = HttpClient::new(HttpConfig { max_body: LONGEST_LIST, tls, ..HttpConfig::default() });
-    let client = Registry::new(args.registry.parse()?, token, http)?;
+    let mut config = HttpConfig::default();
+    config.max_body = LONGEST_LIST;
+    config.tls = args.ca_file.as_deref().map(tls_from_file).transpose()?;
+    let client = Registry::new(args.registry.parse()?, token, HttpClient::new(config))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut out = std::io::stdout().lock();
     runtime.block_on(async {

@@ -123,16 +123,14 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     keep_freed_memory();
     let own_files = own_files(args.auth.files());
     let auth = args.auth.build()?;
-    let config = ServerConfig {
-        own_files,
-        sandbox_assurance: args.sandbox_assurance,
-        sandbox_plan_cache: args.sandbox_plan_cache,
-        concurrent_requests: args.concurrent_requests,
-        detach_ttl: args.detach_ttl,
-        stop_grace: args.stop_grace,
-        max_detach_ttl: ServerConfig::default().max_detach_ttl.max(args.detach_ttl),
-        ..ServerConfig::default()
-    };
+    let mut config = ServerConfig::default();
+    config.own_files = own_files;
+    config.sandbox_assurance = args.sandbox_assurance;
+    config.sandbox_plan_cache = args.sandbox_plan_cache;
+    config.concurrent_requests = args.concurrent_requests;
+    config.detach_ttl = args.detach_ttl;
+    config.stop_grace = args.stop_grace;
+    config.max_detach_ttl = ServerConfig::default().max_detach_ttl.max(args.detach_ttl);
     let executable = std::env::current_exe().context("cannot find this executable")?;
     let paths =
         ExecServerRuntimePaths::new(executable, None).context("cannot find this executable")?;

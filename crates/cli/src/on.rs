@@ -114,13 +114,11 @@ impl OnArgs {
             reconnect.give_up_after = patience;
         }
         reconnect.enabled = !wants.at_once && !reconnect.give_up_after.is_zero();
-        let options = ExecServerClientConnectOptions {
-            client_name: "codex".to_owned(),
-            resume_session_id: wants.session,
-            detach_ttl: wants.keep,
-            reconnect,
-            ..ExecServerClientConnectOptions::default()
-        };
+        let mut options = ExecServerClientConnectOptions::default();
+        options.client_name = "codex".to_owned();
+        options.resume_session_id = wants.session;
+        options.detach_ttl = wants.keep;
+        options.reconnect = reconnect;
         let client = match &self.on {
             None => {
                 let server = embedded(self.token_file.as_deref(), wants.sandbox)?;
@@ -129,13 +127,11 @@ impl OnArgs {
                 return Ok(Connected { client, server: Some(server) });
             }
             Some(Place::Websocket(url)) => {
-                let args = RemoteExecServerConnectArgs {
-                    bearer_token: self.token()?,
-                    resume_session_id: options.resume_session_id,
-                    detach_ttl: options.detach_ttl,
-                    reconnect: options.reconnect,
-                    ..RemoteExecServerConnectArgs::new(url, options.client_name)
-                };
+                let mut args = RemoteExecServerConnectArgs::new(url, options.client_name);
+                args.bearer_token = self.token()?;
+                args.resume_session_id = options.resume_session_id;
+                args.detach_ttl = options.detach_ttl;
+                args.reconnect = options.reconnect;
                 ExecServerClient::connect_websocket(args).await
             }
             Some(Place::Stdio(argv)) => {
@@ -259,11 +255,9 @@ impl Connected {
 
 fn embedded(token_file: Option<&Path>, sandbox: bool) -> anyhow::Result<Server> {
     let executable = std::env::current_exe().context("cannot find this executable")?;
-    let mut config = ServerConfig {
-        sandbox_executable: sandbox.then(|| executable.clone()),
-        own_files: own_files(token_file),
-        ..ServerConfig::default()
-    };
+    let mut config = ServerConfig::default();
+    config.sandbox_executable = sandbox.then(|| executable.clone());
+    config.own_files = own_files(token_file);
     config.process.lifeline = Lifeline::Warden { executable };
     Server::new(config).context("cannot start a server in this process")
 }

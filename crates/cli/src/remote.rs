@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use codex_exec_server::{
-    ExecServerRuntimePaths, RelayConfig, RemoteEnvironmentConfig, RemoteExecutorConfig,
-    ServerConfig, SignInKind, SignInSources, run_remote_environment_until,
-    run_remote_executor_until, told_to_stop,
+    ExecServerRuntimePaths, RemoteEnvironmentConfig, RemoteExecutorConfig, ServerConfig,
+    SignInKind, SignInSources, run_remote_environment_until, run_remote_executor_until,
+    told_to_stop,
 };
 
 /// Set to `1` or `true`, it does what `--exit-on-stdin-close` does.
@@ -85,26 +85,25 @@ impl RemoteArgs {
         forward_to: Option<String>,
     ) -> anyhow::Result<()> {
         let base_url = self.remote.context("--remote URL is missing")?;
-        let sources = SignInSources { allowed_hosts: self.allow_host, ..SignInSources::from_env() };
+        let mut sources = SignInSources::from_env();
+        sources.allowed_hosts = self.allow_host;
         let agent = self.use_agent_identity_auth.then_some(SignInKind::AgentIdentity);
         let stop = told_to_stop_or_left(wants_exit_on_stdin_close(self.exit_on_stdin_close));
         let name = self.name.unwrap_or_else(|| "codex-exec-server".to_owned());
         match (self.environment_id, self.executor_id) {
             (Some(environment_id), _) => {
                 let sign_in = sources.sign_in(agent.unwrap_or_default())?;
-                let config = RemoteEnvironmentConfig {
-                    name,
-                    server,
-                    forward_to,
-                    ..RemoteEnvironmentConfig::new(base_url, environment_id, sign_in)
-                };
+                let mut config = RemoteEnvironmentConfig::new(base_url, environment_id, sign_in);
+                config.name = name;
+                config.server = server;
+                config.forward_to = forward_to;
                 Ok(run_remote_environment_until(config, paths, stop).await?)
             }
             (None, Some(executor_id)) => {
                 let sign_in = sources.sign_in(agent.unwrap_or(SignInKind::RemoteBearer))?;
-                let relay = RelayConfig::default();
-                let config =
-                    RemoteExecutorConfig { base_url, executor_id, name, sign_in, relay, server };
+                let mut config = RemoteExecutorConfig::new(base_url, executor_id, sign_in);
+                config.name = name;
+                config.server = server;
                 Ok(run_remote_executor_until(config, paths, stop).await?)
             }
             (None, None) => anyhow::bail!("--remote needs --environment-id ID"),

@@ -164,12 +164,10 @@ pub fn run(args: RendezvousArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
-    let config = Config {
-        public_url: args.public_url,
-        drain: args.drain,
-        grace: args.grace,
-        ..Config::default()
-    };
+    let mut config = Config::default();
+    config.public_url = args.public_url;
+    config.drain = args.drain;
+    config.grace = args.grace;
     let store = match args.data.nats {
         Some(servers) => StoreOptions::Nats(NatsOptions { servers, replicas: args.nats_replicas }),
         None => StoreOptions::Directory(args.data.data),

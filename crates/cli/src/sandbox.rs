@@ -92,7 +92,9 @@ impl SandboxArgs {
         let context = self.context(&cwd)?;
         let executable = std::env::current_exe().context("cannot find this executable")?;
         let (own_files, assurance) = (own_files([]), self.assurance);
-        let config = Config { own_files, assurance, ..Config::new(executable) };
+        let mut config = Config::new(executable);
+        config.own_files = own_files;
+        config.assurance = assurance;
         let sandbox = Sandbox::new(config).context("cannot make a sandbox")?;
         for again in [true, false] {
             let Some(launch) = self.prepare(&sandbox, &context, &cwd)? else {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 /// What a client does when its connection drops.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct ReconnectPolicy {
     /// False: a dropped connection is the end. Default true.
     pub enabled: bool,

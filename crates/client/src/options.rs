@@ -11,14 +11,13 @@ use crate::backoff::ReconnectPolicy;
 ///
 /// ```
 /// use codex_exec_client::{ExecServerClientConnectOptions, ReconnectPolicy};
-/// let options = ExecServerClientConnectOptions {
-///     client_name: "my-tool".into(),
-///     reconnect: ReconnectPolicy::never(),
-///     ..Default::default()
-/// };
+/// let mut options = ExecServerClientConnectOptions::default();
+/// options.client_name = "my-tool".into();
+/// options.reconnect = ReconnectPolicy::never();
 /// assert!(options.resume_session_id.is_none());
 /// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct ExecServerClientConnectOptions {
     /// What the server's logs call this client. Default `codex-exec-client`.
     pub client_name: String,
@@ -50,6 +49,7 @@ impl Default for ExecServerClientConnectOptions {
 
 /// Limits and timeouts of a client.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct ClientTuning {
     /// How long an answer may take, once the request is sent; `None` waits for ever. Does not hold
     /// for writes to stdin (the process decides) nor for `http/request` (it has its own), and a
@@ -117,6 +117,7 @@ impl Default for ClientTuning {
 /// assert!(!format!("{args:?}").contains("hunter2"));
 /// ```
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct RemoteExecServerConnectArgs {
     /// `ws://HOST:PORT` or `wss://HOST`.
     pub websocket_url: String,

@@ -26,6 +26,7 @@ pub enum SignInKind {
 
 /// Everything that sign-in may draw on.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct SignInSources {
     /// `CODEX_HOME`, else `~/.codex`.
     pub codex_home: Option<PathBuf>,

@@ -16,6 +16,7 @@ use tokio_rustls::rustls::ClientConfig;
 
 /// Bounds of a request.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct HttpConfig {
     /// For everything from the name lookup to the last byte of the answer. Default 30 s.
     pub timeout: Duration,

@@ -57,7 +57,8 @@ fn main() {
 // --- what is measured ---
 
 async fn serve(data: &str) {
-    let config = Config { calls_per_minute: 1_000_000, ..Config::default() };
+    let mut config = Config::default();
+    config.calls_per_minute = 1_000_000;
     let store = if data.starts_with("nats://") {
         let options = NatsOptions { servers: data.parse().unwrap(), replicas: 1 };
         Store::Nats(Arc::new(NatsStore::connect(&options, &config).await.unwrap()))

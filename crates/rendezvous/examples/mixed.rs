@@ -74,7 +74,8 @@ async fn node(store: &str) {
         None => StoreOptions::Directory(store.into()),
     };
     let options = ServeOptions { listen: "127.0.0.1:0".parse().unwrap(), store, tls: None };
-    let config = Config { calls_per_minute: 1_000_000, ..Config::default() };
+    let mut config = Config::default();
+    config.calls_per_minute = 1_000_000;
     let announce = |url: &str| {
         println!("{url}");
         Ok(())

@@ -8,6 +8,7 @@ use codex_exec_relay_core::FrameLimits;
 
 /// Limits and times. Start from `Config::default()` and change fields.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Config {
     /// What clients are told to connect to, such as `https://rendezvous.example.com`. Default
     /// `None`: the host that the request itself named.

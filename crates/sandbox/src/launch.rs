@@ -35,6 +35,7 @@ use crate::status::StatusReader;
 
 /// How a server wants its sandboxes.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Config {
     /// The executable that calls [`reentry::main_if_reentered`]; usually this one.
     pub executable: PathBuf,
@@ -78,6 +79,7 @@ pub struct OwnFiles {
 
 /// Bounds on what a policy may ask for, and on what a target may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Entries of a policy. Default 10,000.
     pub entries: usize,

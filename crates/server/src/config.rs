@@ -12,6 +12,7 @@ use codex_exec_server_protocol::{Assurance, DecodeLimits};
 
 /// How a server behaves.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct ServerConfig {
     /// Every connection's transport.
     pub connection: ConnectionConfig,

@@ -16,6 +16,7 @@ use crate::server::Server;
 
 /// A server of an environment, end-to-end encrypted.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct RemoteEnvironmentConfig {
     /// The registry's base URL.
     pub base_url: String,
@@ -35,6 +36,7 @@ pub struct RemoteEnvironmentConfig {
 
 /// A server of the older registration, in clear between rendezvous and ends.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct RemoteExecutorConfig {
     /// The registry's base URL.
     pub base_url: String,
@@ -97,6 +99,24 @@ impl RemoteEnvironmentConfig {
             relay: RelayConfig::default(),
             server: ServerConfig::default(),
             forward_to: None,
+        }
+    }
+}
+
+impl RemoteExecutorConfig {
+    /// Signed in so, default limits.
+    pub fn new(
+        base_url: impl Into<String>,
+        executor_id: impl Into<String>,
+        sign_in: SignIn,
+    ) -> Self {
+        Self {
+            base_url: base_url.into(),
+            executor_id: executor_id.into(),
+            name: "codex-exec-server".to_owned(),
+            sign_in,
+            relay: RelayConfig::default(),
+            server: ServerConfig::default(),
         }
     }
 }

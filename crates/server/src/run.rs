@@ -15,6 +15,7 @@ use crate::server::Server;
 
 /// The files a server program is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ExecServerRuntimePaths {
     /// The executable that is re-entered for sandboxes, helpers and the warden. It has to call
     /// [`main_if_reentered`](crate::main_if_reentered) first thing in its `main`.

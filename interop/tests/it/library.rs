@@ -52,10 +52,8 @@ async fn their_errors_are_recognized() {
     let params = serde_json::from_value(params).unwrap();
     let error = soon(client.process_start(params)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ProcessExists, "{error}");
-    let args = RemoteExecServerConnectArgs {
-        resume_session_id: Some("none".to_owned()),
-        ..RemoteExecServerConnectArgs::new(&server.url, "interop")
-    };
+    let mut args = RemoteExecServerConnectArgs::new(&server.url, "interop");
+    args.resume_session_id = Some("none".to_owned());
     let error = soon(ExecServerClient::connect_websocket(args)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::UnknownSession, "{error}");
     let params = codex_exec_client::protocol::process::ReadParams {

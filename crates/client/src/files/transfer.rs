@@ -15,6 +15,7 @@ type OnProgress = Arc<dyn Fn(&TransferProgress) + Send + Sync>;
 
 /// How to transfer.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct TransferOptions {
     /// Files of a tree that are transferred at once. Default 4.
     pub files_at_once: usize,

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use std::time::Duration;
 
 use codex_exec_client::{
-    ExecCommand, ExecServerClient, Patch, PathUri, ProcessEvent, ReconnectPolicy,
-    RemoteExecServerConnectArgs, TransferOptions,
+    ExecCommand, ExecServerClient, Patch, PathUri, ProcessEvent, RemoteExecServerConnectArgs,
+    TransferOptions,
 };
 use codex_exec_serving::{KeepAlive, ServerConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -117,11 +117,8 @@ const SILENCE: KeepAlive =
 
 fn persistent(address: SocketAddr) -> RemoteExecServerConnectArgs {
     let mut args = RemoteExecServerConnectArgs::new(format!("ws://{address}"), "test");
-    args.reconnect = ReconnectPolicy {
-        first_delay: Duration::from_millis(2),
-        max_delay: Duration::from_millis(20),
-        ..ReconnectPolicy::default()
-    };
+    args.reconnect.first_delay = Duration::from_millis(2);
+    args.reconnect.max_delay = Duration::from_millis(20);
     args
 }
 
@@ -136,7 +133,8 @@ async fn connect(args: RemoteExecServerConnectArgs) -> ExecServerClient {
 }
 
 async fn survive(kills: usize, how: Kills, lines: u64, seed: u64) {
-    let mut config = ServerConfig { takeover_patience: SILENCE.patience, ..Default::default() };
+    let mut config = ServerConfig::default();
+    config.takeover_patience = SILENCE.patience;
     // It notices silence only when somebody else asks for the session.
     config.connection.keep_alive = None;
     let listening = listening(config).await;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use codex_exec_client::protocol::process::ReadParams;
 use codex_exec_client::{
-    Connection, ConnectionConfig, ExecServerClient, ExecServerClientConnectOptions,
-    ExecServerError, Lost, ReconnectPolicy, RemoteExecServerConnectArgs,
+    Connection, ConnectionConfig, ExecServerClient, ExecServerError, Lost, ReconnectPolicy,
+    RemoteExecServerConnectArgs,
 };
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -78,8 +78,8 @@ async fn what_is_no_exec_server_is_told() {
 #[tokio::test]
 async fn an_unknown_session_is_the_servers_error() {
     let (ours, mut fake) = pair();
-    let resume =
-        ExecServerClientConnectOptions { resume_session_id: Some("gone".into()), ..options() };
+    let mut resume = options();
+    resume.resume_session_id = Some("gone".into());
     let connecting = go(ExecServerClient::connect_connection(ours, resume));
     let asked = fake.expect("initialize").await;
     assert_eq!(asked.params["resumeSessionId"], "gone");
@@ -92,8 +92,8 @@ async fn an_unknown_session_is_the_servers_error() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_is_still_held_is_asked_for_again() {
     let (dialer, mut dialled) = FakeDialer::new();
-    let resume =
-        ExecServerClientConnectOptions { resume_session_id: Some("s1".into()), ..options() };
+    let mut resume = options();
+    resume.resume_session_id = Some("s1".into());
     let connecting = go(ExecServerClient::connect(dialer, resume));
     for _ in 0..3 {
         let mut fake = dialled.recv().await.unwrap();
@@ -167,8 +167,8 @@ async fn a_request_without_answer_ends_after_its_time_and_a_wait_comes_on_top() 
 
 #[tokio::test]
 async fn a_client_that_should_not_reconnect_does_not() {
-    let options =
-        ExecServerClientConnectOptions { reconnect: ReconnectPolicy::never(), ..options() };
+    let mut options = options();
+    options.reconnect = ReconnectPolicy::never();
     let (client, fake, mut dialled) = connect_with(options, json!({})).await;
     drop(fake);
     let error = soon(client.environment_status()).await.unwrap_err();

@@ -2,7 +2,7 @@
 
 use codex_exec_client::{
     Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ErrorKind, ExecCommand,
-    ExecServerClient, ExecServerClientConnectOptions, ExecServerError, ReconnectPolicy,
+    ExecServerClient, ExecServerError, ReconnectPolicy,
 };
 use codex_exec_serving::{Server, ServerConfig};
 use std::sync::Arc;
@@ -69,14 +69,10 @@ async fn bench(resume: Option<(Server, String)>) -> Bench {
     };
     let cut = Arc::new(AtomicBool::new(false));
     let dialer = Cutting { server: server.clone(), cut: cut.clone() };
-    let options = ExecServerClientConnectOptions {
-        resume_session_id: session,
-        reconnect: ReconnectPolicy {
-            first_delay: Duration::from_millis(1),
-            ..ReconnectPolicy::default()
-        },
-        ..options()
-    };
+    let mut options = options();
+    options.resume_session_id = session;
+    options.reconnect = ReconnectPolicy::default();
+    options.reconnect.first_delay = Duration::from_millis(1);
     let client = soon(ExecServerClient::connect(dialer, options)).await.unwrap();
     Bench { client, server, cut }
 }

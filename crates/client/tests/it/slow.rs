@@ -3,10 +3,7 @@
 
 use std::collections::VecDeque;
 
-use codex_exec_client::{
-    ClientTuning, ExecCommand, ExecServerClient, ExecServerClientConnectOptions, Lost, Process,
-    ProcessEvent,
-};
+use codex_exec_client::{ClientTuning, ExecCommand, ExecServerClient, Lost, Process, ProcessEvent};
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
@@ -136,7 +133,8 @@ async fn start(
     cuts: usize,
     tuning: ClientTuning,
 ) -> (ExecServerClient, Process, impl Future<Output = ()> + Send + 'static) {
-    let options = ExecServerClientConnectOptions { tuning, ..options() };
+    let mut options = options();
+    options.tuning = tuning;
     let (dialer, mut dialled) = FakeDialer::new();
     let connecting = go(ExecServerClient::connect(dialer, options));
     let mut fake = dialled.recv().await.unwrap();
@@ -163,10 +161,8 @@ async fn start(
 }
 
 fn tuning(random: &mut fastrand::Rng) -> ClientTuning {
-    let mut tuning = ClientTuning {
-        event_window: *random.choice(&[1, 4 << 10, 64 << 10, 1 << 20]).unwrap(),
-        ..ClientTuning::default()
-    };
+    let mut tuning = ClientTuning::default();
+    tuning.event_window = *random.choice(&[1, 4 << 10, 64 << 10, 1 << 20]).unwrap();
     if random.bool() {
         tuning.spill_limit = *random.choice(&[0, 100_000, 1 << 20]).unwrap();
     }
@@ -254,7 +250,8 @@ async fn streams_read_apart_get_every_byte() {
         let mut random = fastrand::Rng::with_seed(seed);
         let (lines, tuning) = (random.u64(1..100_000), tuning(&mut random));
         // A stream that waits for the other needs a place to wait in.
-        let tuning = ClientTuning { spill_limit: ClientTuning::default().spill_limit, ..tuning };
+        let mut tuning = tuning;
+        tuning.spill_limit = ClientTuning::default().spill_limit;
         let (_client, mut process, server) = start(seed, lines, 0, tuning).await;
         let (mut out, mut err) = (process.take_stdout().unwrap(), process.take_stderr().unwrap());
         go(server);
@@ -274,7 +271,8 @@ async fn streams_read_apart_get_every_byte() {
 
 #[tokio::test(start_paused = true)]
 async fn output_that_waits_on_disk_stalls_nobody() {
-    let tuning = ClientTuning { event_window: 64 << 10, ..ClientTuning::default() };
+    let mut tuning = ClientTuning::default();
+    tuning.event_window = 64 << 10;
     let (client, mut process, server) = start(1, 300_000, 0, tuning).await;
     let events = process.take_events().unwrap();
     go(server);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use codex_exec_client::{
     Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ExecServerClient,
-    ExecServerClientConnectOptions, Jitter, ReconnectPolicy,
+    ExecServerClientConnectOptions, Jitter,
 };
 use codex_exec_serving::Server;
 use serde_json::{Value, json};
@@ -160,11 +160,10 @@ impl Dialer for FakeDialer {
 }
 
 pub fn options() -> ExecServerClientConnectOptions {
-    ExecServerClientConnectOptions {
-        client_name: "test".into(),
-        reconnect: ReconnectPolicy { jitter: Jitter::new(|| 1.0), ..Default::default() },
-        ..Default::default()
-    }
+    let mut options = ExecServerClientConnectOptions::default();
+    options.client_name = "test".into();
+    options.reconnect.jitter = Jitter::new(|| 1.0);
+    options
 }
 
 /// A client and its scripted server, and the channel of further connections.

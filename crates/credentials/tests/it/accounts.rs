@@ -33,12 +33,10 @@ pub fn agent(auth: &Cloud) -> (SignInSources, String) {
     auth.script(|script| {
         script.answers.insert("register", (200, json!({"taskId": "task-1"}).to_string()));
     });
-    let sources = SignInSources {
-        access_token: Some(jwt(&claims).into()),
-        auth_api: Some(auth.base().to_string()),
-        now,
-        ..Default::default()
-    };
+    let mut sources = SignInSources::default();
+    sources.access_token = Some(jwt(&claims).into());
+    sources.auth_api = Some(auth.base().to_string());
+    sources.now = now;
     (sources, private_key)
 }
 
@@ -54,7 +52,8 @@ pub fn home(issuer: &Cloud, expires: u64) -> (tempfile::TempDir, SignInSources, 
     let content = json!({"OPENAI_API_KEY": null, "tokens": tokens, "kept": 1});
     let file = AuthFile::in_home(home.path());
     std::fs::write(file.path(), content.to_string()).unwrap();
-    let sources =
-        SignInSources { codex_home: Some(home.path().to_owned()), now, ..Default::default() };
+    let mut sources = SignInSources::default();
+    sources.codex_home = Some(home.path().to_owned());
+    sources.now = now;
     (home, sources, file)
 }

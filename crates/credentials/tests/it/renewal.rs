@@ -109,11 +109,9 @@ impl Rotating {
         let home = tempfile::tempdir().unwrap();
         let file = AuthFile::in_home(home.path());
         self.sign_in(&file, account, 0);
-        let sources = SignInSources {
-            codex_home: Some(home.path().to_owned()),
-            now: || std::time::UNIX_EPOCH + std::time::Duration::from_secs(NOW),
-            ..Default::default()
-        };
+        let mut sources = SignInSources::default();
+        sources.codex_home = Some(home.path().to_owned());
+        sources.now = || std::time::UNIX_EPOCH + std::time::Duration::from_secs(NOW);
         (home, sources, file)
     }
 

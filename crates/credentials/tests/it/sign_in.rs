@@ -138,8 +138,9 @@ async fn a_browser_signs_in_with_its_own_state_and_no_other() {
         script.answers.insert("token", (200, issued.to_string()));
     });
     let home = tempfile::tempdir().unwrap();
-    let sources =
-        SignInSources { codex_home: Some(home.path().to_owned()), now, ..Default::default() };
+    let mut sources = SignInSources::default();
+    sources.codex_home = Some(home.path().to_owned());
+    sources.now = now;
     let http = HttpClient::default();
     let base = Some(issuer_cloud.base().to_string());
     let issuer =

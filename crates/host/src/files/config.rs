@@ -5,6 +5,7 @@ use std::time::Duration;
 /// Limits and timings. The defaults are the published ones; raising a limit that the protocol
 /// names surprises clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FilesConfig {
     /// The largest file `fs/readFile` returns. 512 MiB.
     pub max_read_file_bytes: u64,

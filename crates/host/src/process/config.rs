@@ -5,6 +5,7 @@ use std::time::Duration;
 
 /// How processes are run and what is kept of them.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct ProcessConfig {
     /// Output kept per process unless it asks for another amount. Default 8 MiB.
     pub retain_bytes: u64,

@@ -29,8 +29,11 @@ impl SandboxBackend for NativeSandbox {
 
     fn new(config: SandboxConfig) -> io::Result<Self> {
         let SandboxConfig { executable, own_files, assurance, cache_plans } = config;
-        let defaults = Config::new(executable);
-        Sandbox::new(Config { own_files, assurance, cache_plans, ..defaults }).map(Self)
+        let mut config = Config::new(executable);
+        config.own_files = own_files;
+        config.assurance = assurance;
+        config.cache_plans = cache_plans;
+        Sandbox::new(config).map(Self)
     }
 
     fn assurance(&self) -> Option<Assurance> {

@@ -46,7 +46,7 @@ pub trait SandboxBackend: fmt::Debug + Sized + Send + Sync + 'static {
     /// Why a policy is not enforced. Nothing has run.
     type Refusal: PolicyRefusal;
 
-    /// A sandbox that is set up so. Finds out what this machine can enforce.
+    /// A sandbox that is set up so.
     fn new(config: SandboxConfig) -> io::Result<Self>;
 
     /// The most that can stand behind a sandbox here; `None` if there can be none.

@@ -6,11 +6,12 @@ use codex_exec_server_protocol::process::{OnFull, ReadParams, Retain, RetainUnti
 use crate::support::*;
 
 fn config(directory: &std::path::Path) -> ProcessConfig {
-    ProcessConfig {
-        spool_above: 0,
-        spool_directory: directory.to_owned(),
-        max_retain_bytes: 100 << 20,
-        ..ProcessConfig::default()
+    {
+        let mut config = ProcessConfig::default();
+        config.spool_above = 0;
+        config.spool_directory = directory.to_owned();
+        config.max_retain_bytes = 100 << 20;
+        config
     }
 }
 

@@ -62,10 +62,11 @@ async fn a_registry_that_refuses_is_told_for_what_it_says() {
 async fn a_registry_that_says_nothing_is_waited_for_in_bounds() {
     let cloud = Cloud::start().await;
     cloud.script(|script| script.silent = Some("connect"));
-    let http = HttpClient::new(HttpConfig {
-        timeout: Duration::from_millis(50),
-        max_body: 100,
-        ..HttpConfig::default()
+    let http = HttpClient::new({
+        let mut config = HttpConfig::default();
+        config.timeout = Duration::from_millis(50);
+        config.max_body = 100;
+        config
     });
     let sign_in = SignIn::api_key("k".into());
     let registry = Registry::new(cloud.base(), sign_in, http).unwrap();

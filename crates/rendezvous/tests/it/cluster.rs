@@ -41,7 +41,8 @@ impl Node {
             .enable_all()
             .build()
             .unwrap();
-        let mut config = Config { clock: Clock::default(), ..Config::default() };
+        let mut config = Config::default();
+        config.clock = Clock::default();
         change(&mut config);
         let options = server.options();
         let service = {

@@ -94,11 +94,11 @@ async fn over_tls() {
     let running = start(options.clone(), Config::default()).await;
     let url = running.url.replace("127.0.0.1", "localhost");
     assert!(url.starts_with("https://"), "{url}");
-    let client = manager(
-        &url,
-        &dir,
-        HttpConfig { tls: Some(tls_from_file(&cert).unwrap()), ..HttpConfig::default() },
-    );
+    let client = manager(&url, &dir, {
+        let mut config = HttpConfig::default();
+        config.tls = Some(tls_from_file(&cert).unwrap());
+        config
+    });
     assert_eq!(client.list().await.unwrap(), []);
     // Without knowing the authority, and without TLS, nobody is believed.
     let stranger = manager(&url, &dir, HttpConfig::default());
@@ -139,7 +139,8 @@ async fn frames_over_tls() {
     std::fs::write(&cert, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
     let options = ServeOptions { tls: Some((cert, key)), ..options(&dir) };
-    let config = Config { drain: Duration::ZERO, ..Config::default() };
+    let mut config = Config::default();
+    config.drain = Duration::ZERO;
     let running = start(options, config).await;
     let address = running.url.strip_prefix("https://").unwrap().to_owned();
     let tokens = TokenFile::new(&dir.path().join("data"));

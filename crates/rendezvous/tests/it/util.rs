@@ -53,7 +53,8 @@ impl World {
             let now = now.clone();
             Clock::new(move || UNIX_EPOCH + Duration::from_secs(now.load(Relaxed)))
         };
-        let mut config = Config { clock, ..Config::default() };
+        let mut config = Config::default();
+        config.clock = clock;
         change(&mut config);
         let service = Self::service(&dir, &config);
         let runtime = tokio::runtime::Handle::current();

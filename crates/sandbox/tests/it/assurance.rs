@@ -15,11 +15,9 @@ fn used(
     configured: Assurance,
     asked: Option<Assurance>,
 ) -> Result<Assurance, String> {
-    let config = Config {
-        capabilities: Some(capabilities.clone()),
-        assurance: configured,
-        ..Config::new("/codex")
-    };
+    let mut config = Config::new("/codex");
+    config.capabilities = Some(capabilities.clone());
+    config.assurance = configured;
     let mut context = SandboxContext::new(PermissionProfile::read_only());
     context.assurance = asked;
     match Sandbox::new(config).unwrap().plan(&context, Surroundings::default()) {

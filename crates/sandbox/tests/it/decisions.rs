@@ -312,7 +312,12 @@ fn each_path_is_looked_at_once() {
 }
 
 fn planner(capabilities: Capabilities) -> Sandbox {
-    Sandbox::new(Config { capabilities: Some(capabilities), ..Config::new("/codex") }).unwrap()
+    Sandbox::new({
+        let mut config = Config::new("/codex");
+        config.capabilities = Some(capabilities);
+        config
+    })
+    .unwrap()
 }
 
 fn able() -> Capabilities {

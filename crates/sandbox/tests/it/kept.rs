@@ -64,7 +64,8 @@ impl Place {
     fn furnished(base: &Path, entries: Vec<FileSystemEntry>) -> Self {
         let context = SandboxContext::in_workspace(managed(entries), uri(&base.join("work")));
         let all = Capabilities { user_namespace: true, ..Capabilities::probe() };
-        let config = Config { capabilities: Some(all), ..Config::new("/codex") };
+        let mut config = Config::new("/codex");
+        config.capabilities = Some(all);
         let sandbox = Sandbox::new(config).unwrap();
         Self { base: base.to_owned(), context, sandbox, _directory: None }
     }

@@ -87,7 +87,8 @@ async fn handles_can_be_used_before_their_open_is_answered() {
 #[tokio::test]
 async fn a_slow_scan_delays_nobody() {
     // Each line is a notification of its own: more than fit between the search and its call.
-    let config = FilesConfig { search_batch_bytes: 1, ..Default::default() };
+    let mut config = FilesConfig::default();
+    config.search_batch_bytes = 1;
     let mut c = Client::with(config, Backend::Here);
     let path = c.f.file("x", "abc\n".repeat(500));
     let search =

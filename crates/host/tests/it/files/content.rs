@@ -28,7 +28,11 @@ fn files_that_do_not_tell_their_size_are_read_too() {
 
 #[test]
 fn the_limit_is_the_last_size_that_is_read() {
-    let f = Fixture::with(FilesConfig { max_read_file_bytes: 1000, ..Default::default() });
+    let f = Fixture::with({
+        let mut config = FilesConfig::default();
+        config.max_read_file_bytes = 1000;
+        config
+    });
     assert!(f.run(FsReadFileParams::new(f.file("x", [0; 1000]))).is_ok());
     let (code, message) = f.fails(FsReadFileParams::new(f.file("x", [0; 1001])));
     assert_eq!(code, INVALID);

@@ -65,7 +65,11 @@ fn sixty_thousand_entries_are_cut_at_fifty_thousand_and_say_so() {
             .all(|(at, e)| e.path.file_name() == format!("{at:05}").as_bytes())
     );
     assert!(count <= 50_000);
-    let just = Fixture::with(FilesConfig { max_directory_entries: 3, ..Default::default() });
+    let just = Fixture::with({
+        let mut config = FilesConfig::default();
+        config.max_directory_entries = 3;
+        config
+    });
     for name in ["a", "b", "c"] {
         just.file(name, "");
     }

@@ -48,8 +48,13 @@ impl Fixture {
 
     /// One that asks the kernel to refuse links, and one that walks by itself.
     fn both_ways() -> [Self; 2] {
-        [true, false]
-            .map(|use_openat2| Self::with(FilesConfig { use_openat2, ..FilesConfig::default() }))
+        [true, false].map(|use_openat2| {
+            Self::with({
+                let mut config = FilesConfig::default();
+                config.use_openat2 = use_openat2;
+                config
+            })
+        })
     }
 
     fn native(&self, name: impl AsRef<[u8]>) -> PathBuf {

@@ -126,7 +126,8 @@ async fn a_watch_that_cannot_go_on_says_so_and_frees_its_id() {
 
 #[tokio::test]
 async fn more_than_can_be_told_is_an_overflow() {
-    let config = FilesConfig { max_watch_changes: 10, ..Default::default() };
+    let mut config = FilesConfig::default();
+    config.max_watch_changes = 10;
     let mut c = Client::with(config, codex_exec_host::files::Backend::Here);
     c.f.dir("w");
     c.watch(FsWatchParams::new(1, c.f.path("w"))).await.unwrap();
@@ -170,7 +171,9 @@ async fn an_ended_watch_is_silent() {
 
 #[tokio::test]
 async fn watches_are_bounded() {
-    let config = FilesConfig { max_watches: 3, max_missing_paths: 2, ..Default::default() };
+    let mut config = FilesConfig::default();
+    config.max_watches = 3;
+    config.max_missing_paths = 2;
     let c = Client::with(config, codex_exec_host::files::Backend::Here);
     let missing = |id| FsWatchMissingParams::new(id, vec![c.f.path("none")], None);
     c.watch(FsWatchParams::new(1, c.f.path(""))).await.unwrap();
@@ -257,7 +260,8 @@ async fn what_is_there_already_is_told_after_the_answer() {
 
 #[tokio::test]
 async fn nothing_to_watch_is_not_watched_and_links_count_when_they_lead_somewhere() {
-    let config = FilesConfig { missing_recheck: Duration::from_millis(50), ..Default::default() };
+    let mut config = FilesConfig::default();
+    config.missing_recheck = Duration::from_millis(50);
     let mut c = Client::with(config, codex_exec_host::files::Backend::Here);
     assert!(!c.missing(1, &[], None).await);
     c.f.link("elsewhere/target", "link");
