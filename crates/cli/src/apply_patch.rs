@@ -13,11 +13,11 @@ use crate::policy::SandboxArgs;
 use crate::remote_path;
 use crate::style::Style;
 
-/// Apply a patch to files of the other side
+/// Apply a patch to files on the server
 ///
-/// Everything is checked before anything is written: a patch that does not fit changes nothing. If
-/// a file cannot be written after all, it is left as it was, and what is done by then is told.
-/// Prints what changed, one file a line: A added, M modified, D deleted.
+/// Checks the whole patch before it writes: a patch that does not fit changes nothing. If writing a
+/// file fails, that file stays as it was, and the error lists the files already changed. Prints one
+/// line per changed file: A added, M modified, D deleted.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -39,14 +39,14 @@ pub struct ApplyPatchArgs {
     #[command(flatten)]
     on: OnArgs,
 
-    /// What the patch's paths are relative to
+    /// Resolve the paths in the patch against this directory on the server
     #[arg(short = 'C', long, value_name = "DIR", default_value = ".")]
     cwd: String,
 
     #[command(flatten)]
     sandbox: SandboxArgs,
 
-    /// A file of this side that holds the patch; stdin otherwise
+    /// Local patch file [default: stdin]
     patch: Option<PathBuf>,
 }
 
@@ -79,13 +79,13 @@ impl ApplyPatchArgs {
     fn read(&self) -> anyhow::Result<String> {
         if let Some(file) = &self.patch {
             return std::fs::read_to_string(file)
-                .with_context(|| format!("cannot read the patch in {}", file.display()));
+                .with_context(|| format!("cannot read the patch file {}", file.display()));
         }
         if std::io::stdin().is_terminal() {
-            bail!("the patch comes on stdin; write codex apply-patch < FILE, or name the file");
+            bail!("no patch given; run codex apply-patch FILE, or pipe the patch to stdin");
         }
         let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("cannot read the patch on stdin")?;
+        std::io::stdin().read_to_string(&mut text).context("cannot read the patch from stdin")?;
         Ok(text)
     }
 }

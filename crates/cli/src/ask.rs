@@ -12,8 +12,8 @@ use crate::signals::Signals;
 pub async fn yes_or_no(question: &str, signals: &Signals) -> Approval {
     let Ok(mut terminal) = File::options().read(true).write(true).open("/dev/tty") else {
         tell(format_args!(
-            "the sandbox denied it something, and there is no terminal to ask at; run it from one, \
-             or without --sandbox"
+            "the sandbox denied the command something, and --ask needs a terminal to ask on; run \
+             codex in a terminal, or without --sandbox"
         ));
         return Approval::Refused;
     };

@@ -13,18 +13,19 @@ use crate::signals::Signals;
 use crate::target::TargetArgs;
 use crate::terminal::{self, Terminal};
 
-/// Come back to a process that was left
+/// Reattach to a detached process
 ///
-/// Shows what it said so far, as far as the server has kept it, and goes on from there. One with a
-/// terminal is typed to, and left again with ~. after Enter. To another one Ctrl-C goes; codex logs
-/// -f only watches. If our output cannot be written, it goes on. When it has ended, its exit code becomes ours, its name is free again, and what it
-/// left behind is killed. Of more than 16 MiB of output the server has kept the newest: that the rest is
-/// missing is said, and changes no exit code.
+/// Prints the output so far, then follows the process until it exits. If the process has a terminal,
+/// your keys go to it; ~. after Enter detaches again. If it has none, Ctrl-C interrupts it; codex logs -f
+/// only watches. If attach cannot write its output, it exits and the process keeps running. When the
+/// process exits, attach exits with its exit code, frees the name and kills what the process left
+/// running. The server keeps the newest 16 MiB of output; if it dropped older output, attach prints how
+/// much and the exit code stays the same.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  codex attach build                                         what codex run --detach build started
-  codex attach --on ws://127.0.0.1:4500 --session 8c4c… p1   by ids")]
+  codex attach build                                         started by codex run --detach build
+  codex attach --on ws://127.0.0.1:4500 --session 8c4c… p1   by session and process id")]
 pub struct AttachArgs {
     #[command(flatten)]
     target: TargetArgs,
@@ -83,8 +84,10 @@ async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
         Ending::Unwritable(code) => Ok(exit::passed_on(code)),
         Ending::Left => {
             match name {
-                Some(name) => tell(format_args!("left; it goes on: codex attach {name}")),
-                None => tell(format_args!("left; it goes on")),
+                Some(name) => {
+                    tell(format_args!("detached; reattach with codex attach {name}"));
+                }
+                None => tell(format_args!("detached; the process keeps running")),
             }
             Ok(ExitCode::SUCCESS)
         }

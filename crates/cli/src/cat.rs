@@ -11,17 +11,17 @@ use crate::exit;
 use crate::on::{OnArgs, Wants, block_on};
 use crate::remote_path::{self, unmarked};
 
-/// Print files of the other side
+/// Print files on the server
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   codex cat --on ws://127.0.0.1:4500 /etc/os-release
-  codex cat ~/log.gz | gunzip | less                   quote ~ if it is the server's that you mean")]
+  codex cat '~/log.gz' | gunzip | less                 quote ~ to mean the server's home directory")]
 pub struct CatArgs {
     #[command(flatten)]
     on: OnArgs,
 
-    /// Which; a leading colon, as in cp, is allowed
+    /// Files to print; a leading colon, as in cp, is allowed
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
 }

@@ -14,7 +14,7 @@ Examples:
   codex completion zsh > \"${fpath[1]}/_codex\"
   codex completion fish > ~/.config/fish/completions/codex.fish")]
 pub struct CompletionArgs {
-    /// Which shell
+    /// The shell to generate completions for
     shell: Shell,
 }
 

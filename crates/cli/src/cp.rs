@@ -17,39 +17,39 @@ use crate::on::{OnArgs, Wants, block_on};
 use crate::remote_path;
 use crate::signals::Signals;
 
-/// Copy files to the other side, from it, or within it
+/// Copy files to, from or within the server
 ///
-/// A path of the other side begins with a colon. A file appears under its name when it is complete;
-/// until then whatever was there stays. A new file gets the permissions of its source (without set-id
-/// and sticky bits), one that is there keeps its own and its owner.
+/// Paths on the server start with a colon. A copy replaces its destination only when it is complete.
+/// A new file gets the permissions of its source (without set-id and sticky bits); an existing file
+/// keeps its permissions and owner.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "codex cp [OPTIONS] <SOURCE>... <DESTINATION>",
     after_help = "\
 Examples:
-  codex cp notes.txt :/srv/app/            to the server's /srv/app
-  codex cp :/srv/app/result.tar .          from the server to here
-  codex cp -r src :app                     a tree; `app` is relative to where the server works
-  codex cp :~/a :~/b                       within the server
+  codex cp notes.txt :/srv/app/            upload into /srv/app
+  codex cp :/srv/app/result.tar .          download into this directory
+  codex cp -r src :app                     upload a tree into the server's working directory
+  codex cp :~/a :~/b                       copy within the server
 
-Links to files are followed, at the destination too. Of a tree, links to directories or to
-nowhere, pipes, sockets and devices are left out and told. What cannot be read, or changes
-meanwhile, is told, too; the rest is copied, and the exit code is 1. A copy to a pipe, a socket or
-a device is refused; codex cat prints to them."
+cp follows links to files, at the destination too. With -r it skips links to directories, broken
+links, pipes, sockets and devices, and prints what it skipped. If a file cannot be read or changes
+while it is copied, cp prints an error, copies the rest and exits with 1. cp refuses to write to a
+pipe, a socket or a device; use codex cat for that."
 )]
 pub struct CpArgs {
     #[command(flatten)]
     on: OnArgs,
 
-    /// Copy directories with all that is in them
+    /// Copy directories and their contents
     #[arg(short, long)]
     recursive: bool,
 
-    /// Show no progress
+    /// Do not show progress
     #[arg(short, long)]
     quiet: bool,
 
-    /// What to copy, and last where to; the other side's paths begin with a colon
+    /// Files to copy, then the destination; paths on the server start with a colon
     #[arg(required = true, num_args = 2.., value_names = ["SOURCE", "DESTINATION"])]
     paths: Vec<OsString>,
 }
@@ -67,7 +67,7 @@ impl End {
             None => Ok(Self::Here(text.into())),
             Some(path) => {
                 let path = std::str::from_utf8(path).context(
-                    "a path of the other side is written in UTF-8; write other bytes as a file: URI",
+                    "a path on the server must be UTF-8; write one with other bytes as a file: URI",
                 )?;
                 Ok(Self::There(if path.is_empty() { "." } else { path }.to_owned()))
             }
@@ -77,14 +77,14 @@ impl End {
 
 pub fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
     let Some((destination, sources)) = args.paths.split_last() else {
-        bail!("name what to copy and where to");
+        bail!("expected at least one source and a destination");
     };
     let destination = End::parse(destination)?;
     let sources = sources.iter().map(|text| End::parse(text)).collect::<Result<Vec<_>, _>>()?;
     let here = |end: &End| matches!(end, End::Here(_));
     if here(&destination) && sources.iter().any(here) {
         bail!(
-            "none of these paths is on the other side; begin those that are with a colon: codex cp \
+            "none of these paths is on the server; start paths on the server with a colon: codex cp \
              FILE :/tmp/"
         );
     }
@@ -101,7 +101,7 @@ pub fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
                 false => ExitCode::FAILURE,
             }),
             code = signals.end() => {
-                tell(format_args!("interrupted; files that were not complete are not there"));
+                tell(format_args!("interrupted; no incomplete file was left at the destination"));
                 Ok(exit::passed_on(code))
             }
         };
@@ -121,7 +121,9 @@ impl Copy<'_> {
     async fn all(&self, sources: &[End], destination: &End) -> anyhow::Result<bool> {
         let into = self.is_directory(destination).await?;
         if sources.len() > 1 && !into {
-            bail!("several files need a directory to go to, and the last path is none; create it");
+            bail!(
+                "the destination of several files must be an existing directory; create it first"
+            );
         }
         let mut whole = true;
         for source in sources {
@@ -130,7 +132,7 @@ impl Copy<'_> {
                 (End::There(from), End::Here(to)) => self.download(from, to, into).await?,
                 (End::There(from), End::There(to)) => self.within(from, to, into).await?,
                 (End::Here(from), End::Here(_)) => {
-                    bail!("{} is here, and so is the destination; use cp", from.display())
+                    bail!("{} and the destination are both local; use cp", from.display())
                 }
             };
         }
@@ -156,7 +158,7 @@ impl Copy<'_> {
             }
         };
         if slash && !is && !self.args.recursive {
-            bail!("{shown} is no directory; create it first, or leave out the slash at its end");
+            bail!("{shown} is not a directory; create it first, or drop the trailing slash");
         }
         Ok(is)
     }
@@ -168,15 +170,15 @@ impl Copy<'_> {
         let mut to = remote_path::resolve(self.client, to)?;
         if into {
             let whole = from.canonicalize()?;
-            let name = whole
-                .file_name()
-                .context("a path without a name cannot be copied into a directory")?;
+            let name = whole.file_name().context(
+                "cannot copy / into a directory; name a destination that does not exist yet",
+            )?;
             to = to.join(name.as_bytes())?;
         }
         let (bar, options) = self.progress(&from.display().to_string());
         let result = self.files.upload(from, &to, &options).await;
         bar.finish_and_clear();
-        let report = result.with_context(|| format!("copying {} failed", from.display()))?;
+        let report = result.with_context(|| format!("cannot copy {}", from.display()))?;
         Ok(tell_missing(&report))
     }
 
@@ -190,7 +192,7 @@ impl Copy<'_> {
         let (bar, options) = self.progress(&format!(":{from}"));
         let result = self.files.download(&path, &to, &options).await;
         bar.finish_and_clear();
-        let report = result.with_context(|| format!("copying :{from} failed"))?;
+        let report = result.with_context(|| format!("cannot copy :{from}"))?;
         Ok(tell_missing(&report))
     }
 
@@ -204,7 +206,7 @@ impl Copy<'_> {
         let (bar, options) = self.progress(&format!(":{from}"));
         let result = self.files.copy_within(&source, &to, &options).await;
         bar.finish_and_clear();
-        let report = result.with_context(|| format!("copying :{from} failed"))?;
+        let report = result.with_context(|| format!("cannot copy :{from}"))?;
         Ok(tell_missing(&report))
     }
 
@@ -216,7 +218,7 @@ impl Copy<'_> {
 
     fn check(&self, is_directory: bool, shown: &str) -> anyhow::Result<()> {
         if is_directory && !self.args.recursive {
-            bail!("{shown} is a directory; add -r to copy it with all that is in it");
+            bail!("{shown} is a directory; add -r to copy it and its contents");
         }
         Ok(())
     }
@@ -248,7 +250,7 @@ impl Copy<'_> {
 fn name_of(path: &PathUri) -> anyhow::Result<&[u8]> {
     match path.file_name() {
         b"" => {
-            bail!("the root has no name to be copied under; name a directory that is not there yet")
+            bail!("cannot copy :/ into a directory; name a destination that does not exist yet")
         }
         name => Ok(name),
     }
@@ -257,7 +259,7 @@ fn name_of(path: &PathUri) -> anyhow::Result<&[u8]> {
 /// Tells what was not copied; whether all that should be was.
 fn tell_missing(report: &TransferReport) -> bool {
     for skipped in &report.skipped {
-        tell(format_args!("left out {}", crate::style::printable(skipped)));
+        tell(format_args!("skipped {}", crate::style::printable(skipped)));
     }
     for failed in &report.failed {
         tell(format_args!("not copied: {}", crate::style::printable(failed)));

@@ -8,10 +8,10 @@ use codex_linux_sandbox::{Assurance, Capabilities, lacks};
 
 use crate::exit;
 
-/// Show what this machine can enforce on the commands it runs, and what to do about the rest
+/// Check which sandboxes this machine can enforce, and how to enable the rest
 ///
-/// Exits with 0 if sandboxes have full assurance, with 1 if not: a weaker one is used only if
-/// --sandbox-assurance or the request permits it.
+/// Exits with 0 if this machine offers full assurance, else with 1. The server uses a weaker sandbox
+/// only if --sandbox-assurance or the request accepts it.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {}
 
@@ -27,18 +27,18 @@ pub fn run(_: &DoctorArgs) -> anyhow::Result<ExitCode> {
     }
     match capabilities.assurance() {
         Some(Assurance::Full) => {
-            writeln!(out, "\nassurance: full\nevery policy can be enforced")?;
+            writeln!(out, "\nassurance: full\nthis machine can enforce every policy")?;
             return Ok(ExitCode::SUCCESS);
         }
         Some(level) => writeln!(
             out,
-            "\nassurance: {level}\nsandboxed requests are refused unless --sandbox-assurance {level} \
-             or the request permits it; then\n{}",
+            "\nassurance: {level}\nthe server refuses sandboxed requests unless --sandbox-assurance \
+             {level} or the request accepts this level; then\n{}",
             lacks(level)
         )?,
         None => writeln!(
             out,
-            "\nassurance: none\nno policy can be enforced; sandboxed requests are refused"
+            "\nassurance: none\nthis machine can enforce no policy; the server refuses sandboxed requests"
         )?,
     }
     Ok(ExitCode::from(exit::FAILURE))

@@ -88,7 +88,7 @@ impl Drive<'_> {
     pub async fn to_the_end(&self, mut process: Process) -> Ending {
         let (client, id) = (process.client().clone(), process.id().clone());
         let Some(events) = process.take_events() else {
-            return Ending::Failed(anyhow::anyhow!("the events of the process were taken"));
+            return Ending::Failed(anyhow::anyhow!("the events of the process are already taken"));
         };
         let raw = match self.terminal.map(Terminal::raw).transpose() {
             Ok(raw) => raw,
@@ -148,7 +148,7 @@ impl Drive<'_> {
         drop(raw);
         if let Ending::Incomplete { code, .. } = ending {
             tell(format_args!(
-                "not all of the command's output arrived; the command itself exited with code {code}"
+                "some of the command's output was lost; the command itself exited with code {code}"
             ));
         }
         if let Ending::Stopped(code) = ending
@@ -156,7 +156,7 @@ impl Drive<'_> {
         {
             let limit = self.timeout.unwrap_or_default();
             tell(format_args!(
-                "the command was killed: it ran longer than {}, its --timeout",
+                "killed the command: it ran longer than its --timeout of {}",
                 span(limit)
             ));
         }
@@ -187,8 +187,8 @@ impl Drive<'_> {
                         Err(_) => {
                             explained = true;
                             tell(format_args!(
-                                "the command has exited, but something it started holds its \
-                                 output open; Ctrl-C stops waiting"
+                                "the command has exited, but a process it started holds its \
+                                 output open; press Ctrl-C to stop waiting"
                             ));
                             continue;
                         }
@@ -220,7 +220,7 @@ impl Drive<'_> {
                     return match exited.get() {
                         Some((code, sandbox_denied)) => Ending::Exited { code, sandbox_denied },
                         None => Ending::Failed(anyhow::anyhow!(
-                            "the server did not tell how the command ended"
+                            "the server closed the process without an exit code"
                         )),
                     };
                 }
@@ -276,8 +276,8 @@ impl Drive<'_> {
                 // Most commands do not wait for it.
                 tokio::time::sleep(EXPLANATION).await;
                 tell(format_args!(
-                    "this server cannot close a command's input, so the command may wait for more; \
-                 Ctrl-C stops it, -n gives it none"
+                    "this server cannot close a command's stdin, so the command may wait for more \
+                     input; press Ctrl-C to stop it, or run it with -n"
                 ));
             }
             _ => {}
@@ -350,12 +350,12 @@ impl Drive<'_> {
                 ConnectionStatus::Reconnecting { reason, .. } if !told => {
                     told = true;
                     format!(
-                        "connection lost ({reason}); trying to get it back; Ctrl-C stops waiting"
+                        "connection lost ({reason}); reconnecting; press Ctrl-C to stop waiting"
                     )
                 }
                 ConnectionStatus::Connected if told => {
                     told = false;
-                    "connected again".to_owned()
+                    "reconnected".to_owned()
                 }
                 _ => continue,
             };
@@ -373,7 +373,7 @@ impl Drive<'_> {
         let code = match error.kind() {
             io::ErrorKind::BrokenPipe => BROKEN_PIPE,
             _ => {
-                tell(format_args!("cannot write the output of the command: {error}"));
+                tell(format_args!("cannot write the command's output: {error}"));
                 crate::exit::NOT_RUN
             }
         };
@@ -448,16 +448,17 @@ pub async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
 /// Says that what a command left behind may go on, and how to end it.
 pub fn tell_left_over(name: &str) {
     tell(format_args!(
-        "the connection is lost, so what the command left behind was not killed: codex kill {name} does it"
+        "the connection is lost, so processes that the command started may still run; end them with \
+         codex kill {name}"
     ));
 }
 
 /// Says that a command was left running for want of a connection, and how to get back to it.
 pub fn tell_abandoned(way_back: Option<&str>) {
-    let words = "the connection is lost, so the command was not stopped: it goes on until the server \
-                 ends its session";
+    let words =
+        "the connection is lost, so the command still runs, until the server ends its session";
     match way_back {
-        Some(command) => tell(format_args!("{words}; {command} goes back to it")),
+        Some(command) => tell(format_args!("{words}; reattach with {command}")),
         None => tell(format_args!("{words}")),
     }
 }

@@ -17,10 +17,10 @@ use crate::rendezvous::span;
 /// The longest list of environments that is read, in bytes.
 const LONGEST_LIST: usize = 64 << 20;
 
-/// See the environments of a registry: who is online, since when; remove one
+/// List, show and remove the environments of a registry
 ///
-/// Needs a token that can manage, in a file, CODEX_API_KEY or CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN:
-/// codex rendezvous token create --can manage
+/// Needs a token with the right `manage` (codex rendezvous token create --can manage), in --token-file,
+/// $CODEX_API_KEY or $CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -28,7 +28,7 @@ Examples:
   codex environments show laptop --json
   codex environments remove laptop")]
 pub struct EnvironmentsArgs {
-    /// The registry: https://HOST, as `codex rendezvous serve` prints it
+    /// The URL of the registry, as printed by `codex rendezvous serve`
     #[arg(
         long,
         value_name = "URL",
@@ -38,11 +38,12 @@ pub struct EnvironmentsArgs {
     )]
     registry: String,
 
-    /// A file with the token (default: one of those variables)
+    /// Read the token from this file [default: $CODEX_API_KEY or
+    /// $CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN]
     #[arg(long, value_name = "FILE", global = true)]
     token_file: Option<PathBuf>,
 
-    /// Certificate authorities to trust in place of the system's, PEM
+    /// Trust the certificate authorities in this PEM file instead of the system's
     #[arg(long, value_name = "FILE", global = true)]
     ca_file: Option<PathBuf>,
 
@@ -56,16 +57,16 @@ pub struct EnvironmentsArgs {
 
 #[derive(Debug, Subcommand)]
 enum EnvironmentsCommand {
-    /// List the environments that the token covers
+    /// List the environments that the token may manage
     List,
     /// Show one environment
     Show {
-        /// Its id
+        /// The environment's id
         id: String,
     },
-    /// Forget an environment, and end what runs through it
+    /// Remove an environment's registration and close its connections
     Remove {
-        /// Its id
+        /// The environment's id
         id: String,
     },
 }
@@ -79,7 +80,7 @@ pub fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
             .ok()
             .with_context(|| {
                 format!(
-                    "no token; set CODEX_API_KEY or {HARNESS_TOKEN_VARIABLE}, or give --token-file"
+                    "no token given; pass --token-file, or set CODEX_API_KEY or {HARNESS_TOKEN_VARIABLE}"
                 )
             })?,
     };
@@ -118,7 +119,7 @@ pub fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
 fn state(one: &EnvironmentStatus, now: u64) -> String {
     match one.online_since {
         Some(since) => format!("online for {}", span(now.saturating_sub(since))),
-        None => format!("offline, seen {} ago", span(now.saturating_sub(one.last_seen))),
+        None => format!("offline, last seen {} ago", span(now.saturating_sub(one.last_seen))),
     }
 }
 
@@ -135,7 +136,7 @@ fn table(out: &mut impl Write, all: &[EnvironmentStatus]) -> std::io::Result<()>
 
 fn details(out: &mut impl Write, one: &EnvironmentStatus) -> std::io::Result<()> {
     let now = Clock::default().now();
-    let profile = one.security_profile.as_deref().unwrap_or("none (older revision, in clear)");
+    let profile = one.security_profile.as_deref().unwrap_or("none (older revision, not encrypted)");
     writeln!(out, "environment   {}", one.environment_id)?;
     writeln!(out, "state         {}", state(one, now))?;
     writeln!(out, "registered    {} ago", span(now.saturating_sub(one.registered)))?;

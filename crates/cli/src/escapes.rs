@@ -22,10 +22,10 @@ pub struct Escapes {
 
 /// What `~?` shows.
 pub const HELP: &str = "\
-~.   leave; on a server the process goes on
-~?   this help
-~~   a tilde
-They work at the beginning of a line: after Enter.";
+~.   detach; on a server the process keeps running
+~?   show these keys
+~~   type a tilde
+They work at the start of a line, after Enter.";
 
 impl Default for Escapes {
     fn default() -> Self {

@@ -19,51 +19,52 @@ use crate::own_files::own_files;
 use crate::remote::{ForwardArgs, RemoteArgs, told_to_stop_or_left};
 use crate::trim;
 
-/// Serve this machine: run commands and touch files for the clients that connect
+/// Serve this machine: run commands and work with files for clients that connect
 ///
-/// Prints the address it listens on, alone on one line of stdout, and serves until it gets SIGTERM
-/// or SIGINT; then it kills what it started and exits with 0.
+/// Prints its address as the only line on stdout and serves until SIGTERM or SIGINT; then it kills every
+/// process it started and exits with 0.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  codex exec-server                                  listen on a free port of this machine
-  codex exec-server --listen ws://127.0.0.1:4500     listen on that port
-  codex exec-server --listen stdio                   one connection, over stdin and stdout
-  ssh host codex exec-server --listen stdio          the same, from another machine
+  codex exec-server                                  listen on a free loopback port
+  codex exec-server --listen ws://127.0.0.1:4500     listen on this port
+  codex exec-server --listen stdio                   serve one connection on stdin and stdout
+  ssh host codex exec-server --listen stdio          the same on another machine
   codex exec-server --remote https://registry.example --environment-id env_1
                                                      serve through a rendezvous, from behind NAT
 
-  Anybody who can connect can do what this user can. Before listening on an address that others
-  reach, ask for a token:
-    codex exec-server --listen ws://0.0.0.0:4500 --ws-auth capability-token --ws-token-file /run/token")]
+Anyone who can connect can do what the server's user can do. Require a token before you listen on an
+address that other machines can reach:
+  codex exec-server --listen ws://0.0.0.0:4500 \\
+      --ws-auth capability-token --ws-token-file /run/token")]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct ExecServerArgs {
     #[command(subcommand)]
     command: Option<ExecServerCommand>,
 
-    /// Where to listen: ws://IP:PORT (port 0 takes a free one), or stdio
+    /// Listen on ws://IP:PORT (port 0 picks a free one) or stdio
     #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL, conflicts_with = "remote")]
     listen: ListenUrl,
 
-    /// How many requests of one connection run at once; those that only wait do not count
+    /// Run up to this many requests of one connection at once; requests that only wait do not count
     #[arg(long, value_name = "N", default_value_t = ServerConfig::default().concurrent_requests,
           value_parser = at_least_one)]
     concurrent_requests: usize,
 
-    /// How long a session outlives its connection, and with it what it started: 30s, 5m, 2h, 0
+    /// Keep a session and its processes this long after its connection is lost: 30s, 5m, 2h, 0
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     detach_ttl: Duration,
 
-    /// How long processes may go on after a SIGTERM when the server stops, before they are killed
+    /// When the server stops, wait this long between SIGTERM and SIGKILL for its processes
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = duration)]
     stop_grace: Duration,
 
-    /// Weakest sandbox to use for requests that name no level: full, namespaces or landlock. If this
-    /// machine offers less, sandboxed requests are refused; see codex doctor
+    /// Weakest sandbox level to use if a request names none: full, namespaces or landlock. If this
+    /// machine offers less, the server refuses sandboxed requests; see codex doctor
     #[arg(long, value_name = "LEVEL", default_value_t)]
     sandbox_assurance: Assurance,
 
-    /// Whether to reuse the plan of a sandbox policy while no file it rests on has changed
+    /// Reuse the computed plan of a sandbox policy until a file that it depends on changes
     #[arg(long, value_name = "on|off", default_value = "on", value_parser = on_or_off,
           action = clap::ArgAction::Set)]
     sandbox_plan_cache: bool,
@@ -82,38 +83,38 @@ enum ExecServerCommand {
 
 #[derive(Debug, Args)]
 struct AuthArgs {
-    /// What a client has to send as `Authorization: Bearer …`
+    /// Require clients to send this kind of token as `Authorization: Bearer …`
     #[arg(long, value_enum, value_name = "MODE")]
     ws_auth: Option<AuthMode>,
 
-    /// A file that holds the capability token
+    /// Read the capability token from this file
     #[arg(long, value_name = "PATH", conflicts_with = "ws_token_sha256")]
     ws_token_file: Option<PathBuf>,
 
-    /// The SHA-256 of the capability token, in hexadecimal
+    /// SHA-256 of the capability token, in hexadecimal
     #[arg(long, value_name = "HEX")]
     ws_token_sha256: Option<String>,
 
-    /// A file that holds the secret that signs tokens (HS256), 32 bytes at least
+    /// Read the secret that signs tokens (HS256, at least 32 bytes) from this file
     #[arg(long, value_name = "PATH")]
     ws_shared_secret_file: Option<PathBuf>,
 
-    /// The issuer that a signed token has to name
+    /// Require this issuer in signed tokens
     #[arg(long, value_name = "ISSUER", requires = "ws_shared_secret_file")]
     ws_issuer: Option<String>,
 
-    /// The audience that a signed token has to name
+    /// Require this audience in signed tokens
     #[arg(long, value_name = "AUDIENCE", requires = "ws_shared_secret_file")]
     ws_audience: Option<String>,
 
-    /// How far the clock of whoever signs may be off
+    /// Accept signed tokens whose times are off by up to this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     ws_max_clock_skew_seconds: u64,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum AuthMode {
-    /// One token, given by --ws-token-file or --ws-token-sha256
+    /// The token given by --ws-token-file or --ws-token-sha256
     CapabilityToken,
     /// A JWT signed with the secret of --ws-shared-secret-file
     SignedBearerToken,
@@ -192,8 +193,8 @@ impl AuthArgs {
                 return Ok(WebSocketAuth::Open);
             }
             (None, _) => anyhow::bail!(
-                "a token or secret was given without --ws-auth; add --ws-auth capability-token or \
-                 --ws-auth signed-bearer-token"
+                "a token or secret needs --ws-auth; add --ws-auth capability-token or --ws-auth \
+                 signed-bearer-token"
             ),
             (Some(AuthMode::CapabilityToken), _) => {
                 match (self.ws_token_file, self.ws_token_sha256) {
@@ -227,7 +228,7 @@ fn on_or_off(text: &str) -> Result<bool, String> {
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "a number from 1 on".to_owned())
+    text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "expected a number of at least 1".to_owned())
 }
 
 /// A whole number with `ms`, `s`, `m`, `h` or `d`; seconds without.
@@ -240,14 +241,14 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         "m" => 60_000,
         "h" => 3_600_000,
         "d" => 86_400_000,
-        _ => return Err("use a whole number with ms, s, m, h or d, such as 30s".to_owned()),
+        _ => return Err("expected a whole number with ms, s, m, h or d, such as 30s".to_owned()),
     };
     number
         .parse::<u64>()
         .ok()
         .and_then(|number| number.checked_mul(milliseconds))
         .map(Duration::from_millis)
-        .ok_or_else(|| "use a whole number with ms, s, m, h or d, such as 30s".to_owned())
+        .ok_or_else(|| "expected a whole number with ms, s, m, h or d, such as 30s".to_owned())
 }
 
 /// A duration as [`duration`] reads it.

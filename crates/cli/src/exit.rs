@@ -28,16 +28,15 @@ pub const USAGE: Usage = Usage;
 /// The table of `codex help`.
 pub const HELP: &str = "\
 Exit codes:
-  0        done
-  1        failed; the message says what to do. search: nothing matches
-  2        the command line is wrong. search: failed
-  124      run: --timeout was over
-  125      run, shell, attach, sandbox: this program failed, not the command; run, attach: some of
-           its output was lost
-  126 127  run, sandbox: the command cannot be executed, is not found
-  128+N    run, shell, attach, sandbox: the command died of signal N, e.g. 130 after Ctrl-C
-  141      whoever read the output has gone (… | head)
-  any      run, shell, attach, sandbox: what the command exited with";
+  0        success
+  1        failure; the message says what to do. search: no match
+  2        wrong command line. search: failure
+  124      run: --timeout expired
+  125      run, shell, attach, sandbox: codex failed, not the command; run, attach: output was lost
+  126 127  run, sandbox: the command cannot be executed, was not found
+  128+N    run, shell, attach, sandbox: signal N killed the command, e.g. 130 after Ctrl-C
+  141      the reader of the output closed it (… | head)
+  other    run, shell, attach, sandbox: the command's own exit code";
 
 /// Exit code 2.
 #[derive(Debug, Clone, Copy)]

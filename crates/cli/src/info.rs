@@ -11,7 +11,7 @@ use crate::on::{OnArgs, Wants, block_on};
 use crate::remote_path::shown;
 use crate::style::{Style, printable};
 
-/// Show what the other side is and what it can do
+/// Show what the server is and can do
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -45,13 +45,13 @@ fn describe(place: &str, client: &ExecServerClient, info: &EnvironmentInfo) -> S
     let style = Style::stdout();
     let mut out = String::new();
     let mut row = |name: &str, value: &str| {
-        let value = if value.is_empty() { "(not told)" } else { value };
+        let value = if value.is_empty() { "(unknown)" } else { value };
         out.push_str(&format!("{}  {value}\n", style.bold(&format!("{name:<18}"))));
     };
     row("server", &printable(place));
     row("version", &printable(&info.executor_version));
     row("system", &printable(&info.platform_os));
-    row("works in", &info.cwd.as_ref().map(shown).unwrap_or_default());
+    row("working directory", &info.cwd.as_ref().map(shown).unwrap_or_default());
     row("home", &info.user_home_dir.as_ref().map(shown).unwrap_or_default());
     row("temporary files", &info.temp_dir.as_ref().map(shown).unwrap_or_default());
     row("shell", &printable(&info.shell.path));
@@ -59,7 +59,7 @@ fn describe(place: &str, client: &ExecServerClient, info: &EnvironmentInfo) -> S
     row("sandbox assurance", if info.capabilities.sandbox_assurance { assurance } else { "" });
     row("session", &printable(&client.session_id().unwrap_or_default()));
     out.push('\n');
-    out.push_str(&format!("{}\n", style.bold("can")));
+    out.push_str(&format!("{}\n", style.bold("capabilities")));
     for (name, has) in info.capabilities.list() {
         let about = about(name);
         if about.is_empty() {
@@ -75,21 +75,21 @@ fn describe(place: &str, client: &ExecServerClient, info: &EnvironmentInfo) -> S
 fn about(name: &str) -> &'static str {
     match name {
         "sandboxed_file_streaming" => "stream large files under a sandbox",
-        "file_write_streaming" => "take large files in blocks (cp)",
+        "file_write_streaming" => "receive large files in blocks (cp)",
         "process_resize" => "resize terminals (shell, run -t)",
         "process_list" => "list processes (ps)",
-        "process_signals" => "take every signal (kill --signal, Ctrl-\\)",
+        "process_signals" => "send every signal (kill --signal, Ctrl-\\)",
         "process_close_stdin" => "close a command's input (run < FILE)",
-        "process_retain" => "keep as much output as asked (run --detach)",
-        "process_retain_until_read" => "keep output until it has arrived",
-        "session_detach_ttl" => "keep sessions as long as asked (run --detach)",
-        "fs_search" => "search in files (search)",
+        "process_retain" => "keep as much output as requested (run --detach)",
+        "process_retain_until_read" => "keep output until the client has received it",
+        "session_detach_ttl" => "keep sessions as long as requested (run --detach)",
+        "fs_search" => "search files (search)",
         "fs_glob" => "find files by name",
         "fs_watch" => "watch files",
         "fs_rename_link_mode" => "rename, link and set permissions (cp keeps those of directories)",
-        "fs_keep_handles" => "go on with an upload after a lost connection (cp)",
-        "fs_atomic_write" => "replace files all at once, with their permissions (cp, apply-patch)",
-        "fs_atomic_copy" => "replace files all at once when it copies its own (cp)",
+        "fs_keep_handles" => "continue an upload after a lost connection (cp)",
+        "fs_atomic_write" => "replace files atomically, with their permissions (cp, apply-patch)",
+        "fs_atomic_copy" => "replace files atomically when it copies its own (cp)",
         _ => "",
     }
 }

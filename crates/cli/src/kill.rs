@@ -10,21 +10,21 @@ use crate::exit::tell;
 use crate::on::{Wants, block_on};
 use crate::target::TargetArgs;
 
-/// End a process that was left, or send it a signal
+/// End a detached process, or send it a signal
 ///
-/// Its whole process group gets the signal. kill reaches every descendant, also those that have left
-/// the group. The name of a process that has ended already is set free, and what it left is ended.
+/// The signal goes to the process group. --signal kill also ends descendants that left the group. If the
+/// process has already exited, kill ends what it left running and frees its name.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  codex kill build                     asks it to end (SIGTERM)
-  codex kill --signal kill build       ends it, and all it has started
-  codex kill --signal user1 build      whatever that means to it")]
+  codex kill build                     ask it to end (SIGTERM)
+  codex kill --signal kill build       end it and everything it started
+  codex kill --signal user1 build      send SIGUSR1")]
 pub struct KillArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// Which signal
+    /// The signal to send
     #[arg(short, long, value_enum, default_value_t = Signal::Terminate)]
     signal: Signal,
 }
@@ -79,18 +79,18 @@ pub fn run(args: &KillArgs) -> anyhow::Result<ExitCode> {
             client.process_terminate(TerminateParams { process_id }).await?;
             target.forget()?;
             let code = info.exit_code.unwrap_or_default();
-            tell(format_args!("it has ended already, with exit code {code}"));
+            tell(format_args!("the process has already exited with code {code}"));
         } else if let Signal::Kill = args.signal {
             let killed = client.process_terminate(TerminateParams { process_id }).await?;
             if !killed.running {
-                tell(format_args!("it has ended already"));
+                tell(format_args!("the process has already exited"));
             }
             target.forget()?;
         } else {
             let signal = ProcessSignal::from(args.signal);
             if signal != ProcessSignal::Interrupt && !client.capabilities().process_signals {
                 bail!(
-                    "this server knows interrupt and kill only; add --signal interrupt or --signal kill"
+                    "this server supports only interrupt and kill; add --signal interrupt or --signal kill"
                 );
             }
             client.process_signal(SignalParams { process_id, signal }).await?;

@@ -6,7 +6,7 @@ use tracing_subscriber::EnvFilter;
 /// How the program logs.
 #[derive(Debug, Args)]
 pub struct LoggingArgs {
-    /// How log lines look, text or json; what is logged is set by RUST_LOG (default: warn)
+    /// Write log lines as text or json; $RUST_LOG sets the level (default: warn)
     #[arg(
         long,
         value_enum,
@@ -24,7 +24,7 @@ enum LogFormat {
     /// For people
     #[default]
     Text,
-    /// For programs: one JSON object a line
+    /// For programs: one JSON object per line
     Json,
 }
 

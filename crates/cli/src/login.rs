@@ -15,50 +15,50 @@ use codex_exec_server::remote_mode::{HttpClient, Secret};
 /// How long a browser has to come back.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
-/// Sign in, for remote mode
+/// Sign in to a registry, for remote mode
 ///
-/// Opens nothing by itself: it prints a URL for a browser on this machine, or with --device-auth a
-/// code to enter in a browser anywhere. What it gets is kept in $CODEX_HOME/auth.json, for this user
-/// only. The issuer has to know who asks: an OAuth client of yours there, by --client-id or
-/// $CODEX_LOGIN_CLIENT_ID. An API key needs none.
+/// Prints a URL to open in a browser on this machine, or with --device-auth a code to enter in a
+/// browser on any machine. Stores the credentials in $CODEX_HOME/auth.json, readable by you only. Needs an
+/// OAuth client registered with the issuer (--client-id or $CODEX_LOGIN_CLIENT_ID); an API key does
+/// not.
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "\
 Examples:
-  codex login --client-id ID                          by a browser on this machine
-  codex login --client-id ID --device-auth            by a browser on another
-  printenv OPENAI_API_KEY | codex login --api-key     with a key, read from stdin
-  codex login status                                  how this user is signed in"
+  codex login --client-id ID                          with a browser on this machine
+  codex login --client-id ID --device-auth            with a browser on another machine
+  printenv OPENAI_API_KEY | codex login --api-key     with an API key from stdin
+  codex login status                                  show how you are signed in"
 )]
 pub struct LoginArgs {
     #[command(subcommand)]
     command: Option<LoginCommand>,
 
-    /// Read an API key from stdin and keep it
+    /// Read an API key from stdin and store it
     #[arg(long, alias = "with-api-key", conflicts_with_all = ["device_auth", "issuer", "port"])]
     api_key: bool,
 
-    /// Sign in with a code, entered in a browser anywhere
+    /// Sign in by entering a code in a browser on any machine
     #[arg(long)]
     device_auth: bool,
 
-    /// The OAuth issuer (CODEX_LOGIN_ISSUER)
+    /// The OAuth issuer [default: $CODEX_LOGIN_ISSUER]
     #[arg(long, value_name = "URL")]
     issuer: Option<String>,
 
-    /// The OAuth client that signs in (CODEX_LOGIN_CLIENT_ID)
+    /// The OAuth client id [default: $CODEX_LOGIN_CLIENT_ID]
     #[arg(long, value_name = "ID")]
     client_id: Option<String>,
 
-    /// The port of this machine that the browser comes back to; 0 takes a free one
+    /// Listen on this local port for the browser's redirect; 0 picks a free one
     #[arg(long, value_name = "PORT", default_value_t = 0, conflicts_with = "device_auth")]
     port: u16,
 }
 
 #[derive(Debug, Subcommand)]
 enum LoginCommand {
-    /// Tell how this user is signed in; exits with 1 if not
+    /// Show how you are signed in; exits with 1 if you are not
     Status,
 }
 
@@ -69,7 +69,10 @@ pub fn run(args: LoginArgs) -> anyhow::Result<ExitCode> {
     }
     let file = if args.api_key {
         let mut key = String::new();
-        std::io::stdin().take(64 << 10).read_to_string(&mut key).context("cannot read the key")?;
+        std::io::stdin()
+            .take(64 << 10)
+            .read_to_string(&mut key)
+            .context("cannot read the API key from stdin")?;
         login_with_api_key(&sources, &Secret::from(key))?
     } else {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -88,7 +91,7 @@ pub fn run(args: LoginArgs) -> anyhow::Result<ExitCode> {
         })?;
         login_with_tokens(&sources, &tokens)?
     };
-    eprintln!("Signed in; kept in {}", file.path().display());
+    eprintln!("Signed in; credentials stored in {}", file.path().display());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -103,7 +106,7 @@ fn status(sources: &SignInSources) -> anyhow::Result<ExitCode> {
         eprintln!("Signed in with the API key in CODEX_API_KEY");
         return Ok(ExitCode::SUCCESS);
     }
-    let file = sources.auth_file().context("there is no home directory; set CODEX_HOME")?;
+    let file = sources.auth_file().context("cannot find the home directory; set CODEX_HOME")?;
     let content = file.read()?.unwrap_or_default();
     if let Some(tokens) = content.tokens {
         let who = claims(&tokens.id_token.as_str().into()).and_then(|claims| claims.email);

@@ -11,20 +11,21 @@ use crate::on::{Wants, block_on};
 use crate::output::Sink;
 use crate::target::TargetArgs;
 
-/// Print what a process said
+/// Print the output of a process
 ///
-/// As far as the server has kept it: 16 MiB for one started by codex run --detach. Its stderr goes
-/// to stderr. What the server drops while it is being printed is told, and the exit code is 1.
+/// The server keeps the newest 16 MiB of a process started by codex run --detach. Its stdout goes to
+/// stdout, its stderr to stderr. If the server drops output while logs prints, logs prints how much and
+/// exits with 1.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  codex logs build             what it said so far
-  codex logs -f build          and what it says from now on; Ctrl-C stops watching, not the process")]
+  codex logs build             print the output so far
+  codex logs -f build          follow it; Ctrl-C stops logs, not the process")]
 pub struct LogsArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// Go on until it has ended
+    /// Follow the output until the process ends
     #[arg(short, long)]
     follow: bool,
 }
@@ -50,7 +51,7 @@ pub fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
             let mut dropped = read.dropped_bytes;
             for chunk in &read.chunks {
                 if let Some(words) = gaps.before(chunk.seq, dropped, read.exited) {
-                    tell(format_args!("{words} before this were not kept"));
+                    tell(format_args!("the server dropped {words} of output before this"));
                 }
                 dropped = 0;
                 sink.output(chunk.stream, &chunk.chunk.0).await?;

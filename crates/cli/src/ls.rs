@@ -17,25 +17,25 @@ use crate::on::{OnArgs, Wants, block_on};
 use crate::remote_path::{self, unmarked};
 use crate::style::{Style, name_for_stdout};
 
-/// List a directory of the other side
+/// List a directory on the server
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  codex ls --on ws://127.0.0.1:4500            where the server works
+  codex ls --on ws://127.0.0.1:4500            the server's working directory
   codex ls -l /srv/app                         with permissions, size and time (UTC)")]
 pub struct LsArgs {
     #[command(flatten)]
     on: OnArgs,
 
-    /// Permissions, size and time of change too
+    /// Show permissions, size and modification time
     #[arg(short, long)]
     long: bool,
 
-    /// Names that begin with a dot too
+    /// Include names that start with a dot
     #[arg(short, long)]
     all: bool,
 
-    /// Which directory, or file
+    /// The directory or file to list
     #[arg(value_name = "PATH", default_value = ".")]
     path: OsString,
 }
@@ -73,7 +73,9 @@ impl LsArgs {
         // Not every server does it.
         entries.sort_by(|a, b| name(a).cmp(name(b)));
         if listed.truncated {
-            tell(format_args!("there are more names than the server lists"));
+            tell(format_args!(
+                "the list is incomplete: the directory has more names than the server lists"
+            ));
         }
         if !self.long {
             return Ok(entries

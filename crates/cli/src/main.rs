@@ -47,10 +47,10 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// Run commands and touch files on another machine as if it were this one
+/// Run commands and work with files on another machine
 ///
-/// `codex exec-server` serves a machine; every other command works on a server given by --on or
-/// $CODEX_EXEC_SERVER_URL, or with none on this machine.
+/// `codex exec-server` serves a machine. The other commands work on the server given by --on or
+/// $CODEX_EXEC_SERVER_URL, or on this machine if neither is set.
 ///
 /// An independent implementation of the codex exec-server protocol; not affiliated with OpenAI.
 #[derive(Debug, Parser)]
@@ -80,7 +80,7 @@ enum Command {
     Sandbox(sandbox::SandboxArgs),
     ExecServer(Box<exec_server::ExecServerArgs>),
     Login(login::LoginArgs),
-    /// Forget the credentials that codex login has kept
+    /// Remove the credentials stored by codex login
     Logout,
     Doctor(doctor::DoctorArgs),
     Rendezvous(rendezvous::RendezvousArgs),

@@ -30,29 +30,30 @@ const REGISTRY_VARIABLES: [&str; 2] =
 /// Where to work.
 #[derive(Debug, Clone, Args)]
 pub struct OnArgs {
-    /// The server to work on: ws://HOST:PORT, wss://HOST, stdio:COMMAND, a command that speaks the
-    /// protocol over its stdin and stdout, or env:ID, an environment behind a rendezvous. Without
-    /// one, this machine, in this very process
-    #[arg(long, help_heading = "Where", value_name = "WHERE", env = "CODEX_EXEC_SERVER_URL", hide_env_values = true,
-          value_parser = place)]
+    /// Work on this server: ws://HOST:PORT, wss://HOST, stdio:COMMAND (a command that speaks the
+    /// protocol over stdin and stdout) or env:ID (an environment behind a rendezvous) [default: this
+    /// machine, without a server]
+    #[arg(long, help_heading = "Connection", value_name = "SERVER", env = "CODEX_EXEC_SERVER_URL",
+          hide_env_values = true, value_parser = place)]
     pub on: Option<Place>,
 
-    /// A file that holds the bearer token; otherwise $CODEX_EXEC_SERVER_TOKEN for ws:// and wss://,
-    /// and for env: $CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN, $CODEX_API_KEY or codex login
-    #[arg(long, help_heading = "Where", value_name = "PATH")]
+    /// Read the bearer token from this file [default: $CODEX_EXEC_SERVER_TOKEN for ws:// and wss://;
+    /// $CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN, $CODEX_API_KEY or codex login for env:]
+    #[arg(long, help_heading = "Connection", value_name = "PATH")]
     token_file: Option<PathBuf>,
 
-    /// The registry that knows the environment; otherwise $CODEX_REGISTRY_URL
-    #[arg(long, help_heading = "Where", value_name = "URL")]
+    /// Look up env:ID in this registry [default: $CODEX_REGISTRY_URL]
+    #[arg(long, help_heading = "Connection", value_name = "URL")]
     registry: Option<String>,
 
-    /// A registry's host that credentials may be sent to whatever their rule says; can be repeated
-    #[arg(long, help_heading = "Where", value_name = "HOST")]
+    /// Allow sending credentials to a registry on this host, even if they are restricted to other
+    /// hosts; can be repeated
+    #[arg(long, help_heading = "Connection", value_name = "HOST")]
     allow_host: Vec<String>,
 
-    /// Wait this long for a lost connection to come back; 0 does not wait [default: 120, or as long
-    /// as a shell is kept]
-    #[arg(long, help_heading = "Where", value_name = "SECONDS", value_parser = seconds)]
+    /// Try this long to reconnect after the connection is lost; 0 gives up at once [default: 120;
+    /// shell: its --keep]
+    #[arg(long, help_heading = "Connection", value_name = "SECONDS", value_parser = seconds)]
     patience: Option<Duration>,
 }
 
@@ -60,7 +61,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     text.parse()
         .ok()
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| "write a number of seconds, such as 30".to_owned())
+        .ok_or_else(|| "expected a number of seconds, such as 30".to_owned())
 }
 
 /// How a command wants to be connected.
@@ -104,7 +105,7 @@ impl OnArgs {
             .into_iter()
             .chain(REGISTRY_VARIABLES.into_iter().filter_map(set))
             .find(|url| !url.trim().is_empty())
-            .context("env: needs a registry; give --registry URL or set CODEX_REGISTRY_URL")
+            .context("env: needs a registry; pass --registry URL or set CODEX_REGISTRY_URL")
     }
 
     /// Connects.
@@ -194,9 +195,11 @@ impl OnArgs {
     fn token_in_file(&self) -> anyhow::Result<Option<String>> {
         let Some(file) = &self.token_file else { return Ok(None) };
         let token = std::fs::read_to_string(file)
-            .with_context(|| format!("cannot read the token in {}", file.display()))?;
+            .with_context(|| format!("cannot read the token file {}", file.display()))?;
         match token.trim() {
-            "" => bail!("{} holds no token; put the server's token into it", file.display()),
+            "" => {
+                bail!("the token file {} is empty; write the server's token to it", file.display())
+            }
             token => Ok(Some(token.to_owned())),
         }
     }
@@ -210,27 +213,26 @@ impl OnArgs {
         };
         let hint = match (kind, environment) {
             (ErrorKind::TokenRefused, Some(_)) => {
-                format!("a token is taken from --token-file PATH or ${HARNESS_TOKEN_VARIABLE}")
+                format!("pass a valid token with --token-file PATH or ${HARNESS_TOKEN_VARIABLE}")
             }
             (ErrorKind::TokenRefused, None) => {
-                format!("it is taken from --token-file PATH or ${TOKEN_VARIABLE}")
+                format!("pass a valid token with --token-file PATH or ${TOKEN_VARIABLE}")
             }
             (ErrorKind::EnvironmentOffline, Some(id)) => {
                 let url = self.registry().unwrap_or_else(|_| "URL".to_owned());
-                format!("start it there: codex exec-server --remote {url} --environment-id {id}")
+                format!("start its server: codex exec-server --remote {url} --environment-id {id}")
             }
             (ErrorKind::EnvironmentNotFound, _) => {
-                "check the id, and that its server has been started once".to_owned()
+                "check the id, and that its server has registered at least once".to_owned()
             }
             (ErrorKind::UnknownSession, _) => {
-                "it has ended or its time was over: `codex ps` shows the sessions that are left"
-                    .to_owned()
+                "the session has ended or expired; `codex ps` lists those that remain".to_owned()
             }
             (ErrorKind::SessionAttached, _) => {
-                "or wait until the server notices that it is gone".to_owned()
+                "or wait until the server detects that it is gone".to_owned()
             }
             (ErrorKind::CommandEnded, _) => {
-                "check that it starts an exec-server that listens on stdio".to_owned()
+                "check that the command runs codex exec-server --listen stdio".to_owned()
             }
             _ => return CommandError::new(kind, error),
         };
@@ -259,7 +261,7 @@ fn embedded(token_file: Option<&Path>, sandbox: bool) -> anyhow::Result<Server> 
     config.sandbox_executable = sandbox.then(|| executable.clone());
     config.own_files = own_files(token_file);
     config.process.lifeline = Lifeline::Warden { executable };
-    Server::new(config).context("cannot start a server in this process")
+    Server::new(config).context("cannot start the built-in server")
 }
 
 /// How long a renewal of the sign-in that nobody waits for any more may hold the program up: as long as

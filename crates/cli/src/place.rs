@@ -28,11 +28,10 @@ pub fn place(text: &str) -> Result<Place, String> {
         return Ok(Place::Websocket(text.to_owned()));
     }
     if let Some(command) = text.strip_prefix("stdio:") {
-        let argv = shlex::split(command)
-            .ok_or("the command after stdio: has a quote that does not end")?;
+        let argv = shlex::split(command).ok_or("the command after stdio: has an unclosed quote")?;
         if argv.is_empty() {
             return Err(
-                "name a command, such as stdio:\"ssh host codex exec-server --listen stdio\""
+                "expected a command, such as stdio:\"ssh host codex exec-server --listen stdio\""
                     .to_owned(),
             );
         }
@@ -40,11 +39,11 @@ pub fn place(text: &str) -> Result<Place, String> {
     }
     if let Some(id) = text.strip_prefix("env:") {
         return match id.trim() {
-            "" => Err("name an environment, such as env:laptop".to_owned()),
+            "" => Err("expected an environment id, such as env:laptop".to_owned()),
             id => Ok(Place::Environment(id.to_owned())),
         };
     }
-    Err("write ws://HOST:PORT, wss://HOST, stdio:COMMAND or env:ID".to_owned())
+    Err("expected ws://HOST:PORT, wss://HOST, stdio:COMMAND or env:ID".to_owned())
 }
 
 #[cfg(test)]

@@ -9,12 +9,12 @@ use codex_linux_sandbox::Assurance;
 /// `--sandbox`.
 #[derive(Debug, Clone, Args)]
 pub struct SandboxArgs {
-    /// Hold it to a sandbox: read-only; workspace-write (write in the working directory and in
-    /// temporary directories, no network); or a JSON file with permissions of your own
+    /// Confine it to a sandbox: read-only, workspace-write (may write to the working directory and to
+    /// temporary directories; no network), or a JSON file with your own permissions
     #[arg(long, value_name = "SANDBOX")]
     pub sandbox: Option<String>,
 
-    /// Weakest sandbox to accept: full, namespaces or landlock (default: what the server requires)
+    /// Weakest sandbox level to accept: full, namespaces or landlock [default: the server's]
     #[arg(long, value_name = "LEVEL", requires = "sandbox")]
     pub sandbox_assurance: Option<Assurance>,
 }
@@ -43,13 +43,13 @@ pub fn context(given: &str, workspace: &PathUri) -> anyhow::Result<SandboxContex
         file => {
             let text = std::fs::read(file).with_context(|| {
                 format!(
-                    "cannot read the sandbox `{file}`; write read-only, workspace-write or the \
+                    "cannot read the sandbox policy `{file}`; pass read-only, workspace-write or the \
                      path of a JSON file"
                 )
             })?;
             serde_json::from_slice(&text).with_context(|| {
                 format!(
-                    "{file} describes no sandbox; write for example \
+                    "{file} is not a valid sandbox policy; an example: \
                      {{\"type\":\"workspace-write\",\"network_access\":true}}"
                 )
             })?

@@ -14,17 +14,17 @@ use crate::saved::Saved;
 use crate::style::{Style, printable, quoted, table};
 use crate::target;
 
-/// List processes that were left
+/// List detached processes
 ///
-/// Without a session, everything that was left by codex run --detach or codex shell, on any server.
-/// With one, all processes in it. A session whose time was over is forgotten.
+/// Without a name, lists what codex run --detach and codex shell detached, on any server. With a name,
+/// lists all processes of that session. ps forgets sessions that have expired.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  codex ps                                                  all that was left
+  codex ps                                                  everything detached
   codex ps build                                            the processes of one session
-  codex ps --on ws://127.0.0.1:4500 --session 8c4c…         by its id
-  codex ps --json | jq -r '.[] | select(.exited) | .name'   for programs")]
+  codex ps --on ws://127.0.0.1:4500 --session 8c4c…         by session id
+  codex ps --json | jq -r '.[] | select(.exited) | .name'   names of those that have exited")]
 pub struct PsArgs {
     #[command(flatten)]
     on: OnArgs,
@@ -33,11 +33,11 @@ pub struct PsArgs {
     #[arg(long)]
     json: bool,
 
-    /// A session's id, with --on, or a saved name
+    /// A session id (needs --on) or a saved name
     #[arg(long, value_name = "ID", conflicts_with = "name")]
     session: Option<String>,
 
-    /// A saved name
+    /// A name given by --detach or by codex shell
     name: Option<String>,
 }
 
@@ -71,9 +71,7 @@ pub fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
         let text = if args.json {
             format!("{}\n", serde_json::to_string_pretty(&rows)?)
         } else if rows.is_empty() {
-            tell(format_args!(
-                "nothing was left; codex run --detach NAME starts something to leave"
-            ));
+            tell(format_args!("no detached processes; start one with codex run --detach NAME"));
             String::new()
         } else {
             render(&rows)
@@ -105,7 +103,7 @@ async fn of_saved(on: &OnArgs, saved: &Saved) -> Row {
         anyhow::Ok(listed?.processes)
     };
     let (problem, process) = match tokio::time::timeout(PATIENCE, look).await {
-        Err(_) => (Some("no answer".to_owned()), None),
+        Err(_) => (Some("no reply".to_owned()), None),
         Ok(Err(error)) => (Some(brief(&error)), None),
         Ok(Ok(processes)) => {
             match processes.into_iter().find(|process| *process.process_id.0 == *saved.process_id) {
@@ -122,9 +120,9 @@ fn brief(error: &anyhow::Error) -> String {
     match exit::kind(error) {
         ErrorKind::SessionAttached => "in use elsewhere".to_owned(),
         ErrorKind::UnknownSession => "gone".to_owned(),
-        ErrorKind::ConnectionRefused => "server not there".to_owned(),
+        ErrorKind::ConnectionRefused => "server not running".to_owned(),
         ErrorKind::TokenRefused => "token refused".to_owned(),
-        ErrorKind::Unsupported => "(server cannot tell)".to_owned(),
+        ErrorKind::Unsupported => "(server cannot list processes)".to_owned(),
         _ => format!("{error:#}"),
     }
 }

@@ -18,19 +18,19 @@ const EXIT_ON_STDIN_CLOSE: &str = "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE";
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Remote mode")]
 pub struct RemoteArgs {
-    /// Register with the registry at this URL and serve through its rendezvous, instead of listening
+    /// Register with this registry and serve through its rendezvous instead of listening
     #[arg(long, value_name = "URL")]
     pub remote: Option<String>,
 
-    /// The environment to serve
+    /// The id to register this machine under
     #[arg(long, value_name = "ID", requires = "remote", conflicts_with = "executor_id")]
     environment_id: Option<String>,
 
-    /// The older registration: messages are not encrypted between the ends
+    /// Register by the older revision: messages are not encrypted end to end
     #[arg(long, value_name = "ID", requires = "remote", hide_short_help = true)]
     executor_id: Option<String>,
 
-    /// What this machine is called in logs
+    /// The name of this machine in logs
     #[arg(long, value_name = "NAME", requires = "remote")]
     name: Option<String>,
 
@@ -38,26 +38,27 @@ pub struct RemoteArgs {
     #[arg(long, alias = "allow-agent-identity-auth", requires = "remote")]
     use_agent_identity_auth: bool,
 
-    /// A host that credentials may be sent to whatever their rule says; can be repeated
+    /// Allow sending credentials to this host, even if they are restricted to other hosts; can be
+    /// repeated
     #[arg(long, value_name = "HOST", requires = "remote")]
     allow_host: Vec<String>,
 
-    /// Stop when stdin ends, so that the server ends with whoever started it
+    /// Stop at the end of stdin, so that the server ends with the program that started it
     #[arg(long)]
     exit_on_stdin_close: bool,
 }
 
-/// Serve an environment by passing every stream on to an exec-server that listens already
+/// Register an environment and forward its streams to a running exec-server
 ///
-/// Registers like --remote. Each harness gets a websocket of its own to that server; either side
-/// closing closes the other.
+/// Registers like --remote. Each harness gets its own websocket to that server; if either end closes,
+/// the other is closed too.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
   codex exec-server forward --connect ws://127.0.0.1:4500 --remote https://registry.example \\
       --environment-id env_1")]
 pub struct ForwardArgs {
-    /// The exec-server to pass streams on to
+    /// Forward streams to the exec-server at this ws:// URL
     #[arg(long, value_name = "URL")]
     connect: String,
 
@@ -68,10 +69,13 @@ pub struct ForwardArgs {
 impl ForwardArgs {
     pub async fn run(self, paths: &ExecServerRuntimePaths) -> anyhow::Result<()> {
         if !self.connect.starts_with("ws://") && !self.connect.starts_with("wss://") {
-            anyhow::bail!("--connect takes the ws:// URL that an exec-server has printed");
+            anyhow::bail!(
+                "invalid --connect URL \"{}\": expected the ws:// URL that the exec-server printed",
+                self.connect
+            );
         }
         if self.remote.executor_id.is_some() {
-            anyhow::bail!("forward serves environments only; give --environment-id");
+            anyhow::bail!("forward does not support --executor-id; pass --environment-id");
         }
         self.remote.run(ServerConfig::default(), paths, Some(self.connect)).await
     }
@@ -84,7 +88,7 @@ impl RemoteArgs {
         paths: &ExecServerRuntimePaths,
         forward_to: Option<String>,
     ) -> anyhow::Result<()> {
-        let base_url = self.remote.context("--remote URL is missing")?;
+        let base_url = self.remote.context("forward needs --remote URL")?;
         let mut sources = SignInSources::from_env();
         sources.allowed_hosts = self.allow_host;
         let agent = self.use_agent_identity_auth.then_some(SignInKind::AgentIdentity);
@@ -128,7 +132,7 @@ pub fn told_to_stop_or_left(stdin: bool) -> impl Future<Output = ()> {
     async move {
         tokio::select! {
             () = told => {}
-            () = stdin_ended(), if stdin => tracing::info!("stdin has ended"),
+            () = stdin_ended(), if stdin => tracing::info!("stdin has ended; stopping"),
         }
     }
 }

@@ -11,19 +11,21 @@ use codex_exec_server::{ExecServerClient, PathUri};
 pub fn resolve(client: &ExecServerClient, written: impl AsRef<OsStr>) -> anyhow::Result<PathUri> {
     let (info, written) = (client.info(), written.as_ref());
     let shown = written.display();
-    let bad = || format!("`{shown}` is no path of the other side");
+    let bad = || format!("invalid path `{shown}`");
     if let Some(uri) = written.to_str().filter(|text| text.starts_with("file:")) {
         return uri.parse::<PathUri>().with_context(bad);
     }
     match written.as_bytes() {
-        b"" => bail!("an empty path names nothing; where the server works is `.`"),
+        b"" => bail!("empty path; write `.` for the server's working directory"),
         [b'/', ..] => match written.to_str() {
             Some(text) => text.parse::<PathUri>().with_context(bad),
             None => PathUri::try_from(Path::new(written)).with_context(bad),
         },
         b"~" | [b'~', b'/', ..] => {
             let Some(home) = &info.user_home_dir else {
-                bail!("the server does not tell where ~ is; write an absolute path");
+                bail!(
+                    "the server does not report its home directory; write `{shown}` as an absolute path"
+                );
             };
             let below = written.as_bytes()[1..].iter().skip_while(|&&byte| byte == b'/');
             home.join(below.copied().collect::<Vec<u8>>()).with_context(bad)
@@ -31,7 +33,8 @@ pub fn resolve(client: &ExecServerClient, written: impl AsRef<OsStr>) -> anyhow:
         relative => {
             let Some(cwd) = &info.cwd else {
                 bail!(
-                    "the server does not tell where it works; write `{shown}` as an absolute path"
+                    "the server does not report its working directory; write `{shown}` as an \
+                     absolute path"
                 );
             };
             cwd.join(relative).with_context(bad)

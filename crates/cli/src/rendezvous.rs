@@ -16,16 +16,17 @@ use codex_rendezvous::{
 
 use crate::exec_server::duration;
 
-/// Your own registry and rendezvous: let machines behind NAT be reached, without anybody's cloud
+/// Host your own registry and rendezvous, to reach machines behind NAT
 ///
-/// Environments (exec-servers) register here and keep a websocket; harnesses connect to them
-/// through it. What passes is encrypted between the two; this service cannot read it.
+/// Environments (exec-servers) register here and keep a websocket open; harnesses (clients) reach them
+/// through it. Traffic is encrypted between the two ends; this service cannot read it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example, all on one machine:
   codex rendezvous serve --listen 127.0.0.1:4600 --data ./data &
   codex rendezvous token create --data ./data --environment laptop > token
-  CODEX_API_KEY=$(cat token) codex exec-server --remote http://127.0.0.1:4600 --environment-id laptop")]
+  export CODEX_API_KEY=$(cat token)
+  codex exec-server --remote http://127.0.0.1:4600 --environment-id laptop")]
 pub struct RendezvousArgs {
     #[command(subcommand)]
     command: RendezvousCommand,
@@ -38,46 +39,47 @@ enum RendezvousCommand {
     Token(TokenCommand),
 }
 
-/// Serve until SIGTERM or SIGINT
+/// Run the registry and rendezvous until SIGTERM or SIGINT
 ///
-/// Prints the base URL alone on one line of stdout once it accepts. Has /healthz, /readyz and, for
-/// Prometheus, /metrics. On its own it keeps everything in a directory; with --nats any number of
-/// nodes are one service.
+/// Prints its URL as the only line on stdout once it accepts connections. Serves /healthz, /readyz and
+/// /metrics (for Prometheus). A single node keeps its data in a directory; with --nats, any number of
+/// nodes form one service.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  codex rendezvous serve --data ./data                          on 127.0.0.1:4600
+  codex rendezvous serve --data ./data                          listen on 127.0.0.1:4600
   codex rendezvous serve --listen 0.0.0.0:443 --tls-cert chain.pem --tls-key key.pem
-  codex rendezvous serve --nats nats://10.0.0.1,nats://10.0.0.2 --public-url https://registry.example")]
+  codex rendezvous serve --nats nats://10.0.0.1,nats://10.0.0.2 \\
+      --public-url https://registry.example")]
 struct ServeArgs {
-    /// Where to listen: IP:PORT; port 0 takes a free one
+    /// Listen on this address; port 0 picks a free one
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:4600")]
     listen: SocketAddr,
 
     #[command(flatten)]
     data: DataArgs,
 
-    /// On how many servers of NATS everything is kept; counts for the node that comes first
+    /// Keep the data on this many NATS servers; only the first node to start sets it
     #[arg(long, value_name = "N", default_value_t = 1, requires = "nats")]
     nats_replicas: usize,
 
-    /// What clients reach it by, where that is not the listening address: https://HOST
+    /// The URL that clients use, if it differs from the listening address: https://HOST
     #[arg(long, value_name = "URL")]
     public_url: Option<PublicUrl>,
 
-    /// Certificate chain for TLS, PEM
+    /// TLS certificate chain, PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
 
-    /// Private key for TLS, PEM
+    /// TLS private key, PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 
-    /// How long streams may go on once the service was told to stop
+    /// After SIGTERM, let streams continue for this long
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     drain: Duration,
 
-    /// How long streams that acknowledge wait for a socket that dropped
+    /// Keep resumable streams this long after their socket is lost
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     grace: Duration,
 }
@@ -92,7 +94,7 @@ pub fn data_directory() -> PathBuf {
 
 #[derive(Debug, Args)]
 struct DataArgs {
-    /// Where tokens and registrations are kept; made if it is missing
+    /// Directory with the service's tokens and registrations; created if missing
     #[arg(
         long,
         value_name = "DIR",
@@ -101,56 +103,58 @@ struct DataArgs {
     )]
     data: PathBuf,
 
-    /// NATS, in place of a directory: nats://HOST:PORT, several with commas; with JetStream
+    /// NATS servers with the service's data, instead of a directory: nats://HOST:PORT, separated by
+    /// commas; need JetStream
     ///
-    /// Better set in the environment where it holds a password.
+    /// If the URL contains a password, set the variable instead of the flag.
     #[arg(long, value_name = "URLS", env = "CODEX_RENDEZVOUS_NATS", hide_env_values = true)]
     nats: Option<NatsServers>,
 }
 
-/// Tokens: who may register and connect. Changes take effect at once
+/// Manage the tokens that permit registering and connecting; changes take effect at once
 #[derive(Debug, Subcommand)]
 enum TokenCommand {
     Create(CreateArgs),
+    /// List all tokens: id, environments, rights and expiry
     List(DataArgs),
     Revoke(RevokeArgs),
 }
 
-/// Make a token and print it, alone; it is kept as a digest only
+/// Create a token and print it; only its digest is stored, so it cannot be shown again
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   codex rendezvous token create --environment laptop --can register          for one exec-server
-  codex rendezvous token create --prefix ci- --can connect --expires 30d     for those who use some
+  codex rendezvous token create --prefix ci- --can connect --expires 30d     for clients of ci-*
   codex rendezvous token create --can manage                                 for codex environments")]
 struct CreateArgs {
     #[command(flatten)]
     data: DataArgs,
 
-    /// The one environment it is for (default: all)
+    /// Limit the token to this environment [default: all environments]
     #[arg(long, value_name = "ID", conflicts_with = "prefix")]
     environment: Option<String>,
 
-    /// The environments it is for: those whose id begins so
+    /// Limit the token to environments whose id starts with this
     #[arg(long, value_name = "PREFIX")]
     prefix: Option<String>,
 
-    /// What it permits: register (be an environment), connect (reach one), manage (list, remove)
+    /// Rights: register (be an environment), connect (use one), manage (list and remove them)
     #[arg(long, value_name = "RIGHTS", value_delimiter = ',', default_value = "register,connect")]
     can: Vec<Right>,
 
-    /// When it ends: 12h, 30d (default: never)
+    /// Let the token expire after this time: 12h, 30d [default: never]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     expires: Option<Duration>,
 }
 
-/// Revoke a token: it is refused from now on, and the sockets opened with it are closed
+/// Revoke a token and close the connections opened with it
 #[derive(Debug, Args)]
 struct RevokeArgs {
     #[command(flatten)]
     data: DataArgs,
 
-    /// The token's id, as `token list` shows it
+    /// The token's id, from `codex rendezvous token list`
     id: String,
 }
 
@@ -200,7 +204,7 @@ fn with_tokens<T>(
             }
             None => work(TokenBook::File(TokenFile::new(&args.data)))
                 .await
-                .with_context(|| format!("cannot use {}", args.data.display())),
+                .with_context(|| format!("cannot use the data in {}", args.data.display())),
         }
     })
 }
@@ -215,8 +219,8 @@ fn create(args: CreateArgs) -> anyhow::Result<ExitCode> {
     let expires = args.expires.map(|time| now + time.as_secs());
     let made =
         with_tokens(args.data, async |book| Ok(book.create(scope, args.can, now, expires).await?));
-    let (token, record) = made.context("no token was made")?;
-    tracing::info!(id = record.id, "created");
+    let (token, record) = made.context("cannot create a token")?;
+    tracing::info!(id = record.id, "token created");
     writeln!(std::io::stdout(), "{}", token.expose())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -242,7 +246,7 @@ fn list(args: DataArgs) -> anyhow::Result<ExitCode> {
 fn revoke(args: RevokeArgs) -> anyhow::Result<ExitCode> {
     let RevokeArgs { data, id } = args;
     if !with_tokens(data, async |book| Ok(book.revoke(&id).await?))? {
-        anyhow::bail!("no token has the id {id}; `token list` shows those there are");
+        anyhow::bail!("no token with id {id}; `codex rendezvous token list` shows all ids");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -13,27 +13,27 @@ use crate::exit;
 use crate::on::{OnArgs, Wants, block_on};
 use crate::remote_path::{self, unmarked};
 
-/// Remove files of the other side
+/// Remove files on the server
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   codex rm --on ws://127.0.0.1:4500 /srv/app/old.log
-  codex rm -r /srv/app/build                           a directory with all that is in it
+  codex rm -r /srv/app/build                           a directory and its contents
 
-A link is removed, not what it leads to.")]
+rm removes a link itself, not its target.")]
 pub struct RmArgs {
     #[command(flatten)]
     on: OnArgs,
 
-    /// Remove directories with all that is in them
+    /// Remove directories and their contents
     #[arg(short, long)]
     recursive: bool,
 
-    /// What is not there is fine
+    /// Ignore files that do not exist
     #[arg(short, long)]
     force: bool,
 
-    /// Which
+    /// Files to remove; a leading colon, as in cp, is allowed
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
 }
@@ -64,11 +64,11 @@ pub fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
 fn nameable(client: &ExecServerClient, written: &OsStr) -> anyhow::Result<PathUri> {
     let last = written.as_bytes().split(|&byte| byte == b'/').rfind(|name| !name.is_empty());
     if matches!(last, Some(b"." | b"..")) {
-        bail!("that is where one is, or above it; write its name");
+        bail!("refusing to remove `.` or `..`; write the directory's name");
     }
     let path = remote_path::resolve(client, written)?;
     if path.as_bytes() == b"/" {
-        bail!("that is everything; name what is in it");
+        bail!("refusing to remove the root directory");
     }
     Ok(path)
 }
@@ -83,7 +83,7 @@ impl RmArgs {
             && files.metadata(&path).await.is_ok_and(|metadata| metadata.is_directory);
         Err(match directory {
             true => {
-                anyhow::anyhow!("it is a directory; add -r to remove it with all that is in it")
+                anyhow::anyhow!("it is a directory; add -r to remove it and its contents")
             }
             false => error.into(),
         })

@@ -24,92 +24,91 @@ use crate::signals::Signals;
 use crate::terminal::{self, Terminal};
 use crate::{ask, input, remote_path, style};
 
-/// Run a command
+/// Run a command on the server
 ///
-/// What it writes to stdout and stderr comes out here, what is piped or typed in here goes to its
-/// stdin, signals are passed on, and its exit code becomes ours. A dropped connection is made again;
-/// nothing is lost or repeated.
+/// Forwards stdin, stdout, stderr and signals, and exits with the command's exit code. If the connection
+/// drops, run reconnects and continues; it loses and repeats nothing.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  codex run -- make test                               here, with no server
+  codex run -- make test                               on this machine, without a server
   codex run --on ws://127.0.0.1:4500 -- make test      on a server
   codex run -t -- vim notes.txt                        in a terminal
-  tar c . | codex run --cwd /srv/app -- tar x          stdin is passed on
-  codex run --sandbox workspace-write -- ./configure   writes only below the working directory
-  codex run --sandbox read-only --ask -- npm install   asks before it runs without the sandbox
-  codex run --timeout 5m --json -- make | jq .         events for a program
-  codex run --on ws://… --detach build -- make         goes on without us: see codex attach build
+  tar c . | codex run --cwd /srv/app -- tar x          with input from a pipe
+  codex run --sandbox workspace-write -- ./configure   may write to the working directory
+  codex run --sandbox read-only --ask -- npm install   ask before running it without the sandbox
+  codex run --timeout 5m --json -- make | jq .         events as JSON
+  codex run --on ws://… --detach build -- make         in the background; codex attach build
 
 Environment:
-  Here, the command gets the environment of this program. On a server it gets the server's, less
-  names like *KEY*, *SECRET* and *TOKEN*; --inherit core takes only PATH, HOME and the like, and
-  --inherit none nothing. -e adds to it, and -t sets TERM.
+  On this machine the command inherits your environment. On a server it inherits the server's,
+  except variables like *KEY*, *SECRET* and *TOKEN*; --inherit changes that, -e adds variables, and
+  -t sets TERM.
 
-Exit codes: those of the command; 124 --timeout was over; 125 this program failed; 126 and 127 the
-  command cannot be executed, is not found; 128+N it died of signal N.")]
+Exit codes: the command's own; 124 --timeout expired; 125 codex failed, not the command; 126 the
+  command cannot be executed; 127 it was not found; 128+N signal N killed it.")]
 pub struct RunArgs {
     #[command(flatten)]
     on: OnArgs,
 
-    /// Run it in a terminal, of the size of this one
+    /// Run the command in a terminal of the same size as this one
     #[arg(short, long, conflicts_with = "json")]
     tty: bool,
 
-    /// Give it no input: its stdin is empty, and ours is left to the next command of a script
+    /// Give the command an empty stdin, so that run does not read the input of a script around it
     #[arg(short, long)]
     no_stdin: bool,
 
-    /// Where to run it; relative to where the server works
+    /// Run in this directory, relative to the server's working directory
     #[arg(short = 'C', long, value_name = "DIR")]
     cwd: Option<String>,
 
-    /// Set a variable; NAME alone passes on ours
+    /// Set a variable; NAME alone copies its local value
     #[arg(short, long = "env", value_name = "NAME=VALUE")]
     env: Vec<String>,
 
-    /// What to take of the server's environment [default: all]
+    /// Which variables to inherit from the server [default: all]
     #[arg(long, value_enum, value_name = "WHAT")]
     inherit: Option<Inherit>,
 
     #[command(flatten)]
     sandbox: SandboxArgs,
 
-    /// If the sandbox denies it something, ask whether to run it again without
+    /// If the sandbox denies the command something, ask whether to run it again without the sandbox
     #[arg(long, requires = "sandbox")]
     ask: bool,
 
-    /// Kill it after this long and exit with 124: 500ms, 30s, 5m, 2h
+    /// Kill the command after this time and exit with 124: 500ms, 30s, 5m, 2h
     #[arg(long, value_name = "TIME", value_parser = duration)]
     timeout: Option<Duration>,
 
-    /// Print what happens as JSON, one event a line
+    /// Print events as JSON, one per line
     #[arg(long)]
     json: bool,
 
-    /// Start it under this name and leave: see codex ps, attach, logs and kill
+    /// Run in the background under this name; reattach with codex attach NAME
     ///
-    /// The server keeps the newest 16 MiB of its output.
+    /// The server keeps the newest 16 MiB of output. See also codex ps, logs and kill.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["ask", "timeout", "json"])]
     detach: Option<Name>,
 
-    /// With --detach: how long the server keeps it while nobody is attached
+    /// With --detach, end the command after this time without a client
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "24h",
           requires = "detach")]
     keep: Duration,
 
-    /// The command and its arguments; no shell is involved. Everything after it is its own
+    /// The command and its arguments; use sh -c '…' for shell syntax
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Inherit {
-    /// All of it, less what looks like a secret
+    /// All, except those that look like secrets
     All,
     /// PATH, HOME, SHELL, LANG, USER and a few more
     Core,
-    /// Nothing; give PATH by -e, or write the command as a path
+    /// None; set PATH with -e, or give the command as a path
     None,
 }
 
@@ -215,7 +214,7 @@ impl RunArgs {
                 None => (pair.as_str(), own_variable(pair)?),
             };
             if name.is_empty() {
-                bail!("`{pair}` names no variable; write -e NAME=VALUE");
+                bail!("invalid variable `{pair}`: expected -e NAME=VALUE or -e NAME");
             }
             command = command.env(name, value);
         }
@@ -226,7 +225,7 @@ impl RunArgs {
         match &self.cwd {
             Some(cwd) => remote_path::resolve(&connected.client, cwd),
             None => remote_path::working_directory(&connected.client)
-                .context("say by --cwd where to run it"),
+                .context("cannot choose a working directory; pass --cwd DIR"),
         }
     }
 
@@ -258,14 +257,14 @@ impl RunArgs {
         if !self.ask {
             if !self.json {
                 tell(format_args!(
-                    "the sandbox probably denied it something; --ask asks whether to run it \
-                     without"
+                    "the sandbox probably denied the command something; with --ask, codex offers \
+                     to run it without the sandbox"
                 ));
             }
             return Approval::Refused;
         }
         let question = format!(
-            "codex: the sandbox denied it something (exit code {}):\n  {command}\n\
+            "codex: the sandbox denied this command something (exit code {}):\n  {command}\n\
              Run it again without the sandbox? [y/N] ",
             denial.status.code
         );
@@ -290,26 +289,27 @@ impl RunArgs {
             && let Ok(path) = remote_path::resolve(&connected.client, cwd)
             && !connected.client.files().metadata(&path).await.is_ok_and(|is| is.is_directory)
         {
-            let missing = anyhow::anyhow!("there is no directory {cwd} there");
+            let missing = anyhow::anyhow!("there is no directory {cwd} on the server");
             return CommandError::new(ErrorKind::WorkingDirectoryMissing, missing)
-                .hint("give another --cwd")
+                .hint("pass another --cwd")
                 .into();
         }
         let program = style::printable(&self.command[0]);
         match kind {
             ErrorKind::ProgramNotFound => {
-                CommandError::new(kind, anyhow::anyhow!("there is no command `{program}` there"))
-                    .hint("check its name and the PATH it is looked up in (-e PATH=…)")
+                CommandError::new(kind, anyhow::anyhow!("command `{program}` not found"))
+                    .hint("check its name and PATH (-e PATH=…)")
                     .into()
             }
             ErrorKind::ProgramNotExecutable => {
-                CommandError::new(kind, anyhow::anyhow!("`{program}` cannot be executed there"))
-                    .hint("check that it is a program and executable")
+                CommandError::new(kind, anyhow::anyhow!("`{program}` cannot be executed"))
+                    .hint("check that it is a program and has execute permission")
                     .into()
             }
             ErrorKind::WorkingDirectoryMissing | ErrorKind::WorkingDirectoryDenied => {
-                let error = anyhow::Error::from(error).context("it cannot run where it should");
-                CommandError::new(kind, error).hint("give another --cwd").into()
+                let error =
+                    anyhow::Error::from(error).context("cannot run in this working directory");
+                CommandError::new(kind, error).hint("pass another --cwd").into()
             }
             _ => error.into(),
         }
@@ -348,21 +348,21 @@ pub fn in_terminal(command: ExecCommand) -> ExecCommand {
 
 fn own_variable(name: &str) -> anyhow::Result<String> {
     std::env::var(name)
-        .with_context(|| format!("cannot pass on ${name}; set it, or write -e {name}=VALUE"))
+        .with_context(|| format!("cannot copy ${name}; set it, or pass -e {name}=VALUE"))
 }
 
 /// Starts it, notes how to come back, and leaves.
 async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
     let Some(place) = &args.on.on else {
         bail!(
-            "--detach needs a server that outlives this command; start one with `codex exec-server \
-             --listen ws://127.0.0.1:4500` and add --on ws://127.0.0.1:4500"
+            "--detach needs a server that keeps running; start one with `codex exec-server --listen \
+             ws://127.0.0.1:4500` and add --on ws://127.0.0.1:4500"
         );
     };
     if place.url().is_none() {
         bail!(
-            "--detach needs a server that outlives this command, and one behind stdio: ends with \
-             its connection; give --on ws://… or env:…"
+            "--detach needs a server that keeps running, but a stdio: server ends with its \
+             connection; pass --on ws://… or --on env:…"
         );
     }
     Saved::require_free(name)?;
@@ -371,13 +371,13 @@ async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
     let connected = args.on.connect(wants).await?;
     let client = &connected.client;
     let Some(session) = client.session_id() else {
-        bail!("this server names no sessions, so there is no coming back; run it without --detach");
+        bail!("this server has no sessions to reattach to; run the command without --detach");
     };
     let capabilities = client.capabilities();
     if !capabilities.session_detach_ttl {
         tell(format_args!(
-            "this server decides for itself how long it keeps a command that nobody watches, \
-             usually 30 s; attach before that"
+            "this server ignores --keep: it ends a command without a client after a time of its \
+             own, usually 30 s; reattach before that"
         ));
     }
     let retain = Retain { bytes: DETACHED_OUTPUT, on_full: OnFull::Drop, until: RetainUntil::Sent };
@@ -401,7 +401,7 @@ async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{name}")?;
     tell(format_args!(
-        "it goes on as `{name}`: codex attach {name}, codex logs -f {name}, codex kill {name}"
+        "running as `{name}`: codex attach {name}, codex logs -f {name}, codex kill {name}"
     ));
     Ok(ExitCode::SUCCESS)
 }

@@ -19,52 +19,53 @@ use crate::exit::{self, CommandError};
 use crate::own_files::own_files;
 use crate::policy;
 
-/// Run a command on this machine under a policy that the kernel enforces
+/// Run a command on this machine in a sandbox that the kernel enforces
 ///
-/// The command has the streams, the terminal, the directory and the environment of this one, and of
-/// the rest of the machine what the policy grants: files it may not write or read, other processes
-/// and the network are out of its reach, and of everything it starts. So are the credentials of codex
-/// itself, whatever the policy says. When it ends, so does all that it started. codex doctor shows
-/// whether this machine can do that.
+/// The command inherits stdin, stdout, stderr, the terminal, the working directory and the environment.
+/// The policy decides which files it and everything it starts may read and write, and whether it may
+/// use the network; other processes and codex's own credentials are always out of reach. When the
+/// command ends, everything it started ends too. codex doctor shows whether this machine can enforce
+/// this.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Profiles:
-  read-only        the whole disk can be read, nothing can be written, no network
-  workspace-write  as well, the working directory, /tmp and $TMPDIR can be written; in the working
-                   directory .git, .agents and .codex stay as they are
-  FILE             JSON, as in a request's `sandbox` or its `permissions`; relative to the working
-                   directory where it does not name a cwd
+  read-only        may read every file, may write none; no network
+  workspace-write  as read-only, but may write to the working directory (except .git, .agents and
+                   .codex in it), /tmp and $TMPDIR
+  FILE             JSON, like a request's `sandbox` or `permissions`; its paths are relative to the
+                   working directory unless it sets `cwd`
 
 Examples:
-  codex sandbox -- ./configure                           look, do not touch
-  codex sandbox --profile workspace-write -- make        write below this directory
+  codex sandbox -- ./configure                           read only
+  codex sandbox --profile workspace-write -- make        may write to this directory
   codex sandbox --profile workspace-write --network -- npm install
-  codex sandbox --writable ~/.cache -- make -n           one more directory
-  codex sandbox --profile policy.json -- sh              a policy of your own, such as
+  codex sandbox --writable ~/.cache -- make -n           may write to one more directory
+  codex sandbox --profile policy.json -- sh              with your own policy, such as
     {\"type\":\"managed\",\"network\":\"restricted\",\"file_system\":{\"type\":\"restricted\",\"entries\":[
       {\"path\":{\"type\":\"special\",\"value\":{\"kind\":\"root\"}},\"access\":\"read\"},
       {\"path\":{\"type\":\"glob_pattern\",\"pattern\":\"**/.env\"},\"access\":\"deny\"}]}}
 
-Exit codes: those of the command; 125 there is no such sandbox, and nothing ran; 126 and 127 the
-  command cannot be executed, is not found; 128+N it died of signal N.")]
+Exit codes: the command's own; 125 codex failed and ran nothing, for example because this machine
+  cannot enforce the policy; 126 the command cannot be executed; 127 it was not found; 128+N signal
+  N killed it.")]
 pub struct SandboxArgs {
-    /// What it may touch: read-only, workspace-write or the path of a JSON file
+    /// The policy: read-only, workspace-write or the path of a JSON file
     #[arg(long, value_name = "PROFILE", default_value = "read-only")]
     profile: String,
 
-    /// Let it write below this directory too; may be given more than once
+    /// Allow writing below this directory too; can be repeated
     #[arg(long, value_name = "DIR")]
     writable: Vec<PathBuf>,
 
-    /// Let it use the network
+    /// Allow using the network
     #[arg(long)]
     network: bool,
 
-    /// Weakest sandbox to accept: full, namespaces or landlock; see codex doctor
+    /// Weakest sandbox level to accept: full, namespaces or landlock; see codex doctor
     #[arg(long, value_name = "LEVEL", default_value_t)]
     assurance: Assurance,
 
-    /// The command and its arguments; no shell is involved. Everything after it is its own
+    /// The command and its arguments; use sh -c '…' for shell syntax
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -88,14 +89,14 @@ fn absolute(cwd: &Path, path: &Path) -> PathBuf {
 
 impl SandboxArgs {
     fn run(&self) -> anyhow::Result<ExitCode> {
-        let cwd = std::env::current_dir().context("the working directory is gone")?;
+        let cwd = std::env::current_dir().context("cannot find the working directory")?;
         let context = self.context(&cwd)?;
         let executable = std::env::current_exe().context("cannot find this executable")?;
         let (own_files, assurance) = (own_files([]), self.assurance);
         let mut config = Config::new(executable);
         config.own_files = own_files;
         config.assurance = assurance;
-        let sandbox = Sandbox::new(config).context("cannot make a sandbox")?;
+        let sandbox = Sandbox::new(config).context("cannot create a sandbox")?;
         for again in [true, false] {
             let Some(launch) = self.prepare(&sandbox, &context, &cwd)? else {
                 return self.become_it();
@@ -107,7 +108,7 @@ impl SandboxArgs {
                 Err(failure) => return Err(self.explain(failure)),
             }
         }
-        bail!("the sandbox was not built")
+        bail!("cannot build the sandbox: the paths of the policy keep changing; try again")
     }
 
     /// What it is held to.
@@ -160,7 +161,10 @@ impl SandboxArgs {
             Prepared::Unrestricted => Ok(None),
             Prepared::Enforced(launch) => {
                 if launch.globs_cut {
-                    eprintln!("codex: warning: glob patterns go deeper than glob_scan_max_depth");
+                    eprintln!(
+                        "codex: warning: glob patterns apply only down to glob_scan_max_depth; raise \
+                         it if deeper files must match"
+                    );
                 }
                 Ok(Some(launch))
             }
@@ -176,7 +180,7 @@ impl SandboxArgs {
     fn explain(&self, failure: Failure) -> anyhow::Error {
         match failure.stage {
             Stage::Execute => self.not_executed(failure.io_error()).into(),
-            _ => anyhow::Error::new(failure).context("the sandbox could not be built"),
+            _ => anyhow::Error::new(failure).context("cannot build the sandbox"),
         }
     }
 

@@ -30,7 +30,7 @@ impl FromStr for Name {
             || text.len() > 64
             || !text.chars().all(fine)
         {
-            return Err("use up to 64 letters, digits, -, _ and ., and begin with neither - nor ."
+            return Err("expected up to 64 letters, digits, -, _ and ., not starting with - or ."
                 .to_owned());
         }
         Ok(Self(text.to_owned()))
@@ -91,8 +91,9 @@ impl Saved {
                 return Err(error).with_context(|| format!("cannot read {}", path.display()));
             }
         };
-        let saved: Self = serde_json::from_slice(&text)
-            .with_context(|| format!("{} describes no session; remove it", path.display()))?;
+        let saved: Self = serde_json::from_slice(&text).with_context(|| {
+            format!("{} is not a valid session file; remove it", path.display())
+        })?;
         Ok(Some(Self { name: name.to_string(), ..saved }))
     }
 
@@ -100,8 +101,8 @@ impl Saved {
     pub fn require_free(name: &Name) -> anyhow::Result<()> {
         let Some(saved) = Self::find(name)? else { return Ok(()) };
         bail!(
-            "the name `{name}` is taken: `codex ps` shows by what, `codex attach {name}` collects it, \
-             `codex kill {name}` ends it; if its server is gone for good, remove {}",
+            "the name `{name}` is already in use; see `codex ps`, then `codex attach {name}` or `codex \
+             kill {name}`; if its server is gone for good, remove {}",
             saved.file()?.display()
         )
     }
@@ -180,7 +181,7 @@ pub fn directory() -> anyhow::Result<PathBuf> {
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = absolute("XDG_STATE_HOME")
         .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
-        .context("cannot tell where sessions are saved; set HOME or XDG_STATE_HOME")?;
+        .context("cannot find the directory of saved sessions; set HOME or XDG_STATE_HOME")?;
     Ok(state.join("codex/sessions"))
 }
 

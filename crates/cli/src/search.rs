@@ -16,28 +16,28 @@ use crate::on::{OnArgs, Wants, block_on};
 use crate::remote_path::{self, unmarked};
 use crate::style::{Style, name_for_stdout, printable, quoted};
 
-/// Search in files of the other side
+/// Search files on the server
 ///
-/// Lines that match a regular expression, in a directory and all that is below it. What .gitignore
-/// names, hidden files and binary ones are left out.
+/// Prints the lines that match a regular expression, in a directory and its subdirectories. Skips hidden
+/// and binary files and what .gitignore excludes.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   codex search 'fn main' --on ws://127.0.0.1:4500
   codex search -i -g '*.rs' -C 2 'unwrap\\(\\)' src
-  codex search -F 'a.b[0]' . | cut -d: -f1 | sort -u   in a pipe: PATH:LINE:TEXT
+  codex search -F 'a.b[0]' . | cut -d: -f1 | sort -u   a pipe gets PATH:LINE:TEXT
 
-Exit codes: 0 something matches; 1 nothing does; 2 it failed, or something could not be read and
-nothing else matches.")]
+Exit codes: 0 a line matches; 1 no line matches; 2 failure, or no line matches and some files could
+  not be read.")]
 pub struct SearchArgs {
     #[command(flatten)]
     on: OnArgs,
 
-    /// Upper and lower case are the same
+    /// Ignore case
     #[arg(short, long)]
     ignore_case: bool,
 
-    /// The pattern is plain text
+    /// Treat the pattern as plain text
     #[arg(short = 'F', long)]
     fixed_strings: bool,
 
@@ -45,30 +45,30 @@ pub struct SearchArgs {
     #[arg(short, long)]
     word: bool,
 
-    /// Only files that match; with a leading !, all but those
+    /// Search only files that match; a leading ! excludes them; can be repeated
     #[arg(short, long, value_name = "GLOB")]
     glob: Vec<String>,
 
-    /// Lines around each match
+    /// Show this many lines around each match
     #[arg(short = 'C', long, value_name = "N", default_value_t = 0)]
     context: u32,
 
-    /// Hidden files too
+    /// Search hidden files too
     #[arg(long)]
     hidden: bool,
 
-    /// What .gitignore names too
+    /// Search files that .gitignore excludes too
     #[arg(long)]
     no_ignore: bool,
 
-    /// Stop after this many lines
+    /// Stop after this many matching lines
     #[arg(short, long, value_name = "N", default_value_t = 10_000)]
     max: u32,
 
-    /// What to look for
+    /// The regular expression to search for
     pattern: String,
 
-    /// Where
+    /// The directory or file to search
     #[arg(default_value = ".")]
     path: OsString,
 }
@@ -82,7 +82,7 @@ impl SearchArgs {
         let connected = self.on.connect(Wants::default()).await?;
         if !connected.client.capabilities().fs_search {
             bail!(
-                "this server cannot search; let a command do it: codex run{} -- grep -rn {} {}",
+                "this server cannot search; run a command instead: codex run{} -- grep -rn {} {}",
                 self.on.flag(),
                 quoted(&self.pattern),
                 quoted(&unmarked(&self.path).to_string_lossy())
@@ -104,7 +104,7 @@ impl SearchArgs {
         }
         if found.truncated {
             tell(format_args!(
-                "there is more: {} lines are shown; raise --max, or search for less",
+                "stopped after {} matching lines; raise --max, or narrow the search",
                 found.matches
             ));
         }

@@ -20,38 +20,38 @@ use crate::terminal::Terminal;
 /// The shell's id in its session.
 const PROCESS: &str = "shell";
 
-/// Open a login shell in this terminal
+/// Open a login shell on the server
 ///
-/// When the connection drops, it is made again and the shell goes on where it was. This terminal is
-/// put back as it was, however this ends. When the shell ends, what it left behind is killed.
+/// If the connection drops, codex reconnects and the shell continues where it was. When the shell
+/// exits, the server kills what it left running. codex always restores this terminal.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   codex shell --on ws://127.0.0.1:4500
   codex shell --on 'stdio:ssh host codex exec-server --listen stdio'
-  codex shell --on ws://… --name work          leave with ~. and come back with: codex attach work;
-                                               also after this program or its machine died
+  codex shell --on ws://… --name work          detach with ~. and reattach with codex attach work,
+                                               also after a crash of codex or of this machine
 
 Keys, after Enter:
-  ~.   leave; the shell goes on for --keep, and codex attach comes back to it. A shell on this
+  ~.   detach; the shell keeps running for --keep, and codex attach reattaches. A shell on this
        machine or behind stdio: ends instead
-  ~?   show these
-  ~~   a tilde
+  ~?   show these keys
+  ~~   type a tilde
 
-Exit codes: that of the shell; 125 this program failed; 128+N it died of signal N.")]
+Exit codes: the shell's own; 125 codex failed; 128+N signal N killed the shell.")]
 pub struct ShellArgs {
     #[command(flatten)]
     on: OnArgs,
 
-    /// Where it starts [default: the home directory]
+    /// Start in this directory [default: the home directory]
     #[arg(short = 'C', long, value_name = "DIR")]
     cwd: Option<String>,
 
-    /// The name to come back by [default: made up]
+    /// The name to reattach by [default: shell- and four characters]
     #[arg(long)]
     name: Option<Name>,
 
-    /// How long the server keeps the shell while nobody is there
+    /// End the shell after this time without a client
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1h")]
     keep: Duration,
 }
@@ -145,7 +145,7 @@ impl ShellArgs {
             None if connected.is_embedded() => remote_path::working_directory(client)?,
             None => remote_path::resolve(client, "~")
                 .or_else(|_| remote_path::working_directory(client))
-                .context("say by --cwd where to start")?,
+                .context("cannot choose a directory to start in; pass --cwd DIR")?,
         };
         // Every shell knows this flag. A name that begins with a dash says the same, but not every
         // server can give a process in a terminal another name.
@@ -172,12 +172,12 @@ impl ShellArgs {
 
     fn left(&self, saved: Option<&Saved>, kept: bool) {
         let Some(saved) = saved else {
-            return tell(format_args!("left; the shell has ended"));
+            return tell(format_args!("disconnected; the shell has ended"));
         };
         let time = match kept {
             true => format!("for {}", span(self.keep)),
-            false => "for as long as this server likes, usually 30s".to_owned(),
+            false => "for a time that the server chooses, usually 30s".to_owned(),
         };
-        tell(format_args!("left; the shell goes on {time}: codex attach {}", saved.name));
+        tell(format_args!("detached; the shell keeps running {time}: codex attach {}", saved.name));
     }
 }

@@ -14,12 +14,12 @@ pub struct TargetArgs {
     #[command(flatten)]
     pub on: OnArgs,
 
-    /// The session the process is in: its id, with --on, or a saved name
+    /// The session of the process: its id (needs --on) or a saved name
     #[arg(long, value_name = "ID")]
     session: Option<String>,
 
-    /// A name given by --detach or told on leaving a shell; with --session, a process's id
-    #[arg(value_name = "ID")]
+    /// A name given by --detach or printed by codex shell; with --session, a process id
+    #[arg(value_name = "NAME")]
     id: String,
 }
 
@@ -41,8 +41,8 @@ impl TargetArgs {
             None => {
                 let Some(saved) = find(&self.id)? else {
                     bail!(
-                        "nothing was left under the name `{}`; `codex ps` lists the names, and \
-                         --session with --on finds others",
+                        "no detached process named `{}`; `codex ps` lists the names, --session with \
+                         --on finds other processes",
                         self.id
                     );
                 };
@@ -63,10 +63,10 @@ impl TargetArgs {
             if info.is_none() {
                 if let (None, Some(saved)) = (&self.session, &saved) {
                     saved.remove()?;
-                    bail!("`{}` has ended, and its output was collected", saved.name);
+                    bail!("`{}` has ended, and its output was already read", saved.name);
                 }
                 match names.as_slice() {
-                    [] => bail!("the session has no processes any more"),
+                    [] => bail!("the session has no processes left"),
                     names => bail!(
                         "the session has no process `{process}`; it has {}",
                         crate::style::printable(&names.join(", "))
@@ -111,7 +111,7 @@ pub async fn connect(
         return Ok((resume(on, &saved, wants).await?, Some(saved)));
     }
     if on.on.is_none() {
-        bail!("no session was saved as `{session}`; if it is a session's id, add --on WHERE");
+        bail!("no saved session `{session}`; if it is a session id, add --on SERVER");
     }
     let wants = Wants { session: Some(session.to_owned()), ..wants };
     Ok((on.connect(wants).await?, None))
@@ -120,7 +120,7 @@ pub async fn connect(
 /// Connects to a saved session. One that the server does not know any more is forgotten.
 pub async fn resume(on: &OnArgs, saved: &Saved, wants: Wants) -> anyhow::Result<Connected> {
     let place = place(&saved.url).map_err(anyhow::Error::msg);
-    let place = place.with_context(|| format!("cannot go back to `{}`", saved.name))?;
+    let place = place.with_context(|| format!("cannot reattach to `{}`", saved.name))?;
     let on = on.at(place, saved.registry.clone());
     let wants = Wants { session: Some(saved.session_id.clone()), ..wants };
     match on.connect(wants).await {
@@ -128,12 +128,12 @@ pub async fn resume(on: &OnArgs, saved: &Saved, wants: Wants) -> anyhow::Result<
         Err(error) if exit::kind(&error) == ErrorKind::UnknownSession => {
             saved.remove()?;
             let gone = anyhow::anyhow!(
-                "`{}` is gone: its time was over, or the server was restarted; its name is free \
+                "`{}` is gone: its session expired or the server was restarted; the name is free \
                  again",
                 saved.name
             );
             Err(CommandError::new(ErrorKind::UnknownSession, gone).into())
         }
-        Err(error) => Err(error).with_context(|| format!("cannot go back to `{}`", saved.name)),
+        Err(error) => Err(error).with_context(|| format!("cannot reattach to `{}`", saved.name)),
     }
 }

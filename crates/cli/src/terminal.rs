@@ -41,13 +41,13 @@ impl Terminal {
     pub fn open(flag: &str) -> anyhow::Result<Self> {
         if !io::stdin().is_terminal() {
             bail!(
-                "{flag} needs a terminal, and stdin is none; run it from a terminal, or use \
-                 `codex run` without -t"
+                "{flag} needs a terminal, but stdin is not one; run it in a terminal, or use `codex \
+                 run` without -t"
             );
         }
-        let saved = tcgetattr(stdin()).context("cannot ask the terminal for its settings")?;
+        let saved = tcgetattr(stdin()).context("cannot read the settings of the terminal")?;
         let guard = start_guard().inspect_err(|error| {
-            tracing::debug!(%error, "no guard of the terminal");
+            tracing::debug!(%error, "cannot start the terminal guard");
         });
         Ok(Self {
             saved,
@@ -61,7 +61,8 @@ impl Terminal {
     pub fn raw(&self) -> anyhow::Result<Raw<'_>> {
         let mut raw = self.saved.clone();
         raw.make_raw();
-        tcsetattr(stdin(), OptionalActions::Now, &raw).context("cannot make the terminal raw")?;
+        tcsetattr(stdin(), OptionalActions::Now, &raw)
+            .context("cannot put the terminal into raw mode")?;
         self.raw.set(true);
         Ok(Raw(self))
     }

@@ -102,7 +102,7 @@ fn terminals() {
     terminal.type_in("echo in-$((40 + 2))\r");
     terminal.shows("in-42");
     terminal.type_in("\r~.");
-    terminal.shows("for as long as this server likes");
+    terminal.shows("for a time that the server chooses");
     assert!(terminal.ends().success());
     let mut back = Whose::Ours.program(place.home.path());
     let mut terminal = Terminal::start(back.args(["attach", "left"]));
@@ -118,7 +118,7 @@ fn sandboxes() {
         let work = home();
         let root = work.path().to_str().unwrap();
         let denied = place.sh(&["--sandbox", "read-only", "--cwd", root], "echo x > file");
-        denied.failed(denied.code.unwrap(), "--ask asks whether to run it without");
+        denied.failed(denied.code.unwrap(), "with --ask, codex offers to run it without");
         assert!(denied.code != Some(0) && !work.path().join("file").exists(), "{denied:?}");
         let said = place.sh(&["--sandbox", "workspace-write", "--cwd", root], "echo x > file");
         assert_eq!(said.code, Some(0), "{said:?}");
@@ -219,9 +219,9 @@ fn what_is_left_and_come_back_to() {
     let script = format!("echo one; until [ -e {gate} ]; do sleep 0.05; done; echo two; exit 5");
     let said = place.sh(&["--detach", "job"], &script);
     assert_eq!((said.code, &*said.out), (Some(0), "job\n"), "{said:?}");
-    assert!(said.err.contains("this server decides for itself how long"), "{said:?}");
+    assert!(said.err.contains("this server ignores --keep"), "{said:?}");
     let table = place.named(&["ps"]).well();
-    assert!(table.contains("job") && table.contains("(server cannot tell)"), "{table}");
+    assert!(table.contains("job") && table.contains("(server cannot list processes)"), "{table}");
     place.named(&["ps", "job"]).failed(1, "this server cannot list its processes");
     assert!(place.named(&["logs", "job"]).out.contains("one"));
     std::fs::write(&gate, "").unwrap();
@@ -229,7 +229,7 @@ fn what_is_left_and_come_back_to() {
     assert_eq!((attached.code, &*attached.out), (Some(5), "one\ntwo\n"), "{attached:?}");
 
     assert_eq!(place.sh(&["--detach", "long"], "sleep 1000").code, Some(0));
-    place.named(&["kill", "--signal", "hup", "long"]).failed(1, "knows interrupt and kill only");
+    place.named(&["kill", "--signal", "hup", "long"]).failed(1, "supports only interrupt and kill");
     assert_eq!(place.named(&["kill", "--signal", "kill", "long"]).code, Some(0));
 
     // A server behind a command ends with it.
@@ -245,11 +245,11 @@ fn what_is_left_and_come_back_to() {
 fn what_it_lacks_is_told() {
     Place::each(|place| {
         let info = output(&mut place.codex("info")).well();
-        for line in ["no   search in files (search)", "no   resize terminals (shell, run -t)"] {
+        for line in ["no   search files (search)", "no   resize terminals (shell, run -t)"] {
             assert!(info.contains(line), "{info}");
         }
         assert!(info.contains("linux"), "{info}");
         let said = output(place.codex("search").args(["needle", "/etc"]));
-        said.failed(2, "this server cannot search; let a command do it: codex run");
+        said.failed(2, "this server cannot search; run a command instead: codex run");
     });
 }

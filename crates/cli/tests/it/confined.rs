@@ -194,10 +194,10 @@ fn a_bad_profile_is_told_and_nothing_runs() {
     };
     let glob = r#"{"type":"glob_pattern","pattern":"**/.env"}"#;
     for (policy, words) in [
-        ("".to_owned(), "describes no sandbox"),
-        ("not json".to_owned(), "describes no sandbox"),
-        ("[]".to_owned(), "describes no sandbox"),
-        (r#"{"type":"nope"}"#.to_owned(), "describes no sandbox"),
+        ("".to_owned(), "is not a valid sandbox policy"),
+        ("not json".to_owned(), "is not a valid sandbox policy"),
+        ("[]".to_owned(), "is not a valid sandbox policy"),
+        (r#"{"type":"nope"}"#.to_owned(), "is not a valid sandbox policy"),
         (entry(glob, "write"), "glob patterns can only deny"),
         (entry(r#"{"type":"special","value":{"kind":"slash_tmp"}}"#, "read"), "working directory"),
     ] {
@@ -207,7 +207,7 @@ fn a_bad_profile_is_told_and_nothing_runs() {
         said.failed(125, words);
     }
     let missing = output(&mut sandbox(here.path(), &["--profile", "nope.json"], &["true"]));
-    missing.failed(125, "write read-only, workspace-write or the path of a JSON file");
+    missing.failed(125, "pass read-only, workspace-write or the path of a JSON file");
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn info_on(place: &str) -> crate::commands::Said {
 fn places_that_are_none() {
     info_on("http://127.0.0.1:1").failed(2, "ws://HOST:PORT");
     info_on("ws://127.0.0.1:0").failed(1, "port 0");
-    info_on("stdio:").failed(2, "name a command");
+    info_on("stdio:").failed(2, "expected a command");
     info_on("stdio:/no/such/program").failed(1, "check that it is installed");
     info_on("stdio:sh -c 'echo oops >&2; exit 4'").failed(1, "oops");
 }
@@ -172,8 +172,8 @@ fn exit_codes_and_hints_come_from_the_kind_whatever_the_words_are() {
     let cases = [
         ("programNotFound", "gibt es nicht", 127, "check its name"),
         ("programNotExecutable", "geht nicht", 126, "check that it is a program"),
-        ("workingDirectoryMissing", "wo denn?", 125, "give another --cwd"),
-        ("workingDirectoryDenied", "nein", 125, "give another --cwd"),
+        ("workingDirectoryMissing", "wo denn?", 125, "pass another --cwd"),
+        ("workingDirectoryDenied", "nein", 125, "pass another --cwd"),
         ("diskFull", "No such file or directory (os error 2)", 125, "(os error 2)"),
         ("ofTomorrow", "Permission denied (os error 13)", 125, "(os error 13)"),
     ];

@@ -29,12 +29,12 @@ fn files_there_and_back() {
         cp(&[&there("b.txt"), &there("d.txt")]).well();
         assert_eq!(read(path("d.txt")), "hello\n");
 
-        cp(&["a.txt", "e.txt"]).failed(1, "begin those that are with a colon");
+        cp(&["a.txt", "e.txt"]).failed(1, "start paths on the server with a colon");
         cp(&["none.txt", &there("e.txt")]).failed(1, "cannot read none.txt");
         cp(&[&there("none.txt"), "e.txt"]).failed(1, "none.txt");
         cp(&[&there("a.txt"), "/proc/e.txt"]).failed(1, "cannot write /proc/e.txt");
         cp(&["a.txt", ":/proc/e.txt"]).failed(1, "/proc/e.txt");
-        cp(&["a.txt", &there("none/")]).failed(1, "no directory");
+        cp(&["a.txt", &there("none/")]).failed(1, "not a directory");
         cp(&["into", &there("x")]).failed(1, "add -r");
         cp(&[&there("into"), "x"]).failed(1, "add -r");
         let names: Vec<_> = std::fs::read_dir(&directory)
@@ -107,13 +107,13 @@ fn listing_and_removing() {
         rm(&[&shown("d")]).failed(1, "add -r");
         rm(&[&shown("none")]).failed(1, "cannot remove");
         rm(&["-f", &shown("none")]).well();
-        rm(&["-rf", "/"]).failed(1, "everything");
+        rm(&["-rf", "/"]).failed(1, "the root directory");
         // What a variable that is not set leaves of a command, and what no `rm` takes.
-        rm(&["-rf", ""]).failed(1, "an empty path names nothing");
+        rm(&["-rf", ""]).failed(1, "empty path");
         let here =
             [".", "..", "./", &format!("{}/.", shown("d")), &format!("{}/..", shown("d/sub"))];
         for here in here {
-            rm(&["-rf", here]).failed(1, "write its name");
+            rm(&["-rf", here]).failed(1, "write the directory's name");
         }
         assert!(path("d/file").exists());
         rm(&[&shown("d/file")]).well();
@@ -145,7 +145,7 @@ fn searching() {
         // It cannot be read, so nobody knows.
         output(codex("search").args(["nothing", "/proc/self/mem"])).failed(2, "/proc/self/mem");
         search(&["("]).failed(2, "pattern");
-        search(&["--max", "1", "-i", "hello|fn"]).err.contains("there is more");
+        search(&["--max", "1", "-i", "hello|fn"]).err.contains("stopped after");
     });
 }
 

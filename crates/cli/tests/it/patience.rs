@@ -85,10 +85,10 @@ fn an_interrupt_ends_the_waiting_and_names_the_way_back() {
     network.go_down();
     send(child.id(), Signal::INT);
     let said = ended(child);
-    said.failed(130, "the command was not stopped");
+    said.failed(130, "the command still runs");
     // What it says works.
     network.up.store(true, Ordering::SeqCst);
-    let way_back = said.err.split("; ").last().unwrap().split(" goes back").next().unwrap();
+    let way_back = said.err.split("reattach with ").last().unwrap();
     let words = shlex::split(way_back.trim()).unwrap();
     assert_eq!((&*words[0], &*words[1]), ("codex", "attach"), "{said:?}");
     let child = running(codex().args(&words[1..]));
@@ -107,7 +107,7 @@ fn ctrl_c_in_a_terminal_ends_the_waiting() {
     terminal.shows("ready");
     network.go_down();
     terminal.type_in("\u{3}");
-    terminal.shows("the command was not stopped");
+    terminal.shows("the command still runs");
     assert_eq!(terminal.ends().code(), Some(130));
 }
 

@@ -278,7 +278,7 @@ fn where_credentials_come_from() {
     output(&mut info()).failed(1, "run codex login or set CODEX_API_KEY");
     let file = cloud.home.path().join("token");
     std::fs::write(&file, "\n").unwrap();
-    output(info().arg("--token-file").arg(&file)).failed(1, "holds no token");
+    output(info().arg("--token-file").arg(&file)).failed(1, "is empty");
     std::fs::write(&file, format!("{}\n", cloud.token)).unwrap();
     output(info().arg("--token-file").arg(&file)).well();
     output(info().env("CODEX_API_KEY", &cloud.token)).well();
@@ -342,7 +342,7 @@ fn streams_are_passed_on_to_a_server_that_listens() {
     assert_eq!(forward.told_to_stop().code(), Some(0));
 
     let wrong = ["forward", "--connect", "http://127.0.0.1:1"];
-    output(&mut cloud.executor(&wrong)).failed(1, "--connect takes the ws:// URL");
+    output(&mut cloud.executor(&wrong)).failed(1, "invalid --connect URL");
 }
 
 #[test]

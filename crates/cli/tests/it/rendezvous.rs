@@ -108,7 +108,7 @@ fn tokens_are_made_listed_revoked_and_survive_a_kill() {
         .unwrap();
     assert!(stdout(&by_the_other_variable).contains("box"));
     let shown = stdout(&list(&manager));
-    assert!(shown.contains("box") && shown.contains("offline, seen"), "{shown}");
+    assert!(shown.contains("box") && shown.contains("offline, last seen"), "{shown}");
     let json = stdout(&run(
         &[&["environments", "show", "box", "--json"], &registry[..]].concat(),
         &manager,
@@ -296,7 +296,7 @@ fn a_cluster_of_several_nodes_on_nats() {
     let (token, manager) = (make(&["--environment", "box"]), make(&["--can", "manage"]));
     assert!(register(&one, "box", &token).contains(" 200 "));
     let shown = stdout(&run(&["environments", "list", "--registry", &other.url], &manager));
-    assert!(shown.contains("box") && shown.contains("offline, seen"), "{shown}");
+    assert!(shown.contains("box") && shown.contains("offline, last seen"), "{shown}");
     let listed = stdout(&run(&[&["rendezvous", "token", "list"], &on[..]].concat(), ""));
     assert_eq!(listed.lines().count(), 3, "{listed}");
     let id = listed.lines().find(|line| line.contains("box")).unwrap();

@@ -84,7 +84,7 @@ fn a_timeout_kills_and_says_so() {
         let mut run = codex("run");
         let said =
             output(run.args(["--timeout", "300ms", "--", "sh", "-c", "echo early; sleep 60"]));
-        said.failed(124, "longer than 300ms");
+        said.failed(124, "--timeout of 300ms");
         assert_eq!(said.out, "early\n");
     });
 }
@@ -155,7 +155,7 @@ fn what_cannot_be_started_has_the_codes_of_a_shell() {
     std::fs::set_permissions(&broken, PermissionsExt::from_mode(0o755)).unwrap();
     everywhere(|codex| {
         output(codex("run").args(["--", "no-such-command"]))
-            .failed(127, "no command `no-such-command`");
+            .failed(127, "command `no-such-command` not found");
         output(codex("run").args(["--", "/etc/passwd"])).failed(126, "cannot be executed");
         output(codex("run").arg("--").arg(&broken)).failed(126, "cannot be executed");
         output(codex("run").args(["-C", "/no/such", "--", "ls"])).failed(125, "--cwd");

@@ -49,7 +49,7 @@ fn without_a_terminal_the_first_result_stands() {
         alone.arg("--wait").arg(run.get_program()).args(run.get_args());
         let said = output(&mut alone);
         assert_ne!(said.code, Some(0));
-        assert!(said.err.contains("no terminal to ask at"), "{said:?}");
+        assert!(said.err.contains("--ask needs a terminal"), "{said:?}");
         assert!(!directory.path().join("greeting").exists());
     });
 }

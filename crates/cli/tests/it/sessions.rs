@@ -52,14 +52,14 @@ fn a_command_goes_on_without_us_and_is_collected() {
     assert!(table.contains("build  running"), "{table}");
     let table = home.run(&["ps", "build"]).well();
     assert!(table.starts_with("ID "), "{table}");
-    home.detach("build", "true").failed(125, "is taken");
+    home.detach("build", "true").failed(125, "is already in use");
 
     std::fs::write(&gate, "").unwrap();
     let followed = home.run(&["logs", "-f", "build"]);
     assert_eq!((&*followed.out, &*followed.err), ("one\nthree\n", "two\n"));
     let attached = home.run(&["attach", "build"]);
     assert_eq!((attached.code, &*attached.out), (Some(5), "one\nthree\n"), "{attached:?}");
-    home.run(&["attach", "build"]).failed(125, "nothing was left under the name `build`");
+    home.run(&["attach", "build"]).failed(125, "no detached process named `build`");
     assert_eq!(home.processes().as_array().unwrap().len(), 0);
 }
 
@@ -71,10 +71,10 @@ fn signals_and_names_set_free() {
     home.run(&["logs", "-f", "s"]).well();
     assert_eq!(home.processes()[0]["exitCode"], 143);
     let said = home.run(&["kill", "s"]);
-    assert!(said.err.contains("ended already, with exit code 143"), "{said:?}");
+    assert!(said.err.contains("already exited with code 143"), "{said:?}");
     home.detach("s", "trap '' TERM; sleep 1000");
     home.run(&["kill", "--signal", "kill", "s"]).well();
-    home.run(&["kill", "s"]).failed(1, "nothing was left");
+    home.run(&["kill", "s"]).failed(1, "no detached process");
 }
 
 #[test]
@@ -112,8 +112,8 @@ fn a_session_whose_server_is_gone() {
     home.detach("x", "sleep 1000");
     home.server = Server::start();
     let table = home.run(&["ps"]).well();
-    assert!(table.contains("server not there"), "{table}");
-    home.run(&["logs", "x"]).failed(1, "cannot go back to `x`");
+    assert!(table.contains("server not running"), "{table}");
+    home.run(&["logs", "x"]).failed(1, "cannot reattach to `x`");
 }
 
 /// A command that nobody could name would go on for a day: it does not start.
@@ -130,7 +130,7 @@ fn what_cannot_be_saved_is_not_started() {
     std::fs::remove_file(&nowhere).unwrap();
     // And the name of what the server refuses to start is free again.
     let url = home.server.url.as_str();
-    home.run(&["run", "--on", url, "--detach", "x", "--", "/no/such"]).failed(127, "no command");
+    home.run(&["run", "--on", url, "--detach", "x", "--", "/no/such"]).failed(127, "not found");
     home.detach("x", "true");
     home.run(&["attach", "x"]).well();
 }
@@ -146,7 +146,7 @@ fn who_collects_an_exit_leaves_nothing_running() {
     let daemon: u32 = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
     assert!(crate::support::is_running(daemon));
     assert_eq!(home.run(&["attach", "d"]).code, Some(3));
-    home.run(&["attach", "d"]).failed(125, "nothing was left under the name");
+    home.run(&["attach", "d"]).failed(125, "no detached process named");
     let until = std::time::Instant::now() + crate::support::PATIENCE;
     while crate::support::is_running(daemon) {
         assert!(std::time::Instant::now() < until, "the daemon goes on");

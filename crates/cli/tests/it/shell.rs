@@ -26,7 +26,7 @@ fn a_login_shell_that_is_typed_to() {
         let shown = terminal.shows("is 42");
         assert!(shown.contains("sh is 42"), "{shown}");
         terminal.type_in("~?");
-        terminal.shows("leave; on a server");
+        terminal.shows("detach; on a server");
         terminal.type_in("exit 3\n");
         assert_eq!(terminal.ends().code(), Some(3));
         terminal.is_again(&before);
@@ -133,7 +133,7 @@ fn a_client_that_was_killed_is_replaced_by_attach() {
     terminal.signal(Signal::KILL);
     terminal.ends();
     let mut terminal = Terminal::start(&named());
-    terminal.shows("the name `work` is taken");
+    terminal.shows("the name `work` is already in use");
     assert_eq!(terminal.ends().code(), Some(125));
 
     is_come_back_to(home.path());
@@ -155,7 +155,7 @@ fn a_dropped_connection_costs_nothing() {
     for round in 0..3 {
         proxy.drop_all();
         terminal.shows("connection lost");
-        terminal.shows("connected again");
+        terminal.shows("reconnected");
         terminal.type_in(&format!("echo $x {round} is he''re\n"));
         terminal.shows(&format!("kept {round} is here"));
     }

@@ -59,7 +59,7 @@ fn every_command_that_works_anywhere_says_so_and_gives_examples() {
         let output = run(&[subcommand, "--help"]);
         let help = text(&output.stdout);
         assert!(help.contains("Examples:"), "{subcommand}");
-        assert!(help.contains("--on <WHERE>"), "{subcommand}");
+        assert!(help.contains("--on <SERVER>"), "{subcommand}");
         snapshot(&format!("{subcommand}-help"), help);
     }
 }
