@@ -56,7 +56,7 @@ impl ExecServerClient {
         if !self.capabilities().process_list {
             return Err(ExecServerError::Unsupported {
                 what: "list its processes".to_owned(),
-                instead: "keep the ids of those you start".to_owned(),
+                instead: "keep the ids of the processes you start".to_owned(),
             });
         }
         self.call::<call::ProcessList>(ListParams {}).await

@@ -289,20 +289,23 @@ fn opening_error(
             None => connect(
                 ErrorKind::ConnectionLost,
                 format!(
-                    "the connection ended before the session began ({why}); check that an exec-server listens there"
+                    "the connection ended before the session started ({why}); check that an \
+                     exec-server listens at this address"
                 ),
             ),
         },
         HandshakeError::Timeout(after) => connect(
             ErrorKind::TimedOut,
             format!(
-                "no answer to initialize within {} s; check that an exec-server listens there",
+                "no response to initialize within {} s; check that an exec-server listens at this \
+                 address",
                 after.as_secs_f32()
             ),
         ),
         HandshakeError::Server(error) => ExecServerError::server(Method::Initialize.name(), error),
-        HandshakeError::Protocol(detail) => {
-            ExecServerError::protocol(format!("{endpoint} answered initialize wrongly"), detail)
-        }
+        HandshakeError::Protocol(detail) => ExecServerError::protocol(
+            format!("invalid response to initialize from {endpoint}"),
+            detail,
+        ),
     }
 }

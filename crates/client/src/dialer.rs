@@ -124,7 +124,7 @@ impl Dialer for StdioDialer {
     fn dial(&self) -> Dialling<'_> {
         Box::pin(async {
             let Some((program, arguments)) = self.argv.split_first() else {
-                return Err(DialFailure::permanent("the command is empty; name a program"));
+                return Err(DialFailure::permanent("the command is empty; pass a program to run"));
             };
             let mut child = Command::new(program)
                 .args(arguments)
@@ -141,7 +141,9 @@ impl Dialer for StdioDialer {
             let (Some(stdin), Some(stdout), Some(stderr)) =
                 (child.stdin.take(), child.stdout.take(), child.stderr.take())
             else {
-                return Err(DialFailure::permanent("the command's pipes are missing"));
+                return Err(DialFailure::permanent(
+                    "cannot open the command's stdin, stdout and stderr",
+                ));
             };
             let stderr = tokio::spawn(tail(stderr));
             *self.last.lock() = Some(Spawned { child, stderr });
@@ -174,8 +176,8 @@ impl Dialer for StdioDialer {
             let stderr = String::from_utf8_lossy(&stderr);
             let stderr = stderr.trim();
             Some(match stderr {
-                "" => format!("the command ended ({status})"),
-                words => format!("the command ended ({status}) and said: {words}"),
+                "" => format!("the command exited ({status})"),
+                words => format!("the command exited ({status}): {words}"),
             })
         })
     }
@@ -201,7 +203,8 @@ impl Dialer for OneConnection {
     fn dial(&self) -> Dialling<'_> {
         let connection = self.0.lock().take();
         Box::pin(async move {
-            connection.ok_or_else(|| DialFailure::permanent("the only connection was used"))
+            connection
+                .ok_or_else(|| DialFailure::permanent("the given connection is already used up"))
         })
     }
 

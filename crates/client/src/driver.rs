@@ -58,7 +58,7 @@ impl Driver {
             link.fail();
             let reason = match end {
                 End::Closing => {
-                    let reason = "it was closed by this client".to_owned();
+                    let reason = "closed by this client".to_owned();
                     self.shared.die(&ExecServerError::Closed { reason });
                     drop((connection, link));
                     self.dialer.farewell().await;
@@ -75,7 +75,7 @@ impl Driver {
             let again = tokio::select! {
                 again = self.reconnect(reason, link.epoch) => again,
                 _ = closing.wait_for(|closing| *closing) => {
-                    Err(ExecServerError::Closed { reason: "it was closed by this client".to_owned() })
+                    Err(ExecServerError::Closed { reason: "closed by this client".to_owned() })
                 }
             };
             match again {
@@ -101,11 +101,11 @@ impl Driver {
                     link.answer_lost(&error.to_string());
                     continue;
                 }
-                None => return End::Dropped("the other side closed the connection".to_owned()),
+                None => return End::Dropped("the server closed the connection".to_owned()),
             };
             if let Err(detail) = self.handle(&message, link).await {
                 return End::Broken(ExecServerError::protocol(
-                    format!("a message of {} cannot be read", self.shared.endpoint),
+                    format!("cannot parse a message from {}", self.shared.endpoint),
                     detail,
                 ));
             }
@@ -116,15 +116,15 @@ impl Driver {
         match Incoming::parse(message, &DecodeLimits::default()).map_err(|e| e.to_string())? {
             Incoming::Response { id, result } => {
                 if !link.answer(&id, Ok(result)) {
-                    tracing::debug!(%id, "an answer that nobody waits for");
+                    tracing::debug!(%id, "response to an unknown request");
                 }
             }
             Incoming::Error { id: RequestId::UNKNOWN, error } => {
-                tracing::warn!(%error, "the server could not read a message");
+                tracing::warn!(%error, "the server could not parse a message of this client");
             }
             Incoming::Error { id, error } => {
                 if !link.answer(&id, Err(error)) {
-                    tracing::debug!(%id, "an error that nobody waits for");
+                    tracing::debug!(%id, "error response to an unknown request");
                 }
             }
             Incoming::Notification { method, params } => {
@@ -230,7 +230,7 @@ impl Driver {
         }
         let Some(id) = &session else {
             return Err(lost(format!(
-                "{reason}, and the server is of an older version that names no sessions, so there is nothing to resume"
+                "{reason}, and this server does not support resuming sessions"
             )));
         };
         self.shared.link.send_replace(LinkState::Down);
@@ -255,10 +255,10 @@ impl Driver {
                 Ok(Err(Attempt::Hopeless(error))) => return Err(lost(error)),
                 Err(_) => break,
             }
-            tracing::debug!(attempt, reason = %why, "not reconnected yet");
+            tracing::debug!(attempt, reason = %why, "reconnect attempt failed");
         }
         Err(lost(format!(
-            "no connection within {} s of losing the last ({why})",
+            "no connection within {} s after the last one was lost ({why})",
             self.policy.give_up_after.as_secs_f32()
         )))
     }
@@ -271,7 +271,7 @@ impl Driver {
                 return Err(Attempt::Hopeless(error.to_string()));
             }
             Ok(Err(error)) => return Err(Attempt::Again(error.to_string())),
-            Err(_) => return Err(Attempt::Again("dialling took too long".to_owned())),
+            Err(_) => return Err(Attempt::Again("connecting timed out".to_owned())),
         };
         let limit = self.initialize_timeout.min(self.policy.attempt_timeout);
         let response = match handshake(&mut connection, &self.initialize, limit).await {
@@ -284,7 +284,7 @@ impl Driver {
             }
             Err(HandshakeError::Server(error)) => {
                 return Err(Attempt::Hopeless(format!(
-                    "the server does not resume it ({})",
+                    "the server refused to resume it ({})",
                     error.message
                 )));
             }
@@ -292,14 +292,16 @@ impl Driver {
                 return Err(Attempt::Again(format!("the new connection ended: {why}")));
             }
             Err(HandshakeError::Timeout(_)) => {
-                return Err(Attempt::Again("no answer to initialize".to_owned()));
+                return Err(Attempt::Again("no response to initialize".to_owned()));
             }
             Err(HandshakeError::Protocol(why)) => {
-                return Err(Attempt::Hopeless(format!("what answers is no exec-server ({why})")));
+                return Err(Attempt::Hopeless(format!("the peer is not an exec-server ({why})")));
             }
         };
         if response.session_id != self.initialize.resume_session_id {
-            return Err(Attempt::Hopeless("the server opened another session instead".to_owned()));
+            return Err(Attempt::Hopeless(
+                "the server started a new session instead of resuming it".to_owned(),
+            ));
         }
         if let Some(info) = response.environment_info {
             *self.shared.info.lock() = Arc::new(info);

@@ -28,7 +28,7 @@ pub enum ExecServerError {
     },
 
     /// The peer does not speak the protocol, or broke it.
-    #[error("{during}: {detail}; check that the other side is an exec-server of a known version")]
+    #[error("{during}: {detail}; check that the server is an exec-server of a supported version")]
     Protocol {
         /// What was going on.
         during: String,
@@ -51,10 +51,10 @@ pub enum ExecServerError {
 
     /// No answer in time. A request that changes something may or may not have taken effect.
     #[error(
-        "no answer to {method} within {} s; {}",
+        "no response to {method} within {} s; {}",
         after.as_secs_f32(),
         if *.changes {
-            "it may or may not have happened: look before you retry, or raise the timeout"
+            "it may have taken effect: check before you retry, or raise the timeout"
         } else {
             "try again, or raise the timeout"
         }
@@ -118,7 +118,8 @@ pub enum ExecServerError {
 pub enum Lost {
     /// The session, and with it every process and all output that had not arrived.
     #[error(
-        "the session {} is lost: {reason}; its processes are killed by the server and what they had left to say is gone: connect again and start over",
+        "session {} is lost: {reason}; its processes end and their unread output is gone; connect \
+         again and start over",
         session.as_deref().unwrap_or("(unnamed)")
     )]
     Session {
@@ -144,7 +145,8 @@ pub enum Lost {
 
     /// Output that had arrived and waited on disk for its consumer.
     #[error(
-        "{bytes} bytes of output are lost: they waited in a temporary file and cannot be read back ({why}); read faster, or check the disk"
+        "{bytes} bytes of output are lost: they were spooled to a temporary file that cannot be \
+         read back ({why}); read faster, or check the disk"
     )]
     Spooled {
         /// How many bytes.
@@ -155,7 +157,8 @@ pub enum Lost {
 
     /// A process that the server has forgotten.
     #[error(
-        "the server no longer knows process {process}: its exit code and any output after the last event are lost; results are kept for a short time only, so collect them sooner"
+        "the server no longer knows process {process}: its exit code and any output after the last \
+         event are lost; the server keeps results for a short time only, so read them sooner"
     )]
     Process {
         /// Which one.
@@ -164,7 +167,7 @@ pub enum Lost {
 
     /// The answer to a request that was under way when the connection died.
     #[error(
-        "the connection died while {method} was under way; it may or may not have happened: look before you retry"
+        "the connection was lost during {method}; it may have taken effect: check before you retry"
     )]
     Answer {
         /// Which request.
@@ -172,7 +175,7 @@ pub enum Lost {
     },
 
     /// A part of a notification stream that came faster than it was taken.
-    #[error("{count} notifications of {name} were dropped because they were not taken in time")]
+    #[error("{count} notifications of {name} were dropped because they were not read in time")]
     Notices {
         /// Which notification.
         name: &'static str,
@@ -355,9 +358,10 @@ impl From<ExecServerError> for io::Error {
 /// What to do about a code, where the code alone tells.
 fn hint(code: i64) -> &'static str {
     match code {
-        code::METHOD_NOT_FOUND => "; the server is older or lacks this: see its capabilities",
+        code::METHOD_NOT_FOUND => "; this server does not support it: see its capabilities",
         code::SESSION_ATTACHED => {
-            "; another connection holds the session: close it, or wait until the server notices that it is gone"
+            "; another connection holds the session: close it, or wait until the server detects \
+             that it is gone"
         }
         _ => "",
     }

@@ -42,7 +42,7 @@ async fn exchange(
 ) -> Result<InitializeResponse, HandshakeError> {
     // A text id cannot meet an id of the requests that follow.
     let own = RequestId::Text("initialize".to_owned());
-    let ended = |_| HandshakeError::Ended("it was closed at once".to_owned());
+    let ended = |_| HandshakeError::Ended("the server closed it at once".to_owned());
     let request = encode::request::<call::Initialize>(&own, params);
     connection.outbound().send(request).await.map_err(ended)?;
     let response = loop {
@@ -50,7 +50,9 @@ async fn exchange(
             Some(Ok(message)) => message,
             Some(Err(error)) => return Err(HandshakeError::Ended(error.to_string())),
             None => {
-                return Err(HandshakeError::Ended("it was closed before the answer".to_owned()));
+                return Err(HandshakeError::Ended(
+                    "the server closed it without a response to initialize".to_owned(),
+                ));
             }
         };
         match Incoming::parse(&message, &DecodeLimits::default()) {
@@ -63,7 +65,11 @@ async fn exchange(
             }
             // Events of a resumed session; they are read again later.
             Ok(Incoming::Notification { .. }) => {}
-            Ok(_) => return Err(HandshakeError::Protocol("it answered something else".to_owned())),
+            Ok(_) => {
+                return Err(HandshakeError::Protocol(
+                    "the server sent something other than a response".to_owned(),
+                ));
+            }
             Err(error) => return Err(HandshakeError::Protocol(error.to_string())),
         }
     };

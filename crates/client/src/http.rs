@@ -89,7 +89,7 @@ impl Stream for HttpBody {
             }
             if piece.seq != self.next {
                 self.done = true;
-                let detail = format!("piece {} came instead of {}", piece.seq, self.next);
+                let detail = format!("received piece {} instead of {}", piece.seq, self.next);
                 return Poll::Ready(Some(Err(ExecServerError::protocol("reading a body", detail))));
             }
             self.next += 1;

@@ -127,7 +127,9 @@ impl Shared {
                 LinkState::Down => {}
             }
             if states.changed().await.is_err() {
-                return Err(ExecServerError::Closed { reason: "the client is gone".to_owned() });
+                return Err(ExecServerError::Closed {
+                    reason: "the client was dropped".to_owned(),
+                });
             }
         }
     }
@@ -142,7 +144,9 @@ impl Shared {
                 _ => {}
             }
             if states.changed().await.is_err() {
-                return Err(ExecServerError::Closed { reason: "the client is gone".to_owned() });
+                return Err(ExecServerError::Closed {
+                    reason: "the client was dropped".to_owned(),
+                });
             }
         }
     }
@@ -273,7 +277,7 @@ pub(crate) fn call_error(method: &'static str, error: LinkError) -> ExecServerEr
     match error {
         LinkError::Server(error) => ExecServerError::server(method, error),
         LinkError::Protocol(detail) => {
-            ExecServerError::protocol(format!("the answer to {method} cannot be read"), detail)
+            ExecServerError::protocol(format!("cannot parse the response to {method}"), detail)
         }
         LinkError::NotSent | LinkError::Interrupted => Lost::Answer { method }.into(),
     }

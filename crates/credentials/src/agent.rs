@@ -67,7 +67,7 @@ impl AgentIdentity {
         now: fn() -> SystemTime,
     ) -> Result<Self, SignInError> {
         let bad = SignInError::AgentToken;
-        let claims = claims(token).ok_or_else(|| bad("it is no JSON Web Token"))?;
+        let claims = claims(token).ok_or_else(|| bad("it is not a JSON Web Token"))?;
         if claims.expires_by(now(), Duration::ZERO) {
             return Err(bad("it has expired"));
         }
@@ -77,7 +77,7 @@ impl AgentIdentity {
         }
         let account_id = claims.account().map(ToOwned::to_owned);
         let runtime_id = claims.agent_runtime_id.filter(|id| !id.is_empty());
-        let runtime_id = runtime_id.ok_or_else(|| bad("it names no agent_runtime_id"))?;
+        let runtime_id = runtime_id.ok_or_else(|| bad("it has no agent_runtime_id"))?;
         let key = claims.agent_private_key.ok_or_else(|| bad("it has no agent_private_key"))?;
         let pkcs8 = STANDARD.decode_to_vec(key.expose().trim());
         let pkcs8 = Zeroizing::new(pkcs8.map_err(|_| bad("its key is not base64"))?);
@@ -133,15 +133,15 @@ impl AgentIdentity {
         }
         let told = answer.json::<RegisterAnswer>();
         let told =
-            told.ok_or_else(|| SignInError::AgentTask("the answer is not understood".into()))?;
+            told.ok_or_else(|| SignInError::AgentTask("the response cannot be parsed".into()))?;
         let task_id = match (told.task_id, told.encrypted_task_id) {
             (Some(task_id), _) => Some(task_id),
             (None, Some(sealed)) => self.unseal(&sealed),
             (None, None) => None,
         };
-        task_id
-            .filter(|id| !id.is_empty())
-            .ok_or_else(|| SignInError::AgentTask("the answer has no task id that opens".into()))
+        task_id.filter(|id| !id.is_empty()).ok_or_else(|| {
+            SignInError::AgentTask("the response has no task id that can be decrypted".into())
+        })
     }
 
     fn sign(&self, text: &str) -> String {

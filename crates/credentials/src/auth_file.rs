@@ -67,7 +67,7 @@ pub enum AuthFileError {
         source: io::Error,
     },
     /// It is there, but is not what it should be.
-    #[error("{} is not a sign-in file; run codex login to write a new one", .0.display())]
+    #[error("{} is not a valid credentials file; run codex login to write a new one", .0.display())]
     Content(PathBuf),
 }
 

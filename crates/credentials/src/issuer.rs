@@ -27,13 +27,13 @@ pub enum OauthError {
     #[error("{0}")]
     Setup(&'static str),
     /// The issuer is not one to send tokens to.
-    #[error("tokens go to an issuer only over https, not to {0}")]
+    #[error("refusing to send tokens to the issuer {0}: it is not https")]
     InClear(String),
     /// Not reached.
     #[error(transparent)]
     Unreachable(#[from] HttpError),
     /// The issuer's own error code.
-    #[error("the issuer said {code}{}", detail(.description))]
+    #[error("the issuer returned {code}{}", detail(.description))]
     Refused {
         /// As in RFC 6749 and 8628: `invalid_grant`, `authorization_pending`, …
         code: String,

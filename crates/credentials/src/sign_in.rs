@@ -29,16 +29,15 @@ pub enum SignInError {
     #[error("not signed in; run codex login or set CODEX_API_KEY")]
     None,
     /// The flag without its variable.
-    #[error(
-        "--use-agent-identity-auth needs CODEX_ACCESS_TOKEN; set it, or leave the flag out to sign in otherwise"
-    )]
+    #[error("--use-agent-identity-auth needs CODEX_ACCESS_TOKEN; set it, or omit the flag")]
     NoAccessToken,
     /// The older registration without its variable.
     #[error("--executor-id needs CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN; set it")]
     NoRemoteToken,
     /// The credential must not go there.
     #[error(
-        "the {credential} is not sent to {host}: {rule}; if that host is yours, allow it with --allow-host {host}"
+        "refusing to send the {credential} to {host}: {rule}; if you trust that host, add \
+         --allow-host {host}"
     )]
     NotThere {
         /// Which kind.
@@ -49,17 +48,17 @@ pub enum SignInError {
         rule: &'static str,
     },
     /// A credential with characters that no header can carry.
-    #[error("the {0} has characters that no HTTP header can carry; check where it came from")]
+    #[error("the {0} contains characters that an HTTP header cannot carry; check its source")]
     Malformed(&'static str),
     /// The access token of an agent identity is not one.
-    #[error("CODEX_ACCESS_TOKEN is not usable: {0}; get a new one")]
+    #[error("CODEX_ACCESS_TOKEN is invalid: {0}; get a new one")]
     AgentToken(&'static str),
     /// The agent's task could not be registered.
-    #[error("the agent's task was not registered: {0}")]
+    #[error("cannot register the agent's task: {0}")]
     AgentTask(String),
     /// Somebody has signed in as somebody else since.
     #[error(
-        "{} now holds the sign-in of another account, which is not used in the middle of this one's work; start again to use it",
+        "{} now holds the credentials of another account; restart to use them",
         .0.display()
     )]
     OtherAccount(std::path::PathBuf),
@@ -67,10 +66,10 @@ pub enum SignInError {
     #[error(transparent)]
     File(#[from] AuthFileError),
     /// The tokens have expired and no new ones are to be had.
-    #[error("the sign-in has expired and was not renewed: {0}; run codex login")]
+    #[error("the sign-in has expired and cannot be renewed: {0}; run codex login")]
     Expired(#[source] OauthError),
     /// The service that renews could not be asked.
-    #[error("the sign-in could not be renewed: {0}")]
+    #[error("cannot renew the sign-in: {0}")]
     Unreachable(#[from] HttpError),
 }
 
@@ -145,9 +144,11 @@ impl SignIn {
         }
         let rule = match &self.kind {
             Kind::ApiKey(_) if base.is_openai() => return Ok(()),
-            Kind::ApiKey(_) => "an API key goes only to https hosts of OpenAI and to this machine",
+            Kind::ApiKey(_) => {
+                "API keys are sent only to https hosts of OpenAI and to this machine"
+            }
             _ if base.is_private() => return Ok(()),
-            _ => "it would travel in clear",
+            _ => "it would be sent unencrypted",
         };
         let (credential, host) = (self.describe(), base.host().to_owned());
         Err(SignInError::NotThere { credential, host, rule })

@@ -100,9 +100,9 @@ impl SignInSources {
             SignInKind::AgentIdentity => {
                 let token = self.access_token.clone().ok_or(SignInError::NoAccessToken)?;
                 let base = self.auth_api.as_deref().unwrap_or(DEFAULT_AUTH_API);
-                let base: BaseUrl = base
-                    .parse()
-                    .map_err(|_| SignInError::AgentTask("CODEX_AUTH_API_URL is no URL".into()))?;
+                let base: BaseUrl = base.parse().map_err(|_| {
+                    SignInError::AgentTask("CODEX_AUTH_API_URL is not a URL".into())
+                })?;
                 SignIn::agent(AgentIdentity::new(&token, base, self.now)?)
             }
             SignInKind::RemoteBearer => {

@@ -33,7 +33,7 @@ static RENEWALS: RwLock<()> = RwLock::const_new(());
 pub async fn finish_renewals(limit: Duration) {
     match tokio::time::timeout(limit, RENEWALS.write()).await {
         Ok(guard) => std::mem::forget(guard),
-        Err(_) => tracing::warn!("a renewal of the sign-in was not finished in time"),
+        Err(_) => tracing::warn!("renewing the sign-in did not finish in time"),
     }
 }
 
@@ -85,7 +85,7 @@ impl ChatGptTokens {
             Ok(_) => Ok(true),
             // The registry's own refusal says more than that there is nothing to renew.
             Err(SignInError::Expired(error)) if !error.is_transient() => {
-                tracing::info!(%error, "the sign-in was refused and not renewed");
+                tracing::info!(%error, "the sign-in was refused and cannot be renewed");
                 Ok(false)
             }
             Err(error) => Err(error),
@@ -169,12 +169,13 @@ impl Renewer {
         let identity = claims(&old.id_token.as_str().into()).unwrap_or_default();
         let base = self.issuer.0.clone().or(identity.iss.clone());
         let base = base.unwrap_or_else(|| DEFAULT_ISSUER.to_owned());
-        let base: BaseUrl = base.parse().map_err(|_| OauthError::Setup("its issuer is no URL"))?;
+        let base: BaseUrl =
+            base.parse().map_err(|_| OauthError::Setup("its issuer is not a URL"))?;
         // A token names the client that it was made for.
         let client = self.issuer.1.clone();
         let client = client.or_else(|| identity.audiences().first().map(ToString::to_string));
         let client = client
-            .ok_or(OauthError::Setup("its client is not known; set CODEX_LOGIN_CLIENT_ID"))?;
+            .ok_or(OauthError::Setup("its client id is not known; set CODEX_LOGIN_CLIENT_ID"))?;
         Issuer::discover(&base, client, http).await
     }
 }

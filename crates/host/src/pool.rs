@@ -33,7 +33,7 @@ pub enum WorkError {
     #[error("the work panicked")]
     Panicked,
     /// The pool has no thread, and the system gives none.
-    #[error("the system gives this process no thread")]
+    #[error("the system allows this process no more threads")]
     NoThreads,
 }
 

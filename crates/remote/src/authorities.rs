@@ -20,10 +20,10 @@ pub enum AuthoritiesError {
         source: pem::Error,
     },
     /// It holds none.
-    #[error("{0} holds no certificate")]
+    #[error("{0} contains no certificate")]
     Empty(PathBuf),
     /// What it holds does not do.
-    #[error("the certificates of {path} cannot be used")]
+    #[error("cannot use the certificates in {path}")]
     Unusable {
         /// The file.
         path: PathBuf,

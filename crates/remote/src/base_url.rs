@@ -20,7 +20,7 @@ pub struct BaseUrl {
 
 /// Why a text is no base URL.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("not a base URL ({reason}); write https://HOST or https://HOST/PATH")]
+#[error("invalid base URL ({reason}); expected https://HOST or https://HOST/PATH")]
 pub struct BaseUrlError {
     reason: &'static str,
 }
@@ -34,7 +34,7 @@ impl FromStr for BaseUrl {
         if text.contains(['?', '#']) {
             return Err(bad("it has a query or a fragment"));
         }
-        let uri: Uri = text.parse().map_err(|_| bad("it does not parse"))?;
+        let uri: Uri = text.parse().map_err(|_| bad("it cannot be parsed"))?;
         let https = match uri.scheme_str() {
             Some("https") => true,
             Some("http") => false,
@@ -42,7 +42,7 @@ impl FromStr for BaseUrl {
         };
         let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
         if authority.as_str().contains('@') {
-            return Err(bad("it has a user in it"));
+            return Err(bad("it contains a user name"));
         }
         let host = authority.host().trim_start_matches('[').trim_end_matches(']');
         if host.is_empty() {

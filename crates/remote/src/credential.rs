@@ -42,7 +42,8 @@ impl Credential for BearerToken {
         Box::pin(async {
             let value = self.0.header("Bearer ").ok_or_else(|| {
                 CredentialError::permanent(
-                    "the token has characters that no HTTP header can carry; check where it came from",
+                    "the token contains characters that an HTTP header cannot carry; check its \
+                     source",
                 )
             })?;
             Ok(HeaderMap::from_iter([(header::AUTHORIZATION, value)]))

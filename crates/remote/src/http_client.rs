@@ -36,22 +36,22 @@ impl Default for HttpConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// The URL cannot be asked.
-    #[error("the URL cannot be asked; write https://HOST/…")]
+    #[error("invalid URL; expected https://HOST/…")]
     Url,
     /// There is no connection.
     #[error(transparent)]
     Dial(#[from] DialError),
     /// The exchange broke off.
-    #[error("the HTTP exchange failed: {0}")]
+    #[error("the HTTP request failed: {0}")]
     Exchange(#[from] hyper::Error),
     /// The answer is longer than is taken.
-    #[error("the answer is longer than {max} bytes or broke off")]
+    #[error("the response is incomplete or longer than {max} bytes")]
     Body {
         /// The limit.
         max: usize,
     },
     /// Too slow.
-    #[error("no answer within {} s", after.as_secs())]
+    #[error("no response within {} s", after.as_secs())]
     Timeout {
         /// How long it had.
         after: Duration,

@@ -11,9 +11,9 @@ use crate::store::StoreError;
 /// Why a call failed, as it is told. Never holds anything that came with the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ApiError {
-    #[error("a bearer token is required, and this one is not known, over or revoked")]
+    #[error("token is missing, unknown, expired or revoked")]
     Unauthorized,
-    #[error("this token does not permit that, or not for this environment")]
+    #[error("token does not permit this, or not for this environment")]
     Forbidden,
     #[error("requests with an Origin header are refused")]
     Origin,
@@ -21,33 +21,35 @@ pub(crate) enum ApiError {
     UnknownEnvironment,
     #[error("the environment is offline; start its exec-server and try again")]
     Offline,
-    #[error("the environment is of the older revision, without encryption")]
+    #[error("the environment uses the older revision, without encryption")]
     NotEncrypted,
-    #[error("the environment is encrypted; the older revision cannot reach it")]
+    #[error("the environment requires encryption, which the older revision lacks")]
     Encrypted,
-    #[error("this url is over; ask the registry for another")]
+    #[error("this URL has expired or was used; request a new one from the registry")]
     PassOver,
-    #[error("this url is of a registration that was replaced; register or connect again")]
+    #[error("this URL belongs to a registration that was replaced; register or connect again")]
     Replaced,
-    #[error("as many harnesses are connected to this environment as there may be")]
+    #[error("harness limit of this environment reached; close another connection first")]
     TooManyHarnesses,
-    #[error("an environment id has 1 to 128 of the characters A-Z a-z 0-9 . _ ~ : @ + -")]
+    #[error(
+        "invalid environment id: expected 1 to 128 of the characters A-Z a-z 0-9 . _ ~ : @ + -"
+    )]
     EnvironmentId,
-    #[error("the body is not what this call takes: {0}")]
+    #[error("invalid request body: {0}")]
     Body(&'static str),
-    #[error("the body is too long")]
+    #[error("the request body is too long")]
     BodyTooLong,
-    #[error("the body took too long")]
+    #[error("the request body took too long")]
     BodyTooSlow,
-    #[error("connect to this with a websocket")]
+    #[error("this path expects a websocket")]
     UpgradeRequired,
     #[error("not found")]
     NotFound,
-    #[error("this path takes another method")]
+    #[error("this path does not support this method")]
     Method,
-    #[error("too many; wait a minute")]
+    #[error("too many requests; wait a minute")]
     Limited,
-    #[error("the service is stopping; another will be there soon")]
+    #[error("the service is stopping; try again in a moment")]
     Draining,
     #[error("the service cannot reach its store; nothing was changed")]
     Store,

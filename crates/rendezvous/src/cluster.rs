@@ -284,7 +284,7 @@ impl Cluster {
             let now = *link.borrow_and_update();
             if now.generation != generation {
                 generation = now.generation;
-                tracing::warn!("NATS is gone; streams between nodes are cut");
+                tracing::warn!("lost the connection to NATS; closing streams between nodes");
                 self.wires.cut_all();
             }
             if now.up {
@@ -344,7 +344,7 @@ impl Cluster {
             join_all(self.wires.peers().iter().map(async |peer| {
                 let generation: Option<u64> = self.ask(peer, PING, &[]).await;
                 if generation.is_none() {
-                    tracing::warn!(node = &**peer, "a node is gone");
+                    tracing::warn!(node = &**peer, "a node does not respond");
                 }
                 self.wires.cut_peer(peer, generation);
             }))

@@ -144,7 +144,10 @@ pub struct PublicUrl(String);
 
 /// An address that clients could not use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a public url looks like https://rendezvous.example.com: http or https, no query")]
+#[error(
+    "invalid public URL: expected http or https without a query, such as \
+     https://rendezvous.example.com"
+)]
 pub struct PublicUrlError;
 
 impl std::str::FromStr for PublicUrl {

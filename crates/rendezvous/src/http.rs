@@ -253,7 +253,7 @@ async fn read<T: DeserializeOwned>(service: &Service, body: Incoming) -> Result<
     let bytes = match whole.await {
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(ApiError::BodyTooLong),
-        Ok(Err(_)) => return Err(ApiError::Body("it was cut short")),
+        Ok(Err(_)) => return Err(ApiError::Body("it is incomplete")),
         Err(_) => return Err(ApiError::BodyTooSlow),
     };
     // What serde says may quote the body, which holds secrets.

@@ -72,11 +72,11 @@ enum Side {
 /// Why there was no place for a websocket.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SeatError {
-    #[error("replaced or removed in the meantime")]
+    #[error("the registration was replaced or removed")]
     Over,
-    #[error("as many harnesses as there may be")]
+    #[error("harness limit reached")]
     Full,
-    #[error("the environment has been away for too long")]
+    #[error("the environment has been offline for too long")]
     Offline,
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -354,7 +354,7 @@ impl Hub {
             }
             Side::Harness(environment, link) => {
                 drop(outbound);
-                tracing::debug!(environment = who.environment, "harness here");
+                tracing::debug!(environment = who.environment, "harness connected");
                 while let Some(received) = reader.next().await {
                     match received {
                         Received::Binary(frame) => environment.harness_frame(&link, frame).await,
@@ -365,7 +365,10 @@ impl Hub {
                 self.harness_gone(&environment, &link);
             }
             Side::Far(sender, receiver) => {
-                tracing::debug!(environment = who.environment, "harness here, environment not");
+                tracing::debug!(
+                    environment = who.environment,
+                    "harness connected; its environment is at another node"
+                );
                 let config = self.config.clone();
                 bridge::run(reader, outbound, sender, receiver, config, &self.metrics).await;
             }
@@ -425,7 +428,7 @@ impl Hub {
 
     fn store_failed(&self, error: &StoreError) {
         self.metrics.store_errors.fetch_add(1, Relaxed);
-        tracing::warn!(%error, "cannot note who is here");
+        tracing::warn!(%error, "cannot record who is online");
     }
 
     /// Notes which harnesses are here: after a crash they may come back with the urls they have.
@@ -506,7 +509,7 @@ impl Hub {
         // A store that cannot be asked is no reason to close anything.
         let Ok(dead) = self.store.dead_tokens(tokens, now).await else { return };
         for token in dead {
-            tracing::info!(token, "closing the sockets of a token that no longer holds");
+            tracing::info!(token, "closing the sockets of a token that is no longer valid");
             environments.iter().for_each(|environment| environment.revoke(&token));
             self.lock().retain(|_, environment| !environment.is_over());
         }

@@ -74,15 +74,25 @@ impl Metrics {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         let gauge = |value: usize| [("", value as u64)];
         let online = gauge(now.environments);
-        metric("environments_online", "gauge", "Environments with a socket here.", &online);
-        metric("harnesses", "gauge", "Sockets of harnesses.", &gauge(now.harnesses));
-        metric("streams", "gauge", "Streams between them.", &gauge(now.streams));
+        metric("environments_online", "gauge", "Environments connected to this node.", &online);
+        metric("harnesses", "gauge", "Harnesses connected to this node.", &gauge(now.harnesses));
+        metric(
+            "streams",
+            "gauge",
+            "Open streams between harnesses and environments.",
+            &gauge(now.streams),
+        );
         metric("connections", "gauge", "Open connections.", &gauge(now.connections));
-        metric("wires", "gauge", "Harnesses between this node and others.", &gauge(now.wires));
+        metric(
+            "wires",
+            "gauge",
+            "Harnesses whose environment is at another node.",
+            &gauge(now.wires),
+        );
         metric(
             "frames_forwarded_total",
             "counter",
-            "Frames passed on.",
+            "Frames forwarded.",
             &[
                 ("{to=\"environment\"}", get(&self.frames_to_environments)),
                 ("{to=\"harness\"}", get(&self.frames_to_harnesses)),
@@ -91,7 +101,7 @@ impl Metrics {
         metric(
             "bytes_forwarded_total",
             "counter",
-            "Bytes of frames passed on.",
+            "Bytes of forwarded frames.",
             &[
                 ("{to=\"environment\"}", get(&self.bytes_to_environments)),
                 ("{to=\"harness\"}", get(&self.bytes_to_harnesses)),
@@ -100,7 +110,7 @@ impl Metrics {
         metric(
             "frames_dropped_total",
             "counter",
-            "Frames that went nowhere.",
+            "Frames dropped, by reason.",
             &[
                 ("{why=\"invalid\"}", get(&self.invalid)),
                 ("{why=\"not_owned\"}", get(&self.not_owned)),
@@ -111,19 +121,19 @@ impl Metrics {
         let counters = [
             (
                 "frames_between_nodes_total",
-                "Frames that other nodes sent here.",
+                "Frames received from other nodes.",
                 &self.frames_between_nodes,
             ),
             (
                 "bytes_between_nodes_total",
-                "Bytes of frames that other nodes sent here.",
+                "Bytes of frames received from other nodes.",
                 &self.bytes_between_nodes,
             ),
             ("resets_total", "Streams ended by the service.", &self.resets),
             ("registrations_replaced_total", "Registrations that were replaced.", &self.replaced),
             (
                 "authentication_failures_total",
-                "Tokens and urls that were refused.",
+                "Tokens and URLs that were refused.",
                 &self.authentication_failures,
             ),
             ("limited_total", "Requests answered with 429.", &self.limited),
@@ -140,7 +150,7 @@ impl Metrics {
             })
             .collect();
         let labels: Vec<_> = labels.iter().map(|(label, count)| (label.as_str(), *count)).collect();
-        metric("requests_total", "counter", "Requests answered.", &labels);
+        metric("requests_total", "counter", "Requests by call and status.", &labels);
         out
     }
 }

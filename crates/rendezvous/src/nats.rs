@@ -32,7 +32,7 @@ pub struct NatsServers(Vec<ServerAddr>);
 
 /// Addresses that are none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("NATS is given as nats://HOST:PORT or tls://HOST:PORT, several with commas between them")]
+#[error("invalid NATS URL: expected nats://HOST:PORT or tls://HOST:PORT, separated by commas")]
 pub struct NatsServersError;
 
 impl FromStr for NatsServers {
@@ -205,7 +205,7 @@ async fn bucket(
     let made = context.create_stream(stream).await.map(drop);
     context.get_key_value(&bucket).await.map_err(|error| {
         let error = made.err().map_or_else(|| error.to_string(), |error| error.to_string());
-        failed(format!("no bucket {bucket} ({error}); is JetStream enabled?"))
+        failed(format!("cannot open bucket {bucket} ({error}); check that JetStream is enabled"))
     })
 }
 

@@ -175,7 +175,7 @@ impl NatsStore {
                 Err(error) => return Err(failed(error.kind())),
             }
         }
-        Err(failed("too many change one environment at once"))
+        Err(failed("too many concurrent changes of one environment"))
     }
 
     // --- what is used up, and who was here ---
@@ -283,12 +283,12 @@ pub(crate) fn environment_of(key: &str) -> Option<String> {
 }
 
 fn encode<T: Serialize>(value: &T) -> Result<Bytes, StoreError> {
-    serde_json::to_vec(value).map(Bytes::from).map_err(|_| failed("a record cannot be written"))
+    serde_json::to_vec(value).map(Bytes::from).map_err(|_| failed("cannot encode a record"))
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
     // What serde says may quote the record.
-    serde_json::from_slice(bytes).map_err(|_| failed("a record cannot be read"))
+    serde_json::from_slice(bytes).map_err(|_| failed("cannot decode a record"))
 }
 
 fn is_there(entry: &kv::Entry) -> bool {

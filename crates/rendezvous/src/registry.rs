@@ -425,6 +425,6 @@ impl Registry {
 
 #[allow(clippy::needless_pass_by_value, reason = "given to map_err")]
 fn no_randomness(error: io::Error) -> ApiError {
-    tracing::error!(%error, "no randomness");
+    tracing::error!(%error, "cannot get random bytes from the system");
     ApiError::Store
 }

@@ -41,7 +41,7 @@ impl SigningKey {
                 let mut bytes = Zeroizing::new(Vec::new());
                 file.read_to_end(&mut bytes)?;
                 return Self::from_bytes(&bytes).ok_or_else(|| {
-                    let what = format!("{} is not a key; remove it", path.display());
+                    let what = format!("{} is not a valid key file; remove it", path.display());
                     io::Error::new(io::ErrorKind::InvalidData, what)
                 });
             }

@@ -129,7 +129,7 @@ impl Service {
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let Ok(share) = self.0.room.clone().try_acquire_owned() else {
-            tracing::warn!("as many connections as there may be");
+            tracing::warn!("connection limit reached");
             return;
         };
         // Held by the requests, so that it lasts as long as the websocket that came of them.
@@ -162,7 +162,7 @@ impl Service {
             }
         };
         if let Err(error) = result {
-            tracing::debug!(%error, "http ended");
+            tracing::debug!(%error, "HTTP connection ended");
         }
     }
 
@@ -176,7 +176,7 @@ impl Service {
             }
         };
         if timeout(shared.config.drain, idle).await.is_err() {
-            tracing::info!("closing sockets whose streams are still open");
+            tracing::info!("closing sockets with open streams");
         }
         shared.registry.hub.close_sockets(GOING_AWAY);
         shared.stopped.cancel();

@@ -46,16 +46,16 @@ pub struct Registration {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The data directory, which may be full.
-    #[error("the data directory cannot be used: {0}")]
+    #[error("cannot use the data directory: {0}")]
     File(#[from] io::Error),
     /// Another service has the data directory.
-    #[error("another service uses the data directory {0}")]
+    #[error("another service is using the data directory {0}")]
     Locked(std::path::PathBuf),
     /// NATS is not there.
-    #[error("NATS is not there; it is looked for")]
+    #[error("cannot reach NATS; retrying")]
     NatsGone,
     /// NATS did not do it.
-    #[error("NATS cannot be used: {0}")]
+    #[error("cannot use NATS: {0}")]
     Nats(String),
 }
 

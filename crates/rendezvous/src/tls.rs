@@ -20,10 +20,10 @@ pub enum TlsError {
         source: rustls::pki_types::pem::Error,
     },
     /// A file holds no certificate.
-    #[error("{0} holds no certificate")]
+    #[error("{0} contains no certificate")]
     NoCertificate(PathBuf),
     /// What they hold does not do.
-    #[error("certificate and key cannot be used")]
+    #[error("cannot use this certificate with this key")]
     Rustls(#[from] rustls::Error),
 }
 

@@ -34,7 +34,7 @@ impl fmt::Display for Right {
 
 /// A right that there is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a token can register, connect or manage")]
+#[error("expected register, connect or manage")]
 pub struct UnknownRight;
 
 impl FromStr for Right {

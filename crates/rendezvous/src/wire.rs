@@ -161,7 +161,7 @@ impl Wires {
                 let broken = number != entry.expected || held > self.window;
                 entry.expected = entry.expected.wrapping_add(1);
                 if broken || entry.inbound.send(frame).is_err() {
-                    tracing::warn!("a wire between nodes has lost frames; it is laid anew");
+                    tracing::warn!("a wire between nodes lost frames; reopening it");
                     let from = subject_of(&entry.end.peer);
                     if let Some(entry) = table.remove(&id) {
                         entry.end.end(GOING_AWAY);

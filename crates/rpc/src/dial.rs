@@ -78,7 +78,7 @@ impl fmt::Debug for WebsocketDial {
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     /// Not a URL of ours.
-    #[error("`{url}` is not a websocket URL ({reason}); write ws://HOST:PORT or wss://HOST")]
+    #[error("invalid websocket URL `{url}` ({reason}); expected ws://HOST:PORT or wss://HOST")]
     Url {
         /// As far as it may be shown.
         url: String,
@@ -87,11 +87,11 @@ pub enum DialError {
     },
     /// The token cannot be a header.
     #[error(
-        "the bearer token has characters that no HTTP header can carry; check where it came from"
+        "the bearer token contains characters that an HTTP header cannot carry; check its source"
     )]
     Token,
     /// No such host.
-    #[error("cannot find the host `{host}`: {source}; check the name and the network")]
+    #[error("cannot resolve host `{host}`: {source}; check the name and the network")]
     Resolve {
         /// The name.
         host: String,
@@ -108,8 +108,8 @@ pub enum DialError {
     },
     /// No TLS.
     #[error(
-        "TLS to `{host}` failed: {source}; an authority of one's own is given by SSL_CERT_FILE, a \
-         server without TLS is reached by ws:// or http://"
+        "TLS to `{host}` failed: {source}; set SSL_CERT_FILE to trust your own authority, or use \
+         ws:// or http:// for a server without TLS"
     )]
     Tls {
         /// With whom.
@@ -118,7 +118,9 @@ pub enum DialError {
         source: io::Error,
     },
     /// Told by status 401 or 403.
-    #[error("the server refused the connection (HTTP {status}); give the right bearer token")]
+    #[error(
+        "the server refused the connection (HTTP {status}): the bearer token is missing or wrong"
+    )]
     Refused {
         /// 401 or 403.
         status: u16,
@@ -232,13 +234,13 @@ impl Target {
             Some("ws") => false,
             Some("wss") => true,
             Some(other) => return Err(bad(&format!("the scheme is `{other}`"))),
-            None => return Err(bad("it has no scheme")),
+            None => return Err(bad("no scheme")),
         };
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| bad("no host"))?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
         if port == 0 {
-            return Err(bad("port 0 can be listened on, not dialled"));
+            return Err(bad("port 0 is only for listening"));
         }
         Ok(Self { uri, host, port, tls })
     }

@@ -61,10 +61,10 @@ pub(crate) const NEEDED_LANDLOCK: u32 = 6;
 pub fn lacks(level: Assurance) -> &'static str {
     match level {
         Assurance::Full => "nothing",
-        Assurance::Namespaces => "there is no second wall should the namespaces fail",
+        Assurance::Namespaces => "no second layer backs up the namespaces",
         Assurance::Landlock => {
-            "other processes are visible, /proc, /dev and IPC are the host's, and policies that take \
-             back a part of what they grant are refused"
+            "other processes are visible, /proc, /dev and IPC are the host's, and the server \
+             refuses policies that revoke part of what they grant"
         }
     }
 }
@@ -136,9 +136,9 @@ impl Capabilities {
         let (names, remedies): (Vec<_>, Vec<_>) =
             missing.map(|check| (check.name, check.remedy.unwrap_or_default())).unzip();
         let reason = match offered {
-            None => format!("no sandbox can be made here; missing: {}", names.join(", ")),
+            None => format!("this machine cannot enforce any; missing: {}", names.join(", ")),
             Some(offered) => format!(
-                "assurance `{least}` is required and this machine offers `{offered}`; missing: {}",
+                "assurance `{least}` is required, but this machine offers `{offered}`; missing: {}",
                 names.join(", ")
             ),
         };
@@ -146,8 +146,8 @@ impl Capabilities {
         if let Some(offered) = offered {
             let _ = write!(
                 remedy,
-                "; or permit `{offered}` with --sandbox-assurance {offered} or with `assurance` in the \
-                 request: {}",
+                "; or accept `{offered}` with --sandbox-assurance {offered} or with `assurance` in \
+                 the request: {}",
                 lacks(offered)
             );
         }

@@ -144,8 +144,7 @@ pub enum PrepareError {
     WorkingDirectory(PathBuf),
     /// A place that is to be written neither exists nor can be created.
     #[error(
-        "cannot create the writable root `{}`; create it, or let it be skipped with \
-         `missing_path_behavior`", .path.display()
+        "cannot create the writable root `{}`; create it, or skip it with `missing_path_behavior`", .path.display()
     )]
     MissingRoot {
         /// Which.
@@ -154,10 +153,10 @@ pub enum PrepareError {
         source: io::Error,
     },
     /// A string of the command contains a NUL byte, or there is no command.
-    #[error("the command is not one: {0}")]
+    #[error("invalid command: {0}")]
     Command(&'static str),
     /// The system refused something that has nothing to do with the policy.
-    #[error("the sandbox cannot be prepared: {doing}")]
+    #[error("cannot prepare the sandbox: {doing}")]
     Io {
         /// What was being done.
         doing: &'static str,

@@ -193,7 +193,7 @@ impl StatusReader {
             return None;
         }
         Some(Failure::decode(bytes).unwrap_or_else(|| {
-            Failure::new(Stage::ReadPlan, 0, "the sandbox spoke in an unknown way")
+            Failure::new(Stage::ReadPlan, 0, "the sandbox sent an unknown status")
         }))
     }
 }

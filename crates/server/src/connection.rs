@@ -204,7 +204,7 @@ impl Drop for Request {
         if self.answered || self.outbound.is_closed() {
             return;
         }
-        tracing::debug!(id = %self.id, "dropped without an answer");
+        tracing::debug!(id = %self.id, "request dropped without a response");
         let error =
             RpcError::internal(ErrorKind::Internal, "the server failed to handle this request");
         self.outbound.send_now(encode::error(&self.id, &error));
@@ -244,7 +244,7 @@ pub(crate) async fn serve(server: Server, principal: Principal, mut connection: 
         () = shutdown.shutting_down() => {}
         () = evicted.cancelled() => {}
         ended = work => if ended.is_err() {
-            tracing::error!("a connection ended by a panic");
+            tracing::error!("the task of a connection panicked");
         },
     }
     serving.end();
@@ -312,7 +312,7 @@ impl Serving {
             Ok(Incoming::Notification { method, .. }) => self.notification(&method).await,
             // The server asks nothing, so nothing answers it.
             Ok(Incoming::Response { id, .. } | Incoming::Error { id, .. }) => {
-                tracing::debug!(%id, "answer to nothing");
+                tracing::debug!(%id, "response to an unknown request");
             }
             Err(error) => self.malformed(error.to_string()).await,
         }

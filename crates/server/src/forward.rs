@@ -8,7 +8,7 @@ pub(crate) async fn forward(mut stream: Connection, dial: WebsocketDial, config:
         Ok(server) => server,
         Err(error) => {
             // Dropping the stream resets it.
-            tracing::warn!(%error, "cannot pass a stream on");
+            tracing::warn!(%error, "cannot forward a stream");
             return;
         }
     };

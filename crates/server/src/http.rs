@@ -133,7 +133,7 @@ async fn whole(
     while let Some(data) = next_data(&mut response, deadline).await.map_err(failed)? {
         if body.len() + data.len() > BODY_BYTES {
             let limit = BODY_BYTES >> 20;
-            return Err(failed(format!("the body is over {limit} MiB; ask with streamResponse")));
+            return Err(failed(format!("the body is larger than {limit} MiB; set streamResponse")));
         }
         if memory.is_none() && !is_small(body.len() + data.len()) {
             // A body that does not tell its length may be as long as any.
@@ -229,7 +229,7 @@ async fn next_data(
         let frame = match timeout_at(deadline, response.body_mut().frame()).await {
             Err(_) => return Err("the body did not end in time".into()),
             Ok(None) => return Ok(None),
-            Ok(Some(Err(error))) => return Err(format!("the body broke off: {error}")),
+            Ok(Some(Err(error))) => return Err(format!("cannot read the body: {error}")),
             Ok(Some(Ok(frame))) => frame,
         };
         // Trailers are of no use to anybody here.
@@ -276,7 +276,7 @@ impl Exchange {
             let once = timeout_at(self.deadline, self.once());
             let response = match once.await {
                 Ok(response) => response.map_err(failed)?,
-                Err(_) => return Err(failed("no answer in time")),
+                Err(_) => return Err(failed("no response in time")),
             };
             if !self.follow || !self.redirected(&response).map_err(failed)? {
                 return Ok(response);
@@ -297,7 +297,7 @@ impl Exchange {
         };
         target.send(self.request()?).await.map_err(|error| match error {
             ExchangeError::Dial(error) => unreachable_because(host, &error),
-            ExchangeError::Http(error) => format!("the exchange with {host} failed: {error}"),
+            ExchangeError::Http(error) => format!("the request to {host} failed: {error}"),
         })
     }
 
@@ -305,14 +305,14 @@ impl Exchange {
         let mut request = Request::new(Full::from(self.body.clone()));
         *request.method_mut() = self.method.clone();
         let path = &self.url[url::Position::BeforePath..url::Position::AfterQuery];
-        *request.uri_mut() = path.parse().map_err(|_| "the path cannot be asked for".to_owned())?;
+        *request.uri_mut() = path.parse().map_err(|_| "the path is invalid".to_owned())?;
         let headers = request.headers_mut();
         *headers = self.headers.clone();
         headers.entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
         if !headers.contains_key(HOST) {
             let host = &self.url[url::Position::BeforeHost..url::Position::AfterPort];
-            let host =
-                HeaderValue::from_str(host).map_err(|_| "the host is no header".to_owned())?;
+            let host = HeaderValue::from_str(host)
+                .map_err(|_| "the host is not a valid header value".to_owned())?;
             headers.insert(HOST, host);
         }
         Ok(request)
@@ -327,7 +327,7 @@ impl Exchange {
         };
         let Some(location) = response.headers().get(LOCATION) else { return Ok(false) };
         let next = location.to_str().ok().and_then(|location| self.url.join(location).ok());
-        let next = next.ok_or("a redirect leads nowhere")?;
+        let next = next.ok_or("a redirect has an invalid location")?;
         supported(&next)?;
         if !keeps {
             if self.method != Method::HEAD {
@@ -396,7 +396,7 @@ fn from_environment(header: &str, variable: &str) -> Result<String, String> {
 
 fn unreachable_because(host: &str, error: &DialError) -> String {
     match error {
-        DialError::Resolve { source, .. } => format!("cannot find the host {host}: {source}"),
+        DialError::Resolve { source, .. } => format!("cannot resolve host {host}: {source}"),
         DialError::Tcp { address, source } => format!("cannot reach {address}: {source}"),
         DialError::Tls { source, .. } => format!("TLS with {host} failed: {source}"),
         _ => format!("cannot reach {host}"),

@@ -85,7 +85,7 @@ async fn handshake(server: Server, auth: Arc<WebSocketAuth>, socket: std::net::T
     // What can die inside a socket has to be less than what a process retains.
     let unsent = server.config().unsent_bytes;
     if let Err(error) = socket2::SockRef::from(&socket).set_tcp_notsent_lowat(unsent) {
-        tracing::debug!(%error, "send buffer");
+        tracing::debug!(%error, "cannot set the send buffer size");
     }
     let timeout = server.config().handshake_timeout;
     let service = {
@@ -106,7 +106,7 @@ async fn handshake(server: Server, auth: Arc<WebSocketAuth>, socket: std::net::T
         .with_upgrades();
     tokio::select! {
         result = http => if let Err(error) = result {
-            tracing::debug!(%error, "http ended");
+            tracing::debug!(%error, "HTTP connection ended");
         },
         () = server.shutting_down() => {}
     }

@@ -133,7 +133,7 @@ async fn launch(
         (params.shell_snapshot.is_some(), "a shell snapshot"),
     ];
     if let Some((_, what)) = not_offered.iter().find(|(asked, _)| *asked) {
-        let message = format!("{what} is not offered by this server");
+        let message = format!("this server does not support {what}");
         let error = RpcError::invalid_params(ErrorKind::Unsupported, message);
         return Err(StartFailure::Refused(error));
     }

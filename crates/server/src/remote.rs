@@ -59,7 +59,7 @@ pub enum RemoteRunError {
     #[error("--remote: {0}")]
     BaseUrl(#[from] BaseUrlError),
     /// An id that no URL can hold.
-    #[error("the id of the environment is empty; give --environment-id")]
+    #[error("the environment id is empty; pass --environment-id")]
     EmptyId,
     /// The credential must not be sent there.
     #[error(transparent)]
@@ -71,7 +71,7 @@ pub enum RemoteRunError {
     #[error("cannot set up the server: {0}")]
     Setup(#[source] std::io::Error),
     /// No randomness.
-    #[error("the system gives no randomness")]
+    #[error("cannot get random bytes from the system")]
     Entropy,
 }
 
@@ -177,7 +177,7 @@ pub async fn run_remote_executor_until(
     tracing::warn!(
         name = config.name,
         executor_id = config.executor_id,
-        "serving by the older registration: the rendezvous can read and change everything"
+        "serving without end-to-end encryption: the rendezvous can read and change all traffic"
     );
     let enrolment = Enrolment::Executor { registry, executor_id: config.executor_id };
     serve(config.relay, enrolment, config.server, runtime_paths, stop).await

@@ -104,7 +104,8 @@ pub async fn run(
             let bind = |source| RunError::Bind { address, source };
             if matches!(auth, WebSocketAuth::Open) && !address.ip().is_loopback() {
                 tracing::warn!(
-                    "whoever reaches {address} may run commands here: no --ws-auth is given"
+                    "anyone who can reach {address} can run commands on this machine; require a \
+                     token with --ws-auth"
                 );
             }
             let listener = WebSocketListener::bind(address, auth).await.map_err(bind)?;

@@ -105,7 +105,7 @@ impl Confiner {
                     static TOLD: Once = Once::new();
                     TOLD.call_once(|| {
                         tracing::warn!(
-                            "a policy's glob patterns go deeper than its glob_scan_max_depth"
+                            "a policy's glob patterns apply only down to its glob_scan_max_depth"
                         );
                     });
                 }
@@ -113,7 +113,7 @@ impl Confiner {
             }
             Ok(Err(error)) => Err(refusal(&error)),
             Err(error) => {
-                let message = format!("the sandbox was not prepared: {error}");
+                let message = format!("cannot prepare the sandbox: {error}");
                 Err(RpcError::internal(ErrorKind::Internal, message))
             }
         }

@@ -148,7 +148,7 @@ impl Sessions {
             && holder.principal == newcomer.principal
             && !holder.peer.answers(patience).await
         {
-            tracing::info!(session = id, "taken over from a connection that does not answer");
+            tracing::info!(session = id, "took the session over from an unresponsive connection");
             attached = session.take(Some(*attachment), detach_ttl, &newcomer);
         }
         match attached {

@@ -68,7 +68,8 @@ fn a_server_that_says_nothing() {
 #[test]
 fn tls_to_a_port_without() {
     let server = Server::start();
-    info_on(&server.url.replace("ws://", "wss://")).failed(1, "reached by ws://");
+    info_on(&server.url.replace("ws://", "wss://"))
+        .failed(1, "use ws:// or http:// for a server without TLS");
 }
 
 #[test]

@@ -203,8 +203,8 @@ fn what_is_left_out_is_told() {
             assert_eq!(said.code, Some(0), "{said:?}");
             for told in [
                 "tree/link: a link to a directory",
-                "tree/dead: a link that leads nowhere",
-                "tree/socket: no file",
+                "tree/dead: a broken link",
+                "tree/socket: not a regular file",
             ] {
                 assert!(said.err.contains(told), "{said:?}");
             }

@@ -316,8 +316,8 @@ fn environments_that_are_not_there() {
         command.args(["run", "--on", "env:box", "--registry", url, "--", "ls"]);
         output(command.env("CODEX_API_KEY", "k"))
     };
-    registry("nowhere").failed(125, "write https://HOST");
-    registry("http://127.0.0.1:1").failed(125, "cannot ask the registry");
+    registry("nowhere").failed(125, "expected https://HOST");
+    registry("http://127.0.0.1:1").failed(125, "cannot reach the registry");
 }
 
 #[test]

@@ -321,7 +321,7 @@ fn without_nats_there_is_no_node() {
         let output = run(&args, "");
         assert_eq!(output.status.code(), Some(1));
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains("NATS cannot be used") && !said.contains("hunter2"), "{said}");
+        assert!(said.contains("cannot use NATS") && !said.contains("hunter2"), "{said}");
     }
 }
 

@@ -120,7 +120,8 @@ impl Files {
         let after = self.metadata(remote).await?;
         if (after.size, after.modified_at_ms) != (before.size, before.modified_at_ms) {
             return Err(ExecServerError::Invalid(format!(
-                "{remote} was changed while it was copied, so nothing was kept; copy it again"
+                "{remote} changed while it was being copied, so the copy was discarded; copy it \
+                 again"
             )));
         }
         replacement.commit(before.mode.unwrap_or(0o644)).map_err(writing(local))?;
@@ -172,14 +173,14 @@ impl Tree {
             } else if entry.is_file {
                 self.files.push((path, to));
             } else {
-                self.skipped.push(format!("{shown}/{}: no file", entry.file_name));
+                self.skipped.push(format!("{shown}/{}: not a regular file", entry.file_name));
             }
         }
         if listed.truncated {
             self.failed.push(format!("cannot read {shown}: more names than the server lists"));
         }
         let dead = listed.dead_links.iter();
-        self.skipped.extend(dead.map(|name| format!("{shown}/{name}: a link that leads nowhere")));
+        self.skipped.extend(dead.map(|name| format!("{shown}/{name}: a broken link")));
         Ok(directories)
     }
 

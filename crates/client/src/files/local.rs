@@ -93,7 +93,7 @@ pub(super) fn keep_attributes(file: &std::fs::File, old: &Metadata) -> io::Resul
     if uid.is_some() || gid.is_some() {
         // Replacing would silently give the file away.
         fchown(file, uid, gid).map_err(|error| {
-            let words = format!("the new file cannot have the owner of the old one: {error}");
+            let words = format!("cannot give the new file the owner of the old one: {error}");
             io::Error::new(error.kind(), words)
         })?;
     }

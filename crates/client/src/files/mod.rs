@@ -246,9 +246,9 @@ impl Files {
             return Ok(());
         }
         Err(ExecServerError::Unsupported {
-            what: format!("take a file of {len} bytes"),
+            what: format!("receive a file of {len} bytes"),
             instead: format!(
-                "it takes files whole and up to {} bytes; split it, or compress it",
+                "it accepts files of up to {} bytes; split or compress it",
                 self.largest_whole()
             ),
         })

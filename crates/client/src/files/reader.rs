@@ -238,7 +238,7 @@ impl Blocks {
             && now.inode == self.metadata.inode;
         if !same {
             return Err(ExecServerError::Invalid(format!(
-                "{} was changed while it was read; read it again",
+                "{} changed while it was being read; read it again",
                 self.path
             )));
         }

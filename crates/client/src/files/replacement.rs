@@ -54,7 +54,9 @@ impl Replacement {
                 local::require_writable(&target)?;
             }
             // What a descriptor in /proc leads to may have another name by now, or none.
-            _ => return Err(io::Error::other("it leads to a file that has no such name")),
+            _ => {
+                return Err(io::Error::other("it is a link to a file that was renamed or removed"));
+            }
         }
         #[cfg(target_os = "linux")]
         if let Some(file) = unnamed::make(directory) {

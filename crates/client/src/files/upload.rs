@@ -128,7 +128,7 @@ impl Files {
                         return Err(self.cut_off(&source, remote, &error));
                     }
                     // What it wrote is replaced by what it writes next.
-                    tracing::debug!(%error, "an upload starts over");
+                    tracing::debug!(%error, "restarting an upload");
                     count.bytes.fetch_sub(sent.load(Ordering::Relaxed), Ordering::Relaxed);
                 }
                 Err(error) => return Err(error),
@@ -146,15 +146,15 @@ impl Files {
         error: &ExecServerError,
     ) -> ExecServerError {
         let left = if source.ended && error.may_have_happened() {
-            format!("whether {remote} is complete is not known")
+            format!("{remote} may be incomplete")
         } else if self.can_write_atomically() {
-            "nothing was kept".to_owned()
+            "the copy was discarded".to_owned()
         } else {
-            format!("{remote} may hold a part of it")
+            format!("{remote} may contain a part of it")
         };
         ExecServerError::Invalid(format!(
-            "the connection was lost while {} was copied, and what was read from it cannot be read \
-             again; {left}; copy it again from its beginning ({error})",
+            "the connection was lost while copying {}, which can be read only once; {left}; copy \
+             it again from its beginning ({error})",
             source.path.display()
         ))
     }
@@ -177,7 +177,7 @@ impl Files {
         let most = self.client.shared.tuning.file_block;
         let start = source.start(most).await?;
         if source.ended {
-            source.check_unchanged("nothing was kept").await?;
+            source.check_unchanged("the copy was discarded").await?;
             let bytes = start.len() as u64;
             let mut params = FsWriteFileParams::new(remote.clone(), start.freeze());
             params.atomic = self.can_write_atomically();
@@ -190,8 +190,8 @@ impl Files {
             self.stream(source, start, &mut writer, add).await?;
             // Before the commit: what is there is better than a mixture.
             let left = match self.can_write_atomically() {
-                true => "nothing was kept",
-                false => "the copy may be a mixture",
+                true => "the copy was discarded",
+                false => "the copy may mix both versions",
             };
             source.check_unchanged(left).await?;
             writer.finish().await?;
@@ -243,8 +243,8 @@ impl Files {
             return Ok(());
         }
         Err(ExecServerError::Invalid(format!(
-            "{remote} has {size} bytes, but {sent} were sent: something else writes to it; copy it \
-             again"
+            "{remote} has {size} bytes, but {sent} were sent: another process is writing to it; \
+             copy it again"
         )))
     }
 }
@@ -304,7 +304,7 @@ impl<'a> Source<'a> {
             return Ok(());
         }
         Err(ExecServerError::Invalid(format!(
-            "{} was changed while it was copied, so {left}; copy it again",
+            "{} changed while it was being copied, so {left}; copy it again",
             self.path.display()
         )))
     }
@@ -364,11 +364,15 @@ impl Tree {
                     self.files.push(path);
                 }
                 Ok(metadata) => {
-                    let is = if metadata.is_dir() { "a link to a directory" } else { "no file" };
+                    let is = if metadata.is_dir() {
+                        "a link to a directory"
+                    } else {
+                        "not a regular file"
+                    };
                     self.skipped.push(format!("{}: {is}", shown.display()));
                 }
                 Err(error) if kind.is_symlink() && error.kind() == io::ErrorKind::NotFound => {
-                    self.skipped.push(format!("{}: a link that leads nowhere", shown.display()));
+                    self.skipped.push(format!("{}: a broken link", shown.display()));
                 }
                 Err(error) => self.failed.push(reading(&shown)(error).to_string()),
             }

@@ -146,7 +146,7 @@ impl Walker {
     async fn list(&mut self, directory: &PathUri, depth: u32) -> Result<(), ExecServerError> {
         let listed = self.files.read_directory(directory).await?;
         if listed.truncated {
-            let message = "it has more names than the server lists".to_owned();
+            let message = "it has more entries than the server lists".to_owned();
             self.found
                 .push_back(WalkItem::Unreadable(FsPathError { path: directory.clone(), message }));
         }

@@ -64,7 +64,7 @@ impl Files {
         if !self.client.capabilities().fs_watch {
             return Err(ExecServerError::Unsupported {
                 what: "watch files".to_owned(),
-                instead: "look at them again from time to time".to_owned(),
+                instead: "poll them instead".to_owned(),
             });
         }
         params.watch_id = LAST.fetch_add(1, Ordering::Relaxed) + 1;

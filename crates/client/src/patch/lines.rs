@@ -104,7 +104,7 @@ fn place(
         at = match find(lines, &wanted, at, false) {
             Some(found) => found + 1,
             None => {
-                let problem = format!("its `@@` line is not there after line {at}");
+                let problem = format!("its `@@` line was not found after line {at}");
                 return Err(mismatch(problem, &wanted));
             }
         };
@@ -130,9 +130,9 @@ fn place(
     found.ok_or_else(|| {
         let place = if hunk.at_end { "at the end of the file" } else { "after" };
         let problem = if hunk.at_end {
-            format!("its lines are not {place}")
+            format!("its lines were not found {place}")
         } else {
-            format!("its lines are not there {place} line {at}")
+            format!("its lines were not found {place} line {at}")
         };
         mismatch(problem, &old)
     })

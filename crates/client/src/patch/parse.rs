@@ -172,7 +172,7 @@ impl<'a> Parser<'a> {
         if hunks.is_empty() && move_to.is_none() {
             return Err(syntax(
                 began,
-                format!("the update of {path} has no hunk; start one by `@@`"),
+                format!("the update of {path} has no hunk; start one with `@@`"),
             ));
         }
         Ok(PatchSection::Update { path, move_to, hunks })
@@ -216,7 +216,7 @@ impl<'a> Parser<'a> {
             let found = self.peek().unwrap_or("the end of the patch");
             return Err(syntax(
                 began,
-                format!("a hunk's lines start with space, `-` or `+`, but here is: {found}"),
+                format!("expected a line that starts with a space, `-` or `+`, found: {found}"),
             ));
         }
         Ok(hunk)

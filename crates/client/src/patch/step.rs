@@ -139,7 +139,7 @@ impl Step {
             method: call::FsWriteFile::METHOD.name(),
             code: code::INVALID_REQUEST,
             message: format!(
-                "{} has changed since it was read, perhaps by another of its names",
+                "{} has changed since it was read, perhaps through another name",
                 self.change.path
             ),
             kind: ErrorKind::Refused,
@@ -225,11 +225,13 @@ impl Step {
         match (unsure, begun) {
             (false, false) => return None,
             (true, false) => return Some(format!("{path} may be changed")),
-            (true, true) => return Some(format!("{path} may be damaged: look at it")),
+            (true, true) => return Some(format!("{path} may be damaged: check it")),
             (false, true) => {}
         }
         let damaged = |why: &ExecServerError| {
-            Some(format!("{path} may be damaged: it was written in part and not put back ({why})"))
+            Some(format!(
+                "{path} may be damaged: it was written in part and could not be restored ({why})"
+            ))
         };
         // Only what this step has begun is removed.
         let ours = |now: &[u8]| match &self.work {
@@ -247,7 +249,7 @@ impl Step {
                 let removed = files.remove(only(self.path.clone())).await;
                 removed.err().and_then(|error| damaged(&error))
             }
-            (Ok(_), None) => Some(format!("{path} is there, but not what this patch wrote")),
+            (Ok(_), None) => Some(format!("{path} exists, but not as this patch wrote it")),
             (Err(error), None) if error.is_not_found() => None,
             (Err(error), _) => damaged(&error),
         }
@@ -258,7 +260,7 @@ impl Step {
 fn answered<T>(result: Result<T, ExecServerError>) -> Result<Option<T>, ExecServerError> {
     match result {
         Err(error) if error.is_cut() => {
-            tracing::debug!(%error, "a step of a patch is taken again");
+            tracing::debug!(%error, "retrying a step of a patch");
             Ok(None)
         }
         other => other.map(Some),

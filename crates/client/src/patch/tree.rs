@@ -125,7 +125,7 @@ impl<'a> Tree<'a> {
                 Entry::File { object, fresh } => {
                     Some(Found { entry: entry.clone(), real, object, fresh })
                 }
-                _ => return Err(asked.refused("it is a link that leads nowhere")),
+                _ => return Err(asked.refused("it is a broken link")),
             },
         };
         Ok((entry, found))
@@ -147,7 +147,7 @@ impl<'a> Tree<'a> {
             && above != below
         {
             if matches!(self.entries.get(&above), Some(Entry::File { .. } | Entry::Link(_))) {
-                return Err(asked.refused("a directory on the way to it is a file"));
+                return Err(asked.refused("a parent of it is a file, not a directory"));
             }
             self.made.insert(above.clone());
             below = above;
@@ -268,7 +268,7 @@ impl<'a> Tree<'a> {
         match self.files.call::<codex_exec_server_protocol::call::FsGetMetadata>(params).await {
             Err(error) if error.is_not_found() => Ok(Entry::Missing),
             Ok(_) | Err(ExecServerError::Server { .. }) => {
-                Err(asked.refused("it is a link that leads nowhere"))
+                Err(asked.refused("it is a broken link"))
             }
             Err(error) => Err(asked.failed(error)),
         }

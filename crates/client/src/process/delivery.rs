@@ -192,7 +192,7 @@ impl Delivery {
                 Ok(()) => return,
                 Err(error) => {
                     // The disk is full: then the connection has to wait.
-                    tracing::warn!(%error, "output cannot wait on disk");
+                    tracing::warn!(%error, "cannot spool output to disk");
                     self.spill = self.spill.map(|spill| Spill { limit: 0, ..spill });
                 }
             }

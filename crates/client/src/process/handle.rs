@@ -334,7 +334,8 @@ impl Process {
     pub async fn wait_with_output(mut self) -> Result<Output, ExecServerError> {
         if self.taken.stdout || self.taken.stderr || (self.taken.events && self.events.is_none()) {
             return Err(ExecServerError::Invalid(
-                "the output of this process was taken; collect it from there".to_owned(),
+                "the events of this process were already taken; read its output from them"
+                    .to_owned(),
             ));
         }
         drop(self.stdin.take());
@@ -358,8 +359,9 @@ impl Process {
         if !self.handle.client.capabilities().process_resize {
             return Err(ExecServerError::Unsupported {
                 what: "resize a terminal".to_owned(),
-                instead: "it stays at 24 rows and 80 columns; `stty rows R cols C` in it helps"
-                    .to_owned(),
+                instead:
+                    "the terminal keeps 24 rows and 80 columns; run `stty rows R cols C` in it"
+                        .to_owned(),
             });
         }
         let params = ResizeParams { process_id: self.handle.id.clone(), rows, cols };

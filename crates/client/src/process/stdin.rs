@@ -200,7 +200,9 @@ impl AsyncWrite for ProcessStdin {
             } else {
                 let error = ExecServerError::Unsupported {
                     what: "close a process's stdin".to_owned(),
-                    instead: "end the input in the program's own way, run it in a terminal, or terminate it".to_owned(),
+                    instead: "end the input in a way that the program understands, run it in a \
+                              terminal, or terminate it"
+                        .to_owned(),
                 };
                 return Poll::Ready(Err(error.into()));
             }
@@ -353,7 +355,7 @@ impl Pump {
                     self.queue.lock().sent = 0;
                     return None;
                 }
-                WriteStatus::UnknownProcess => "the server does not know it any more",
+                WriteStatus::UnknownProcess => "the server no longer knows it",
                 WriteStatus::StdinClosed => {
                     "its stdin is closed; start it with `pipe_stdin` or `tty` to keep it open"
                 }

@@ -360,7 +360,7 @@ impl Track {
             let error = ExecServerError::Server {
                 method: "process/read",
                 code: codex_exec_server_protocol::error::INTERNAL_ERROR,
-                message: format!("process {} cannot go on: {why}", self.process),
+                message: format!("process {} failed: {why}", self.process),
                 kind: ErrorKind::Internal,
             };
             self.fail(error);

@@ -193,17 +193,17 @@ async fn a_file_that_changes_while_it_is_copied_is_told() {
         let error = client.files().upload(&source, &there, &options).await.unwrap_err();
         // Where files are written in place only, as another implementation does, it can but be told.
         if client.capabilities().fs_atomic_write {
-            assert!(error.to_string().contains("so nothing was kept"), "{error}");
+            assert!(error.to_string().contains("so the copy was discarded"), "{error}");
             assert_eq!(std::fs::read(local.join("there")).unwrap(), b"old");
         } else {
-            assert!(error.to_string().contains("may be a mixture"), "{error}");
+            assert!(error.to_string().contains("may mix both versions"), "{error}");
         }
 
         std::fs::write(local.join("remote"), pattern(20_000_000)).unwrap();
         let (remote, back) = (root.join("remote").unwrap(), here.path().join("back"));
         let options = growing(local.join("remote"));
         let error = client.files().download(&remote, &back, &options).await.unwrap_err();
-        assert!(error.to_string().contains("so nothing was kept"), "{error}");
+        assert!(error.to_string().contains("so the copy was discarded"), "{error}");
         assert!(!back.exists());
         let left: Vec<_> = std::fs::read_dir(here.path()).unwrap().collect();
         assert_eq!(left.len(), 1, "nothing half-written is left: {left:?}");

@@ -162,6 +162,6 @@ async fn a_file_that_changed_under_its_other_name_is_not_written_over() {
     }
     let error = soon(applying).await.unwrap().unwrap_err().to_string();
     assert!(error.contains("done: M a; not done: M b"), "{error}");
-    assert!(error.contains("perhaps by another of its names"), "{error}");
+    assert!(error.contains("perhaps through another name"), "{error}");
     assert_eq!(content, b"old\nx\n");
 }

@@ -24,10 +24,10 @@ const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum CallbackError {
     /// The port cannot be had.
-    #[error("cannot listen on this machine for the browser: {0}; choose another --port")]
+    #[error("cannot listen for the browser's redirect: {0}; choose another --port")]
     Listen(#[source] io::Error),
     /// The issuer says no.
-    #[error("the issuer did not sign in: {0}")]
+    #[error("the issuer refused the sign-in: {0}")]
     Denied(String),
 }
 
@@ -93,7 +93,7 @@ impl BrowserLogin {
             let (status, text) = match &outcome {
                 Some(Ok(_)) => ("200 OK", "You are signed in. You can close this page.\n"),
                 Some(Err(_)) => ("400 Bad Request", "The sign-in failed. See the terminal.\n"),
-                None => ("404 Not Found", "There is nothing here.\n"),
+                None => ("404 Not Found", "Not found.\n"),
             };
             let answer = format!(
                 "HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",

@@ -76,7 +76,9 @@ impl DeviceLogin {
                 Err(OauthError::Refused { code, .. }) if code == "slow_down" => {
                     interval += Duration::from_secs(5);
                 }
-                Err(error) if error.is_transient() => tracing::debug!(%error, "asking again"),
+                Err(error) if error.is_transient() => {
+                    tracing::debug!(%error, "cannot reach the issuer; retrying")
+                }
                 Err(error) => return Err(error.into()),
             }
         }

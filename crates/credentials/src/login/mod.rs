@@ -24,16 +24,16 @@ pub(crate) const SCOPE: &str = "openid profile email offline_access";
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
     /// There is no home to keep credentials in.
-    #[error("there is no home directory; set CODEX_HOME")]
+    #[error("cannot find the home directory; set CODEX_HOME")]
     NoHome,
     /// No client id: it belongs to whoever registered it with the issuer.
-    #[error("no OAuth client is known; give --client-id or set CODEX_LOGIN_CLIENT_ID")]
+    #[error("no OAuth client id given; pass --client-id or set CODEX_LOGIN_CLIENT_ID")]
     NoClient,
     /// Not a URL.
-    #[error("the issuer is not a URL; write https://HOST")]
+    #[error("invalid issuer URL; expected https://HOST")]
     Issuer,
     /// An empty key.
-    #[error("the key is empty; pipe it in: printenv OPENAI_API_KEY | codex login --api-key")]
+    #[error("the API key is empty; pipe it in: printenv OPENAI_API_KEY | codex login --api-key")]
     EmptyKey,
     /// The file of credentials.
     #[error(transparent)]
@@ -45,7 +45,7 @@ pub enum LoginError {
     #[error(transparent)]
     Callback(#[from] CallbackError),
     /// Nobody signed in.
-    #[error("nobody signed in within {0} s; try again")]
+    #[error("no sign-in within {0} s; try again")]
     Timeout(u64),
     /// No randomness.
     #[error("the random source failed")]

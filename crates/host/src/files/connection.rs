@@ -217,7 +217,7 @@ impl Inner {
                 kept.execute(operation)
             });
             let outcome = running.await.unwrap_or_else(|error| {
-                Err(FileError::Helper { reason: format!("operation did not end: {error}") })
+                Err(FileError::Helper { reason: format!("operation failed: {error}") })
             });
             return Ok(Performed { outcome: outcome?, sent: None, memory });
         }
@@ -313,7 +313,7 @@ impl Inner {
             Operation::Open(params) if params.keep => {
                 handles::check_id(&params.handle_id, self.executor.config())?;
                 let (Backend::Here, Some(kept)) = (backend, self.kept.get()) else {
-                    let reason = "a handle in a sandbox cannot be kept".into();
+                    let reason = "a sandboxed file handle cannot outlive its connection".into();
                     return Err(FileError::Refused { path: params.path.clone(), reason });
                 };
                 if self.routes.lock().contains_key(&params.handle_id) {
@@ -394,7 +394,7 @@ impl Inner {
                     executor.execute_within(room, operation, &cancel, &emit)
                 });
                 running.await.unwrap_or_else(|error| {
-                    Err(FileError::Helper { reason: format!("operation did not end: {error}") })
+                    Err(FileError::Helper { reason: format!("operation failed: {error}") })
                 })
             }
             Backend::Helper(helper) => {

@@ -39,7 +39,7 @@ pub(super) fn copy(
         FileType::RegularFile | FileType::Symlink => {}
         FileType::Directory if *recursive => {}
         FileType::Directory => {
-            let reason = "is a directory; copy it with recursive";
+            let reason = "is a directory; set recursive to copy it";
             return Err(FileError::refused(source_path, reason));
         }
         _ => return Err(resolve::unfit(source_path, &stat)),
@@ -47,7 +47,10 @@ pub(super) fn copy(
     if params.atomic {
         return match file_type(&stat) {
             FileType::RegularFile => replace_file(resolver, &from, destination_path, cancel),
-            _ => Err(FileError::refused(source_path, "is no file; atomic copies one file")),
+            _ => Err(FileError::refused(
+                source_path,
+                "is not a regular file; atomic copies only regular files",
+            )),
         };
     }
     let (directory, name) = resolver.parent("copy to", destination_path, Links::Follow)?;
@@ -336,7 +339,7 @@ fn replace_file(
     let mode = Mode::from_raw_mode(stat.st_mode) & Mode::from_raw_mode(0o777);
     let replacement = Replacement::begin(resolver, to, Links::Follow, Some(mode))?;
     if replacement.old().is_some_and(|old| same_file(old, &stat)) {
-        return Err(FileError::refused(to, "is the file it would be copied from"));
+        return Err(FileError::refused(to, "is the same file as the source"));
     }
     let failed = |errno| FileError::os("copy", to, errno);
     copy_content(&source, &stat, replacement.file(), &from.failed(), &failed, cancel)?;
@@ -345,7 +348,7 @@ fn replace_file(
         (stat.st_size, stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec)
     };
     if version(&now) != version(&stat) {
-        let reason = "was changed while it was copied, so nothing was kept; copy it again";
+        let reason = "changed while it was being copied, so the copy was discarded; copy it again";
         return Err(FileError::refused(&from.path, reason));
     }
     replacement.commit()
@@ -389,7 +392,7 @@ fn fill(
         return Err(resolve::unfit(&to.path, &found));
     }
     if same_file(stat, &found) {
-        return Err(FileError::refused(&to.path, "is the file it would be copied from"));
+        return Err(FileError::refused(&to.path, "is the same file as the source"));
     }
     if found.st_size != 0 {
         rustix::fs::ftruncate(destination, 0).map_err(to.failed())?;
@@ -590,7 +593,7 @@ fn copy_link(from: &Place<'_>, to: &Place<'_>) -> Result<Made, FileError> {
     // A file or link in the way is replaced in one step; a directory is not.
     let (from, found) = (from.stat()?, to.stat()?);
     if same_file(&from, &found) {
-        return Err(FileError::refused(&to.path, "is the link it would be copied from"));
+        return Err(FileError::refused(&to.path, "is the same link as the source"));
     }
     if file_type(&found) == FileType::Directory {
         return Err(to.failed()(Errno::ISDIR));

@@ -46,7 +46,7 @@ impl<R: Read> Read for WhileMountsStand<R> {
         let read = self.0.read(buffer)?;
         match mounts_stand() {
             true => Ok(read),
-            false => Err(io::Error::other("a mount of the sandbox was taken away")),
+            false => Err(io::Error::other("a mount of the sandbox was removed")),
         }
     }
 }
@@ -123,7 +123,7 @@ impl Helpers {
             self.forget(&key, &cell);
             // One of which it cannot be told is used once.
             if !new || helper.mounts.are_known() {
-                return Err(Refused::Changed("what the helper was built on has changed".into()));
+                return Err(Refused::Changed("the mounts of the helper have changed".into()));
             }
         }
         Ok(Backend::Helper(client))

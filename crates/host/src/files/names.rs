@@ -56,7 +56,10 @@ fn link_target(path: &PathUri, target: &str) -> Result<Vec<u8>, FileError> {
         return Ok(uri.as_path().as_os_str().as_bytes().to_vec());
     }
     if target.is_empty() || target.contains('\0') {
-        return Err(FileError::refused(path, "a link target is not empty and has no NUL byte"));
+        return Err(FileError::refused(
+            path,
+            "a link target must not be empty or contain a NUL byte",
+        ));
     }
     Ok(target.as_bytes().to_vec())
 }

@@ -237,7 +237,7 @@ enum EnterError {
     TooMany,
 }
 
-const TOO_MANY: &str = "has too many names to be searched";
+const TOO_MANY: &str = "has too many entries to search";
 
 /// Patterns come from outside; their size is bounded before anything is compiled.
 pub(super) fn check_patterns<'a>(

@@ -147,7 +147,8 @@ pub(super) fn notify_error(path: &PathUri, error: &notify::Error) -> FileError {
 }
 
 fn limit_reached() -> &'static str {
-    "the system's limit of file watches is reached (fs.inotify.max_user_watches, max_user_instances)"
+    "the system's limit of file watches is reached; raise fs.inotify.max_user_watches or \
+     max_user_instances"
 }
 
 /// Changes gathered since the last notification.
@@ -200,7 +201,7 @@ impl<'a> Batch<'a> {
                 Ok(Message::Event(event)) => self.note(event),
                 Ok(Message::Stop) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    self.ended = Some("the system's watch ended".into());
+                    self.ended = Some("the system ended the watch".into());
                 }
             }
             self.overflow |= source.overflow.swap(false, Ordering::AcqRel);

@@ -50,7 +50,7 @@ pub enum Refusal {
     Sandboxed,
     /// It comes from this machine, but from no process that can be seen: one that has ended, say, and
     /// may have been sandboxed.
-    #[error("cannot tell which process of this machine is connecting")]
+    #[error("cannot determine which local process is connecting")]
     Unknown,
 }
 
@@ -84,7 +84,7 @@ fn judge(local: SocketAddr, peer: SocketAddr, adopts_orphans: bool) -> Result<()
         return Ok(());
     }
     let unknown = |error: io::Error| {
-        tracing::warn!(%error, %peer, "cannot look up who connects");
+        tracing::warn!(%error, %peer, "cannot look up the connecting process");
         Refusal::Unknown
     };
     // The peer's socket has the same two addresses, the other way round. One that has no inode belongs

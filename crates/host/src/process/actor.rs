@@ -316,7 +316,7 @@ impl Actor {
             return;
         }
         if let Err(error) = self.parts.retention.push(self.next_seq, stream, bytes.clone()).await {
-            self.failure = Some(format!("output cannot be kept: {error}"));
+            self.failure = Some(format!("cannot store output: {error}"));
             // Nobody will read what it writes: it has to learn that, and to end.
             self.parts.outputs.iter_mut().flatten().for_each(Output::end);
             return;
@@ -465,7 +465,7 @@ impl Actor {
         let found = match self.parts.retention.after(after, max_bytes).await {
             Ok(found) => found,
             Err(error) => {
-                self.failure = Some(format!("kept output cannot be read: {error}"));
+                self.failure = Some(format!("cannot read stored output: {error}"));
                 super::retention::Found { chunks: Vec::new(), cut: false, dropped_bytes: 0 }
             }
         };

@@ -56,7 +56,7 @@ pub(super) fn end(mut keepers: Vec<Grip>) {
         }
         if signalled.elapsed() > PATIENCE || began.elapsed() > LONG_PATIENCE {
             let keepers: Vec<_> = keepers.iter().map(|keeper| keeper.pid).collect();
-            tracing::warn!(?keepers, "processes below these cannot be killed");
+            tracing::warn!(?keepers, "cannot kill processes below these keepers");
             return;
         }
         pause = (pause * 2).min(100);
@@ -230,7 +230,7 @@ fn signal(pidfd: &OwnedFd, signal: Signal) -> bool {
         Ok(()) => true,
         Err(Errno::SRCH) => false,
         Err(error) => {
-            tracing::debug!(%error, "could not signal a descendant");
+            tracing::debug!(%error, "cannot signal a descendant");
             false
         }
     }

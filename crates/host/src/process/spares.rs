@@ -125,7 +125,7 @@ impl Ready {
         match self.spare.become_launch(launch, streams, tty) {
             Ok(()) => Some(self.child),
             Err(error) => {
-                tracing::debug!(%error, "a process kept ready for a sandbox is not");
+                tracing::debug!(%error, "a spare sandbox process failed");
                 pool::detached(move || drop(self.child));
                 None
             }
@@ -146,6 +146,8 @@ async fn start(host: &ProcessHost, program: Executable) -> Option<Ready> {
         tidies_up: false,
     };
     let child = host.spawn(request).await;
-    let child = child.inspect_err(|error| tracing::debug!(%error, "nothing is kept ready")).ok()?;
+    let child = child
+        .inspect_err(|error| tracing::debug!(%error, "cannot start a spare sandbox process"))
+        .ok()?;
     Some(Ready { program, child, spare })
 }

@@ -76,7 +76,7 @@ pub fn main_if_reentered() {
         // it: who kills all that are called so has to leave the one that sees to the rest.
         let _ = rustix::thread::set_name(c"exec-warden");
         if let Err(error) = watch(io::stdin().as_fd()) {
-            tracing::error!(%error, "the warden cannot work");
+            tracing::error!(%error, "the warden failed");
         }
         std::process::exit(0);
     }
@@ -404,7 +404,7 @@ impl Warden {
         for pause in [50, 200, 1000] {
             let link = match &*self.0.current() {
                 Current::Link { link, .. } => link.clone(),
-                Current::Failed => return Err(io::Error::other("there is no warden")),
+                Current::Failed => return Err(io::Error::other("the warden is not running")),
                 Current::Dismissed => return Err(io::Error::other("the host is shutting down")),
             };
             let sent = link.async_io(Interest::WRITABLE, |link| deliver(link, kind, bytes, &fds));

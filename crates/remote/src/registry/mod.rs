@@ -44,7 +44,7 @@ pub struct Registry {
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     /// No answer.
-    #[error("cannot ask the registry at {base}: {cause}")]
+    #[error("cannot reach the registry at {base}: {cause}")]
     Unreachable {
         /// Which registry.
         base: BaseUrl,
@@ -53,7 +53,8 @@ pub enum RegistryError {
     },
     /// 401 or 403.
     #[error(
-        "the registry refused the sign-in (HTTP {status}{said}); run codex login, or check the key or token and that it may use this environment"
+        "the registry refused the sign-in (HTTP {status}{said}); run codex login, or check that \
+         the key or token is valid for this environment"
     )]
     Authentication {
         /// 401 or 403.
@@ -72,7 +73,7 @@ pub enum RegistryError {
         said: String,
     },
     /// A success that makes no sense.
-    #[error("the registry's answer is not usable: {0}")]
+    #[error("invalid response from the registry: {0}")]
     Answer(&'static str),
     /// There is nothing to sign in with.
     #[error(transparent)]
@@ -196,7 +197,7 @@ impl Registry {
         let path = ["cloud", "executor", executor_id, "register"];
         let answer: ExecutorResponse = self.ask(Method::POST, &path, None::<&()>).await?;
         if answer.executor_id != executor_id {
-            return Err(RegistryError::Answer("it names another executor"));
+            return Err(RegistryError::Answer("it is for another executor"));
         }
         websocket_url(answer.url)
     }
@@ -218,7 +219,7 @@ impl Registry {
                 Err(RegistryError::Authentication { status, said: said(&answer) })
             }
             ok if ok.is_success() => {
-                answer.json().ok_or(RegistryError::Answer("it is not the JSON that was asked for"))
+                answer.json().ok_or(RegistryError::Answer("it is not the expected JSON"))
             }
             _ => {
                 let code = told(&answer).and_then(|told| told.code);
@@ -238,12 +239,12 @@ impl Registry {
         let payload = match body {
             Some(body) => Payload::Json(
                 serde_json::to_vec(body)
-                    .map_err(|_| RegistryError::Answer("unwritable request"))?,
+                    .map_err(|_| RegistryError::Answer("cannot encode the request"))?,
             ),
             None => Payload::None,
         };
         let url = self.base.join(path);
-        tracing::debug!(%url, "asking the registry");
+        tracing::debug!(%url, "request to the registry");
         self.http
             .ask(method, &url, headers, payload)
             .await
@@ -253,10 +254,10 @@ impl Registry {
 
 fn check(asked: &str, environment_id: &str, profile: &str) -> Result<(), RegistryError> {
     if environment_id != asked {
-        return Err(RegistryError::Answer("it names another environment"));
+        return Err(RegistryError::Answer("it is for another environment"));
     }
     if profile != SECURITY_PROFILE {
-        return Err(RegistryError::Answer("it names another security profile"));
+        return Err(RegistryError::Answer("it has another security profile"));
     }
     Ok(())
 }

@@ -58,7 +58,7 @@ impl Endpoint for Executor {
 
     fn authorize(&mut self, now: Instant, stream: &StreamId, which: Generation, verdict: Verdict) {
         if self.authorize(now, stream, which, verdict).is_err() {
-            tracing::debug!(%stream, "the verdict came too late");
+            tracing::debug!(%stream, "the verdict on a harness came too late");
         }
     }
     fn send(&mut self, stream: &StreamId, message: Bytes) -> Result<(), SendError> {

@@ -46,7 +46,7 @@ pub enum RemoteError {
     #[error(transparent)]
     Registry(#[from] RegistryError),
     /// The configuration is impossible.
-    #[error("the relay cannot work like this: {0}")]
+    #[error("invalid relay configuration: {0}")]
     Config(#[from] ConfigError),
 }
 
@@ -67,7 +67,7 @@ impl Enrolment {
             }
             Self::Executor { registry, executor_id } => {
                 let url = registry.register_executor(executor_id).await?;
-                tracing::info!(executor_id, "registered, without encryption between the ends");
+                tracing::info!(executor_id, "registered without end-to-end encryption");
                 Ok(Enrolled { url, registration_id: String::new() })
             }
         }

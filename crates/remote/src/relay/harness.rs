@@ -28,11 +28,12 @@ pub enum EnvironmentError {
     Rendezvous(#[from] RendezvousError),
     /// The rendezvous closed the socket before the stream was open.
     #[error(
-        "the rendezvous closed the connection before the environment answered; is its server running?"
+        "the rendezvous closed the connection before the environment replied; check that its \
+         server is running"
     )]
     Dropped,
     /// The stream was ended instead of opened.
-    #[error("the environment refused the connection; check that this user may use it")]
+    #[error("the environment refused the connection; check that your token may use it")]
     Refused,
     /// The handshake did not come to an end.
     #[error("no secure channel to the environment: {0}")]
@@ -44,7 +45,7 @@ pub enum EnvironmentError {
     #[error(transparent)]
     Entropy(#[from] EntropyError),
     /// The configuration is impossible.
-    #[error("the relay cannot work like this: {0}")]
+    #[error("invalid relay configuration: {0}")]
     Config(#[from] ConfigError),
 }
 
@@ -163,7 +164,10 @@ impl EnvironmentLink {
             if pump.ending().is_some() {
                 return;
             }
-            tracing::info!(environment_id = self.environment_id, "lost the rendezvous; resuming");
+            tracing::info!(
+                environment_id = self.environment_id,
+                "lost the connection to the rendezvous; resuming"
+            );
             match pump.drive(None, self.again(&pinned)).await {
                 Drove::Done(Some(next)) => socket = next,
                 _ => return,
@@ -181,11 +185,11 @@ impl EnvironmentLink {
                     return Some(socket);
                 }
                 Ok(_) => {
-                    tracing::info!("the environment has another server now");
+                    tracing::info!("another server has registered this environment");
                     return None;
                 }
                 Err(error) if error.is_transient() => {
-                    tracing::debug!(%error, "cannot resume yet");
+                    tracing::debug!(%error, "cannot resume; retrying");
                     tokio::time::sleep(backoff.wait()).await;
                 }
                 Err(error) => {

@@ -363,7 +363,7 @@ impl<E: Endpoint> Pump<E> {
             .map(|(stream, _)| stream.clone())
             .collect();
         for stream in over {
-            tracing::warn!(%stream, "a stream's input is not read; resetting it");
+            tracing::warn!(%stream, "the input of a stream is not being read; resetting it");
             self.endpoint.reset(&stream, UNREAD);
             self.end(&stream, Ending::Reset);
         }

@@ -32,7 +32,7 @@ pub enum RendezvousError {
         status: u16,
     },
     /// The registry gave a URL that cannot be dialled.
-    #[error("the registry gave a rendezvous URL that cannot be dialled")]
+    #[error("the registry returned an invalid rendezvous URL")]
     Url,
     /// Not reached.
     #[error("cannot reach the rendezvous: {0}")]
@@ -43,8 +43,8 @@ pub enum RendezvousError {
 fn meaning(status: u16) -> &'static str {
     match status {
         409 => {
-            ": the environment has been registered anew since; \
-             if another server did that, give each server an id of its own"
+            ": the environment has been registered again since; if another server did that, give \
+             each server its own id"
         }
         _ => "",
     }

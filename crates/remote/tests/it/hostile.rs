@@ -433,7 +433,7 @@ async fn a_registry_that_does_not_admit_is_told_to_the_harness() {
             script.answers.insert("connect", (200, answer.to_string()));
         });
         let error = link(&cloud).dial().await.unwrap_err();
-        assert!(error.to_string().contains("not usable"), "{error}: {answer}");
+        assert!(error.to_string().contains("invalid response"), "{error}: {answer}");
     }
     // Another executor's key: the handshake comes to nothing, whatever the registry says.
     let mut answer = good.clone();

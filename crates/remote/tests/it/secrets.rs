@@ -66,7 +66,7 @@ async fn nothing_secret_is_printed_at_trace_level() {
     remote.stop().await;
     drop(guard);
     printed.push_str(&String::from_utf8_lossy(&log.0.lock().unwrap()));
-    assert!(printed.contains("asking the registry"), "the log is there");
+    assert!(printed.contains("request to the registry"), "the log is there");
     let fixed = [URL_SECRET, AUTHORIZATION, "sk-test", "sk-harness", "terminal-secret-42"];
     for secret in fixed.iter().copied().chain(secrets.iter().map(String::as_str)) {
         assert!(!printed.contains(secret), "{secret} was printed");

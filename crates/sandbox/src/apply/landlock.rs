@@ -39,7 +39,8 @@ pub(super) fn enter(plan: &Plan) -> Result<(), Failure> {
     let required =
         enforcement.walls == Walls::LandlockOnly || enforcement.assurance == Assurance::Full;
     if required && abi() < NEEDED_LANDLOCK {
-        let message = format!("the kernel has version {} of the needed {NEEDED_LANDLOCK}", abi());
+        let message =
+            format!("the kernel has version {}, but version {NEEDED_LANDLOCK} is needed", abi());
         return Err(Failure::new(Stage::Landlock, libc::ENOSYS, message));
     }
     let failed =

@@ -30,7 +30,7 @@ pub(super) fn confine(enforcement: &Enforcement) -> Result<(), Failure> {
     for stream in all() {
         let Some(kind) = kind(stream) else { continue };
         if kind == FileType::Directory {
-            let words = "a standard stream is a directory, which leads past the policy";
+            let words = "a standard stream is a directory, which would bypass the policy";
             return Err(Failure::new(Stage::Sources, libc::EISDIR, words));
         }
         if !could_be_changed(stream) {
@@ -147,7 +147,7 @@ fn reopen(stream: BorrowedFd<'_>, kind: FileType) -> Result<OwnedFd, Failure> {
     let file = match rustix::fs::open(Path::new(&name), asked, Mode::empty()) {
         // Nobody reads the pipe any more: whatever is written to it fails.
         Err(Errno::NXIO) if kind == FileType::Fifo => {
-            let gone = "nobody reads the named pipe that is a standard stream";
+            let gone = "the named pipe on a standard stream has no reader";
             return Err(Failure::new(Stage::Sources, libc::ENXIO, gone));
         }
         opened => opened.map_err(&failed)?,

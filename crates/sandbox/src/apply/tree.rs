@@ -170,7 +170,11 @@ fn open_sources(
 }
 
 fn changed(stage: Stage, path: &Path) -> Failure {
-    Failure::new(stage, CHANGED, format!("{} was replaced meanwhile", path.display()))
+    Failure::new(
+        stage,
+        CHANGED,
+        format!("{} was replaced while the sandbox was being built", path.display()),
+    )
 }
 
 /// Mount ids differ in the new namespace; device and inode do not.

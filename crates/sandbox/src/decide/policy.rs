@@ -31,7 +31,7 @@ pub const MINIMAL: [&str; 8] =
 #[non_exhaustive]
 pub enum PolicyError {
     /// An entry is relative to a directory nobody named.
-    #[error("the policy is relative to a working directory and the request names none; set `cwd`")]
+    #[error("the policy is relative to a working directory, but the request names none; set `cwd`")]
     CwdNeeded,
     /// A pattern that allows.
     #[error("pattern `{0}` allows something; glob patterns can only deny")]
@@ -65,14 +65,14 @@ pub enum PolicyError {
     Subpath(String),
     /// A pattern reaches deeper than it was expanded.
     #[error(
-        "the glob patterns go on below `{0}`, deeper than they are expanded; set \
+        "the glob patterns reach below `{0}`, deeper than the server expands them; set \
          `glob_scan_max_depth`, or narrow them"
     )]
     GlobDepth(PathBuf),
     /// A grant by way of a link that may lead anywhere tomorrow.
     #[error(
-        "`{}` cannot be granted: `{}` is a link in a directory that sandboxed processes can write to; \
-         name the place it leads to, or put a directory in its place",
+        "`{}` cannot be granted: `{}` is a link in a directory that sandboxed processes can write \
+         to; grant its target, or replace it with a directory",
         .name.display(), .link.display()
     )]
     Link {
@@ -92,7 +92,7 @@ pub enum PolicyError {
         why: String,
     },
     /// Without the mounts nobody knows what else leads to a place.
-    #[error("the table of mounts cannot be read: {0}")]
+    #[error("cannot read the mount table: {0}")]
     Mounts(String),
     /// A denial of something this version does not know cannot be kept.
     #[error("the policy denies a special path of unknown kind: {0}")]
@@ -275,7 +275,7 @@ fn network_only(facts: &dyn Facts, server: ServerState<'_>) -> Result<Resolved, 
         return Err(PolicyError::Unreachable {
             name: "/".into(),
             at: "/".into(),
-            why: "it cannot be looked at".into(),
+            why: "it cannot be inspected".into(),
         });
     };
     resolving.region(root, node, AccessMode::Write);

@@ -193,11 +193,8 @@ fn tree(
             let only_read = capabilities.landlock_abi > 0 && root_access != AccessMode::Write;
             if device && !writable && !only_read {
                 return Err(PlanError::Unsupported {
-                    reason: format!(
-                        "the device `{}` cannot be kept from being written",
-                        path.display()
-                    ),
-                    remedy: "grant it for writing, or not at all".to_owned(),
+                    reason: format!("the device `{}` cannot be made read-only", path.display()),
+                    remedy: "grant write access to it, or no access".to_owned(),
                 });
             }
             let identity = region.node.identity;
@@ -241,8 +238,8 @@ fn tree(
     }
     if let Some(unknown) = building.unknown {
         return Err(PlanError::Unsupported {
-            reason: format!("`{}` cannot be made to keep its name", unknown.display()),
-            remedy: "this is a defect: report it".to_owned(),
+            reason: format!("the name `{}` cannot be protected", unknown.display()),
+            remedy: "this is a bug; please report it".to_owned(),
         });
     }
     Ok(Tree { base, operations: building.finish(&placeholders), placeholders })

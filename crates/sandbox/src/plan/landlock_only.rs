@@ -34,7 +34,8 @@ pub(super) fn convert(
     }
     if capabilities.landlock_abi < NEEDED_LANDLOCK {
         return Err(unsupported(format!(
-            "namespaces are not available and Landlock is at version {} of the needed {NEEDED_LANDLOCK}",
+            "namespaces are not available, and Landlock has version {}, but {NEEDED_LANDLOCK} is \
+             needed",
             capabilities.landlock_abi
         )));
     }
@@ -47,14 +48,14 @@ pub(super) fn convert(
                  kernel's /proc, /sys and /dev",
                 place.display()
             ),
-            remedy: format!("grant writing in the directories that need it, or {remedy}"),
+            remedy: format!("grant write access only to the directories that need it, or {remedy}"),
         });
     }
     if let Resolved::Restricted(policy) | Resolved::NetworkOnly(policy) = resolved
         && let Some(place) = inexpressible(policy)
     {
         return Err(unsupported(format!(
-            "namespaces are not available, and Landlock alone cannot keep `{}` from what is granted \
+            "namespaces are not available, and Landlock alone cannot exclude `{}` from the grant \
              around it",
             place.display()
         )));

@@ -75,7 +75,7 @@ const ARCHITECTURE: Option<u32> = if cfg!(target_endian = "big") {
 
 fn compile(filter: Filter) -> Result<Arc<[Instruction]>, FilterError> {
     let architecture = ARCHITECTURE.ok_or_else(|| {
-        FilterError(format!("the numbers of {} are not known", std::env::consts::ARCH))
+        FilterError(format!("the system call numbers of {} are not known", std::env::consts::ARCH))
     })?;
     compile::compile(architecture, &ranges(&verdicts(filter))).map(Into::into)
 }

@@ -81,7 +81,7 @@ fn the_kernels_trees_are_never_writable() {
             let done = run(&world, policy, &["true"]);
             assert_eq!(done.code, REFUSED, "{done:?}");
             assert!(done.err.contains("with `/` writable"), "{done:?}");
-            assert!(done.err.contains("grant writing in the directories that need it"), "{done:?}");
+            assert!(done.err.contains("grant write access only to the directories"), "{done:?}");
         }
         // A grant of them, or inside of them, grants reading, as with namespaces.
         let before = std::fs::read(steering).unwrap();

@@ -346,7 +346,7 @@ impl Keeper {
     pub(super) fn wish(&self, wish: Wish) {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         if let Err(error) = send(self.socket.get_ref(), &wish.message(), flags) {
-            tracing::debug!(%error, "a keeper does not hear");
+            tracing::debug!(%error, "cannot send to a keeper");
         }
     }
 }
@@ -393,7 +393,7 @@ impl Drop for Own {
             drop(ManuallyDrop::into_inner(running));
         };
         if std::thread::Builder::new().name("exec-reap".into()).spawn(wait).is_err() {
-            tracing::warn!("no thread to reap a keeper with; it stays a zombie");
+            tracing::warn!("cannot start a thread to reap a keeper; it remains a zombie");
         }
     }
 }
