@@ -160,7 +160,7 @@ macro_rules! request_methods {
             EnvironmentInfo environment_info by_hand "environment/info" EnvironmentInfoParams
                 => $crate::environment::EnvironmentInfo,
                 EnvironmentInfo, always, |_| Reads;
-            /// Tells whether the server is ready.
+            /// Reports whether the server is ready.
             EnvironmentStatus environment_status by_hand "environment/status" EnvironmentStatusParams
                 => EnvironmentStatusResponse,
                 EnvironmentStatus, always, |_| Reads;
