@@ -130,7 +130,7 @@ async fn what_a_tree_keeps_to_itself_is_told_and_the_rest_is_copied() {
         let shown = source.display();
         let told = [
             format!("{shown}/link: a link to a directory"),
-            format!("{shown}/sub/socket: no file"),
+            format!("{shown}/sub/socket: not a regular file"),
         ];
         assert_eq!(skipped, told);
         assert_eq!(report.failed.len(), 1, "{:?}", report.failed);

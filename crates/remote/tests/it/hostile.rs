@@ -391,8 +391,8 @@ async fn a_registry_that_does_not_admit_is_told_to_the_harness() {
         (404, error.clone(), "HTTP 404: nope: because", false),
         (409, error.clone(), "HTTP 409: nope: because", true),
         (500, String::new(), "HTTP 500", true),
-        (200, "garbage".into(), "not usable", false),
-        (200, "{}".into(), "not usable", false),
+        (200, "garbage".into(), "invalid response", false),
+        (200, "{}".into(), "invalid response", false),
     ] {
         cloud.script(|script| {
             script.answers.insert("connect", (status, body));
