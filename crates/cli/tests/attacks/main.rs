@@ -3,6 +3,7 @@
 //!
 //! - `generator`: random policies, trees and attackers against a model of the contract
 //! - `catalogue`: known attacks, each with a control that the legitimate operation works
+//! - `repositories`: random layouts of a repository and its workspace, judged by git
 //!
 //! The attacker is `attacker.c`, built once with `cc`: a static program that takes its steps as
 //! arguments. Everything runs as the tests' own user, and as nobody if that is root.
@@ -12,6 +13,7 @@
 mod catalogue;
 mod generator;
 mod program;
+mod repositories;
 mod server;
 #[path = "../../../../tests/skipped.rs"]
 mod skipped;

@@ -4,7 +4,9 @@
 //! them; in a workspace root they cannot come into being either. What `.git` leads to, by a link, a
 //! pointer file or a `commondir` file, is protected with it, whether it exists yet or not; and so is what
 //! the links lead to that are right inside of one of them, or among a repository's hooks. Otherwise a
-//! command could leave a hook behind that runs later, outside the sandbox.
+//! command could leave a hook behind that runs later, outside the sandbox. Where one of them leads to a
+//! writable directory that the root itself is in, nothing can be protected without taking the root away:
+//! such a policy is refused.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -15,6 +17,7 @@ use std::path::{Path, PathBuf};
 use codex_exec_server_protocol::AccessMode;
 
 use super::facts::{Node, NodeKind, Obstacle, Place, Resolver};
+use super::order::is_within;
 use super::policy::{PolicyError, ProtectedName, Region, ResolvedPolicy};
 use super::way::Way;
 
@@ -27,6 +30,23 @@ pub(super) const MOST_MISSING: usize = 64;
 /// Where in a git directory links are looked for besides right inside: where hooks, attributes and the
 /// names of other object stores are.
 const IN_GIT: [&str; 3] = ["hooks", "info", "objects/info"];
+
+/// The names in a git directory by which git finds what it runs or trusts.
+const GIT_NAMES: [&str; 13] = [
+    "HEAD",
+    "commondir",
+    "config",
+    "config.worktree",
+    "gitdir",
+    "hooks",
+    "info",
+    "modules",
+    "objects",
+    "objects/info",
+    "packed-refs",
+    "refs",
+    "worktrees",
+];
 
 /// As many links as are followed in one directory: each may cost a mount.
 const MOST_LINKS: usize = 1_024;
@@ -49,9 +69,17 @@ pub(super) fn protect(
         .filter(|path| !workspaces.contains(*path));
     let roots: Vec<&PathBuf> = writable.chain(&workspaces).collect();
     // Decided on the entries alone, before any of the additions below.
-    let mut found = Protected { resolver, ways, places: Vec::new(), missing: Vec::new() };
+    let mut found = Protected {
+        resolver,
+        ways,
+        root: PathBuf::new(),
+        places: Vec::new(),
+        missing: Vec::new(),
+        around: Vec::new(),
+    };
     let mut path = PathBuf::new();
     for root in roots {
+        found.root.clone_from(root);
         path.clone_from(root);
         path.push("name");
         for name in NAMES {
@@ -77,7 +105,13 @@ pub(super) fn protect(
             }
         }
     }
-    let Protected { mut places, mut missing, .. } = found;
+    let Protected { mut places, mut missing, around, .. } = found;
+    let given_up = around.into_iter().find(|(_, at)| policy.access.access(at) == AccessMode::Write);
+    if let Some((name, at)) = given_up {
+        let why =
+            "it is writable, holds the root that the name is in, and is used by that name outside";
+        return Err(PolicyError::Unreachable { name, at, why: why.to_owned() });
+    }
     policy.protected.append(&mut missing);
     let stays_writable = |(path, _): &(PathBuf, Node)| {
         policy.access.access(path) != AccessMode::Write || policy.access.named(path).is_some()
@@ -102,8 +136,12 @@ fn unreadable(name: &Path, at: &Path, error: &io::Error) -> PolicyError {
 struct Protected<'r, 'f> {
     resolver: &'r mut Resolver<'f>,
     ways: &'r mut Vec<Way>,
+    /// The root whose names are looked at.
+    root: PathBuf,
     places: Vec<(PathBuf, Node)>,
     missing: Vec<ProtectedName>,
+    /// Names by which a directory is used that the root itself is in, and that directory.
+    around: Vec<(PathBuf, PathBuf)>,
 }
 
 impl Protected<'_, '_> {
@@ -111,7 +149,7 @@ impl Protected<'_, '_> {
     fn name(&mut self, path: &Path, node: Node) -> Result<(), PolicyError> {
         let is_git = path.file_name() == Some(OsStr::new(".git"));
         let (place, node) = if node.kind == NodeKind::Link {
-            match self.follow(path) {
+            match self.follow_used(path) {
                 Some(found) => found,
                 None => return Ok(()),
             }
@@ -121,7 +159,7 @@ impl Protected<'_, '_> {
         };
         if !is_git {
             return match node.kind {
-                NodeKind::Directory => self.links_in(&place),
+                NodeKind::Directory => self.links_in(&place, |_| true),
                 _ => Ok(()),
             };
         }
@@ -137,7 +175,7 @@ impl Protected<'_, '_> {
                 around.dedup();
                 for target in paths(text) {
                     for around in &around {
-                        if let Some((directory, _)) = self.follow(&around.join(target)) {
+                        if let Some((directory, _)) = self.follow_used(&around.join(target)) {
                             self.git_directory(&directory)?;
                         }
                     }
@@ -155,18 +193,30 @@ impl Protected<'_, '_> {
     }
 
     fn links_in_git(&mut self, directory: &Path) -> Result<(), PolicyError> {
-        self.links_in(directory)?;
+        self.links_in(directory, |name| GIT_NAMES.iter().any(|known| name == *known))?;
         for inside in IN_GIT {
-            // `hooks` may be a link itself, whose target has been protected by now.
-            if let Place::Found(place, _) = self.resolver.resolve(&directory.join(inside)) {
-                self.links_in(&place)?;
+            let path = directory.join(inside);
+            if let Place::Found(place, _) = self.resolver.resolve(&path) {
+                if place != path {
+                    self.follow_used(&path);
+                }
+                self.links_in(&place, |_| false)?;
             }
+        }
+        // The root may be a directory that git uses by its name: the hooks, say.
+        let inside = self.root.strip_prefix(directory).ok();
+        if inside.is_some_and(|inside| GIT_NAMES.iter().any(|known| inside == Path::new(known))) {
+            self.around.push((self.root.clone(), self.root.clone()));
         }
         Ok(())
     }
 
-    /// Protects what the links right inside of a directory lead to.
-    fn links_in(&mut self, directory: &Path) -> Result<(), PolicyError> {
+    /// Protects what the links right inside of a directory lead to, some of which are used by their names.
+    fn links_in(
+        &mut self,
+        directory: &Path,
+        is_used: impl Fn(&OsStr) -> bool,
+    ) -> Result<(), PolicyError> {
         let facts = self.resolver.facts();
         if !facts.lookup(directory).is_ok_and(|node| node.kind == NodeKind::Directory) {
             return Ok(());
@@ -185,7 +235,11 @@ impl Protected<'_, '_> {
             });
         }
         for link in links {
-            self.follow(&directory.join(link));
+            let path = directory.join(&link);
+            match is_used(&link) {
+                true => self.follow_used(&path),
+                false => self.follow(&path),
+            };
         }
         Ok(())
     }
@@ -205,7 +259,7 @@ impl Protected<'_, '_> {
         let Some((file, _)) = self.follow(&file) else { return Ok(()) };
         let text = self.read(&file)?;
         for target in paths(&text) {
-            if let Some((shared, _)) = self.follow(&directory.join(target)) {
+            if let Some((shared, _)) = self.follow_used(&directory.join(target)) {
                 self.links_in_git(&shared)?;
             }
         }
@@ -214,6 +268,16 @@ impl Protected<'_, '_> {
 
     fn read(&self, path: &Path) -> Result<Vec<u8>, PolicyError> {
         self.resolver.facts().read_start(path).map_err(|error| unreadable(path, path, &error))
+    }
+
+    /// The same for a path that tools outside use by its name, so that it must not lead to what stays
+    /// writable.
+    fn follow_used(&mut self, path: &Path) -> Option<(PathBuf, Node)> {
+        let found = self.follow(path)?;
+        if is_within(&self.root, &found.0) {
+            self.around.push((path.to_owned(), found.0.clone()));
+        }
+        Some(found)
     }
 
     /// Protects what a path leads to, and the links on its way; `None` if it leads nowhere yet.

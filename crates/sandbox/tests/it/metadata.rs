@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
-use codex_linux_sandbox::decide::policy::Resolved;
+use codex_linux_sandbox::decide::policy::{PolicyError, Resolved};
 
 use super::decisions::{Entry, Tree, context, place, resolved, tried};
 use super::support::{project, root};
@@ -193,4 +193,44 @@ fn a_link_to_a_directory_around_the_repository_takes_nothing_from_it() {
     for path in ["/w/sub", "/w/sub/b", "/w/sub/main"] {
         assert_eq!(policy.access.access(Path::new(path)), AccessMode::Write, "{path}");
     }
+}
+
+/// Protecting it would take the root away, and leaving it would leave all of it open.
+#[test]
+fn metadata_that_leads_to_a_writable_directory_around_the_root_is_refused() {
+    let refused = |nodes: Vec<(&'static str, Entry)>, writable: &[&str]| {
+        let tree = Tree::new(nodes.into_iter().chain([("/p/w/x", Entry::File(""))]));
+        let entries = writable.iter().map(|path| place(path, AccessMode::Write));
+        let mut asked = context(std::iter::once(root(AccessMode::Read)).chain(entries).collect());
+        asked.workspace_roots = vec!["/p/w".parse().unwrap()];
+        match tried(&tree, &asked, &[]) {
+            Err(PolicyError::Unreachable { name, at, .. }) => Some((name, at)),
+            Ok(_) => None,
+            other => panic!("{other:?}"),
+        }
+    };
+    let to = |name: &str, at: &str| Some((PathBuf::from(name), PathBuf::from(at)));
+    let (root, around) = (&["/p/w"][..], &["/p/w", "/p"][..]);
+    let pointer = || vec![("/p/w/.git", Entry::File("gitdir: .\n"))];
+    assert_eq!(refused(pointer(), root), to("/p/w/.", "/p/w"));
+    assert_eq!(refused(pointer(), &["/p"]), to("/p/w/.", "/p/w"), "no entry names the root");
+    for name in ["/p/w/.git", "/p/w/.agents", "/p/w/.codex"] {
+        assert_eq!(refused(vec![(name, Entry::Link("."))], root), to(name, "/p/w"));
+        assert_eq!(refused(vec![(name, Entry::Link(".."))], around), to(name, "/p"));
+        // What cannot be written needs no protection.
+        assert_eq!(refused(vec![(name, Entry::Link(".."))], root), None, "{name}");
+    }
+    let shared = || vec![("/p/w/.git/commondir", Entry::File("..\n"))];
+    assert_eq!(refused(shared(), root), to("/p/w/.git/..", "/p/w"));
+    for name in ["/p/w/.git/hooks", "/p/w/.git/info", "/p/w/.git/objects/info"] {
+        assert_eq!(refused(vec![(name, Entry::Link("/p/w"))], root), to(name, "/p/w"));
+    }
+    // git does not use it by that name.
+    assert_eq!(refused(vec![("/p/w/.git/other", Entry::Link("/p/w"))], root), None);
+    // The root is the directory of the hooks.
+    let hooks = vec![("/p/hooks/.git", Entry::File("gitdir: ..\n"))];
+    let tree = Tree::new(hooks);
+    let mut asked = context(vec![place("/p/hooks", AccessMode::Write)]);
+    asked.workspace_roots = vec!["/p/hooks".parse().unwrap()];
+    assert!(tried(&tree, &asked, &[]).is_err());
 }

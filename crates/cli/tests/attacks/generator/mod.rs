@@ -7,7 +7,7 @@
 mod case;
 pub mod model;
 pub mod policy;
-mod random;
+pub mod random;
 pub mod snapshot;
 pub mod steps;
 mod tree;
