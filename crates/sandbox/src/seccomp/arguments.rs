@@ -81,6 +81,8 @@ const ALWAYS: Rules = &[
     // Leases and delegations hold up whoever opens the file outside, for 45 seconds by default;
     // directory notifications are signals upon what others do. Reading rights suffice for all three.
     (&[libc::SYS_fcntl], &[one_of(1, ALL, &[F_SETLEASE, F_NOTIFY, F_SETDELEG])]),
+    // How long what is written will live: kept with the file, and set with any descriptor of it.
+    (&[libc::SYS_fcntl], &[one_of(1, ALL, &[F_SET_RW_HINT, F_SET_FILE_RW_HINT])]),
     // Input that comes as a signal goes to the owner of the open file, and of a stream from outside that
     // may be a process outside; which signal, whoever holds the stream says.
     (&[libc::SYS_fcntl], &[one_of(1, ALL, &[F_SETOWN, F_SETSIG, F_SETOWN_EX])]),
@@ -114,6 +116,8 @@ const FIOSETOWN: u32 = 0x8901;
 const SIOCSPGRP: u32 = 0x8902;
 const F_SETLEASE: u32 = 1024;
 const F_NOTIFY: u32 = 1026;
+const F_SET_RW_HINT: u32 = 1036;
+const F_SET_FILE_RW_HINT: u32 = 1038;
 /// Leases on directories, from Linux 6.19 on.
 const F_SETDELEG: u32 = 1040;
 const TIOCSETD: u32 = 0x5423;

@@ -112,7 +112,7 @@ fn expected(filter: Filter, name: Option<&str>, arguments: [u64; 6]) -> u32 {
             filter.frozen_metadata
         }
         "fcntl" => {
-            matches!(int(1), 8 | 10 | 15 | 1024 | 1026 | 1040)
+            matches!(int(1), 8 | 10 | 15 | 1024 | 1026 | 1036 | 1038 | 1040)
                 || int(1) == 4 && int(2) & 0o20_000 != 0
         }
         "ioctl" => {
@@ -174,6 +174,10 @@ const TELLING: &[u32] = &[
     1025,
     1026,
     1033,
+    1035,
+    1036,
+    1037,
+    1038,
     1039,
     1040,
     0x5401,

@@ -59,6 +59,10 @@ const UNNAMED: Argument = Int((libc::O_TMPFILE | libc::O_WRONLY) as u64);
 const FCHMODAT2: c_long = 452;
 const REGULAR: u64 = libc::S_IFREG as u64;
 
+const GET_HINT: u64 = 1035;
+const SET_HINT: u64 = 1036;
+const SET_FILE_HINT: u64 = 1038;
+
 /// Refused because of their arguments.
 const BY_ARGUMENTS: &[Trial] = &[
     trial(libc::SYS_fchmod, &[OPEN, SET_UID], Sibling(&[OPEN, ORDINARY])),
@@ -119,6 +123,17 @@ const BY_ARGUMENTS: &[Trial] = &[
         libc::SYS_fcntl,
         &[Word("<{w}"), Int(libc::F_NOTIFY as u64), Plain(4)],
         Sibling(&[Word("<{w}"), Int(libc::F_GETFL as u64)]),
+    ),
+    // Hints that stay with the file. Asking for them writes to where the third argument points.
+    trial(
+        libc::SYS_fcntl,
+        &[OPEN, Int(SET_HINT), Word("%8")],
+        Sibling(&[OPEN, Int(GET_HINT), Word("%8")]),
+    ),
+    trial(
+        libc::SYS_fcntl,
+        &[OPEN, Int(SET_FILE_HINT), Word("%8")],
+        Sibling(&[OPEN, Int(GET_HINT), Word("%8")]),
     ),
     // Signals to the owner of a stream, who may be outside.
     trial(
