@@ -49,6 +49,7 @@ pub(super) fn set_environment(env: &[(OsString, OsString)]) {
 pub(super) fn in_place(plan: &Plan, helpers: &[Helper]) -> Result<i32, Failure> {
     let enforcement = &plan.enforcement;
     privileges::limit_processes(enforcement.processes)?;
+    privileges::limit_signals()?;
     if let Target::Program(program) = &plan.target {
         enter(&program.cwd)?;
     }

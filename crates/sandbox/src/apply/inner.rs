@@ -29,6 +29,7 @@ pub(super) fn run(
     privileges::limit_processes(enforcement.processes)?;
     if let Target::Program(program) = &plan.target {
         execute::enter(&program.cwd)?;
+    privileges::limit_signals()?;
     }
     sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(during(Stage::NoNewPrivileges))?;
     landlock::enter(plan)?;

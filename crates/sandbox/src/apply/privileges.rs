@@ -31,6 +31,17 @@ pub(super) fn limit_processes(processes: u32) -> Result<(), Failure> {
     }
 }
 
+/// Step `Limits`. Signals that wait to be taken are counted per user, and so is each timer: half of what the
+/// user may have, so that one sandbox leaves some to the others. In a user namespace of its own only
+/// what waits inside counts towards it.
+pub(super) fn limit_signals() -> Result<(), Failure> {
+    let limits = rustix::process::getrlimit(Resource::Sigpending);
+    let Some(limit) = limits.current.or(limits.maximum) else { return Ok(()) };
+    let half = Some(limit / 2);
+    setrlimit(Resource::Sigpending, Rlimit { current: half, maximum: half })
+        .map_err(during(Stage::Limits))
+}
+
 /// Step `Capabilities`. The bounding set can stay: without new privileges no program gets what is not
 /// permitted here.
 pub(super) fn drop_capabilities(tree: &Tree) -> Result<(), Failure> {

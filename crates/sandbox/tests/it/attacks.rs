@@ -282,6 +282,23 @@ fn a_fork_bomb_meets_its_limit() {
     }
 }
 
+/// Of what is counted per user one sandbox gets half.
+#[test]
+fn waiting_signals_are_bounded() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Sigpending);
+    let half = limit.current.or(limit.maximum).map(|limit| limit / 2).unwrap();
+    for user in users() {
+        let world = World::new(user);
+        let program = program();
+        let argv = [program.as_os_str(), "attempt".as_ref(), "queue-signals".as_ref()];
+        let context = world.context(PermissionProfile::read_only());
+        let done = finish(&mut world.server(&context, &world.work, argv));
+        assert_eq!(done.code, 0, "{user:?}: {done:?}");
+        let queued: u64 = done.out.trim().parse().unwrap();
+        assert!(queued > 0 && queued <= half, "{user:?}: {queued} of {half}");
+    }
+}
+
 #[test]
 fn the_server_stays_out_of_sight() {
     for user in users() {

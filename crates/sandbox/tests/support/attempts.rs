@@ -252,6 +252,7 @@ fn try_it(name: &str, args: &[String]) -> io::Result<()> {
             "setuid-root" => ok32(libc::setuid(0)),
             "sethostname" => ok32(libc::sethostname(c"x".as_ptr(), 1)),
             "fork-bomb" => fork_bomb(),
+            "queue-signals" => queue_signals(),
             "count-pids" => {
                 let pids = std::fs::read_dir("/proc")?
                     .flatten()
@@ -272,6 +273,28 @@ fn try_it(name: &str, args: &[String]) -> io::Result<()> {
             other => panic!("unknown attempt {other}"),
         }
     }
+}
+
+/// Queues signals to itself, which does not take them, until there is no room; prints how many there were.
+fn queue_signals() -> io::Result<()> {
+    let signal = libc::SIGRTMIN();
+    let mut queued = 0;
+    // SAFETY: the set is emptied before it is used; the value is a number.
+    let error = unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, signal);
+        libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        let value = libc::sigval { sival_ptr: std::ptr::null_mut() };
+        loop {
+            if libc::sigqueue(libc::getpid(), signal, value) != 0 {
+                break io::Error::last_os_error();
+            }
+            queued += 1;
+        }
+    };
+    println!("{queued}");
+    if error.raw_os_error() == Some(libc::EAGAIN) { Ok(()) } else { Err(error) }
 }
 
 /// Writes through a name that is a link to the outside half of the time.
