@@ -26,6 +26,9 @@ use crate::policy;
 /// use the network; other processes and codex's own credentials are always out of reach. When the
 /// command ends, everything it started ends too. codex doctor shows whether this machine can enforce
 /// this.
+///
+/// A file given as stdin is opened again, so that the command can read it and change nothing about it.
+/// If that is not possible because its name is gone, nothing runs.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Profiles:

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use rustix::process::Signal;
 
 use crate::commands::{codex, output, output_of, read, read_until};
+use crate::skipped::runs_as_root;
 use crate::support::{eventually, is_running, numbers, send, wait};
 use crate::terminal::Terminal;
 
@@ -338,6 +339,132 @@ async fn a_job_in_the_background_leaves_the_terminal_to_the_shell() {
     }
     terminal.type_in("exit 7\n");
     assert_eq!(terminal.ends().code(), Some(7));
+}
+
+/// A file as standard input is opened anew if its owner runs the sandbox: which the caller does not notice.
+#[test]
+fn the_offset_of_standard_input_is_the_callers_too() {
+    let here = outside();
+    let lines: String = (1..=4000).map(|number| format!("line {number}\n")).collect();
+    std::fs::write(here.path().join("lines"), lines).unwrap();
+    let script = "{ read a; $CODEX sandbox -- sh -c 'read b; read c; echo $c'; read d; echo $d; \
+                  $CODEX sandbox -- true; read e; echo $e; } < lines";
+    let mut shell = codex_in(here.path(), "sh", &["-c", script]);
+    assert_eq!(output(&mut shell).well(), "line 3\nline 4\nline 5\n");
+}
+
+/// What the caller could open and the user cannot, since it is another's, is read as it is.
+#[test]
+fn standard_input_of_another_user_is_read() {
+    use std::os::unix::process::CommandExt;
+    if !runs_as_root() {
+        return;
+    }
+    let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    std::fs::write(&file, "words\n").unwrap();
+    // One of them is what a user namespace shows instead of users that it does not know.
+    for user in [65_534, 12_345] {
+        let mut run = codex();
+        run.args(["sandbox", "--", "sh", "-c", "cat; ! chmod 777 /dev/stdin 2>&1"]);
+        run.current_dir("/").env("HOME", "/nonexistent").uid(user).gid(user);
+        run.stdin(std::fs::File::open(&file).unwrap()).stderr(Stdio::inherit());
+        let said = run.output().unwrap();
+        let text = String::from_utf8_lossy(&said.stdout);
+        assert!(said.status.success() && text.starts_with("words\n"), "{user}: {said:?}");
+        let mode = std::fs::metadata(&file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{user}");
+    }
+    // Its own, which its mode would keep it from opening: it is read all the same, and stays as it is.
+    let mut run = codex();
+    let script = "cat; ! chmod 777 /proc/self/fd/0 2> /dev/null";
+    run.args(["sandbox", "--", "sh", "-c", script]).current_dir("/").env("HOME", "/nonexistent");
+    run.uid(12_345).gid(12_345).stdin(std::fs::File::open(&file).unwrap());
+    std::os::unix::fs::chown(&file, Some(12_345), Some(12_345)).unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o200)).unwrap();
+    let said = run.output().unwrap();
+    assert!(said.status.success() && said.stdout == b"words\n", "{said:?}");
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o200);
+    // One whose name is gone while it has another cannot be opened anew: nothing runs.
+    let here = outside();
+    let (first, second) = (here.path().join("first"), here.path().join("second"));
+    std::fs::write(&first, "words\n").unwrap();
+    std::fs::hard_link(&first, &second).unwrap();
+    let input = std::fs::File::open(&first).unwrap();
+    std::fs::remove_file(&first).unwrap();
+    let mut run = sandbox(here.path(), &[], &["cat"]);
+    let said = run.stdin(input).output().unwrap();
+    assert_eq!(said.status.code(), Some(125), "{said:?}");
+}
+
+/// A shell with a terminal, and a line that starts a sandbox in it, up to where it has stopped itself.
+fn stopped(line: &str) -> (tempfile::TempDir, Terminal, u32) {
+    let here = outside();
+    let mut shell = codex_in(here.path(), "bash", &["--norc", "--noprofile", "-i"]);
+    let mut terminal = Terminal::start(shell.env("PS1", "out> "));
+    terminal.shows("out> ");
+    terminal.type_in(&format!("$CODEX sandbox -- {line}\n"));
+    if line.contains("bash") {
+        terminal.shows("in> ");
+        terminal.type_in("suspend\n");
+    }
+    terminal.shows("Stopped");
+    terminal.shows("out> ");
+    terminal.type_in("jobs -p %%; echo n\"\"ow\n");
+    terminal.shows("jobs -p %%");
+    let leader = *numbers(&terminal.shows("now\r\n")).last().unwrap();
+    (here, terminal, leader)
+}
+
+const STOPS_ITSELF: &str = "sh -c 'kill -STOP $$; echo d\"\"one; exit 9'";
+const SHELL_INSIDE: &str = "env PS1='in> ' bash --norc --noprofile -i";
+
+#[test]
+fn a_command_that_stops_itself_gives_the_terminal_back() {
+    let (_here, mut terminal, _) = stopped(STOPS_ITSELF);
+    terminal.type_in("fg; echo code $?\n");
+    terminal.shows("done\r\n");
+    terminal.shows("code 9\r\n");
+    let (_here, mut terminal, _) = stopped(SHELL_INSIDE);
+    for _ in 0..2 {
+        terminal.type_in("echo still $((40 + 2))\n");
+        terminal.shows("still 42\r\n");
+        terminal.shows("out> ");
+        // The shell inside has the terminal again, and can read from it.
+        terminal.type_in("fg\n");
+        terminal.shows("bash");
+        terminal.type_in("echo inside $((40 + 2))\n");
+        terminal.shows("inside 42\r\n");
+        terminal.shows("in> ");
+        terminal.type_in("suspend\n");
+        terminal.shows("Stopped");
+        terminal.shows("out> ");
+    }
+    terminal.type_in("fg\n");
+    terminal.shows("bash");
+    terminal.type_in("exit 7\n");
+    terminal.shows("out> ");
+    terminal.type_in("echo code $?\n");
+    terminal.shows("code 7\r\n");
+}
+
+#[tokio::test]
+async fn a_stopped_sandbox_ends_with_its_terminal_and_upon_a_signal() {
+    for line in [STOPS_ITSELF, SHELL_INSIDE] {
+        let (_here, terminal, leader) = stopped(line);
+        assert!(is_running(leader));
+        drop(terminal);
+        eventually("the sandbox has ended", || !is_running(leader)).await;
+    }
+    // As any job that is stopped: the shell continues it to take the signal.
+    let (_here, mut terminal, leader) = stopped(STOPS_ITSELF);
+    terminal.type_in("kill %%\n");
+    eventually("the sandbox has ended", || !is_running(leader)).await;
+    // Or whoever else does.
+    let (_here, mut terminal, leader) = stopped(STOPS_ITSELF);
+    send(leader, Signal::TERM);
+    send(leader, Signal::CONT);
+    eventually("the sandbox has ended", || !is_running(leader)).await;
+    terminal.type_in("exit\n");
 }
 
 /// Nobody but the sandbox can do so for a shell inside: it cannot name who had the terminal before.

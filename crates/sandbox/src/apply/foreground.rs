@@ -2,11 +2,12 @@
 //! of a command that a shell has started.
 //!
 //! Invariant: whatever ends this process ends the sandbox, and whoever signals this process signals
-//! the target. Nothing inside can signal the rest of the group: Landlock keeps signals in, and where
+//! the target. While the target is stopped this process is, so that the shell has its terminal; and the
+//! target goes on when this process does. Nothing inside can signal the rest of the group: Landlock keeps signals in, and where
 //! it does not (before 6.12) the sandbox gets a session, and so a group, of its own.
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -84,7 +85,7 @@ struct Code {
 }
 
 /// The signals of this process, held so that they wait to be looked at. Those by which a terminal
-/// stops and continues a job keep their effect.
+/// stops a job keep their effect; the one that continues it has its effect in any case.
 struct Signals {
     held: libc::sigset_t,
     before: libc::sigset_t,
@@ -98,7 +99,7 @@ impl Signals {
             libc::signal(libc::SIGCHLD, libc::SIG_DFL);
             let (mut held, mut before) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&raw mut held);
-            for stopping in [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU, libc::SIGCONT] {
+            for stopping in [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU] {
                 libc::sigdelset(&raw mut held, stopping);
             }
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const held, &raw mut before);
@@ -108,6 +109,7 @@ impl Signals {
 
     fn pass_on_until_end_of(&self, child: &Child, own_session: bool) -> Code {
         let pid = child.id() as i32;
+        let mut holder = None;
         loop {
             let mut status = 0;
             // SAFETY: the status lives across the call.
@@ -120,6 +122,19 @@ impl Signals {
             let mut told = unsafe { std::mem::zeroed::<libc::siginfo_t>() };
             // SAFETY: both live across the call; all of the set is blocked, so none is missed.
             let signal = unsafe { libc::sigwaitinfo(&raw const self.held, &raw mut told) };
+            if signal == STOPPED && told.si_code == libc::SI_QUEUE {
+                // SAFETY: a queued signal has a sender and a value.
+                let (sender, target) = unsafe { (told.si_pid(), told.si_value().sival_ptr) };
+                if sender == pid && is_stopped(target as usize as i32) {
+                    holder = stop();
+                }
+                continue;
+            }
+            if signal == libc::SIGCONT {
+                self.forget_stops();
+                go_on(pid, holder.take());
+                continue;
+            }
             // What a terminal sends, it sends to the whole group.
             let is_ours_alone = told.si_code <= 0 || own_session;
             if signal > 0 && signal != libc::SIGCHLD && is_ours_alone {
@@ -128,6 +143,47 @@ impl Signals {
             }
         }
     }
+
+    /// What was told before this process was continued is over: the target is continued with it.
+    fn forget_stops(&self) {
+        let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the set is filled before it is used; nothing is written; all of it is blocked.
+        unsafe {
+            let mut stops = std::mem::zeroed();
+            libc::sigemptyset(&raw mut stops);
+            libc::sigaddset(&raw mut stops, STOPPED);
+            libc::sigtimedwait(&raw const stops, std::ptr::null_mut(), &raw const none);
+        }
+    }
+}
+
+/// By which the outer process tells this one, with the target's number, that the target has stopped. Whoever
+/// else would get it ignores it.
+const STOPPED: i32 = libc::SIGURG;
+
+/// Stops this process, as the target has stopped: the shell that waits for it takes its terminal back.
+/// Returns, when it is continued, whom the terminal had listened to, if that is a group inside.
+fn stop() -> Option<Pid> {
+    let holder = rustix::termios::tcgetpgrp(rustix::stdio::stdin()).ok();
+    // SAFETY: no pointers.
+    unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+    holder.filter(|holder| Some(*holder) != own_group())
+}
+
+/// Continues the target, which has its terminal again if this group has got it.
+fn go_on(child: i32, holder: Option<Pid>) {
+    if let (Some(holder), Holder::ThisGroup) = (holder, Holder::of_the_terminal()) {
+        give_terminal(holder);
+    }
+    // SAFETY: no pointers; the child was not reaped, so the number is its own.
+    unsafe { libc::kill(child, libc::SIGCONT) };
+}
+
+fn is_stopped(pid: i32) -> bool {
+    let text = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name before it may hold anything.
+    let state = text.iter().rposition(|&byte| byte == b')').and_then(|end| text.get(end + 2));
+    state == Some(&b'T')
 }
 
 impl Drop for Signals {
@@ -198,12 +254,16 @@ impl Holder {
 }
 
 fn take_terminal() {
+    if let Some(own) = own_group() {
+        give_terminal(own);
+    }
+}
+
+fn give_terminal(group: Pid) {
     // From the background that would stop this process, unless it does not want to hear of it.
     // SAFETY: both actions are always valid.
     let before = unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
-    if let Some(own) = own_group() {
-        let _ = rustix::termios::tcsetpgrp(rustix::stdio::stdin(), own);
-    }
+    let _ = rustix::termios::tcsetpgrp(rustix::stdio::stdin(), group);
     // SAFETY: what it was before.
     unsafe { libc::signal(libc::SIGTTOU, before) };
 }
@@ -216,12 +276,17 @@ fn own_group() -> Option<Pid> {
 
 /// Signals that somebody sends to the outer process alone, on their way to the target.
 pub(super) struct Forwarded {
-    pub(super) fd: std::os::fd::OwnedFd,
+    pub(super) fd: OwnedFd,
+    /// Tells that the target has stopped.
+    pub(super) stops: OwnedFd,
+    inner: i32,
+    /// Who started this process, and sends it signals.
+    parent: i32,
 }
 
 impl Forwarded {
     /// To be made while every signal is blocked.
-    pub(super) fn new() -> rustix::io::Result<Self> {
+    pub(super) fn new(stops: OwnedFd, inner: i32) -> rustix::io::Result<Self> {
         use std::os::fd::FromRawFd;
         // SAFETY: the set is filled before it is used; the descriptor is new and nobody else's.
         unsafe {
@@ -231,7 +296,8 @@ impl Forwarded {
             let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
             let fd = libc::signalfd(-1, &raw const set, flags);
             sys::check(i64::from(fd))?;
-            Ok(Self { fd: std::os::fd::OwnedFd::from_raw_fd(fd) })
+            let parent = libc::getppid();
+            Ok(Self { fd: OwnedFd::from_raw_fd(fd), stops, inner, parent })
         }
     }
 
@@ -248,6 +314,10 @@ impl Forwarded {
             if told.ssi_code > 0 {
                 continue;
             }
+            // A shell continues the whole group. The target goes on once it has its terminal again.
+            if told.ssi_signo as i32 == libc::SIGCONT && told.ssi_pid as i32 != self.parent {
+                continue;
+            }
             // SAFETY: plain data, of which only these two members are read.
             let mut mark = unsafe { std::mem::zeroed::<libc::siginfo_t>() };
             (mark.si_signo, mark.si_code) = (told.ssi_signo as i32, libc::SI_QUEUE);
@@ -262,5 +332,20 @@ impl Forwarded {
                 )
             };
         }
+    }
+
+    /// Tells the parent that the target has stopped, if it has not been continued since.
+    pub(super) fn tell_of_stop(&self) {
+        let _ = rustix::io::read(&self.stops, &mut [0; 64]);
+        let Some(target) = self.target().filter(|target| is_stopped(*target)) else { return };
+        let value = libc::sigval { sival_ptr: target as usize as *mut libc::c_void };
+        // SAFETY: no pointers: the value is a number.
+        unsafe { libc::sigqueue(self.parent, STOPPED, value) };
+    }
+
+    /// The first that the inner process has started, and the first in its list.
+    fn target(&self) -> Option<i32> {
+        let children = format!("/proc/{0}/task/{0}/children", self.inner);
+        std::fs::read_to_string(children).ok()?.split_ascii_whitespace().next()?.parse().ok()
     }
 }

@@ -18,18 +18,20 @@ pub(super) fn run(
     plan: &Plan,
     ready: &OwnedFd,
     calls: Option<&OwnedFd>,
+    stops: Option<&OwnedFd>,
+    changeable: [bool; 3],
     held: &Held,
     helpers: &[Helper],
 ) -> Result<i32, Failure> {
     die_with_parent(ready)?;
     let enforcement = &plan.enforcement;
     let terminal = streams::terminal();
-    streams::confine(enforcement)?;
+    let reopened = streams::confine(enforcement, changeable)?;
     let proved = tree::build(enforcement, held, terminal)?;
     privileges::limit_processes(enforcement.processes)?;
+    privileges::limit_signals()?;
     if let Target::Program(program) = &plan.target {
         execute::enter(&program.cwd)?;
-    privileges::limit_signals()?;
     }
     sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(during(Stage::NoNewPrivileges))?;
     landlock::enter(plan)?;
@@ -49,9 +51,16 @@ pub(super) fn run(
             sys::close_from(3, true).map_err(during(Stage::Descriptors))?;
             let target = execute::spawn(program)?;
             // The target has the streams, and has closed the status pipe: so here too. The locks stay,
-            // for they have to outlive an outer process that is killed.
-            sys::close_all_but(&held.descriptors()).map_err(during(Stage::Descriptors))?;
-            sys::exit_now(reap(target))
+            // for they have to outlive an outer process that is killed; and files, which have no end that
+            // somebody could wait for.
+            let mut kept = held.descriptors();
+            kept.extend(stops.map(AsRawFd::as_raw_fd));
+            kept.extend(reopened.descriptors());
+            kept.sort_unstable();
+            sys::close_all_but(&kept).map_err(during(Stage::Descriptors))?;
+            let code = reap(target, stops);
+            reopened.advance();
+            sys::exit_now(code)
         }
         Target::Helper { name, env } => {
             let helper = execute::find_helper(helpers, name)?;
@@ -93,8 +102,10 @@ fn hand_over(listener: &OwnedFd, calls: &OwnedFd, ready: &OwnedFd) -> Result<(),
     }
 }
 
-/// Reaps whatever dies until the target has; then this process ends and the kernel kills the rest.
-fn reap(target: i32) -> i32 {
+/// Reaps whatever dies until the target has; then this process ends and the kernel kills the rest. Tells
+/// whenever the target has stopped, if anybody is to know.
+fn reap(target: i32, stops: Option<&OwnedFd>) -> i32 {
+    let flags = libc::WNOHANG | libc::__WALL | if stops.is_some() { libc::WUNTRACED } else { 0 };
     // SAFETY: the set is filled before it is used; the information is plain data.
     let (set, mut information) = unsafe {
         let mut set = std::mem::zeroed::<libc::sigset_t>();
@@ -104,9 +115,13 @@ fn reap(target: i32) -> i32 {
     loop {
         let mut status = 0;
         // SAFETY: the status lives across the call.
-        let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG | libc::__WALL) };
-        if pid == target {
+        let pid = unsafe { libc::waitpid(-1, &raw mut status, flags) };
+        let stopped = libc::WIFSTOPPED(status);
+        if pid == target && !stopped {
             return outer::exit_code(status);
+        }
+        if let Some(stops) = stops.filter(|_| pid == target) {
+            let _ = rustix::io::write(stops, b"!");
         }
         if pid > 0 {
             continue;
@@ -121,11 +136,14 @@ fn reap(target: i32) -> i32 {
 
 /// The server signals the group of its child. A target that is still in that group has got the
 /// signal itself; one that has made its own group, as a shell with job control does, has not. A
-/// queued signal was sent to the outer process alone, so the target has not got it in any case.
+/// queued signal was sent to the outer process alone, so the target has not got it in any case. When the
+/// shell of a stopped job ends, or its terminal, the kernel tells the job's group only.
 fn pass_on(target: i32, signal: i32, information: &libc::siginfo_t) {
     // SAFETY: for a signal sent by a process the sender is stored.
     let sender = unsafe { information.si_pid() };
-    let from_outside = information.si_code <= 0 && sender == 0;
+    let hangs_up =
+        information.si_code == libc::SI_KERNEL && matches!(signal, libc::SIGHUP | libc::SIGCONT);
+    let from_outside = hangs_up || information.si_code <= 0 && sender == 0;
     // SAFETY: no pointers. A group outside of this namespace reads as 0.
     let group = unsafe { libc::getpgid(target) };
     let receiver = match group {

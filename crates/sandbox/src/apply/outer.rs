@@ -45,12 +45,12 @@ pub(super) fn run(
         sys::prctl(libc::PR_SET_PDEATHSIG, 0).map_err(during(Stage::Namespaces))?;
     }
     let held = Held::create(&plan.enforcement.tree.placeholders)?;
-    let Inner { pid, pidfd, tell_ready, calls } =
+    let Inner { pid, pidfd, tell_ready, calls, stops } =
         start(plan, status, given, &held, helpers).inspect_err(|_| held.release())?;
     let _ = rustix::io::write(&tell_ready, b"!");
     // From here on only the inner process may speak, and only it and the target hold the streams.
     close_given();
-    let forwarded = given.alone.then(Forwarded::new).and_then(Result::ok);
+    let forwarded = stops.and_then(|stops| Forwarded::new(stops, pid).ok());
     let broker = calls.as_ref().and_then(|calls| take_calls(calls, pid));
     if broker.is_some() {
         let _ = rustix::io::write(&tell_ready, b"!");
@@ -74,6 +74,8 @@ struct Inner {
     tell_ready: OwnedFd,
     /// Tells the number of its descriptor at which connections are asked for, if they are.
     calls: Option<OwnedFd>,
+    /// Tells whenever the target has stopped, if that is to be known.
+    stops: Option<OwnedFd>,
 }
 
 /// Forks the inner process into its namespaces.
@@ -84,9 +86,16 @@ fn start(
     held: &Held,
     helpers: &[Helper],
 ) -> Result<Inner, Failure> {
+    let changeable = super::streams::changeable();
     let (ready, tell_ready) =
         rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?;
     let calls = match plan.enforcement.is_brokered(plan.network_restricted) {
+        true => {
+            Some(rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?)
+        }
+        false => None,
+    };
+    let stops = match given.alone {
         true => {
             Some(rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?)
         }
@@ -106,8 +115,9 @@ fn start(
         Some(child) => child,
         None => {
             drop(tell_ready);
-            let calls = calls.map(|(_, tell)| tell);
-            match inner::run(plan, &ready, calls.as_ref(), held, helpers) {
+            let calls = calls.as_ref().map(|(_, tell)| tell);
+            let stops = stops.as_ref().map(|(_, tell)| tell);
+            match inner::run(plan, &ready, calls, stops, changeable, held, helpers) {
                 Ok(code) => sys::exit_now(code),
                 Err(failure) => status.fail(&failure),
             }
@@ -119,7 +129,8 @@ fn start(
         wait(pid);
         return Err(Failure::new(Stage::Identities, errno, ""));
     }
-    Ok(Inner { pid, pidfd, tell_ready, calls: calls.map(|(calls, _)| calls) })
+    let (calls, stops) = (calls.map(|(calls, _)| calls), stops.map(|(stops, _)| stops));
+    Ok(Inner { pid, pidfd, tell_ready, calls, stops })
 }
 
 /// Takes the descriptor at which the inner process has connections asked for. None if it ended before.
@@ -155,6 +166,8 @@ struct Woken {
     server_gone: bool,
     /// Connections are asked for.
     asked: bool,
+    /// The target has stopped.
+    stopped: bool,
 }
 
 impl Watch<'_> {
@@ -168,6 +181,9 @@ impl Watch<'_> {
             let Ok(woken) = self.wait(calls) else { continue };
             if let Some(forwarded) = self.forwarded {
                 forwarded.hand_on(self.pidfd);
+                if woken.stopped {
+                    forwarded.tell_of_stop();
+                }
             }
             if let Some(calls) = calls.filter(|_| woken.asked) {
                 calls.take();
@@ -192,18 +208,20 @@ impl Watch<'_> {
             self.lifeline.map_or(absent, |fd| (fd, PollFlags::empty())),
             self.forwarded.map_or(absent, |forwarded| (&forwarded.fd, PollFlags::IN)),
             calls.map_or(absent, |calls| (calls.calls(), PollFlags::IN)),
+            self.forwarded.map_or(absent, |forwarded| (&forwarded.stops, PollFlags::IN)),
         ]
         .map(|(fd, flags)| PollFd::new(fd, flags));
         // Without room for a call it is looked again soon.
         let full = self.broker.is_some() && calls.is_none();
         let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
         poll(&mut fds, full.then_some(&soon))?;
-        let [ended, server, _, asked] = fds.map(|fd| fd.revents());
+        let [ended, server, _, asked, stopped] = fds.map(|fd| fd.revents());
         let gone = PollFlags::HUP | PollFlags::ERR;
         Ok(Woken {
             ended: ended.contains(PollFlags::IN),
             server_gone: self.lifeline.is_some() && server.intersects(gone),
             asked: asked.contains(PollFlags::IN),
+            stopped: self.forwarded.is_some() && stopped.contains(PollFlags::IN),
         })
     }
 }

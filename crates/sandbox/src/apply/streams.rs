@@ -6,7 +6,8 @@
 //!
 //! Invariant: a stream that is a file opened for reading, a device or a named pipe is reached through a
 //! read-only mount, on which devices and pipes can be written to but nothing can be changed. A directory
-//! is refused. A file that the caller opened for writing is the command's to write, and stays as it is.
+//! is refused. A file that the caller opened for writing is the command's to write, and stays as it is; so
+//! does what belongs to another user, who alone could change it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -22,32 +23,60 @@ use crate::status::{Failure, Stage};
 /// The file system of pipes without a name.
 const PIPEFS: i64 = 0x5049_5045;
 
-/// Opens such streams anew. To be called while the host's tree is still whole.
-pub(super) fn confine(enforcement: &Enforcement) -> Result<(), Failure> {
-    if enforcement.rules.is_none() {
-        return Ok(());
+/// Files that were opened anew, each with the descriptor that the caller gave.
+#[derive(Debug, Default)]
+pub(super) struct Reopened(Vec<(OwnedFd, OwnedFd)>);
+
+impl Reopened {
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = i32> {
+        self.0.iter().flat_map(|(given, confined)| [given.as_raw_fd(), confined.as_raw_fd()])
     }
-    for stream in all() {
+
+    /// Takes the caller's descriptors to where the command has read up to, as if it had read from them.
+    pub(super) fn advance(&self) {
+        for (given, confined) in &self.0 {
+            if let Ok(offset) = rustix::fs::seek(confined, SeekFrom::Current(0)) {
+                let _ = rustix::fs::seek(given, SeekFrom::Start(offset));
+            }
+        }
+    }
+}
+
+/// Opens such streams anew. To be called while the host's tree is still whole.
+pub(super) fn confine(
+    enforcement: &Enforcement,
+    changeable: [bool; 3],
+) -> Result<Reopened, Failure> {
+    let mut reopened = Reopened::default();
+    if enforcement.rules.is_none() {
+        return Ok(reopened);
+    }
+    for (stream, could_be_changed) in all().into_iter().zip(changeable) {
         let Some(kind) = kind(stream) else { continue };
         if kind == FileType::Directory {
             let words = "a standard stream is a directory, which would bypass the policy";
             return Err(Failure::new(Stage::Sources, libc::EISDIR, words));
         }
-        if !could_be_changed(stream) {
+        if !could_be_changed {
             continue;
         }
         match reopen(stream, kind) {
             Ok(confined) => {
+                let given = rustix::io::fcntl_dupfd_cloexec(stream, 3);
+                let given = given.map_err(during(Stage::Sources))?;
                 // SAFETY: both are open, and nobody owns the number of a standard stream.
                 let moved = unsafe { libc::dup2(confined.as_raw_fd(), stream.as_raw_fd()) };
                 sys::check(i64::from(moved)).map_err(during(Stage::Sources))?;
+                if kind == FileType::RegularFile {
+                    reopened.0.push((given, confined));
+                }
             }
             // A terminal of another mount namespace (a container's console) has no name in this one.
             Err(_) if rustix::termios::isatty(stream) => {}
             Err(failure) => return Err(failure),
         }
     }
-    Ok(())
+    Ok(reopened)
 }
 
 /// The terminal among the streams, as a mount for the sandbox to have a name for it: it is of the host's
@@ -105,11 +134,14 @@ fn kind(stream: BorrowedFd<'_>) -> Option<FileType> {
     }
 }
 
-/// Whether it has a name, and this user could change it.
-fn could_be_changed(stream: BorrowedFd<'_>) -> bool {
+/// Whether each has a name, and this user could change it. To be asked before there is a user namespace:
+/// inside, all the users that it does not know look like one, which may be this one.
+pub(super) fn changeable() -> [bool; 3] {
     let user = rustix::process::geteuid();
-    rustix::fs::fstat(stream)
-        .is_ok_and(|file| file.st_nlink > 0 && (user.is_root() || user.as_raw() == file.st_uid))
+    all().map(|stream| {
+        rustix::fs::fstat(stream)
+            .is_ok_and(|file| file.st_nlink > 0 && (user.is_root() || user.as_raw() == file.st_uid))
+    })
 }
 
 /// Where a stream has its name, opened.
