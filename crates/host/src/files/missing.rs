@@ -17,7 +17,7 @@ use codex_exec_server_protocol::files::{
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use rustix::fs::Stat;
 
-use super::watch::watcher;
+use super::watch::{is_missing, watcher};
 use super::{Cancel, Event, FileError, FileNotification, FilesConfig, Outcome};
 
 /// Runs until it has told, or is cancelled. Answers by [`Event::Started`].
@@ -122,7 +122,8 @@ struct Armed {
 }
 
 impl Armed {
-    /// Watches what is to be watched now and is not yet. False if something cannot be.
+    /// Watches what is to be watched now and is not yet. False if nothing can be: what cannot, for lack of
+    /// permission say, is looked at now and then together with the rest.
     fn arm(&mut self, params: &FsWatchMissingParams) -> bool {
         let mut places: HashSet<PathBuf> =
             params.missing.iter().filter_map(|path| nearest(path.as_path())).collect();
@@ -130,25 +131,20 @@ impl Armed {
             places.insert(present.as_path().to_owned());
             places.extend(nearest(present.as_path()));
         }
-        let mut all = true;
+        let mut gone = false;
         for place in places {
             if self.places.contains(&place) {
                 continue;
             }
             match self.watcher.watch(&place, RecursiveMode::NonRecursive) {
                 Ok(()) => drop(self.places.insert(place)),
-                // Gone since: the one above tells.
-                Err(error) if matches!(error.kind, notify::ErrorKind::PathNotFound) => {}
-                Err(error) if is_missing(&error) => {}
-                Err(_) => all = false,
+                // Gone since: it is looked at before the next wait.
+                Err(error) if is_missing(&error) => gone = true,
+                Err(_) => {}
             }
         }
-        all
+        gone || !self.places.is_empty()
     }
-}
-
-fn is_missing(error: &notify::Error) -> bool {
-    matches!(&error.kind, notify::ErrorKind::Io(io) if io.kind() == std::io::ErrorKind::NotFound)
 }
 
 /// The closest directory above that exists.

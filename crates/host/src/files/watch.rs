@@ -2,7 +2,8 @@
 //!
 //! Invariant: nothing is lost silently. What the kernel, the queue or a batch has no room for is
 //! told as `overflow`; a watch that cannot go on tells why in `ended`. Whatever a new directory
-//! held before the kernel watched it is found by looking into it.
+//! held before the kernel watched it is found by looking into it. A directory below that may not be read
+//! is left out, as by a walk; what is beside it is watched all the same.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
@@ -41,12 +42,12 @@ pub(super) fn watch(
         return Err(FileError::out_of_range("debounceMs", debounce.as_millis() as u64, allowed));
     }
     let target = Target::of(&params.path, params.recursive)?;
-    let source = Source::open(&target, &params.path, cancel)?;
+    let mut source = Source::open(&target, &params.path, cancel)?;
     if emit(Event::Started(Outcome::Watch(FsDone {}))).is_break() {
         return Ok(());
     }
     let mut batch = Batch::new(target, params.watch_id, config);
-    batch.run(&source, debounce.max(MIN_DEBOUNCE), cancel, emit);
+    batch.run(&mut source, debounce.max(MIN_DEBOUNCE), cancel, emit);
     Ok(())
 }
 
@@ -91,7 +92,10 @@ struct Source {
     events: Receiver<Message>,
     overflow: Arc<AtomicBool>,
     /// Watches as long as it lives.
-    _watcher: RecommendedWatcher,
+    watcher: RecommendedWatcher,
+    /// Some directory may not be read, so that those around it are watched one by one, and new ones in
+    /// them are not by themselves.
+    one_by_one: bool,
 }
 
 enum Message {
@@ -112,11 +116,74 @@ impl Source {
             })
         }
         .map_err(|error| notify_error(path, &error))?;
+        let mut one_by_one = false;
         let mode =
             if target.recursive { RecursiveMode::Recursive } else { RecursiveMode::NonRecursive };
-        watcher.watch(&target.watched, mode).map_err(|error| notify_error(path, &error))?;
+        match watcher.watch(&target.watched, mode) {
+            Err(error) if target.recursive && is_denied(&error) => {
+                one_by_one = true;
+                watcher
+                    .watch(&target.watched, RecursiveMode::NonRecursive)
+                    .and_then(|()| watch_below(&mut watcher, &target.watched, cancel))
+            }
+            watched => watched,
+        }
+        .map_err(|error| notify_error(path, &error))?;
         stop_on_cancel(cancel, sender);
-        Ok(Self { events, overflow, _watcher: watcher })
+        Ok(Self { events, overflow, watcher, one_by_one })
+    }
+
+    /// Watches a new directory, where the kernel's watches do not spread to it by themselves.
+    fn add(&mut self, directory: &Path, cancel: &Cancel) -> notify::Result<()> {
+        watch_tree(&mut self.watcher, directory, cancel)
+    }
+}
+
+/// Watches a directory and what is below it, but for what may not be read and what is gone by now.
+fn watch_tree(
+    watcher: &mut RecommendedWatcher,
+    directory: &Path,
+    cancel: &Cancel,
+) -> notify::Result<()> {
+    match watcher.watch(directory, RecursiveMode::Recursive) {
+        Err(error) if is_denied(&error) => {}
+        Err(error) if is_missing(&error) => return Ok(()),
+        watched => return watched,
+    }
+    match watcher.watch(directory, RecursiveMode::NonRecursive) {
+        Err(error) if is_denied(&error) || is_missing(&error) => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => watch_below(watcher, directory, cancel),
+    }
+}
+
+fn watch_below(
+    watcher: &mut RecommendedWatcher,
+    directory: &Path,
+    cancel: &Cancel,
+) -> notify::Result<()> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Ok(()) };
+    for entry in entries.flatten() {
+        if cancel.is_cancelled() {
+            break;
+        }
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            watch_tree(watcher, &entry.path(), cancel)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_denied(error: &notify::Error) -> bool {
+    matches!(&error.kind, notify::ErrorKind::Io(io)
+        if io.kind() == std::io::ErrorKind::PermissionDenied)
+}
+
+pub(super) fn is_missing(error: &notify::Error) -> bool {
+    match &error.kind {
+        notify::ErrorKind::PathNotFound => true,
+        notify::ErrorKind::Io(io) => io.kind() == std::io::ErrorKind::NotFound,
+        _ => false,
     }
 }
 
@@ -181,7 +248,7 @@ impl<'a> Batch<'a> {
 
     fn run(
         &mut self,
-        source: &Source,
+        source: &mut Source,
         debounce: Duration,
         cancel: &Cancel,
         emit: &dyn Fn(Event) -> ControlFlow<()>,
@@ -212,7 +279,7 @@ impl<'a> Batch<'a> {
                 }
                 continue;
             }
-            self.look_into_new_directories();
+            self.look_into_new_directories(source, cancel);
             if self.send(emit).is_break() {
                 return;
             }
@@ -289,7 +356,7 @@ impl<'a> Batch<'a> {
             .or_insert(kind);
     }
 
-    fn look_into_new_directories(&mut self) {
+    fn look_into_new_directories(&mut self, source: &mut Source, cancel: &Cancel) {
         let mut left = self.config.max_watch_changes;
         let mut again = Vec::new();
         let mut told = HashSet::new();
@@ -298,9 +365,23 @@ impl<'a> Batch<'a> {
                 self.overflow = true;
                 break;
             }
+            if source.one_by_one && !seen {
+                self.add(&directory, source, cancel);
+            }
             let mut below = vec![directory.clone()];
             while let Some(at) = below.pop() {
-                let Ok(entries) = std::fs::read_dir(&at) else { continue };
+                let entries = match std::fs::read_dir(&at) {
+                    Ok(entries) => entries,
+                    Err(error) => {
+                        // It keeps what is beside it from being watched together with it.
+                        let denied = error.kind() == std::io::ErrorKind::PermissionDenied;
+                        if denied && !seen && !source.one_by_one {
+                            source.one_by_one = true;
+                            self.add(&directory, source, cancel);
+                        }
+                        continue;
+                    }
+                };
                 for entry in entries.flatten() {
                     if left == 0 {
                         self.overflow = true;
@@ -324,6 +405,12 @@ impl<'a> Batch<'a> {
         }
         self.new_directories = again;
         self.told = told;
+    }
+
+    fn add(&mut self, directory: &Path, source: &mut Source, cancel: &Cancel) {
+        if let Err(error) = source.add(directory, cancel) {
+            self.note(Err(error));
+        }
     }
 
     fn send(&mut self, emit: &dyn Fn(Event) -> ControlFlow<()>) -> ControlFlow<()> {

@@ -1,6 +1,7 @@
 //! `fs/watch`, `fs/unwatch`, `fs/watchMissing`.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use codex_exec_host::files::FileNotification;
@@ -281,4 +282,66 @@ async fn watches_end_with_their_connection() {
     let ended = tokio::time::timeout(Duration::from_secs(20), told.recv()).await;
     assert_eq!(ended.expect("an end in time"), None);
     drop(f);
+}
+
+/// Runs a test as a user whom permissions hold back.
+fn held_back(test: impl AsyncFnOnce() + Send) {
+    let run = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test());
+    };
+    if rustix::process::geteuid().is_root() { as_nobody(run) } else { run() }
+}
+
+fn close(c: &Client, name: &str) {
+    std::fs::create_dir_all(c.f.native(name)).unwrap();
+    std::fs::set_permissions(c.f.native(name), PermissionsExt::from_mode(0o000)).unwrap();
+}
+
+#[test]
+fn a_directory_that_may_not_be_read_keeps_nothing_else_from_being_watched() {
+    held_back(async || {
+        let mut c = Client::new();
+        // Around, beside and below it, whatever the order in which they are met.
+        for name in ["w/a", "w/sub/a", "w/sub/z/deep", "w/z"] {
+            std::fs::create_dir_all(c.f.native(name)).unwrap();
+        }
+        for name in ["w/m", "w/sub/m", "w/sub/z/m"] {
+            close(&c, name);
+        }
+        c.watch(FsWatchParams::new(1, c.f.path("w"))).await.unwrap();
+        let all = ["w/new", "w/a/new", "w/sub/new", "w/sub/a/new", "w/sub/z/deep/new", "w/z/new"];
+        for name in all {
+            c.f.file(name, "x");
+        }
+        c.changes(&all.map(|name| (name, Created))).await;
+        // New directories, one of which may not be read either.
+        for name in ["w/sub/later/a", "w/sub/later/z"] {
+            std::fs::create_dir_all(c.f.native(name)).unwrap();
+        }
+        close(&c, "w/sub/later/m");
+        c.changes(&[("w/sub/later/a", Created), ("w/sub/later/z", Created)]).await;
+        c.until_marker("w/one").await;
+        c.until_marker("w/two").await;
+        for name in ["w/sub/later/a/new", "w/sub/later/z/new"] {
+            c.f.file(name, "x");
+            c.changes(&[(name, Created)]).await;
+        }
+        // What cannot be watched by itself is refused as before.
+        let refused = c.watch(FsWatchParams::new(2, c.f.path("w/m"))).await;
+        assert!(refused.is_err(), "{refused:?}");
+    });
+}
+
+#[test]
+fn missing_paths_are_watched_where_they_can_be() {
+    held_back(async || {
+        let mut c = Client::new();
+        close(&c, "closed");
+        std::fs::create_dir(c.f.native("open")).unwrap();
+        assert!(!c.missing(1, &["closed/x"], None).await);
+        assert!(c.missing(2, &["closed/x", "open/new"], None).await);
+        c.f.file("open/new", "");
+        assert_eq!(c.told_missing().await, 2);
+    });
 }
