@@ -1,31 +1,28 @@
-//! Memory for large messages, shared by all connections of a server.
+//! Reading large messages within memory that all connections of a server share.
 //!
 //! Invariant: the payload of a large incoming message is read only once its share of the [`Budget`] is
 //! taken, in one step, so that two messages never wait for each other's rest; the share goes back when
-//! the owner of the message is done with it. Small messages pass without.
+//! the owner of the message is done with it. Small messages pass without. What a peer that holds a share
+//! has to do while others wait is in [`shares`](crate::shares).
 //!
 //! A decoder keeps a buffer as long as the longest frame that it has seen, as long as its connection is
 //! open. So it is shown long frames as fragments of [`PIECE`] bytes each: the buffer stays small, and the
 //! message is put together in memory that goes with it.
-//!
-//! A peer that holds a share has to send: while others wait, one that sends less than [`PROGRESS`] bytes
-//! in [`PERIOD`] is given up.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, Sleep, sleep};
-use tokio_util::sync::PollSemaphore;
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::outbound::{NotReading, Outbound};
+use crate::shares::{Account, Budget, COST, Share, Transfer};
 
 /// Up to this length a message takes no share.
 const SMALL: u64 = 256 << 10;
@@ -38,74 +35,24 @@ const STEP: usize = 64 << 10;
 /// and a multiple of 4, so that the mask of the next piece begins where this one's does.
 const PIECE: u64 = 128 << 10;
 
-/// How much a peer with a share has to send in each [`PERIOD`] while others wait for one.
-const PROGRESS: u64 = 64 << 10;
-const PERIOD: Duration = Duration::from_secs(10);
-
-/// A message costs its own length, and as much again for what is decoded of it.
-const COST: u64 = 2;
-
-/// An amount of memory that large messages share. Clones share the same amount.
-#[derive(Debug, Clone)]
-pub struct Budget {
-    left: Arc<Semaphore>,
-    bytes: usize,
-    /// How many messages wait for their shares.
-    waiting: Arc<AtomicUsize>,
-}
-
-/// A message's share of the budget. Dropping it gives it back.
-#[derive(Debug)]
-pub struct Share {
-    _permit: OwnedSemaphorePermit,
-}
-
 impl Budget {
-    /// So many bytes. A message that would take more than all of it takes all of it.
-    pub fn new(bytes: usize) -> Self {
-        let bytes = bytes.clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
-        Self { left: Arc::new(Semaphore::new(bytes)), bytes, waiting: Arc::default() }
-    }
-
-    /// Waits for a share of `bytes`, first come first served.
-    pub async fn take(&self, bytes: u64) -> Share {
-        let permit = self.left.clone().acquire_many_owned(self.permits(bytes)).await;
-        Share { _permit: permit.expect("the semaphore is never closed") }
-    }
-
-    /// A share of `bytes`, if nothing has to be waited for.
-    pub fn try_take(&self, bytes: u64) -> Option<Share> {
-        let permit = self.left.clone().try_acquire_many_owned(self.permits(bytes)).ok()?;
-        Some(Share { _permit: permit })
-    }
-
-    /// Whoever asks for more than all of it gets all of it.
-    fn permits(&self, bytes: u64) -> u32 {
-        u32::try_from(bytes.min(self.bytes as u64)).unwrap_or(u32::MAX)
-    }
-
-    /// Bytes that are not taken.
-    pub fn left(&self) -> usize {
-        self.left.available_permits()
-    }
-
     /// Reads websocket frames from `io`, the long ones as fragments, and waits with the payloads of large
     /// messages until there is room for them. `longest` is what a message may come to whose length is not known
     /// from its first frame.
     pub fn meter<T>(&self, io: T, longest: usize) -> (Metered<T>, Meter) {
         let meter = Meter::default();
+        let transfer = &meter.0.transfer;
         let metered = Metered {
             io,
-            permits: PollSemaphore::new(self.left.clone()),
-            bytes: self.bytes as u64,
+            account: self.account(transfer),
+            taking: None,
+            revoked: [Revoked::new(transfer), Revoked::new(transfer)],
             longest: longest as u64,
             state: State::Header { bytes: [0; HEADER], len: 0 },
             due: Due::default(),
             message: Message::default(),
             passed: 0,
             waiting: None,
-            waiters: self.waiting.clone(),
-            pace: None,
             meter: meter.clone(),
         };
         (metered, meter)
@@ -122,12 +69,17 @@ struct Shared {
     limit: AtomicU64,
     shares: Mutex<Shares>,
     outbound: OnceLock<Outbound>,
+    transfer: Transfer,
 }
 
 impl Default for Shared {
     fn default() -> Self {
-        let limit = AtomicU64::new(u64::MAX);
-        Self { limit, shares: Mutex::default(), outbound: OnceLock::new() }
+        Self {
+            limit: AtomicU64::new(u64::MAX),
+            shares: Mutex::default(),
+            outbound: OnceLock::new(),
+            transfer: Transfer::default(),
+        }
     }
 }
 
@@ -162,6 +114,11 @@ impl Meter {
         self.lock().waiting
     }
 
+    /// What the connection's socket moves.
+    pub(crate) fn transfer(&self) -> &Transfer {
+        &self.0.transfer
+    }
+
     /// The next message was taken.
     pub(crate) fn took_message(&self) {
         let mut shares = self.lock();
@@ -184,8 +141,11 @@ impl Meter {
 #[derive(Debug)]
 pub struct Metered<T> {
     io: T,
-    permits: PollSemaphore,
-    bytes: u64,
+    account: Account,
+    /// The share of the payload that is next, once it was asked for.
+    taking: Option<Taking>,
+    /// Of the reader and of the writer.
+    revoked: [Revoked; 2],
     longest: u64,
     state: State,
     /// A header that the decoder is to get next.
@@ -195,10 +155,38 @@ pub struct Metered<T> {
     passed: u64,
     /// Held while a payload waits.
     waiting: Option<Waiting>,
-    waiters: Arc<AtomicUsize>,
-    /// While a share is held.
-    pace: Option<Pace>,
     meter: Meter,
+}
+
+/// A share that is being waited for.
+struct Taking(Pin<Box<dyn Future<Output = Share> + Send + Sync>>);
+
+impl fmt::Debug for Taking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Taking")
+    }
+}
+
+/// Whether the connection has to end for others that wait.
+struct Revoked(Pin<Box<WaitForCancellationFutureOwned>>);
+
+impl Revoked {
+    fn new(transfer: &Transfer) -> Self {
+        Self(Box::pin(transfer.token().clone().cancelled_owned()))
+    }
+
+    /// An error once it has, for whoever waits for the socket.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        ready!(self.0.as_mut().poll(cx));
+        let error = "the peer was too slow with a large message while others waited for memory";
+        Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, error))
+    }
+}
+
+impl fmt::Debug for Revoked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Revoked")
+    }
 }
 
 #[derive(Debug)]
@@ -226,9 +214,9 @@ enum Gate {
     Open,
     /// The message may be over the limit, unless that is lifted by what came before.
     Limit {
-        share: u32,
+        share: u64,
     },
-    Share(u32),
+    Share(u64),
 }
 
 /// Bytes that are on their way to the decoder.
@@ -262,21 +250,6 @@ struct Message {
 #[derive(Debug)]
 struct Waiting {
     _not_reading: Option<NotReading>,
-    waiters: Arc<AtomicUsize>,
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.waiters.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// How fast a peer sends.
-#[derive(Debug)]
-struct Pace {
-    period: Pin<Box<Sleep>>,
-    /// Bytes that came in this period.
-    came: u64,
 }
 
 impl<T> Metered<T> {
@@ -319,7 +292,7 @@ impl<T> Metered<T> {
         let needs_share = frame.is_data && self.message.share.is_none() && len > SMALL;
         let share = if needs_share {
             let len = if frame.is_final { len } else { self.longest };
-            u32::try_from(len.saturating_mul(COST).min(self.bytes)).unwrap_or(u32::MAX)
+            len.saturating_mul(COST)
         } else {
             0
         };
@@ -355,7 +328,7 @@ impl<T> Metered<T> {
         self.state = State::Header { bytes: [0; HEADER], len: 0 };
         if last {
             self.passed += 1;
-            self.pace = None;
+            self.account.receiving(0);
             if let Some(share) = std::mem::take(&mut self.message).share {
                 self.meter.lock().read.push_back((self.passed, share));
             }
@@ -377,42 +350,25 @@ impl<T> Metered<T> {
             *gate = if share > 0 { Gate::Share(share) } else { Gate::Open };
         }
         let Gate::Share(share) = *gate else { return Poll::Ready(Ok(())) };
-        let permit = match self.permits.poll_acquire_many(cx, share) {
-            Poll::Ready(permit) => permit,
-            Poll::Pending => {
-                if self.waiting.is_none() {
-                    self.meter.lock().waiting = true;
-                    self.waiters.fetch_add(1, Ordering::Relaxed);
-                    self.waiting = Some(Waiting {
-                        _not_reading: self.meter.0.outbound.get().map(Outbound::not_reading),
-                        waiters: self.waiters.clone(),
-                    });
-                }
-                return Poll::Pending;
+        let taking = self.taking.get_or_insert_with(|| {
+            let account = self.account.clone();
+            Taking(Box::pin(async move { account.take(share).await }))
+        });
+        let Poll::Ready(taken) = taking.0.as_mut().poll(cx) else {
+            if self.waiting.is_none() {
+                self.meter.lock().waiting = true;
+                let outbound = self.meter.0.outbound.get();
+                self.waiting = Some(Waiting { _not_reading: outbound.map(Outbound::not_reading) });
             }
+            return Poll::Pending;
         };
         *gate = Gate::Open;
+        self.taking = None;
         self.meter.lock().waiting = false;
         self.waiting = None;
-        self.message.share = permit.map(|permit| Share { _permit: permit });
-        self.pace = Some(Pace { period: Box::pin(sleep(PERIOD)), came: 0 });
+        self.account.receiving(share);
+        self.message.share = Some(taken);
         Poll::Ready(Ok(()))
-    }
-
-    /// Fails once a peer with a share sends too little while others wait.
-    fn poll_pace(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        let Some(pace) = &mut self.pace else { return Poll::Pending };
-        loop {
-            ready!(pace.period.as_mut().poll(cx));
-            let came = std::mem::take(&mut pace.came);
-            // If it is we who have not looked for a while, the peer is given another period.
-            let in_time = pace.period.deadline().elapsed() < PERIOD / 2;
-            if in_time && came < PROGRESS && self.waiters.load(Ordering::Relaxed) > 0 {
-                let error = "the peer stopped sending in the middle of a large message";
-                return Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, error));
-            }
-            pace.period.as_mut().reset(Instant::now() + PERIOD);
-        }
     }
 }
 
@@ -476,9 +432,7 @@ impl<T: AsyncRead + Unpin> Metered<T> {
                 buf.advance(len);
             }
             let came = buf.filled().len() - before;
-            if let Some(pace) = &mut self.pace {
-                pace.came += came as u64;
-            }
+            self.meter.0.transfer.received(came);
             let shown = self.follow(&mut buf.filled_mut()[before..]);
             buf.set_filled(before + shown);
             if shown > 0 || came == 0 {
@@ -496,9 +450,29 @@ impl<T: AsyncRead + Unpin> AsyncRead for Metered<T> {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         match this.poll_bytes(cx, buf) {
-            Poll::Pending => this.poll_pace(cx).map(Err),
+            Poll::Pending => this.revoked[0].poll(cx).map(Err),
             ready => ready,
         }
+    }
+}
+
+impl<T> Metered<T> {
+    /// Notes how a write went.
+    fn wrote(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        let transfer = &self.meter.0.transfer;
+        match written {
+            Poll::Pending => {
+                transfer.send_blocked(true);
+                return self.revoked[1].poll(cx).map(Err);
+            }
+            Poll::Ready(Ok(len)) => transfer.sent(len),
+            Poll::Ready(Err(_)) => {}
+        }
+        written
     }
 }
 
@@ -508,7 +482,9 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Metered<T> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(cx, bytes)
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.io).poll_write(cx, bytes);
+        this.wrote(cx, written)
     }
 
     fn poll_write_vectored(
@@ -516,7 +492,9 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Metered<T> {
         cx: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bytes)
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.io).poll_write_vectored(cx, bytes);
+        this.wrote(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -10,9 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 
-use crate::budget::{Meter, Share};
+use crate::budget::Meter;
 use crate::keep_alive::KeepAlive;
 use crate::outbound::{Outbound, OutboundConfig};
+use crate::shares::{Share, Transfer};
 
 /// What every transport is told about limits.
 #[derive(Debug, Clone, Copy)]
@@ -118,6 +119,12 @@ impl Connection {
     /// to be dropped when it is done with, or else with the next message.
     pub fn take_share(&mut self) -> Option<Share> {
         self.meter.as_ref().and_then(Meter::take_share)
+    }
+
+    /// What the socket of this connection moves, as far as the transport tells: nothing but over a
+    /// [metered](Self::metered_websocket) websocket.
+    pub fn transfer(&self) -> Transfer {
+        self.meter.as_ref().map(|meter| meter.transfer().clone()).unwrap_or_default()
     }
 
     /// Lifts the [limit](Meter::limit) on messages from a peer that nothing is known of.

@@ -20,11 +20,12 @@ mod outbound;
 mod peer;
 mod pending;
 mod secret;
+mod shares;
 pub mod socket;
 mod upgrade;
 mod websocket;
 
-pub use budget::{Budget, Meter, Metered, Share};
+pub use budget::{Meter, Metered};
 pub use connection::{Connection, ConnectionConfig, TransportError};
 pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
 pub use escape::escape;
@@ -38,6 +39,7 @@ pub use outbound::{
 pub use peer::{Heard, Peer};
 pub use pending::{Answer, OnAnswer, Pending};
 pub use secret::Secret;
+pub use shares::{Account, Budget, Share, Transfer};
 pub use socket::websocket_config;
 pub use upgrade::websocket_accept;
 pub use websocket::websocket_limits;

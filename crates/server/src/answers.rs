@@ -2,46 +2,54 @@
 //!
 //! Invariant: an answer of more than [`SMALL_ANSWER`] bytes is made, or kept while its client does not
 //! read, only with a share of its connection's memory and of the server's; the share goes back when the
-//! answer is written to the socket. So clients that do not read make each other wait, for large answers
-//! alone, and do not make the server grow.
+//! answer is written to the socket. So clients that do not read do not make the server grow. Nor do they
+//! make others wait for long: see [`Budget`].
 
 use std::pin::Pin;
 use std::sync::Arc;
 
 use codex_exec_host::files::{self, Reservation, SMALL_ANSWER};
-use codex_exec_rpc::Budget;
+use codex_exec_rpc::{Account, Budget, Transfer};
+use tokio::sync::Semaphore;
 
 use crate::config::ServerConfig;
 
 /// A connection's memory for large answers. Clones share it.
 #[derive(Debug, Clone)]
-pub(crate) struct AnswerMemory(Arc<Budgets>);
-
-#[derive(Debug)]
-struct Budgets {
-    connection: Budget,
-    server: Budget,
+pub(crate) struct AnswerMemory {
+    /// Of this connection.
+    own: Arc<Semaphore>,
+    most: u32,
+    /// Of all connections.
+    server: Account,
 }
 
 impl AnswerMemory {
-    /// A part of what the whole server has.
-    pub(crate) fn new(config: &ServerConfig, server: &Budget) -> Self {
-        let connection = Budget::new(config.answer_memory_per_connection);
-        Self(Arc::new(Budgets { connection, server: server.clone() }))
+    /// A part of what the whole server has, for a connection that moves this.
+    pub(crate) fn new(config: &ServerConfig, server: &Budget, transfer: &Transfer) -> Self {
+        let most = u32::try_from(config.answer_memory_per_connection).unwrap_or(u32::MAX).max(1);
+        let own = Arc::new(Semaphore::new(most as usize));
+        Self { own, most, server: server.account(transfer) }
     }
 
     /// Waits until an answer that carries so many bytes can be held.
     pub(crate) async fn reserve(&self, bytes: u64) -> Reservation {
         let cost = cost(bytes);
-        let connection = self.0.connection.take(cost).await;
-        Reservation::new((self.0.server.take(cost).await, connection))
+        let own = self.own.clone().acquire_many_owned(self.permits(cost)).await;
+        let own = own.expect("the semaphore is never closed");
+        Reservation::new((self.server.take(cost).await, own))
     }
 
     /// The same, if nothing has to be waited for.
     pub(crate) fn try_reserve(&self, bytes: u64) -> Option<Reservation> {
         let cost = cost(bytes);
-        let connection = self.0.connection.try_take(cost)?;
-        Some(Reservation::new((self.0.server.try_take(cost)?, connection)))
+        let own = self.own.clone().try_acquire_many_owned(self.permits(cost)).ok()?;
+        Some(Reservation::new((self.server.try_take(cost)?, own)))
+    }
+
+    /// An answer that would take more than all of the connection's memory takes all of it.
+    fn permits(&self, cost: u64) -> u32 {
+        u32::try_from(cost).unwrap_or(u32::MAX).min(self.most)
     }
 }
 

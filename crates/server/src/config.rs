@@ -58,14 +58,20 @@ pub struct ServerConfig {
     pub first_message_bytes: usize,
     /// Memory for large messages (more than 256 KiB) that come in over all websockets together, in
     /// bytes. Default 256 MiB. A message counts twice, for its text and for what is decoded of it, from
-    /// before it is read until it is answered; one that finds too little left waits in its socket. A
-    /// message that would take more than all of it waits for all of it. While one waits, a peer that
-    /// sends less than 64 KiB of its own in 10 s loses its connection.
+    /// before it is read until it is answered; one that finds too little left waits in its socket.
+    ///
+    /// A quarter of it is a reserve for first shares: of at most a 24th part (messages of up to 5 MiB), for
+    /// connections that hold nothing else. A message that would take more than the rest waits for all of
+    /// the rest. While one waits, a connection that holds memory and waits for its peer has to move a
+    /// sixtieth of what it holds each second, and is closed once it is 10 s behind; so is one that holds
+    /// memory for two minutes, whatever it waits for.
     pub message_memory: usize,
     /// Memory for large answers (more than 256 KiB) of all connections together, in bytes. Default
     /// 256 MiB. An answer counts as what it carries and as its message, from before a file is read
-    /// until the message is written to the socket; one that finds too little left waits. An answer
-    /// that would take more than all of it waits for all of it.
+    /// until the message is written to the socket; one that finds too little left waits. The reserve and
+    /// the time to finish are those of [`message_memory`](Self::message_memory); a first share is enough
+    /// for an answer that carries 4.5 MiB. Over other transports than websockets, only the two minutes
+    /// count.
     pub answer_memory: usize,
     /// The part of that which one connection may hold. Default 64 MiB, or one larger answer alone.
     pub answer_memory_per_connection: usize,

@@ -17,7 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use codex_exec_host::files::Reservation;
 use codex_exec_host::{buffer, pool};
-use codex_exec_rpc::{Connection, Outbound, Slot, TransportError};
+use codex_exec_rpc::{Connection, Outbound, Slot, Transfer, TransportError};
 use codex_exec_server_protocol::environment::EnvironmentStatusResponse;
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::session::{InitializeParams, InitializeResponse};
@@ -213,7 +213,8 @@ impl Drop for Request {
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(server: Server, principal: Principal, mut connection: Connection) {
-    let mut serving = Serving::new(server, principal, connection.outbound().clone());
+    let transfer = connection.transfer();
+    let mut serving = Serving::new(server, principal, connection.outbound().clone(), &transfer);
     let (shutdown, evicted) = (serving.server.clone(), serving.holder.evicted.clone());
     let work = async {
         loop {
@@ -243,6 +244,9 @@ pub(crate) async fn serve(server: Server, principal: Principal, mut connection: 
         biased;
         () = shutdown.shutting_down() => {}
         () = evicted.cancelled() => {}
+        () = transfer.revoked() => {
+            tracing::info!("closed a connection that held memory which others waited for");
+        }
         ended = work => if ended.is_err() {
             tracing::error!("the task of a connection panicked");
         },
@@ -284,9 +288,9 @@ struct Serving {
 }
 
 impl Serving {
-    fn new(server: Server, principal: Principal, outbound: Outbound) -> Self {
+    fn new(server: Server, principal: Principal, outbound: Outbound, transfer: &Transfer) -> Self {
         let evicted = CancellationToken::new();
-        let answers = AnswerMemory::new(server.config(), server.answer_budget());
+        let answers = AnswerMemory::new(server.config(), server.answer_budget(), transfer);
         Self {
             holder: Holder { principal, peer: outbound.peer(), evicted },
             count: Arc::new(Semaphore::new(server.config().pending_requests)),

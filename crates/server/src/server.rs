@@ -139,11 +139,12 @@ impl Server {
         &self.0.lanes
     }
 
-    /// The memory for large messages of all websockets.
+    /// The memory for large answers of all connections.
     pub(crate) fn answer_budget(&self) -> &Budget {
         &self.0.answer_budget
     }
 
+    /// The memory for large messages of all websockets.
     pub(crate) fn message_budget(&self) -> &Budget {
         &self.0.message_budget
     }

@@ -76,14 +76,14 @@ async fn a_large_message_waits_for_room_and_small_ones_pass() {
 }
 
 #[tokio::test]
-async fn what_is_larger_than_the_budget_takes_all_of_it() {
+async fn what_is_larger_than_the_budget_takes_all_but_the_reserve() {
     let budget = Budget::new(1000);
     let (mut connection, mut client) = connect(&budget);
     for _ in 0..3 {
         let (sent, received) = tokio::join!(client.send(text(LONGEST)), connection.next());
         sent.unwrap();
         assert_eq!(received.unwrap().unwrap().len(), LONGEST);
-        assert_eq!(budget.left(), 0);
+        assert_eq!(budget.left(), 250);
         drop(connection.take_share());
         assert_eq!(budget.left(), 1000);
     }
@@ -99,10 +99,10 @@ async fn what_is_larger_than_the_budget_takes_all_of_it() {
 }
 
 /// A generator of numbers: the same for the same seed.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % end
@@ -115,7 +115,7 @@ impl Random {
 }
 
 /// A masked frame, as a client of any make may send it.
-fn frame(opcode: u8, is_final: bool, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(opcode: u8, is_final: bool, payload: &[u8]) -> Vec<u8> {
     // A mask of zeros leaves the payload as it is.
     frame_with_mask(opcode, is_final, payload, [0; 4])
 }
@@ -300,11 +300,11 @@ async fn the_decoder_keeps_a_small_buffer_whatever_it_decodes() {
     assert!(most <= 512 << 10, "{most}");
 }
 
-/// Three peers announce more than there is room for, and stop. Whoever waits is served once the first of
-/// them has been silent, or nearly so, for a period.
+/// A peer announces more than there is room for, and stops, or nearly so. Whoever waits is served once
+/// that one is too far behind.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_stops_in_the_middle_does_not_hold_its_share() {
-    for trickle in [0, 1, 1000] {
+    for trickle in [0, 1, 1000, 10_000] {
         let budget = Budget::new(2 * LONGEST);
         let (mut stalled, mut bytes) = serve(&budget);
         let head = frame(1, true, &vec![b'x'; LONGEST]);
@@ -312,7 +312,7 @@ async fn a_peer_that_stops_in_the_middle_does_not_hold_its_share() {
         // Alone it may take its time.
         let patient = tokio::time::timeout(Duration::from_secs(45), stalled.next());
         assert!(patient.await.is_err());
-        assert_eq!(budget.left(), 0);
+        assert_eq!(budget.left(), LONGEST / 2);
         let stalled = tokio::spawn(async move { stalled.next().await });
         let trickling = tokio::spawn(async move {
             for at in 0.. {
@@ -331,7 +331,7 @@ async fn a_peer_that_stops_in_the_middle_does_not_hold_its_share() {
         let served = tokio::time::timeout(Duration::from_secs(40), waiting.next()).await;
         assert_eq!(served.unwrap().unwrap().unwrap().len(), LONGEST);
         let error = stalled.await.unwrap().unwrap().unwrap_err();
-        assert!(error.to_string().contains("stopped sending"), "{error}");
+        assert!(error.to_string().contains("too slow"), "{error}");
         trickling.abort();
         sending.await.unwrap();
     }

@@ -7,5 +7,6 @@ mod dial;
 mod http;
 mod lines;
 mod memory;
+mod shares;
 mod socket;
 mod websocket;

@@ -79,7 +79,8 @@ impl Fixture {
     fn new() -> Self {
         let server = Server::new(ServerConfig::default()).unwrap();
         let (ours, client) = Connection::pair(&server.config().connection);
-        let serving = Serving::new(server, Principal::Embedder, ours.outbound().clone());
+        let (outbound, transfer) = (ours.outbound().clone(), ours.transfer());
+        let serving = Serving::new(server, Principal::Embedder, outbound, &transfer);
         Self { client, serving, last_id: 0 }
     }
 

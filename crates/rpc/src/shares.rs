@@ -1,0 +1,400 @@
+//! Memory that connections share, for large messages in one direction.
+//!
+//! Invariants:
+//! - Shares never come to more than the [`Budget`] has. Whoever finds too little left waits, first come
+//!   first served, one request of each [`Account`] at a time.
+//! - A part of the budget is a reserve for first shares: small ones of accounts that hold nothing. An
+//!   account that holds a share takes no more from it, so whoever has little to send or to ask for does
+//!   not wait for those who hold much.
+//! - While others wait, whoever holds a share has to go on. A connection that waits for its peer falls
+//!   behind unless the peer moves, each second, a [`TURNOVER`]th part of what the connection holds;
+//!   [`SLACK`] behind, the connection is [revoked](Transfer::revoked). So is one that has a share for
+//!   [`LONGEST_HOLD`] of such time, whatever it waits for.
+//!
+//! Bytes count that the kernel has taken from or given to the socket. Those who wait look after those who
+//! hold, once in a [`TICK`], so nothing runs while nobody waits.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+/// The part of a budget that is kept for first shares: 64 of 256 MiB.
+const RESERVE_PART: usize = 4;
+
+/// The part of a budget that a first share may take: 10.6 of 256 MiB, which is an answer that carries
+/// 4.5 MiB or a message of 5.3 MiB.
+const FIRST_PART: usize = 24;
+
+/// Seconds in which a peer has to move all that its connection holds.
+const TURNOVER: u64 = 60;
+
+/// How far a peer may fall behind that.
+const SLACK: Duration = Duration::from_secs(10);
+
+/// How long a share may be held while others wait.
+const LONGEST_HOLD: Duration = Duration::from_secs(120);
+
+/// How often those who hold shares are looked after. A longer gap is this process's own delay, and does
+/// not count.
+const TICK: Duration = Duration::from_secs(1);
+
+/// What a share counts for each byte that is moved: the message, and what it is made of or decoded to.
+pub(crate) const COST: u64 = 2;
+
+/// An amount of memory that connections share. Clones share the same amount.
+#[derive(Debug, Clone)]
+pub struct Budget(Arc<Pool>);
+
+#[derive(Debug)]
+struct Pool {
+    /// The most that one share takes.
+    most: u64,
+    /// The most that a first share takes of the reserve.
+    first: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Bytes that anybody may take.
+    left: u64,
+    /// Bytes for first shares.
+    reserve: u64,
+    /// At most one of each account, in order.
+    waiting: VecDeque<Waiter>,
+    /// Accounts that have shares.
+    holders: HashMap<u64, Holder>,
+    last_account: u64,
+    last_share: u64,
+    looked: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    client: Arc<Client>,
+    bytes: u64,
+    granted: oneshot::Sender<Share>,
+}
+
+/// An account that has shares.
+#[derive(Debug)]
+struct Holder {
+    client: Arc<Client>,
+    /// Bytes of its shares.
+    held: u64,
+    /// Its shares, and for how long others have waited meanwhile.
+    shares: HashMap<u64, Duration>,
+    /// How far the peer is behind.
+    behind: Duration,
+    looked: Instant,
+    /// What the peer had received and sent then.
+    received: u64,
+    sent: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    Common,
+    Reserve,
+}
+
+/// Part of a budget, taken by one connection. Dropping it gives it back.
+#[derive(Debug)]
+pub struct Share {
+    budget: Budget,
+    account: u64,
+    id: u64,
+    bytes: u64,
+    source: Source,
+}
+
+/// One connection's use of a budget. Clones are the same account.
+#[derive(Debug, Clone)]
+pub struct Account {
+    budget: Budget,
+    client: Arc<Client>,
+    /// Held by the request whose turn it is to wait.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+#[derive(Debug)]
+struct Client {
+    id: u64,
+    transfer: Transfer,
+    /// The share of a message that is being received.
+    receiving: AtomicU64,
+}
+
+/// What a connection's socket moves, and whether the connection may go on. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct Transfer(Arc<Moved>);
+
+#[derive(Debug, Default)]
+struct Moved {
+    received: AtomicU64,
+    sent: AtomicU64,
+    /// A write waits for the peer.
+    send_blocked: AtomicBool,
+    revoked: CancellationToken,
+}
+
+impl Transfer {
+    /// Resolves when the connection has lost its shares, and has to end.
+    pub async fn revoked(&self) {
+        self.0.revoked.cancelled().await;
+    }
+
+    pub(crate) fn token(&self) -> &CancellationToken {
+        &self.0.revoked
+    }
+
+    pub(crate) fn received(&self, bytes: usize) {
+        self.0.received.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn sent(&self, bytes: usize) {
+        self.0.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.send_blocked(false);
+    }
+
+    pub(crate) fn send_blocked(&self, blocked: bool) {
+        self.0.send_blocked.store(blocked, Ordering::Relaxed);
+    }
+}
+
+impl Budget {
+    /// So many bytes, a quarter of them for first shares. Whoever asks for more than the rest gets all of
+    /// the rest.
+    pub fn new(bytes: usize) -> Self {
+        let bytes = bytes.max(1);
+        let reserve = (bytes / RESERVE_PART) as u64;
+        let left = bytes as u64 - reserve;
+        let state = State {
+            left,
+            reserve,
+            waiting: VecDeque::new(),
+            holders: HashMap::new(),
+            last_account: 0,
+            last_share: 0,
+            looked: None,
+        };
+        let first = (bytes / FIRST_PART) as u64;
+        Self(Arc::new(Pool { most: left, first, state: Mutex::new(state) }))
+    }
+
+    /// Bytes that are not taken.
+    pub fn left(&self) -> usize {
+        let state = self.lock();
+        (state.left + state.reserve) as usize
+    }
+
+    /// An account for a connection whose socket moves this.
+    pub fn account(&self, transfer: &Transfer) -> Account {
+        let mut state = self.lock();
+        state.last_account += 1;
+        let client = Client {
+            id: state.last_account,
+            transfer: transfer.clone(),
+            receiving: AtomicU64::new(0),
+        };
+        Account { budget: self.clone(), client: Arc::new(client), turn: Arc::default() }
+    }
+
+    /// Gives waiters what there is. What they do not want any more is to be dropped after `state`.
+    #[must_use]
+    fn grant(&self, state: &mut State) -> Vec<Share> {
+        let mut unwanted = Vec::new();
+        while let Some((at, source)) = state.next(self.0.first) {
+            let Some(waiter) = state.waiting.remove(at) else { break };
+            let share = self.share(state, &waiter.client, waiter.bytes, source);
+            unwanted.extend(waiter.granted.send(share).err());
+        }
+        unwanted
+    }
+
+    fn share(&self, state: &mut State, client: &Arc<Client>, bytes: u64, source: Source) -> Share {
+        *state.of(source) -= bytes;
+        state.last_share += 1;
+        let (account, id) = (client.id, state.last_share);
+        let holder = state.holders.entry(account).or_insert_with(|| Holder::new(client));
+        holder.held += bytes;
+        holder.shares.insert(id, Duration::ZERO);
+        Share { budget: self.clone(), account, id, bytes, source }
+    }
+
+    /// Revokes the connections that hold shares and do not go on while others wait.
+    fn look_after(&self) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        if state.looked.is_some_and(|at| now - at < TICK) {
+            return;
+        }
+        state.looked = Some(now);
+        let State { waiting, holders, .. } = &mut *state;
+        for (id, holder) in holders {
+            let others_wait = waiting.iter().any(|waiter| waiter.client.id != *id);
+            if holder.is_over(now, others_wait) {
+                tracing::debug!(account = id, held = holder.held, "revoked for others that wait");
+                holder.client.transfer.0.revoked.cancel();
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock()
+    }
+}
+
+impl State {
+    /// The waiter that is next, if there is enough for it.
+    fn next(&self, first: u64) -> Option<(usize, Source)> {
+        let of_all = self.waiting.front().filter(|waiter| waiter.bytes <= self.left);
+        if of_all.is_some() {
+            return Some((0, Source::Common));
+        }
+        let at = self.waiting.iter().position(|waiter| self.is_first(waiter, first))?;
+        (self.waiting[at].bytes <= self.reserve).then_some((at, Source::Reserve))
+    }
+
+    /// Whether this may be taken from the reserve.
+    fn is_first(&self, waiter: &Waiter, first: u64) -> bool {
+        waiter.bytes <= first && !self.holders.contains_key(&waiter.client.id)
+    }
+
+    fn of(&mut self, source: Source) -> &mut u64 {
+        match source {
+            Source::Common => &mut self.left,
+            Source::Reserve => &mut self.reserve,
+        }
+    }
+}
+
+impl Holder {
+    fn new(client: &Arc<Client>) -> Self {
+        let moved = &client.transfer.0;
+        Self {
+            held: 0,
+            shares: HashMap::new(),
+            behind: Duration::ZERO,
+            looked: Instant::now(),
+            received: moved.received.load(Ordering::Relaxed),
+            sent: moved.sent.load(Ordering::Relaxed),
+            client: client.clone(),
+        }
+    }
+
+    /// Notes what has happened since the last look. Tells whether its connection has had its time.
+    fn is_over(&mut self, now: Instant, others_wait: bool) -> bool {
+        let passed = now.saturating_duration_since(self.looked).min(2 * TICK);
+        self.looked = now;
+        let moved = &self.client.transfer.0;
+        let received = moved.received.load(Ordering::Relaxed);
+        let sent = moved.sent.load(Ordering::Relaxed);
+        let (moved, held, waits_for_peer) = match self.client.receiving.load(Ordering::Relaxed) {
+            0 => (sent - self.sent, self.held, moved.send_blocked.load(Ordering::Relaxed)),
+            message => (received - self.received, message, true),
+        };
+        (self.received, self.sent) = (received, sent);
+        if others_wait {
+            self.shares.values_mut().for_each(|waited| *waited += passed);
+            self.behind += if waits_for_peer { passed } else { Duration::ZERO };
+        }
+        let covered =
+            u128::from(moved) * u128::from(COST * TURNOVER * 1000) / u128::from(held.max(1));
+        let covered = Duration::from_millis(u64::try_from(covered).unwrap_or(u64::MAX));
+        self.behind = self.behind.saturating_sub(covered);
+        self.behind > SLACK || self.shares.values().any(|waited| *waited > LONGEST_HOLD)
+    }
+}
+
+impl Account {
+    /// Waits for a share of `bytes`, after this account's earlier requests.
+    pub async fn take(&self, bytes: u64) -> Share {
+        let _turn = self.turn.lock().await;
+        let mut wait = match self.begin(bytes) {
+            Ok(share) => return share,
+            Err(wait) => wait,
+        };
+        loop {
+            tokio::select! {
+                biased;
+                share = &mut wait.granted => return share.expect("waiters are removed here alone"),
+                () = sleep(TICK) => self.budget.look_after(),
+            }
+        }
+    }
+
+    /// A share of `bytes`, if nothing has to be waited for.
+    pub fn try_take(&self, bytes: u64) -> Option<Share> {
+        let _turn = self.turn.try_lock().ok()?;
+        self.begin(bytes).ok()
+    }
+
+    /// What its connection moves.
+    pub fn transfer(&self) -> &Transfer {
+        &self.client.transfer
+    }
+
+    /// A message with a share of so many bytes is being received; none if it is 0.
+    pub(crate) fn receiving(&self, bytes: u64) {
+        self.client.receiving.store(bytes, Ordering::Relaxed);
+    }
+
+    fn begin(&self, bytes: u64) -> Result<Share, Wait<'_>> {
+        let bytes = bytes.min(self.budget.0.most);
+        let (sender, mut granted) = oneshot::channel();
+        let client = self.client.clone();
+        let unwanted = {
+            let mut state = self.budget.lock();
+            state.waiting.push_back(Waiter { client, bytes, granted: sender });
+            self.budget.grant(&mut state)
+        };
+        drop(unwanted);
+        match granted.try_recv() {
+            Ok(share) => Ok(share),
+            Err(_) => Err(Wait { account: self, granted }),
+        }
+    }
+}
+
+/// A place among those who wait.
+struct Wait<'a> {
+    account: &'a Account,
+    granted: oneshot::Receiver<Share>,
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        let Account { budget, client, .. } = self.account;
+        let unwanted = {
+            let mut state = budget.lock();
+            state.waiting.retain(|waiter| waiter.client.id != client.id);
+            budget.grant(&mut state)
+        };
+        drop(unwanted);
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let unwanted = {
+            let mut state = self.budget.lock();
+            *state.of(self.source) += self.bytes;
+            if let Some(holder) = state.holders.get_mut(&self.account) {
+                holder.held -= self.bytes;
+                holder.shares.remove(&self.id);
+                if holder.shares.is_empty() {
+                    state.holders.remove(&self.account);
+                }
+            }
+            self.budget.grant(&mut state)
+        };
+        drop(unwanted);
+    }
+}

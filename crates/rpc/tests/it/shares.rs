@@ -1,0 +1,363 @@
+//! Memory for large messages of honest and hostile clients, in both directions.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use codex_exec_rpc::{
+    Account, Budget, Connection, ConnectionConfig, Outbound, Share, Transfer, websocket_config,
+    websocket_limits,
+};
+use futures_util::{SinkExt, StreamExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_websockets::{ClientBuilder, Message, ServerBuilder, WebSocketStream};
+
+use crate::budget::{Random, frame};
+
+const LONGEST: usize = 4 << 20;
+
+/// Of each direction: 18 MiB for all, 6 MiB for first shares of at most 1 MiB.
+const BUDGET: usize = 24 << 20;
+
+/// Messages and answers that need a share, and for which a first share is enough.
+const LITTLE: std::ops::Range<usize> = (257 << 10)..(512 << 10);
+
+/// A server that answers `get N` with N bytes, and anything else with `ok`.
+#[derive(Clone)]
+struct Server {
+    messages: Budget,
+    answers: Budget,
+    /// What messages and answers really take now, and ever took.
+    held: Arc<[AtomicUsize; 2]>,
+    most: Arc<[AtomicUsize; 2]>,
+}
+
+/// Memory that is really taken, and the share that stands for it.
+struct Held {
+    bytes: Vec<u8>,
+    cost: usize,
+    direction: usize,
+    server: Server,
+    _share: Share,
+}
+
+impl Held {
+    fn new(server: &Server, direction: usize, bytes: Vec<u8>, cost: usize, share: Share) -> Self {
+        let now = server.held[direction].fetch_add(cost, Ordering::SeqCst) + cost;
+        server.most[direction].fetch_max(now, Ordering::SeqCst);
+        Self { bytes, cost, direction, server: server.clone(), _share: share }
+    }
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.server.held[self.direction].fetch_sub(self.cost, Ordering::SeqCst);
+    }
+}
+
+impl Server {
+    fn new() -> Self {
+        Self {
+            messages: Budget::new(BUDGET),
+            answers: Budget::new(BUDGET),
+            held: Arc::default(),
+            most: Arc::default(),
+        }
+    }
+
+    fn connect(&self) -> DuplexStream {
+        let config = ConnectionConfig {
+            message_bytes: LONGEST,
+            oversize_slack: 0,
+            // What ends a connection here is what is tested.
+            keep_alive: None,
+            ..ConnectionConfig::default()
+        };
+        let (socket, client) = duplex(64 << 10);
+        let (socket, meter) = self.messages.meter(socket, LONGEST);
+        let socket = ServerBuilder::new()
+            .config(websocket_config())
+            .limits(websocket_limits(&config))
+            .serve(socket);
+        let connection = Connection::metered_websocket(socket, meter, &config);
+        tokio::spawn(self.clone().serve(connection));
+        client
+    }
+
+    async fn serve(self, mut connection: Connection) {
+        let transfer: Transfer = connection.transfer();
+        let account = self.answers.account(&transfer);
+        let outbound = connection.outbound().clone();
+        let work = async {
+            while let Some(Ok(message)) = connection.next().await {
+                let asked = message.strip_prefix(b"get ").map(<[u8]>::to_vec);
+                let Some(asked) = asked else {
+                    let share = connection.take_share().expect("a large message has one");
+                    let cost = 2 * message.len();
+                    let held = Held::new(&self, 0, Vec::new(), cost, share);
+                    let outbound = outbound.clone();
+                    tokio::spawn(async move {
+                        sleep(Duration::from_millis(20)).await;
+                        let _ = outbound.send("ok").await;
+                        drop(held);
+                    });
+                    continue;
+                };
+                let len = String::from_utf8(asked).unwrap().parse().unwrap();
+                tokio::spawn(self.clone().answer(len, account.clone(), outbound.clone()));
+            }
+        };
+        tokio::select! {
+            () = work => {}
+            () = transfer.revoked() => {}
+        }
+    }
+
+    async fn answer(self, len: usize, account: Account, outbound: Outbound) {
+        let work = async {
+            let share = account.take(2 * len as u64).await;
+            let held = Held::new(&self, 1, vec![b'x'; len], 2 * len, share);
+            if let Ok(slot) = outbound.reserve(len).await {
+                slot.send(Bytes::from_owner(held));
+            }
+        };
+        tokio::select! {
+            () = work => {}
+            () = outbound.closed() => {}
+        }
+    }
+
+    /// Comes back whenever its connection is ended.
+    async fn hostile(self, kind: Hostile) {
+        loop {
+            let mut socket = self.connect();
+            let ask = |len: usize| frame(1, true, format!("get {len}").as_bytes());
+            let mut upload = frame(1, true, &[b'u'; 70_000]);
+            // The length of a frame that is much longer than what follows.
+            upload[1] = 0x80 | 127;
+            upload[2..10].copy_from_slice(&(LONGEST as u64).to_be_bytes());
+            let _ = match kind {
+                Hostile::Unread | Hostile::LittleUnread => {
+                    let len = if kind == Hostile::Unread { LONGEST - 1 } else { LITTLE.start };
+                    for _ in 0..3 {
+                        let _ = socket.write_all(&ask(len)).await;
+                    }
+                    while socket.write_all(&frame(9, true, b"alive")).await.is_ok() {
+                        sleep(Duration::from_secs(5)).await;
+                    }
+                    Ok(())
+                }
+                Hostile::TricklingOut => {
+                    let _ = socket.write_all(&ask(LONGEST - 1)).await;
+                    let mut some = [0; 8 << 10];
+                    while socket.read(&mut some).await.is_ok_and(|len| len > 0) {
+                        sleep(Duration::from_secs(1)).await;
+                    }
+                    Ok(())
+                }
+                Hostile::Stalled => {
+                    let _ = socket.write_all(&upload).await;
+                    socket.read_u8().await.map(drop)
+                }
+                Hostile::TricklingIn => {
+                    let _ = socket.write_all(&upload).await;
+                    while socket.write_all(&[b'u'; 70_000]).await.is_ok() {
+                        sleep(Duration::from_secs(7)).await;
+                    }
+                    Ok(())
+                }
+            };
+            // Not at once, so that time can pass.
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn client(&self) -> WebSocketStream<DuplexStream> {
+        ClientBuilder::new().take_over(self.connect())
+    }
+
+    fn assert_bound(&self) {
+        for most in &*self.most {
+            let most = most.load(Ordering::SeqCst);
+            assert!(most <= BUDGET, "held {most} bytes");
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hostile {
+    Unread,
+    TricklingOut,
+    TricklingIn,
+    Stalled,
+    LittleUnread,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Request {
+    Get(usize),
+    Put(usize),
+}
+
+/// Sends a request, and gets the whole answer, however long it takes; `false` if the connection ends.
+async fn ask(client: &mut WebSocketStream<DuplexStream>, request: Request) -> bool {
+    let (message, len) = match request {
+        Request::Get(len) => (format!("get {len}"), len),
+        Request::Put(len) => ("u".repeat(len), 2),
+    };
+    if client.send(Message::text(message)).await.is_err() {
+        return false;
+    }
+    loop {
+        match client.next().await {
+            Some(Ok(message)) if message.is_text() => {
+                assert_eq!(message.as_payload().len(), len);
+                return true;
+            }
+            Some(Ok(_)) => {}
+            _ => return false,
+        }
+    }
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
+    eprintln!("SEED={seed}");
+    seed
+}
+
+/// Clients that hold as much as they can, in every way, and of those at least so many that all memory
+/// but the reserve is taken.
+fn holders(server: &Server, random: &mut Random, kinds: &[Hostile]) -> JoinSet<()> {
+    let mut hostile = JoinSet::new();
+    for kind in kinds {
+        for _ in 0..4 + random.below(3) {
+            hostile.spawn(server.clone().hostile(*kind));
+        }
+    }
+    hostile
+}
+
+/// Whoever holds nothing and wants little is served before any of the others has to lose its memory.
+#[tokio::test(start_paused = true)]
+async fn little_requests_do_not_wait_for_those_who_hold_much() {
+    let mut random = Random(seed());
+    for _ in 0..4 {
+        let server = Server::new();
+        let large =
+            [Hostile::Unread, Hostile::TricklingOut, Hostile::TricklingIn, Hostile::Stalled];
+        let _hostile = holders(&server, &mut random, &large);
+        // Until all wait for their sockets or for memory.
+        sleep(Duration::from_millis(100)).await;
+        let began = Instant::now();
+        let mut honest = JoinSet::new();
+        for _ in 0..1 + random.below(6) {
+            let requests: Vec<_> = (0..1 + random.below(4))
+                .map(|_| {
+                    let len = LITTLE.start + random.below(LITTLE.len());
+                    if random.below(2) == 0 { Request::Get(len) } else { Request::Put(len) }
+                })
+                .collect();
+            let mut client = server.client();
+            honest.spawn(async move {
+                for request in requests {
+                    assert!(ask(&mut client, request).await, "{request:?}: lost its connection");
+                }
+            });
+        }
+        timeout(Duration::from_secs(1800), honest.join_all()).await.expect("all are answered");
+        // The clock stands still while anybody works, so this is time spent waiting for others.
+        assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
+        server.assert_bound();
+    }
+}
+
+/// Whatever others do, every honest request is answered, large ones included, no honest connection is
+/// ended, and no more memory is taken than there is.
+#[tokio::test(start_paused = true)]
+async fn every_honest_request_is_answered_whatever_others_hold() {
+    let mut random = Random(seed());
+    for _ in 0..4 {
+        let server = Server::new();
+        let all = [
+            Hostile::Unread,
+            Hostile::TricklingOut,
+            Hostile::TricklingIn,
+            Hostile::Stalled,
+            Hostile::LittleUnread,
+        ];
+        let kinds: Vec<_> = all.into_iter().filter(|_| random.below(4) > 0).collect();
+        eprintln!("{kinds:?}");
+        let _hostile = holders(&server, &mut random, &kinds);
+        sleep(Duration::from_millis(100)).await;
+        let mut honest = JoinSet::new();
+        for _ in 0..1 + random.below(6) {
+            let requests: Vec<_> = (0..3)
+                .map(|_| {
+                    let lengths = [100..101, LITTLE, (1 << 20)..LONGEST][random.below(3)].clone();
+                    let len = lengths.start + random.below(lengths.len());
+                    let put = random.below(2) == 0 && len > LITTLE.start;
+                    if put { Request::Put(len) } else { Request::Get(len) }
+                })
+                .collect();
+            let mut client = server.client();
+            honest.spawn(async move {
+                for request in requests {
+                    assert!(ask(&mut client, request).await, "{request:?}: lost its connection");
+                }
+            });
+        }
+        timeout(Duration::from_secs(1800), honest.join_all()).await.expect("all are answered");
+        server.assert_bound();
+    }
+}
+
+/// While nobody else waits, a client may take its time; and its own next request is nobody else.
+#[tokio::test(start_paused = true)]
+async fn one_that_only_itself_waits_for_keeps_its_connection() {
+    let budget = Budget::new(1000);
+    let transfer = Transfer::default();
+    let account = budget.account(&transfer);
+    let first = account.take(700).await;
+    assert!(timeout(Duration::from_secs(3600), account.take(700)).await.is_err());
+    assert!(timeout(Duration::from_secs(1), transfer.revoked()).await.is_err());
+    // Somebody else is.
+    let other = budget.account(&Transfer::default());
+    let waiting = tokio::spawn(async move { other.take(700).await });
+    timeout(Duration::from_secs(1800), transfer.revoked()).await.expect("somebody waits");
+    drop(first);
+    drop(waiting.await.unwrap());
+    assert_eq!(budget.left(), 1000);
+}
+
+/// Requests for the common part are served in the order they came, whatever their size.
+#[tokio::test(start_paused = true)]
+async fn a_large_request_gets_its_turn_in_order() {
+    let budget = Budget::new(2400);
+    let account = || budget.account(&Transfer::default());
+    let first = account().take(1000).await;
+    let (large, later) = (account(), account());
+    let large = tokio::spawn(async move { large.take(1800).await });
+    let later = tokio::spawn(async move { later.take(500).await });
+    tokio::task::yield_now().await;
+    assert!(!large.is_finished() && !later.is_finished());
+    // A small one of somebody who holds nothing passes them.
+    let small = account();
+    drop(timeout(Duration::from_secs(9), small.take(100)).await.expect("there is a reserve"));
+    drop(first);
+    let held = large.await.unwrap();
+    tokio::task::yield_now().await;
+    assert!(!later.is_finished());
+    drop(held);
+    drop(later.await.unwrap());
+    assert_eq!(budget.left(), 2400);
+}
