@@ -87,6 +87,12 @@ pub(super) struct Actor {
     backlog: Option<Backlog>,
     waiting: Vec<WaitingRead>,
     exit: Option<Exit>,
+    /// Everything that is left of it is to be killed, or was.
+    killed: bool,
+    /// Nothing is left of it; then its streams end, whoever else holds them.
+    end_streams_at: Option<Instant>,
+    /// The streams end with what they hold.
+    ending: bool,
     closed: bool,
     failure: Option<String>,
     forget_at: Option<Instant>,
@@ -120,6 +126,7 @@ enum Event {
     Arrived,
     Output(usize, Option<Bytes>),
     Exited(i32),
+    Gone,
     StdinMoved,
     Due,
 }
@@ -154,6 +161,9 @@ impl Actor {
             backlog: None,
             waiting: Vec::new(),
             exit: None,
+            killed: false,
+            end_streams_at: None,
+            ending: false,
             closed: false,
             failure: None,
             forget_at: None,
@@ -183,6 +193,8 @@ impl Actor {
             self.asked = self.parts.retention.wants_to_know().then_some(self.delivered);
         }
         let asked = self.asked.is_some();
+        let going = self.killed && self.exit.is_some() && !self.closed;
+        let going = going && self.end_streams_at.is_none();
         let Parts { child, stdin, outputs, .. } = &mut self.parts;
         tokio::select! {
             // What a client asks comes first: it must not wait behind output that never ends. Of
@@ -190,7 +202,7 @@ impl Actor {
             biased;
             command = self.mailbox.recv() => Event::Command(command),
             event = told(&mut self.audience, self.undelivered.front(), asked) => event,
-            code = child.exited(), if self.exit.is_none() => Event::Exited(code),
+            event = ended(child, self.exit.is_some()), if self.exit.is_none() || going => event,
             () = stdin.flush(), if stdin.has_output() => Event::StdinMoved,
             () = due(deadline) => Event::Due,
             (n, bytes) = read_either(outputs, room), if room > 0 => Event::Output(n, bytes),
@@ -213,10 +225,17 @@ impl Actor {
             Event::Output(n, Some(bytes)) => self.publish_output(n, bytes).await,
             Event::Output(_, None) => {}
             Event::Exited(code) => self.exited(code).await,
+            Event::Gone => {
+                self.end_streams_at = Some(Instant::now() + self.config.stream_linger);
+            }
             Event::StdinMoved => self.parts.stdin.accept(self.eof()),
             Event::Due => {
                 if self.forget_at.is_some_and(|at| at <= Instant::now()) {
                     return Next::Forget;
+                }
+                if self.end_streams_at.is_some_and(|at| at <= Instant::now()) && !self.ending {
+                    self.ending = true;
+                    self.parts.outputs.iter_mut().flatten().for_each(Output::end_after_rest);
                 }
                 if self.backlog.as_ref().is_some_and(|backlog| backlog.until <= Instant::now()) {
                     self.backlog = None;
@@ -243,6 +262,7 @@ impl Actor {
             Command::Signal(signal, reply) => {
                 let _ = reply.send(());
                 if signal == ProcessSignal::Kill {
+                    self.killed = true;
                     self.parts.child.begin_kill();
                 } else if self.exit.is_none() {
                     let foreground = self.parts.terminal.as_ref().and_then(pty::foreground_group);
@@ -253,6 +273,7 @@ impl Actor {
                 let running = self.exit.is_none();
                 let _ = reply.send(running);
                 // Also what is left of one that has exited: it may hold the streams.
+                self.killed = true;
                 self.parts.child.begin_kill();
             }
             Command::Resize(size, reply) => {
@@ -527,7 +548,12 @@ impl Actor {
 
     fn deadline(&self) -> Option<Instant> {
         let waits = self.waiting.iter().map(|read| read.until);
-        waits.chain(self.forget_at).chain(self.backlog.as_ref().map(|b| b.until)).min()
+        let ending = self.end_streams_at.filter(|_| !self.ending && !self.closed);
+        waits
+            .chain(self.forget_at)
+            .chain(ending)
+            .chain(self.backlog.as_ref().map(|b| b.until))
+            .min()
     }
 
     /// Kills what is left and takes it away.
@@ -565,6 +591,15 @@ async fn read_either(
         bytes = read(first, limit) => (0, bytes),
         bytes = read(second, limit) => (1, bytes),
     }
+}
+
+/// Waits for the exit, or, once that was seen, until nothing is left.
+async fn ended(child: &mut Child, exit_seen: bool) -> Event {
+    if exit_seen {
+        child.gone().await;
+        return Event::Gone;
+    }
+    Event::Exited(child.exited().await)
 }
 
 /// Resolves when the next event can be sent, or when what the audience was asked for has arrived;

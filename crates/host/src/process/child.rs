@@ -83,6 +83,14 @@ impl Child {
         self.exit.unwrap_or(KILLED)
     }
 
+    /// Waits until nothing is left of it, once its exit was seen. Cancel safe.
+    pub(super) async fn gone(&mut self) {
+        if let Some(keeper) = &self.keeper {
+            keeper.ended().await;
+        }
+        self.keeper = None;
+    }
+
     /// Signals the process group, and that in the foreground of its terminal if it is another.
     pub(super) fn signal(&self, signal: ProcessSignal, foreground: Option<Pid>) {
         let signal = match signal {

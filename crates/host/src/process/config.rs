@@ -34,6 +34,10 @@ pub struct ProcessConfig {
     /// How long after the exit of a sandboxed process its last output is waited for, before it is
     /// decided whether the sandbox caused the exit. Default 20 ms.
     pub denial_wait: Duration,
+    /// How long the streams of a process that was killed stay open once nothing is left of it, if another
+    /// program holds them. What they hold then is read; what is written to them later is not. Default
+    /// 2 s.
+    pub stream_linger: Duration,
     /// From the first sandbox on, keep a process ready to become the next. Default true.
     pub spare_sandbox: bool,
     /// How children are made to die with this process.
@@ -70,6 +74,7 @@ impl Default for ProcessConfig {
             resume_grace: Duration::from_secs(10),
             resume_read_grace: Duration::from_secs(1),
             denial_wait: Duration::from_millis(20),
+            stream_linger: Duration::from_secs(2),
             spare_sandbox: true,
             lifeline: Lifeline::default(),
         }

@@ -12,6 +12,9 @@ use tokio::io::unix::AsyncFd;
 /// The most that is read at once.
 pub(super) const READ_BYTES: usize = 256 << 10;
 
+/// More than a terminal holds of what was written to it.
+const TERMINAL_BYTES: u64 = 128 << 10;
+
 /// What the pipe of a process that writes much holds.
 const ENLARGED_PIPE: usize = 1 << 20;
 
@@ -29,11 +32,13 @@ pub(super) struct Output {
     fd: Option<AsyncFd<OwnedFd>>,
     /// The pipe was made larger, or cannot be.
     enlarged: bool,
+    /// Bytes that are still to be read, if the stream ends with what it holds.
+    rest: Option<u64>,
 }
 
 impl Output {
     pub(super) fn new(stream: OutputStream, fd: AsyncFd<OwnedFd>) -> Self {
-        Self { stream, fd: Some(fd), enlarged: stream == OutputStream::Pty }
+        Self { stream, fd: Some(fd), enlarged: stream == OutputStream::Pty, rest: None }
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -45,8 +50,24 @@ impl Output {
         self.fd = None;
     }
 
+    /// Ends the stream after what it holds now, whoever may write to it later.
+    pub(super) fn end_after_rest(&mut self) {
+        // A terminal does not tell all that it holds; it is read until it is empty.
+        let rest = match self.stream {
+            OutputStream::Pty => TERMINAL_BYTES,
+            _ => self.available(),
+        };
+        match rest {
+            0 => self.end(),
+            rest => self.rest = Some(rest),
+        }
+    }
+
     /// Waits for bytes, at most `limit`; `None` at the end of the stream. Cancel safe.
     pub(super) async fn read(&mut self, limit: usize) -> Option<Bytes> {
+        if let Some(rest) = self.rest {
+            return self.read_rest(limit, rest);
+        }
         let fd = self.fd.as_ref()?;
         let bytes = loop {
             let Ok(mut ready) = fd.readable().await else { break Bytes::new() };
@@ -73,6 +94,19 @@ impl Output {
             self.enlarge();
         }
         self.unless_ended(bytes)
+    }
+
+    fn read_rest(&mut self, limit: usize, rest: u64) -> Option<Bytes> {
+        let fd = self.fd.as_ref()?.get_ref();
+        let limit = usize::try_from(rest).unwrap_or(usize::MAX).min(limit);
+        // Nothing that is left to read counts as the end.
+        let bytes = rustix::io::retry_on_intr(|| read(fd, limit)).unwrap_or_default();
+        let rest = rest.saturating_sub(bytes.len() as u64);
+        self.rest = Some(rest);
+        if rest == 0 || bytes.is_empty() {
+            self.end();
+        }
+        (!bytes.is_empty()).then_some(bytes)
     }
 
     /// A process that fills its pipe gets a larger one, so that it and we take turns less often.
@@ -132,4 +166,34 @@ fn read(fd: &OwnedFd, limit: usize) -> Result<Bytes, Errno> {
         }
         Ok(Bytes::copy_from_slice(scratch))
     })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::super::readiness::register;
+    use super::*;
+
+    /// A stream that ends gives what was written before, and nothing that is written meanwhile.
+    #[tokio::test]
+    async fn a_stream_that_ends_is_read_to_its_current_end() {
+        let mut random = fastrand::Rng::with_seed(5);
+        for len in [0, 1, 100, 4096, 60_000] {
+            let (ours, theirs) = rustix::pipe::pipe().unwrap();
+            rustix::io::ioctl_fionbio(&ours, true).unwrap();
+            let fd = register(ours).unwrap();
+            let mut output = Output::new(OutputStream::Stdout, fd);
+            let before: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
+            if len > 0 {
+                assert_eq!(rustix::io::write(&theirs, &before).unwrap(), len);
+            }
+            output.end_after_rest();
+            let mut got = Vec::new();
+            while output.is_open() {
+                rustix::io::write(&theirs, b"later").unwrap();
+                got.extend(output.read(random.usize(1..30_000)).await.unwrap_or_default());
+            }
+            assert!(got == before, "{} of {len} bytes", got.len());
+        }
+    }
 }

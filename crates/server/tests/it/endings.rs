@@ -289,3 +289,51 @@ async fn the_signal_kill_reaches_every_descendant() {
         gone(pid).await;
     }
 }
+
+/// A process that is killed is closed although another program, this one, holds its stream for ever, with all
+/// that was written before.
+#[tokio::test]
+async fn a_killed_process_is_closed_whoever_else_holds_its_stream() {
+    let linger = std::time::Duration::ZERO;
+    let server = server_with(|config| config.process.stream_linger = linger);
+    let mut client = Client::ready(&server).await;
+    let mut random = fastrand::Rng::with_seed(21);
+    for case in 0..12 {
+        let id = format!("p{case}");
+        let (tty, exits, signal) = (random.bool(), random.bool(), random.bool());
+        // More than a pipe holds, sometimes.
+        let len = [0, random.usize(..4_000), random.usize(..400_000)][random.usize(..3)];
+        let end = if exits { "exit 3" } else { "exec sleep 1000" };
+        // Written by a descendant that outlives its parents if that exits.
+        let script = format!("echo $$ go; read x; head -c {len} /dev/zero | tr '\\0' x; {end}");
+        let start = sh(&id, &script);
+        client.start(if tty { start.tty() } else { start.piped() }).await.unwrap();
+        let mut all = client.until(&id, "go").await;
+        let pid = numbers(&all.text())[0];
+        let stream = format!("/proc/{pid}/fd/1");
+        let held = rustix::fs::open(
+            &stream,
+            rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NOCTTY,
+            rustix::fs::Mode::empty(),
+        );
+        let held = held.unwrap();
+        assert_eq!(client.write(&id, "\n").await, "accepted");
+        let written = |all: &Published| all.text().bytes().filter(|&byte| byte == b'x').count();
+        while written(&all) < len || (exits && !all.order.contains(&"exited")) {
+            let notice = client.notice().await;
+            assert!(!all.take(&notice), "closed while its stream is held: {all:?}");
+        }
+        // The kernel may drop what a terminal holds when its session ends, so this is seen before.
+        rustix::io::write(&held, b"last").unwrap();
+        client.until_more(&id, "last", &mut all).await;
+        let (method, params) = match signal {
+            true => ("process/signal", json!({"processId": id, "signal": "kill"})),
+            false => ("process/terminate", json!({"processId": id})),
+        };
+        client.call(method, params).await.unwrap();
+        let all = client.go_on_until_closed(&id, all).await;
+        assert_eq!(all.exit_code, if exits { 3 } else { 137 }, "{id}");
+        assert_eq!(written(&all), len, "{id}");
+        drop(held);
+    }
+}
