@@ -207,9 +207,12 @@ impl Capabilities {
                 needed: true,
             },
             line("seccomp", self.seccomp, true, || remedy::SECCOMP.to_owned()),
-            line("process limit for root", self.process_limit_for_root, false, || {
-                "boot a kernel of 6.14 or newer, or run the server as another user".to_owned()
-            }),
+            line(
+                "process limit for root",
+                self.process_limit_for_root,
+                false,
+                inside(remedy::process_limit),
+            ),
             line("cgroup v2", self.cgroup_v2, false, || {
                 "nothing: the sandbox does not need it".to_owned()
             }),

@@ -88,6 +88,11 @@ pub(crate) fn landlock(abi: u32) -> String {
     }
 }
 
+/// Root's processes cannot be bounded.
+pub(crate) fn process_limit() -> String {
+    "boot a kernel of 6.14 or newer, or run the server as another user".to_owned()
+}
+
 /// Filters of system calls cannot be loaded.
 pub(crate) const SECCOMP: &str =
     "boot a kernel with CONFIG_SECCOMP_FILTER, or allow seccomp in the container";

@@ -6,8 +6,9 @@
 //!
 //! Invariant: a stream that is a file opened for reading, a device or a named pipe is reached through a
 //! read-only mount, on which devices and pipes can be written to but nothing can be changed. A directory
-//! is refused. A file that the caller opened for writing is the command's to write, and stays as it is; so
-//! does what belongs to another user, who alone could change it.
+//! is refused, and so is what is open for neither reading nor writing (access mode 3): by its name in
+//! `/proc` it could be opened for either. A file that the caller opened for writing is the command's to
+//! write, and stays as it is; so does what belongs to another user, who alone could change it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -52,6 +53,10 @@ pub(super) fn confine(
         return Ok(reopened);
     }
     for (stream, could_be_changed) in all().into_iter().zip(changeable) {
+        if is_open_for_nothing(stream) {
+            let words = "a standard stream is open for neither reading nor writing (access mode 3)";
+            return Err(Failure::new(Stage::Sources, libc::EBADF, words));
+        }
         let Some(kind) = kind(stream) else { continue };
         if kind == FileType::Directory {
             let words = "a standard stream is a directory, which would bypass the policy";
@@ -115,6 +120,11 @@ fn is_output_file(stream: BorrowedFd<'_>) -> bool {
 
 fn all() -> [BorrowedFd<'static>; 3] {
     [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()]
+}
+
+/// Whether it is open for controlling something only, which needed permission to read and to write.
+fn is_open_for_nothing(stream: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_getfl(stream).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RWMODE)
 }
 
 /// What a stream is, if it is to be confined.

@@ -466,6 +466,10 @@ fn machines_that_cannot() {
     for check in Capabilities::none().checks() {
         assert!(!check.available && check.remedy.is_some(), "{check:?}");
     }
+    // Without user namespaces nothing is known of what is tried inside of one.
+    let unknown = Capabilities { user_namespace: false, ..Capabilities::none() }.checks();
+    let remedy = |name| unknown.iter().find(|check| check.name == name).unwrap().remedy.clone();
+    assert_eq!(remedy("process limit for root"), remedy("user namespace"));
     assert!(able().checks().iter().all(|check| check.available && check.remedy.is_none()));
 }
 

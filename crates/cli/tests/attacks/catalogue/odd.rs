@@ -87,6 +87,31 @@ fn catalogue_an_inherited_file_is_read_and_no_more() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
+/// Open for neither reading nor writing: access mode 3, of which the kernel asks for permission to do both.
+#[test]
+fn catalogue_a_stream_that_is_open_for_nothing_opens_nothing() {
+    for &user in User::all() {
+        for profile in ["read-only", "workspace-write"] {
+            let world = World::new(user);
+            let input = world.path("{OUT}/f");
+            let before = std::fs::read(&input).unwrap();
+            let flags = rustix::fs::OFlags::RWMODE;
+            let opened = rustix::fs::open(&input, flags, rustix::fs::Mode::empty()).unwrap();
+            let mut command = codex();
+            command.args(["sandbox", "--profile", profile, "--"]).arg(attacker());
+            command.args(["write /proc/self/fd/0 attack", "truncate /proc/self/fd/0 0"]);
+            command.current_dir(world.path("{W}")).stdin(opened);
+            if user == User::Nobody {
+                command.uid(UNPRIVILEGED).gid(UNPRIVILEGED).env("HOME", "/nonexistent");
+            }
+            let output = command.output().unwrap();
+            assert_eq!(std::fs::read(&input).unwrap(), before, "{user:?} {profile}");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(said.contains("access mode 3"), "{user:?} {profile}: {said}");
+        }
+    }
+}
+
 #[test]
 fn catalogue_shared_memory_of_the_host_is_not_there() {
     let mut failures = Vec::new();
