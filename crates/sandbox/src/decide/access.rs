@@ -36,6 +36,11 @@ impl AccessMap {
         self.named.retain(|path, access| keep(Path::new(path), *access));
     }
 
+    /// Forgets what is said of exactly this path.
+    pub fn remove(&mut self, path: &Path) {
+        self.named.remove(path.as_os_str());
+    }
+
     /// Adds an entry that decides, whatever others say of the same path.
     pub fn set(&mut self, path: PathBuf, access: AccessMode) {
         self.named.insert(path.into_os_string(), access);

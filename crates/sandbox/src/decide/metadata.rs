@@ -51,13 +51,16 @@ const GIT_NAMES: [&str; 13] = [
 /// As many links as are followed in one directory: each may cost a mount.
 const MOST_LINKS: usize = 1_024;
 
-/// Adds the read-only regions and protected names of every writable root.
+/// Adds the read-only regions and protected names of every writable root. Returns all that is protected
+/// and that no entry names, in a writable place or not: it may be seen in one through another mount.
+/// `unnamed` has an access for another reason than an entry.
 pub(super) fn protect(
     policy: &mut ResolvedPolicy,
     workspace_roots: &[PathBuf],
+    unnamed: &[PathBuf],
     resolver: &mut Resolver<'_>,
     ways: &mut Vec<Way>,
-) -> Result<(), PolicyError> {
+) -> Result<Vec<(PathBuf, Node)>, PolicyError> {
     let is_writable = |root: &&PathBuf| policy.access.access(root) == AccessMode::Write;
     let workspaces: HashSet<PathBuf> =
         workspace_roots.iter().filter(is_writable).cloned().collect();
@@ -84,7 +87,7 @@ pub(super) fn protect(
         path.push("name");
         for name in NAMES {
             path.set_file_name(name);
-            if policy.access.named(&path).is_some() {
+            if policy.access.named(&path).is_some() && !unnamed.contains(&path) {
                 continue;
             }
             match found.resolver.facts().lookup(&path) {
@@ -113,15 +116,15 @@ pub(super) fn protect(
         return Err(PolicyError::Unreachable { name, at, why: why.to_owned() });
     }
     policy.protected.append(&mut missing);
-    let stays_writable = |(path, _): &(PathBuf, Node)| {
-        policy.access.access(path) != AccessMode::Write || policy.access.named(path).is_some()
-    };
-    places.retain(|place| !stays_writable(place));
-    for (path, node) in places {
+    places.retain(|(path, _)| policy.access.named(path).is_none() || unnamed.contains(path));
+    let is_writable =
+        |(path, _): &&(PathBuf, Node)| policy.access.access(path) == AccessMode::Write;
+    let writable: Vec<(PathBuf, Node)> = places.iter().filter(is_writable).cloned().collect();
+    for (path, node) in writable {
         policy.access.insert(path.clone(), AccessMode::Read);
         policy.regions.push((path, Region { access: AccessMode::Read, node, own: false }));
     }
-    Ok(())
+    Ok(places)
 }
 
 fn unreadable(name: &Path, at: &Path, error: &io::Error) -> PolicyError {

@@ -14,9 +14,10 @@ use codex_exec_server_protocol::{
 };
 
 use super::access::AccessMap;
-use super::facts::{Facts, Node, NodeKind, Obstacle, Place, Resolver};
+use super::alias::Own;
+use super::facts::{Facts, Mount, Node, NodeKind, Obstacle, Place, Resolver};
 use super::glob::{Glob, GlobError};
-use super::order::{is_within, order};
+use super::order::{is_within, order, parent};
 use super::way::{self, Way};
 use super::written::Written;
 use super::{alias, metadata, scan};
@@ -90,6 +91,18 @@ pub enum PolicyError {
         at: PathBuf,
         /// What the system said.
         why: String,
+    },
+    /// What processes have in `/proc` is one thing for the server and another inside.
+    #[error(
+        "`{}` leads through `{}`, a process's own part of /proc, which is another for the sandbox than for \
+         the server; name the place it leads to",
+        .name.display(), .at.display()
+    )]
+    Process {
+        /// As the policy names it.
+        name: PathBuf,
+        /// What belongs to a process.
+        at: PathBuf,
     },
     /// Without the mounts nobody knows what else leads to a place.
     #[error("cannot read the mount table: {0}")]
@@ -165,11 +178,17 @@ pub struct MissingRoot {
 }
 
 impl MissingRoot {
+    /// Where it is to be.
+    pub(super) fn path(&self) -> PathBuf {
+        let mut path = self.parent.clone();
+        path.extend(&self.missing);
+        path
+    }
+
     /// Whether it has to be made for the entry to grant anything. Where all around is writable the
     /// process makes what it likes, a file perhaps; and nobody's metadata is touched.
     fn is_needed(&self, access: &AccessMap) -> bool {
-        let mut path = self.parent.clone();
-        path.extend(&self.missing);
+        let path = self.path();
         let is_metadata = |name: &OsStr| metadata::NAMES.iter().any(|known| name == *known);
         access.access(&path) == AccessMode::Write
             && access.access(&self.parent) != AccessMode::Write
@@ -231,16 +250,23 @@ pub fn resolve(
     let globs = resolving.entries(file_system, cwd, &roots, around.tmpdir)?;
     let own_depth = file_system.glob_scan_max_depth.map(|depth| depth.get() as usize);
     let base = resolving.glob_base(&globs, cwd);
-    let found = scan::expand(&globs, base.as_deref(), own_depth, limits, &mut resolving.resolver)?;
-    for path in found.matches {
-        resolving.pattern_match(&path);
+    let mounts = facts.mounts().map_err(|error| PolicyError::Mounts(error.to_string()))?;
+    let table = alias::Table::new(&mounts);
+    if !globs.is_empty() {
+        let granted = resolving.granted(&table);
+        let (base, resolver) = (base.as_deref(), &mut resolving.resolver);
+        let found = scan::expand(&globs, base, own_depth, &granted, limits, resolver)?;
+        for path in found.matches {
+            resolving.pattern_match(&path);
+        }
+        resolving.ways.extend(found.ways);
+        resolving.policy.globs_cut = found.cut;
     }
-    resolving.ways.extend(found.ways);
-    resolving.policy.globs_cut = found.cut;
+    resolving.refuse_processes(&mounts)?;
     resolving.own_trees();
     resolving.own_files(&server.own_files.denied, AccessMode::Deny);
     resolving.own_files(&server.own_files.read_only, AccessMode::Read);
-    let Resolving { mut resolver, mut policy, mut ways } = resolving;
+    let Resolving { mut resolver, mut policy, mut ways, mut own } = resolving;
     let roots: Vec<PathBuf> = roots
         .iter()
         .filter_map(|root| match resolver.resolve(root) {
@@ -250,16 +276,24 @@ pub fn resolve(
         })
         .collect();
     merge(&mut policy.regions);
-    metadata::protect(&mut policy, &roots, &mut resolver, &mut ways)?;
-    let mounts = facts.mounts().map_err(|error| PolicyError::Mounts(error.to_string()))?;
-    let table = alias::Table::new(&mounts);
+    alias::join_entries(&mut policy, &mut resolver, &mut ways, &mut own, &table)?;
+    merge(&mut policy.regions);
+    let mut workspaces = roots;
+    workspaces.extend(alias::writable_names(&workspaces, &policy, &mut resolver, &table));
+    let metadata =
+        metadata::protect(&mut policy, &workspaces, &own.unnamed, &mut resolver, &mut ways)?;
     way::check(&ways, &mut policy, server.written, &mut resolver, &table)?;
     ways.clear();
-    alias::close(&mut policy, &mut resolver, &mut ways, &mounts, &table);
+    alias::close(&mut policy, &mut resolver, &mut ways, &mounts, &table, &metadata, &own)?;
+    alias::open_nothing(&mut policy, &metadata, &own);
     way::check(&ways, &mut policy, server.written, &mut resolver, &table)?;
-    // Only where it could be created does a missing name need protection.
+    // Only where it could be created does a missing name need protection, and only where it could be
+    // replaced a link or a directory.
     let access = &policy.access;
-    policy.protected.retain(|name| access.access(&name.parent) == AccessMode::Write);
+    let is_writable = |path: &Path| access.access(path) == AccessMode::Write;
+    policy.protected.retain(|name| is_writable(&name.parent));
+    policy.pinned_links.retain(|link, _| parent(link).is_some_and(is_writable));
+    policy.kept_directories.retain(|directory| parent(directory).is_some_and(is_writable));
     policy.missing_roots.retain(|root| root.is_needed(access));
     policy.protected.sort();
     // Nor does one below another that may not come into being.
@@ -280,14 +314,15 @@ fn network_only(facts: &dyn Facts, server: ServerState<'_>) -> Result<Resolved, 
     };
     resolving.region(root, node, AccessMode::Write);
     resolving.own_files(&server.own_files.denied, AccessMode::Deny);
-    let Resolving { mut resolver, mut policy, mut ways } = resolving;
+    let Resolving { mut resolver, mut policy, mut ways, mut own } = resolving;
     policy.protected.clear();
     merge(&mut policy.regions);
     let mounts = facts.mounts().map_err(|error| PolicyError::Mounts(error.to_string()))?;
     let table = alias::Table::new(&mounts);
     way::check(&ways, &mut policy, server.written, &mut resolver, &table)?;
     ways.clear();
-    alias::close_names(&mut policy, &mut resolver, &mut ways, &table);
+    alias::join_entries(&mut policy, &mut resolver, &mut ways, &mut own, &table)?;
+    alias::pinned_links(&mut policy, &table, &mut resolver);
     way::check(&ways, &mut policy, server.written, &mut resolver, &table)?;
     Ok(Resolved::NetworkOnly(Box::new(finished(policy, resolver))))
 }
@@ -305,6 +340,7 @@ struct Resolving<'a> {
     policy: ResolvedPolicy,
     /// The ways that are not plain.
     ways: Vec<Way>,
+    own: Own,
 }
 
 /// Sorts regions, and makes one of several at the same path.
@@ -334,7 +370,7 @@ impl<'a> Resolving<'a> {
             globs_cut: false,
             network,
         };
-        Self { resolver: Resolver::new(facts), policy, ways: Vec::new() }
+        Self { resolver: Resolver::new(facts), policy, ways: Vec::new(), own: Own::default() }
     }
 
     fn entries(
@@ -429,6 +465,48 @@ impl<'a> Resolving<'a> {
         place
     }
 
+    /// What the entries grant, by every name that it has.
+    fn granted(&self, table: &alias::Table<'_>) -> scan::Granted {
+        let mut paths = Vec::new();
+        let regions = self.policy.regions.iter();
+        for (path, region) in regions.filter(|(_, region)| region.access != AccessMode::Deny) {
+            let others = table.second_names(path, region.node.identity.mount);
+            paths.extend(others.into_iter().map(|(name, _)| name));
+            paths.push(path.clone());
+        }
+        scan::Granted::new(paths)
+    }
+
+    /// Refuses entries and patterns that lead through what processes have in `/proc`.
+    fn refuse_processes(&self, mounts: &[Mount]) -> Result<(), PolicyError> {
+        let own = (Path::new("/proc"), Path::new("/"));
+        let others = mounts.iter().filter(|mount| mount.kind == "proc");
+        let trees: Vec<(&Path, &Path)> =
+            others.map(|mount| (&*mount.point, &*mount.root)).chain([own]).collect();
+        let refuse = |name: &Path, at: &Path| {
+            let is_of_process = |(point, root): &(&Path, &Path)| {
+                is_within(at, point)
+                    && at.strip_prefix(point).is_ok_and(|below| is_of_process(&root.join(below)))
+            };
+            if trees.iter().any(is_of_process) {
+                return Err(PolicyError::Process { name: name.to_owned(), at: at.to_owned() });
+            }
+            Ok(())
+        };
+        for way in &self.ways {
+            for link in &way.links {
+                refuse(&way.name, link)?;
+            }
+            if let Some(place) = &way.place {
+                refuse(&way.name, place)?;
+            }
+        }
+        for (path, _) in self.policy.access.iter() {
+            refuse(path, path)?;
+        }
+        Ok(())
+    }
+
     /// The directory that relative patterns begin at, without links.
     fn glob_base(&mut self, globs: &[Glob], cwd: Option<&Path>) -> Option<PathBuf> {
         let cwd = cwd.filter(|_| globs.iter().any(|glob| !glob.absolute))?;
@@ -462,6 +540,7 @@ impl<'a> Resolving<'a> {
                 // Nobody inside puts something there for the server to find.
                 Place::Missing(parent, missing) => {
                     let access = AccessMode::Read;
+                    self.own.missing.push((parent.clone(), missing.iter().collect()));
                     self.policy.protected.push(ProtectedName { parent, missing, access });
                     continue;
                 }
@@ -470,12 +549,16 @@ impl<'a> Resolving<'a> {
                     continue;
                 }
             };
+            self.own.found.push((path.clone(), node, most));
             let above = |access| match most {
                 AccessMode::Deny => access != AccessMode::Deny,
                 _ => access == AccessMode::Write,
             };
             let policy = &mut self.policy;
             let reads_only = most == AccessMode::Read && above(policy.access.access(&path));
+            if policy.access.named(&path).is_none() {
+                self.own.unnamed.push(path.clone());
+            }
             let opens = |place: &Path, access| above(access) && is_within(place, &path);
             policy.regions.retain(|(place, region)| !opens(place, region.access));
             policy.protected.retain(|name| !opens(&name.parent, name.access));
@@ -514,6 +597,17 @@ impl<'a> Resolving<'a> {
         self.policy.access.insert(path.clone(), access);
         self.policy.regions.push((path, Region { access, node, own: false }));
     }
+}
+
+/// Whether a path, from the root of a `/proc`, is a process's or leads to one.
+fn is_of_process(inside: &Path) -> bool {
+    let first = inside.components().find_map(|component| match component {
+        Component::Normal(name) => Some(name.as_bytes()),
+        _ => None,
+    });
+    first.is_some_and(|name| {
+        matches!(name, b"self" | b"thread-self") || name.iter().all(u8::is_ascii_digit)
+    })
 }
 
 /// The relative path a `subpath` stands for.

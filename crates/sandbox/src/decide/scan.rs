@@ -4,6 +4,8 @@
 //! short: a pattern that was expanded only in part would deny less than asked. A directory that cannot be
 //! listed is reported. Links are matched but not searched; one that a pattern
 //! names on its way is followed, and kept. A name that only literals can match is looked up, not searched for.
+//! All below a matching directory is denied with it, but for what an entry grants there: that is searched
+//! like any other place.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -13,6 +15,7 @@ use codex_exec_server_protocol::AccessMode;
 
 use super::facts::{NodeKind, Obstacle, Place, Resolver};
 use super::glob::{Glob, Position};
+use super::order::{is_within, order};
 use super::policy::PolicyError;
 use super::way::Way;
 use crate::Limits;
@@ -23,6 +26,28 @@ struct Pending {
     depth: usize,
     /// Which patterns are how far.
     states: Vec<(usize, Position)>,
+    /// Denied already: of interest is only the way to what is granted below it.
+    denied: bool,
+}
+
+/// What entries grant, by every name that it has, in [`order`].
+pub(super) struct Granted(Vec<PathBuf>);
+
+impl Granted {
+    pub(super) fn new(mut paths: Vec<PathBuf>) -> Self {
+        paths.sort_by(|a, b| order(a, b));
+        Self(paths)
+    }
+
+    fn is_one(&self, path: &Path) -> bool {
+        self.0.binary_search_by(|granted| order(granted, path)).is_ok()
+    }
+
+    /// Whether it is one, or one is below it.
+    fn reaches(&self, path: &Path) -> bool {
+        let next = self.0.partition_point(|granted| order(granted, path).is_lt());
+        self.0.get(next).is_some_and(|granted| is_within(granted, path))
+    }
 }
 
 /// What expanding found.
@@ -42,6 +67,7 @@ pub(super) fn expand(
     globs: &[Glob],
     base: Option<&Path>,
     own_depth: Option<usize>,
+    granted: &Granted,
     limits: &Limits,
     resolver: &mut Resolver<'_>,
 ) -> Result<Found, PolicyError> {
@@ -56,7 +82,7 @@ pub(super) fn expand(
         }
         let base = if absolute { Some(Path::new("/")) } else { base };
         if let Some(base) = base.filter(|_| !states.is_empty()) {
-            pending.push(Pending { path: base.to_owned(), depth: 0, states });
+            pending.push(Pending { path: base.to_owned(), depth: 0, states, denied: false });
         }
     }
     let mut found = Found::default();
@@ -70,6 +96,10 @@ pub(super) fn expand(
             return Err(PolicyError::GlobScan(limits.glob_names));
         }
         for (name, kind) in names {
+            let mut path = directory.path.join(&name);
+            if directory.denied && !granted.reaches(&path) {
+                continue;
+            }
             let mut states = Vec::new();
             let mut matched = false;
             for &(index, position) in &directory.states {
@@ -80,14 +110,11 @@ pub(super) fn expand(
                 states.extend(next.into_iter().map(|position| (index, position)));
             }
             if matched {
-                // All below a matching directory is denied with it.
-                found.matches.push(directory.path.join(&name));
+                found.matches.push(path.clone());
                 if found.matches.len() > limits.glob_matches {
                     return Err(PolicyError::GlobMatches(limits.glob_matches));
                 }
-                continue;
             }
-            let mut path = directory.path.join(&name);
             let mut kind = kind;
             // The pattern names this link: it means what is behind it.
             if kind == NodeKind::Link && !searched && !states.is_empty() {
@@ -95,6 +122,10 @@ pub(super) fn expand(
                 found.ways.push(way);
                 let Place::Found(leads_to, node) = place else { continue };
                 (path, kind) = (leads_to, node.kind);
+            }
+            let denied = matched || (directory.denied && !granted.is_one(&path));
+            if denied && !granted.reaches(&path) {
+                continue;
             }
             if kind == NodeKind::Directory && !states.is_empty() {
                 // The kernel's own trees have no files that a pattern which does not name them could mean.
@@ -104,7 +135,7 @@ pub(super) fn expand(
                 if depth < max_depth {
                     states.sort_unstable();
                     states.dedup();
-                    pending.push(Pending { path, depth, states });
+                    pending.push(Pending { path, depth, states, denied });
                 } else if own_depth.is_some() {
                     found.cut = true;
                 } else {

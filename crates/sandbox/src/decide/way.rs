@@ -103,31 +103,41 @@ pub(super) fn check(
 ) -> Result<(), PolicyError> {
     for way in ways {
         let effect = way.effect(policy);
+        // What takes something away goes by the way as it is now, whoever laid it: what can change while
+        // the sandbox runs is pinned, and the rest stays.
+        let takes_away = effect == Effect::TakesAway;
         let could_be_laid = |directory: &Path| !way.found && written.covers(directory);
         for link in way.links.iter().filter(|_| effect != Effect::None) {
             // By every name that its directory has: a link is laid by any of them.
             for directory in names(parent(link).unwrap_or(link), resolver, mounts) {
                 let is_writable = policy.access.access(&directory) == AccessMode::Write;
-                if is_writable && effect == Effect::TakesAway {
+                if is_writable && takes_away {
                     let link = directory.join(link.file_name().unwrap_or_default());
                     if let Place::Found(..) | Place::Missing(..) = resolver.resolve(&directory)
                         && let Ok(Some(node)) = resolver.lookup(&link)
                     {
                         policy.pinned_links.insert(link, node);
                     }
-                } else if is_writable || could_be_laid(&directory) {
+                } else if !takes_away && (is_writable || could_be_laid(&directory)) {
                     return Err(PolicyError::Link { name: way.name.clone(), link: link.clone() });
                 }
             }
         }
         for directory in way.left.iter().filter(|_| effect != Effect::None) {
-            let above = parent(directory).unwrap_or(directory);
-            let is_writable = policy.access.access(above) == AccessMode::Write;
-            if is_writable && effect == Effect::TakesAway {
-                policy.kept_directories.insert(directory.clone());
-            } else if is_writable || could_be_laid(above) {
-                let (name, link) = (way.name.clone(), directory.clone());
-                return Err(PolicyError::Link { name, link });
+            for above in names(parent(directory).unwrap_or(directory), resolver, mounts) {
+                let is_writable = policy.access.access(&above) == AccessMode::Write;
+                if is_writable && takes_away {
+                    let kept = above.join(directory.file_name().unwrap_or_default());
+                    // Looked at, with every directory on the way: each has to keep its name.
+                    if let Place::Found(kept, _) = resolver.resolve(&kept)
+                        && let Ok(Some(_)) = resolver.lookup(&kept)
+                    {
+                        policy.kept_directories.insert(kept);
+                    }
+                } else if !takes_away && (is_writable || could_be_laid(&above)) {
+                    let (name, link) = (way.name.clone(), directory.clone());
+                    return Err(PolicyError::Link { name, link });
+                }
             }
         }
         if let Some(obstacle) = &way.obstacle {
@@ -150,7 +160,7 @@ pub(super) fn check(
 fn names(directory: &Path, resolver: &mut Resolver<'_>, mounts: &Table<'_>) -> Vec<PathBuf> {
     let mut names = vec![directory.to_owned()];
     if let Ok(Some(node)) = resolver.lookup(directory) {
-        let others = mounts.second_names(directory, node.identity.mount, false);
+        let others = mounts.second_names(directory, node.identity.mount);
         names.extend(others.into_iter().map(|(name, _)| name));
     }
     names

@@ -28,7 +28,7 @@ use super::support::{at, glob, managed, minimal, project, root, special};
 pub struct Tree {
     pub nodes: BTreeMap<PathBuf, Entry>,
     looks: Cell<usize>,
-    mounts: Vec<Mount>,
+    pub mounts: Vec<Mount>,
 }
 
 pub enum Entry {

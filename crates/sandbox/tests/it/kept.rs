@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use codex_exec_server_protocol::{AccessMode, FileSystemEntry, SandboxContext};
 use codex_linux_sandbox::decide::policy::Surroundings;
 use codex_linux_sandbox::{
-    Capabilities, Config, HostFacts, PLACEHOLDER_MODE, Planned, PrepareError, Sandbox,
+    Capabilities, Config, HostFacts, OwnFiles, PLACEHOLDER_MODE, Planned, PrepareError, Sandbox,
     plan::Enforcement,
 };
 use proptest::prelude::*;
@@ -62,10 +62,15 @@ impl Place {
     }
 
     fn furnished(base: &Path, entries: Vec<FileSystemEntry>) -> Self {
+        Self::of_server(base, entries, OwnFiles::default())
+    }
+
+    fn of_server(base: &Path, entries: Vec<FileSystemEntry>, own_files: OwnFiles) -> Self {
         let context = SandboxContext::in_workspace(managed(entries), uri(&base.join("work")));
         let all = Capabilities { user_namespace: true, ..Capabilities::probe() };
         let mut config = Config::new("/codex");
         config.capabilities = Some(all);
+        config.own_files = own_files;
         let sandbox = Sandbox::new(config).unwrap();
         Self { base: base.to_owned(), context, sandbox, _directory: None }
     }
@@ -295,9 +300,9 @@ fn where_nobody_tells_everything_is_looked_at() {
     let process = PathBuf::from(format!("/proc/{}/task", child.id()));
     let directory = directory();
     furnish(directory.path());
-    let mut entries = entries(directory.path());
-    entries.push(at(&process, AccessMode::Deny));
-    let place = Place::furnished(directory.path(), entries);
+    // No entry may name it.
+    let own = OwnFiles { denied: vec![process], read_only: Vec::new() };
+    let place = Place::of_server(directory.path(), entries(directory.path()), own);
     place.keep();
     let before = place.plan().key();
     child.kill().unwrap();

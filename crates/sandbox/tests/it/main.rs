@@ -4,6 +4,7 @@
 // In a test a step that fails is the failure to be reported.
 #![allow(clippy::unwrap_used)]
 
+mod aliases;
 mod assurance;
 mod attacks;
 mod bad_input;
@@ -11,6 +12,7 @@ mod calls;
 mod connections;
 mod decisions;
 mod denial;
+mod entries;
 mod kept;
 mod landlock_only;
 mod lifecycle;

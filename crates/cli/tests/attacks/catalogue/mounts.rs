@@ -118,6 +118,7 @@ fn attempts() -> Vec<(Vec<&'static str>, Attempt)> {
             "list {W}/alias",
         ]),
     );
+    named_aliases(&mut add);
     // The process table of the machine.
     for place in ["{RO}/proc", "{W}/proc"] {
         let mounts: &[&str] = if place == "{RO}/proc" {
@@ -144,6 +145,79 @@ fn attempts() -> Vec<(Vec<&'static str>, Attempt)> {
         add(mounts, attempt("another process table, by requests", wide()).files(&steps[..7]));
     }
     all
+}
+
+/// Entries that name the other mount, and metadata that is outside of what can be written but for it.
+fn named_aliases(add: &mut impl FnMut(&[&'static str], Attempt)) {
+    let home = [
+        "export CODEX_HOME={B}/home",
+        "mkdir {B}/home {B}/m",
+        "echo tczauthq > {B}/home/auth.json",
+        "chmod 666 {B}/home/auth.json",
+        "touch {B}/one",
+        "mount --bind {B}/home {B}/m",
+        "mount --bind {B}/home/auth.json {B}/one",
+    ];
+    for (name, access) in [
+        ("{B}/m/auth.json", Access::Read),
+        ("{B}/m/auth.json", Access::Write),
+        ("{B}/m", Access::Write),
+        ("{B}/one", Access::Read),
+        ("{B}/one", Access::Write),
+    ] {
+        let steps = ["read {B}/m/auth.json", "read {B}/one", "append {B}/one attack"];
+        for policy in [wide(), narrow()] {
+            let made = attempt("credentials by another mount", policy.with(name, access));
+            add(&home, made.clone().run(&steps).fails().secret("tczauthq"));
+            add(&home, made.files(&steps).secret("tczauthq"));
+        }
+    }
+    let twice = [
+        "mkdir {B}/sec {B}/m",
+        "echo tczdenq > {B}/sec/s",
+        "chmod 666 {B}/sec/s",
+        "mount --bind {B}/sec {B}/m",
+    ];
+    for (denied, granted, access) in [
+        ("{B}/sec", "{B}/m", Access::Read),
+        ("{B}/m", "{B}/sec", Access::Write),
+        ("{B}/sec/s", "{B}/m/s", Access::Write),
+        ("{B}/sec/s", "{B}/m", Access::Write),
+        ("{B}/m/s", "{B}/sec", Access::Read),
+    ] {
+        let steps = ["read {B}/m/s", "read {B}/sec/s", "append {B}/m/s attack"];
+        let policy = wide().with(denied, Access::Deny).with(granted, access);
+        let made = attempt("a denied place, named by another mount", policy);
+        add(&twice, made.clone().run(&steps).fails().secret("tczdenq"));
+        add(&twice, made.files(&steps).secret("tczdenq"));
+    }
+    let steps = ["write {W2}/m/post attack", "write {W2}/m/hooks/post attack"];
+    let pointer: &[&str] = &[
+        "mkdir -p {B}/gd/hooks {W2}/m; chmod -R a+rwX {B}/gd; rm -r {W}/.git",
+        "echo 'gitdir: {B}/gd' > {W}/.git",
+        "mount --bind {B}/gd {W2}/m",
+    ];
+    let agents: &[&str] = &[
+        "mkdir -p {B}/ext/hooks {W2}/m; chmod -R a+rwX {B}/ext; ln -s {B}/ext {W}/.agents",
+        "mount --bind {B}/ext {W2}/m",
+    ];
+    let hooks: &[&str] = &[
+        "mkdir -p {B}/ext/hooks {W2}/m; chmod -R a+rwX {B}/ext; rm -r {W}/.git/hooks",
+        "ln -s {B}/ext {W}/.git/hooks; mount --bind {B}/ext {W2}/m",
+    ];
+    let worktree: &[&str] = &[
+        "mkdir -p {B}/main/.git/worktrees/w {B}/main/.git/hooks {W2}/m; rm -r {W}/.git",
+        "echo 'gitdir: {B}/main/.git/worktrees/w' > {W}/.git",
+        "echo ../.. > {B}/main/.git/worktrees/w/commondir; chmod -R a+rwX {B}/main",
+        "mount --bind {B}/main/.git {W2}/m",
+    ];
+    // The other way round: what git runs is a mount, and can be written where it comes from.
+    let mounted: &[&str] =
+        &["mkdir -p {W2}/m/hooks; chmod -R a+rwX {W2}/m; mount --bind {W2}/m {W}/.git/hooks"];
+    for mounts in [pointer, agents, hooks, worktree, mounted] {
+        let made = attempt("metadata outside, mounted in a root", wide().root("{W2}"));
+        add(mounts, made.run(&steps).fails());
+    }
 }
 
 #[test]

@@ -81,7 +81,11 @@ impl Policy {
             policy.entries.push(Entry { name: Name::Path(path), access, skip_missing });
         }
         if random.percent(35) {
-            let glob = match random.below(5) {
+            let glob = match random.below(9) {
+                // Directories as well, of which something inside may be granted.
+                5 => "**/a".to_owned(),
+                6 => format!("{base}/w/**/{}", random.pick(&["sub", "den", "*"])),
+                7 => "**/*b".to_owned(),
                 0 => "**/x.key".to_owned(),
                 1 => "*.key".to_owned(),
                 2 => format!("{base}/w/**/*.key"),
@@ -89,6 +93,11 @@ impl Policy {
                 _ => "**/.env".to_owned(),
             };
             policy.add(Name::Glob(glob), Access::Deny);
+            if random.percent(50) {
+                let inside = random.pick(&["sub", "sub/a", "a", "den", "sec/a"]);
+                let access = *random.pick(&[Access::Read, Access::Write]);
+                policy.add(Name::Path(format!("{base}/w/{inside}")), access);
+            }
         }
         if policy.tmpdir.is_some() && random.percent(80) {
             policy.add(Name::Tmpdir, Access::Write);
