@@ -150,7 +150,6 @@ impl Glob {
     }
 
     /// Whether a path, relative to the base, matches as a whole.
-    #[cfg(test)]
     pub fn matches<'n>(&self, names: impl IntoIterator<Item = &'n OsStr>) -> bool {
         let mut positions = Vec::new();
         self.close(Self::START, &mut positions);

@@ -3,7 +3,7 @@
 pub(crate) mod access;
 mod alias;
 pub mod facts;
-pub(crate) mod glob;
+pub mod glob;
 pub(crate) mod metadata;
 pub(crate) mod order;
 pub mod policy;
