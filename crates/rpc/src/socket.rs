@@ -5,7 +5,7 @@
 //! do with what comes in.
 //!
 //! Invariant: reading and writing do not wait for each other, except that a peer which pings and does
-//! not read is not read either once [`OWED_PONGS`] pongs wait for it.
+//! not read is not read either once `OWED_PONGS` pongs wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -77,7 +77,7 @@ impl DeviceLogin {
                     interval += Duration::from_secs(5);
                 }
                 Err(error) if error.is_transient() => {
-                    tracing::debug!(%error, "cannot reach the issuer; retrying")
+                    tracing::debug!(%error, "cannot reach the issuer; retrying");
                 }
                 Err(error) => return Err(error.into()),
             }

@@ -148,7 +148,7 @@ pub struct ProtectedName {
 pub struct ResolvedPolicy {
     /// The access of every named path, whether it exists or not.
     pub access: AccessMap,
-    /// Places that exist, parents first (see [`order`]).
+    /// Places that exist, parents first (see `order`).
     pub regions: Vec<(PathBuf, Region)>,
     /// Names that may not come into being.
     pub protected: Vec<ProtectedName>,

@@ -1,7 +1,7 @@
 //! Programs that misbehave. Each answers what the system said; success is the failure of the sandbox.
 
 use std::ffi::CString;
-use std::io;
+use std::io::{self, Write};
 use std::ptr;
 
 /// Tries; 0 if it could be done.
@@ -293,7 +293,7 @@ fn queue_signals() -> io::Result<()> {
             queued += 1;
         }
     };
-    println!("{queued}");
+    writeln!(io::stdout(), "{queued}")?;
     if error.raw_os_error() == Some(libc::EAGAIN) { Ok(()) } else { Err(error) }
 }
 
