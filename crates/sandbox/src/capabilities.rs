@@ -72,15 +72,15 @@ pub fn lacks(level: Assurance) -> &'static str {
 impl Capabilities {
     /// Tries everything. Takes some milliseconds.
     pub fn probe() -> Self {
-        let tried = apply::probe::namespaces();
+        let supported = apply::probe::namespaces();
         Self {
-            user_namespace: tried.user,
-            mount_namespace: tried.mount,
-            pid_namespace: tried.pid,
-            network_namespace: tried.network,
+            user_namespace: supported.user,
+            mount_namespace: supported.mount,
+            pid_namespace: supported.pid,
+            network_namespace: supported.network,
             landlock_abi: apply::landlock::abi(),
             seccomp: apply::probe::seccomp(),
-            process_limit_for_root: tried.pid_max,
+            process_limit_for_root: supported.pid_max,
             cgroup_v2: ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
                 .iter()
                 .any(|mount| Path::new(mount).join("cgroup.controllers").exists()),
@@ -127,9 +127,9 @@ impl Capabilities {
     }
 
     /// What there is, if that is at least this; else what is missing, and what to do about it.
-    pub(crate) fn require(&self, least: Assurance) -> Result<Assurance, Shortfall> {
+    pub(crate) fn require(&self, minimum: Assurance) -> Result<Assurance, Shortfall> {
         let offered = self.assurance();
-        if let Some(offered) = offered.filter(|offered| *offered >= least) {
+        if let Some(offered) = offered.filter(|offered| *offered >= minimum) {
             return Ok(offered);
         }
         let missing = self.checks().into_iter().filter(|check| check.needed && !check.available);
@@ -138,7 +138,7 @@ impl Capabilities {
         let reason = match offered {
             None => format!("this machine cannot enforce any; missing: {}", names.join(", ")),
             Some(offered) => format!(
-                "assurance `{least}` is required, but this machine offers `{offered}`; missing: {}",
+                "assurance `{minimum}` is required, but this machine offers `{offered}`; missing: {}",
                 names.join(", ")
             ),
         };

@@ -51,7 +51,7 @@ pub struct Detector {
     tail: Vec<u8>,
     /// What is between the last separator and the end of what was read.
     token: Token,
-    spoken: bool,
+    detected: bool,
 }
 
 /// Text without separators, such as a path.
@@ -62,7 +62,7 @@ struct Token {
 }
 
 impl Token {
-    fn speaks(self) -> bool {
+    fn indicates_denial(self) -> bool {
         self.has_word && !self.is_path
     }
 }
@@ -70,18 +70,18 @@ impl Token {
 impl Detector {
     /// Reads on.
     pub fn feed(&mut self, chunk: &[u8]) {
-        if self.spoken || chunk.is_empty() {
+        if self.detected || chunk.is_empty() {
             return;
         }
         // Across the seam, with as much of the chunk as a phrase can reach into.
         let mut seam = std::mem::take(&mut self.tail);
         let before = seam.len();
         seam.extend(chunk.iter().take(OVERLAP).map(u8::to_ascii_lowercase));
-        self.spoken = contains_phrase(&seam) || contains_phrase(chunk);
+        self.detected = contains_phrase(&seam) || contains_phrase(chunk);
         // A word has no separators, so one across the seam is in the token that goes on.
         self.token.has_word |=
             (0..before).any(|at| word_at(&seam, at).is_some_and(|length| at + length > before));
-        self.spoken |= self.read_tokens(chunk);
+        self.detected |= self.read_tokens(chunk);
         if chunk.len() >= OVERLAP {
             seam.clear();
             seam.extend(chunk[chunk.len() - OVERLAP..].iter().map(u8::to_ascii_lowercase));
@@ -100,7 +100,7 @@ impl Detector {
                     self.token.has_word |= word_at(chunk, at).is_some();
                 }
                 byte if is_separator(*byte) => {
-                    if self.token.speaks() {
+                    if self.token.indicates_denial() {
                         return true;
                     }
                     self.token = Token::default();
@@ -112,20 +112,20 @@ impl Detector {
     }
 
     /// Whether a denial was spoken of.
-    pub fn spoken(&self) -> bool {
-        self.spoken || self.token.speaks()
+    pub fn detected(&self) -> bool {
+        self.detected || self.token.indicates_denial()
     }
 
     /// The verdict for a sandboxed process that exited so. Given several streams, ask
     /// [`denied`] with whether any of them spoke.
     pub fn denied(&self, exit_code: i32) -> bool {
-        denied(exit_code, self.spoken())
+        denied(exit_code, self.detected())
     }
 }
 
 /// The verdict for a sandboxed process: its exit code, and whether its output spoke of a denial.
-pub fn denied(exit_code: i32, spoken: bool) -> bool {
-    exit_code != 0 && (spoken || exit_code == SIGSYS_EXIT)
+pub fn denied(exit_code: i32, detected: bool) -> bool {
+    exit_code != 0 && (detected || exit_code == SIGSYS_EXIT)
 }
 
 /// Whether a sandboxed process that exited so was probably denied something.

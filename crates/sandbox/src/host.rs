@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, statx};
 
 use crate::apply::placeholder;
 use crate::decide::facts::{Facts, Identity, Mount, Node, NodeKind};
-use crate::decide::order::{is_within, parent};
+use crate::decide::paths::{is_within, parent};
 use crate::mountinfo;
 
 /// A `.git` pointer file is one line; nobody needs more of it.
@@ -29,18 +29,18 @@ const POINTER_FILE: u64 = 8 * 1024;
 /// file than planned, as with any other change after the look.
 #[derive(Debug, Default)]
 pub struct HostFacts {
-    near: RefCell<Near>,
+    open_directory: RefCell<OpenDirectory>,
 }
 
 #[derive(Debug, Default)]
-struct Near {
+struct OpenDirectory {
     directory: PathBuf,
     open: Option<OwnedFd>,
 }
 
-impl Near {
+impl OpenDirectory {
     /// A shorter way to a path: from where, and the rest.
-    fn way<'p>(&mut self, path: &'p Path) -> Option<(BorrowedFd<'_>, &'p Path)> {
+    fn relative_path<'p>(&mut self, path: &'p Path) -> Option<(BorrowedFd<'_>, &'p Path)> {
         if let Some(rest) = self.below(path) {
             return Some((self.open.as_ref()?.as_fd(), rest));
         }
@@ -79,17 +79,17 @@ impl Near {
 
 impl HostFacts {
     /// What is seen at a path.
-    pub(crate) fn look(&self, path: &Path) -> rustix::io::Result<Look> {
-        match self.near.borrow_mut().way(path) {
-            Some((directory, rest)) => look(directory, rest),
-            None => look(CWD, path),
+    pub(crate) fn lookup_node(&self, path: &Path) -> rustix::io::Result<LookResult> {
+        match self.open_directory.borrow_mut().relative_path(path) {
+            Some((directory, rest)) => lookup_node(directory, rest),
+            None => lookup_node(CWD, path),
         }
     }
 }
 
 impl Facts for HostFacts {
     fn lookup(&self, path: &Path) -> io::Result<Node> {
-        self.look(path)?.node.ok_or_else(|| io::ErrorKind::NotFound.into())
+        self.lookup_node(path)?.node.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     fn read_link(&self, path: &Path) -> io::Result<PathBuf> {
@@ -175,20 +175,23 @@ pub(crate) fn links(around: BorrowedFd<'_>, directory: &Path) -> rustix::io::Res
 
 /// What was seen at a name.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Look {
+pub(crate) struct LookResult {
     /// What is there. What another sandbox put there to hold a name stands for that name being absent.
     pub(crate) node: Option<Node>,
     /// It looks like something that holds a name, whether or not it does.
-    pub(crate) marked: bool,
+    pub(crate) looks_like_placeholder: bool,
 }
 
 /// Looks at a name in a directory.
-pub(crate) fn look(directory: BorrowedFd<'_>, name: &Path) -> rustix::io::Result<Look> {
+pub(crate) fn lookup_node(
+    directory: BorrowedFd<'_>,
+    name: &Path,
+) -> rustix::io::Result<LookResult> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     let stat = statx(directory, name, flags, WANTED)?;
-    let marked = u32::from(stat.stx_mode) == libc::S_IFDIR | placeholder::MODE;
-    let absent = marked && placeholder::stands_at(directory, name);
-    Ok(Look { node: (!absent).then(|| node(&stat)), marked })
+    let looks_like_placeholder = u32::from(stat.stx_mode) == libc::S_IFDIR | placeholder::MODE;
+    let absent = looks_like_placeholder && placeholder::exists_at(directory, name);
+    Ok(LookResult { node: (!absent).then(|| node(&stat)), looks_like_placeholder })
 }
 
 /// What an [`Identity`] and a kind are made of.

@@ -20,15 +20,15 @@ use crate::apply;
 use crate::apply::network::EmptyNetwork;
 use crate::capabilities::{Capabilities, Shortfall};
 use crate::decide::facts::Facts;
-use crate::decide::order::is_within;
+use crate::decide::paths::is_within;
 use crate::decide::policy::{
     MissingRoot, PolicyError, Resolved, ServerState, Surroundings, resolve,
 };
-use crate::decide::written::Written;
+use crate::decide::writable_history::WritableHistory;
 use crate::executable::Executable;
 use crate::host::HostFacts;
-use crate::keep::Keep;
-use crate::plan::{self, Enforcement, Plan, PlanError, Program, Target, Walls};
+use crate::plan::{self, Enforcement, Isolation, Plan, PlanError, Program, Target};
+use crate::plan_cache::PlanCache;
 use crate::reentry;
 use crate::seccomp;
 use crate::status::StatusReader;
@@ -268,7 +268,7 @@ pub struct Launch {
     pub cleanup: Cleanup,
     /// The policy's own `glob_scan_max_depth` kept its patterns from being expanded as deep as they go,
     /// so that files below are not denied.
-    pub globs_cut: bool,
+    pub globs_truncated: bool,
     /// The target has no network.
     pub network_restricted: bool,
     /// How much stands behind the sandbox.
@@ -321,7 +321,7 @@ pub struct Planned {
     enforcement: Arc<Enforcement>,
     resolved: Arc<Resolved>,
     /// What it makes writable has been noted.
-    noted: Arc<AtomicBool>,
+    recorded: Arc<AtomicBool>,
 }
 
 impl Planned {
@@ -342,8 +342,8 @@ impl Planned {
         }
     }
 
-    fn globs_cut(&self) -> bool {
-        matches!(&*self.resolved, Resolved::Restricted(policy) if policy.globs_cut)
+    fn globs_truncated(&self) -> bool {
+        matches!(&*self.resolved, Resolved::Restricted(policy) if policy.globs_truncated)
     }
 
     fn missing_roots(&self) -> &[MissingRoot] {
@@ -370,9 +370,9 @@ pub struct Sandbox {
     lifeline: (Arc<OwnedFd>, OwnedFd),
     /// Made when the first sandbox without network is.
     empty_network: OnceLock<Option<EmptyNetwork>>,
-    keep: Keep,
+    plan_cache: PlanCache,
     /// Where the sandboxes that were launched could have put links.
-    written: Mutex<Arc<Written>>,
+    writable_history: Mutex<Arc<WritableHistory>>,
 }
 
 impl Sandbox {
@@ -385,8 +385,16 @@ impl Sandbox {
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let lifeline = (Arc::new(read), write);
         let empty_network = OnceLock::new();
-        let (keep, written) = (Keep::default(), Mutex::default());
-        Ok(Self { config, capabilities, executable, lifeline, empty_network, keep, written })
+        let (plan_cache, writable_history) = (PlanCache::default(), Mutex::default());
+        Ok(Self {
+            config,
+            capabilities,
+            executable,
+            lifeline,
+            empty_network,
+            plan_cache,
+            writable_history,
+        })
     }
 
     /// What this machine can enforce.
@@ -404,14 +412,14 @@ impl Sandbox {
         if !self.config.cache_plans {
             return self.plan_with(context, around, &HostFacts::default());
         }
-        self.keep.plan(context, around, |facts| self.plan_with(context, around, facts))
+        self.plan_cache.plan(context, around, |facts| self.plan_with(context, around, facts))
     }
 
     /// Forgets the plans that were made so far. To be called before a policy is planned again because
     /// something it rests on was no longer the same when it was built on
     /// ([`Failure::is_race`](crate::Failure::is_race)).
     pub fn forget_plans(&self) {
-        self.keep.forget();
+        self.plan_cache.clear();
     }
 
     /// As [`Sandbox::plan`], with other facts.
@@ -422,18 +430,19 @@ impl Sandbox {
         facts: &dyn Facts,
     ) -> Result<Option<Planned>, PrepareError> {
         let limits = &self.config.limits;
-        let written = Arc::clone(&self.written.lock());
-        let server = ServerState { own_files: &self.config.own_files, written: &written };
+        let writable_history = Arc::clone(&self.writable_history.lock());
+        let server =
+            ServerState { own_files: &self.config.own_files, writable_history: &writable_history };
         let resolved = resolve(context, around, facts, limits, server)?;
         if !matches!(resolved, Resolved::Unrestricted) {
-            let least = context.assurance.unwrap_or(self.config.assurance);
-            self.capabilities.require(least)?;
+            let minimum = context.assurance.unwrap_or(self.config.assurance);
+            self.capabilities.require(minimum)?;
         }
         let enforcement = plan::build(&resolved, facts, &self.capabilities, limits)?;
         Ok(enforcement.map(|enforcement| Planned {
             enforcement: Arc::new(enforcement),
             resolved: Arc::new(resolved),
-            noted: Arc::default(),
+            recorded: Arc::default(),
         }))
     }
 
@@ -459,15 +468,15 @@ impl Sandbox {
     }
 
     /// What this policy makes writable may hold links of a sandboxed process from now on.
-    fn note_written(&self, planned: &Planned) {
+    fn record_writable(&self, planned: &Planned) {
         let Resolved::Restricted(policy) = &*planned.resolved else { return };
-        if planned.noted.swap(true, Ordering::Relaxed) {
+        if planned.recorded.swap(true, Ordering::Relaxed) {
             return;
         }
-        let written = &mut *self.written.lock();
+        let writable_history = &mut *self.writable_history.lock();
         for (path, region) in &policy.regions {
-            if region.access == AccessMode::Write && !written.covers(path) {
-                Arc::make_mut(written).add(path.clone());
+            if region.access == AccessMode::Write && !writable_history.covers(path) {
+                Arc::make_mut(writable_history).add(path.clone());
             }
         }
     }
@@ -475,7 +484,7 @@ impl Sandbox {
     /// Readies a planned policy for a request.
     pub fn launch(&self, planned: &Planned, request: &Request<'_>) -> Result<Launch, PrepareError> {
         let target = target(request)?;
-        self.note_written(planned);
+        self.record_writable(planned);
         let program = self.executable.clone().map_err(|errno| PrepareError::Io {
             doing: "opening the executable of the server",
             source: io::Error::from_raw_os_error(errno),
@@ -501,7 +510,7 @@ impl Sandbox {
         })?;
         let pass = |fd: &Arc<OwnedFd>, number| PassedDescriptor { fd: Arc::clone(fd), number };
         let mut descriptors = Vec::new();
-        if planned.enforcement.walls == Walls::Namespaces {
+        if planned.enforcement.isolation == Isolation::Namespaces {
             descriptors.push(pass(&self.lifeline.0, reentry::LIFELINE));
             if network_restricted
                 && let Some(EmptyNetwork { network, user }) =
@@ -519,13 +528,13 @@ impl Sandbox {
         descriptors.push(pass(&Arc::new(file), reentry::PLAN));
         descriptors.push(pass(&Arc::new(write), reentry::STATUS));
         Ok(Launch {
-            args: vec![program.path().into(), reentry::WORD.into()],
+            args: vec![program.path().into(), reentry::ARGUMENT.into()],
             program,
             env: Vec::new(),
             descriptors,
             status: StatusReader::new(read),
             cleanup,
-            globs_cut: planned.globs_cut(),
+            globs_truncated: planned.globs_truncated(),
             network_restricted,
             assurance: planned.enforcement.assurance,
         })
@@ -597,8 +606,8 @@ fn memory_file(bytes: &[u8]) -> rustix::io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("codex-sandbox-plan", flags)?;
     let mut rest = bytes;
     while !rest.is_empty() {
-        let written = rustix::io::retry_on_intr(|| rustix::io::write(&fd, rest))?;
-        rest = &rest[written..];
+        let writable_history = rustix::io::retry_on_intr(|| rustix::io::write(&fd, rest))?;
+        rest = &rest[writable_history..];
     }
     let seals = SealFlags::SEAL | SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK;
     rustix::fs::fcntl_add_seals(&fd, seals)?;

@@ -20,11 +20,11 @@ pub mod decide;
 pub mod denial;
 mod executable;
 mod host;
-mod keep;
 mod launch;
 mod mountinfo;
 #[doc(hidden)]
 pub mod plan;
+mod plan_cache;
 pub mod reentry;
 mod remedy;
 mod seccomp;

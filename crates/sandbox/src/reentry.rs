@@ -10,26 +10,26 @@ use std::path::Path;
 use crate::apply;
 
 /// The hidden first argument.
-pub const WORD: &str = "__linux-sandbox";
+pub const ARGUMENT: &str = "__linux-sandbox";
 
 /// The name by which the executable is also recognized.
 pub const NAME: &str = "codex-linux-sandbox";
 
 /// The last argument of a sandbox whose first process is signalled alone, not with its group.
-pub(crate) const ALONE: &str = "alone";
+pub(crate) const FOREGROUND: &str = "alone";
 
 /// The last argument of a process that waits to be needed as a sandbox.
-pub(crate) const WAIT: &str = "wait";
+pub(crate) const SPARE_ARGUMENT: &str = "wait";
 
 /// How a sandbox was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// With everything it needs, by a server.
-    Given,
+    Spawned,
     /// The same, in the foreground of a terminal.
-    Alone,
+    Foreground,
     /// Ahead of time.
-    Waiting,
+    Spare,
 }
 
 /// The number of the plan's memory file.
@@ -45,7 +45,7 @@ pub(crate) const USER: i32 = 7;
 /// The number of the socket of a process that waits; it has none of the others yet.
 pub(crate) const SPARE: i32 = 3;
 
-pub use crate::apply::proof::mounts_stand;
+pub use crate::apply::proof::mounts_intact;
 
 /// A function that can run inside a sandbox in place of a program. Its standard streams are those the
 /// server gave; what it returns is the exit code.
@@ -61,7 +61,7 @@ pub struct Helper {
 pub fn is_reentry<'a>(mut arguments: impl Iterator<Item = &'a [u8]>) -> bool {
     let name = arguments.next().unwrap_or_default();
     let by_name = Path::new(OsStr::from_bytes(name)).file_name() == Some(OsStr::new(NAME));
-    by_name || arguments.next() == Some(WORD.as_bytes())
+    by_name || arguments.next() == Some(ARGUMENT.as_bytes())
 }
 
 /// Does not return if this process was started as a sandbox. To be called first thing in `main`,
@@ -76,12 +76,12 @@ pub fn main_if_reentered(helpers: &[Helper]) {
     let mut args = std::env::args_os();
     let name = args.next().unwrap_or_default();
     let by_name = Path::new(&name).file_name() == Some(OsStr::from_bytes(NAME.as_bytes()));
-    let by_word = args.next().is_some_and(|word| word == WORD);
+    let by_word = args.next().is_some_and(|word| word == ARGUMENT);
     if by_name || by_word {
         let mode = match args.next() {
-            Some(word) if word == ALONE => Mode::Alone,
-            Some(word) if word == WAIT => Mode::Waiting,
-            _ => Mode::Given,
+            Some(word) if word == FOREGROUND => Mode::Foreground,
+            Some(word) if word == SPARE_ARGUMENT => Mode::Spare,
+            _ => Mode::Spawned,
         };
         // Executed by a descriptor, it would be called by that number.
         let _ = rustix::thread::set_name(c"codex-sandbox");

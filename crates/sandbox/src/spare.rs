@@ -36,7 +36,11 @@ impl Spare {
         let (socket, theirs) = spare::socket_pair()?;
         Ok(SpareLaunch {
             program: program.clone(),
-            args: vec![program.path().into(), reentry::WORD.into(), reentry::WAIT.into()],
+            args: vec![
+                program.path().into(),
+                reentry::ARGUMENT.into(),
+                reentry::SPARE_ARGUMENT.into(),
+            ],
             descriptor: PassedDescriptor { fd: Arc::new(theirs), number: reentry::SPARE },
             spare: Self { socket },
         })
@@ -45,7 +49,7 @@ impl Spare {
     /// Has it become this launch, with these standard streams; the first is to be its controlling
     /// terminal if it is said to be one. From then on it is as if the launch had been spawned. If this
     /// fails, the launch has not begun, and can be spawned.
-    pub fn become_launch(
+    pub fn activate(
         self,
         launch: &Launch,
         streams: [BorrowedFd<'_>; 3],

@@ -75,7 +75,7 @@ impl Stage {
         Self::Execute,
     ];
 
-    fn words(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Self::ReadPlan => "reading the plan",
             Self::Placeholders => "protecting a name",
@@ -157,7 +157,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.stage.words())?;
+        f.write_str(self.stage.description())?;
         if !self.message.is_empty() {
             write!(f, ": {}", self.message)?;
         }
@@ -184,11 +184,11 @@ impl StatusReader {
     pub fn wait(self) -> io::Result<Option<Failure>> {
         let mut bytes = Vec::new();
         std::fs::File::from(self.0).read_to_end(&mut bytes)?;
-        Ok(Self::understand(&bytes))
+        Ok(Self::parse(&bytes))
     }
 
     /// What the bytes of the whole pipe mean, for those who read it without blocking.
-    pub fn understand(bytes: &[u8]) -> Option<Failure> {
+    pub fn parse(bytes: &[u8]) -> Option<Failure> {
         if bytes.is_empty() {
             return None;
         }
@@ -218,9 +218,9 @@ mod tests {
     fn failures_survive_the_pipe() {
         for stage in Stage::ALL {
             let failure = Failure::new(stage, libc::EROFS, "/srv/app");
-            assert_eq!(StatusReader::understand(&failure.encode()), Some(failure));
+            assert_eq!(StatusReader::parse(&failure.encode()), Some(failure));
         }
-        assert_eq!(StatusReader::understand(b""), None);
-        assert!(StatusReader::understand(b"\xff garbage").is_some());
+        assert_eq!(StatusReader::parse(b""), None);
+        assert!(StatusReader::parse(b"\xff garbage").is_some());
     }
 }

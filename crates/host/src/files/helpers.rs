@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::{Backend, FileError, FilesConfig, HelperClient};
 use crate::pool;
 use crate::process::{Mounts, ProcessHost, StartError};
-use crate::sandbox::{NativeSandbox, SandboxBackend, mounts_stand};
+use crate::sandbox::{NativeSandbox, SandboxBackend, mounts_intact};
 
 type Plan = <NativeSandbox as SandboxBackend>::Plan;
 type PolicyKey = <NativeSandbox as SandboxBackend>::Key;
@@ -44,7 +44,7 @@ struct WhileMountsStand<R>(R);
 impl<R: Read> Read for WhileMountsStand<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.0.read(buffer)?;
-        match mounts_stand() {
+        match mounts_intact() {
             true => Ok(read),
             false => Err(io::Error::other("a mount of the sandbox was removed")),
         }

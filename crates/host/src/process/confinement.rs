@@ -85,7 +85,7 @@ impl ProcessHost {
             self.peers().sandbox_has_network();
         }
         let ready = self.spares().take(&launch.program);
-        let child = match ready.and_then(|ready| ready.become_launch(&launch, &stdio, tty, group)) {
+        let child = match ready.and_then(|ready| ready.activate(&launch, &stdio, tty, group)) {
             Some(child) => child,
             None => {
                 let pass = launch.descriptors.iter().map(|passed| passed.fd.clone()).collect();
@@ -123,7 +123,7 @@ impl Entering {
 async fn said(status: OwnedFd) -> io::Result<Option<Failure>> {
     let mut words = Vec::new();
     pipe::Receiver::from_owned_fd(status)?.read_to_end(&mut words).await?;
-    Ok(StatusReader::understand(&words))
+    Ok(StatusReader::parse(&words))
 }
 
 /// What is known of a confined process while it runs.

@@ -110,7 +110,7 @@ impl Spares {
 
 impl Ready {
     /// It becomes this sandbox, unless it has died.
-    pub(super) fn become_launch(
+    pub(super) fn activate(
         mut self,
         launch: &Launch,
         stdio: &[OwnedFd; 3],
@@ -122,7 +122,7 @@ impl Ready {
         if !launch.cleanup.is_empty() {
             self.child.tidies_up();
         }
-        match self.spare.become_launch(launch, streams, tty) {
+        match self.spare.activate(launch, streams, tty) {
             Ok(()) => Some(self.child),
             Err(error) => {
                 tracing::debug!(%error, "a spare sandbox process failed");

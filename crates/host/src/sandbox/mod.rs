@@ -14,7 +14,7 @@
 //! | `Detector` | the words by which a program says that it was denied something |
 //! | `Spare`, `SpareLaunch` | a process that waits to become the next sandbox |
 //! | `OwnFiles` | files of the server that no policy can open |
-//! | `is_sandbox`, `mounts_stand`, `PLACEHOLDER_MODE` | marks by which sandboxes are known |
+//! | `is_sandbox`, `mounts_intact`, `PLACEHOLDER_MODE` | marks by which sandboxes are known |
 
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
@@ -30,7 +30,7 @@ mod linux;
 #[cfg(target_os = "linux")]
 pub(crate) use linux::{
     Cleanup, Detector, Executable, PLACEHOLDER_MODE, Spare, SpareLaunch, Stage, StatusReader,
-    become_sandbox, is_sandbox, mounts_stand,
+    become_sandbox, is_sandbox, mounts_intact,
 };
 #[cfg(target_os = "linux")]
 pub use linux::{Failure, Launch, NativeSandbox, OwnFiles};

@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use super::sys;
 
 /// As many connections as are being made at once; more wait.
-const MOST: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 
 /// Enough to read an address and to connect.
 const STACK: usize = 128 * 1024;
@@ -43,36 +43,36 @@ const NOTIF_ID_VALID: libc::c_ulong = 0x4008_2102;
 /// Where the calls that the filter hands over arrive.
 #[derive(Debug)]
 pub(super) struct Broker {
-    calls: Arc<OwnedFd>,
+    listener: Arc<OwnedFd>,
     /// One owner for each connection being made.
     busy: Arc<()>,
 }
 
 impl Broker {
-    pub(super) fn new(calls: OwnedFd) -> Self {
-        Self { calls: Arc::new(calls), busy: Arc::new(()) }
+    pub(super) fn new(listener: OwnedFd) -> Self {
+        Self { listener: Arc::new(listener), busy: Arc::new(()) }
     }
 
     /// Becomes readable when there is a call.
-    pub(super) fn calls(&self) -> &OwnedFd {
-        &self.calls
+    pub(super) fn listener(&self) -> &OwnedFd {
+        &self.listener
     }
 
     /// Whether another call can be taken now.
     pub(super) fn has_room(&self) -> bool {
-        Arc::strong_count(&self.busy) <= MOST
+        Arc::strong_count(&self.busy) <= MAX_CONNECTIONS
     }
 
     /// Takes one call, and answers it from a thread of its own: to connect may take long.
-    pub(super) fn take(&self) {
-        let Ok(call) = Call::receive(&self.calls) else { return };
-        let (calls, busy) = (self.calls.clone(), self.busy.clone());
-        let answer = move || {
-            call.answer(&calls, call.connect(&calls));
+    pub(super) fn handle_next(&self) {
+        let Ok(call) = Call::receive(&self.listener) else { return };
+        let (listener, busy) = (self.listener.clone(), self.busy.clone());
+        let reply = move || {
+            call.reply(&listener, call.connect(&listener));
             drop(busy);
         };
-        if std::thread::Builder::new().stack_size(STACK).spawn(answer).is_err() {
-            call.answer(&self.calls, Err(Errno::AGAIN));
+        if std::thread::Builder::new().stack_size(STACK).spawn(reply).is_err() {
+            call.reply(&self.listener, Err(Errno::AGAIN));
         }
     }
 }
@@ -88,11 +88,11 @@ struct Call {
 }
 
 impl Call {
-    fn receive(calls: &OwnedFd) -> rustix::io::Result<Self> {
+    fn receive(listener: &OwnedFd) -> rustix::io::Result<Self> {
         // SAFETY: plain data; the kernel wants it to be zero.
         let mut call = unsafe { std::mem::zeroed::<libc::seccomp_notif>() };
         // SAFETY: the structure is the one this request stores to, and lives across the call.
-        let result = unsafe { libc::ioctl(calls.as_raw_fd(), NOTIF_RECV, &raw mut call) };
+        let result = unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_RECV, &raw mut call) };
         sys::check(i64::from(result))?;
         let [socket, address, length, ..] = call.data.args;
         Ok(Self {
@@ -105,21 +105,22 @@ impl Call {
     }
 
     /// Whether the thread still waits, so that its number is still its own.
-    fn is_waiting(&self, calls: &OwnedFd) -> rustix::io::Result<()> {
+    fn is_waiting(&self, listener: &OwnedFd) -> rustix::io::Result<()> {
         // SAFETY: the request reads a number, which lives across the call.
-        let result = unsafe { libc::ioctl(calls.as_raw_fd(), NOTIF_ID_VALID, &raw const self.id) };
+        let result =
+            unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_ID_VALID, &raw const self.id) };
         sys::check(i64::from(result)).map(drop)
     }
 
-    fn answer(&self, calls: &OwnedFd, result: rustix::io::Result<()>) {
+    fn reply(&self, listener: &OwnedFd, result: rustix::io::Result<()>) {
         let error = result.err().map_or(0, |errno| -errno.raw_os_error());
-        let answer = libc::seccomp_notif_resp { id: self.id, val: 0, error, flags: 0 };
+        let reply = libc::seccomp_notif_resp { id: self.id, val: 0, error, flags: 0 };
         // SAFETY: the request reads this structure, which lives across the call. If the caller has gone
         // there is nobody to answer.
-        unsafe { libc::ioctl(calls.as_raw_fd(), NOTIF_SEND, &raw const answer) };
+        unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_SEND, &raw const reply) };
     }
 
-    fn connect(&self, calls: &OwnedFd) -> rustix::io::Result<()> {
+    fn connect(&self, listener: &OwnedFd) -> rustix::io::Result<()> {
         let length = self.length as usize;
         if length > ADDRESS {
             return Err(Errno::INVAL);
@@ -133,7 +134,7 @@ impl Call {
             .map_err(|error| errno(&error))?;
         let socket = sys::take_descriptor(process as i32, self.socket)?;
         // All of the above was of this very process.
-        self.is_waiting(calls)?;
+        self.is_waiting(listener)?;
         if domain(&socket)? != libc::AF_UNIX {
             return connect(&socket, &address[..length]);
         }

@@ -21,7 +21,7 @@ use crate::reentry;
 use crate::status::Failure;
 
 /// The first Landlock version that keeps signals inside.
-const KEEPS_SIGNALS: u32 = 6;
+const SIGNAL_SCOPING_ABI: u32 = 6;
 
 impl Launch {
     /// Runs it to its end as a part of this process's own job: the exit code, 128 and the number of the
@@ -30,19 +30,19 @@ impl Launch {
     /// For a program that does nothing else: signals wait until it returns, and must not find another
     /// thread that would take them.
     pub fn run_in_foreground(mut self) -> io::Result<Result<i32, Failure>> {
-        self.args.push(reentry::ALONE.into());
-        let own_session = landlock::abi() < KEEPS_SIGNALS;
+        self.args.push(reentry::FOREGROUND.into());
+        let own_session = landlock::abi() < SIGNAL_SCOPING_ABI;
         let terminal = Foreground::of_this_group();
-        let waiting = Signals::hold();
+        let signals = Signals::hold();
         let child = self.spawn(own_session)?;
         let Self { descriptors, status, cleanup, .. } = self;
         drop(descriptors);
         let failure = status.wait()?;
-        let code = waiting.pass_on_until_end_of(&child, own_session);
+        let code = signals.forward_until_exit(&child, own_session);
         if code.is_killed {
             cleanup.run();
         }
-        terminal.take_back(code.is_killed);
+        terminal.reclaim(code.is_killed);
         Ok(failure.map_or(Ok(code.number), Err))
     }
 
@@ -79,7 +79,7 @@ fn check(result: i32) -> io::Result<i32> {
 }
 
 /// How a child ended.
-struct Code {
+struct Exit {
     number: i32,
     is_killed: bool,
 }
@@ -107,7 +107,7 @@ impl Signals {
         }
     }
 
-    fn pass_on_until_end_of(&self, child: &Child, own_session: bool) -> Code {
+    fn forward_until_exit(&self, child: &Child, own_session: bool) -> Exit {
         let pid = child.id() as i32;
         let mut holder = None;
         loop {
@@ -116,27 +116,27 @@ impl Signals {
             let waited = unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) };
             if waited == pid {
                 let is_killed = libc::WIFSIGNALED(status);
-                return Code { number: outer::exit_code(status), is_killed };
+                return Exit { number: outer::exit_code(status), is_killed };
             }
             // SAFETY: plain data that the call below fills in.
-            let mut told = unsafe { std::mem::zeroed::<libc::siginfo_t>() };
+            let mut info = unsafe { std::mem::zeroed::<libc::siginfo_t>() };
             // SAFETY: both live across the call; all of the set is blocked, so none is missed.
-            let signal = unsafe { libc::sigwaitinfo(&raw const self.held, &raw mut told) };
-            if signal == STOPPED && told.si_code == libc::SI_QUEUE {
+            let signal = unsafe { libc::sigwaitinfo(&raw const self.held, &raw mut info) };
+            if signal == STOPPED && info.si_code == libc::SI_QUEUE {
                 // SAFETY: a queued signal has a sender and a value.
-                let (sender, target) = unsafe { (told.si_pid(), told.si_value().sival_ptr) };
+                let (sender, target) = unsafe { (info.si_pid(), info.si_value().sival_ptr) };
                 if sender == pid && is_stopped(target as usize as i32) {
                     holder = stop();
                 }
                 continue;
             }
             if signal == libc::SIGCONT {
-                self.forget_stops();
-                go_on(pid, holder.take());
+                self.discard_stop_signals();
+                resume_target(pid, holder.take());
                 continue;
             }
             // What a terminal sends, it sends to the whole group.
-            let is_ours_alone = told.si_code <= 0 || own_session;
+            let is_ours_alone = info.si_code <= 0 || own_session;
             if signal > 0 && signal != libc::SIGCHLD && is_ours_alone {
                 // SAFETY: no pointers; the child was not reaped, so the number is its own.
                 unsafe { libc::kill(pid, signal) };
@@ -145,7 +145,7 @@ impl Signals {
     }
 
     /// What was told before this process was continued is over: the target is continued with it.
-    fn forget_stops(&self) {
+    fn discard_stop_signals(&self) {
         let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the set is filled before it is used; nothing is written; all of it is blocked.
         unsafe {
@@ -171,8 +171,8 @@ fn stop() -> Option<Pid> {
 }
 
 /// Continues the target, which has its terminal again if this group has got it.
-fn go_on(child: i32, holder: Option<Pid>) {
-    if let (Some(holder), Holder::ThisGroup) = (holder, Holder::of_the_terminal()) {
+fn resume_target(child: i32, holder: Option<Pid>) {
+    if let (Some(holder), TerminalHolder::ThisGroup) = (holder, TerminalHolder::current()) {
         give_terminal(holder);
     }
     // SAFETY: no pointers; the child was not reaped, so the number is its own.
@@ -201,8 +201,8 @@ struct Foreground(bool);
 
 /// How often, and how long apart, it is looked whether the processes inside are gone, after the
 /// sandbox was killed.
-const LOOKS: u32 = 100;
-const LOOK_PAUSE: Duration = Duration::from_millis(2);
+const MAX_CHECKS: u32 = 100;
+const CHECK_PAUSE: Duration = Duration::from_millis(2);
 
 impl Foreground {
     fn of_this_group() -> Self {
@@ -213,32 +213,32 @@ impl Foreground {
     /// Takes the terminal back from a group inside, which has died out by now, or, if the sandbox was
     /// killed, is about to. A living group is one outside: the shell has taken the terminal itself,
     /// because this job was stopped or goes on in the background, and would not survive its loss.
-    fn take_back(self, is_dying: bool) {
+    fn reclaim(self, is_dying: bool) {
         if !self.0 {
             return;
         }
-        let looks = if is_dying { LOOKS } else { 1 };
-        for look in 1..=looks {
-            match Holder::of_the_terminal() {
-                Holder::Nobody => return take_terminal(),
-                Holder::Another if look < looks => std::thread::sleep(LOOK_PAUSE),
-                Holder::ThisGroup | Holder::Another => return,
+        let checks = if is_dying { MAX_CHECKS } else { 1 };
+        for attempt in 1..=checks {
+            match TerminalHolder::current() {
+                TerminalHolder::Empty => return take_terminal(),
+                TerminalHolder::Another if attempt < checks => std::thread::sleep(CHECK_PAUSE),
+                TerminalHolder::ThisGroup | TerminalHolder::Another => return,
             }
         }
     }
 }
 
 /// Whom the terminal listens to.
-enum Holder {
+enum TerminalHolder {
     ThisGroup,
     /// Nobody is left of the group.
-    Nobody,
+    Empty,
     /// Or there is no telling.
     Another,
 }
 
-impl Holder {
-    fn of_the_terminal() -> Self {
+impl TerminalHolder {
+    fn current() -> Self {
         // Fails for a group that this PID namespace has no number for.
         let Ok(group) = rustix::termios::tcgetpgrp(rustix::stdio::stdin()) else {
             return Self::Another;
@@ -247,7 +247,7 @@ impl Holder {
             return Self::ThisGroup;
         }
         match rustix::process::test_kill_process_group(group) {
-            Err(Errno::SRCH) => Self::Nobody,
+            Err(Errno::SRCH) => Self::Empty,
             _ => Self::Another,
         }
     }
@@ -275,18 +275,18 @@ fn own_group() -> Option<Pid> {
 }
 
 /// Signals that somebody sends to the outer process alone, on their way to the target.
-pub(super) struct Forwarded {
+pub(super) struct SignalForwarder {
     pub(super) fd: OwnedFd,
     /// Tells that the target has stopped.
-    pub(super) stops: OwnedFd,
+    pub(super) stop_pipe: OwnedFd,
     inner: i32,
     /// Who started this process, and sends it signals.
     parent: i32,
 }
 
-impl Forwarded {
+impl SignalForwarder {
     /// To be made while every signal is blocked.
-    pub(super) fn new(stops: OwnedFd, inner: i32) -> rustix::io::Result<Self> {
+    pub(super) fn new(stop_pipe: OwnedFd, inner: i32) -> rustix::io::Result<Self> {
         use std::os::fd::FromRawFd;
         // SAFETY: the set is filled before it is used; the descriptor is new and nobody else's.
         unsafe {
@@ -297,30 +297,30 @@ impl Forwarded {
             let fd = libc::signalfd(-1, &raw const set, flags);
             sys::check(i64::from(fd))?;
             let parent = libc::getppid();
-            Ok(Self { fd: OwnedFd::from_raw_fd(fd), stops, inner, parent })
+            Ok(Self { fd: OwnedFd::from_raw_fd(fd), stop_pipe, inner, parent })
         }
     }
 
     /// Hands those that have come to the inner process, marked as queued: whatever its group is sent
     /// the inner process gets as well, unmarked.
-    pub(super) fn hand_on(&self, inner: &impl AsRawFd) {
+    pub(super) fn forward(&self, inner: &impl AsRawFd) {
         let mut bytes = [0; size_of::<libc::signalfd_siginfo>()];
         while rustix::io::read(&self.fd, &mut bytes) == Ok(bytes.len()) {
             // SAFETY: the kernel has filled in the whole structure, which is plain data.
-            let told = unsafe {
+            let info = unsafe {
                 std::ptr::read_unaligned(bytes.as_ptr().cast::<libc::signalfd_siginfo>())
             };
             // Sent by the kernel, for the terminal say, it is sent to the whole group.
-            if told.ssi_code > 0 {
+            if info.ssi_code > 0 {
                 continue;
             }
             // A shell continues the whole group. The target goes on once it has its terminal again.
-            if told.ssi_signo as i32 == libc::SIGCONT && told.ssi_pid as i32 != self.parent {
+            if info.ssi_signo as i32 == libc::SIGCONT && info.ssi_pid as i32 != self.parent {
                 continue;
             }
             // SAFETY: plain data, of which only these two members are read.
             let mut mark = unsafe { std::mem::zeroed::<libc::siginfo_t>() };
-            (mark.si_signo, mark.si_code) = (told.ssi_signo as i32, libc::SI_QUEUE);
+            (mark.si_signo, mark.si_code) = (info.ssi_signo as i32, libc::SI_QUEUE);
             // SAFETY: the structure lives across the call.
             unsafe {
                 libc::syscall(
@@ -335,8 +335,8 @@ impl Forwarded {
     }
 
     /// Tells the parent that the target has stopped, if it has not been continued since.
-    pub(super) fn tell_of_stop(&self) {
-        let _ = rustix::io::read(&self.stops, &mut [0; 64]);
+    pub(super) fn report_stop(&self) {
+        let _ = rustix::io::read(&self.stop_pipe, &mut [0; 64]);
         let Some(target) = self.target().filter(|target| is_stopped(*target)) else { return };
         let value = libc::sigval { sival_ptr: target as usize as *mut libc::c_void };
         // SAFETY: no pointers: the value is a number.

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::placeholder::Held;
+use super::placeholder::HeldPlaceholders;
 use super::{during, execute, landlock, outer, privileges, streams, sys, tree};
 use crate::plan::{Plan, Target};
 use crate::reentry::Helper;
@@ -17,17 +17,17 @@ use crate::status::{Failure, Stage};
 pub(super) fn run(
     plan: &Plan,
     ready: &OwnedFd,
-    calls: Option<&OwnedFd>,
-    stops: Option<&OwnedFd>,
+    listener_pipe: Option<&OwnedFd>,
+    stop_pipe: Option<&OwnedFd>,
     changeable: [bool; 3],
-    held: &Held,
+    held: &HeldPlaceholders,
     helpers: &[Helper],
 ) -> Result<i32, Failure> {
     die_with_parent(ready)?;
     let enforcement = &plan.enforcement;
     let terminal = streams::terminal();
     let reopened = streams::confine(enforcement, changeable)?;
-    let proved = tree::build(enforcement, held, terminal)?;
+    let proven = tree::build(enforcement, held, terminal)?;
     privileges::limit_processes(enforcement.processes)?;
     privileges::limit_signals()?;
     if let Target::Program(program) = &plan.target {
@@ -36,10 +36,10 @@ pub(super) fn run(
     sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(during(Stage::NoNewPrivileges))?;
     landlock::enter(plan)?;
     privileges::drop_capabilities(&enforcement.tree)?;
-    match calls {
-        Some(calls) => {
+    match listener_pipe {
+        Some(listener_pipe) => {
             let listener = privileges::load_seccomp_with_listener(&plan.seccomp)?;
-            hand_over(&listener, calls, ready)?;
+            send_listener(&listener, listener_pipe, ready)?;
         }
         None => privileges::load_seccomp(&plan.seccomp)?,
     }
@@ -53,21 +53,21 @@ pub(super) fn run(
             // The target has the streams, and has closed the status pipe: so here too. The locks stay,
             // for they have to outlive an outer process that is killed; and files, which have no end that
             // somebody could wait for.
-            let mut kept = held.descriptors();
-            kept.extend(stops.map(AsRawFd::as_raw_fd));
-            kept.extend(reopened.descriptors());
-            kept.sort_unstable();
-            sys::close_all_but(&kept).map_err(during(Stage::Descriptors))?;
-            let code = reap(target, stops);
+            let mut open = held.descriptors();
+            open.extend(stop_pipe.map(AsRawFd::as_raw_fd));
+            open.extend(reopened.descriptors());
+            open.sort_unstable();
+            sys::close_all_but(&open).map_err(during(Stage::Descriptors))?;
+            let code = reap(target, stop_pipe);
             reopened.advance();
             sys::exit_now(code)
         }
         Target::Helper { name, env } => {
             let helper = execute::find_helper(helpers, name)?;
             execute::set_environment(env);
-            let kept = [0, 1, 2, proved.number()];
-            proved.keep();
-            sys::close_all_but(&kept).map_err(during(Stage::Descriptors))?;
+            let open = [0, 1, 2, proven.number()];
+            proven.watch();
+            sys::close_all_but(&open).map_err(during(Stage::Descriptors))?;
             sys::exit_now((helper.run)())
         }
     }
@@ -92,10 +92,10 @@ fn die_with_parent(ready: &OwnedFd) -> Result<(), Failure> {
 
 /// Tells the outer process the number of the descriptor at which connections are asked for, and waits
 /// until it has taken it.
-fn hand_over(listener: &OwnedFd, calls: &OwnedFd, ready: &OwnedFd) -> Result<(), Failure> {
+fn send_listener(listener: &OwnedFd, pipe: &OwnedFd, ready: &OwnedFd) -> Result<(), Failure> {
     let failed = during(Stage::Seccomp);
     let number = listener.as_raw_fd().to_ne_bytes();
-    rustix::io::write(calls, &number).map_err(&failed)?;
+    rustix::io::write(pipe, &number).map_err(&failed)?;
     match rustix::io::read(ready, &mut [0]).map_err(&failed)? {
         0 => sys::exit_now(super::FAILED),
         _ => Ok(()),
@@ -104,8 +104,9 @@ fn hand_over(listener: &OwnedFd, calls: &OwnedFd, ready: &OwnedFd) -> Result<(),
 
 /// Reaps whatever dies until the target has; then this process ends and the kernel kills the rest. Tells
 /// whenever the target has stopped, if anybody is to know.
-fn reap(target: i32, stops: Option<&OwnedFd>) -> i32 {
-    let flags = libc::WNOHANG | libc::__WALL | if stops.is_some() { libc::WUNTRACED } else { 0 };
+fn reap(target: i32, stop_pipe: Option<&OwnedFd>) -> i32 {
+    let flags =
+        libc::WNOHANG | libc::__WALL | if stop_pipe.is_some() { libc::WUNTRACED } else { 0 };
     // SAFETY: the set is filled before it is used; the information is plain data.
     let (set, mut information) = unsafe {
         let mut set = std::mem::zeroed::<libc::sigset_t>();
@@ -120,8 +121,8 @@ fn reap(target: i32, stops: Option<&OwnedFd>) -> i32 {
         if pid == target && !stopped {
             return outer::exit_code(status);
         }
-        if let Some(stops) = stops.filter(|_| pid == target) {
-            let _ = rustix::io::write(stops, b"!");
+        if let Some(stop_pipe) = stop_pipe.filter(|_| pid == target) {
+            let _ = rustix::io::write(stop_pipe, b"!");
         }
         if pid > 0 {
             continue;
@@ -129,7 +130,7 @@ fn reap(target: i32, stops: Option<&OwnedFd>) -> i32 {
         // SAFETY: both live across the call. Every signal is blocked, so none is missed in between.
         let signal = unsafe { libc::sigwaitinfo(&raw const set, &raw mut information) };
         if signal > 0 && signal != libc::SIGCHLD {
-            pass_on(target, signal, &information);
+            forward_signal(target, signal, &information);
         }
     }
 }
@@ -138,7 +139,7 @@ fn reap(target: i32, stops: Option<&OwnedFd>) -> i32 {
 /// signal itself; one that has made its own group, as a shell with job control does, has not. A
 /// queued signal was sent to the outer process alone, so the target has not got it in any case. When the
 /// shell of a stopped job ends, or its terminal, the kernel tells the job's group only.
-fn pass_on(target: i32, signal: i32, information: &libc::siginfo_t) {
+fn forward_signal(target: i32, signal: i32, information: &libc::siginfo_t) {
     // SAFETY: for a signal sent by a process the sender is stored.
     let sender = unsafe { information.si_pid() };
     let hangs_up =

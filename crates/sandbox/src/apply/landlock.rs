@@ -12,7 +12,7 @@ use codex_exec_server_protocol::Assurance;
 
 use super::{at, streams, sys};
 use crate::capabilities::NEEDED_LANDLOCK;
-use crate::plan::{Grant, Plan, Walls};
+use crate::plan::{Grant, Isolation, Plan};
 use crate::status::{Failure, Stage};
 
 /// The newest version whose rights are understood here.
@@ -36,8 +36,8 @@ pub(crate) fn abi() -> u32 {
 /// Step `Landlock`.
 pub(super) fn enter(plan: &Plan) -> Result<(), Failure> {
     let enforcement = &plan.enforcement;
-    let required =
-        enforcement.walls == Walls::LandlockOnly || enforcement.assurance == Assurance::Full;
+    let required = enforcement.isolation == Isolation::LandlockOnly
+        || enforcement.assurance == Assurance::Full;
     if required && abi() < NEEDED_LANDLOCK {
         let message =
             format!("the kernel has version {}, but version {NEEDED_LANDLOCK} is needed", abi());

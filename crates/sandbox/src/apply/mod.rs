@@ -31,7 +31,7 @@ use rustix::io::{Errno, FdFlags};
 
 pub(crate) use placeholder::sweep;
 
-use crate::plan::{Plan, Walls};
+use crate::plan::{Isolation, Plan};
 use crate::reentry::{self, Helper};
 use crate::status::{Failure, Stage};
 
@@ -61,10 +61,10 @@ impl Status {
 
 /// The whole life of the re-entered process.
 pub(crate) fn main(helpers: &[Helper], mode: reentry::Mode) -> ! {
-    if mode == reentry::Mode::Waiting {
-        spare::wait_to_be_needed();
+    if mode == reentry::Mode::Spare {
+        spare::wait_for_launch();
     }
-    let [plan, status] = [reentry::PLAN, reentry::STATUS].map(given);
+    let [plan, status] = [reentry::PLAN, reentry::STATUS].map(inherited);
     let Some(status) = status.map(Status) else {
         eprintln!("this is a part of the exec server and is not meant to be run by hand");
         sys::exit_now(2)
@@ -75,18 +75,19 @@ pub(crate) fn main(helpers: &[Helper], mode: reentry::Mode) -> ! {
         None => status.fail(&Failure::new(Stage::ReadPlan, libc::EBADF, "")),
     };
     sys::block_signals();
-    let result = match plan.enforcement.walls {
-        Walls::Namespaces => {
-            let passed = |number| plan.passed.contains(&number).then(|| given(number)).flatten();
-            let given = outer::Given {
+    let result = match plan.enforcement.isolation {
+        Isolation::Namespaces => {
+            let passed =
+                |number| plan.passed.contains(&number).then(|| inherited(number)).flatten();
+            let inherited = outer::Inherited {
                 lifeline: passed(reentry::LIFELINE),
                 network: passed(reentry::NETWORK),
                 user: passed(reentry::USER),
-                alone: mode == reentry::Mode::Alone,
+                foreground: mode == reentry::Mode::Foreground,
             };
-            outer::run(&plan, &status, &given, helpers)
+            outer::run(&plan, &status, &inherited, helpers)
         }
-        Walls::LandlockOnly => execute::in_place(&plan, helpers),
+        Isolation::LandlockOnly => execute::in_place(&plan, helpers),
     };
     match result {
         Ok(code) => sys::exit_now(code),
@@ -95,7 +96,7 @@ pub(crate) fn main(helpers: &[Helper], mode: reentry::Mode) -> ! {
 }
 
 /// A descriptor the server passed at a fixed number.
-fn given(number: i32) -> Option<OwnedFd> {
+fn inherited(number: i32) -> Option<OwnedFd> {
     // SAFETY: only the flags are asked for; a closed number is answered with an error.
     let there = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
     // SAFETY: it is open, and by the contract of re-entry nobody else in this process owns it.

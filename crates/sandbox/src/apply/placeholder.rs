@@ -30,13 +30,13 @@ pub const MODE: u32 = 0o1755;
 
 /// The bits that a placeholder is known by. The others come from where it is made: a set-group-ID
 /// directory passes its bit on, a default access list takes others away.
-const KNOWN_BY: u32 = 0o1022;
+const IDENTIFYING_BITS: u32 = 0o1022;
 
 /// As many directories below each other as are looked into for whether they hold names only.
-const MOST_NESTED: usize = 64;
+const MAX_NESTING: usize = 64;
 
 /// How often a way is made again that others remove: each time one of them has just ended.
-const WAY_TRIES: u32 = 100;
+const PARENT_RETRIES: u32 = 100;
 
 /// How often in all, and how long apart, exclusive locks are tried for after a sandbox was killed: its
 /// processes are dying, which takes the kernel some time.
@@ -47,30 +47,30 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(2);
 const LOCK_TRIES: u32 = 50;
 
 /// The placeholders of one sandbox.
-pub(super) struct Held {
-    names: Vec<Name>,
+pub(super) struct HeldPlaceholders {
+    names: Vec<HeldName>,
 }
 
-enum Name {
+enum HeldName {
     /// Ours, with others perhaps.
-    Placeholder { parent: OwnedFd, lock: OwnedFd, place: Placeholder },
+    Placeholder { parent: OwnedFd, lock: OwnedFd, placeholder: Placeholder },
     /// Something real is there by now.
-    Real,
+    Existing,
     /// Cannot be created by this user, so neither by the target.
     Impossible,
 }
 
-impl Held {
+impl HeldPlaceholders {
     /// Creates and locks what is not there.
-    pub(super) fn create(places: &[Placeholder]) -> Result<Self, Failure> {
-        if places.is_empty() {
+    pub(super) fn create(placeholders: &[Placeholder]) -> Result<Self, Failure> {
+        if placeholders.is_empty() {
             return Ok(Self { names: Vec::new() });
         }
         let umask = rustix::process::umask(Mode::empty());
-        let mut held = Self { names: Vec::with_capacity(places.len()) };
-        let created = places.iter().try_for_each(|place| {
-            let name = hold(place).inspect_err(|_| remove_way(place));
-            held.names.push(name.map_err(at(Stage::Placeholders, &place.path()))?);
+        let mut held = Self { names: Vec::with_capacity(placeholders.len()) };
+        let created = placeholders.iter().try_for_each(|placeholder| {
+            let name = acquire(placeholder).inspect_err(|_| remove_created_parents(placeholder));
+            held.names.push(name.map_err(at(Stage::Placeholders, &placeholder.path()))?);
             Ok(())
         });
         rustix::process::umask(umask);
@@ -85,18 +85,18 @@ impl Held {
 
     /// Whether there is something at this name to be mounted over.
     pub(super) fn exists(&self, index: usize) -> bool {
-        !matches!(self.names.get(index), None | Some(Name::Impossible))
+        !matches!(self.names.get(index), None | Some(HeldName::Impossible))
     }
 
     /// Whether it is a placeholder rather than something real.
     pub(super) fn is_placeholder(&self, index: usize) -> bool {
-        matches!(self.names.get(index), Some(Name::Placeholder { .. }))
+        matches!(self.names.get(index), Some(HeldName::Placeholder { .. }))
     }
 
     /// The locks, which have to stay open for as long as anything runs inside.
     pub(super) fn descriptors(&self) -> Vec<i32> {
         let locks = self.names.iter().filter_map(|name| match name {
-            Name::Placeholder { lock, .. } => Some(lock.as_raw_fd()),
+            HeldName::Placeholder { lock, .. } => Some(lock.as_raw_fd()),
             _ => None,
         });
         let mut locks: Vec<i32> = locks.collect();
@@ -107,20 +107,20 @@ impl Held {
     /// Removes what nobody else holds.
     pub(super) fn release(&self) {
         for name in &self.names {
-            if let Name::Placeholder { parent, lock, place } = name {
+            if let HeldName::Placeholder { parent, lock, placeholder } = name {
                 if rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                    remove(parent, lock, place);
+                    remove(parent, lock, placeholder);
                 }
-                remove_way(place);
+                remove_created_parents(placeholder);
             }
         }
     }
 }
 
-fn hold(place: &Placeholder) -> rustix::io::Result<Name> {
-    let mut tries = WAY_TRIES;
+fn acquire(placeholder: &Placeholder) -> rustix::io::Result<HeldName> {
+    let mut tries = PARENT_RETRIES;
     loop {
-        match hold_now(place) {
+        match try_acquire(placeholder) {
             // Another sandbox has ended, and has removed the way that both need.
             Err(Errno::NOENT) if tries > 0 => tries -= 1,
             held => return held,
@@ -128,14 +128,16 @@ fn hold(place: &Placeholder) -> rustix::io::Result<Name> {
     }
 }
 
-fn hold_now(place: &Placeholder) -> rustix::io::Result<Name> {
-    let Some((last, between)) = place.missing.split_last() else { return Ok(Name::Impossible) };
-    let mut parent = sys::open_absolute(&place.parent)?;
+fn try_acquire(placeholder: &Placeholder) -> rustix::io::Result<HeldName> {
+    let Some((last, between)) = placeholder.missing.split_last() else {
+        return Ok(HeldName::Impossible);
+    };
+    let mut parent = sys::open_absolute(&placeholder.parent)?;
     for name in between {
         // Directories that the target could have made itself.
         match rustix::fs::mkdirat(&parent, &**name, Mode::from_raw_mode(MODE)) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return impossible(&parent, errno),
+            Err(errno) => return check_impossible(&parent, errno),
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         parent = rustix::fs::openat(&parent, &**name, flags, Mode::empty())?;
@@ -144,37 +146,38 @@ fn hold_now(place: &Placeholder) -> rustix::io::Result<Name> {
     loop {
         match rustix::fs::mkdirat(&parent, &**last, Mode::from_raw_mode(MODE)) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return impossible(&parent, errno),
+            Err(errno) => return check_impossible(&parent, errno),
         }
         let lock = match open(&parent, last) {
             Ok(lock) => lock,
             Err(Errno::NOENT) => continue,
-            Err(_) => return Ok(Name::Real),
+            Err(_) => return Ok(HeldName::Existing),
         };
         if !is_placeholder(&lock)? {
-            return Ok(Name::Real);
+            return Ok(HeldName::Existing);
         }
         lock_shared(&lock)?;
-        if is_at(&lock, &parent, last)? {
-            return Ok(Name::Placeholder { parent, lock, place: place.clone() });
+        if is_still_at(&lock, &parent, last)? {
+            return Ok(HeldName::Placeholder { parent, lock, placeholder: placeholder.clone() });
         }
     }
 }
 
 /// Removes the directories on the way to a name, as far as nobody uses them: they are empty, and no
 /// sandbox holds the name of one. What has become somebody's is left as they would have made it.
-fn remove_way(place: &Placeholder) {
-    for names in (1..place.missing.len()).rev() {
-        let path = place.path_to(names);
+fn remove_created_parents(placeholder: &Placeholder) {
+    for names in (1..placeholder.missing.len()).rev() {
+        let path = placeholder.path_to(names);
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else { return };
         let Ok(above) = sys::open_absolute(above) else { continue };
-        let Ok(way) = open(&above, name) else { continue };
-        if !has_mode(&way).unwrap_or(false) {
+        let Ok(directory) = open(&above, name) else { continue };
+        if !has_mode(&directory).unwrap_or(false) {
             return;
         }
-        match holds_names_only(&way, MOST_NESTED) {
-            Ok(true) if is_empty(&way).unwrap_or(false) => {
-                let locked = rustix::fs::flock(&way, FlockOperation::NonBlockingLockExclusive);
+        match holds_only_placeholders(&directory, MAX_NESTING) {
+            Ok(true) if is_empty(&directory).unwrap_or(false) => {
+                let locked =
+                    rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive);
                 let removed =
                     locked.and_then(|()| rustix::fs::unlinkat(&above, name, AtFlags::REMOVEDIR));
                 if removed.is_err() {
@@ -182,7 +185,7 @@ fn remove_way(place: &Placeholder) {
                 }
             }
             Ok(false) => {
-                make_real(&way);
+                clear_placeholder_mode(&directory);
             }
             _ => return,
         }
@@ -205,11 +208,11 @@ fn lock_shared(lock: &OwnedFd) -> rustix::io::Result<()> {
 
 /// Whom the host does not let create the name, it does not let create it inside either; unless they own
 /// the directory, and can let themselves.
-fn impossible(parent: &OwnedFd, errno: Errno) -> rustix::io::Result<Name> {
+fn check_impossible(parent: &OwnedFd, errno: Errno) -> rustix::io::Result<HeldName> {
     let owner = rustix::fs::fstat(parent)?.st_uid;
     match errno {
         Errno::ACCESS if owner == rustix::process::geteuid().as_raw() => Err(errno),
-        Errno::ACCESS | Errno::PERM | Errno::ROFS => Ok(Name::Impossible),
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => Ok(HeldName::Impossible),
         other => Err(other),
     }
 }
@@ -236,22 +239,22 @@ fn open(parent: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
 
 /// By its mode, and by holding nothing but others of its kind.
 fn is_placeholder(directory: &OwnedFd) -> rustix::io::Result<bool> {
-    Ok(has_mode(directory)? && holds_names_only(directory, MOST_NESTED)?)
+    Ok(has_mode(directory)? && holds_only_placeholders(directory, MAX_NESTING)?)
 }
 
 fn has_mode(directory: impl AsFd) -> rustix::io::Result<bool> {
-    Ok(rustix::fs::fstat(directory)?.st_mode & KNOWN_BY == MODE & KNOWN_BY)
+    Ok(rustix::fs::fstat(directory)?.st_mode & IDENTIFYING_BITS == MODE & IDENTIFYING_BITS)
 }
 
 /// Somebody uses it: leaves it as they would have made it.
-fn make_real(directory: &OwnedFd) {
+fn clear_placeholder_mode(directory: &OwnedFd) {
     if let Ok(stat) = rustix::fs::fstat(directory) {
         let _ = rustix::fs::fchmod(directory, Mode::from_raw_mode(stat.st_mode & 0o6777));
     }
 }
 
 /// Whether nothing is in a directory but placeholders and ways to them.
-fn holds_names_only(directory: &OwnedFd, deep: usize) -> rustix::io::Result<bool> {
+fn holds_only_placeholders(directory: &OwnedFd, deep: usize) -> rustix::io::Result<bool> {
     for entry in rustix::fs::Dir::read_from(directory)? {
         let entry = entry?;
         let name = OsStr::from_bytes(entry.file_name().to_bytes());
@@ -259,7 +262,9 @@ fn holds_names_only(directory: &OwnedFd, deep: usize) -> rustix::io::Result<bool
             continue;
         }
         let is_one = match open(directory, name) {
-            Ok(inside) => deep > 0 && has_mode(&inside)? && holds_names_only(&inside, deep - 1)?,
+            Ok(inside) => {
+                deep > 0 && has_mode(&inside)? && holds_only_placeholders(&inside, deep - 1)?
+            }
             // Removed since it was listed.
             Err(Errno::NOENT) => true,
             Err(_) => false,
@@ -281,12 +286,12 @@ fn is_empty(directory: &OwnedFd) -> rustix::io::Result<bool> {
 }
 
 /// Whether at a name there is a placeholder, or a way to one, rather than somebody's directory.
-pub(crate) fn stands_at(parent: impl AsFd, name: &Path) -> bool {
+pub(crate) fn exists_at(parent: impl AsFd, name: &Path) -> bool {
     open(parent, name.as_os_str())
         .is_ok_and(|directory| is_placeholder(&directory).unwrap_or(false))
 }
 
-fn is_at(lock: &OwnedFd, parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<bool> {
+fn is_still_at(lock: &OwnedFd, parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<bool> {
     let held = rustix::fs::fstat(lock)?;
     match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(there) => Ok(held.st_ino == there.st_ino && held.st_dev == there.st_dev),
@@ -296,15 +301,15 @@ fn is_at(lock: &OwnedFd, parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<b
 }
 
 /// With the exclusive lock held.
-fn remove(parent: &OwnedFd, lock: &OwnedFd, place: &Placeholder) {
-    let Some(last) = place.missing.last() else { return };
-    if !is_at(lock, parent, last).unwrap_or(false) {
+fn remove(parent: &OwnedFd, lock: &OwnedFd, placeholder: &Placeholder) {
+    let Some(last) = placeholder.missing.last() else { return };
+    if !is_still_at(lock, parent, last).unwrap_or(false) {
         return;
     }
     if !is_placeholder(lock).unwrap_or(false) {
         // Someone outside has begun to use the name: leave it as they would have made it.
         if has_mode(lock).unwrap_or(false) {
-            make_real(lock);
+            clear_placeholder_mode(lock);
         }
         return;
     }
@@ -313,11 +318,11 @@ fn remove(parent: &OwnedFd, lock: &OwnedFd, place: &Placeholder) {
 }
 
 /// Removes placeholders of a sandbox that was killed before it could.
-pub(crate) fn sweep(places: &[Placeholder]) {
+pub(crate) fn sweep(placeholders: &[Placeholder]) {
     let mut tries = SWEEP_TRIES;
-    for place in places {
-        let Some((last, between)) = place.missing.split_last() else { continue };
-        let mut path = place.parent.clone();
+    for placeholder in placeholders {
+        let Some((last, between)) = placeholder.missing.split_last() else { continue };
+        let mut path = placeholder.parent.clone();
         path.extend(between);
         let Ok(parent) = sys::open_absolute(&path) else { continue };
         loop {
@@ -326,9 +331,9 @@ pub(crate) fn sweep(places: &[Placeholder]) {
                 break;
             }
             if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                remove(&parent, &lock, place);
+                remove(&parent, &lock, placeholder);
                 drop(lock);
-                remove_way(place);
+                remove_created_parents(placeholder);
                 break;
             }
             drop(lock);

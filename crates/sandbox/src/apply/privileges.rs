@@ -17,7 +17,7 @@ use crate::status::{Failure, Stage};
 /// not write to a project that belongs to somebody else, though the policy says so.
 ///
 /// Not `CHOWN`: no file changes hands inside. Not `FSETID`: writing to a set-id file clears those bits.
-const KEPT_BY_ROOT: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FOWNER);
+const ROOT_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FOWNER);
 
 /// Step `Limits`. Counts this user's processes in this user namespace only; root is never counted,
 /// which the bound of the PID namespace makes up for.
@@ -50,13 +50,13 @@ pub(super) fn drop_capabilities(tree: &Tree) -> Result<(), Failure> {
     let masks = tree.operations.iter().any(|operation| {
         matches!(
             operation,
-            Operation::Mask { directory: true, own: false, .. }
+            Operation::Mask { directory: true, is_server_file: false, .. }
                 | Operation::Skeleton { listable: false, .. }
         )
     }) || tree.placeholders.iter().any(|placeholder| placeholder.hidden);
     let keep = if rustix::process::geteuid().is_root() && !masks {
         let held = rustix::thread::capabilities(None).map_err(&failed)?;
-        KEPT_BY_ROOT & held.permitted
+        ROOT_CAPABILITIES & held.permitted
     } else {
         CapabilitySet::empty()
     };

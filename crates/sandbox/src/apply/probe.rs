@@ -6,7 +6,7 @@ use super::sys::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
 
 /// What worked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Tried {
+pub(crate) struct NamespaceSupport {
     pub(crate) user: bool,
     pub(crate) mount: bool,
     pub(crate) pid: bool,
@@ -19,7 +19,7 @@ const MOUNT: i32 = USER | libc::CLONE_NEWNS;
 const PID: i32 = MOUNT | libc::CLONE_NEWPID;
 const NETWORK: i32 = USER | libc::CLONE_NEWNET | libc::CLONE_NEWIPC;
 
-pub(crate) fn namespaces() -> Tried {
+pub(crate) fn namespaces() -> NamespaceSupport {
     let pid = in_namespaces(PID, || {
         let Ok(mount) = sys::new_mount(c"proc", &[], ATTR_NOSUID | ATTR_NODEV) else { return 1 };
         let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CLOEXEC;
@@ -29,7 +29,7 @@ pub(crate) fn namespaces() -> Tried {
             .and_then(|file| rustix::io::write(&file, b"4096"));
         if bound.is_ok() { 0 } else { 2 }
     });
-    Tried {
+    NamespaceSupport {
         user: in_namespaces(USER, || 0) == Some(0),
         mount: in_namespaces(MOUNT, || {
             let root = sys::open_absolute(std::path::Path::new("/"));

@@ -48,17 +48,18 @@ struct Mount {
 }
 
 /// Step `Proof`: compares this process's mounts with the planned ones, and `/..` with `/`.
-pub(super) fn check(expected: &[Expected]) -> Result<Proved, Failure> {
+pub(super) fn check(expected: &[Expected]) -> Result<ProvenMounts, Failure> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let table = rustix::fs::open(TABLE, flags, Mode::empty());
     let table = File::from(table.map_err(at(Stage::Proof, Path::new(TABLE)))?);
-    compare(&read(&table)?, expected).map_err(|what| Failure::new(Stage::Proof, CHANGED, what))?;
+    compare(&read_table(&table)?, expected)
+        .map_err(|what| Failure::new(Stage::Proof, CHANGED, what))?;
     root_has_no_parent()?;
-    Ok(Proved(table.into()))
+    Ok(ProvenMounts(table.into()))
 }
 
 /// The mounts of this process.
-fn read(mut table: &File) -> Result<Vec<Mount>, Failure> {
+fn read_table(mut table: &File) -> Result<Vec<Mount>, Failure> {
     let mut text = Vec::new();
     table.read_to_end(&mut text).map_err(|error| {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
@@ -69,15 +70,15 @@ fn read(mut table: &File) -> Result<Vec<Mount>, Failure> {
 }
 
 /// The table that was compared, which tells of every change since it was opened.
-pub(super) struct Proved(OwnedFd);
+pub(super) struct ProvenMounts(OwnedFd);
 
 /// The table of this process, once a helper runs in it.
-static PROVED: OnceLock<(OwnedFd, AtomicBool)> = OnceLock::new();
+static PROVEN: OnceLock<(OwnedFd, AtomicBool)> = OnceLock::new();
 
-impl Proved {
-    /// Has [`mounts_stand`] ask it from now on.
-    pub(super) fn keep(self) {
-        let _ = PROVED.set((self.0, AtomicBool::new(true)));
+impl ProvenMounts {
+    /// Has [`mounts_intact`] ask it from now on.
+    pub(super) fn watch(self) {
+        let _ = PROVEN.set((self.0, AtomicBool::new(true)));
     }
 
     pub(super) fn number(&self) -> i32 {
@@ -88,15 +89,15 @@ impl Proved {
 /// Whether the mounts of the sandbox that this process is a helper in are those that were proved: the
 /// kernel takes one away when the file that it lies on is removed. True outside of sandboxes, and where
 /// there are no mounts to rely on.
-pub fn mounts_stand() -> bool {
-    let Some((table, stand)) = PROVED.get() else { return true };
+pub fn mounts_intact() -> bool {
+    let Some((table, intact)) = PROVEN.get() else { return true };
     let mut fds = [PollFd::new(table, PollFlags::PRI)];
     let asked = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&Timespec::default())));
     // The kernel tells of a change once.
     if asked.is_err() || fds[0].revents().intersects(PollFlags::PRI | PollFlags::ERR) {
-        stand.store(false, Ordering::Relaxed);
+        intact.store(false, Ordering::Relaxed);
     }
-    stand.load(Ordering::Relaxed)
+    intact.load(Ordering::Relaxed)
 }
 
 /// Nothing is above the root: its parent is itself, on the same mount.
@@ -118,13 +119,13 @@ fn root_has_no_parent() -> Result<(), Failure> {
 fn compare(mounts: &[Mount], expected: &[Expected]) -> Result<(), String> {
     let by_id: HashMap<u64, &Mount> = mounts.iter().map(|mount| (mount.id, mount)).collect();
     let planned: HashMap<u64, &Expected> = expected.iter().map(|mount| (mount.id, mount)).collect();
-    expected.iter().try_for_each(|wanted| is_there(wanted, &by_id))?;
+    expected.iter().try_for_each(|wanted| check_planned(wanted, &by_id))?;
     let others = mounts.iter().filter(|mount| !planned.contains_key(&mount.id));
-    others.into_iter().try_for_each(|mount| came_along(mount, &by_id, &planned))
+    others.into_iter().try_for_each(|mount| check_submount(mount, &by_id, &planned))
 }
 
 /// A planned mount is at its place, with its attributes.
-fn is_there(wanted: &Expected, by_id: &HashMap<u64, &Mount>) -> Result<(), String> {
+fn check_planned(wanted: &Expected, by_id: &HashMap<u64, &Mount>) -> Result<(), String> {
     let Some(found) = by_id.get(&wanted.id) else {
         return Err(format!("the mount of {} is gone", wanted.path.display()));
     };
@@ -132,11 +133,11 @@ fn is_there(wanted: &Expected, by_id: &HashMap<u64, &Mount>) -> Result<(), Strin
         let (found, wanted) = (found.path.display(), wanted.path.display());
         return Err(format!("a mount for {wanted} is at {found}"));
     }
-    has(found, wanted.attributes)
+    check_attributes(found, wanted.attributes)
 }
 
 /// A mount that was not planned came along inside of one that was, covers nothing, and is as strict.
-fn came_along(
+fn check_submount(
     mount: &Mount,
     by_id: &HashMap<u64, &Mount>,
     planned: &HashMap<u64, &Expected>,
@@ -148,7 +149,7 @@ fn came_along(
     if mount.path == around.path {
         return Err(format!("{} is covered by another mount", around.path.display()));
     }
-    has(mount, around.attributes)
+    check_attributes(mount, around.attributes)
 }
 
 /// The planned mount that one which was not planned itself came along with.
@@ -168,7 +169,7 @@ fn enclosing<'e>(
     None
 }
 
-fn has(mount: &Mount, attributes: u64) -> Result<(), String> {
+fn check_attributes(mount: &Mount, attributes: u64) -> Result<(), String> {
     let missing = attributes & !mount.attributes;
     if missing == 0 {
         return Ok(());
@@ -256,8 +257,8 @@ mod tests {
     #[test]
     fn attributes_are_read_from_the_table() {
         let table = br"36 35 98:0 /mnt1 /a ro,noatime,nosuid shared:1 - ext3 /dev/x rw,nodev";
-        let read: Vec<Mount> =
+        let read_table: Vec<Mount> =
             mountinfo::parse(table).unwrap().into_iter().map(Mount::from).collect();
-        assert_eq!(read, [mount(36, 35, "/a", ATTR_RDONLY | ATTR_NOSUID)]);
+        assert_eq!(read_table, [mount(36, 35, "/a", ATTR_RDONLY | ATTR_NOSUID)]);
     }
 }

@@ -16,10 +16,10 @@ use crate::launch::PassedDescriptor;
 use crate::reentry;
 
 /// The standard streams, and as many more as a launch passes.
-const MOST: usize = 3 + 5;
+const MAX_DESCRIPTORS: usize = 3 + 5;
 
 /// Above every number that something is passed at.
-const OUT_OF_THE_WAY: RawFd = 64;
+const LOWEST_TEMPORARY: RawFd = 64;
 
 /// Room for the header and the descriptors, aligned as the kernel wants it.
 #[repr(C, align(8))]
@@ -50,14 +50,14 @@ pub(crate) fn send(
         .map(AsRawFd::as_raw_fd)
         .chain(passed.iter().map(|passed| passed.as_fd().as_raw_fd()))
         .collect();
-    if fds.len() > MOST {
+    if fds.len() > MAX_DESCRIPTORS {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut control = Control([0; 128]);
     let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
     let bytes = size_of_val(&fds[..]);
     // SAFETY: the message is plain data, all of whose pointers are to values that live across the
-    // call; the control buffer is large enough for `MOST` descriptors.
+    // call; the control buffer is large enough for `MAX_DESCRIPTORS` descriptors.
     let sent = unsafe {
         let mut message = std::mem::zeroed::<libc::msghdr>();
         message.msg_iov = &raw mut part;
@@ -80,11 +80,11 @@ pub(crate) fn send(
 }
 
 /// Waits to be needed, and puts everything in its place. Ends the process if it never is.
-pub(super) fn wait_to_be_needed() {
-    let mut text = [0u8; MOST];
+pub(super) fn wait_for_launch() {
+    let mut text = [0u8; MAX_DESCRIPTORS];
     let mut control = MaybeUninit::<Control>::uninit();
     let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
-    let mut fds = [-1; MOST];
+    let mut fds = [-1; MAX_DESCRIPTORS];
     let mut count = 0;
     // SAFETY: the message is plain data, all of whose pointers are to values that live across the
     // call; the kernel writes no more control data than there is room, and says how much.
@@ -105,7 +105,7 @@ pub(super) fn wait_to_be_needed() {
             let header = libc::CMSG_FIRSTHDR(&raw const message);
             if !header.is_null() && (*header).cmsg_type == libc::SCM_RIGHTS {
                 let bytes = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
-                count = (bytes / size_of::<RawFd>()).min(MOST);
+                count = (bytes / size_of::<RawFd>()).min(MAX_DESCRIPTORS);
                 let data = libc::CMSG_DATA(header).cast::<RawFd>();
                 std::ptr::copy_nonoverlapping(data, fds.as_mut_ptr(), count);
             }
@@ -116,16 +116,16 @@ pub(super) fn wait_to_be_needed() {
     if received <= 0 || count < 3 || received as usize != 1 + count - 3 {
         sys::exit_now(0);
     }
-    place(&fds[..count], &text[1..received as usize], text[0] != 0);
+    install_descriptors(&fds[..count], &text[1..received as usize], text[0] != 0);
 }
 
-fn place(fds: &[RawFd], numbers: &[u8], terminal: bool) {
-    let mut moved = [-1; MOST];
+fn install_descriptors(fds: &[RawFd], numbers: &[u8], terminal: bool) {
+    let mut moved = [-1; MAX_DESCRIPTORS];
     // SAFETY: system calls on numbers that were received just now, that nobody else owns, and that no
     // destructor will close.
     unsafe {
         for (moved, fd) in moved.iter_mut().zip(fds) {
-            *moved = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, OUT_OF_THE_WAY);
+            *moved = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, LOWEST_TEMPORARY);
             libc::close(*fd);
         }
         libc::close(reentry::SPARE);

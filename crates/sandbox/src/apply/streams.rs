@@ -53,14 +53,15 @@ pub(super) fn confine(
         return Ok(reopened);
     }
     for (stream, could_be_changed) in all().into_iter().zip(changeable) {
-        if is_open_for_nothing(stream) {
-            let words = "a standard stream is open for neither reading nor writing (access mode 3)";
-            return Err(Failure::new(Stage::Sources, libc::EBADF, words));
+        if has_access_mode_3(stream) {
+            let message =
+                "a standard stream is open for neither reading nor writing (access mode 3)";
+            return Err(Failure::new(Stage::Sources, libc::EBADF, message));
         }
         let Some(kind) = kind(stream) else { continue };
         if kind == FileType::Directory {
-            let words = "a standard stream is a directory, which would bypass the policy";
-            return Err(Failure::new(Stage::Sources, libc::EISDIR, words));
+            let message = "a standard stream is a directory, which would bypass the policy";
+            return Err(Failure::new(Stage::Sources, libc::EISDIR, message));
         }
         if !could_be_changed {
             continue;
@@ -88,8 +89,8 @@ pub(super) fn confine(
 /// `/dev/pts`, which the sandbox does not see. None if there is none, or if it has no name here.
 pub(super) fn terminal() -> Option<OwnedFd> {
     let stream = all().into_iter().find(|stream| rustix::termios::isatty(stream))?;
-    let place = place(stream).ok()?;
-    let mount = sys::clone_tree(&place).ok()?;
+    let path_descriptor = path_descriptor(stream).ok()?;
+    let mount = sys::clone_tree(&path_descriptor).ok()?;
     sys::mount_attributes(&mount, TERMINAL_ATTRIBUTES, true).ok()?;
     Some(mount)
 }
@@ -123,7 +124,7 @@ fn all() -> [BorrowedFd<'static>; 3] {
 }
 
 /// Whether it is open for controlling something only, which needed permission to read and to write.
-fn is_open_for_nothing(stream: BorrowedFd<'_>) -> bool {
+fn has_access_mode_3(stream: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_getfl(stream).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RWMODE)
 }
 
@@ -155,17 +156,18 @@ pub(super) fn changeable() -> [bool; 3] {
 }
 
 /// Where a stream has its name, opened.
-fn place(stream: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
+fn path_descriptor(stream: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
     let path = path(stream)?;
     let failed = at(Stage::Sources, &path);
-    let place = sys::open_absolute(&path).map_err(&failed)?;
+    let path_descriptor = sys::open_absolute(&path).map_err(&failed)?;
     let of = |fd: BorrowedFd<'_>| sys::node_of(fd).map(|node| node.identity);
-    let (found, given) = (of(place.as_fd()).map_err(&failed)?, of(stream).map_err(&failed)?);
+    let (found, given) =
+        (of(path_descriptor.as_fd()).map_err(&failed)?, of(stream).map_err(&failed)?);
     if (found.device, found.inode) != (given.device, given.inode) {
-        let words = format!("{}, which is a standard stream, has no name", path.display());
-        return Err(Failure::new(Stage::Sources, libc::ENOENT, words));
+        let message = format!("{}, which is a standard stream, has no name", path.display());
+        return Err(Failure::new(Stage::Sources, libc::ENOENT, message));
     }
-    Ok(place)
+    Ok(path_descriptor)
 }
 
 fn path(stream: BorrowedFd<'_>) -> Result<PathBuf, Failure> {
@@ -176,9 +178,9 @@ fn path(stream: BorrowedFd<'_>) -> Result<PathBuf, Failure> {
 }
 
 fn reopen(stream: BorrowedFd<'_>, kind: FileType) -> Result<OwnedFd, Failure> {
-    let (path, place) = (path(stream)?, place(stream)?);
+    let (path, path_descriptor) = (path(stream)?, path_descriptor(stream)?);
     let failed = at(Stage::Sources, &path);
-    let mount = sys::clone_tree(&place).map_err(&failed)?;
+    let mount = sys::clone_tree(&path_descriptor).map_err(&failed)?;
     let is_device = matches!(kind, FileType::CharacterDevice | FileType::BlockDevice);
     let attributes = ATTR_RDONLY | ATTR_NOSUID | if is_device { 0 } else { ATTR_NODEV };
     sys::mount_attributes(&mount, attributes, true).map_err(&failed)?;

@@ -56,7 +56,7 @@ pub(crate) fn open_absolute(path: &Path) -> rustix::io::Result<OwnedFd> {
 }
 
 /// The same below another root.
-pub(crate) fn open_place(root: impl AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn open_below(root: impl AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {
     let inside = path.strip_prefix("/").unwrap_or(path);
     let inside = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
     open_without_links(root, inside)

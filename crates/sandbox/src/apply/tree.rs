@@ -12,12 +12,12 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::placeholder::{self, Held};
-use super::proof::{self, Expected, Proved};
+use super::placeholder::{self, HeldPlaceholders};
+use super::proof::{self, Expected, ProvenMounts};
 use super::sys::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
 use super::{at, during, streams};
 use crate::decide::facts::Identity;
-use crate::decide::order::is_within;
+use crate::decide::paths::is_within;
 use crate::plan::{Base, Enforcement, Operation, SkeletonNode, Tree};
 use crate::status::{CHANGED, Failure, Stage};
 
@@ -28,7 +28,7 @@ const PLACEHOLDER: &str = "placeholder";
 const SHARED_MEMORY: &str = "shared-memory";
 
 /// Where the private file system is mounted, out of reach once what is new there is on top of it.
-fn buried(tree: &Tree) -> &'static Path {
+fn scratch_mount_point(tree: &Tree) -> &'static Path {
     let is_at = |path: &Path| {
         tree.operations.iter().any(|operation| operation.path(&tree.placeholders) == path)
     };
@@ -41,21 +41,21 @@ const CONSOLE: &str = "/dev/console";
 
 pub(super) fn build(
     enforcement: &Enforcement,
-    held: &Held,
+    held: &HeldPlaceholders,
     terminal: Option<OwnedFd>,
-) -> Result<Proved, Failure> {
+) -> Result<ProvenMounts, Failure> {
     let tree = &enforcement.tree;
-    let terminal = terminal.filter(|_| has_room_for_terminal(tree));
+    let terminal = terminal.filter(|_| can_mount_terminal(tree));
     let host = sys::open_absolute(Path::new("/")).map_err(during(Stage::Sources))?;
-    let files = with_many_files(tree)?;
+    let files = raise_descriptor_limit(tree)?;
     let sources = open_sources(tree, &host, held)?;
     base(tree, &host)?;
     let scratch = Scratch::make(tree, enforcement.shared_memory, terminal.is_some())?;
     let mut expected = Vec::with_capacity(tree.operations.len() + 2);
-    scratch.bury(tree, &host, &mut expected)?;
+    scratch.attach_hidden(tree, &host, &mut expected)?;
     let root = match tree.base {
         Base::ReadOnlyHost | Base::WritableHost => host,
-        Base::Nothing => {
+        Base::Empty => {
             let root = scratch.clone("s0", ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)?;
             // On the old root alone: whatever else lay there would stay on top of the new one.
             sys::attach(&root, &host).map_err(during(Stage::Root))?;
@@ -63,37 +63,38 @@ pub(super) fn build(
         }
     };
     let attributes = match tree.base {
-        Base::Nothing => ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV,
+        Base::Empty => ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV,
         _ => base_attributes(tree),
     };
-    let with_submounts = tree.base != Base::Nothing;
+    let with_submounts = tree.base != Base::Empty;
     expected.push(expect(&root, Path::new("/"), attributes, with_submounts, Stage::Root)?);
-    let mut site = Site { enforcement, held, root, scratch, sources };
+    let mut builder = TreeBuilder { enforcement, held, root, scratch, sources };
     for (index, operation) in tree.operations.iter().enumerate() {
-        expected.extend(site.put(index, operation)?);
+        expected.extend(builder.mount_operation(index, operation)?);
     }
     if let Some(terminal) = terminal {
         let path = Path::new(CONSOLE);
         let attributes = streams::TERMINAL_ATTRIBUTES;
         expected.push(expect(&terminal, path, attributes, false, Stage::Tree)?);
-        sys::attach_named(&terminal, &site.root, inside(path)).map_err(at(Stage::Tree, path))?;
+        sys::attach_named(&terminal, &builder.root, relative_to_root(path))
+            .map_err(at(Stage::Tree, path))?;
     }
-    if tree.base == Base::Nothing {
+    if tree.base == Base::Empty {
         let failed = during(Stage::Root);
-        rustix::process::fchdir(&site.root).map_err(&failed)?;
+        rustix::process::fchdir(&builder.root).map_err(&failed)?;
         rustix::process::pivot_root(".", ".").map_err(&failed)?;
         rustix::mount::unmount(".", rustix::mount::UnmountFlags::DETACH).map_err(&failed)?;
     }
     rustix::process::chdir("/").map_err(during(Stage::Root))?;
-    let proved = proof::check(&expected)?;
+    let proven = proof::check(&expected)?;
     if let Some(before) = files {
         let _ = setrlimit(Resource::Nofile, before);
     }
-    Ok(proved)
+    Ok(proven)
 }
 
 /// Whether there is a `/dev` of its own, in which nothing else has that name.
-fn has_room_for_terminal(tree: &Tree) -> bool {
+fn can_mount_terminal(tree: &Tree) -> bool {
     tree.operations.iter().any(|operation| match operation {
         Operation::Skeleton { path, nodes, .. } => {
             path == Path::new("/dev")
@@ -116,7 +117,7 @@ fn expect(
 }
 
 /// A policy of many places needs a descriptor for each while it is put up.
-fn with_many_files(tree: &Tree) -> Result<Option<Rlimit>, Failure> {
+fn raise_descriptor_limit(tree: &Tree) -> Result<Option<Rlimit>, Failure> {
     let before = getrlimit(Resource::Nofile);
     let needed = tree.operations.len() as u64 + 64;
     if before.current.is_none_or(|current| current >= needed) {
@@ -131,14 +132,14 @@ fn with_many_files(tree: &Tree) -> Result<Option<Rlimit>, Failure> {
 fn open_sources(
     tree: &Tree,
     host: &OwnedFd,
-    held: &Held,
+    held: &HeldPlaceholders,
 ) -> Result<HashMap<usize, OwnedFd>, Failure> {
     let mut sources = HashMap::new();
     for (index, operation) in tree.operations.iter().enumerate() {
         let (path, identity) = match operation {
             // Only root can change the host's devices, and root needs no detour.
             Operation::Bind { path, device: true, .. } => {
-                let source = sys::clone_named(host, inside(path));
+                let source = sys::clone_named(host, relative_to_root(path));
                 sources.insert(index, source.map_err(at(Stage::Sources, path))?);
                 continue;
             }
@@ -154,17 +155,17 @@ fn open_sources(
             _ => continue,
         };
         let failed = at(Stage::Sources, &path);
-        let place = match sys::open_place(host, &path) {
-            Ok(place) => place,
+        let target = match sys::open_below(host, &path) {
+            Ok(target) => target,
             Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => {
                 return Err(changed(Stage::Sources, &path));
             }
             Err(errno) => return Err(failed(errno)),
         };
         if let Some(identity) = identity {
-            same(&place, identity, Stage::Sources, &path)?;
+            require_identity(&target, identity, Stage::Sources, &path)?;
         }
-        sources.insert(index, sys::clone_tree(&place).map_err(failed)?);
+        sources.insert(index, sys::clone_tree(&target).map_err(failed)?);
     }
     Ok(sources)
 }
@@ -178,8 +179,13 @@ fn changed(stage: Stage, path: &Path) -> Failure {
 }
 
 /// Mount ids differ in the new namespace; device and inode do not.
-fn same(place: &OwnedFd, planned: &Identity, stage: Stage, path: &Path) -> Result<(), Failure> {
-    let found = sys::node_of(place).map_err(at(stage, path))?.identity;
+fn require_identity(
+    target: &OwnedFd,
+    planned: &Identity,
+    stage: Stage,
+    path: &Path,
+) -> Result<(), Failure> {
+    let found = sys::node_of(target).map_err(at(stage, path))?.identity;
     if (found.device, found.inode) == (planned.device, planned.inode) {
         Ok(())
     } else {
@@ -199,7 +205,7 @@ fn base_attributes(tree: &Tree) -> u64 {
         Base::ReadOnlyHost => ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV,
         Base::WritableHost if has_own_devices => ATTR_NOSUID | ATTR_NODEV,
         Base::WritableHost => ATTR_NOSUID,
-        Base::Nothing => 0,
+        Base::Empty => 0,
     }
 }
 
@@ -238,18 +244,18 @@ impl Scratch {
     /// Mounts it below the `/dev` or `/proc` to come. A mount that is in no tree would have to be taken apart when
     /// its descriptor is closed, for which the kernel waits for all processors; this one goes with the
     /// whole tree. Never on the root: there it would stay on top of the tree that becomes the root.
-    fn bury(
+    fn attach_hidden(
         &self,
         tree: &Tree,
         host: &OwnedFd,
         expected: &mut Vec<Expected>,
     ) -> Result<(), Failure> {
         let Some(mount) = &self.mount else { return Ok(()) };
-        let path = buried(tree);
-        let place = sys::open_place(host, path).map_err(at(Stage::Scratch, path))?;
-        sys::attach(mount, place).map_err(at(Stage::Scratch, path))?;
+        let path = scratch_mount_point(tree);
+        let target = sys::open_below(host, path).map_err(at(Stage::Scratch, path))?;
+        sys::attach(mount, target).map_err(at(Stage::Scratch, path))?;
         // It goes with the old root, unless the host's tree stays.
-        if tree.base != Base::Nothing {
+        if tree.base != Base::Empty {
             let quiet = ATTR_NOSUID | ATTR_NODEV;
             expected.push(expect(mount, path, quiet, false, Stage::Scratch)?);
         }
@@ -336,7 +342,7 @@ fn hide(mount: &OwnedFd, top: &Path, nodes: &[SkeletonNode]) -> rustix::io::Resu
 }
 
 /// A mount that is ready to be put in its place.
-struct Ready {
+struct PreparedMount {
     mount: OwnedFd,
     attributes: u64,
     /// Whether mounts below it came along.
@@ -344,28 +350,32 @@ struct Ready {
 }
 
 /// Step `Tree`: where the operations take place, and what they need.
-struct Site<'a> {
+struct TreeBuilder<'a> {
     enforcement: &'a Enforcement,
-    held: &'a Held,
+    held: &'a HeldPlaceholders,
     root: OwnedFd,
     scratch: Scratch,
     sources: HashMap<usize, OwnedFd>,
 }
 
-impl Site<'_> {
+impl TreeBuilder<'_> {
     /// One operation, in its place.
-    fn put(&mut self, index: usize, operation: &Operation) -> Result<Option<Expected>, Failure> {
+    fn mount_operation(
+        &mut self,
+        index: usize,
+        operation: &Operation,
+    ) -> Result<Option<Expected>, Failure> {
         let path = operation.path(&self.enforcement.tree.placeholders);
         let failed = at(Stage::Tree, &path);
-        let Some(ready) = self.ready(index, operation, &path)? else { return Ok(None) };
-        let Ready { mount, attributes, with_submounts } = &ready;
+        let Some(prepare) = self.prepare(index, operation, &path)? else { return Ok(None) };
+        let PreparedMount { mount, attributes, with_submounts } = &prepare;
         let expected = expect(mount, &path, *attributes, *with_submounts, Stage::Tree)?;
-        if is_ours(operation, &path) {
-            sys::attach_named(mount, &self.root, inside(&path)).map_err(failed)?;
+        if is_in_new_dev(operation, &path) {
+            sys::attach_named(mount, &self.root, relative_to_root(&path)).map_err(failed)?;
             return Ok(Some(expected));
         }
-        let place = match sys::open_place(&self.root, &path) {
-            Ok(place) => place,
+        let target = match sys::open_below(&self.root, &path) {
+            Ok(target) => target,
             // A denied path of the kernel's own trees that the new ones do not have.
             Err(Errno::NOENT) if matches!(operation, Operation::Mask { identity: None, .. }) => {
                 return Ok(None);
@@ -376,23 +386,23 @@ impl Site<'_> {
             Err(errno) => return Err(failed(errno)),
         };
         if let Operation::Mask { identity: Some(identity), .. } = operation {
-            same(&place, identity, Stage::Tree, &path)?;
+            require_identity(&target, identity, Stage::Tree, &path)?;
         }
-        sys::attach(mount, &place).map_err(failed)?;
+        sys::attach(mount, &target).map_err(failed)?;
         Ok(Some(expected))
     }
 
     /// What is to be mounted; `None` if nothing is.
-    fn ready(
+    fn prepare(
         &mut self,
         index: usize,
         operation: &Operation,
         path: &Path,
-    ) -> Result<Option<Ready>, Failure> {
+    ) -> Result<Option<PreparedMount>, Failure> {
         let quiet = ATTR_NOSUID | ATTR_NODEV;
         let closed = quiet | ATTR_RDONLY;
         let own = |mount: OwnedFd, attributes: u64| {
-            Ok(Some(Ready { mount, attributes, with_submounts: false }))
+            Ok(Some(PreparedMount { mount, attributes, with_submounts: false }))
         };
         match operation {
             Operation::Skeleton { path, .. } if path == Path::new("/") => Ok(None),
@@ -442,15 +452,15 @@ impl Site<'_> {
         index: usize,
         path: &Path,
         attributes: u64,
-    ) -> Result<Option<Ready>, Failure> {
+    ) -> Result<Option<PreparedMount>, Failure> {
         let Some(mount) = self.sources.remove(&index) else { return Ok(None) };
         sys::mount_attributes(&mount, attributes, true).map_err(at(Stage::Tree, path))?;
-        Ok(Some(Ready { mount, attributes, with_submounts: true }))
+        Ok(Some(PreparedMount { mount, attributes, with_submounts: true }))
     }
 }
 
 /// Whether the place is in `/dev` as it was just built, where nobody else changes names.
-fn is_ours(operation: &Operation, path: &Path) -> bool {
+fn is_in_new_dev(operation: &Operation, path: &Path) -> bool {
     match operation {
         Operation::Terminals | Operation::SharedMemory => true,
         Operation::Bind { device: true, .. } => is_within(path, Path::new("/dev")),
@@ -459,7 +469,7 @@ fn is_ours(operation: &Operation, path: &Path) -> bool {
 }
 
 /// A path as seen from the root.
-fn inside(path: &Path) -> &Path {
+fn relative_to_root(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
-use super::order::ancestors;
+use super::paths::ancestors;
 
 /// Paths without links, each with the access of the entries that name it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

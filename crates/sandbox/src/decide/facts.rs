@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use super::order::parent;
+use super::paths::parent;
 
 /// What a name in a directory stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -103,7 +103,7 @@ impl Obstacle {
 
 /// Where a path leads once every link in it has been followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum ResolvedPath {
     /// It exists, under this name without links.
     Found(PathBuf, Node),
     /// It does not: the last directory on the way that exists, and the names missing below it.
@@ -117,13 +117,13 @@ pub struct Resolver<'a> {
     facts: &'a dyn Facts,
     known: HashMap<OsString, Option<Node>>,
     /// Directories that are reached without links.
-    without_links: HashSet<OsString>,
+    link_free: HashSet<OsString>,
     /// The last of them that was asked for: many paths of a policy are beside each other.
-    last_without_links: OsString,
+    last_link_free: OsString,
     /// Every link met on the way, with its target, in the order met.
     pub links: Vec<(PathBuf, PathBuf)>,
     /// Every directory that was entered and left again by `..`, in the order met.
-    pub left: Vec<PathBuf>,
+    pub exited: Vec<PathBuf>,
 }
 
 impl std::fmt::Debug for Resolver<'_> {
@@ -141,10 +141,10 @@ impl<'a> Resolver<'a> {
         Self {
             facts,
             known: HashMap::new(),
-            without_links: HashSet::new(),
-            last_without_links: OsString::new(),
+            link_free: HashSet::new(),
+            last_link_free: OsString::new(),
             links: Vec::new(),
-            left: Vec::new(),
+            exited: Vec::new(),
         }
     }
 
@@ -173,60 +173,60 @@ impl<'a> Resolver<'a> {
     }
 
     /// Follows every link of an absolute path. What it finds has one spelling.
-    pub fn resolve(&mut self, path: &Path) -> Place {
+    pub fn resolve(&mut self, path: &Path) -> ResolvedPath {
         // In a directory that is known to be reached without links, one look is enough: at the name
         // itself, for a slash after it would follow a link.
         if is_normal(path)
             && let Some(directory) = parent(path)
-            && self.is_without_links(directory)
+            && self.is_link_free(directory)
             // Not worth remembering: few paths are named twice.
             && let Ok(node) = self.facts.lookup(path)
             && node.kind != NodeKind::Link
         {
-            return Place::Found(path.to_owned(), node);
+            return ResolvedPath::Found(path.to_owned(), node);
         }
-        let place = self.follow(path);
-        if let Place::Found(real, _) = &place
+        let resolved = self.follow(path);
+        if let ResolvedPath::Found(real, _) = &resolved
             && let Some(directory) = parent(real)
         {
-            self.without_links.insert(directory.as_os_str().to_owned());
+            self.link_free.insert(directory.as_os_str().to_owned());
         }
-        place
+        resolved
     }
 
-    fn is_without_links(&mut self, directory: &Path) -> bool {
-        if self.last_without_links == directory.as_os_str() {
+    fn is_link_free(&mut self, directory: &Path) -> bool {
+        if self.last_link_free == directory.as_os_str() {
             return true;
         }
-        let is_one = self.without_links.contains(directory.as_os_str());
+        let is_one = self.link_free.contains(directory.as_os_str());
         if is_one {
-            self.last_without_links.clear();
-            self.last_without_links.push(directory);
+            self.last_link_free.clear();
+            self.last_link_free.push(directory);
         }
         is_one
     }
 
-    fn follow(&mut self, path: &Path) -> Place {
+    fn follow(&mut self, path: &Path) -> ResolvedPath {
         let mut pending: Vec<OsString> = names(path).map(OsStr::to_owned).collect();
         pending.reverse();
         let mut here = PathBuf::from("/");
         let mut node = match self.directory(&here) {
             Ok(root) => root,
-            Err(obstacle) => return Place::Unreachable(obstacle),
+            Err(obstacle) => return ResolvedPath::Unreachable(obstacle),
         };
         let mut links = 0;
         while let Some(name) = pending.pop() {
             if name == ".." {
-                self.left.push(here.clone());
+                self.exited.push(here.clone());
                 here.pop();
                 node = match self.directory(&here) {
                     Ok(parent) => parent,
-                    Err(obstacle) => return Place::Unreachable(obstacle),
+                    Err(obstacle) => return ResolvedPath::Unreachable(obstacle),
                 };
                 continue;
             }
             if node.kind != NodeKind::Directory {
-                return Place::Unreachable(Obstacle { path: here, errno: libc::ENOTDIR });
+                return ResolvedPath::Unreachable(Obstacle { path: here, errno: libc::ENOTDIR });
             }
             here.push(&name);
             match self.lookup(&here) {
@@ -235,10 +235,13 @@ impl<'a> Resolver<'a> {
                     let target = match self.facts.read_link(&here) {
                         Ok(target) if links <= MAX_LINKS => target,
                         Ok(_) => {
-                            return Place::Unreachable(Obstacle { path: here, errno: libc::ELOOP });
+                            return ResolvedPath::Unreachable(Obstacle {
+                                path: here,
+                                errno: libc::ELOOP,
+                            });
                         }
                         Err(error) => {
-                            return Place::Unreachable(Obstacle::looking_up(&here, &error));
+                            return ResolvedPath::Unreachable(Obstacle::looking_up(&here, &error));
                         }
                     };
                     self.links.push((here.clone(), target.clone()));
@@ -249,7 +252,7 @@ impl<'a> Resolver<'a> {
                     }
                     node = match self.directory(&here) {
                         Ok(parent) => parent,
-                        Err(obstacle) => return Place::Unreachable(obstacle),
+                        Err(obstacle) => return ResolvedPath::Unreachable(obstacle),
                     };
                     let mut names: Vec<OsString> = names(&target).map(OsStr::to_owned).collect();
                     names.reverse();
@@ -263,15 +266,15 @@ impl<'a> Resolver<'a> {
                     if pending.iter().all(|name| name != "..") {
                         missing.extend(pending.into_iter().rev());
                     }
-                    return Place::Missing(here, missing);
+                    return ResolvedPath::Missing(here, missing);
                 }
                 Err(error) => {
                     here.pop();
-                    return Place::Unreachable(Obstacle::looking_up(&here, &error));
+                    return ResolvedPath::Unreachable(Obstacle::looking_up(&here, &error));
                 }
             }
         }
-        Place::Found(here, node)
+        ResolvedPath::Found(here, node)
     }
 
     /// What is at a directory on the way.

@@ -16,16 +16,16 @@ use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
-use super::facts::{Node, NodeKind, Obstacle, Place, Resolver};
-use super::order::is_within;
+use super::facts::{Node, NodeKind, Obstacle, ResolvedPath, Resolver};
+use super::path_trace::PathTrace;
+use super::paths::is_within;
 use super::policy::{PolicyError, ProtectedName, Region, ResolvedPolicy};
-use super::way::Way;
 
 /// The protected names.
 pub const NAMES: [&str; 3] = [".git", ".agents", ".codex"];
 
 /// As many names as may be missing on the way to something: each becomes a directory for a while.
-pub(super) const MOST_MISSING: usize = 64;
+pub(super) const MAX_MISSING: usize = 64;
 
 /// Where in a git directory links are looked for besides right inside: where hooks, attributes and the
 /// names of other object stores are.
@@ -49,7 +49,7 @@ const GIT_NAMES: [&str; 13] = [
 ];
 
 /// As many links as are followed in one directory: each may cost a mount.
-const MOST_LINKS: usize = 1_024;
+const MAX_LINKS: usize = 1_024;
 
 /// Adds the read-only regions and protected names of every writable root. Returns all that is protected
 /// and that no entry names, in a writable place or not: it may be seen in one through another mount.
@@ -59,7 +59,7 @@ pub(super) fn protect(
     workspace_roots: &[PathBuf],
     unnamed: &[PathBuf],
     resolver: &mut Resolver<'_>,
-    ways: &mut Vec<Way>,
+    traces: &mut Vec<PathTrace>,
 ) -> Result<Vec<(PathBuf, Node)>, PolicyError> {
     let is_writable = |root: &&PathBuf| policy.access.access(root) == AccessMode::Write;
     let workspaces: HashSet<PathBuf> =
@@ -74,11 +74,11 @@ pub(super) fn protect(
     // Decided on the entries alone, before any of the additions below.
     let mut found = Protected {
         resolver,
-        ways,
+        traces,
         root: PathBuf::new(),
         places: Vec::new(),
         missing: Vec::new(),
-        around: Vec::new(),
+        enclosing: Vec::new(),
     };
     let mut path = PathBuf::new();
     for root in roots {
@@ -103,14 +103,15 @@ pub(super) fn protect(
                 }
                 Err(error) => {
                     let obstacle = Obstacle::looking_up(root, &error);
-                    found.ways.push(Way::blocked(path.clone(), obstacle));
+                    found.traces.push(PathTrace::blocked(path.clone(), obstacle));
                 }
             }
         }
     }
-    let Protected { mut places, mut missing, around, .. } = found;
-    let given_up = around.into_iter().find(|(_, at)| policy.access.access(at) == AccessMode::Write);
-    if let Some((name, at)) = given_up {
+    let Protected { mut places, mut missing, enclosing, .. } = found;
+    let exposed =
+        enclosing.into_iter().find(|(_, at)| policy.access.access(at) == AccessMode::Write);
+    if let Some((name, at)) = exposed {
         let why =
             "it is writable, holds the root that the name is in, and is used by that name outside";
         return Err(PolicyError::Unreachable { name, at, why: why.to_owned() });
@@ -122,7 +123,9 @@ pub(super) fn protect(
     let writable: Vec<(PathBuf, Node)> = places.iter().filter(is_writable).cloned().collect();
     for (path, node) in writable {
         policy.access.insert(path.clone(), AccessMode::Read);
-        policy.regions.push((path, Region { access: AccessMode::Read, node, own: false }));
+        policy
+            .regions
+            .push((path, Region { access: AccessMode::Read, node, is_server_file: false }));
     }
     Ok(places)
 }
@@ -138,20 +141,20 @@ fn unreadable(name: &Path, at: &Path, error: &io::Error) -> PolicyError {
 /// What has to be protected, as it is found.
 struct Protected<'r, 'f> {
     resolver: &'r mut Resolver<'f>,
-    ways: &'r mut Vec<Way>,
+    traces: &'r mut Vec<PathTrace>,
     /// The root whose names are looked at.
     root: PathBuf,
     places: Vec<(PathBuf, Node)>,
     missing: Vec<ProtectedName>,
     /// Names by which a directory is used that the root itself is in, and that directory.
-    around: Vec<(PathBuf, PathBuf)>,
+    enclosing: Vec<(PathBuf, PathBuf)>,
 }
 
 impl Protected<'_, '_> {
     /// One of the names, which exists.
     fn name(&mut self, path: &Path, node: Node) -> Result<(), PolicyError> {
         let is_git = path.file_name() == Some(OsStr::new(".git"));
-        let (place, node) = if node.kind == NodeKind::Link {
+        let (target, node) = if node.kind == NodeKind::Link {
             match self.follow_used(path) {
                 Some(found) => found,
                 None => return Ok(()),
@@ -162,23 +165,23 @@ impl Protected<'_, '_> {
         };
         if !is_git {
             return match node.kind {
-                NodeKind::Directory => self.links_in(&place, |_| true),
+                NodeKind::Directory => self.links_in(&target, |_| true),
                 _ => Ok(()),
             };
         }
         match node.kind {
-            NodeKind::Directory => self.git_directory(&place),
+            NodeKind::Directory => self.git_directory(&target),
             NodeKind::File => {
-                let text = self.read(&place)?;
+                let text = self.read(&target)?;
                 let Some(text) = text.strip_prefix(b"gitdir:") else { return Ok(()) };
                 // git takes it from where the name is; others from where the file is, which is somewhere
                 // else if the name is a link.
-                let mut around: Vec<&Path> =
-                    [path, &place].into_iter().filter_map(Path::parent).collect();
-                around.dedup();
+                let mut enclosing: Vec<&Path> =
+                    [path, &target].into_iter().filter_map(Path::parent).collect();
+                enclosing.dedup();
                 for target in paths(text) {
-                    for around in &around {
-                        if let Some((directory, _)) = self.follow_used(&around.join(target)) {
+                    for enclosing in &enclosing {
+                        if let Some((directory, _)) = self.follow_used(&enclosing.join(target)) {
                             self.git_directory(&directory)?;
                         }
                     }
@@ -199,17 +202,17 @@ impl Protected<'_, '_> {
         self.links_in(directory, |name| GIT_NAMES.iter().any(|known| name == *known))?;
         for inside in IN_GIT {
             let path = directory.join(inside);
-            if let Place::Found(place, _) = self.resolver.resolve(&path) {
-                if place != path {
+            if let ResolvedPath::Found(target, _) = self.resolver.resolve(&path) {
+                if target != path {
                     self.follow_used(&path);
                 }
-                self.links_in(&place, |_| false)?;
+                self.links_in(&target, |_| false)?;
             }
         }
         // The root may be a directory that git uses by its name: the hooks, say.
         let inside = self.root.strip_prefix(directory).ok();
         if inside.is_some_and(|inside| GIT_NAMES.iter().any(|known| inside == Path::new(known))) {
-            self.around.push((self.root.clone(), self.root.clone()));
+            self.enclosing.push((self.root.clone(), self.root.clone()));
         }
         Ok(())
     }
@@ -230,11 +233,11 @@ impl Protected<'_, '_> {
             Err(error) if error.raw_os_error() == Some(libc::EACCES) => return Ok(()),
             Err(error) => return Err(unreadable(directory, directory, &error)),
         };
-        if links.len() > MOST_LINKS {
+        if links.len() > MAX_LINKS {
             return Err(PolicyError::Unreachable {
                 name: directory.to_owned(),
                 at: directory.to_owned(),
-                why: format!("it holds more than {MOST_LINKS} links"),
+                why: format!("it holds more than {MAX_LINKS} links"),
             });
         }
         for link in links {
@@ -278,7 +281,7 @@ impl Protected<'_, '_> {
     fn follow_used(&mut self, path: &Path) -> Option<(PathBuf, Node)> {
         let found = self.follow(path)?;
         if is_within(&self.root, &found.0) {
-            self.around.push((path.to_owned(), found.0.clone()));
+            self.enclosing.push((path.to_owned(), found.0.clone()));
         }
         Some(found)
     }
@@ -286,23 +289,23 @@ impl Protected<'_, '_> {
     /// Protects what a path leads to, and the links on its way; `None` if it leads nowhere yet.
     fn follow(&mut self, path: &Path) -> Option<(PathBuf, Node)> {
         // As for something denied: the links stay, and what blocks the way must not give way.
-        let (place, mut way) = Way::follow(self.resolver, path, AccessMode::Deny);
-        way.place = None;
-        way.found = true;
-        let found = match place {
-            Place::Found(path, node) => Some((path, node)),
-            Place::Missing(parent, missing) if missing.len() > MOST_MISSING => {
-                way.obstacle = Some(Obstacle { path: parent, errno: libc::ENAMETOOLONG });
+        let (target, mut trace) = PathTrace::follow(self.resolver, path, AccessMode::Deny);
+        trace.target = None;
+        trace.implied = true;
+        let found = match target {
+            ResolvedPath::Found(path, node) => Some((path, node)),
+            ResolvedPath::Missing(parent, missing) if missing.len() > MAX_MISSING => {
+                trace.obstacle = Some(Obstacle { path: parent, errno: libc::ENAMETOOLONG });
                 None
             }
-            Place::Missing(parent, missing) => {
+            ResolvedPath::Missing(parent, missing) => {
                 self.missing.push(ProtectedName { parent, missing, access: AccessMode::Read });
                 None
             }
-            Place::Unreachable(_) => None,
+            ResolvedPath::Unreachable(_) => None,
         };
         self.places.extend(found.clone());
-        self.ways.push(way);
+        self.traces.push(trace);
         found
     }
 }

@@ -2,11 +2,11 @@
 
 pub(crate) mod access;
 mod alias;
+mod expand;
 pub mod facts;
 pub mod glob;
 pub(crate) mod metadata;
-pub(crate) mod order;
+mod path_trace;
+pub(crate) mod paths;
 pub mod policy;
-mod scan;
-mod way;
-pub mod written;
+pub mod writable_history;

@@ -14,13 +14,13 @@ use codex_exec_server_protocol::{
 };
 
 use super::access::AccessMap;
-use super::alias::Own;
-use super::facts::{Facts, Mount, Node, NodeKind, Obstacle, Place, Resolver};
+use super::alias::ServerFiles;
+use super::facts::{Facts, Mount, Node, NodeKind, Obstacle, ResolvedPath, Resolver};
 use super::glob::{Glob, GlobError};
-use super::order::{is_within, order, parent};
-use super::way::{self, Way};
-use super::written::Written;
-use super::{alias, metadata, scan};
+use super::path_trace::{self, PathTrace};
+use super::paths::{is_within, order, parent};
+use super::writable_history::WritableHistory;
+use super::{alias, expand, metadata};
 use crate::{Limits, OwnFiles};
 
 /// What a program needs to start; those that exist.
@@ -129,7 +129,7 @@ pub struct Region {
     /// What is there.
     pub node: Node,
     /// Denied because it is the server's own.
-    pub own: bool,
+    pub is_server_file: bool,
 }
 
 /// A name that has to stay absent.
@@ -157,13 +157,13 @@ pub struct ResolvedPolicy {
     /// Links that may be neither replaced nor removed.
     pub pinned_links: BTreeMap<PathBuf, Node>,
     /// Directories that may be neither replaced nor removed.
-    pub kept_directories: BTreeSet<PathBuf>,
+    pub pinned_directories: BTreeSet<PathBuf>,
     /// Everything that was looked at on the way.
     pub known: HashMap<OsString, Option<Node>>,
     /// Places that are to be written and do not exist.
     pub missing_roots: Vec<MissingRoot>,
     /// The policy's own bound kept patterns from being expanded as deep as they go.
-    pub globs_cut: bool,
+    pub globs_truncated: bool,
     /// Whether the network can be reached.
     pub network: NetworkPolicy,
 }
@@ -202,7 +202,7 @@ pub struct ServerState<'a> {
     /// Files of its own that no policy opens.
     pub own_files: &'a OwnFiles,
     /// Where its sandboxes could have put links.
-    pub written: &'a Written,
+    pub writable_history: &'a WritableHistory,
 }
 
 /// What there is to enforce.
@@ -251,49 +251,68 @@ pub fn resolve(
     let own_depth = file_system.glob_scan_max_depth.map(|depth| depth.get() as usize);
     let base = resolving.glob_base(&globs, cwd);
     let mounts = facts.mounts().map_err(|error| PolicyError::Mounts(error.to_string()))?;
-    let table = alias::Table::new(&mounts);
+    let mount_table = alias::MountTable::new(&mounts);
     if !globs.is_empty() {
-        let granted = resolving.granted(&table);
+        let granted = resolving.granted(&mount_table);
         let (base, resolver) = (base.as_deref(), &mut resolving.resolver);
-        let found = scan::expand(&globs, base, own_depth, &granted, limits, resolver)?;
+        let found = expand::expand(&globs, base, own_depth, &granted, limits, resolver)?;
         for path in found.matches {
             resolving.pattern_match(&path);
         }
-        resolving.ways.extend(found.ways);
-        resolving.policy.globs_cut = found.cut;
+        resolving.traces.extend(found.traces);
+        resolving.policy.globs_truncated = found.truncated;
     }
     resolving.refuse_processes(&mounts)?;
-    resolving.own_trees();
+    resolving.sandbox_trees();
     resolving.own_files(&server.own_files.denied, AccessMode::Deny);
     resolving.own_files(&server.own_files.read_only, AccessMode::Read);
-    let Resolving { mut resolver, mut policy, mut ways, mut own } = resolving;
+    let Resolving { mut resolver, mut policy, mut traces, mut server_files } = resolving;
     let roots: Vec<PathBuf> = roots
         .iter()
         .filter_map(|root| match resolver.resolve(root) {
             // Remembered, for it may have to keep its name.
-            Place::Found(path, _) => resolver.lookup(&path).is_ok().then_some(path),
+            ResolvedPath::Found(path, _) => resolver.lookup(&path).is_ok().then_some(path),
             _ => None,
         })
         .collect();
     merge(&mut policy.regions);
-    alias::join_entries(&mut policy, &mut resolver, &mut ways, &mut own, &table)?;
+    alias::merge_aliased_entries(
+        &mut policy,
+        &mut resolver,
+        &mut traces,
+        &mut server_files,
+        &mount_table,
+    )?;
     merge(&mut policy.regions);
     let mut workspaces = roots;
-    workspaces.extend(alias::writable_names(&workspaces, &policy, &mut resolver, &table));
-    let metadata =
-        metadata::protect(&mut policy, &workspaces, &own.unnamed, &mut resolver, &mut ways)?;
-    way::check(&ways, &mut policy, server.written, &mut resolver, &table)?;
-    ways.clear();
-    alias::close(&mut policy, &mut resolver, &mut ways, &mounts, &table, &metadata, &own)?;
-    alias::open_nothing(&mut policy, &metadata, &own);
-    way::check(&ways, &mut policy, server.written, &mut resolver, &table)?;
+    workspaces.extend(alias::writable_names(&workspaces, &policy, &mut resolver, &mount_table));
+    let metadata = metadata::protect(
+        &mut policy,
+        &workspaces,
+        &server_files.unnamed,
+        &mut resolver,
+        &mut traces,
+    )?;
+    path_trace::check(&traces, &mut policy, server.writable_history, &mut resolver, &mount_table)?;
+    traces.clear();
+    alias::add_aliases(
+        &mut policy,
+        &mut resolver,
+        &mut traces,
+        &mounts,
+        &mount_table,
+        &metadata,
+        &server_files,
+    )?;
+    alias::drop_metadata_in_denied(&mut policy, &metadata, &server_files);
+    path_trace::check(&traces, &mut policy, server.writable_history, &mut resolver, &mount_table)?;
     // Only where it could be created does a missing name need protection, and only where it could be
     // replaced a link or a directory.
     let access = &policy.access;
     let is_writable = |path: &Path| access.access(path) == AccessMode::Write;
     policy.protected.retain(|name| is_writable(&name.parent));
     policy.pinned_links.retain(|link, _| parent(link).is_some_and(is_writable));
-    policy.kept_directories.retain(|directory| parent(directory).is_some_and(is_writable));
+    policy.pinned_directories.retain(|directory| parent(directory).is_some_and(is_writable));
     policy.missing_roots.retain(|root| root.is_needed(access));
     policy.protected.sort();
     // Nor does one below another that may not come into being.
@@ -305,7 +324,7 @@ pub fn resolve(
 /// Those that do not exist yet are left alone: there is nothing to read.
 fn network_only(facts: &dyn Facts, server: ServerState<'_>) -> Result<Resolved, PolicyError> {
     let mut resolving = Resolving::new(facts, NetworkPolicy::Restricted, 1);
-    let Place::Found(root, node) = resolving.resolver.resolve(Path::new("/")) else {
+    let ResolvedPath::Found(root, node) = resolving.resolver.resolve(Path::new("/")) else {
         return Err(PolicyError::Unreachable {
             name: "/".into(),
             at: "/".into(),
@@ -314,16 +333,22 @@ fn network_only(facts: &dyn Facts, server: ServerState<'_>) -> Result<Resolved, 
     };
     resolving.region(root, node, AccessMode::Write);
     resolving.own_files(&server.own_files.denied, AccessMode::Deny);
-    let Resolving { mut resolver, mut policy, mut ways, mut own } = resolving;
+    let Resolving { mut resolver, mut policy, mut traces, mut server_files } = resolving;
     policy.protected.clear();
     merge(&mut policy.regions);
     let mounts = facts.mounts().map_err(|error| PolicyError::Mounts(error.to_string()))?;
-    let table = alias::Table::new(&mounts);
-    way::check(&ways, &mut policy, server.written, &mut resolver, &table)?;
-    ways.clear();
-    alias::join_entries(&mut policy, &mut resolver, &mut ways, &mut own, &table)?;
-    alias::pinned_links(&mut policy, &table, &mut resolver);
-    way::check(&ways, &mut policy, server.written, &mut resolver, &table)?;
+    let mount_table = alias::MountTable::new(&mounts);
+    path_trace::check(&traces, &mut policy, server.writable_history, &mut resolver, &mount_table)?;
+    traces.clear();
+    alias::merge_aliased_entries(
+        &mut policy,
+        &mut resolver,
+        &mut traces,
+        &mut server_files,
+        &mount_table,
+    )?;
+    alias::pin_link_aliases(&mut policy, &mount_table, &mut resolver);
+    path_trace::check(&traces, &mut policy, server.writable_history, &mut resolver, &mount_table)?;
     Ok(Resolved::NetworkOnly(Box::new(finished(policy, resolver))))
 }
 
@@ -339,18 +364,18 @@ struct Resolving<'a> {
     resolver: Resolver<'a>,
     policy: ResolvedPolicy,
     /// The ways that are not plain.
-    ways: Vec<Way>,
-    own: Own,
+    traces: Vec<PathTrace>,
+    server_files: ServerFiles,
 }
 
 /// Sorts regions, and makes one of several at the same path.
 fn merge(regions: &mut Vec<(PathBuf, Region)>) {
     regions.sort_by(|(a, _), (b, _)| order(a, b));
-    regions.dedup_by(|(path, next), (above, kept)| {
-        let same = path.as_os_str() == above.as_os_str();
+    regions.dedup_by(|(path, next), (exceeds, kept)| {
+        let same = path.as_os_str() == exceeds.as_os_str();
         if same {
             kept.access = kept.access.max(next.access);
-            kept.own &= next.own;
+            kept.is_server_file &= next.is_server_file;
         }
         same
     });
@@ -364,13 +389,18 @@ impl<'a> Resolving<'a> {
             protected: Vec::new(),
             links: BTreeMap::new(),
             pinned_links: BTreeMap::new(),
-            kept_directories: BTreeSet::new(),
+            pinned_directories: BTreeSet::new(),
             known: HashMap::new(),
             missing_roots: Vec::new(),
-            globs_cut: false,
+            globs_truncated: false,
             network,
         };
-        Self { resolver: Resolver::new(facts), policy, ways: Vec::new(), own: Own::default() }
+        Self {
+            resolver: Resolver::new(facts),
+            policy,
+            traces: Vec::new(),
+            server_files: ServerFiles::default(),
+        }
     }
 
     fn entries(
@@ -437,12 +467,12 @@ impl<'a> Resolving<'a> {
 
     fn entry(&mut self, path: &Path, access: AccessMode, skip_missing: bool) {
         match self.follow(path, access) {
-            Place::Found(path, node) => self.region(path, node, access),
-            Place::Missing(parent, missing) if missing.len() > metadata::MOST_MISSING => {
+            ResolvedPath::Found(path, node) => self.region(path, node, access),
+            ResolvedPath::Missing(parent, missing) if missing.len() > metadata::MAX_MISSING => {
                 let obstacle = Obstacle { path: parent, errno: libc::ENAMETOOLONG };
-                self.ways.push(Way::blocked(path.to_owned(), obstacle));
+                self.traces.push(PathTrace::blocked(path.to_owned(), obstacle));
             }
-            Place::Missing(parent, missing) if !skip_missing => {
+            ResolvedPath::Missing(parent, missing) if !skip_missing => {
                 let mut path = parent.clone();
                 path.extend(&missing);
                 self.policy.access.insert(path, access);
@@ -452,37 +482,37 @@ impl<'a> Resolving<'a> {
                     self.policy.protected.push(ProtectedName { parent, missing, access });
                 }
             }
-            Place::Missing(..) | Place::Unreachable(_) => {}
+            ResolvedPath::Missing(..) | ResolvedPath::Unreachable(_) => {}
         }
     }
 
     /// Follows a path, and remembers its way if it is not plain.
-    fn follow(&mut self, path: &Path, access: AccessMode) -> Place {
-        let (place, way) = Way::follow(&mut self.resolver, path, access);
-        if !way.is_plain() {
-            self.ways.push(way);
+    fn follow(&mut self, path: &Path, access: AccessMode) -> ResolvedPath {
+        let (place, trace) = PathTrace::follow(&mut self.resolver, path, access);
+        if !trace.is_direct() {
+            self.traces.push(trace);
         }
         place
     }
 
     /// What the entries grant, by every name that it has.
-    fn granted(&self, table: &alias::Table<'_>) -> scan::Granted {
+    fn granted(&self, mount_table: &alias::MountTable<'_>) -> expand::Granted {
         let mut paths = Vec::new();
         let regions = self.policy.regions.iter();
         for (path, region) in regions.filter(|(_, region)| region.access != AccessMode::Deny) {
-            let others = table.second_names(path, region.node.identity.mount);
+            let others = mount_table.aliases(path, region.node.identity.mount);
             paths.extend(others.into_iter().map(|(name, _)| name));
             paths.push(path.clone());
         }
-        scan::Granted::new(paths)
+        expand::Granted::new(paths)
     }
 
     /// Refuses entries and patterns that lead through what processes have in `/proc`.
     fn refuse_processes(&self, mounts: &[Mount]) -> Result<(), PolicyError> {
-        let own = (Path::new("/proc"), Path::new("/"));
+        let proc = (Path::new("/proc"), Path::new("/"));
         let others = mounts.iter().filter(|mount| mount.kind == "proc");
         let trees: Vec<(&Path, &Path)> =
-            others.map(|mount| (&*mount.point, &*mount.root)).chain([own]).collect();
+            others.map(|mount| (&*mount.point, &*mount.root)).chain([proc]).collect();
         let refuse = |name: &Path, at: &Path| {
             let is_of_process = |(point, root): &(&Path, &Path)| {
                 is_within(at, point)
@@ -493,12 +523,12 @@ impl<'a> Resolving<'a> {
             }
             Ok(())
         };
-        for way in &self.ways {
-            for link in &way.links {
-                refuse(&way.name, link)?;
+        for trace in &self.traces {
+            for link in &trace.links {
+                refuse(&trace.name, link)?;
             }
-            if let Some(place) = &way.place {
-                refuse(&way.name, place)?;
+            if let Some(target) = &trace.target {
+                refuse(&trace.name, target)?;
             }
         }
         for (path, _) in self.policy.access.iter() {
@@ -511,15 +541,15 @@ impl<'a> Resolving<'a> {
     fn glob_base(&mut self, globs: &[Glob], cwd: Option<&Path>) -> Option<PathBuf> {
         let cwd = cwd.filter(|_| globs.iter().any(|glob| !glob.absolute))?;
         match self.follow(cwd, AccessMode::Deny) {
-            Place::Found(path, _) => Some(path),
+            ResolvedPath::Found(path, _) => Some(path),
             // Nothing is there that could match; what is in the way is remembered.
-            Place::Missing(..) | Place::Unreachable(_) => None,
+            ResolvedPath::Missing(..) | ResolvedPath::Unreachable(_) => None,
         }
     }
 
     /// Every sandbox has a `/dev` and a `/proc` of its own, whatever is said of the host's: of the former
     /// nothing is seen but what an entry names inside of it, and into the latter nothing is written.
-    fn own_trees(&mut self) {
+    fn sandbox_trees(&mut self) {
         self.policy.access.set("/dev".into(), AccessMode::Deny);
         self.policy.access.set("/proc".into(), AccessMode::Read);
         for (path, region) in &mut self.policy.regions {
@@ -536,66 +566,66 @@ impl<'a> Resolving<'a> {
         for path in paths {
             // As for anything denied: the links on its way stay.
             let (path, node) = match self.follow(path, AccessMode::Deny) {
-                Place::Found(path, node) => (path, node),
+                ResolvedPath::Found(path, node) => (path, node),
                 // Nobody inside puts something there for the server to find.
-                Place::Missing(parent, missing) => {
+                ResolvedPath::Missing(parent, missing) => {
                     let access = AccessMode::Read;
-                    self.own.missing.push((parent.clone(), missing.iter().collect()));
+                    self.server_files.missing.push((parent.clone(), missing.iter().collect()));
                     self.policy.protected.push(ProtectedName { parent, missing, access });
                     continue;
                 }
-                Place::Unreachable(obstacle) => {
-                    self.keep_obstacle(&obstacle);
+                ResolvedPath::Unreachable(obstacle) => {
+                    self.retain_obstacle(&obstacle);
                     continue;
                 }
             };
-            self.own.found.push((path.clone(), node, most));
-            let above = |access| match most {
+            self.server_files.found.push((path.clone(), node, most));
+            let exceeds = |access| match most {
                 AccessMode::Deny => access != AccessMode::Deny,
                 _ => access == AccessMode::Write,
             };
             let policy = &mut self.policy;
-            let reads_only = most == AccessMode::Read && above(policy.access.access(&path));
+            let reads_only = most == AccessMode::Read && exceeds(policy.access.access(&path));
             if policy.access.named(&path).is_none() {
-                self.own.unnamed.push(path.clone());
+                self.server_files.unnamed.push(path.clone());
             }
-            let opens = |place: &Path, access| above(access) && is_within(place, &path);
+            let opens = |place: &Path, access| exceeds(access) && is_within(place, &path);
             policy.regions.retain(|(place, region)| !opens(place, region.access));
             policy.protected.retain(|name| !opens(&name.parent, name.access));
             policy.access.retain(|place, access| !opens(place, access));
-            if reads_only || above(policy.access.access(&path)) {
+            if reads_only || exceeds(policy.access.access(&path)) {
                 policy.access.insert(path.clone(), most);
-                let own = most == AccessMode::Deny;
-                policy.regions.push((path, Region { access: most, node, own }));
+                let is_server_file = most == AccessMode::Deny;
+                policy.regions.push((path, Region { access: most, node, is_server_file }));
             }
         }
     }
 
     /// A file where a directory would be needed: as long as it stays, nothing comes into being below it. So
     /// it does, unless an entry says that it may be written.
-    fn keep_obstacle(&mut self, obstacle: &Obstacle) {
+    fn retain_obstacle(&mut self, obstacle: &Obstacle) {
         let (path, policy) = (&obstacle.path, &mut self.policy);
         if obstacle.errno == libc::ENOTDIR
             && policy.access.access(path) == AccessMode::Write
             && policy.access.named(path).is_none()
             && let Ok(Some(node)) = self.resolver.lookup(path)
-            && let Some(way) = self.ways.last_mut()
+            && let Some(trace) = self.traces.last_mut()
         {
-            way.obstacle = None;
+            trace.obstacle = None;
             self.region(path.clone(), node, AccessMode::Read);
         }
     }
 
     /// A name that a pattern matches. If it is a link, what it leads to is denied, and the link stays.
     fn pattern_match(&mut self, path: &Path) {
-        if let Place::Found(path, node) = self.follow(path, AccessMode::Deny) {
+        if let ResolvedPath::Found(path, node) = self.follow(path, AccessMode::Deny) {
             self.region(path, node, AccessMode::Deny);
         }
     }
 
     fn region(&mut self, path: PathBuf, node: Node, access: AccessMode) {
         self.policy.access.insert(path.clone(), access);
-        self.policy.regions.push((path, Region { access, node, own: false }));
+        self.policy.regions.push((path, Region { access, node, is_server_file: false }));
     }
 }
 

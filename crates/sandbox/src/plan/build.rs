@@ -11,11 +11,13 @@ use std::path::{Path, PathBuf};
 use codex_exec_server_protocol::{AccessMode, Assurance, NetworkPolicy};
 
 use super::landlock_only;
-use super::{Base, Enforcement, Grant, Operation, Placeholder, Rule, SkeletonNode, Tree, Walls};
+use super::{
+    Base, Enforcement, Grant, Isolation, Operation, Placeholder, Rule, SkeletonNode, Tree,
+};
 use crate::Limits;
 use crate::capabilities::Capabilities;
 use crate::decide::facts::{Facts, NodeKind};
-use crate::decide::order::{ancestors, is_within, order, parent};
+use crate::decide::paths::{ancestors, is_within, order, parent};
 use crate::decide::policy::{Region, Resolved, ResolvedPolicy};
 
 /// Why a policy cannot be enforced here. Nothing has run.
@@ -78,7 +80,7 @@ pub(crate) fn build(
         }
     };
     let mut enforcement = Enforcement {
-        walls: Walls::Namespaces,
+        isolation: Isolation::Namespaces,
         assurance: capabilities.assurance().unwrap_or(Assurance::Landlock),
         tree,
         rules,
@@ -121,11 +123,11 @@ fn tree(
     let (base, root_access) = match policy.region(root).map(|region| region.access) {
         Some(AccessMode::Write) => (Base::WritableHost, AccessMode::Write),
         Some(AccessMode::Read) => (Base::ReadOnlyHost, AccessMode::Read),
-        Some(AccessMode::Deny) | None => (Base::Nothing, AccessMode::Deny),
+        Some(AccessMode::Deny) | None => (Base::Empty, AccessMode::Deny),
     };
     let mut building = Building::default();
     let mut stack = vec![Enclosing { path: root, access: root_access, skeleton: None, mask: None }];
-    if base == Base::Nothing {
+    if base == Base::Empty {
         stack[0].skeleton = Some(building.skeleton(root, true));
     }
     building.proc(stack[0].skeleton);
@@ -144,7 +146,7 @@ fn tree(
                     path: path.clone(),
                     identity: None,
                     directory: region.is_directory(),
-                    own: region.own,
+                    is_server_file: region.is_server_file,
                 });
             }
             continue;
@@ -165,7 +167,7 @@ fn tree(
             continue;
         }
         if stack[above].access == AccessMode::Write {
-            building.pin_way(path, stack[above].path, policy);
+            building.pin_ancestors(path, stack[above].path, policy);
         }
         let mut mask = None;
         building.mounted.insert(path.as_os_str());
@@ -175,12 +177,12 @@ fn tree(
                 path: path.clone(),
                 identity: Some(region.node.identity),
                 directory: region.is_directory(),
-                own: region.own,
+                is_server_file: region.is_server_file,
             });
         } else {
             let enclosing = &mut stack[above];
             if let Some(index) = enclosing.mask.take() {
-                building.turn_to_skeleton(index);
+                building.mask_to_skeleton(index);
                 enclosing.skeleton = Some(index);
             }
             if let Some(index) = enclosing.skeleton {
@@ -209,13 +211,13 @@ fn tree(
     }
     building.links(policy);
     for name in &policy.protected {
-        building.pin_from(&name.parent, policy);
+        building.pin_with_ancestors(&name.parent, policy);
     }
     for path in policy.pinned_links.keys() {
-        building.pin_from(parent(path).unwrap_or(root), policy);
+        building.pin_with_ancestors(parent(path).unwrap_or(root), policy);
     }
-    for path in &policy.kept_directories {
-        building.pin_from(path, policy);
+    for path in &policy.pinned_directories {
+        building.pin_with_ancestors(path, policy);
     }
     for (path, node) in &policy.pinned_links {
         building
@@ -276,7 +278,7 @@ impl<'a> Building<'a> {
         index
     }
 
-    fn turn_to_skeleton(&mut self, index: usize) {
+    fn mask_to_skeleton(&mut self, index: usize) {
         if let Operation::Mask { path, .. } = &self.operations[index] {
             let path = path.clone();
             self.operations[index] =
@@ -307,7 +309,7 @@ impl<'a> Building<'a> {
     /// A directory can be renamed from under a name below it, and another put in its place; a mount
     /// point cannot. So every directory between a protected place and the mount around it is bound
     /// onto itself.
-    fn pin_way(&mut self, path: &Path, mount: &Path, policy: &ResolvedPolicy) {
+    fn pin_ancestors(&mut self, path: &Path, mount: &Path, policy: &ResolvedPolicy) {
         let Some(above) = parent(path) else { return };
         for directory in ancestors(above).take_while(|directory| *directory != mount) {
             let name = directory.as_os_str();
@@ -331,12 +333,12 @@ impl<'a> Building<'a> {
     }
 
     /// The same for a directory itself, up to whatever mount it is in.
-    fn pin_from(&mut self, directory: &Path, policy: &ResolvedPolicy) {
+    fn pin_with_ancestors(&mut self, directory: &Path, policy: &ResolvedPolicy) {
         let root = Path::new("/");
         let mount = ancestors(directory).find(|above| self.mounted.contains(above.as_os_str()));
         let mount = mount.unwrap_or(root).to_owned();
         if directory != mount {
-            self.pin_way(&directory.join("."), &mount, policy);
+            self.pin_ancestors(&directory.join("."), &mount, policy);
         }
     }
 

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
-use super::{Base, Enforcement, Grant, PlanError, Rule, Tree, Walls};
+use super::{Base, Enforcement, Grant, Isolation, PlanError, Rule, Tree};
 use crate::capabilities::{Capabilities, NEEDED_LANDLOCK};
 use crate::decide::facts::Facts;
-use crate::decide::order::is_within;
+use crate::decide::paths::is_within;
 use crate::decide::policy::{Resolved, ResolvedPolicy};
 
 /// Devices without which hardly a program runs.
@@ -40,24 +40,24 @@ pub(super) fn convert(
         )));
     }
     if let Resolved::Restricted(policy) = resolved
-        && let Some(place) = around_kernel_trees(policy)
+        && let Some(path) = contains_kernel_trees(policy)
     {
         return Err(PlanError::Unsupported {
             reason: format!(
                 "namespaces are not available, and with `{}` writable the command could write to the \
                  kernel's /proc, /sys and /dev",
-                place.display()
+                path.display()
             ),
             remedy: format!("grant write access only to the directories that need it, or {remedy}"),
         });
     }
     if let Resolved::Restricted(policy) | Resolved::NetworkOnly(policy) = resolved
-        && let Some(place) = inexpressible(policy)
+        && let Some(path) = inexpressible(policy)
     {
         return Err(unsupported(format!(
             "namespaces are not available, and Landlock alone cannot exclude `{}` from the grant \
              around it",
-            place.display()
+            path.display()
         )));
     }
     if let Resolved::Restricted(policy) = resolved {
@@ -73,14 +73,14 @@ pub(super) fn convert(
             }
         }
     }
-    enforcement.walls = Walls::LandlockOnly;
+    enforcement.isolation = Isolation::LandlockOnly;
     enforcement.tree =
         Tree { base: Base::WritableHost, operations: Vec::new(), placeholders: Vec::new() };
     Ok(())
 }
 
 /// A writable place that the kernel's trees are inside of.
-fn around_kernel_trees(policy: &ResolvedPolicy) -> Option<&Path> {
+fn contains_kernel_trees(policy: &ResolvedPolicy) -> Option<&Path> {
     let is_around = |path: &Path| {
         KERNEL_TREES.iter().any(|tree| path != Path::new(tree) && is_within(Path::new(tree), path))
     };
@@ -113,5 +113,5 @@ fn inexpressible(policy: &ResolvedPolicy) -> Option<&Path> {
         .first()
         .map(|name| name.parent.as_path())
         .or_else(|| policy.pinned_links.keys().next().map(PathBuf::as_path))
-        .or_else(|| policy.kept_directories.first().map(PathBuf::as_path))
+        .or_else(|| policy.pinned_directories.first().map(PathBuf::as_path))
 }

@@ -40,7 +40,7 @@ pub struct Plan {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Enforcement {
     /// Which mechanisms are used.
-    pub walls: Walls,
+    pub isolation: Isolation,
     /// What these amount to. With full assurance a Landlock that cannot be entered is a failure.
     pub assurance: Assurance,
     /// The file system as the target sees it.
@@ -59,13 +59,13 @@ impl Enforcement {
     /// Whether connections are made by the outer process: there is a network to connect to, files
     /// that may not be connected to, and an outer process.
     pub(crate) fn is_brokered(&self, network_restricted: bool) -> bool {
-        !network_restricted && self.rules.is_some() && self.walls == Walls::Namespaces
+        !network_restricted && self.rules.is_some() && self.isolation == Isolation::Namespaces
     }
 }
 
 /// Which mechanisms are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Walls {
+pub enum Isolation {
     /// Namespaces first, Landlock as the second wall where the kernel has it, seccomp.
     Namespaces,
     /// Landlock and seccomp, for a policy that they express exactly.
@@ -92,7 +92,7 @@ pub enum Base {
     /// The host's tree as it is.
     WritableHost,
     /// Nothing: the first operation is the skeleton of the root.
-    Nothing,
+    Empty,
 }
 
 /// One step of building the tree.
@@ -130,7 +130,7 @@ pub enum Operation {
         /// Is it a directory?
         directory: bool,
         /// Hidden because it is the server's own: to those who may override permissions it is empty.
-        own: bool,
+        is_server_file: bool,
     },
     /// A link that can be followed but neither replaced nor removed.
     PinnedLink {

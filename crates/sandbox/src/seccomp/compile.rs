@@ -53,10 +53,10 @@ pub(super) fn compile(
         pack(RETURN, 0, 0, KILL),
         pack(LOAD, 0, 0, NUMBER),
     ];
-    let mut judged = Vec::new();
-    branch(ranges, &mut program, &mut judged);
+    let mut argument_checks = Vec::new();
+    branch(ranges, &mut program, &mut argument_checks);
     let mut blocks: BTreeMap<Vec<u64>, usize> = BTreeMap::new();
-    for (at, rules) in judged {
+    for (at, rules) in argument_checks {
         let block = block(rules)?;
         let start = *blocks.entry(block).or_insert_with_key(|block| {
             program.extend(block);
@@ -71,12 +71,12 @@ pub(super) fn compile(
     Ok(program)
 }
 
-/// A subtree. Leaves that judge arguments are entered in `judged`, to be filled in once it is known where
+/// A subtree. Leaves that judge arguments are entered in `argument_checks`, to be filled in once it is known where
 /// their rules are.
 fn branch<'r>(
     ranges: &'r [(u32, Verdict)],
     program: &mut Vec<Instruction>,
-    judged: &mut Vec<(usize, &'r [Rule])>,
+    argument_checks: &mut Vec<(usize, &'r [Rule])>,
 ) {
     if let [(_, verdict)] = ranges {
         program.push(match verdict {
@@ -85,7 +85,7 @@ fn branch<'r>(
             Verdict::Absent => pack(RETURN, 0, 0, ENOSYS),
             Verdict::Broker => pack(RETURN, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
             Verdict::Unless(rules) => {
-                judged.push((program.len(), rules));
+                argument_checks.push((program.len(), rules));
                 0
             }
         });
@@ -96,18 +96,18 @@ fn branch<'r>(
     program.push(pack(JUMP_AT_LEAST, 0, 1, high[0].0));
     let at = program.len();
     program.push(0);
-    branch(low, program, judged);
+    branch(low, program, argument_checks);
     let skipped = program.len() - at - 1;
     if let Ok(near) = u8::try_from(skipped) {
         program.remove(at);
         program[at - 1] = pack(JUMP_AT_LEAST, near, 0, high[0].0);
-        for (place, _) in judged.iter_mut().filter(|(place, _)| *place > at) {
+        for (place, _) in argument_checks.iter_mut().filter(|(place, _)| *place > at) {
             *place -= 1;
         }
     } else {
         program[at] = pack(JUMP, 0, 0, skipped as u32);
     }
-    branch(high, program, judged);
+    branch(high, program, argument_checks);
 }
 
 /// The instructions that judge arguments: every rule in turn, then leave.
@@ -121,7 +121,7 @@ fn block(rules: &[Rule]) -> Result<Vec<Instruction>, FilterError> {
 }
 
 /// A comparison that is not resolved yet: it leaves the rule on one of its outcomes.
-struct Leaves {
+struct PendingJump {
     at: usize,
     value: u32,
     on_equal: bool,
@@ -133,7 +133,7 @@ fn refusal(rule: Rule) -> Result<Vec<Instruction>, FilterError> {
         u8::try_from(distance).map_err(|_| FilterError("a rule is too long".to_owned()))
     };
     let mut program = Vec::new();
-    let mut leaves = Vec::new();
+    let mut pending = Vec::new();
     let mut loaded = None;
     for &Condition { argument, mask, values, one_of } in rule {
         if loaded != Some(argument) {
@@ -149,13 +149,13 @@ fn refusal(rule: Rule) -> Result<Vec<Instruction>, FilterError> {
             if one_of && rest > 0 {
                 program.push(pack(JUMP_EQUAL, far(rest)?, 0, value));
             } else {
-                leaves.push(Leaves { at: program.len(), value, on_equal: !one_of });
+                pending.push(PendingJump { at: program.len(), value, on_equal: !one_of });
                 program.push(0);
             }
         }
     }
     program.push(pack(RETURN, 0, 0, EPERM));
-    for Leaves { at, value, on_equal } in leaves {
+    for PendingJump { at, value, on_equal } in pending {
         let distance = far(program.len() - at - 1)?;
         let (equal, other) = if on_equal { (distance, 0) } else { (0, distance) };
         program[at] = pack(JUMP_EQUAL, equal, other, value);

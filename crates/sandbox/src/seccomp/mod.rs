@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 
 use compile::Verdict;
 
-use crate::plan::{Enforcement, Walls};
+use crate::plan::{Enforcement, Isolation};
 
 /// An instruction as the eight bytes the kernel reads.
 type Instruction = u64;
@@ -39,7 +39,7 @@ pub(crate) struct Filter {
 
 impl Filter {
     pub fn of(enforcement: &Enforcement, network_restricted: bool) -> Self {
-        let shared_host = enforcement.walls == Walls::LandlockOnly;
+        let shared_host = enforcement.isolation == Isolation::LandlockOnly;
         let frozen_metadata = shared_host && enforcement.rules.is_some();
         let brokered = enforcement.is_brokered(network_restricted);
         Self { network_restricted, shared_host, frozen_metadata, brokered }

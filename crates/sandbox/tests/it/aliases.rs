@@ -12,7 +12,7 @@ use codex_linux_sandbox::decide::glob::Glob;
 use codex_linux_sandbox::decide::policy::{
     PolicyError, Resolved, ResolvedPolicy, ServerState, Surroundings, resolve,
 };
-use codex_linux_sandbox::decide::written::Written;
+use codex_linux_sandbox::decide::writable_history::WritableHistory;
 use codex_linux_sandbox::{Limits, OwnFiles};
 
 use super::decisions::{context, place};
@@ -252,8 +252,8 @@ impl Case {
             of.map(|(path, _)| path.clone()).collect()
         };
         let own = OwnFiles { denied: own(AccessMode::Deny), read_only: own(AccessMode::Read) };
-        let written = Written::default();
-        let state = ServerState { own_files: &own, written: &written };
+        let writable_history = WritableHistory::default();
+        let state = ServerState { own_files: &own, writable_history: &writable_history };
         let limits = Limits::default();
         match resolve(&asked, Surroundings::default(), &self.machine, &limits, state)? {
             Resolved::Restricted(policy) => Ok(*policy),

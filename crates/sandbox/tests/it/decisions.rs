@@ -14,7 +14,7 @@ use codex_linux_sandbox::decide::facts::{Facts, Identity, Mount, Node, NodeKind}
 use codex_linux_sandbox::decide::policy::{
     PolicyError, Resolved, ResolvedPolicy, ServerState, Surroundings, resolve,
 };
-use codex_linux_sandbox::decide::written::Written;
+use codex_linux_sandbox::decide::writable_history::WritableHistory;
 use codex_linux_sandbox::plan::{Base, Operation};
 use codex_linux_sandbox::{
     Assurance, Capabilities, Config, Limits, OwnFiles, PrepareError, Sandbox,
@@ -105,8 +105,8 @@ impl Facts for Tree {
 /// A server that has neither files of its own nor run anything yet.
 fn server() -> ServerState<'static> {
     static OWN_FILES: LazyLock<OwnFiles> = LazyLock::new(OwnFiles::default);
-    static WRITTEN: LazyLock<Written> = LazyLock::new(Written::default);
-    ServerState { own_files: &OWN_FILES, written: &WRITTEN }
+    static WRITTEN: LazyLock<WritableHistory> = LazyLock::new(WritableHistory::default);
+    ServerState { own_files: &OWN_FILES, writable_history: &WRITTEN }
 }
 
 pub fn context(entries: Vec<FileSystemEntry>) -> SandboxContext {
@@ -408,7 +408,7 @@ fn plans() {
         &tree,
         &context(vec![special(SpecialPath::Minimal, AccessMode::Read), project(AccessMode::Write)]),
     );
-    assert_eq!(base, Base::Nothing);
+    assert_eq!(base, Base::Empty);
     assert_eq!(steps_taken[0], "skeleton /");
     assert!(steps_taken.contains(&"read /usr".to_owned()));
     assert!(!steps_taken.iter().any(|step| step.ends_with("/bin")));
@@ -480,15 +480,15 @@ fn this_machine_is_probed() {
     let _ = minimal();
 }
 
-/// What resolving says, for a server whose sandboxes have written to `written`.
+/// What resolving says, for a server whose sandboxes have written to `writable_history`.
 pub fn tried(
     tree: &Tree,
     context: &SandboxContext,
-    written: &[&str],
+    writable_history: &[&str],
 ) -> Result<Resolved, PolicyError> {
-    let mut known = Written::default();
-    written.iter().for_each(|path| known.add(path.into()));
-    let state = ServerState { written: &known, ..server() };
+    let mut known = WritableHistory::default();
+    writable_history.iter().for_each(|path| known.add(path.into()));
+    let state = ServerState { writable_history: &known, ..server() };
     resolve(context, Surroundings::default(), tree, &Limits::default(), state)
 }
 
@@ -690,7 +690,7 @@ fn a_directory_that_a_way_climbs_out_of_keeps_its_name() {
     let asked = context(vec![project(AccessMode::Write), place("/w/lk", AccessMode::Deny)]);
     let policy = resolved(&tree, &asked);
     for kept in ["/w/d/e", "/w/d", "/w/d/g"] {
-        assert!(policy.kept_directories.contains(Path::new(kept)), "{kept}");
+        assert!(policy.pinned_directories.contains(Path::new(kept)), "{kept}");
     }
     // A grant by such a way is refused.
     let asked = context(vec![project(AccessMode::Write), place("/out/lk", AccessMode::Write)]);

@@ -15,7 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 /// All that gives a name another meaning, or takes away the right to look it up.
-const TOLD: WatchFlags = WatchFlags::CREATE
+const WATCHED_EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MOVED_FROM)
     .union(WatchFlags::MOVED_TO)
@@ -24,17 +24,17 @@ const TOLD: WatchFlags = WatchFlags::CREATE
 
 /// File systems that change only through this kernel, which then tells of it: ext, XFS, Btrfs, F2FS,
 /// tmpfs, ramfs and overlays. On others (of the network, of a program) names are looked up every time.
-const TELLING: [u32; 7] =
+const REPORTING_FILE_SYSTEMS: [u32; 7] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994, 0x8584_58f6, 0x794c_7630];
 
 /// A directory in which so much happens between two questions costs more to be told of than to look at.
-const NOISY: u32 = 256;
+const NOISY_EVENTS: u32 = 256;
 
 /// Watches in use in this process, of the share of the user's that it takes.
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 
 /// An eighth of what the user may have: others need some too.
-fn share() -> usize {
+fn watch_budget() -> usize {
     static SHARE: OnceLock<usize> = OnceLock::new();
     *SHARE.get_or_init(|| {
         let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_watches");
@@ -48,7 +48,7 @@ pub(super) enum Changes {
     /// Nothing.
     None,
     /// This.
-    Told {
+    Some {
         /// Something in the directories of these watches.
         watches: Vec<Changed>,
         /// Something with the mounts, so that any name may lead elsewhere.
@@ -64,7 +64,7 @@ pub(super) struct Changed {
     /// Which one.
     pub(super) watch: i32,
     /// It watches no more.
-    pub(super) gone: bool,
+    pub(super) removed: bool,
 }
 
 /// Some watched directories, and the mounts of this process.
@@ -84,17 +84,18 @@ impl Watches {
     }
 
     /// Whether changes in this directory are told of at all.
-    pub(super) fn is_told_of(directory: impl AsFd) -> bool {
-        rustix::fs::fstatfs(directory).is_ok_and(|about| TELLING.contains(&(about.f_type as u32)))
+    pub(super) fn reports_changes(directory: impl AsFd) -> bool {
+        rustix::fs::fstatfs(directory)
+            .is_ok_and(|about| REPORTING_FILE_SYSTEMS.contains(&(about.f_type as u32)))
     }
 
     /// Watches exactly this directory, whatever its name leads to by now.
     pub(super) fn add(&mut self, directory: impl AsFd) -> rustix::io::Result<i32> {
-        if IN_USE.load(Ordering::Relaxed) >= share() {
+        if IN_USE.load(Ordering::Relaxed) >= watch_budget() {
             return Err(Errno::NOSPC);
         }
         let name = format!("/proc/thread-self/fd/{}", directory.as_fd().as_raw_fd());
-        let watch = inotify::add_watch(&self.inotify, name, TOLD)?;
+        let watch = inotify::add_watch(&self.inotify, name, WATCHED_EVENTS)?;
         if self.watched.insert(watch) {
             IN_USE.fetch_add(1, Ordering::Relaxed);
         }
@@ -111,8 +112,8 @@ impl Watches {
             Err(_) => return Changes::Missed,
         }
         let [events, mounts] = fds.map(|fd| !fd.revents().is_empty());
-        let told = if events { self.drain() } else { Some(Vec::new()) };
-        told.map_or(Changes::Missed, |watches| Changes::Told { watches, mounts })
+        let changed = if events { self.drain() } else { Some(Vec::new()) };
+        changed.map_or(Changes::Missed, |watches| Changes::Some { watches, mounts })
     }
 
     /// Every watch with events, once; `None` if some were lost.
@@ -124,9 +125,9 @@ impl Watches {
             match reader.next() {
                 Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => return None,
                 Ok(event) => {
-                    let (times, gone) = events.entry(event.wd()).or_default();
+                    let (times, removed) = events.entry(event.wd()).or_default();
                     *times += 1;
-                    *gone |= event.events().contains(ReadFlags::IGNORED);
+                    *removed |= event.events().contains(ReadFlags::IGNORED);
                 }
                 Err(Errno::WOULDBLOCK) => break,
                 Err(Errno::INTR) => {}
@@ -135,17 +136,17 @@ impl Watches {
         }
         // Watches of a plan that was let go have their last words here too.
         events.retain(|watch, _| self.watched.contains(watch));
-        let told = events.into_iter().map(|(watch, (times, gone))| {
-            let noisy = times > NOISY;
-            if noisy && !gone {
+        let changed = events.into_iter().map(|(watch, (times, removed))| {
+            let noisy = times > NOISY_EVENTS;
+            if noisy && !removed {
                 let _ = inotify::remove_watch(&self.inotify, watch);
             }
-            if (noisy || gone) && self.watched.remove(&watch) {
+            if (noisy || removed) && self.watched.remove(&watch) {
                 IN_USE.fetch_sub(1, Ordering::Relaxed);
             }
-            Changed { watch, gone: noisy || gone }
+            Changed { watch, removed: noisy || removed }
         });
-        Some(told.collect())
+        Some(changed.collect())
     }
 
     /// Watches nothing any more. To close instead would have the kernel wait for all processors.

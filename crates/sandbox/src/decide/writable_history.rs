@@ -7,18 +7,18 @@ use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::order::ancestors;
+use super::paths::ancestors;
 
 /// As many directories as are told apart. Beyond, every directory counts as written.
 const LIMIT: usize = 65_536;
 
 /// The directories that some policy of this server has made writable.
 #[derive(Debug, Clone, Default)]
-pub struct Written {
+pub struct WritableHistory {
     directories: HashSet<OsString>,
 }
 
-impl Written {
+impl WritableHistory {
     /// Whether a sandboxed process could have changed the names in this directory. The path contains
     /// no links.
     pub fn covers(&self, directory: &Path) -> bool {
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn covers_what_is_below_and_nothing_beside() {
-        let mut written = Written::default();
+        let mut written = WritableHistory::default();
         assert!(!written.covers(Path::new("/")));
         written.add("/a/b".into());
         for (path, covered) in
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn covers_everything_once_there_are_too_many_to_tell_apart() {
-        let mut written = Written::default();
+        let mut written = WritableHistory::default();
         for number in 0..=LIMIT {
             written.add(format!("/d/{number}").into());
         }

@@ -17,39 +17,41 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::watch::{Changes, Watches};
+use super::watches::{Changes, Watches};
 use crate::apply::sys;
 use crate::decide::facts::{Facts, Identity, Mount, Node, NodeKind};
-use crate::decide::order::parent;
-use crate::host::{self, HostFacts, Look};
+use crate::decide::paths::parent;
+use crate::host::{self, HostFacts, LookResult};
 
-type Answer<T> = Result<T, Errno>;
+type LookupResult<T> = Result<T, Errno>;
 
 /// A question about a name, and what was answered.
 #[derive(Debug)]
-enum Asked {
-    Lookup(Answer<Node>),
-    Link(Answer<PathBuf>),
+enum Observation {
+    Lookup(LookupResult<Node>),
+    Link(LookupResult<PathBuf>),
     /// The links in a directory, asked by the name `.`.
-    Links(Answer<Vec<OsString>>),
-    Start(Answer<Vec<u8>>),
+    Links(LookupResult<Vec<OsString>>),
+    Start(LookupResult<Vec<u8>>),
 }
 
 /// What a look showed; and whether the directory around it tells of every change. What holds the place
 /// of a missing name can become something else by being written into.
-fn answer(look: rustix::io::Result<Look>) -> (Answer<Node>, bool) {
+fn result(look: rustix::io::Result<LookResult>) -> (LookupResult<Node>, bool) {
     match look {
-        Ok(Look { node, marked }) => (node.ok_or(Errno::NOENT), !marked),
+        Ok(LookResult { node, looks_like_placeholder }) => {
+            (node.ok_or(Errno::NOENT), !looks_like_placeholder)
+        }
         Err(errno) => (Err(errno), true),
     }
 }
 
-fn read_link(directory: BorrowedFd<'_>, name: &Path) -> Answer<PathBuf> {
+fn read_link(directory: BorrowedFd<'_>, name: &Path) -> LookupResult<PathBuf> {
     let target = rustix::fs::readlinkat(directory, name, Vec::new())?;
     Ok(OsString::from_vec(target.into_bytes()).into())
 }
 
-fn read_start(path: &Path) -> Answer<Vec<u8>> {
+fn read_start(path: &Path) -> LookupResult<Vec<u8>> {
     HostFacts::default().read_start(path).map_err(|error| errno(&error))
 }
 
@@ -63,7 +65,7 @@ struct Directory {
     path: PathBuf,
     identity: Identity,
     /// By the last name of the path.
-    asked: Vec<(OsString, Asked)>,
+    observed: Vec<(OsString, Observation)>,
     /// Something may have happened in it.
     changed: bool,
 }
@@ -76,35 +78,37 @@ impl Directory {
     }
 
     /// Whether everything that was asked is answered the same now.
-    fn holds(&mut self) -> bool {
-        if self.asked.is_empty() {
+    fn is_current(&mut self) -> bool {
+        if self.observed.is_empty() {
             return true;
         }
         let Some(fd) = self.open() else { return false };
-        let mut told_of = true;
-        for (name, asked) in &self.asked {
+        let mut is_reported = true;
+        for (name, observed) in &self.observed {
             let name = Path::new(name);
-            let same = match asked {
-                Asked::Lookup(before) => {
-                    let (now, next_is_told_of) = answer(host::look(fd.as_fd(), name));
-                    told_of &= next_is_told_of;
+            let same = match observed {
+                Observation::Lookup(before) => {
+                    let (now, next_is_reported) = result(host::lookup_node(fd.as_fd(), name));
+                    is_reported &= next_is_reported;
                     now == *before
                 }
-                Asked::Link(before) => read_link(fd.as_fd(), name) == *before,
-                Asked::Links(before) => host::links(fd.as_fd(), name) == *before,
-                Asked::Start(before) => read_start(&self.path.join(name)) == *before,
+                Observation::Link(before) => read_link(fd.as_fd(), name) == *before,
+                Observation::Links(before) => host::links(fd.as_fd(), name) == *before,
+                Observation::Start(before) => read_start(&self.path.join(name)) == *before,
             };
             if !same {
                 return false;
             }
         }
-        self.changed = !told_of;
+        self.changed = !is_reported;
         true
     }
 
     /// Moves what was asked to where it is asked by the whole path.
-    fn give_up(&mut self, always: &mut Vec<(PathBuf, Asked)>) {
-        always.extend(self.asked.drain(..).map(|(name, asked)| (self.path.join(name), asked)));
+    fn unwatch(&mut self, unwatched: &mut Vec<(PathBuf, Observation)>) {
+        unwatched.extend(
+            self.observed.drain(..).map(|(name, observed)| (self.path.join(name), observed)),
+        );
     }
 }
 
@@ -115,52 +119,52 @@ fn open(directory: &Path) -> rustix::io::Result<OwnedFd> {
 
 /// What a plan rests on.
 #[derive(Debug)]
-pub(super) struct Witness {
+pub(super) struct Observations {
     watches: Watches,
     directories: Vec<Directory>,
     by_watch: HashMap<i32, Vec<usize>>,
     /// Asked again each time.
-    always: Vec<(PathBuf, Asked)>,
+    unwatched: Vec<(PathBuf, Observation)>,
 }
 
-impl Witness {
+impl Observations {
     /// Whether every question would be answered the same now.
-    pub(super) fn holds(&mut self) -> bool {
+    pub(super) fn is_current(&mut self) -> bool {
         match self.watches.changes() {
             Changes::None => {}
             Changes::Missed => return false,
             // Other names may lead to what the plan protects.
-            Changes::Told { mounts: true, .. } => return false,
-            Changes::Told { watches, .. } => {
-                for told in watches {
-                    for &index in self.by_watch.get(&told.watch).into_iter().flatten() {
+            Changes::Some { mounts: true, .. } => return false,
+            Changes::Some { watches, .. } => {
+                for change in watches {
+                    for &index in self.by_watch.get(&change.watch).into_iter().flatten() {
                         let directory = &mut self.directories[index];
                         directory.changed = true;
-                        if told.gone {
-                            directory.give_up(&mut self.always);
+                        if change.removed {
+                            directory.unwatch(&mut self.unwatched);
                         }
                     }
                 }
             }
         }
-        self.directories.iter_mut().filter(|directory| directory.changed).all(Directory::holds)
-            && self.look_again()
+        self.directories.iter_mut().filter(|directory| directory.changed).all(Directory::is_current)
+            && self.recheck_unwatched()
     }
 
     /// Asks what is asked each time.
-    fn look_again(&self) -> bool {
+    fn recheck_unwatched(&self) -> bool {
         let facts = HostFacts::default();
-        self.always.iter().all(|(path, asked)| match asked {
-            Asked::Lookup(before) => answer(facts.look(path)).0 == *before,
-            Asked::Link(before) => read_link(CWD, path) == *before,
-            Asked::Links(before) => host::links(CWD, path) == *before,
-            Asked::Start(before) => read_start(path) == *before,
+        self.unwatched.iter().all(|(path, observed)| match observed {
+            Observation::Lookup(before) => result(facts.lookup_node(path)).0 == *before,
+            Observation::Link(before) => read_link(CWD, path) == *before,
+            Observation::Links(before) => host::links(CWD, path) == *before,
+            Observation::Start(before) => read_start(path) == *before,
         })
     }
 
     /// How much is remembered.
     pub(super) fn size(&self) -> usize {
-        self.always.len() + self.directories.iter().map(|d| 1 + d.asked.len()).sum::<usize>()
+        self.unwatched.len() + self.directories.iter().map(|d| 1 + d.observed.len()).sum::<usize>()
     }
 
     /// The watches, with nothing watched.
@@ -172,74 +176,74 @@ impl Witness {
 
 /// Facts of this machine that are remembered as they are given.
 #[derive(Debug)]
-pub(super) struct Recording(RefCell<State>);
+pub(super) struct RecordingFacts(RefCell<State>);
 
 #[derive(Debug)]
 struct State {
-    witness: Witness,
+    observations: Observations,
     /// Where each directory is in the witness; `None` for one that is not watched.
-    places: HashMap<OsString, Option<usize>>,
-    looked: HashMap<OsString, Answer<Node>>,
+    directory_indexes: HashMap<OsString, Option<usize>>,
+    lookups: HashMap<OsString, LookupResult<Node>>,
     /// Whether the kernel tells of changes, by device.
     devices: HashMap<(u32, u32), bool>,
     /// The directory that was asked last.
     open: Option<(usize, OwnedFd)>,
     /// Something was asked that cannot be asked again cheaply, or a name changed its meaning while
     /// being asked about.
-    spoilt: bool,
+    uncacheable: bool,
 }
 
-impl Recording {
+impl RecordingFacts {
     pub(super) fn new(watches: Watches) -> Self {
-        let witness = Witness {
+        let observations = Observations {
             watches,
             directories: Vec::new(),
             by_watch: HashMap::new(),
-            always: Vec::new(),
+            unwatched: Vec::new(),
         };
         Self(RefCell::new(State {
-            witness,
-            places: HashMap::new(),
-            looked: HashMap::new(),
+            observations,
+            directory_indexes: HashMap::new(),
+            lookups: HashMap::new(),
             devices: HashMap::new(),
             open: None,
-            spoilt: false,
+            uncacheable: false,
         }))
     }
 
     /// What was asked; or the watches, if that is not worth keeping.
-    pub(super) fn finish(self) -> Result<Witness, Watches> {
-        let State { witness, spoilt, .. } = self.0.into_inner();
-        if spoilt { Err(witness.into_watches()) } else { Ok(witness) }
+    pub(super) fn finish(self) -> Result<Observations, Watches> {
+        let State { observations, uncacheable, .. } = self.0.into_inner();
+        if uncacheable { Err(observations.into_watches()) } else { Ok(observations) }
     }
 }
 
 impl State {
-    fn lookup(&mut self, path: &Path) -> Answer<Node> {
-        if let Some(known) = self.looked.get(path.as_os_str()) {
+    fn lookup(&mut self, path: &Path) -> LookupResult<Node> {
+        if let Some(known) = self.lookups.get(path.as_os_str()) {
             return *known;
         }
-        let answer = match self.within(path) {
+        let result = match self.within(path) {
             Some((index, fd, name)) => {
-                let (answer, told_of) = answer(host::look(fd, name));
-                if !told_of {
-                    self.witness.directories[index].changed = true;
+                let (result, is_reported) = result(host::lookup_node(fd, name));
+                if !is_reported {
+                    self.observations.directories[index].changed = true;
                 }
-                self.remember(index, name, Asked::Lookup(answer));
-                answer
+                self.record(index, name, Observation::Lookup(result));
+                result
             }
             None => {
-                let (answer, _) = answer(host::look(CWD, path));
-                self.witness.always.push((path.to_owned(), Asked::Lookup(answer)));
-                answer
+                let (result, _) = result(host::lookup_node(CWD, path));
+                self.observations.unwatched.push((path.to_owned(), Observation::Lookup(result)));
+                result
             }
         };
-        self.looked.insert(path.as_os_str().to_owned(), answer);
-        answer
+        self.lookups.insert(path.as_os_str().to_owned(), result);
+        result
     }
 
-    fn remember(&mut self, index: usize, name: &Path, asked: Asked) {
-        self.witness.directories[index].asked.push((name.as_os_str().to_owned(), asked));
+    fn record(&mut self, index: usize, name: &Path, observed: Observation) {
+        self.observations.directories[index].observed.push((name.as_os_str().to_owned(), observed));
     }
 
     /// The watched directory that a path is in, open, and the name in it.
@@ -250,15 +254,15 @@ impl State {
         if matches!(name.as_os_str().as_bytes(), b"" | b"." | b"..") {
             return None;
         }
-        let index = self.place(parent(path)?)?;
+        let index = self.directory_index(parent(path)?)?;
         Some((index, self.opened(index)?, name))
     }
 
     /// A watched directory, open.
     fn opened(&mut self, index: usize) -> Option<BorrowedFd<'_>> {
         if self.open.as_ref().is_none_or(|(open, _)| *open != index) {
-            let Some(fd) = self.witness.directories[index].open() else {
-                self.spoilt = true;
+            let Some(fd) = self.observations.directories[index].open() else {
+                self.uncacheable = true;
                 return None;
             };
             self.open = Some((index, fd));
@@ -267,79 +271,83 @@ impl State {
     }
 
     /// The place of a directory in the witness, which is made if it can be watched.
-    fn place(&mut self, path: &Path) -> Option<usize> {
-        if let Some(&known) = self.places.get(path.as_os_str()) {
+    fn directory_index(&mut self, path: &Path) -> Option<usize> {
+        if let Some(&known) = self.directory_indexes.get(path.as_os_str()) {
             return known;
         }
-        let place = self.watch(path);
-        self.places.insert(path.as_os_str().to_owned(), place);
-        place
+        let directory_index = self.watch(path);
+        self.directory_indexes.insert(path.as_os_str().to_owned(), directory_index);
+        directory_index
     }
 
     fn watch(&mut self, path: &Path) -> Option<usize> {
         let node = self.lookup(path).ok().filter(|node| node.kind == NodeKind::Directory)?;
         let fd = open(path).ok()?;
         let device = node.identity.device;
-        if !*self.devices.entry(device).or_insert_with(|| Watches::is_told_of(&fd))
+        if !*self.devices.entry(device).or_insert_with(|| Watches::reports_changes(&fd))
             || sys::node_of(&fd).ok()?.identity != node.identity
         {
             return None;
         }
-        let watch = self.witness.watches.add(&fd).ok()?;
-        let index = self.witness.directories.len();
-        self.witness.directories.push(Directory {
+        let watch = self.observations.watches.add(&fd).ok()?;
+        let index = self.observations.directories.len();
+        self.observations.directories.push(Directory {
             path: path.to_owned(),
             identity: node.identity,
-            asked: Vec::new(),
+            observed: Vec::new(),
             changed: false,
         });
-        self.witness.by_watch.entry(watch).or_default().push(index);
+        self.observations.by_watch.entry(watch).or_default().push(index);
         self.open = Some((index, fd));
         Some(index)
     }
 }
 
-impl Facts for Recording {
+impl Facts for RecordingFacts {
     fn lookup(&self, path: &Path) -> io::Result<Node> {
         Ok(self.0.borrow_mut().lookup(path)?)
     }
 
     fn read_link(&self, path: &Path) -> io::Result<PathBuf> {
         let state = &mut *self.0.borrow_mut();
-        let (index, answer) = match state.within(path) {
+        let (index, result) = match state.within(path) {
             Some((index, fd, name)) => (Some((index, name)), read_link(fd, name)),
             None => (None, read_link(CWD, path)),
         };
-        let asked = Asked::Link(answer.clone());
+        let observed = Observation::Link(result.clone());
         match index {
-            Some((index, name)) => state.remember(index, name, asked),
-            None => state.witness.always.push((path.to_owned(), asked)),
+            Some((index, name)) => state.record(index, name, observed),
+            None => state.observations.unwatched.push((path.to_owned(), observed)),
         }
-        Ok(answer?)
+        Ok(result?)
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<(OsString, NodeKind)>> {
-        self.0.borrow_mut().spoilt = true;
+        self.0.borrow_mut().uncacheable = true;
         HostFacts::default().list(path)
     }
 
     fn links(&self, path: &Path) -> io::Result<Vec<OsString>> {
         let state = &mut *self.0.borrow_mut();
         let here = Path::new(".");
-        let watched = state.place(path).and_then(|index| Some((index, state.opened(index)?)));
-        let answer = match watched {
+        let watched =
+            state.directory_index(path).and_then(|index| Some((index, state.opened(index)?)));
+        let result = match watched {
             Some((index, fd)) => {
-                let answer = host::links(fd, here);
-                state.remember(index, here, Asked::Links(answer.clone()));
-                answer
+                let result = host::links(fd, here);
+                state.record(index, here, Observation::Links(result.clone()));
+                result
             }
             None => {
-                let answer = host::links(CWD, path);
-                state.witness.always.push((path.to_owned(), Asked::Links(answer.clone())));
-                answer
+                let result = host::links(CWD, path);
+                state
+                    .observations
+                    .unwatched
+                    .push((path.to_owned(), Observation::Links(result.clone())));
+                result
             }
         };
-        Ok(answer?)
+        Ok(result?)
     }
 
     /// Not remembered: the kernel tells of every change to the mounts.
@@ -348,9 +356,9 @@ impl Facts for Recording {
     }
 
     fn read_start(&self, path: &Path) -> io::Result<Vec<u8>> {
-        let answer = read_start(path);
-        let always = &mut self.0.borrow_mut().witness.always;
-        always.push((path.to_owned(), Asked::Start(answer.clone())));
-        Ok(answer?)
+        let result = read_start(path);
+        let unwatched = &mut self.0.borrow_mut().observations.unwatched;
+        unwatched.push((path.to_owned(), Observation::Start(result.clone())));
+        Ok(result?)
     }
 }
