@@ -16,12 +16,13 @@ use rustix::mm::Advice;
 const LARGE: usize = 4 << 20;
 
 /// What is kept in all, so that it can be stated.
-const KEPT_BYTES: usize = 128 << 20;
+const MAX_CACHED_BYTES: usize = 128 << 20;
 
 /// How long a buffer is kept.
-const KEPT_FOR: Duration = Duration::from_secs(1);
+const CACHE_TIME: Duration = Duration::from_secs(1);
 
-static KEPT: Mutex<Kept> = Mutex::new(Kept { buffers: VecDeque::new(), bytes: 0, swept: false });
+static CACHE: Mutex<BufferCache> =
+    Mutex::new(BufferCache { buffers: VecDeque::new(), bytes: 0, has_sweeper: false });
 
 /// An empty buffer that holds `capacity` bytes without growing.
 ///
@@ -29,7 +30,7 @@ static KEPT: Mutex<Kept> = Mutex::new(Kept { buffers: VecDeque::new(), bytes: 0,
 /// more than to move the bytes.
 pub fn with_capacity(capacity: usize) -> Result<Vec<u8>, TryReserveError> {
     if capacity >= LARGE
-        && let Some(buffer) = kept().take(capacity)
+        && let Some(buffer) = cache().take(capacity)
     {
         return Ok(buffer);
     }
@@ -54,25 +55,25 @@ pub fn into_bytes(buffer: Vec<u8>) -> Bytes {
     if buffer.capacity() < LARGE {
         return Bytes::from(buffer);
     }
-    Bytes::from_owner(Lent(buffer))
+    Bytes::from_owner(CachedOnDrop(buffer))
 }
 
 /// A buffer on its way out.
-struct Lent(Vec<u8>);
+struct CachedOnDrop(Vec<u8>);
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for CachedOnDrop {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl Drop for Lent {
+impl Drop for CachedOnDrop {
     fn drop(&mut self) {
-        if kept().put(std::mem::take(&mut self.0), Instant::now()) == Sweeper::Wanted {
+        if cache().put(std::mem::take(&mut self.0), Instant::now()) == Sweeper::Wanted {
             // Without a thread nobody would let go of it: then it is not kept.
             let sweeper = std::thread::Builder::new().name("buffers".to_owned()).spawn(sweep);
             if sweeper.is_err() {
-                *kept() = Kept::default();
+                *cache() = BufferCache::default();
             }
         }
     }
@@ -80,25 +81,25 @@ impl Drop for Lent {
 
 /// Lets go of what was not used again; ends when nothing is left.
 fn sweep() {
-    let mut next = Some(KEPT_FOR);
+    let mut next = Some(CACHE_TIME);
     while let Some(wait) = next {
         std::thread::sleep(wait);
-        next = kept().expire(Instant::now());
+        next = cache().expire(Instant::now());
     }
 }
 
-fn kept() -> MutexGuard<'static, Kept> {
-    KEPT.lock()
+fn cache() -> MutexGuard<'static, BufferCache> {
+    CACHE.lock()
 }
 
 /// Buffers that nobody uses, oldest first.
 #[derive(Debug, Default)]
-struct Kept {
+struct BufferCache {
     buffers: VecDeque<(Vec<u8>, Instant)>,
     /// Sum of their capacities.
     bytes: usize,
     /// A thread sees to it that they go.
-    swept: bool,
+    has_sweeper: bool,
 }
 
 /// Whether a thread has to be started that lets go of what is kept.
@@ -108,7 +109,7 @@ enum Sweeper {
     NotNeeded,
 }
 
-impl Kept {
+impl BufferCache {
     /// The smallest that holds `capacity` bytes, if it is not much larger.
     fn take(&mut self, capacity: usize) -> Option<Vec<u8>> {
         let sizes = self.buffers.iter().map(|(buffer, _)| buffer.capacity()).enumerate();
@@ -123,17 +124,17 @@ impl Kept {
 
     /// Keeps a buffer, in place of older ones if need be.
     fn put(&mut self, buffer: Vec<u8>, now: Instant) -> Sweeper {
-        if buffer.capacity() > KEPT_BYTES {
+        if buffer.capacity() > MAX_CACHED_BYTES {
             return Sweeper::NotNeeded;
         }
         self.bytes += buffer.capacity();
         self.buffers.push_back((buffer, now));
-        while self.bytes > KEPT_BYTES
+        while self.bytes > MAX_CACHED_BYTES
             && let Some((oldest, _)) = self.buffers.pop_front()
         {
             self.bytes -= oldest.capacity();
         }
-        match std::mem::replace(&mut self.swept, true) {
+        match std::mem::replace(&mut self.has_sweeper, true) {
             false => Sweeper::Wanted,
             true => Sweeper::NotNeeded,
         }
@@ -143,14 +144,14 @@ impl Kept {
     /// the sweeper is done.
     fn expire(&mut self, now: Instant) -> Option<Duration> {
         while let Some((buffer, since)) = self.buffers.front() {
-            let left = KEPT_FOR.saturating_sub(now.duration_since(*since));
+            let left = CACHE_TIME.saturating_sub(now.duration_since(*since));
             if !left.is_zero() {
                 return Some(left);
             }
             self.bytes -= buffer.capacity();
             self.buffers.pop_front();
         }
-        self.swept = false;
+        self.has_sweeper = false;
         None
     }
 }
@@ -185,42 +186,46 @@ mod tests {
 
     #[test]
     fn a_kept_buffer_is_taken_again_empty_and_only_if_it_fits() {
-        let mut kept = Kept::default();
+        let mut cache = BufferCache::default();
         let buffer = vec![7; LARGE];
         let start = buffer.as_ptr();
-        assert_eq!(kept.put(buffer, Instant::now()), Sweeper::Wanted);
-        assert!(kept.take(LARGE + 1).is_none(), "too small");
-        assert!(kept.take(LARGE / 2 - 1).is_none(), "far too large");
-        let again = kept.take(LARGE - 1).unwrap();
+        assert_eq!(cache.put(buffer, Instant::now()), Sweeper::Wanted);
+        assert!(cache.take(LARGE + 1).is_none(), "too small");
+        assert!(cache.take(LARGE / 2 - 1).is_none(), "far too large");
+        let again = cache.take(LARGE - 1).unwrap();
         assert_eq!((again.as_ptr(), again.len()), (start, 0));
-        assert_eq!((kept.bytes, kept.take(LARGE)), (0, None));
-        assert_eq!(kept.put(again, Instant::now()), Sweeper::NotNeeded, "one is at it");
+        assert_eq!((cache.bytes, cache.take(LARGE)), (0, None));
+        assert_eq!(cache.put(again, Instant::now()), Sweeper::NotNeeded, "one is at it");
     }
 
     #[test]
     fn a_file_leaves_the_larger_buffer_to_its_message() {
-        let mut kept = Kept::default();
+        let mut cache = BufferCache::default();
         for size in [LARGE, LARGE * 4 / 3] {
-            kept.put(Vec::with_capacity(size), Instant::now());
+            cache.put(Vec::with_capacity(size), Instant::now());
         }
-        assert_eq!(kept.take(LARGE).unwrap().capacity(), LARGE);
-        assert_eq!(kept.take(LARGE * 4 / 3).unwrap().capacity(), LARGE * 4 / 3);
+        assert_eq!(cache.take(LARGE).unwrap().capacity(), LARGE);
+        assert_eq!(cache.take(LARGE * 4 / 3).unwrap().capacity(), LARGE * 4 / 3);
     }
 
     #[test]
     fn what_is_kept_is_bounded_in_bytes_and_in_time() {
-        let mut kept = Kept::default();
+        let mut cache = BufferCache::default();
         let now = Instant::now();
-        let buffer = || Vec::with_capacity(KEPT_BYTES / 2);
-        assert_eq!(kept.put(buffer(), now), Sweeper::Wanted);
-        kept.put(buffer(), now + KEPT_FOR / 2);
-        kept.put(buffer(), now + KEPT_FOR / 2);
-        assert_eq!((kept.buffers.len(), kept.bytes), (2, KEPT_BYTES), "the oldest made room");
-        kept.put(Vec::with_capacity(KEPT_BYTES + 1), now);
-        assert_eq!(kept.buffers.len(), 2, "too large to be kept");
-        assert_eq!(kept.expire(now + KEPT_FOR), Some(KEPT_FOR / 2));
-        assert_eq!(kept.expire(now + KEPT_FOR * 3 / 2), None);
-        assert_eq!((kept.buffers.len(), kept.bytes), (0, 0));
-        assert_eq!(kept.put(buffer(), now), Sweeper::Wanted, "the last one has ended");
+        let buffer = || Vec::with_capacity(MAX_CACHED_BYTES / 2);
+        assert_eq!(cache.put(buffer(), now), Sweeper::Wanted);
+        cache.put(buffer(), now + CACHE_TIME / 2);
+        cache.put(buffer(), now + CACHE_TIME / 2);
+        assert_eq!(
+            (cache.buffers.len(), cache.bytes),
+            (2, MAX_CACHED_BYTES),
+            "the oldest made room"
+        );
+        cache.put(Vec::with_capacity(MAX_CACHED_BYTES + 1), now);
+        assert_eq!(cache.buffers.len(), 2, "too large to be kept");
+        assert_eq!(cache.expire(now + CACHE_TIME), Some(CACHE_TIME / 2));
+        assert_eq!(cache.expire(now + CACHE_TIME * 3 / 2), None);
+        assert_eq!((cache.buffers.len(), cache.bytes), (0, 0));
+        assert_eq!(cache.put(buffer(), now), Sweeper::Wanted, "the last one has ended");
     }
 }

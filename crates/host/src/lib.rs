@@ -13,7 +13,7 @@ pub mod sandbox;
 /// To be called first thing in `main`, before any thread exists. In every such process a write beyond
 /// `ulimit -f` fails from now on, and kills nobody (it handles `SIGXFSZ`).
 pub fn main_if_reentered() {
-    process::outlive_file_size_limit();
+    process::handle_file_size_signal();
     process::warden::main_if_reentered();
     sandbox::become_sandbox(files::HELPER, files::run_helper);
 }

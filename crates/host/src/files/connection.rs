@@ -1,9 +1,9 @@
 //! The filesystem as one connection sees it: its order, its handles, its searches and watches.
 //!
 //! Invariant: everything belongs to the connection and ends with it, but for handles that are to
-//! [outlive it](KeptHandles) and for changes that have begun, which the next connection waits for. Blocking work runs on the [pool](crate::pool) (watches on threads of their
+//! [outlive it](PersistentHandles) and for changes that have begun, which the next connection waits for. Blocking work runs on the [pool](crate::pool) (watches on threads of their
 //! own), never on the runtime's workers: those answer only what is in memory already
-//! ([`FileConnection::call_now`]). A call that is dropped is cancelled.
+//! ([`FileConnection::call_if_cached`]). A call that is dropped is cancelled.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,7 +21,8 @@ use crate::pool;
 use super::watches::{EVENTS, WatchId, Watches};
 use super::{
     AnswerMemory, Cancel, Event, Executor, FileError, FileNotification, FileRequest, FilesConfig,
-    HelperClient, KeptHandles, Operation, Outcome, Reservation, SMALL_ANSWER, Turn, Turns, handles,
+    HelperClient, Operation, Outcome, PersistentHandles, Reservation, SMALL_ANSWER, Turn, Turns,
+    handles,
 };
 
 /// Where a request runs.
@@ -94,7 +95,7 @@ struct Inner {
     sink: Arc<dyn EventSink>,
     memory: Arc<dyn AnswerMemory>,
     /// Handles that outlive the connection.
-    kept: OnceLock<Arc<KeptHandles>>,
+    persistent: OnceLock<Arc<PersistentHandles>>,
 }
 
 impl fmt::Debug for FileConnection {
@@ -119,15 +120,15 @@ impl FileConnection {
             searches: Mutex::default(),
             sink,
             memory,
-            kept: OnceLock::new(),
+            persistent: OnceLock::new(),
         }))
     }
 
     /// Where handles are kept that outlive the connection, and the line of the session's requests.
     /// Without this there are none, and the line is the connection's.
-    pub fn keep_handles_in(&self, kept: Arc<KeptHandles>) {
+    pub fn persist_handles_in(&self, persistent: Arc<PersistentHandles>) {
         // A connection has one session.
-        let _ = self.0.kept.set(kept);
+        let _ = self.0.persistent.set(persistent);
     }
 
     /// Takes the request's place in the order now, and returns the work to be awaited (or spawned).
@@ -158,7 +159,7 @@ impl FileConnection {
         let mut turn = self.0.turns().take(operation.order());
         let inner = self.0.clone();
         async move {
-            turn.come().await;
+            turn.wait().await;
             let performed = inner.perform(backend.await?, operation, turn).await?;
             let Performed { outcome, sent, memory } = performed;
             Ok(Answer { response: R::response(outcome)?, _sent: sent, memory })
@@ -167,16 +168,16 @@ impl FileConnection {
 
     /// Runs an unrestricted request on this very thread if that waits for nothing: it is its turn,
     /// it is small, and what it asks for is in memory. `None` if not; then [`call`](Self::call) it.
-    pub fn call_now<R: FileRequest + Clone>(
+    pub fn call_if_cached<R: FileRequest + Clone>(
         &self,
         request: &R,
     ) -> Option<Result<R::Response, FileError>> {
         let operation: Operation = request.clone().into();
         let turn = self.0.turns().take(operation.order());
-        if !turn.has_come() {
+        if !turn.ready() {
             return None;
         }
-        Some(self.0.executor.execute_now(&operation)?.and_then(R::response))
+        Some(self.0.executor.execute_if_cached(&operation)?.and_then(R::response))
     }
 }
 
@@ -197,7 +198,7 @@ struct Performed {
 
 impl Inner {
     fn turns(&self) -> &Turns {
-        self.kept.get().map_or(&self.turns, |kept| kept.turns())
+        self.persistent.get().map_or(&self.turns, |persistent| persistent.turns())
     }
 
     async fn perform(
@@ -210,11 +211,11 @@ impl Inner {
             0..=SMALL_ANSWER => None,
             bytes => Some(self.memory.reserve(bytes).await),
         };
-        if let Some(kept) = self.keeper(&backend, &operation)? {
-            let on_handle = kept.turn(&operation).await;
+        if let Some(persistent) = self.persistent_table(&backend, &operation)? {
+            let on_handle = persistent.turn(&operation).await;
             let running = pool::blocking(move || {
                 let _turns = (turn, on_handle);
-                kept.execute(operation)
+                persistent.execute(operation)
             });
             let outcome = running.await.unwrap_or_else(|error| {
                 Err(FileError::Helper { reason: format!("operation failed: {error}") })
@@ -304,15 +305,15 @@ impl Inner {
     }
 
     /// Where the operation runs if it is on a handle that outlives the connection.
-    fn keeper(
+    fn persistent_table(
         &self,
         backend: &Backend,
         operation: &Operation,
-    ) -> Result<Option<Arc<KeptHandles>>, FileError> {
+    ) -> Result<Option<Arc<PersistentHandles>>, FileError> {
         let handle_id = match operation {
             Operation::Open(params) if params.keep => {
                 handles::check_id(&params.handle_id, self.executor.config())?;
-                let (Backend::Here, Some(kept)) = (backend, self.kept.get()) else {
+                let (Backend::Here, Some(persistent)) = (backend, self.persistent.get()) else {
                     let reason = "a sandboxed file handle cannot outlive its connection".into();
                     return Err(FileError::Refused { path: params.path.clone(), reason });
                 };
@@ -320,7 +321,7 @@ impl Inner {
                     let handle_id = params.handle_id.clone();
                     return Err(FileError::HandleTaken { handle_id });
                 }
-                return Ok(Some(kept.clone()));
+                return Ok(Some(persistent.clone()));
             }
             Operation::ReadBlock(params) => &params.handle_id,
             Operation::WriteBlock(params) => &params.handle_id,
@@ -330,7 +331,7 @@ impl Inner {
         if self.routes.lock().contains_key(handle_id) {
             return Ok(None);
         }
-        Ok(self.kept.get().filter(|kept| kept.has(handle_id)).cloned())
+        Ok(self.persistent.get().filter(|persistent| persistent.has(handle_id)).cloned())
     }
 
     /// Takes a handle id, so that ids and their number are one count over all backends.
@@ -412,7 +413,7 @@ impl Inner {
         turn: Turn,
     ) -> Result<Outcome, FileError> {
         let cancel = Cancel::new();
-        let _registered =
+        let _registered_search =
             search_id.map(|id| self.register_search(id, cancel.clone())).transpose()?;
         let (events, mut incoming) = mpsc::channel(EVENTS);
         let running = self.run_with(backend, (u64::MAX, operation), turn, cancel.clone(), events);
@@ -431,7 +432,11 @@ impl Inner {
         result
     }
 
-    fn register_search(&self, id: String, cancel: Cancel) -> Result<Registered<'_>, FileError> {
+    fn register_search(
+        &self,
+        id: String,
+        cancel: Cancel,
+    ) -> Result<RegisteredSearch<'_>, FileError> {
         let limit = self.executor.config().max_searches;
         let mut searches = self.searches.lock();
         if searches.contains_key(&id) {
@@ -442,7 +447,7 @@ impl Inner {
             return Err(FileError::TooMany { what, limit: limit as u64 });
         }
         searches.insert(id.clone(), cancel);
-        Ok(Registered { searches: &self.searches, id })
+        Ok(RegisteredSearch { searches: &self.searches, id })
     }
 
     async fn deliver(&self, event: Event, cancel: &Cancel) {
@@ -488,12 +493,12 @@ impl Inner {
 }
 
 /// Gives a search id back.
-struct Registered<'a> {
+struct RegisteredSearch<'a> {
     searches: &'a Mutex<HashMap<String, Cancel>>,
     id: String,
 }
 
-impl Drop for Registered<'_> {
+impl Drop for RegisteredSearch<'_> {
     fn drop(&mut self) {
         self.searches.lock().remove(&self.id);
     }

@@ -57,7 +57,7 @@ pub(super) fn read_file(
 }
 
 /// The content of a small file, if all of it is in memory.
-pub(super) fn read_file_now(
+pub(super) fn read_file_if_cached(
     resolver: Resolver,
     params: &FsReadFileParams,
 ) -> Option<Result<FsReadFileResponse, FileError>> {
@@ -103,11 +103,11 @@ pub(super) fn open_to_write(
     links: Links,
     mode: Option<Mode>,
 ) -> Result<OwnedFd, FileError> {
-    resolve::spare_special_files(path, links)?;
+    resolve::reject_special_files(path, links)?;
     let open = |flags, mode| {
         resolver
             .open("open", path, OFlags::WRONLY | REGULAR | flags, mode, links)
-            .map_err(|error| resolve::name_special(error, path))
+            .map_err(|error| resolve::explain_special_file(error, path))
     };
     let default = Mode::from_raw_mode(0o666);
     let fd = match mode {

@@ -72,7 +72,7 @@ pub(super) fn kind_of_name(
 
 /// The most links to nowhere that a listing names: with the most entries of it, as many JSON values as a
 /// receiver takes.
-const MOST_DEAD_LINKS: usize = 10_000;
+const MAX_DEAD_LINKS: usize = 10_000;
 
 pub(super) fn read_directory(
     params: &FsReadDirectoryParams,
@@ -94,7 +94,7 @@ pub(super) fn read_directory(
         let kind = match kind_of_target(directory.as_fd(), name, listed) {
             Ok(Some(kind)) => kind,
             Ok(None) if listed == FileType::Symlink => {
-                if answer.dead_links.len() < MOST_DEAD_LINKS.min(limit) {
+                if answer.dead_links.len() < MAX_DEAD_LINKS.min(limit) {
                     answer.dead_links.push(text.into_owned());
                 } else {
                     answer.truncated = true;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum FileError {
     /// The system refused or failed.
-    #[error("{action} {}: {}", show(path), words(*errno))]
+    #[error("{action} {}: {}", display(path), errno_message(*errno))]
     Os {
         /// What was tried: "open", "write", …
         action: String,
@@ -21,7 +21,7 @@ pub enum FileError {
         errno: i32,
     },
     /// The system refused inside a sandbox, and the sandbox is the likely reason.
-    #[error("Operation not permitted: {action} {}: {}", show(path), words(*errno))]
+    #[error("Operation not permitted: {action} {}: {}", display(path), errno_message(*errno))]
     Denied {
         /// What was tried.
         action: String,
@@ -31,7 +31,7 @@ pub enum FileError {
         errno: i32,
     },
     /// A directory, FIFO, socket or device where a regular file is needed.
-    #[error("{} is {found}, not a regular file", show(path))]
+    #[error("{} is {found}, not a regular file", display(path))]
     NotRegularFile {
         /// The path.
         path: PathUri,
@@ -39,7 +39,7 @@ pub enum FileError {
         found: String,
     },
     /// `followSymlinks: false`, and there is one.
-    #[error("{} has a symbolic link in it, and followSymlinks is false", show(path))]
+    #[error("{} has a symbolic link in it, and followSymlinks is false", display(path))]
     SymlinkRefused {
         /// The path.
         path: PathUri,
@@ -55,7 +55,7 @@ pub enum FileError {
         allowed: String,
     },
     /// A file larger than one answer carries.
-    #[error("{} is larger than {limit} bytes; read it in blocks", show(path))]
+    #[error("{} is larger than {limit} bytes; read it in blocks", display(path))]
     TooLarge {
         /// The path.
         path: PathUri,
@@ -117,7 +117,7 @@ pub enum FileError {
         cause: Box<FileError>,
     },
     /// The request contradicts itself or the state of the tree.
-    #[error("{}: {reason}", show(path))]
+    #[error("{}: {reason}", display(path))]
     Refused {
         /// The path it is about.
         path: PathUri,
@@ -125,7 +125,7 @@ pub enum FileError {
         reason: String,
     },
     /// A limit of the system, or of how large a tree may be.
-    #[error("{}: {reason}", show(path))]
+    #[error("{}: {reason}", display(path))]
     Limit {
         /// The path it is about.
         path: PathUri,
@@ -260,12 +260,12 @@ impl From<FileError> for RpcError {
     }
 }
 
-fn show(path: &PathUri) -> std::path::Display<'_> {
+fn display(path: &PathUri) -> std::path::Display<'_> {
     path.as_path().display()
 }
 
 /// The system's words for an error number.
-pub(crate) fn words(errno: i32) -> String {
+pub(crate) fn errno_message(errno: i32) -> String {
     std::io::Error::from_raw_os_error(errno).to_string()
 }
 

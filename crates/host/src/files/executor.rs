@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use codex_exec_server_protocol::files::*;
 
-use super::at_hand::AtHand;
+use super::cached_paths::CachedPaths;
 use super::handles::Handles;
 use super::resolve::Resolver;
 use super::{
@@ -20,14 +20,14 @@ pub struct Executor {
     config: Arc<FilesConfig>,
     resolver: Resolver,
     handles: Handles,
-    at_hand: AtHand,
+    cached_paths: CachedPaths,
 }
 
 impl Executor {
     /// An executor without open handles.
     pub fn new(config: Arc<FilesConfig>) -> Self {
         let resolver = Resolver::new(config.use_openat2);
-        Self { config, resolver, handles: Handles::default(), at_hand: AtHand::default() }
+        Self { config, resolver, handles: Handles::default(), cached_paths: CachedPaths::default() }
     }
 
     /// Runs one operation to its end; it blocks, and does not need a runtime.
@@ -55,8 +55,8 @@ impl Executor {
         emit: &dyn Fn(Event) -> ControlFlow<()>,
     ) -> Result<Outcome, FileError> {
         cancel.check()?;
-        self.at_hand.learn();
-        operation.perform(&At {
+        self.cached_paths.classify_pending();
+        operation.perform(&OperationContext {
             config: &self.config,
             resolver: self.resolver,
             handles: &self.handles,
@@ -68,17 +68,17 @@ impl Executor {
 
     /// Runs an operation if it is a small one that waits for nothing, neither disk nor network;
     /// otherwise leaves it alone.
-    pub fn execute_now(&self, operation: &Operation) -> Option<Result<Outcome, FileError>> {
+    pub fn execute_if_cached(&self, operation: &Operation) -> Option<Result<Outcome, FileError>> {
         match operation {
             Operation::GetMetadata(params)
-                if self.at_hand.holds(&params.path, params.follow_symlinks.into()) =>
+                if self.cached_paths.contains(&params.path, params.follow_symlinks.into()) =>
             {
                 Some(metadata::get_metadata(self.resolver, params).map(Outcome::GetMetadata))
             }
             Operation::ReadFile(params)
-                if self.at_hand.holds(&params.path, params.follow_symlinks.into()) =>
+                if self.cached_paths.contains(&params.path, params.follow_symlinks.into()) =>
             {
-                let read = content::read_file_now(self.resolver, params)?;
+                let read = content::read_file_if_cached(self.resolver, params)?;
                 Some(read.map(Outcome::ReadFile))
             }
             _ => None,
@@ -92,7 +92,7 @@ impl Executor {
 }
 
 /// Where an operation runs, and what it may take.
-pub(super) struct At<'a> {
+pub(super) struct OperationContext<'a> {
     config: &'a FilesConfig,
     resolver: Resolver,
     handles: &'a Handles,
@@ -105,13 +105,13 @@ pub(super) struct At<'a> {
 /// The code that runs a request.
 pub(super) trait Perform: FileRequest {
     /// Runs it to its end on this thread.
-    fn perform(self, at: &At<'_>) -> Result<Self::Response, FileError>;
+    fn perform(self, context: &OperationContext<'_>) -> Result<Self::Response, FileError>;
 }
 
 macro_rules! perform {
-    ($($params:ty: |$at:ident, $request:pat_param| $run:expr;)*) => {
+    ($($params:ty: |$context:ident, $request:pat_param| $run:expr;)*) => {
         $(impl Perform for $params {
-            fn perform(self, $at: &At<'_>) -> Result<Self::Response, FileError> {
+            fn perform(self, $context: &OperationContext<'_>) -> Result<Self::Response, FileError> {
                 let $request = &self;
                 $run
             }
@@ -125,35 +125,35 @@ fn done((): ()) -> FsDone {
 }
 
 perform! {
-    FsReadFileParams: |at, params| {
-        content::read_file(at.resolver, params, at.config.max_read_file_bytes, at.room, at.cancel)
+    FsReadFileParams: |context, params| {
+        content::read_file(context.resolver, params, context.config.max_read_file_bytes, context.room, context.cancel)
     };
-    FsOpenParams: |at, params| at.handles.open(at.resolver, params.clone(), at.config);
-    FsReadBlockParams: |at, params| at.handles.read_block(params, at.config);
-    FsWriteBlockParams: |at, params| at.handles.write_block(params, at.config).map(done);
-    FsCloseParams: |at, params| at.handles.close(params, at.cancel).map(done);
-    FsWriteFileParams: |at, params| content::write_file(at.resolver, params, at.cancel).map(done);
-    FsCreateDirectoryParams: |at, params| {
-        directory::create_directory(at.resolver, params).map(done)
+    FsOpenParams: |context, params| context.handles.open(context.resolver, params.clone(), context.config);
+    FsReadBlockParams: |context, params| context.handles.read_block(params, context.config);
+    FsWriteBlockParams: |context, params| context.handles.write_block(params, context.config).map(done);
+    FsCloseParams: |context, params| context.handles.close(params, context.cancel).map(done);
+    FsWriteFileParams: |context, params| content::write_file(context.resolver, params, context.cancel).map(done);
+    FsCreateDirectoryParams: |context, params| {
+        directory::create_directory(context.resolver, params).map(done)
     };
-    FsGetMetadataParams: |at, params| metadata::get_metadata(at.resolver, params);
+    FsGetMetadataParams: |context, params| metadata::get_metadata(context.resolver, params);
     FsCanonicalizeParams: |_at, params| metadata::canonicalize(params);
-    FsReadDirectoryParams: |at, params| {
-        directory::read_directory(params, at.config.max_directory_entries, at.cancel)
+    FsReadDirectoryParams: |context, params| {
+        directory::read_directory(params, context.config.max_directory_entries, context.cancel)
     };
-    FsWalkParams: |at, params| walk::walk(at.resolver, params, at.config, at.cancel);
-    FsRemoveParams: |at, params| remove::remove(at.resolver, params, at.cancel).map(done);
-    FsCopyParams: |at, params| copy::copy(at.resolver, params, at.cancel).map(done);
-    FsRenameParams: |at, params| names::rename(at.resolver, params).map(done);
-    FsSymlinkParams: |at, params| names::symlink(at.resolver, params).map(done);
-    FsSetModeParams: |at, params| metadata::set_mode(at.resolver, params).map(done);
-    FsSearchParams: |at, params| {
-        search::search(at.resolver, params, at.config, at.cancel, at.emit)
+    FsWalkParams: |context, params| walk::walk(context.resolver, params, context.config, context.cancel);
+    FsRemoveParams: |context, params| remove::remove(context.resolver, params, context.cancel).map(done);
+    FsCopyParams: |context, params| copy::copy(context.resolver, params, context.cancel).map(done);
+    FsRenameParams: |context, params| names::rename(context.resolver, params).map(done);
+    FsSymlinkParams: |context, params| names::symlink(context.resolver, params).map(done);
+    FsSetModeParams: |context, params| metadata::set_mode(context.resolver, params).map(done);
+    FsSearchParams: |context, params| {
+        search::search(context.resolver, params, context.config, context.cancel, context.emit)
     };
-    FsGlobParams: |at, params| glob::glob(at.resolver, params, at.config, at.cancel);
-    FsWatchParams: |at, params| watch::watch(params, at.config, at.cancel, at.emit).map(done);
-    FsWatchMissingParams: |at, params| {
-        missing::watch_missing(params, at.config, at.cancel, at.emit)
+    FsGlobParams: |context, params| glob::glob(context.resolver, params, context.config, context.cancel);
+    FsWatchParams: |context, params| watch::watch(params, context.config, context.cancel, context.emit).map(done);
+    FsWatchMissingParams: |context, params| {
+        missing::watch_missing(params, context.config, context.cancel, context.emit)
             .map(|()| FsWatchMissingResponse { watching: false })
     };
     // These concern whoever holds the tokens.

@@ -8,7 +8,7 @@ use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use rustix::fs::{AtFlags, FileType};
 
 use super::resolve::{Resolver, file_type};
-use super::scan::{self, Found, Room, Rules, Scanned};
+use super::scan::{self, Found, ResponseBudget, Rules, Scanned};
 use super::{Cancel, FileError, FilesConfig};
 
 pub(super) fn glob(
@@ -33,12 +33,12 @@ pub(super) fn glob(
     };
     let root = params.path.as_path();
     let mut answer = FsGlobResponse::default();
-    let mut room = Room::new(config);
+    let mut budget = ResponseBudget::new(config);
     rules.scan(resolver, config, cancel, |scanned| {
         let found = match scanned {
             Scanned::Entry(found) => found,
             Scanned::Failed(error) => {
-                scan::note(&mut answer.errors, error, config);
+                scan::record_error(&mut answer.errors, error, config);
                 return ControlFlow::Continue(());
             }
         };
@@ -50,7 +50,7 @@ pub(super) fn glob(
             .flatten()
             .zip(PathUri::try_from(found.path).ok());
         if let Some((kind, path)) = listed {
-            if answer.entries.len() >= limit as usize || !room.take(path.encoded_len() + 40, 3) {
+            if answer.entries.len() >= limit as usize || !budget.take(path.encoded_len() + 40, 3) {
                 answer.truncated = true;
                 return ControlFlow::Break(());
             }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::{Backend, FileError, FilesConfig, HelperClient};
 use crate::pool;
-use crate::process::{Mounts, ProcessHost, StartError};
+use crate::process::{ProcessHost, SandboxMounts, StartError};
 use crate::sandbox::{NativeSandbox, SandboxBackend, mounts_intact};
 
 type Plan = <NativeSandbox as SandboxBackend>::Plan;
@@ -32,16 +32,16 @@ pub(crate) fn run_helper() -> i32 {
     else {
         return 1;
     };
-    let input = std::io::BufReader::new(WhileMountsStand(input));
+    let input = std::io::BufReader::new(WhileMountsIntact(input));
     let served = super::serve_helper(input, output, Arc::default());
     i32::from(served.is_err())
 }
 
 /// Requests that are read only while the mounts that were proved stand. The server looks before it sends
 /// one, but not at what happened between the proof and its first look.
-struct WhileMountsStand<R>(R);
+struct WhileMountsIntact<R>(R);
 
-impl<R: Read> Read for WhileMountsStand<R> {
+impl<R: Read> Read for WhileMountsIntact<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.0.read(buffer)?;
         match mounts_intact() {
@@ -60,27 +60,27 @@ struct Inner {
     sandbox: Arc<NativeSandbox>,
     host: ProcessHost,
     config: Arc<FilesConfig>,
-    kept: Mutex<HashMap<PolicyKey, Kept>>,
+    entries: Mutex<HashMap<PolicyKey, Entry>>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct Entry {
     /// Made by the first who asks; others of the same policy wait for it.
-    helper: Arc<OnceCell<Warm>>,
+    helper: Arc<OnceCell<WarmHelper>>,
     used: Instant,
 }
 
 /// A helper that can be used again.
 #[derive(Debug)]
-struct Warm {
+struct WarmHelper {
     client: HelperClient,
-    mounts: Mounts,
+    mounts: SandboxMounts,
 }
 
 impl Helpers {
     /// No helpers yet.
     pub fn new(sandbox: Arc<NativeSandbox>, host: ProcessHost, config: Arc<FilesConfig>) -> Self {
-        Self(Arc::new(Inner { sandbox, host, config, kept: Mutex::default() }))
+        Self(Arc::new(Inner { sandbox, host, config, entries: Mutex::default() }))
     }
 
     /// Where a request that is held to `context` has to run.
@@ -103,7 +103,7 @@ impl Helpers {
             return Ok(Backend::Here);
         };
         let key = NativeSandbox::key(&planned);
-        let cell = self.keep(&key);
+        let cell = self.entry(&key);
         let mut new = false;
         let started = cell
             .get_or_try_init(|| {
@@ -118,7 +118,7 @@ impl Helpers {
             return Err(Refused::Changed("the helper has ended; try again".into()));
         }
         let client = helper.client.clone();
-        if !helper.mounts.stand() {
+        if !helper.mounts.are_intact() {
             // The files that its policy means may be the same, and what was mounted on them gone.
             self.forget(&key, &cell);
             // One of which it cannot be told is used once.
@@ -130,46 +130,46 @@ impl Helpers {
     }
 
     /// The place for the helper of a policy, used now.
-    fn keep(&self, key: &PolicyKey) -> Arc<OnceCell<Warm>> {
+    fn entry(&self, key: &PolicyKey) -> Arc<OnceCell<WarmHelper>> {
         let now = Instant::now();
-        let mut kept = self.lock();
-        kept.retain(|_, kept| {
-            kept.helper.get().is_none_or(|helper| helper.client.ended().is_none())
+        let mut entries = self.lock();
+        entries.retain(|_, entry| {
+            entry.helper.get().is_none_or(|helper| helper.client.ended().is_none())
         });
-        if let Some(kept) = kept.get_mut(key) {
-            kept.used = now;
-            return kept.helper.clone();
+        if let Some(entry) = entries.get_mut(key) {
+            entry.used = now;
+            return entry.helper.clone();
         }
-        if kept.len() >= self.0.config.max_helpers
-            && let Some(oldest) = kept.iter().min_by_key(|(_, kept)| kept.used)
+        if entries.len() >= self.0.config.max_helpers
+            && let Some(oldest) = entries.iter().min_by_key(|(_, entry)| entry.used)
         {
             // Whoever still uses it holds it; it ends after them.
             let oldest = oldest.0.clone();
-            kept.remove(&oldest);
+            entries.remove(&oldest);
         }
         let helper = Arc::new(OnceCell::new());
-        kept.insert(key.clone(), Kept { helper: helper.clone(), used: now });
+        entries.insert(key.clone(), Entry { helper: helper.clone(), used: now });
         self.end_when_idle(key.clone(), &helper);
         helper
     }
 
-    fn forget(&self, key: &PolicyKey, cell: &Arc<OnceCell<Warm>>) {
-        let mut kept = self.lock();
-        if kept.get(key).is_some_and(|kept| Arc::ptr_eq(&kept.helper, cell)) {
-            kept.remove(key);
+    fn forget(&self, key: &PolicyKey, cell: &Arc<OnceCell<WarmHelper>>) {
+        let mut entries = self.lock();
+        if entries.get(key).is_some_and(|entry| Arc::ptr_eq(&entry.helper, cell)) {
+            entries.remove(key);
         }
     }
 
     /// Lets go of a helper that was not used for a while.
-    fn end_when_idle(&self, key: PolicyKey, helper: &Arc<OnceCell<Warm>>) {
+    fn end_when_idle(&self, key: PolicyKey, helper: &Arc<OnceCell<WarmHelper>>) {
         let (pool, helper) = (Arc::downgrade(&self.0), Arc::downgrade(helper));
         let idle = self.0.config.helper_idle;
         tokio::spawn(async move {
             loop {
                 let Some(used) = pool.upgrade().and_then(|inner| {
-                    let kept = inner.kept.lock();
-                    let kept = kept.get(&key)?;
-                    std::ptr::eq(Arc::as_ptr(&kept.helper), helper.as_ptr()).then_some(kept.used)
+                    let entries = inner.entries.lock();
+                    let entry = entries.get(&key)?;
+                    std::ptr::eq(Arc::as_ptr(&entry.helper), helper.as_ptr()).then_some(entry.used)
                 }) else {
                     return;
                 };
@@ -184,21 +184,23 @@ impl Helpers {
         });
     }
 
-    async fn start(&self, planned: Plan) -> Result<Warm, Refused> {
+    async fn start(&self, planned: Plan) -> Result<WarmHelper, Refused> {
         let sandbox = self.0.sandbox.clone();
         let launch = pool::blocking(move || sandbox.launch_helper(&planned, HELPER));
         let launch = launch.await.map_err(|error| refused(&error))?;
         let launch = launch.map_err(|error| refused(&error))?;
         let process = self.0.host.start_helper(launch).await.map_err(|error| match &error {
-            StartError::Sandbox(failure) if failure.is_race() => Refused::Changed(words(&error)),
+            StartError::Sandbox(failure) if failure.is_race() => {
+                Refused::Changed(error_chain(&error))
+            }
             _ => refused(&error),
         })?;
         let client = HelperClient::new(process.output, process.input, &self.0.config);
-        Ok(Warm { client, mounts: process.mounts })
+        Ok(WarmHelper { client, mounts: process.mounts })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<PolicyKey, Kept>> {
-        self.0.kept.lock()
+    fn lock(&self) -> MutexGuard<'_, HashMap<PolicyKey, Entry>> {
+        self.0.entries.lock()
     }
 }
 
@@ -208,28 +210,28 @@ enum Refused {
     /// Something was replaced, or has ended, meanwhile: once more may do.
     Changed(String),
     /// Once more would end the same.
-    Finally(String),
+    Permanent(String),
 }
 
 impl From<Refused> for FileError {
     fn from(refused: Refused) -> Self {
         match refused {
-            Refused::Changed(reason) | Refused::Finally(reason) => Self::Sandbox { reason },
+            Refused::Changed(reason) | Refused::Permanent(reason) => Self::Sandbox { reason },
         }
     }
 }
 
 fn refused(error: &dyn std::error::Error) -> Refused {
-    Refused::Finally(words(error))
+    Refused::Permanent(error_chain(error))
 }
 
 /// An error and its causes.
-fn words(error: &dyn std::error::Error) -> String {
-    let mut words = error.to_string();
+fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut message = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        words = format!("{words}: {cause}");
+        message = format!("{message}: {cause}");
         source = cause.source();
     }
-    words
+    message
 }

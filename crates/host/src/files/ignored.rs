@@ -28,14 +28,14 @@ pub(super) struct Level {
 
 /// Names that matter here, if a directory has them.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Special {
+pub(super) struct RuleFiles {
     ignore: bool,
     gitignore: bool,
     git: bool,
 }
 
-impl Special {
-    pub fn note(&mut self, name: &[u8]) {
+impl RuleFiles {
+    pub fn record(&mut self, name: &[u8]) {
         match name {
             b".ignore" => self.ignore = true,
             b".gitignore" => self.gitignore = true,
@@ -51,7 +51,7 @@ impl Level {
         resolver: Resolver,
         directory: BorrowedFd<'_>,
         path: &Path,
-        has: Special,
+        has: RuleFiles,
     ) -> Option<Self> {
         if !has.ignore && !has.gitignore && !has.git {
             return None;
@@ -79,7 +79,7 @@ impl Level {
         let mut levels = Vec::new();
         for directory in root.ancestors().skip(1) {
             let Ok(fd) = rustix::fs::open(directory, DIRECTORY, Mode::empty()) else { continue };
-            let has = Special { ignore: true, gitignore: true, git: is_repository(fd.as_fd()) };
+            let has = RuleFiles { ignore: true, gitignore: true, git: is_repository(fd.as_fd()) };
             levels.extend(Self::read(resolver, fd.as_fd(), directory, has));
         }
         levels.reverse();

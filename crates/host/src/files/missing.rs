@@ -38,7 +38,7 @@ pub(super) fn watch_missing(
         let _ = started(false);
         return Ok(());
     }
-    let before = params.present.as_ref().map(|path| look(path.as_path()));
+    let before = params.present.as_ref().map(|path| path_state(path.as_path()));
     let touched = Arc::new(AtomicBool::new(false));
     let (wake, woken) = sync_channel(1);
     let watcher = {
@@ -60,8 +60,8 @@ pub(super) fn watch_missing(
         let _ = started(false);
         return Ok(());
     };
-    let mut armed = Armed { watcher, places: HashSet::new() };
-    if !armed.arm(params) {
+    let mut watched = Watched { watcher, directories: HashSet::new() };
+    if !watched.watch_missing_parents(params) {
         let _ = started(false);
         return Ok(());
     }
@@ -75,9 +75,9 @@ pub(super) fn watch_missing(
         if cancel.is_cancelled() {
             return Ok(());
         }
-        let appeared = params.missing.iter().any(|path| look(path.as_path()).is_some());
+        let appeared = params.missing.iter().any(|path| path_state(path.as_path()).is_some());
         let changed = touched.load(Ordering::Acquire)
-            || params.present.as_ref().map(|path| look(path.as_path())) != before;
+            || params.present.as_ref().map(|path| path_state(path.as_path())) != before;
         if appeared || changed {
             let watch_id = params.watch_id;
             let changed = FsMissingChangedNotification { watch_id };
@@ -85,9 +85,9 @@ pub(super) fn watch_missing(
             return Ok(());
         }
         // Directories that have appeared bring the watch nearer; look again before waiting.
-        let nearer = armed.places.len();
-        armed.arm(params);
-        if armed.places.len() != nearer {
+        let watched_before = watched.directories.len();
+        watched.watch_missing_parents(params);
+        if watched.directories.len() != watched_before {
             continue;
         }
         match woken.recv_timeout(config.missing_recheck) {
@@ -99,16 +99,16 @@ pub(super) fn watch_missing(
 
 /// What tells one state of a path from another.
 #[derive(PartialEq, Eq)]
-struct Seen {
+struct PathState {
     file: (u64, u64, u32),
     size: i64,
     modified: (i64, u64),
     changed: (i64, u64),
 }
 
-fn look(path: &Path) -> Option<Seen> {
+fn path_state(path: &Path) -> Option<PathState> {
     let stat: Stat = rustix::fs::stat(path).ok()?;
-    Some(Seen {
+    Some(PathState {
         file: (stat.st_dev, stat.st_ino, stat.st_mode),
         size: stat.st_size,
         modified: (stat.st_mtime, stat.st_mtime_nsec),
@@ -116,34 +116,34 @@ fn look(path: &Path) -> Option<Seen> {
     })
 }
 
-struct Armed {
+struct Watched {
     watcher: RecommendedWatcher,
-    places: HashSet<PathBuf>,
+    directories: HashSet<PathBuf>,
 }
 
-impl Armed {
+impl Watched {
     /// Watches what is to be watched now and is not yet. False if nothing can be: what cannot, for lack of
     /// permission say, is looked at now and then together with the rest.
-    fn arm(&mut self, params: &FsWatchMissingParams) -> bool {
-        let mut places: HashSet<PathBuf> =
+    fn watch_missing_parents(&mut self, params: &FsWatchMissingParams) -> bool {
+        let mut directories: HashSet<PathBuf> =
             params.missing.iter().filter_map(|path| nearest(path.as_path())).collect();
         if let Some(present) = &params.present {
-            places.insert(present.as_path().to_owned());
-            places.extend(nearest(present.as_path()));
+            directories.insert(present.as_path().to_owned());
+            directories.extend(nearest(present.as_path()));
         }
         let mut gone = false;
-        for place in places {
-            if self.places.contains(&place) {
+        for directory in directories {
+            if self.directories.contains(&directory) {
                 continue;
             }
-            match self.watcher.watch(&place, RecursiveMode::NonRecursive) {
-                Ok(()) => drop(self.places.insert(place)),
+            match self.watcher.watch(&directory, RecursiveMode::NonRecursive) {
+                Ok(()) => drop(self.directories.insert(directory)),
                 // Gone since: it is looked at before the next wait.
                 Err(error) if is_missing(&error) => gone = true,
                 Err(_) => {}
             }
         }
-        gone || !self.places.is_empty()
+        gone || !self.directories.is_empty()
     }
 }
 

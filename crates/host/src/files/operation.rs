@@ -9,7 +9,7 @@ use codex_exec_server_protocol::{FileMethod, Order, SandboxContext, file_methods
 use serde::{Deserialize, Serialize};
 
 use super::FileError;
-use super::executor::{At, Perform};
+use super::executor::{OperationContext, Perform};
 
 /// A part of a running operation's result, told while it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,9 +71,9 @@ macro_rules! operations {
             }
 
             /// Has the code of its kind run it.
-            pub(super) fn perform(self, at: &At<'_>) -> Result<Outcome, FileError> {
+            pub(super) fn perform(self, context: &OperationContext<'_>) -> Result<Outcome, FileError> {
                 match self {
-                    $(Self::$operation(params) => params.perform(at).map(Outcome::$operation),)*
+                    $(Self::$operation(params) => params.perform(context).map(Outcome::$operation),)*
                 }
             }
         }

@@ -3,7 +3,7 @@
 //! Invariant: no link is ever followed below the path's parent. Every name is removed relative to
 //! the descriptor of its directory, every directory is entered with `O_NOFOLLOW`, and the way back
 //! up is checked by device and inode; so a tree that is rearranged meanwhile can make the removal
-//! fail, but never lead it elsewhere. At most [`KEPT_OPEN`] descriptors are held, at any depth.
+//! fail, but never lead it elsewhere. At most [`MAX_OPEN_LEVELS`] descriptors are held, at any depth.
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::files::FsRemoveParams;
@@ -17,7 +17,7 @@ use super::{Cancel, FileError};
 
 /// Directories whose descriptors are kept on the way down; those above are opened again on the way
 /// back.
-const KEPT_OPEN: usize = 32;
+const MAX_OPEN_LEVELS: usize = 32;
 
 /// How often a directory that fills up again while it is removed is tried again.
 const MAX_RETRIES: u32 = 1000;
@@ -105,8 +105,8 @@ fn remove_tree(
                 }
                 Err(error) => return Err(error),
             }
-            if levels.len() > KEPT_OPEN {
-                let old = levels.len() - KEPT_OPEN;
+            if levels.len() > MAX_OPEN_LEVELS {
+                let old = levels.len() - MAX_OPEN_LEVELS;
                 levels[old - 1].fd = None;
             }
             continue;
@@ -116,7 +116,7 @@ fn remove_tree(
         if let Some(above) = levels.last_mut()
             && above.fd.is_none()
         {
-            above.fd = Some(climb(&done, above.identity, path)?);
+            above.fd = Some(reopen_parent(&done, above.identity, path)?);
         }
         let fd = levels.last().and_then(|above| above.fd.as_ref()).map_or(parent, AsFd::as_fd);
         if remove_name(fd, &done.name, AtFlags::REMOVEDIR, path)? {
@@ -142,7 +142,7 @@ fn enter(parent: BorrowedFd<'_>, name: &[u8], path: &PathUri) -> Result<Level, F
 }
 
 /// Opens the directory above, and makes sure it is the one we came from.
-fn climb(below: &Level, above: (u64, u64), path: &PathUri) -> Result<OwnedFd, FileError> {
+fn reopen_parent(below: &Level, above: (u64, u64), path: &PathUri) -> Result<OwnedFd, FileError> {
     let failed = |errno| FileError::os("remove", path, errno);
     let Some(below) = &below.fd else { return Err(failed(Errno::BADF)) };
     let fd = rustix::fs::openat(below, "..", LISTING - OFlags::NOFOLLOW, Mode::empty())

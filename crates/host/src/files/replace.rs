@@ -61,7 +61,7 @@ impl Replacement {
         if links == Links::Follow {
             (directory, name) = follow_last(directory, name).map_err(failed)?;
         }
-        let attributes = match (replaced(directory.as_fd(), &name, path, links)?, mode) {
+        let attributes = match (existing_file(directory.as_fd(), &name, path, links)?, mode) {
             (Some(stat), _) => Attributes::Keep(Box::new(stat)),
             (None, Some(mode)) => Attributes::Mode(mode),
             (None, None) => Attributes::Default,
@@ -70,7 +70,7 @@ impl Replacement {
             Attributes::Default => Mode::from_raw_mode(0o666),
             _ => Mode::RUSR | Mode::WUSR,
         };
-        let (file, temporary) = make(directory.as_fd(), &name, bits).map_err(failed)?;
+        let (file, temporary) = create_temporary(directory.as_fd(), &name, bits).map_err(failed)?;
         let temporary = Mutex::new(temporary);
         Ok(Self { path: path.clone(), directory, name, file, temporary, attributes })
     }
@@ -101,8 +101,8 @@ impl Replacement {
         let mut temporary = self.temporary.lock();
         let directory = self.directory.as_fd();
         if temporary.is_none() {
-            let fresh = !matches!(self.attributes, Attributes::Keep(_));
-            if fresh {
+            let is_new = !matches!(self.attributes, Attributes::Keep(_));
+            if is_new {
                 match link(&self.file, directory, &self.name) {
                     Ok(()) => return self.sync_directory(),
                     // Someone has made one since; it is replaced like any other.
@@ -111,7 +111,7 @@ impl Replacement {
                 }
             }
             *temporary = Some(
-                with_fresh_name(&self.name, |name| link(&self.file, directory, name))
+                with_temporary_name(&self.name, |name| link(&self.file, directory, name))
                     .map_err(failed)?
                     .1,
             );
@@ -194,7 +194,7 @@ fn follow_last(mut directory: OwnedFd, mut name: Vec<u8>) -> Result<(OwnedFd, Ve
 }
 
 /// The file that is in the way. It has to be one we could write, as if it were written in place.
-fn replaced(
+fn existing_file(
     directory: BorrowedFd<'_>,
     name: &[u8],
     path: &PathUri,
@@ -211,7 +211,7 @@ fn replaced(
         FileType::Symlink if links == Links::Refuse => {
             return Err(FileError::SymlinkRefused { path: path.clone() });
         }
-        _ => return Err(resolve::unfit(path, &stat)),
+        _ => return Err(resolve::special_file_error(path, &stat)),
     }
     let flags = OFlags::WRONLY | OFlags::NOFOLLOW | REGULAR;
     match retry_on_intr(|| rustix::fs::openat(directory, bytes_path(name), flags, Mode::empty())) {
@@ -224,7 +224,7 @@ fn replaced(
 }
 
 /// An empty file in `directory`, unnamed if the filesystem can do that.
-fn make(
+fn create_temporary(
     directory: BorrowedFd<'_>,
     name: &[u8],
     bits: Mode,
@@ -238,9 +238,9 @@ fn make(
             Err(errno) => return Err(errno),
         }
     }
-    with_fresh_name(name, |fresh| {
+    with_temporary_name(name, |temporary_name| {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-        retry_on_intr(|| rustix::fs::openat(directory, bytes_path(fresh), flags, bits))
+        retry_on_intr(|| rustix::fs::openat(directory, bytes_path(temporary_name), flags, bits))
     })
     .map(|(file, name)| (file, Some(name)))
 }
@@ -263,18 +263,18 @@ fn link(file: &OwnedFd, directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), Er
 }
 
 /// Tries names nobody else has until one is free.
-pub(super) fn with_fresh_name<T>(
+pub(super) fn with_temporary_name<T>(
     name: &[u8],
-    mut make: impl FnMut(&[u8]) -> Result<T, Errno>,
+    mut create: impl FnMut(&[u8]) -> Result<T, Errno>,
 ) -> Result<(T, Vec<u8>), Errno> {
     for attempt in 0..64u32 {
-        let mut fresh = b".".to_vec();
+        let mut temporary_name = b".".to_vec();
         // Names are at most 255 bytes; ours adds 22.
-        fresh.extend_from_slice(&name[..name.len().min(230)]);
+        temporary_name.extend_from_slice(&name[..name.len().min(230)]);
         let random = RandomState::new().hash_one(attempt);
-        fresh.extend_from_slice(format!(".{random:016x}.tmp").as_bytes());
-        match make(&fresh) {
-            Ok(made) => return Ok((made, fresh)),
+        temporary_name.extend_from_slice(format!(".{random:016x}.tmp").as_bytes());
+        match create(&temporary_name) {
+            Ok(made) => return Ok((made, temporary_name)),
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno),
         }

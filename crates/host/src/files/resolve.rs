@@ -226,7 +226,7 @@ pub(super) fn require_regular(fd: OwnedFd, path: &PathUri) -> Result<(OwnedFd, S
     let stat = rustix::fs::fstat(&fd).map_err(|errno| FileError::os("stat", path, errno))?;
     match file_type(&stat) {
         FileType::RegularFile => Ok((fd, stat)),
-        _ => Err(unfit(path, &stat)),
+        _ => Err(special_file_error(path, &stat)),
     }
 }
 
@@ -236,14 +236,14 @@ pub(super) fn open_to_read(
     path: &PathUri,
     links: Links,
 ) -> Result<(OwnedFd, Stat), FileError> {
-    spare_special_files(path, links)?;
+    reject_special_files(path, links)?;
     let opened = resolver.open("open", path, OFlags::RDONLY | REGULAR, Mode::empty(), links);
-    require_regular(opened.map_err(|error| name_special(error, path))?, path)
+    require_regular(opened.map_err(|error| explain_special_file(error, path))?, path)
 }
 
 /// Opening a device can do something by itself (rewind a tape, arm a watchdog), and opening a FIFO
 /// wakes who waits at its other end. So a look first; what counts is still `fstat` after the open.
-pub(super) fn spare_special_files(path: &PathUri, links: Links) -> Result<(), FileError> {
+pub(super) fn reject_special_files(path: &PathUri, links: Links) -> Result<(), FileError> {
     let flags = match links {
         Links::Follow => AtFlags::empty(),
         Links::Refuse => AtFlags::SYMLINK_NOFOLLOW,
@@ -252,14 +252,14 @@ pub(super) fn spare_special_files(path: &PathUri, links: Links) -> Result<(), Fi
         Ok(stat) => match file_type(&stat) {
             // A link is for the open to refuse.
             FileType::RegularFile | FileType::Symlink => Ok(()),
-            _ => Err(unfit(path, &stat)),
+            _ => Err(special_file_error(path, &stat)),
         },
         Err(_) => Ok(()),
     }
 }
 
 /// An open that fails because of what kind of file it is says so.
-pub(super) fn name_special(error: FileError, path: &PathUri) -> FileError {
+pub(super) fn explain_special_file(error: FileError, path: &PathUri) -> FileError {
     match &error {
         FileError::Os { errno, .. } => match Errno::from_raw_os_error(*errno) {
             Errno::ISDIR => not_regular(path, FileType::Directory),
@@ -272,7 +272,7 @@ pub(super) fn name_special(error: FileError, path: &PathUri) -> FileError {
 }
 
 /// Why what is there cannot be used as a file.
-pub(super) fn unfit(path: &PathUri, stat: &Stat) -> FileError {
+pub(super) fn special_file_error(path: &PathUri, stat: &Stat) -> FileError {
     let found = file_type(stat);
     if found == FileType::CharacterDevice && stat.st_rdev == 0 {
         // The device that no kernel has is what a sandbox puts over a file that is denied. Opening

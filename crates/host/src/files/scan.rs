@@ -17,8 +17,8 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::directory::for_each_name;
-use super::error::words;
-use super::ignored::{self, Level, Special};
+use super::error::errno_message;
+use super::ignored::{self, Level, RuleFiles};
 use super::resolve::{LISTING, Links, Resolver, bytes_path, file_type};
 use super::{Cancel, FileError, FilesConfig};
 
@@ -56,7 +56,7 @@ pub(super) enum Scanned<'a> {
 }
 
 /// A directory in work.
-struct Open {
+struct OpenDirectory {
     fd: OwnedFd,
     path: PathBuf,
     /// Still to be looked at, last first.
@@ -108,7 +108,7 @@ impl Rules<'_> {
                 .as_ref()
                 .map(|real| real.join(path.strip_prefix(root).unwrap_or(Path::new(""))));
             let levels = || above.iter().chain(stack.iter().filter_map(|open| open.rules.as_ref()));
-            if self.leaves_out(&overrides, levels(), &path, real_path.as_ref(), is_directory) {
+            if self.excludes(&overrides, levels(), &path, real_path.as_ref(), is_directory) {
                 continue;
             }
             let Some(open) = stack.last() else { break };
@@ -133,7 +133,7 @@ impl Rules<'_> {
                 Err(error) => {
                     let Ok(path) = PathUri::try_from(path.as_path()) else { continue };
                     let message = match error {
-                        EnterError::Os(errno) => words(errno.raw_os_error()),
+                        EnterError::Os(errno) => errno_message(errno.raw_os_error()),
                         EnterError::TooMany => TOO_MANY.into(),
                     };
                     if each(Scanned::Failed(FsPathError { path, message })).is_break() {
@@ -151,10 +151,10 @@ impl Rules<'_> {
         fd: OwnedFd,
         path: PathBuf,
         config: &FilesConfig,
-    ) -> Result<Open, EnterError> {
-        let (mut names, mut special, mut too_many) = (Vec::new(), Special::default(), false);
+    ) -> Result<OpenDirectory, EnterError> {
+        let (mut names, mut rule_files, mut too_many) = (Vec::new(), RuleFiles::default(), false);
         let each = |name: &[u8], kind| {
-            special.note(name);
+            rule_files.record(name);
             let kind = match kind {
                 FileType::Unknown => {
                     rustix::fs::statat(&fd, bytes_path(name), AtFlags::SYMLINK_NOFOLLOW)
@@ -181,12 +181,12 @@ impl Rules<'_> {
         names.sort_unstable_by(|a, b| b.0.cmp(&a.0));
         let rules = self
             .respect_gitignore
-            .then(|| Level::read(resolver, fd.as_fd(), &path, special))
+            .then(|| Level::read(resolver, fd.as_fd(), &path, rule_files))
             .flatten();
-        Ok(Open { fd, path, names, rules })
+        Ok(OpenDirectory { fd, path, names, rules })
     }
 
-    fn leaves_out<'l>(
+    fn excludes<'l>(
         &self,
         overrides: &Override,
         levels: impl DoubleEndedIterator<Item = &'l Level>,
@@ -253,13 +253,13 @@ pub(super) fn check_patterns<'a>(
 }
 
 /// What a response may still grow.
-pub(super) struct Room {
+pub(super) struct ResponseBudget {
     bytes: usize,
     /// JSON values: a receiver refuses a message with too many of them.
     values: usize,
 }
 
-impl Room {
+impl ResponseBudget {
     /// For a response of at most so many bytes.
     pub fn new(config: &FilesConfig) -> Self {
         // Errors have two members each, and the rest of a response a few.
@@ -280,7 +280,11 @@ impl Room {
 }
 
 /// Keeps the first errors only.
-pub(super) fn note(errors: &mut Vec<FsPathError>, error: FsPathError, config: &FilesConfig) {
+pub(super) fn record_error(
+    errors: &mut Vec<FsPathError>,
+    error: FsPathError,
+    config: &FilesConfig,
+) {
     if errors.len() < config.max_scan_errors {
         errors.push(error);
     }

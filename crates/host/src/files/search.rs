@@ -22,7 +22,7 @@ use grep_searcher::{
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::resolve::{self, REGULAR, Resolver};
-use super::scan::{self, Found, Room, Rules, Scanned};
+use super::scan::{self, Found, ResponseBudget, Rules, Scanned};
 use super::{Cancel, Event, FileError, FileNotification, FilesConfig};
 
 /// JSON around a line, rounded up.
@@ -54,11 +54,11 @@ pub(super) fn search(
         .after_context(params.after_context as usize)
         .heap_limit(Some(config.max_search_memory))
         .build();
-    let mut found = Gathered {
+    let mut results = Results {
         config,
         search_id: params.search_id.as_deref(),
         emit,
-        room: Room::new(config),
+        budget: ResponseBudget::new(config),
         batch: Vec::new(),
         batch_bytes: 0,
         batch_since: None,
@@ -69,7 +69,7 @@ pub(super) fn search(
         let entry = match scanned {
             Scanned::Entry(entry) => entry,
             Scanned::Failed(error) => {
-                scan::note(&mut found.answer.errors, error, config);
+                scan::record_error(&mut results.answer.errors, error, config);
                 return ControlFlow::Continue(());
             }
         };
@@ -79,19 +79,19 @@ pub(super) fn search(
         let Ok(path) = PathUri::try_from(entry.path) else { return ControlFlow::Continue(()) };
         match open(&entry, &path) {
             Ok(Some((file, size))) if size <= limits.file_bytes => {
-                search_file(&mut searcher, &matcher, &file, path, &limits, cancel, &mut found)?;
+                search_file(&mut searcher, &matcher, &file, path, &limits, cancel, &mut results)?;
             }
             Ok(_) => {}
-            Err(error) => scan::note(&mut found.answer.errors, error, config),
+            Err(error) => scan::record_error(&mut results.answer.errors, error, config),
         }
-        let sent = found.send_if_due();
-        found.answer.cancelled |= sent.is_break();
+        let sent = results.send_if_due();
+        results.answer.cancelled |= sent.is_break();
         sent
     })?;
-    found.answer.cancelled |= cancel.is_cancelled();
+    results.answer.cancelled |= cancel.is_cancelled();
     // Nobody listening is a cancellation too; what was found last is then not told.
-    found.answer.cancelled |= found.send().is_break();
-    let mut answer = found.answer;
+    results.answer.cancelled |= results.send().is_break();
+    let mut answer = results.answer;
     answer.truncated |= answer.cancelled;
     Ok(answer)
 }
@@ -150,7 +150,7 @@ fn open(entry: &Found<'_>, path: &PathUri) -> Result<Option<(File, u64)>, FsPath
     let flags = OFlags::RDONLY | follow | REGULAR;
     let failed = |error: &FileError| {
         let message = match error {
-            FileError::Os { errno, .. } => super::error::words(*errno),
+            FileError::Os { errno, .. } => super::error::errno_message(*errno),
             other => other.to_string(),
         };
         FsPathError { path: path.clone(), message }
@@ -171,34 +171,38 @@ fn search_file(
     path: PathUri,
     limits: &Limits,
     cancel: &Cancel,
-    found: &mut Gathered<'_>,
+    results: &mut Results<'_>,
 ) -> ControlFlow<()> {
-    found.answer.files_searched += 1;
-    let before = found.answer.matches;
+    results.answer.files_searched += 1;
+    let before = results.answer.matches;
     let mut lines =
-        Lines { matcher, path: path.clone(), limits, cancel, found, in_file: 0, stop: None };
-    let done = searcher.search_reader(matcher, Stoppable { file, cancel }, &mut lines);
+        LineSink { matcher, path: path.clone(), limits, cancel, results, in_file: 0, stop: None };
+    let done = searcher.search_reader(matcher, CancellableFile { file, cancel }, &mut lines);
     let stop = lines.stop.take();
-    if found.answer.matches > before {
-        found.answer.files_matched += 1;
+    if results.answer.matches > before {
+        results.answer.files_matched += 1;
     }
     if let Err(Failed(message)) = done
         && !cancel.is_cancelled()
     {
-        scan::note(&mut found.answer.errors, FsPathError { path, message }, found.config);
+        scan::record_error(
+            &mut results.answer.errors,
+            FsPathError { path, message },
+            results.config,
+        );
     }
     match stop {
         None if cancel.is_cancelled() => {
-            found.answer.cancelled = true;
+            results.answer.cancelled = true;
             ControlFlow::Break(())
         }
         None | Some(Stop::File) => ControlFlow::Continue(()),
         Some(Stop::Truncated) => {
-            found.answer.truncated = true;
+            results.answer.truncated = true;
             ControlFlow::Break(())
         }
         Some(Stop::Cancelled) => {
-            found.answer.cancelled = true;
+            results.answer.cancelled = true;
             ControlFlow::Break(())
         }
     }
@@ -206,12 +210,12 @@ fn search_file(
 
 /// A file that has no more bytes once the search is cancelled, so that a large one without a match
 /// does not outlive its request.
-struct Stoppable<'a> {
+struct CancellableFile<'a> {
     file: &'a File,
     cancel: &'a Cancel,
 }
 
-impl Read for Stoppable<'_> {
+impl Read for CancellableFile<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.cancel.is_cancelled() { Ok(0) } else { self.file.read(buffer) }
     }
@@ -227,12 +231,12 @@ enum Stop {
 }
 
 /// Takes the lines of one file from the searcher.
-struct Lines<'a, 'b> {
+struct LineSink<'a, 'b> {
     matcher: &'a RegexMatcher,
     path: PathUri,
     limits: &'a Limits,
     cancel: &'a Cancel,
-    found: &'a mut Gathered<'b>,
+    results: &'a mut Results<'b>,
     in_file: u64,
     stop: Option<Stop>,
 }
@@ -246,13 +250,13 @@ impl SinkError for Failed {
     }
 }
 
-impl Sink for Lines<'_, '_> {
+impl Sink for LineSink<'_, '_> {
     type Error = Failed;
 
     fn matched(&mut self, _: &Searcher, line: &SinkMatch<'_>) -> Result<bool, Failed> {
         if self.cancel.is_cancelled() {
             self.stop = Some(Stop::Cancelled);
-        } else if self.found.answer.matches >= self.limits.matches {
+        } else if self.results.answer.matches >= self.limits.matches {
             self.stop = Some(Stop::Truncated);
         } else if self.in_file >= self.limits.matches_per_file {
             self.stop = Some(Stop::File);
@@ -264,7 +268,7 @@ impl Sink for Lines<'_, '_> {
         let added = self.add(line.line_number(), FsSearchLineKind::Match, line.bytes(), &ranges);
         if added {
             self.in_file += 1;
-            self.found.answer.matches += 1;
+            self.results.answer.matches += 1;
         }
         Ok(added)
     }
@@ -274,7 +278,7 @@ impl Sink for Lines<'_, '_> {
     }
 }
 
-impl Lines<'_, '_> {
+impl LineSink<'_, '_> {
     fn ranges(&self, line: &[u8]) -> Vec<(usize, usize)> {
         let mut ranges = Vec::new();
         let _ = self.matcher.find_iter(line, |range| {
@@ -291,11 +295,11 @@ impl Lines<'_, '_> {
         bytes: &[u8],
         ranges: &[(usize, usize)],
     ) -> bool {
-        let line = to_line(number.unwrap_or(0), kind, bytes, ranges, self.found.config);
-        let added = self.found.add(&self.path, line);
+        let line = to_line(number.unwrap_or(0), kind, bytes, ranges, self.results.config);
+        let added = self.results.add(&self.path, line);
         if !added {
             self.stop = Some(Stop::Truncated);
-        } else if self.found.send_if_due().is_break() {
+        } else if self.results.send_if_due().is_break() {
             self.stop = Some(Stop::Cancelled);
             return false;
         }
@@ -346,11 +350,11 @@ fn shorten(bytes: &[u8], limit: usize) -> &[u8] {
 }
 
 /// What was found and not sent yet, or, without a `searchId`, all that was found.
-struct Gathered<'a> {
+struct Results<'a> {
     config: &'a FilesConfig,
     search_id: Option<&'a str>,
     emit: &'a dyn Fn(Event) -> ControlFlow<()>,
-    room: Room,
+    budget: ResponseBudget,
     batch: Vec<FsSearchFile>,
     batch_bytes: usize,
     batch_since: Option<Instant>,
@@ -358,7 +362,7 @@ struct Gathered<'a> {
     answer: FsSearchResponse,
 }
 
-impl Gathered<'_> {
+impl Results<'_> {
     /// False if the answer has no room for the line.
     fn add(&mut self, path: &PathUri, line: FsSearchLine) -> bool {
         let streamed = self.search_id.is_some();
@@ -374,7 +378,7 @@ impl Gathered<'_> {
             bytes += path.encoded_len() + LINE_OVERHEAD;
             values += 3;
         }
-        if !streamed && !self.room.take(bytes, values) {
+        if !streamed && !self.budget.take(bytes, values) {
             return false;
         }
         match files.last_mut() {

@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::directory::{for_each_name, join, kind_of_name, kind_of_target};
-use super::error::words;
+use super::error::errno_message;
 use super::resolve::{LISTING, Links, Resolver};
 use super::{Cancel, FileError, FilesConfig};
 
@@ -38,7 +38,7 @@ pub(super) fn walk(
     let root = match retry_on_intr(|| rustix::fs::open(path.as_path(), flags, Mode::empty())) {
         Ok(root) => root,
         // There is nothing below a file or a link.
-        Err(Errno::NOTDIR | Errno::LOOP) if is_something(path) => {
+        Err(Errno::NOTDIR | Errno::LOOP) if exists(path) => {
             return Ok(FsWalkResponse::default());
         }
         Err(errno) => return Err(FileError::os("walk", path, errno)),
@@ -49,7 +49,7 @@ pub(super) fn walk(
         cancel,
         root,
         queue: VecDeque::from([Directory { path: path.clone(), below: Vec::new(), depth: 0 }]),
-        found: 1,
+        queued_total: 1,
         visited: HashSet::new(),
         room: config.max_scan_answer_bytes.saturating_sub(ANSWER_OVERHEAD),
         answer: FsWalkResponse::default(),
@@ -58,7 +58,7 @@ pub(super) fn walk(
 }
 
 /// Whether a name exists, whatever it is.
-fn is_something(path: &PathUri) -> bool {
+fn exists(path: &PathUri) -> bool {
     rustix::fs::statat(CWD, path.as_path(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
@@ -85,7 +85,7 @@ struct Walk<'a> {
     root: OwnedFd,
     queue: VecDeque<Directory>,
     /// Directories that were ever in the queue.
-    found: usize,
+    queued_total: usize,
     /// Device and inode of directories read, if links are followed: each is read once.
     visited: HashSet<(u64, u64)>,
     /// Bytes the answer may still grow.
@@ -223,11 +223,11 @@ impl Walk<'_> {
         if pruned || parent.depth >= self.options.max_depth {
             return;
         }
-        if self.found >= self.options.max_directories as usize {
+        if self.queued_total >= self.options.max_directories as usize {
             self.answer.truncated = true;
             return;
         }
-        self.found += 1;
+        self.queued_total += 1;
         let mut below = Vec::with_capacity(parent.below.len() + 1 + name.len());
         below.extend_from_slice(&parent.below);
         if !below.is_empty() {
@@ -242,7 +242,7 @@ impl Walk<'_> {
             self.answer.truncated = true;
             return;
         }
-        let message = words(errno.raw_os_error());
+        let message = errno_message(errno.raw_os_error());
         if self.take(path.encoded_len() + message.len()) {
             self.answer.errors.push(FsPathError { path: path.clone(), message });
         }

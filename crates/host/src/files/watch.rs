@@ -229,7 +229,7 @@ struct Batch<'a> {
     /// Directories that are new: to look into now, and once more when the kernel surely watches.
     new_directories: Vec<(PathBuf, bool)>,
     /// What the first look has told already.
-    told: HashSet<PathUri>,
+    reported: HashSet<PathUri>,
 }
 
 impl<'a> Batch<'a> {
@@ -242,7 +242,7 @@ impl<'a> Batch<'a> {
             overflow: false,
             ended: None,
             new_directories: Vec::new(),
-            told: HashSet::new(),
+            reported: HashSet::new(),
         }
     }
 
@@ -265,7 +265,7 @@ impl<'a> Batch<'a> {
                 return;
             }
             match message {
-                Ok(Message::Event(event)) => self.note(event),
+                Ok(Message::Event(event)) => self.record(event),
                 Ok(Message::Stop) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     self.ended = Some("the system ended the watch".into());
@@ -294,7 +294,7 @@ impl<'a> Batch<'a> {
             || !self.new_directories.is_empty()
     }
 
-    fn note(&mut self, event: notify::Result<notify::Event>) {
+    fn record(&mut self, event: notify::Result<notify::Event>) {
         let event = match event {
             Ok(event) => event,
             Err(error) => {
@@ -359,7 +359,7 @@ impl<'a> Batch<'a> {
     fn look_into_new_directories(&mut self, source: &mut Source, cancel: &Cancel) {
         let mut left = self.config.max_watch_changes;
         let mut again = Vec::new();
-        let mut told = HashSet::new();
+        let mut reported = HashSet::new();
         for (directory, seen) in std::mem::take(&mut self.new_directories) {
             if left == 0 {
                 self.overflow = true;
@@ -393,10 +393,10 @@ impl<'a> Batch<'a> {
                         below.push(path.clone());
                     }
                     let Ok(uri) = PathUri::try_from(path.as_path()) else { continue };
-                    if !self.told.contains(&uri) && !self.changes.contains_key(&uri) {
+                    if !self.reported.contains(&uri) && !self.changes.contains_key(&uri) {
                         self.change(&path, FsChangeKind::Created);
                     }
-                    told.insert(uri);
+                    reported.insert(uri);
                 }
             }
             if !seen {
@@ -404,12 +404,12 @@ impl<'a> Batch<'a> {
             }
         }
         self.new_directories = again;
-        self.told = told;
+        self.reported = reported;
     }
 
     fn add(&mut self, directory: &Path, source: &mut Source, cancel: &Cancel) {
         if let Err(error) = source.add(directory, cancel) {
-            self.note(Err(error));
+            self.record(Err(error));
         }
     }
 

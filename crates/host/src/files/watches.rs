@@ -26,20 +26,20 @@ pub(super) enum WatchId {
 #[derive(Debug)]
 pub(super) struct Watches {
     limit: usize,
-    running: Mutex<HashMap<WatchId, Watching>>,
+    running: Mutex<HashMap<WatchId, RunningWatch>>,
     /// Tells one watch of an id from the next.
     next_generation: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Watching {
+struct RunningWatch {
     cancel: Cancel,
     generation: u64,
     /// `None` while it starts.
     forwarding: Option<JoinHandle<()>>,
 }
 
-impl Watching {
+impl RunningWatch {
     fn stop(&self) {
         self.cancel.cancel();
         if let Some(forwarding) = &self.forwarding {
@@ -91,8 +91,8 @@ impl Watches {
         });
         reserved.started = true;
         match self.lock().get_mut(&id) {
-            Some(watching) if watching.generation == generation => {
-                watching.forwarding = Some(forwarding);
+            Some(watch) if watch.generation == generation => {
+                watch.forwarding = Some(forwarding);
             }
             // Stopped while it started, or over already.
             _ => forwarding.abort(),
@@ -102,17 +102,17 @@ impl Watches {
 
     /// After this no notification of the watch is told any more.
     pub async fn stop(&self, id: WatchId) {
-        let watching = self.lock().remove(&id);
-        if let Some(watching) = watching {
-            watching.stop();
-            if let Some(forwarding) = watching.forwarding {
+        let watch = self.lock().remove(&id);
+        if let Some(watch) = watch {
+            watch.stop();
+            if let Some(forwarding) = watch.forwarding {
                 let _ = forwarding.await;
             }
         }
     }
 
     pub fn stop_all(&self) {
-        self.lock().values().for_each(Watching::stop);
+        self.lock().values().for_each(RunningWatch::stop);
     }
 
     fn reserve(&self, id: WatchId, cancel: &Cancel) -> Result<Reserved<'_>, FileError> {
@@ -135,18 +135,18 @@ impl Watches {
             return Err(FileError::TooMany { what, limit });
         }
         let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
-        running.insert(id, Watching { cancel: cancel.clone(), generation, forwarding: None });
+        running.insert(id, RunningWatch { cancel: cancel.clone(), generation, forwarding: None });
         Ok(Reserved { watches: self, id, generation, started: false })
     }
 
     fn forget(&self, id: WatchId, generation: u64) {
         let mut running = self.lock();
-        if running.get(&id).is_some_and(|watching| watching.generation == generation) {
+        if running.get(&id).is_some_and(|watch| watch.generation == generation) {
             running.remove(&id);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<WatchId, Watching>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<WatchId, RunningWatch>> {
         self.running.lock()
     }
 }

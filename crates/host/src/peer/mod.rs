@@ -5,7 +5,7 @@
 //! machine is admitted only if every process that holds its other end is known, and none of them is
 //! one of our sandboxes. Before that moment nothing is looked at: no sandbox can connect.
 
-mod family;
+mod admission;
 mod netlink;
 mod owners;
 
@@ -19,15 +19,15 @@ use tokio::sync::Semaphore;
 
 use crate::pool;
 
-use family::Family;
-use netlink::{End, Endpoint};
+use admission::AdmissionPolicy;
+use netlink::{Endpoint, SocketOwner};
 
 /// Connections that are looked at at once: each look reads all of `/proc`.
-const LOOKS: usize = 2;
+const CONCURRENT_LOOKUPS: usize = 2;
 
 /// How often, and how long apart, the holders of one socket are looked for.
-const MOST_LOOKS: u32 = 4;
-const LOOK_PAUSE: Duration = Duration::from_millis(10);
+const MAX_LOOKUPS: u32 = 4;
+const LOOKUP_PAUSE: Duration = Duration::from_millis(10);
 
 /// Whether connections from this machine are admitted. Clones are the same.
 #[derive(Debug, Clone)]
@@ -39,7 +39,7 @@ struct Shared {
     watching: AtomicBool,
     /// Orphans become children of this process, so that no descendant ever leaves the tree.
     adopts_orphans: bool,
-    looks: Semaphore,
+    lookups: Semaphore,
 }
 
 /// Why a connection is refused.
@@ -56,8 +56,8 @@ pub enum Refusal {
 
 impl Peers {
     pub(crate) fn new(adopts_orphans: bool) -> Self {
-        let looks = Semaphore::new(LOOKS);
-        Self(Arc::new(Shared { watching: AtomicBool::new(false), adopts_orphans, looks }))
+        let lookups = Semaphore::new(CONCURRENT_LOOKUPS);
+        Self(Arc::new(Shared { watching: AtomicBool::new(false), adopts_orphans, lookups }))
     }
 
     /// A sandbox that has a network is about to start. To be called before it is spawned.
@@ -71,14 +71,14 @@ impl Peers {
         if !self.0.watching.load(Ordering::SeqCst) {
             return Ok(());
         }
-        let Ok(_look) = self.0.looks.acquire().await else { return Err(Refusal::Unknown) };
+        let Ok(_permit) = self.0.lookups.acquire().await else { return Err(Refusal::Unknown) };
         let adopts_orphans = self.0.adopts_orphans;
-        let look = pool::blocking(move || judge(local, peer, adopts_orphans));
-        look.await.unwrap_or(Err(Refusal::Unknown))
+        let lookup = pool::blocking(move || check(local, peer, adopts_orphans));
+        lookup.await.unwrap_or(Err(Refusal::Unknown))
     }
 }
 
-fn judge(local: SocketAddr, peer: SocketAddr, adopts_orphans: bool) -> Result<(), Refusal> {
+fn check(local: SocketAddr, peer: SocketAddr, adopts_orphans: bool) -> Result<(), Refusal> {
     let (here, there) = (Endpoint::from(local), Endpoint::from(peer));
     if !is_local(here.ip, there.ip) {
         return Ok(());
@@ -89,7 +89,7 @@ fn judge(local: SocketAddr, peer: SocketAddr, adopts_orphans: bool) -> Result<()
     };
     // The peer's socket has the same two addresses, the other way round. One that has no inode belongs
     // to nobody any more.
-    let End { inode, uid } =
+    let SocketOwner { inode, uid } =
         netlink::find(there, here).map_err(unknown)?.ok_or(Refusal::Unknown)?;
     let own_uid = rustix::process::geteuid();
     // Another user's socket is no sandbox's: a sandboxed process has our user id, and its sockets do.
@@ -98,17 +98,17 @@ fn judge(local: SocketAddr, peer: SocketAddr, adopts_orphans: bool) -> Result<()
     if !own_uid.is_root() && uid != own_uid.as_raw() {
         return Ok(());
     }
-    let family = Family::of_this_process(adopts_orphans).map_err(unknown)?;
-    let mut looks = 0;
+    let admission = AdmissionPolicy::of_this_process(adopts_orphans).map_err(unknown)?;
+    let mut lookups = 0;
     loop {
-        let verdict = family.judge(&owners::of(inode, &family).map_err(unknown)?);
-        looks += 1;
+        let verdict = admission.check(&owners::find(inode, &admission).map_err(unknown)?);
+        lookups += 1;
         // A holder that forks or ends meanwhile is missed. Each look stands for itself, so to look
         // again admits nobody who would not be admitted anyway.
-        if verdict != Err(Refusal::Unknown) || looks == MOST_LOOKS {
+        if verdict != Err(Refusal::Unknown) || lookups == MAX_LOOKUPS {
             return verdict;
         }
-        std::thread::sleep(LOOK_PAUSE);
+        std::thread::sleep(LOOKUP_PAUSE);
     }
 }
 

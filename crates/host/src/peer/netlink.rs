@@ -49,14 +49,14 @@ impl From<SocketAddr> for Endpoint {
 
 /// Who a socket belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct End {
+pub(super) struct SocketOwner {
     pub inode: u32,
     pub uid: u32,
 }
 
 /// The TCP socket of this machine that is bound to `from` and connected to `to`; `None` if there is
 /// none, or none that a process holds.
-pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Option<End>> {
+pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Option<SocketOwner>> {
     let mut id = Vec::with_capacity(48);
     id.extend(from.port.to_be_bytes());
     id.extend(to.port.to_be_bytes());
@@ -69,19 +69,19 @@ pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Option<End>> {
     let mut request = vec![family(from.ip), libc::IPPROTO_TCP as u8, 0, 0];
     request.extend(any_state);
     request.extend(&id);
-    let answer = match ask(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &request) {
-        Ok(answer) => answer.expect(SOCK_DIAG_BY_FAMILY)?,
+    let reply = match query(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &request) {
+        Ok(reply) => reply.expect(SOCK_DIAG_BY_FAMILY)?,
         Err(Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(errno.into()),
     };
-    let (family, state) = (answer.byte(0)?, answer.byte(1)?);
-    let (uid, inode) = (answer.word(64)?, answer.word(68)?);
+    let (family, state) = (reply.byte(0)?, reply.byte(1)?);
+    let (uid, inode) = (reply.word(64)?, reply.word(68)?);
     // Where no connection is found the kernel looks for a listener of that address: not who we mean.
     let is_it = state != LISTENING
-        && answer.bytes(4, 4)? == &id[..4]
-        && address(family, answer.bytes(8, 16)?) == Some(from.ip)
-        && address(family, answer.bytes(24, 16)?) == Some(to.ip);
-    Ok((is_it && inode != 0).then_some(End { inode, uid }))
+        && reply.bytes(4, 4)? == &id[..4]
+        && address(family, reply.bytes(8, 16)?) == Some(from.ip)
+        && address(family, reply.bytes(24, 16)?) == Some(to.ip);
+    Ok((is_it && inode != 0).then_some(SocketOwner { inode, uid }))
 }
 
 /// Whether packets to this address stay on this machine.
@@ -94,8 +94,8 @@ pub(super) fn is_local(ip: IpAddr) -> io::Result<bool> {
     request.extend((4 + octets.len() as u16).to_ne_bytes());
     request.extend(ROUTE_DESTINATION.to_ne_bytes());
     request.extend(octets);
-    match ask(ROUTE, GET_ROUTE, &request) {
-        Ok(answer) => Ok(answer.expect(NEW_ROUTE)?.byte(7)? == ROUTE_IS_LOCAL),
+    match query(ROUTE, GET_ROUTE, &request) {
+        Ok(reply) => Ok(reply.expect(NEW_ROUTE)?.byte(7)? == ROUTE_IS_LOCAL),
         // There is no way to it at all.
         Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::INVAL) => Ok(false),
         Err(errno) => Err(errno.into()),
@@ -131,12 +131,12 @@ fn address(family: u8, words: &[u8]) -> Option<IpAddr> {
 }
 
 /// An answer without its header.
-struct Answer {
+struct Reply {
     kind: u16,
     content: Vec<u8>,
 }
 
-impl Answer {
+impl Reply {
     fn expect(self, kind: u16) -> io::Result<Self> {
         if self.kind == kind { Ok(self) } else { Err(malformed()) }
     }
@@ -163,7 +163,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes))
 }
 
-fn ask(protocol: Option<Protocol>, kind: u16, request: &[u8]) -> rustix::io::Result<Answer> {
+fn query(protocol: Option<Protocol>, kind: u16, request: &[u8]) -> rustix::io::Result<Reply> {
     let socket =
         socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
     let length = HEADER + request.len();
@@ -175,22 +175,22 @@ fn ask(protocol: Option<Protocol>, kind: u16, request: &[u8]) -> rustix::io::Res
     message.extend([0; 4]);
     message.extend(request);
     send(&socket, &message, SendFlags::empty())?;
-    let mut answer = vec![0; 8 << 10];
-    let (received, _) = recv(&socket, answer.as_mut_slice(), RecvFlags::DONTWAIT)?;
-    answer.truncate(received);
-    let length = word(&answer, 0).ok_or(Errno::BADMSG)? as usize;
-    let sequence = word(&answer, 8).ok_or(Errno::BADMSG)?;
+    let mut reply = vec![0; 8 << 10];
+    let (received, _) = recv(&socket, reply.as_mut_slice(), RecvFlags::DONTWAIT)?;
+    reply.truncate(received);
+    let length = word(&reply, 0).ok_or(Errno::BADMSG)? as usize;
+    let sequence = word(&reply, 8).ok_or(Errno::BADMSG)?;
     if sequence != SEQUENCE || length > received || length < HEADER {
         return Err(Errno::BADMSG);
     }
-    answer.truncate(length);
-    let kind = u16::from_ne_bytes([answer[4], answer[5]]);
-    let content = answer.split_off(HEADER);
+    reply.truncate(length);
+    let kind = u16::from_ne_bytes([reply[4], reply[5]]);
+    let content = reply.split_off(HEADER);
     if kind == ERROR {
         let code = word(&content, 0).ok_or(Errno::BADMSG)?.cast_signed();
         return Err(Errno::from_raw_os_error(code.saturating_neg()));
     }
-    Ok(Answer { kind, content })
+    Ok(Reply { kind, content })
 }
 
 #[cfg(test)]

@@ -8,11 +8,11 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{Dir, Mode, OFlags};
 
-use super::family::{Family, Member, Owners, Walls};
+use super::admission::{AdmissionPolicy, KnownProcess, Owners, Restrictions};
 use crate::sandbox::is_sandbox;
 
 /// Everybody who holds the socket, with their ancestors.
-pub(super) fn of(inode: u32, family: &Family) -> io::Result<Owners> {
+pub(super) fn find(inode: u32, admission: &AdmissionPolicy) -> io::Result<Owners> {
     let name = format!("socket:[{inode}]");
     let mut owners = Owners::default();
     for entry in std::fs::read_dir("/proc")? {
@@ -25,30 +25,33 @@ pub(super) fn of(inode: u32, family: &Family) -> io::Result<Owners> {
         }
         owners.holders.push(pid);
         // If it has ended since, it is a holder that nothing is known of.
-        if let Some(member) = process.member(family) {
-            owners.known.insert(pid, member);
-            add_ancestors(member.parent, family, &mut owners);
+        if let Some(known_process) = process.known_process(admission) {
+            owners.known.insert(pid, known_process);
+            add_ancestors(known_process.parent, admission, &mut owners);
         }
     }
     Ok(owners)
 }
 
-fn add_ancestors(mut next: Option<i32>, family: &Family, owners: &mut Owners) {
+fn add_ancestors(mut next: Option<i32>, admission: &AdmissionPolicy, owners: &mut Owners) {
     while let Some(pid) = next
         && !owners.known.contains_key(&pid)
-        && let Some(member) = Process::open(pid).and_then(|process| process.member(family))
+        && let Some(known_process) =
+            Process::open(pid).and_then(|process| process.known_process(admission))
     {
-        owners.known.insert(pid, member);
-        next = member.parent;
+        owners.known.insert(pid, known_process);
+        next = known_process.parent;
     }
 }
 
 /// What holds this process back itself.
-pub(super) fn own_walls() -> io::Result<Walls> {
+pub(super) fn own_restrictions() -> io::Result<Restrictions> {
     let own = rustix::process::getpid().as_raw_nonzero().get();
-    let walls = Process::open(own).and_then(|own| Some(own.walls(&own.status()?)));
-    match walls {
-        Some(walls @ Walls { user_namespace: Some(_), filters: Some(_) }) => Ok(walls),
+    let restrictions = Process::open(own).and_then(|own| Some(own.restrictions(&own.status()?)));
+    match restrictions {
+        Some(restrictions @ Restrictions { user_namespace: Some(_), seccomp_filters: Some(_) }) => {
+            Ok(restrictions)
+        }
         _ => Err(io::Error::other("/proc does not describe this process")),
     }
 }
@@ -73,11 +76,12 @@ impl Process {
         })
     }
 
-    fn member(&self, family: &Family) -> Option<Member> {
+    fn known_process(&self, admission: &AdmissionPolicy) -> Option<KnownProcess> {
         let status = self.status()?;
         let parent: i32 = field(&status, "PPid")?;
-        let restricted = family.is_restricted(&self.walls(&status)) || self.serves_a_sandbox();
-        Some(Member { parent: (parent != 0).then_some(parent), restricted })
+        let restricted =
+            admission.is_restricted(&self.restrictions(&status)) || self.serves_a_sandbox();
+        Some(KnownProcess { parent: (parent != 0).then_some(parent), restricted })
     }
 
     /// Whether it is the outer process of a sandbox. It is not confined itself, but connects on behalf of
@@ -93,12 +97,12 @@ impl Process {
         read.is_err() || is_sandbox(text.split(|byte| *byte == 0))
     }
 
-    fn walls(&self, status: &str) -> Walls {
+    fn restrictions(&self, status: &str) -> Restrictions {
         let user_namespace = rustix::fs::readlinkat(&self.0, "ns/user", Vec::new());
-        Walls {
+        Restrictions {
             user_namespace: user_namespace.ok().map(|link| link.as_bytes().to_vec()),
             // A kernel before 5.9 does not count them; then none and some is all there is to see.
-            filters: field(status, "Seccomp_filters").or_else(|| field(status, "Seccomp")),
+            seccomp_filters: field(status, "Seccomp_filters").or_else(|| field(status, "Seccomp")),
         }
     }
 

@@ -40,7 +40,7 @@ use super::retention::Retention;
 use super::stdin::Stdin;
 
 /// The longest a read waits, so that no clock overflows.
-const LONGEST_WAIT: Duration = Duration::from_secs(30 * 24 * 3600);
+const MAX_READ_WAIT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// What a process is made of once it runs.
 pub(super) struct Parts {
@@ -58,11 +58,11 @@ pub(super) struct Parts {
 }
 
 /// Who is told of events.
-enum Audience {
+enum Subscriber {
     /// The answer to `process/start` is still on its way; events wait for it.
     Expected,
     Attached(Box<dyn EventSink>),
-    Nobody,
+    Detached,
 }
 
 pub(super) struct Actor {
@@ -71,7 +71,7 @@ pub(super) struct Actor {
     mailbox: mpsc::UnboundedReceiver<Command>,
     started_at_ms: u64,
     next_seq: u64,
-    audience: Audience,
+    subscriber: Subscriber,
     /// Events that the audience is still to be told.
     undelivered: VecDeque<ProcessEvent>,
     undelivered_bytes: usize,
@@ -82,7 +82,7 @@ pub(super) struct Actor {
     /// The last event that is known to have reached its side.
     arrived: u64,
     /// The audience is being asked whether it has this event.
-    asked: Option<u64>,
+    awaiting_arrival: Option<u64>,
     /// Output that was kept while nobody listened waits to be read.
     backlog: Option<Backlog>,
     waiting: Vec<WaitingRead>,
@@ -133,7 +133,7 @@ enum Event {
 
 /// Whether the loop goes on.
 #[derive(PartialEq, Eq)]
-enum Next {
+enum Flow {
     Continue,
     Forget,
 }
@@ -151,13 +151,13 @@ impl Actor {
             mailbox,
             started_at_ms: now.as_millis() as u64,
             next_seq: 1,
-            audience: Audience::Expected,
+            subscriber: Subscriber::Expected,
             undelivered: VecDeque::new(),
             undelivered_bytes: 0,
             delivered: 0,
             seen: 0,
             arrived: 0,
-            asked: None,
+            awaiting_arrival: None,
             backlog: None,
             waiting: Vec::new(),
             exit: None,
@@ -176,10 +176,10 @@ impl Actor {
         loop {
             self.close_if_done();
             self.deliver_ready();
-            self.linger_once_told();
-            self.answer_waiting().await;
+            self.schedule_forget();
+            self.answer_ready_reads().await;
             let event = self.next_event().await;
-            if self.handle(event).await == Next::Forget {
+            if self.handle(event).await == Flow::Forget {
                 break;
             }
         }
@@ -189,35 +189,36 @@ impl Actor {
     async fn next_event(&mut self) -> Event {
         let deadline = self.deadline();
         let room = self.room();
-        if self.asked.is_none() && self.delivered > self.arrived {
-            self.asked = self.parts.retention.wants_to_know().then_some(self.delivered);
+        if self.awaiting_arrival.is_none() && self.delivered > self.arrived {
+            self.awaiting_arrival =
+                self.parts.retention.needs_arrival_check().then_some(self.delivered);
         }
-        let asked = self.asked.is_some();
-        let going = self.killed && self.exit.is_some() && !self.closed;
-        let going = going && self.end_streams_at.is_none();
+        let awaiting_arrival = self.awaiting_arrival.is_some();
+        let dying = self.killed && self.exit.is_some() && !self.closed;
+        let dying = dying && self.end_streams_at.is_none();
         let Parts { child, stdin, outputs, .. } = &mut self.parts;
         tokio::select! {
             // What a client asks comes first: it must not wait behind output that never ends. Of
             // the rest, output comes last, for it alone can be ready always.
             biased;
             command = self.mailbox.recv() => Event::Command(command),
-            event = told(&mut self.audience, self.undelivered.front(), asked) => event,
-            event = ended(child, self.exit.is_some()), if self.exit.is_none() || going => event,
-            () = stdin.flush(), if stdin.has_output() => Event::StdinMoved,
-            () = due(deadline) => Event::Due,
+            event = subscriber_event(&mut self.subscriber, self.undelivered.front(), awaiting_arrival) => event,
+            event = child_event(child, self.exit.is_some()), if self.exit.is_none() || dying => event,
+            () = stdin.flush(), if stdin.has_queued() => Event::StdinMoved,
+            () = wait_until(deadline) => Event::Due,
             (n, bytes) = read_either(outputs, room), if room > 0 => Event::Output(n, bytes),
         }
     }
 
-    async fn handle(&mut self, event: Event) -> Next {
+    async fn handle(&mut self, event: Event) -> Flow {
         match event {
             Event::Command(Some(command)) => return self.command(command).await,
             // Nobody can ask for it any more.
-            Event::Command(None) => return Next::Forget,
+            Event::Command(None) => return Flow::Forget,
             Event::Deliver(Ok(())) => self.deliver(),
-            Event::Deliver(Err(SinkClosed)) => self.leave_alone(),
+            Event::Deliver(Err(SinkClosed)) => self.detach(),
             Event::Arrived => {
-                self.arrived = self.asked.take().unwrap_or(self.arrived);
+                self.arrived = self.awaiting_arrival.take().unwrap_or(self.arrived);
                 if self.backlog.is_none() {
                     self.parts.retention.sent(self.arrived);
                 }
@@ -231,11 +232,11 @@ impl Actor {
             Event::StdinMoved => self.parts.stdin.accept(self.eof()),
             Event::Due => {
                 if self.forget_at.is_some_and(|at| at <= Instant::now()) {
-                    return Next::Forget;
+                    return Flow::Forget;
                 }
                 if self.end_streams_at.is_some_and(|at| at <= Instant::now()) && !self.ending {
                     self.ending = true;
-                    self.parts.outputs.iter_mut().flatten().for_each(Output::end_after_rest);
+                    self.parts.outputs.iter_mut().flatten().for_each(Output::end_after_buffered);
                 }
                 if self.backlog.as_ref().is_some_and(|backlog| backlog.until <= Instant::now()) {
                     self.backlog = None;
@@ -243,15 +244,15 @@ impl Actor {
                 }
             }
         }
-        Next::Continue
+        Flow::Continue
     }
 
-    async fn command(&mut self, command: Command) -> Next {
+    async fn command(&mut self, command: Command) -> Flow {
         match command {
             Command::Read(params, reply) => {
                 // Now, not when it is answered: it may wait for output that needs the room.
-                self.was_read(params.after_seq.unwrap_or(0).min(self.next_seq - 1));
-                let wait = Duration::from_millis(params.wait_ms.unwrap_or(0)).min(LONGEST_WAIT);
+                self.acknowledge(params.after_seq.unwrap_or(0).min(self.next_seq - 1));
+                let wait = Duration::from_millis(params.wait_ms.unwrap_or(0)).min(MAX_READ_WAIT);
                 let until = Instant::now() + wait;
                 self.waiting.push(WaitingRead { params, until, reply });
             }
@@ -287,14 +288,14 @@ impl Actor {
                 let _ = reply.send(self.info());
             }
             Command::Attach(sink) => self.attach(sink),
-            Command::Detach => self.leave_alone(),
-            Command::Kill => return Next::Forget,
+            Command::Detach => self.detach(),
+            Command::Kill => return Flow::Forget,
         }
-        Next::Continue
+        Flow::Continue
     }
 
     fn attach(&mut self, sink: Box<dyn EventSink>) {
-        if matches!(self.audience, Audience::Nobody) {
+        if matches!(self.subscriber, Subscriber::Detached) {
             self.delivered = self.next_seq - 1;
             self.arrived = self.delivered;
             self.backlog = Some(Backlog {
@@ -302,14 +303,14 @@ impl Actor {
                 until: Instant::now() + self.config.resume_grace,
             });
         }
-        self.audience = Audience::Attached(sink);
-        self.asked = None;
+        self.subscriber = Subscriber::Attached(sink);
+        self.awaiting_arrival = None;
     }
 
     /// What was sent may be lost; what is kept has to stay until somebody asks for it.
-    fn leave_alone(&mut self) {
-        self.audience = Audience::Nobody;
-        self.asked = None;
+    fn detach(&mut self) {
+        self.subscriber = Subscriber::Detached;
+        self.awaiting_arrival = None;
         self.undelivered.clear();
         self.undelivered_bytes = 0;
         self.backlog = None;
@@ -329,10 +330,10 @@ impl Actor {
             return;
         };
         if let Some(confined) = &mut self.parts.confined {
-            confined.wrote(&bytes);
+            confined.observe_output(&bytes);
         }
         let newest = self.next_seq - 1;
-        let unseen = matches!(self.audience, Audience::Nobody) && newest > self.seen;
+        let unseen = matches!(self.subscriber, Subscriber::Detached) && newest > self.seen;
         if unseen && self.parts.retention.extend(newest, stream, &bytes) {
             return;
         }
@@ -349,7 +350,7 @@ impl Actor {
     fn publish(&mut self, kind: EventKind) -> u64 {
         let seq = self.next_seq;
         self.next_seq += 1;
-        if !matches!(self.audience, Audience::Nobody) {
+        if !matches!(self.subscriber, Subscriber::Detached) {
             self.seen = seq;
             let event = ProcessEvent { process_id: self.parts.process_id.clone(), seq, kind };
             self.undelivered_bytes += event.len();
@@ -362,8 +363,8 @@ impl Actor {
     fn deliver_ready(&mut self) {
         // Who is not ready is waited for by the loop, which leaves its own waker.
         let mut cx = Context::from_waker(Waker::noop());
-        while let (Audience::Attached(sink), Some(event)) =
-            (&mut self.audience, self.undelivered.front())
+        while let (Subscriber::Attached(sink), Some(event)) =
+            (&mut self.subscriber, self.undelivered.front())
             && let Poll::Ready(Ok(())) = sink.poll_ready(&mut cx, event)
         {
             self.deliver();
@@ -372,7 +373,7 @@ impl Actor {
 
     /// Hands over the event that there is room for.
     fn deliver(&mut self) {
-        let Audience::Attached(sink) = &mut self.audience else { return };
+        let Subscriber::Attached(sink) = &mut self.subscriber else { return };
         let Some(event) = self.undelivered.pop_front() else { return };
         self.undelivered_bytes -= event.len();
         self.delivered = event.seq;
@@ -382,10 +383,10 @@ impl Actor {
     /// The process has exited. What it wrote before that is in its pipes already, so it is taken
     /// first, as much as there is now: a descendant that goes on writing must not hold up the exit.
     async fn exited(&mut self, code: i32) {
-        self.take_available().await;
+        self.drain_available().await;
         let mut sandbox_denied = false;
         if code != 0 && self.parts.confined.is_some() {
-            self.take_until(Instant::now() + self.config.denial_wait).await;
+            self.drain_until(Instant::now() + self.config.denial_wait).await;
             let confined = self.parts.confined.as_ref();
             sandbox_denied = confined.is_some_and(|confined| confined.denied(code));
         }
@@ -393,21 +394,21 @@ impl Actor {
         self.exit = Some(Exit { seq, code, sandbox_denied });
     }
 
-    async fn take_available(&mut self) {
+    async fn drain_available(&mut self) {
         for n in 0..self.parts.outputs.len() {
-            let mut left = self.parts.outputs[n].as_ref().map_or(0, Output::available);
-            while left > 0 && self.room() > 0 {
+            let mut available = self.parts.outputs[n].as_ref().map_or(0, Output::available);
+            while available > 0 && self.room() > 0 {
                 let room = self.room();
                 let output = self.parts.outputs[n].as_mut();
                 let Some(bytes) = output.and_then(|output| output.read_now(room)) else { break };
-                left = left.saturating_sub(bytes.len() as u64);
+                available = available.saturating_sub(bytes.len() as u64);
                 self.publish_output(n, bytes).await;
             }
         }
     }
 
     /// Takes output until all streams have ended or the time has come.
-    async fn take_until(&mut self, deadline: Instant) {
+    async fn drain_until(&mut self, deadline: Instant) {
         while self.room() > 0 && self.parts.outputs.iter().flatten().any(Output::is_open) {
             let room = self.room();
             let (n, bytes) = tokio::select! {
@@ -445,9 +446,10 @@ impl Actor {
 
     /// A closed process is forgotten a while after its client was told all of it; and not while
     /// nobody is attached, who could come back and ask.
-    fn linger_once_told(&mut self) {
-        let told = matches!(self.audience, Audience::Attached(_)) && self.undelivered.is_empty();
-        if !self.closed || !told {
+    fn schedule_forget(&mut self) {
+        let all_delivered =
+            matches!(self.subscriber, Subscriber::Attached(_)) && self.undelivered.is_empty();
+        if !self.closed || !all_delivered {
             self.forget_at = None;
         } else if self.forget_at.is_none() {
             self.forget_at = Some(Instant::now() + self.config.closed_linger);
@@ -455,7 +457,7 @@ impl Actor {
     }
 
     /// Answers every read that has something to say, or has waited long enough.
-    async fn answer_waiting(&mut self) {
+    async fn answer_ready_reads(&mut self) {
         let mut at = 0;
         while at < self.waiting.len() {
             let read = &self.waiting[at];
@@ -487,19 +489,23 @@ impl Actor {
             Ok(found) => found,
             Err(error) => {
                 self.failure = Some(format!("cannot read stored output: {error}"));
-                super::retention::Found { chunks: Vec::new(), cut: false, dropped_bytes: 0 }
+                super::retention::ReadResult {
+                    chunks: Vec::new(),
+                    truncated: false,
+                    dropped_bytes: 0,
+                }
             }
         };
         let last = found.chunks.last().map(|chunk| chunk.seq);
         self.seen = self.seen.max(last.unwrap_or(0));
         // What the answer carries may die on its way; what it was asked after has arrived.
-        self.was_read(after.min(self.next_seq - 1));
-        if let Some(backlog) = self.backlog.as_mut().filter(|_| !found.cut) {
+        self.acknowledge(after.min(self.next_seq - 1));
+        if let Some(backlog) = self.backlog.as_mut().filter(|_| !found.truncated) {
             // All of it is on its way: a client that now only listens must not hang its process.
             backlog.until = backlog.until.min(Instant::now() + self.config.resume_read_grace);
         }
         let next_seq = match last {
-            Some(last) if found.cut || params.max_bytes.is_some() => last + 1,
+            Some(last) if found.truncated || params.max_bytes.is_some() => last + 1,
             _ => self.next_seq,
         };
         ReadResponse {
@@ -515,8 +521,8 @@ impl Actor {
     }
 
     /// A client has everything up to `seq`.
-    fn was_read(&mut self, seq: u64) {
-        if matches!(self.audience, Audience::Nobody) {
+    fn acknowledge(&mut self, seq: u64) {
+        if matches!(self.subscriber, Subscriber::Detached) {
             return;
         }
         self.parts.retention.release(seq);
@@ -565,7 +571,7 @@ impl Actor {
         if !self.closed {
             self.parts.child.kill().await;
             if self.exit.is_none() {
-                self.parts.child.exited().await;
+                self.parts.child.wait_exit().await;
             }
             self.parts.child.release();
             self.clean_up();
@@ -594,20 +600,24 @@ async fn read_either(
 }
 
 /// Waits for the exit, or, once that was seen, until nothing is left.
-async fn ended(child: &mut Child, exit_seen: bool) -> Event {
+async fn child_event(child: &mut Child, exit_seen: bool) -> Event {
     if exit_seen {
-        child.gone().await;
+        child.wait_gone().await;
         return Event::Gone;
     }
-    Event::Exited(child.exited().await)
+    Event::Exited(child.wait_exit().await)
 }
 
 /// Resolves when the next event can be sent, or when what the audience was asked for has arrived;
 /// never if there is no event, no question or nobody.
-async fn told(audience: &mut Audience, event: Option<&ProcessEvent>, asked: bool) -> Event {
-    let Audience::Attached(sink) = audience else { return std::future::pending().await };
+async fn subscriber_event(
+    subscriber: &mut Subscriber,
+    event: Option<&ProcessEvent>,
+    awaiting_arrival: bool,
+) -> Event {
+    let Subscriber::Attached(sink) = subscriber else { return std::future::pending().await };
     poll_fn(|cx| {
-        if asked && sink.poll_arrived(cx).is_ready() {
+        if awaiting_arrival && sink.poll_arrived(cx).is_ready() {
             return Poll::Ready(Event::Arrived);
         }
         match event {
@@ -618,7 +628,7 @@ async fn told(audience: &mut Audience, event: Option<&ProcessEvent>, asked: bool
     .await
 }
 
-async fn due(deadline: Option<Instant>) {
+async fn wait_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
         None => std::future::pending().await,

@@ -10,8 +10,8 @@ use crate::pool;
 use crate::sandbox::Cleanup;
 
 use super::descendants;
-use super::keeper::{Keeper, Wish, Word};
-use super::left::{Group, Left};
+use super::keeper::{Control, Keeper, Report};
+use super::leftovers::{Group, Leftovers};
 
 /// What is told of a program whose keeper was killed, which takes it along.
 const KILLED: i32 = 128 + 9;
@@ -23,7 +23,7 @@ pub(super) struct Child {
     pid: Pid,
     exit: Option<i32>,
     group: Group,
-    left: Left,
+    leftovers: Leftovers,
     /// Under which number what it left behind is remembered.
     released: Option<u64>,
     /// What it may leave on the host if it is killed.
@@ -31,9 +31,17 @@ pub(super) struct Child {
 }
 
 impl Child {
-    pub(super) fn new(keeper: Keeper, group: Group, left: Left) -> Self {
+    pub(super) fn new(keeper: Keeper, group: Group, leftovers: Leftovers) -> Self {
         let pid = keeper.root();
-        Self { keeper: Some(keeper), pid, exit: None, group, left, released: None, cleanup: None }
+        Self {
+            keeper: Some(keeper),
+            pid,
+            exit: None,
+            group,
+            leftovers,
+            released: None,
+            cleanup: None,
+        }
     }
 
     /// The same, with what it may leave on the host if it is killed: removed if this is dropped
@@ -44,9 +52,9 @@ impl Child {
     }
 
     /// It ends by itself when we do, and has to tidy up before.
-    pub(super) fn tidies_up(&self) {
+    pub(super) fn set_cleans_up(&self) {
         if let Some(keeper) = &self.keeper {
-            keeper.tidies_up();
+            keeper.set_cleans_up();
         }
     }
 
@@ -55,21 +63,21 @@ impl Child {
     }
 
     /// It is killed with others from now on.
-    pub(super) fn regroup(&mut self, group: Group) {
+    pub(super) fn set_group(&mut self, group: Group) {
         self.group = group;
     }
 
     /// Waits for the exit and tells its code, 128 + signal for a death by signal. Cancel safe.
-    pub(super) async fn exited(&mut self) -> i32 {
+    pub(super) async fn wait_exit(&mut self) -> i32 {
         while self.exit.is_none() {
-            let word = match &self.keeper {
+            let report = match &self.keeper {
                 Some(keeper) => keeper.next().await,
                 None => None,
             };
-            match word {
-                Some(Word::Exited { code, last }) => {
+            match report {
+                Some(Report::Exited { code, nothing_left }) => {
                     self.exit = Some(code);
-                    if last {
+                    if nothing_left {
                         self.keeper = None;
                     }
                 }
@@ -84,9 +92,9 @@ impl Child {
     }
 
     /// Waits until nothing is left of it, once its exit was seen. Cancel safe.
-    pub(super) async fn gone(&mut self) {
+    pub(super) async fn wait_gone(&mut self) {
         if let Some(keeper) = &self.keeper {
-            keeper.ended().await;
+            keeper.wait_ended().await;
         }
         self.keeper = None;
     }
@@ -104,35 +112,35 @@ impl Child {
             ProcessSignal::Stop => Signal::STOP,
             ProcessSignal::Continue => Signal::CONT,
         };
-        self.wish(Wish::Signal { signal, also: foreground });
+        self.send(Control::Signal { signal, also: foreground });
     }
 
-    fn wish(&self, wish: Wish) {
+    fn send(&self, control: Control) {
         if let Some(keeper) = &self.keeper {
-            keeper.wish(wish);
+            keeper.send(control);
         }
     }
 
     /// Begins to kill the program and everything that is left of it; its end is told as any other.
     pub(super) fn begin_kill(&self) {
-        let left = || self.left.one(self.group, self.released?);
-        if let Some(grip) = self.keeper.as_ref().map(Keeper::grip).or_else(left) {
-            pool::detached(move || descendants::end(vec![grip]));
+        let released = || self.leftovers.get(self.group, self.released?);
+        if let Some(handle) = self.keeper.as_ref().map(Keeper::handle).or_else(released) {
+            pool::spawn_detached(move || descendants::kill_all(vec![handle]));
         }
     }
 
     /// Kills the program and everything that is left of it, on a thread that may block.
     pub(super) async fn kill(&self) {
         if let Some(keeper) = &self.keeper {
-            let grip = keeper.grip();
-            let _ = pool::blocking(move || descendants::end(vec![grip])).await;
+            let handle = keeper.handle();
+            let _ = pool::blocking(move || descendants::kill_all(vec![handle])).await;
         }
     }
 
     /// The same, on this thread.
-    pub(super) fn kill_here(&self) {
+    pub(super) fn kill_blocking(&self) {
         if let Some(keeper) = &self.keeper {
-            descendants::end(vec![keeper.grip()]);
+            descendants::kill_all(vec![keeper.handle()]);
         }
     }
 
@@ -141,7 +149,7 @@ impl Child {
     pub(super) fn release(&mut self) {
         self.cleanup = None;
         if let Some(keeper) = self.keeper.take() {
-            self.released = Some(self.left.add(self.group, keeper));
+            self.released = Some(self.leftovers.add(self.group, keeper));
         }
     }
 }
@@ -149,7 +157,7 @@ impl Child {
 /// An owner that ends without having released it leaves nothing running, and nothing behind.
 impl Drop for Child {
     fn drop(&mut self) {
-        self.kill_here();
+        self.kill_blocking();
         if let Some(cleanup) = self.cleanup.take().filter(|cleanup| !cleanup.is_empty()) {
             cleanup.run();
         }

@@ -58,7 +58,7 @@ impl Command {
 
 impl Command {
     /// Executes this very file, not what has its name by then.
-    pub(super) fn executing(self, executable: &Executable) -> Self {
+    pub(super) fn with_executable(self, executable: &Executable) -> Self {
         Self { executable: executable.descriptor().map(|_| executable.clone()), ..self }
     }
 }

@@ -21,32 +21,32 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use super::keeper::{Grip, TIDYING};
+use super::keeper::{CLEANUP_TIMEOUT, KeeperHandle};
 
 /// How often the tree is looked at before it is killed as far as it is known. Each look stops
 /// everything found, so only what forks faster than we read survives one.
-const LOOKS: usize = 64;
+const MAX_PASSES: usize = 64;
 
 /// How often, 100 µs apart, it is looked whether a keeper has stopped.
-const STOPPING: usize = 50;
+const STOP_CHECKS: usize = 50;
 
 /// How long it is tried to kill what cannot be signalled: it belongs to another user.
-const PATIENCE: Duration = Duration::from_secs(10);
+const UNSIGNALLABLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long it is tried to kill what can be signalled, and does not die: it waits for a device, or
 /// makes others of its kind faster than they can be killed.
-const LONG_PATIENCE: Duration = Duration::from_secs(60);
+const KILL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Kills everything below these keepers; they have ended then. Blocks.
-pub(super) fn end(mut keepers: Vec<Grip>) {
+pub(super) fn kill_all(mut keepers: Vec<KeeperHandle>) {
     let began = Instant::now();
     let mut signalled = began;
     let mut pause = 1;
     loop {
         keepers.retain(|keeper| !keeper.has_ended(0));
         for keeper in &keepers {
-            let tidying = keeper.tidying.filter(|_| began.elapsed() < TIDYING);
-            if sweep(keeper.pid, tidying, || !keeper.has_ended(0)) {
+            let cleaning_up = keeper.cleaning_up.filter(|_| began.elapsed() < CLEANUP_TIMEOUT);
+            if kill_descendants(keeper.pid, cleaning_up, || !keeper.has_ended(0)) {
                 signalled = Instant::now();
             }
         }
@@ -54,7 +54,7 @@ pub(super) fn end(mut keepers: Vec<Grip>) {
         if keepers.iter().all(|keeper| keeper.has_ended(pause)) {
             return;
         }
-        if signalled.elapsed() > PATIENCE || began.elapsed() > LONG_PATIENCE {
+        if signalled.elapsed() > UNSIGNALLABLE_TIMEOUT || began.elapsed() > KILL_TIMEOUT {
             let keepers: Vec<_> = keepers.iter().map(|keeper| keeper.pid).collect();
             tracing::warn!(?keepers, "cannot kill processes below these keepers");
             return;
@@ -63,22 +63,26 @@ pub(super) fn end(mut keepers: Vec<Grip>) {
     }
 }
 
-/// Kills everything below `root` once, as far as it is seen, but not `root`, nor what is `tidying` up: a
+/// Kills everything below `root` once, as far as it is seen, but not `root`, nor what is `cleaning_up` up: a
 /// child of `root`, which ends by itself once all below it has. It is asked whether the root's number is
 /// still that of who is meant after it was used. Tells whether there was anybody to kill.
-pub(super) fn sweep(root: Pid, tidying: Option<Pid>, is_root: impl Fn() -> bool) -> bool {
+pub(super) fn kill_descendants(
+    root: Pid,
+    cleaning_up: Option<Pid>,
+    is_root: impl Fn() -> bool,
+) -> bool {
     let mut killed = false;
-    if let Some(still) = Still::hold(root, &is_root) {
-        killed |= still.kill_children(tidying);
+    if let Some(stopped) = StoppedKeeper::stop(root, &is_root) {
+        killed |= stopped.kill_children(cleaning_up);
     }
     let mut members = HashMap::new();
-    for _ in 0..LOOKS {
-        if !stop_new(root, tidying, &is_root, &mut members) {
+    for _ in 0..MAX_PASSES {
+        if !stop_new_descendants(root, cleaning_up, &is_root, &mut members) {
             break;
         }
     }
     for (&pid, member) in &members {
-        if Some(pid) == tidying {
+        if Some(pid) == cleaning_up {
             // Somebody may have stopped it.
             signal(member, Signal::CONT);
         } else {
@@ -89,14 +93,14 @@ pub(super) fn sweep(root: Pid, tidying: Option<Pid>, is_root: impl Fn() -> bool)
 }
 
 /// Kills everything below a child of ours that then ends by itself.
-pub(super) fn kill_below(tidying: Pid) {
-    for child in children(tidying) {
-        if let Some(child) = hold(tidying, Link { parent: tidying, child }) {
+pub(super) fn kill_children_of(cleaning_up: Pid) {
+    for child in children(cleaning_up) {
+        if let Some(child) = open_descendant(cleaning_up, Edge { parent: cleaning_up, child }) {
             signal(&child, Signal::KILL);
         }
     }
     // Ours to reap, so the number is its own. Somebody may have stopped it.
-    let _ = rustix::process::kill_process(tidying, Signal::CONT);
+    let _ = rustix::process::kill_process(cleaning_up, Signal::CONT);
 }
 
 /// Kills the process group of a child of ours that is not reaped meanwhile, unless it is our own.
@@ -110,7 +114,7 @@ pub(super) fn kill_group_of(child: Pid) {
 }
 
 /// Continues the keepers below a warden that somebody has stopped.
-pub(super) fn wake_below(warden: Pid) {
+pub(super) fn resume_keepers_of(warden: Pid) {
     for keeper in children(warden) {
         let Ok(pidfd) = rustix::process::pidfd_open(keeper, PidfdFlags::empty()) else { continue };
         let stat = Stat::of(keeper);
@@ -122,24 +126,24 @@ pub(super) fn wake_below(warden: Pid) {
 
 /// A keeper that is stopped until this is dropped: it reaps nobody. After that it goes on, whoever had
 /// stopped it before.
-struct Still {
+struct StoppedKeeper {
     keeper: Pid,
     pidfd: OwnedFd,
     /// Its own process group, which is not what it keeps.
     group: Option<Pid>,
 }
 
-impl Still {
+impl StoppedKeeper {
     /// `None` if it does not stop at once, as one does that is starting its program.
-    fn hold(keeper: Pid, is_keeper: impl Fn() -> bool) -> Option<Self> {
+    fn stop(keeper: Pid, is_keeper: impl Fn() -> bool) -> Option<Self> {
         let pidfd = rustix::process::pidfd_open(keeper, PidfdFlags::empty()).ok()?;
         if !is_keeper() || !signal(&pidfd, Signal::STOP) {
             return None;
         }
-        let still = Self { keeper, pidfd, group: Stat::of(keeper)?.group };
-        for _ in 0..STOPPING {
+        let stopped = Self { keeper, pidfd, group: Stat::of(keeper)?.group };
+        for _ in 0..STOP_CHECKS {
             if Stat::of(keeper)?.is_stopped {
-                return Some(still);
+                return Some(stopped);
             }
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -147,15 +151,15 @@ impl Still {
     }
 
     /// Kills the keeper's children with their groups, and those that come to it by that, for some
-    /// time; but not what is `tidying` up. Tells whether there was any.
-    fn kill_children(&self, tidying: Option<Pid>) -> bool {
-        let mut seen: HashSet<_> = tidying.into_iter().collect();
-        let spared = [self.group, tidying.and_then(|tidying| Stat::of(tidying)?.group)];
+    /// time; but not what is `cleaning_up` up. Tells whether there was any.
+    fn kill_children(&self, cleaning_up: Option<Pid>) -> bool {
+        let mut seen: HashSet<_> = cleaning_up.into_iter().collect();
+        let spared = [self.group, cleaning_up.and_then(|cleaning_up| Stat::of(cleaning_up)?.group)];
         let mut killed = false;
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_PASSES {
             let mut new = children(self.keeper);
             #[cfg(test)]
-            tests::look_slowly(new.iter().copied());
+            tests::delay_after_listing(new.iter().copied());
             new.retain(|pid| seen.insert(*pid));
             if new.is_empty() {
                 break;
@@ -173,52 +177,52 @@ impl Still {
     }
 }
 
-impl Drop for Still {
+impl Drop for StoppedKeeper {
     fn drop(&mut self) {
         signal(&self.pidfd, Signal::CONT);
     }
 }
 
-/// Stops every descendant that was not known, but not what is `tidying` up; tells whether there was any.
-fn stop_new(
+/// Stops every descendant that was not known, but not what is `cleaning_up` up; tells whether there was any.
+fn stop_new_descendants(
     root: Pid,
-    tidying: Option<Pid>,
+    cleaning_up: Option<Pid>,
     is_root: impl Fn() -> bool,
     members: &mut HashMap<Pid, OwnedFd>,
 ) -> bool {
     let found = descendants(root);
     #[cfg(test)]
-    tests::look_slowly(found.iter().map(|link| link.child));
+    tests::delay_after_listing(found.iter().map(|edge| edge.child));
     if !is_root() {
         return false;
     }
-    let mut news = false;
-    for link in found {
-        if members.contains_key(&link.child) {
+    let mut found_new = false;
+    for edge in found {
+        if members.contains_key(&edge.child) {
             continue;
         }
-        news = true;
-        if let Some(member) = hold(root, link) {
-            if Some(link.child) != tidying {
+        found_new = true;
+        if let Some(member) = open_descendant(root, edge) {
+            if Some(edge.child) != cleaning_up {
                 signal(&member, Signal::STOP);
             }
-            members.insert(link.child, member);
+            members.insert(edge.child, member);
         }
     }
-    news
+    found_new
 }
 
 /// A descriptor of a descendant, if that is still who has the number.
-fn hold(root: Pid, link: Link) -> Option<OwnedFd> {
-    let opened = rustix::process::pidfd_open(link.child, PidfdFlags::empty());
+fn open_descendant(root: Pid, edge: Edge) -> Option<OwnedFd> {
+    let opened = rustix::process::pidfd_open(edge.child, PidfdFlags::empty());
     // One whose parent has died in between belongs to the root by now.
-    let parent = Stat::of(link.child).and_then(|stat| stat.parent);
-    let ours = parent.is_some_and(|parent| parent == link.parent || parent == root);
+    let parent = Stat::of(edge.child).and_then(|stat| stat.parent);
+    let ours = parent.is_some_and(|parent| parent == edge.parent || parent == root);
     match opened {
         Ok(pidfd) => ours.then_some(pidfd),
         // Out of descriptors: better a small risk than a survivor.
         Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) if ours => {
-            let _ = rustix::process::kill_process(link.child, Signal::KILL);
+            let _ = rustix::process::kill_process(edge.child, Signal::KILL);
             None
         }
         Err(_) => None,
@@ -237,21 +241,21 @@ fn signal(pidfd: &OwnedFd, signal: Signal) -> bool {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Link {
+struct Edge {
     parent: Pid,
     child: Pid,
 }
 
 /// Every process below `root`, as far as one pass can see; parents before their children.
-fn descendants(root: Pid) -> Vec<Link> {
-    let mut found: Vec<Link> = Vec::new();
+fn descendants(root: Pid) -> Vec<Edge> {
+    let mut found: Vec<Edge> = Vec::new();
     let mut seen = HashSet::from([root]);
     let mut at = 0;
     let mut parent = root;
     loop {
         for child in children(parent) {
             if seen.insert(child) {
-                found.push(Link { parent, child });
+                found.push(Edge { parent, child });
             }
         }
         let Some(next) = found.get(at) else { break };
@@ -315,14 +319,14 @@ mod tests {
     use super::*;
 
     /// Whether every look at a tree takes so long that all it has found has exited meanwhile.
-    static SLOWLY: AtomicBool = AtomicBool::new(false);
+    static DELAY: AtomicBool = AtomicBool::new(false);
 
-    pub(super) fn look_slowly(found: impl Iterator<Item = Pid>) {
+    pub(super) fn delay_after_listing(found: impl Iterator<Item = Pid>) {
         let runs = |pid: Pid| {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
             stat.is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") T "))
         };
-        if SLOWLY.load(Ordering::Relaxed) {
+        if DELAY.load(Ordering::Relaxed) {
             for pid in found {
                 while runs(pid) {
                     std::thread::sleep(Duration::from_millis(1));
@@ -333,7 +337,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_gone_before_it_is_signalled_is_caught_by_its_group() {
-        SLOWLY.store(true, Ordering::Relaxed);
+        DELAY.store(true, Ordering::Relaxed);
         let directory = tempfile::tempdir().unwrap();
         let end = directory.path().join("end");
         // Each starts the next and exits; the last of them would leave a file.
@@ -358,7 +362,7 @@ mod tests {
         process.kill();
         process.gone().await;
         host.shut_down().await;
-        SLOWLY.store(false, Ordering::Relaxed);
+        DELAY.store(false, Ordering::Relaxed);
         assert!(!end.exists(), "it ran to its end");
     }
 

@@ -59,7 +59,7 @@ pub fn build(
             inherit(server.into_iter().filter(|(name, _)| !own(name)), policy)?
         }
     };
-    lay_over(&mut out, env);
+    overlay(&mut out, env);
     out.retain(|name, _| !NEVER_PASSED_ON.iter().any(|never| name == *never));
     Ok(out)
 }
@@ -78,7 +78,7 @@ fn inherit(
         drop_matching(&mut out, DEFAULT_EXCLUDES)?;
     }
     drop_matching(&mut out, &policy.exclude)?;
-    lay_over(&mut out, &policy.set);
+    overlay(&mut out, &policy.set);
     if !policy.include_only.is_empty() {
         let keep = globs(&policy.include_only)?;
         out.retain(|name, _| keep.is_match(name));
@@ -86,7 +86,7 @@ fn inherit(
     Ok(out)
 }
 
-fn lay_over(out: &mut Environment, env: &Env) {
+fn overlay(out: &mut Environment, env: &Env) {
     out.extend(env.0.iter().map(|(name, value)| (name.into(), value.into())));
 }
 

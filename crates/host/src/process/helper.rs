@@ -21,7 +21,7 @@ use super::confinement::Confinement;
 use super::descendants;
 use super::host::{ProcessHost, StartError};
 use super::launch::LaunchError;
-use super::left::Group;
+use super::leftovers::Group;
 
 /// Helpers belong to no client.
 pub(super) const GROUP: Group = Group(u64::MAX);
@@ -34,17 +34,17 @@ pub(crate) struct HelperProcess {
     /// What it is asked.
     pub input: HelperInput,
     /// Its mounts.
-    pub mounts: Mounts,
+    pub mounts: SandboxMounts,
 }
 
 /// The mounts of a running helper: what keeps its sandbox from what is denied and protected. When a
 /// file is removed that something was mounted on, the kernel takes the mount away, in every sandbox.
 #[derive(Debug)]
-pub(crate) struct Mounts(Option<OwnedFd>);
+pub(crate) struct SandboxMounts(Option<OwnedFd>);
 
-impl Mounts {
+impl SandboxMounts {
     /// Those of the sandbox that a process stands outside of.
-    fn below(outer: Pid) -> Self {
+    fn of_sandbox(outer: Pid) -> Self {
         let inner = descendants::children(outer).into_iter().next();
         let path = inner.map(|inner| format!("/proc/{}/mountinfo", inner.as_raw_nonzero()));
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -57,7 +57,7 @@ impl Mounts {
     }
 
     /// Whether all of them have stood since the helper began. If that cannot be told, they have not.
-    pub fn stand(&self) -> bool {
+    pub fn are_intact(&self) -> bool {
         let Some(table) = &self.0 else { return false };
         let now = Timespec::default();
         let mut fds = [PollFd::new(table, PollFlags::PRI)];
@@ -70,66 +70,66 @@ impl Mounts {
 #[derive(Debug)]
 pub(crate) struct HelperInput {
     pipe: pipe::Sender,
-    _ending: Ending,
+    _kill_on_drop: KillInBackground,
 }
 
 /// The helpers of a host. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Running(Arc<Mutex<Vec<Helper>>>);
+pub(super) struct HelperProcesses(Arc<Mutex<Vec<Helper>>>);
 
 /// Locked while it is being killed: whoever comes then waits for the end of that.
 type Helper = Arc<Mutex<Option<Child>>>;
 
-impl Running {
-    fn add(&self, child: Child) -> Ending {
+impl HelperProcesses {
+    fn add(&self, child: Child) -> KillInBackground {
         let helper = Arc::new(Mutex::new(Some(child)));
         self.0.lock().push(helper.clone());
-        Ending(Some(Last { helpers: self.clone(), helper }))
+        KillInBackground(Some(KillOnDrop { helpers: self.clone(), helper }))
     }
 
     /// Kills a helper; nothing of it is left then. Blocks.
-    fn end(&self, helper: &Helper) {
+    fn kill(&self, helper: &Helper) {
         let mut child = helper.lock();
         drop(child.take());
         self.0.lock().retain(|other| !Arc::ptr_eq(other, helper));
     }
 
     /// Kills all of them. Blocks.
-    pub(super) fn end_all(&self) {
+    pub(super) fn kill_all(&self) {
         let all = self.0.lock().clone();
         // First all of them: one tidies up after the last that has used the same place.
         for helper in &all {
             if let Some(child) = &*helper.lock() {
-                child.kill_here();
+                child.kill_blocking();
             }
         }
         for helper in &all {
-            self.end(helper);
+            self.kill(helper);
         }
     }
 }
 
 /// Ends a helper when it is dropped, on a thread that may block.
 #[derive(Debug)]
-struct Ending(Option<Last>);
+struct KillInBackground(Option<KillOnDrop>);
 
 /// Ends a helper when it is dropped.
 #[derive(Debug)]
-struct Last {
-    helpers: Running,
+struct KillOnDrop {
+    helpers: HelperProcesses,
     helper: Helper,
 }
 
-impl Drop for Last {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        self.helpers.end(&self.helper);
+        self.helpers.kill(&self.helper);
     }
 }
 
-impl Drop for Ending {
+impl Drop for KillInBackground {
     fn drop(&mut self) {
-        let last = self.0.take();
-        pool::detached(move || drop(last));
+        let kill = self.0.take();
+        pool::spawn_detached(move || drop(kill));
     }
 }
 
@@ -144,16 +144,17 @@ impl ProcessHost {
         let (their_input, input) = io::pipe().map_err(setup)?;
         let (output, their_output) = io::pipe().map_err(setup)?;
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let nowhere = rustix::fs::open("/dev/null", flags, Mode::empty());
-        let nowhere = nowhere.map_err(|errno| setup(errno.into()))?;
-        let stdio = [their_input.into(), their_output.into(), nowhere];
-        let child = self.enter(confinement, stdio, false, GROUP).await?.entered().await?;
+        let null = rustix::fs::open("/dev/null", flags, Mode::empty());
+        let null = null.map_err(|errno| setup(errno.into()))?;
+        let stdio = [their_input.into(), their_output.into(), null];
+        let child =
+            self.start_sandbox(confinement, stdio, false, GROUP).await?.wait_started().await?;
         Ok(HelperProcess {
-            mounts: Mounts::below(child.pid()),
+            mounts: SandboxMounts::of_sandbox(child.pid()),
             output: pipe::Receiver::from_owned_fd(output.into()).map_err(setup)?,
             input: HelperInput {
                 pipe: pipe::Sender::from_owned_fd(input.into()).map_err(setup)?,
-                _ending: self.helpers().add(child),
+                _kill_on_drop: self.helpers().add(child),
             },
         })
     }

@@ -18,9 +18,9 @@ use super::child::Child;
 use super::config::{Lifeline, ProcessConfig};
 use super::confinement::Confined;
 use super::handle::{Command, ProcessHandle, Reply};
-use super::helper::Running;
-use super::launch::{Launch, LaunchError, What};
-use super::left::{Group, Left};
+use super::helper::HelperProcesses;
+use super::launch::{Launch, LaunchError, LaunchTarget};
+use super::leftovers::{Group, Leftovers};
 use super::output::Output;
 use super::pty;
 use super::readiness::register;
@@ -36,9 +36,9 @@ use super::warden::Warden;
 pub struct ProcessHost {
     config: Arc<ProcessConfig>,
     spawner: Spawner,
-    left: Left,
+    leftovers: Leftovers,
     spares: Spares,
-    helpers: Running,
+    helpers: HelperProcesses,
     peers: Peers,
 }
 
@@ -91,7 +91,7 @@ impl StartError {
 impl ProcessHost {
     /// A host in this process. To be made inside a runtime.
     pub fn new(config: ProcessConfig) -> io::Result<Self> {
-        pool::prepare()?;
+        pool::start_threads()?;
         let spawner = match &config.lifeline {
             Lifeline::Own => Spawner::Own(Arc::default()),
             Lifeline::Warden { executable } => {
@@ -101,10 +101,10 @@ impl ProcessHost {
             }
         };
         let spares = if config.spare_sandbox { Spares::default() } else { Spares::none() };
-        let helpers = Running::default();
+        let helpers = HelperProcesses::default();
         let peers = Peers::new(matches!(config.lifeline, Lifeline::Warden { .. }));
-        let left = Left::default();
-        Ok(Self { config: Arc::new(config), spawner, left, spares, helpers, peers })
+        let leftovers = Leftovers::default();
+        Ok(Self { config: Arc::new(config), spawner, leftovers, spares, helpers, peers })
     }
 
     /// Begins to start a process, once `launch` is ready. Commands to the handle queue up until it
@@ -150,18 +150,18 @@ impl ProcessHost {
 
     /// Kills what processes of a group left behind. Its processes themselves are gone already.
     pub async fn end_group(&self, group: Group) {
-        let left = self.left.clone();
-        let _ = pool::blocking(move || left.end(group)).await;
+        let leftovers = self.leftovers.clone();
+        let _ = pool::blocking(move || leftovers.kill_group(group)).await;
     }
 
     /// Kills the helpers and everything that any process left behind, and lets the warden go.
     pub async fn shut_down(&self) {
-        let (left, spares, helpers) =
-            (self.left.clone(), self.spares.clone(), self.helpers.clone());
+        let (leftovers, spares, helpers) =
+            (self.leftovers.clone(), self.spares.clone(), self.helpers.clone());
         let ended = pool::blocking(move || {
-            spares.end();
-            helpers.end_all();
-            left.end_all();
+            spares.shut_down();
+            helpers.kill_all();
+            leftovers.kill_all();
         });
         let _ = ended.await;
         if let Spawner::Warden(warden) = &self.spawner {
@@ -171,21 +171,21 @@ impl ProcessHost {
 
     async fn parts(&self, launch: Launch) -> Result<Parts, StartError> {
         let retention = self.retention(launch.retain).await?;
-        let wires = Wires::new(&launch, &self.config)
+        let io = Stdio::new(&launch, &self.config)
             .map_err(|(what, source)| StartError::Setup { what, source })?;
         let tty = launch.terminal.is_some();
-        let (group, stdio) = (launch.group, wires.theirs);
-        let (child, confined) = match launch.what {
-            What::Program(command) => {
+        let (group, stdio) = (launch.group, io.child_ends);
+        let (child, confined) = match launch.target {
+            LaunchTarget::Program(command) => {
                 let request =
-                    SpawnRequest { group, command, stdio, tty, pass: Vec::new(), tidies_up: false };
+                    SpawnRequest { group, command, stdio, tty, pass: Vec::new(), cleans_up: false };
                 (self.spawn(request).await?, None)
             }
-            What::Confined(confinement) => {
+            LaunchTarget::Confined(confinement) => {
                 let assurance = confinement.assurance();
-                let entering = self.enter(confinement, stdio, tty, group).await?;
-                let cleanup = entering.cleanup.clone();
-                (entering.entered().await?, Some(Confined::new(cleanup, assurance)))
+                let starting = self.start_sandbox(confinement, stdio, tty, group).await?;
+                let cleanup = starting.cleanup.clone();
+                (starting.wait_started().await?, Some(Confined::new(cleanup, assurance)))
             }
         };
         Ok(Parts {
@@ -193,9 +193,9 @@ impl ProcessHost {
             argv: launch.argv,
             cwd: launch.cwd,
             child,
-            stdin: wires.stdin,
-            outputs: wires.outputs,
-            terminal: wires.terminal,
+            stdin: io.stdin,
+            outputs: io.outputs,
+            terminal: io.terminal,
             retention,
             confined,
         })
@@ -212,14 +212,14 @@ impl ProcessHost {
     }
 
     /// The helpers that run.
-    pub(super) fn helpers(&self) -> &Running {
+    pub(super) fn helpers(&self) -> &HelperProcesses {
         &self.helpers
     }
 
     /// Starts a process that dies with this one.
     pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Child, StartError> {
         let group = request.group;
-        Ok(Child::new(self.spawner.spawn(request).await?, group, self.left.clone()))
+        Ok(Child::new(self.spawner.spawn(request).await?, group, self.leftovers.clone()))
     }
 
     async fn retention(&self, retain: Option<Retain>) -> Result<Retention, StartError> {
@@ -252,14 +252,14 @@ impl ProcessHost {
 }
 
 /// The two sides of a process's stdin and outputs.
-struct Wires {
-    theirs: [OwnedFd; 3],
+struct Stdio {
+    child_ends: [OwnedFd; 3],
     stdin: Stdin,
     outputs: [Option<Output>; 2],
     terminal: Option<Arc<OwnedFd>>,
 }
 
-impl Wires {
+impl Stdio {
     fn new(launch: &Launch, config: &ProcessConfig) -> Result<Self, (&'static str, io::Error)> {
         match launch.terminal {
             Some(size) => Self::terminal(size, config).map_err(|error| ("a terminal", error)),
@@ -271,9 +271,9 @@ impl Wires {
         let pty::Pty { master, terminal } = pty::open(size)?;
         // One more descriptor of the same terminal, so that reading and writing wait apart.
         let input = Arc::new(master.try_clone()?);
-        let theirs = [terminal.try_clone()?, terminal.try_clone()?, terminal];
+        let child_ends = [terminal.try_clone()?, terminal.try_clone()?, terminal];
         Ok(Self {
-            theirs,
+            child_ends,
             stdin: Stdin::new(Some(register(input.clone())?), config.stdin_queue_bytes),
             outputs: [Some(Output::new(OutputStream::Pty, register(master)?)), None],
             terminal: Some(input),
@@ -292,7 +292,7 @@ impl Wires {
         let (stdout, their_stdout) = output_pipe()?;
         let (stderr, their_stderr) = output_pipe()?;
         Ok(Self {
-            theirs: [their_stdin, their_stdout, their_stderr],
+            child_ends: [their_stdin, their_stdout, their_stderr],
             stdin: Stdin::new(stdin, config.stdin_queue_bytes),
             outputs: [
                 Some(Output::new(OutputStream::Stdout, register(stdout)?)),
@@ -311,14 +311,14 @@ fn output_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// What a server cannot do without: its own, the numbers that sandboxes keep clear, and a few for work.
-const FEWEST_DESCRIPTORS: u64 = 96;
+const MIN_DESCRIPTORS: u64 = 96;
 
 fn require_descriptors() -> io::Result<()> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     match limit.current {
-        Some(limit) if limit < FEWEST_DESCRIPTORS => Err(io::Error::other(format!(
+        Some(limit) if limit < MIN_DESCRIPTORS => Err(io::Error::other(format!(
             "only {limit} files may be open at once; raise the limit (ulimit -n) to at least \
-             {FEWEST_DESCRIPTORS}, better 1024"
+             {MIN_DESCRIPTORS}, better 1024"
         ))),
         _ => Ok(()),
     }

@@ -8,7 +8,7 @@ use codex_exec_server_protocol::process::{ExecParams, ProcessId, Retain, Termina
 use super::command::{Command, NulByte};
 use super::confinement::Confinement;
 use super::env::{self, BadGlob, Environment};
-use super::left::Group;
+use super::leftovers::Group;
 
 /// A process that is about to be started.
 #[derive(Debug)]
@@ -27,12 +27,12 @@ pub struct Launch {
     pub pipe_stdin: bool,
     /// How much output is kept.
     pub retain: Option<Retain>,
-    pub(super) what: What,
+    pub(super) target: LaunchTarget,
 }
 
 /// What to execute.
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum LaunchTarget {
     Program(Command),
     Confined(Confinement),
 }
@@ -80,7 +80,7 @@ impl Launch {
             environment,
             params.cwd.as_path(),
         )?;
-        Ok(Self::with(params, What::Program(command), group))
+        Ok(Self::with(params, LaunchTarget::Program(command), group))
     }
 
     /// A process that a sandbox has been prepared for.
@@ -89,10 +89,10 @@ impl Launch {
         sandbox: crate::sandbox::Launch,
         group: Group,
     ) -> Result<Self, LaunchError> {
-        Ok(Self::with(params, What::Confined(Confinement::new(sandbox)?), group))
+        Ok(Self::with(params, LaunchTarget::Confined(Confinement::new(sandbox)?), group))
     }
 
-    fn with(params: ExecParams, what: What, group: Group) -> Self {
+    fn with(params: ExecParams, target: LaunchTarget, group: Group) -> Self {
         Self {
             process_id: params.process_id,
             group,
@@ -101,7 +101,7 @@ impl Launch {
             terminal: params.tty.then(|| params.size.unwrap_or_default()),
             pipe_stdin: params.pipe_stdin,
             retain: params.retain,
-            what,
+            target,
         }
     }
 }

@@ -33,12 +33,12 @@ pub(super) struct Output {
     /// The pipe was made larger, or cannot be.
     enlarged: bool,
     /// Bytes that are still to be read, if the stream ends with what it holds.
-    rest: Option<u64>,
+    buffered: Option<u64>,
 }
 
 impl Output {
     pub(super) fn new(stream: OutputStream, fd: AsyncFd<OwnedFd>) -> Self {
-        Self { stream, fd: Some(fd), enlarged: stream == OutputStream::Pty, rest: None }
+        Self { stream, fd: Some(fd), enlarged: stream == OutputStream::Pty, buffered: None }
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -51,22 +51,22 @@ impl Output {
     }
 
     /// Ends the stream after what it holds now, whoever may write to it later.
-    pub(super) fn end_after_rest(&mut self) {
+    pub(super) fn end_after_buffered(&mut self) {
         // A terminal does not tell all that it holds; it is read until it is empty.
-        let rest = match self.stream {
+        let buffered = match self.stream {
             OutputStream::Pty => TERMINAL_BYTES,
             _ => self.available(),
         };
-        match rest {
+        match buffered {
             0 => self.end(),
-            rest => self.rest = Some(rest),
+            buffered => self.buffered = Some(buffered),
         }
     }
 
     /// Waits for bytes, at most `limit`; `None` at the end of the stream. Cancel safe.
     pub(super) async fn read(&mut self, limit: usize) -> Option<Bytes> {
-        if let Some(rest) = self.rest {
-            return self.read_rest(limit, rest);
+        if let Some(buffered) = self.buffered {
+            return self.read_buffered(limit, buffered);
         }
         let fd = self.fd.as_ref()?;
         let bytes = loop {
@@ -96,14 +96,14 @@ impl Output {
         self.unless_ended(bytes)
     }
 
-    fn read_rest(&mut self, limit: usize, rest: u64) -> Option<Bytes> {
+    fn read_buffered(&mut self, limit: usize, buffered: u64) -> Option<Bytes> {
         let fd = self.fd.as_ref()?.get_ref();
-        let limit = usize::try_from(rest).unwrap_or(usize::MAX).min(limit);
+        let limit = usize::try_from(buffered).unwrap_or(usize::MAX).min(limit);
         // Nothing that is left to read counts as the end.
         let bytes = rustix::io::retry_on_intr(|| read(fd, limit)).unwrap_or_default();
-        let rest = rest.saturating_sub(bytes.len() as u64);
-        self.rest = Some(rest);
-        if rest == 0 || bytes.is_empty() {
+        let buffered = buffered.saturating_sub(bytes.len() as u64);
+        self.buffered = Some(buffered);
+        if buffered == 0 || bytes.is_empty() {
             self.end();
         }
         (!bytes.is_empty()).then_some(bytes)
@@ -187,7 +187,7 @@ mod tests {
             if len > 0 {
                 assert_eq!(rustix::io::write(&theirs, &before).unwrap(), len);
             }
-            output.end_after_rest();
+            output.end_after_buffered();
             let mut got = Vec::new();
             while output.is_open() {
                 rustix::io::write(&theirs, b"later").unwrap();

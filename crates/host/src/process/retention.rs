@@ -34,7 +34,7 @@ pub(super) struct RetentionLimits {
 #[derive(Debug)]
 pub(super) struct Retention {
     limits: RetentionLimits,
-    chunks: VecDeque<Kept>,
+    chunks: VecDeque<Chunk>,
     /// Sum of the chunks' lengths.
     bytes: u64,
     /// Everything up to this number may be dropped.
@@ -46,7 +46,7 @@ pub(super) struct Retention {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct Chunk {
     seq: u64,
     stream: OutputStream,
     len: u32,
@@ -83,10 +83,10 @@ impl Dropped {
 
 /// What a read found.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct ReadResult {
     pub chunks: Vec<ProcessOutputChunk>,
     /// There are more.
-    pub cut: bool,
+    pub truncated: bool,
     pub dropped_bytes: u64,
 }
 
@@ -117,7 +117,7 @@ impl Retention {
 
     /// Whether so much waits to be released by [`sent`](Self::sent) that it is time to find out what
     /// has arrived.
-    pub(super) fn wants_to_know(&self) -> bool {
+    pub(super) fn needs_arrival_check(&self) -> bool {
         self.limits.on_full == OnFull::Wait
             && self.limits.until == RetainUntil::Sent
             && (self.pinned > self.limits.bytes / 2
@@ -125,7 +125,7 @@ impl Retention {
     }
 
     fn pinned_chunks(&self) -> usize {
-        self.chunks.len() - self.chunks.partition_point(|kept| kept.seq <= self.released)
+        self.chunks.len() - self.chunks.partition_point(|chunk| chunk.seq <= self.released)
     }
 
     /// Keeps a chunk, dropping the oldest as far as that is allowed and necessary.
@@ -143,14 +143,14 @@ impl Retention {
             }
             self.drop_oldest();
         }
-        let kept = match &mut self.spool {
+        let in_memory = match &mut self.spool {
             None => bytes,
             Some(spool) => {
                 spool.push(bytes).await?;
                 Bytes::new()
             }
         };
-        self.chunks.push_back(Kept { seq, stream, len: len as u32, bytes: kept });
+        self.chunks.push_back(Chunk { seq, stream, len: len as u32, bytes: in_memory });
         self.bytes += len;
         self.pinned += len;
         Ok(())
@@ -160,7 +160,7 @@ impl Retention {
     /// is waiting for would fill the store with chunks long before they fill it with bytes.
     pub(super) fn extend(&mut self, seq: u64, stream: OutputStream, bytes: &Bytes) -> bool {
         let len = bytes.len() as u64;
-        let fits = |newest: &Kept| {
+        let fits = |newest: &Chunk| {
             newest.seq == seq
                 && newest.stream == stream
                 && newest.bytes.len() + bytes.len() <= SMALL_CHUNK
@@ -186,20 +186,20 @@ impl Retention {
     }
 
     fn drop_oldest(&mut self) {
-        let Some(kept) = self.chunks.pop_front() else { return };
-        self.bytes -= u64::from(kept.len);
-        if kept.seq > self.released {
-            self.pinned -= u64::from(kept.len);
+        let Some(chunk) = self.chunks.pop_front() else { return };
+        self.bytes -= u64::from(chunk.len);
+        if chunk.seq > self.released {
+            self.pinned -= u64::from(chunk.len);
         }
         if let Some(spool) = &mut self.spool {
-            spool.drop_oldest(u64::from(kept.len));
+            spool.drop_oldest(u64::from(chunk.len));
         }
-        self.dropped.total += u64::from(kept.len);
-        self.dropped.last_seq = kept.seq;
+        self.dropped.total += u64::from(chunk.len);
+        self.dropped.last_seq = chunk.seq;
         if self.dropped.recent.len() >= self.limits.chunks {
             self.dropped.recent.pop_front();
         }
-        self.dropped.recent.push_back((kept.seq, kept.len));
+        self.dropped.recent.push_back((chunk.seq, chunk.len));
     }
 
     /// Everything up to `seq` has reached the client's side.
@@ -214,9 +214,9 @@ impl Retention {
         if seq <= self.released {
             return;
         }
-        let from = self.chunks.partition_point(|kept| kept.seq <= self.released);
-        let to = self.chunks.partition_point(|kept| kept.seq <= seq);
-        let freed: u64 = self.chunks.range(from..to).map(|kept| u64::from(kept.len)).sum();
+        let from = self.chunks.partition_point(|chunk| chunk.seq <= self.released);
+        let to = self.chunks.partition_point(|chunk| chunk.seq <= seq);
+        let freed: u64 = self.chunks.range(from..to).map(|chunk| u64::from(chunk.len)).sum();
         self.pinned -= freed;
         self.released = seq;
     }
@@ -234,12 +234,12 @@ impl Retention {
 
     /// Chunks with a higher number than `seq`: whole ones, at least one if there is any, stopping
     /// before `max_bytes` would be passed.
-    pub(super) async fn after(&self, seq: u64, max_bytes: u64) -> io::Result<Found> {
-        let from = self.chunks.partition_point(|kept| kept.seq <= seq);
+    pub(super) async fn after(&self, seq: u64, max_bytes: u64) -> io::Result<ReadResult> {
+        let from = self.chunks.partition_point(|chunk| chunk.seq <= seq);
         let mut to = from;
         let mut bytes = 0;
-        for kept in self.chunks.range(from..) {
-            bytes += u64::from(kept.len);
+        for chunk in self.chunks.range(from..) {
+            bytes += u64::from(chunk.len);
             if to > from && bytes > max_bytes {
                 break;
             }
@@ -247,9 +247,9 @@ impl Retention {
         }
         let mut chunks = Vec::with_capacity(to - from);
         match &self.spool {
-            None => chunks.extend(self.chunks.range(from..to).map(|kept| {
-                let chunk = Base64Bytes(kept.bytes.clone());
-                ProcessOutputChunk { seq: kept.seq, stream: kept.stream, chunk }
+            None => chunks.extend(self.chunks.range(from..to).map(|chunk| {
+                let bytes = Base64Bytes(chunk.bytes.clone());
+                ProcessOutputChunk { seq: chunk.seq, stream: chunk.stream, chunk: bytes }
             })),
             Some(spool) => {
                 let sum = |range| -> u64 {
@@ -259,13 +259,21 @@ impl Retention {
                         .sum()
                 };
                 let mut all = spool.read(sum(0..from), sum(from..to)).await?;
-                for kept in self.chunks.range(from..to) {
-                    let chunk = Base64Bytes(all.split_to(kept.len as usize));
-                    chunks.push(ProcessOutputChunk { seq: kept.seq, stream: kept.stream, chunk });
+                for chunk in self.chunks.range(from..to) {
+                    let bytes = Base64Bytes(all.split_to(chunk.len as usize));
+                    chunks.push(ProcessOutputChunk {
+                        seq: chunk.seq,
+                        stream: chunk.stream,
+                        chunk: bytes,
+                    });
                 }
             }
         }
-        Ok(Found { chunks, cut: to < self.chunks.len(), dropped_bytes: self.dropped.after(seq) })
+        Ok(ReadResult {
+            chunks,
+            truncated: to < self.chunks.len(),
+            dropped_bytes: self.dropped.after(seq),
+        })
     }
 }
 
@@ -286,7 +294,11 @@ mod tests {
     async fn texts(retention: &Retention, after: u64, max: u64) -> (Vec<(u64, String)>, bool, u64) {
         let found = retention.after(after, max).await.unwrap();
         let text = |c: &ProcessOutputChunk| String::from_utf8(c.chunk.to_vec()).unwrap();
-        (found.chunks.iter().map(|c| (c.seq, text(c))).collect(), found.cut, found.dropped_bytes)
+        (
+            found.chunks.iter().map(|c| (c.seq, text(c))).collect(),
+            found.truncated,
+            found.dropped_bytes,
+        )
     }
 
     fn stores(limits: RetentionLimits) -> [Retention; 2] {
@@ -332,9 +344,9 @@ mod tests {
             store.release(1);
             assert!(store.room() >= 6);
             push(&mut store, 3, "cccc").await;
-            let kept = vec![(2, "bbbb".into()), (3, "cccc".into())];
-            assert_eq!(texts(&store, 1, 100).await, (kept.clone(), false, 0));
-            assert_eq!(texts(&store, 0, 100).await, (kept, false, 4));
+            let retained = vec![(2, "bbbb".into()), (3, "cccc".into())];
+            assert_eq!(texts(&store, 1, 100).await, (retained.clone(), false, 0));
+            assert_eq!(texts(&store, 0, 100).await, (retained, false, 4));
             store.release(3);
             assert!(store.room() >= 10);
             store.pin_all();
@@ -472,17 +484,17 @@ mod tests {
                             });
                             let got: Vec<u64> = found.chunks.iter().map(|chunk| chunk.seq).collect();
                             prop_assert_eq!(&got, &wanted);
-                            prop_assert_eq!(found.cut, wanted.len() < all);
+                            prop_assert_eq!(found.truncated, wanted.len() < all);
                             for chunk in &found.chunks {
                                 prop_assert_eq!(&chunk.chunk[..], &written[chunk.seq as usize - 1][..]);
                             }
                         }
                     }
                     // What is kept is the end of what was written, and misses only what it may.
-                    let kept = store.chunks.front().map_or(written.len() as u64 + 1, |kept| kept.seq);
-                    prop_assert!(kept >= oldest);
-                    prop_assert!(on_full == OnFull::Drop || kept <= released + 1, "dropped too early");
-                    oldest = kept;
+                    let first = store.chunks.front().map_or(written.len() as u64 + 1, |chunk| chunk.seq);
+                    prop_assert!(first >= oldest);
+                    prop_assert!(on_full == OnFull::Drop || first <= released + 1, "dropped too early");
+                    oldest = first;
                     released = released.max(oldest - 1);
                     let sum: usize = written[oldest as usize - 1..].iter().map(Vec::len).sum();
                     prop_assert_eq!(store.bytes, sum as u64);

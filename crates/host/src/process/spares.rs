@@ -17,7 +17,7 @@ use super::child::Child;
 use super::confinement::command;
 use super::helper::GROUP;
 use super::host::ProcessHost;
-use super::left::Group;
+use super::leftovers::Group;
 use super::spawner::SpawnRequest;
 
 /// What is kept ready. Clones are the same.
@@ -29,14 +29,14 @@ enum State {
     #[default]
     None,
     Starting,
-    Ready(Ready),
+    Ready(WaitingSpare),
     /// The host is ending, or wants none.
     Ended,
 }
 
 /// A process that waits.
 #[derive(Debug)]
-pub(super) struct Ready {
+pub(super) struct WaitingSpare {
     program: Executable,
     child: Child,
     spare: Spare,
@@ -49,7 +49,7 @@ impl Spares {
     }
 
     /// What waits, if it is of this program.
-    pub(super) fn take(&self, program: &Executable) -> Option<Ready> {
+    pub(super) fn take(&self, program: &Executable) -> Option<WaitingSpare> {
         let mut state = self.lock();
         match &*state {
             State::Ready(ready) if ready.program.path() == program.path() => {}
@@ -73,8 +73,8 @@ impl Spares {
         let (spares, host) = (self.clone(), host.clone());
         tokio::spawn(async move {
             let started = start(&host, program).await;
-            let kept = spares.keep(started);
-            if let Some(unwanted) = kept {
+            let rejected = spares.store(started);
+            if let Some(unwanted) = rejected {
                 // Killing waits for the end, which a thread of the runtime must not do.
                 let _ = pool::blocking(move || drop(unwanted)).await;
             }
@@ -82,7 +82,7 @@ impl Spares {
     }
 
     /// Gives back what is not wanted any more.
-    fn keep(&self, started: Option<Ready>) -> Option<Ready> {
+    fn store(&self, started: Option<WaitingSpare>) -> Option<WaitingSpare> {
         let mut state = self.lock();
         match (&*state, started) {
             (State::Ended, started) => started,
@@ -98,7 +98,7 @@ impl Spares {
     }
 
     /// Ends what waits, and keeps nothing from now on. Blocks.
-    pub(super) fn end(&self) {
+    pub(super) fn shut_down(&self) {
         let last = std::mem::replace(&mut *self.lock(), State::Ended);
         drop(last);
     }
@@ -108,7 +108,7 @@ impl Spares {
     }
 }
 
-impl Ready {
+impl WaitingSpare {
     /// It becomes this sandbox, unless it has died.
     pub(super) fn activate(
         mut self,
@@ -118,36 +118,36 @@ impl Ready {
         group: Group,
     ) -> Option<Child> {
         let streams = [stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()];
-        self.child.regroup(group);
+        self.child.set_group(group);
         if !launch.cleanup.is_empty() {
-            self.child.tidies_up();
+            self.child.set_cleans_up();
         }
         match self.spare.activate(launch, streams, tty) {
             Ok(()) => Some(self.child),
             Err(error) => {
                 tracing::debug!(%error, "a spare sandbox process failed");
-                pool::detached(move || drop(self.child));
+                pool::spawn_detached(move || drop(self.child));
                 None
             }
         }
     }
 }
 
-async fn start(host: &ProcessHost, program: Executable) -> Option<Ready> {
+async fn start(host: &ProcessHost, program: Executable) -> Option<WaitingSpare> {
     let SpareLaunch { program, args, descriptor, spare } = Spare::launch(&program).ok()?;
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let nowhere = || rustix::fs::open("/dev/null", flags, Mode::empty());
+    let null = || rustix::fs::open("/dev/null", flags, Mode::empty());
     let request = SpawnRequest {
         group: GROUP,
         command: command(&program, &args, &[]).ok()?,
-        stdio: [nowhere().ok()?, nowhere().ok()?, nowhere().ok()?],
+        stdio: [null().ok()?, null().ok()?, null().ok()?],
         tty: false,
         pass: vec![descriptor.fd],
-        tidies_up: false,
+        cleans_up: false,
     };
     let child = host.spawn(request).await;
     let child = child
         .inspect_err(|error| tracing::debug!(%error, "cannot start a spare sandbox process"))
         .ok()?;
-    Some(Ready { program, child, spare })
+    Some(WaitingSpare { program, child, spare })
 }

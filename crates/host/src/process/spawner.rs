@@ -8,8 +8,11 @@ use codex_exec_server_protocol::ErrorKind;
 use parking_lot::Mutex;
 
 use super::command::Command;
-use super::keeper::{Cells, Keeper, Long, Order, Own, Parent, Place, Room, SHORT};
-use super::left::Group;
+use super::keeper::{
+    Keeper, LongOrder, MAX_INLINE_ORDER, MemoryPool, Order, OrderLocation, OwnKeeper, Parent,
+    UnstartedKeeper,
+};
+use super::leftovers::Group;
 use super::warden::Warden;
 
 /// What a child is started with besides its [`Command`].
@@ -26,7 +29,7 @@ pub(super) struct SpawnRequest {
     /// Further descriptors to pass: the first becomes 3, the second 4, and so on.
     pub pass: Vec<Arc<OwnedFd>>,
     /// It ends by itself when this process does, and has to tidy up before.
-    pub tidies_up: bool,
+    pub cleans_up: bool,
 }
 
 /// Why no process was started.
@@ -63,7 +66,7 @@ impl SpawnError {
 #[derive(Debug, Clone)]
 pub(super) enum Spawner {
     /// This process itself.
-    Own(Arc<Mutex<Cells>>),
+    Own(Arc<Mutex<MemoryPool>>),
     /// The warden.
     Warden(Warden),
 }
@@ -73,31 +76,33 @@ impl Spawner {
     /// is left of it.
     pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Keeper, SpawnError> {
         let system = |source| SpawnError::System { step: "keeper", source };
-        let SpawnRequest { command, stdio, tty, pass, tidies_up, .. } = request;
-        let (order, socket) = Order::new(&command, stdio, pass, tty, tidies_up).map_err(system)?;
+        let SpawnRequest { command, stdio, tty, pass, cleans_up, .. } = request;
+        let (order, socket) = Order::new(&command, stdio, pass, tty, cleans_up).map_err(system)?;
         let parent = match self {
-            Self::Own(cells) => Parent::Own { _own: start_here(cells, &order).map_err(system)? },
+            Self::Own(memory_pool) => {
+                Parent::Own { _own: start_here(memory_pool, &order).map_err(system)? }
+            }
             Self::Warden(warden) => {
-                warden.carry_out(&order).await.map_err(system)?;
+                warden.send_order(&order).await.map_err(system)?;
                 Parent::Warden { warden: warden.clone(), known: None }
             }
         };
         // The keeper has its own; whoever waits for the ends of these must not wait for ours.
         drop(order);
-        Keeper::meet(socket, parent, tidies_up).await
+        Keeper::wait_started(socket, parent, cleans_up).await
     }
 }
 
-fn start_here(cells: &Mutex<Cells>, order: &Order) -> io::Result<Own> {
-    let mut room = Room::new(&mut cells.lock())?;
+fn start_here(memory_pool: &Mutex<MemoryPool>, order: &Order) -> io::Result<OwnKeeper> {
+    let mut unstarted = UnstartedKeeper::new(&mut memory_pool.lock())?;
     let bytes = &order.bytes;
-    let place = if bytes.len() <= SHORT {
-        room.order()[..bytes.len()].copy_from_slice(bytes);
-        Place::Cell(bytes.len())
+    let location = if bytes.len() <= MAX_INLINE_ORDER {
+        unstarted.order()[..bytes.len()].copy_from_slice(bytes);
+        OrderLocation::Inline(bytes.len())
     } else {
-        let mut long = Long::new(bytes.len());
+        let mut long = LongOrder::new(bytes.len());
         long.bytes()[..bytes.len()].copy_from_slice(bytes);
-        Place::Long(long)
+        OrderLocation::Separate(long)
     };
-    Ok(Own::new(room.start(place, &order.descriptors)?))
+    Ok(OwnKeeper::new(unstarted.start(location, &order.descriptors)?))
 }

@@ -17,7 +17,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
 /// How many accepted writes are remembered for retries.
-const REMEMBERED: usize = 4096;
+const MAX_REMEMBERED_WRITES: usize = 4096;
 
 #[derive(Debug)]
 pub(super) struct Stdin {
@@ -122,7 +122,7 @@ impl Stdin {
     }
 
     /// Whether [`Stdin::flush`] has something to do.
-    pub(super) fn has_output(&self) -> bool {
+    pub(super) fn has_queued(&self) -> bool {
         !self.queue.is_empty()
     }
 
@@ -180,7 +180,7 @@ impl Accepted {
 
     fn insert(&mut self, id: &str) {
         let hash = self.hash(id);
-        if self.order.len() == REMEMBERED
+        if self.order.len() == MAX_REMEMBERED_WRITES
             && let Some(oldest) = self.order.pop_front()
         {
             self.set.remove(&oldest);
@@ -225,11 +225,11 @@ mod tests {
             );
         }
         assert_eq!(stdin.queued, 2);
-        for n in 0..REMEMBERED {
+        for n in 0..MAX_REMEMBERED_WRITES {
             write(&mut stdin, params("", Some(&format!("x{n}")), false));
         }
         assert!(!stdin.accepted.contains("1"), "forgotten after 4,096 others");
-        assert_eq!(stdin.accepted.set.len(), REMEMBERED);
+        assert_eq!(stdin.accepted.set.len(), MAX_REMEMBERED_WRITES);
     }
 
     #[tokio::test]

@@ -116,7 +116,7 @@ impl HelperClient {
         let weak = Arc::downgrade(shared);
         cancel.on_cancel(move || {
             if let Some(shared) = weak.upgrade() {
-                shared.hurry(Request::Cancel { id });
+                shared.send_urgent(Request::Cancel { id });
             }
         });
         let result = loop {
@@ -125,7 +125,7 @@ impl HelperClient {
                 Some(event) = incoming.recv() => {
                     // A consumer that is gone takes everything.
                     let _ = events.send(event).await;
-                    shared.hurry(Request::Taken { id });
+                    shared.send_urgent(Request::Taken { id });
                 }
                 result = &mut result => break result,
             }
@@ -155,13 +155,13 @@ struct CancelCall<'a> {
 impl Drop for CancelCall<'_> {
     fn drop(&mut self) {
         if self.armed && self.shared.calls.lock().running.remove(&self.id).is_some() {
-            self.shared.hurry(Request::Cancel { id: self.id });
+            self.shared.send_urgent(Request::Cancel { id: self.id });
         }
     }
 }
 
 impl Shared {
-    fn hurry(&self, request: Request) {
+    fn send_urgent(&self, request: Request) {
         self.urgent.lock().push(request);
         self.urgent_waiting.notify_one();
     }

@@ -37,7 +37,7 @@ pub fn serve_helper(
         output: Mutex::new(output),
         running: Mutex::new(HashMap::new()),
     };
-    std::thread::scope(|scope| helper.take_turns(scope));
+    std::thread::scope(|scope| helper.serve(scope));
     let input = helper.input.into_inner();
     input.ended.unwrap_or(Ok(()))
 }
@@ -71,20 +71,20 @@ struct Running {
     cancel: Cancel,
     /// How many events may be sent.
     window: Mutex<usize>,
-    wider: Condvar,
+    credit_added: Condvar,
 }
 
 impl Running {
-    fn give(&self) {
+    fn add_credit(&self) {
         *self.window.lock() += 1;
-        self.wider.notify_one();
+        self.credit_added.notify_one();
     }
 
     /// Waits for room for an event; false if it is cancelled first.
-    fn take(&self) -> bool {
+    fn take_credit(&self) -> bool {
         let mut window = self.window.lock();
         let closed = |window: &mut usize| *window == 0 && !self.cancel.is_cancelled();
-        self.wider.wait_while(&mut window, closed);
+        self.credit_added.wait_while(&mut window, closed);
         if self.cancel.is_cancelled() {
             return false;
         }
@@ -95,7 +95,7 @@ impl Running {
 
 impl<R: Read + Send, W: Write + Send> Helper<R, W> {
     /// The life of a thread: read, run, and read again.
-    fn take_turns<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+    fn serve<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
         loop {
             self.idle.fetch_add(1, Ordering::SeqCst);
             let mut input = self.input.lock();
@@ -104,7 +104,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
             // Somebody has to be there to read on.
             if self.idle.load(Ordering::SeqCst) == 0 {
                 let next = std::thread::Builder::new();
-                if let Err(error) = next.spawn_scoped(scope, || self.take_turns(scope)) {
+                if let Err(error) = next.spawn_scoped(scope, || self.serve(scope)) {
                     input.ended = Some(Err(error));
                     self.cancel_all();
                 }
@@ -136,7 +136,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
                 }
                 Ok(Some(Request::Taken { id })) => {
                     if let Some(running) = self.running.lock().get(&id) {
-                        running.give();
+                        running.add_credit();
                     }
                 }
                 Ok(None) => break Ok(()),
@@ -153,7 +153,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
         let running = Arc::new(Running {
             cancel: Cancel::new(),
             window: Mutex::new(WINDOW),
-            wider: Condvar::new(),
+            credit_added: Condvar::new(),
         });
         let refused = {
             let mut all = self.running.lock();
@@ -176,7 +176,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
             if let Some(running) = weak.upgrade() {
                 // Under the lock, or the wake could fall between a look and the wait after it.
                 drop(running.window.lock());
-                running.wider.notify_all();
+                running.credit_added.notify_all();
             }
         });
         Some(running)
@@ -185,7 +185,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
     fn run(&self, call: Call) {
         let Call { id, room, operation, running } = call;
         let emit = |event: Event| {
-            if running.take() && self.send(Reply::Event { id, event }) {
+            if running.take_credit() && self.send(Reply::Event { id, event }) {
                 ControlFlow::Continue(())
             } else {
                 ControlFlow::Break(())

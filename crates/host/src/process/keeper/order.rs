@@ -21,24 +21,24 @@ struct Head {
 }
 
 const TTY: u32 = 1;
-const TIDIES_UP: u32 = 2;
+const CLEANS_UP: u32 = 2;
 const EXECUTABLE: u32 = 4;
 
 /// What an order says besides the [`Command`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Manner {
+pub(super) struct OrderFlags {
     /// Descriptor 0 is a terminal, to be the controlling one.
     pub tty: bool,
     /// It ends by itself when the server does, and has to tidy up before.
-    pub tidies_up: bool,
+    pub cleans_up: bool,
     /// A descriptor is executed in place of all files.
     pub executable: bool,
 }
 
 /// An order that is ready to be carried out. It points into the memory that it was opened in.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Opened {
-    pub manner: Manner,
+pub(super) struct OpenedOrder {
+    pub flags: OrderFlags,
     /// The files to try, `count` of them.
     pub files: *const *const c_char,
     pub count: usize,
@@ -52,7 +52,7 @@ const HEAD: usize = size_of::<Head>();
 const POINTER: usize = size_of::<*const c_char>();
 
 /// Writes an order. Memory for it has to be aligned as pointers are.
-pub(super) fn write(command: &Command, manner: Manner) -> Vec<u8> {
+pub(super) fn write(command: &Command, flags: OrderFlags) -> Vec<u8> {
     let strings = || {
         [&command.cwd]
             .into_iter()
@@ -64,13 +64,13 @@ pub(super) fn write(command: &Command, manner: Manner) -> Vec<u8> {
     let start = HEAD + pointers * POINTER;
     let len = start + strings().map(|s| s.as_bytes_with_nul().len()).sum::<usize>();
     let mut order = Vec::with_capacity(len);
-    let flags = [(manner.tty, TTY), (manner.tidies_up, TIDIES_UP), (manner.executable, EXECUTABLE)];
+    let set = [(flags.tty, TTY), (flags.cleans_up, CLEANS_UP), (flags.executable, EXECUTABLE)];
     let count = |strings: &[CString]| strings.len() as u32;
     for word in [
         count(&command.candidates),
         count(&command.argv),
         count(&command.env),
-        flags.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum(),
+        set.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum(),
     ] {
         order.extend(word.to_ne_bytes());
     }
@@ -87,7 +87,7 @@ fn slots(files: usize, arguments: usize, variables: usize) -> usize {
 }
 
 /// Fills in the pointers of an order. `None` if it is not one.
-pub(super) fn open(order: &mut [u8]) -> Option<Opened> {
+pub(super) fn open(order: &mut [u8]) -> Option<OpenedOrder> {
     let mut words = order.get(..HEAD)?.chunks_exact(4);
     let mut word = || Some(u32::from_ne_bytes(words.next()?.try_into().ok()?));
     let (files, arguments, variables, flags) =
@@ -114,10 +114,10 @@ pub(super) fn open(order: &mut [u8]) -> Option<Opened> {
         }
     }
     let list = |before: usize| base.wrapping_add(HEAD + before * POINTER).cast_const().cast();
-    Some(Opened {
-        manner: Manner {
+    Some(OpenedOrder {
+        flags: OrderFlags {
             tty: flags & TTY != 0,
-            tidies_up: flags & TIDIES_UP != 0,
+            cleans_up: flags & CLEANS_UP != 0,
             executable: flags & EXECUTABLE != 0,
         },
         files: list(0),
@@ -176,16 +176,16 @@ mod tests {
             cwd in "/[^\0]{0,20}",
             bits in 0..8_u8,
         ) {
-            let manner = Manner {
+            let flags = OrderFlags {
                 tty: bits & 1 != 0,
-                tidies_up: bits & 2 != 0,
+                cleans_up: bits & 2 != 0,
                 executable: bits & 4 != 0,
             };
             let command = command(&args, &env, &cwd);
-            let order = write(&command, manner);
+            let order = write(&command, flags);
             let mut memory = aligned(&order);
             let opened = open(bytes(&mut memory, order.len())).unwrap();
-            prop_assert_eq!(opened.manner, manner);
+            prop_assert_eq!(opened.flags, flags);
             let all = |strings: &[CString]| -> Vec<Vec<u8>> {
                 strings.iter().map(|s| s.as_bytes().to_vec()).collect()
             };

@@ -3,7 +3,7 @@
 //! Both share the memory of whoever started them (`CLONE_VM`): a large server starts a program as
 //! fast as a small one, and a keeper costs little more than what the kernel knows of it. The price
 //! is that the code here may only make system calls, by [`syscall`](super::syscall) or `rustix`: no
-//! allocation, no lock, no `errno`, no panic. Everything it needs is in [`Plan`] beforehand.
+//! allocation, no lock, no `errno`, no panic. Everything it needs is in [`KeeperState`] beforehand.
 //!
 //! The keeper's life:
 //! 1. be continued when its parent dies, which may have stopped it; a session and group of its own; be
@@ -31,22 +31,22 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
-use super::cell::Span;
-use super::order::Opened;
+use super::memory::Span;
+use super::message::{Control, LENGTH, Report};
+use super::order::OpenedOrder;
 use super::syscall::call;
-use super::words::{LENGTH, Wish, Word};
 
 /// How long what tidies up may take after the server has gone: much longer than it does on a busy
 /// machine.
-pub(in crate::process) const TIDYING: Duration = Duration::from_secs(10);
+pub(in crate::process) const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long after a kill it is looked for more to kill, if nobody tells of a death before.
-const KILLING: Duration = Duration::from_millis(20);
+const KILL_RETRY: Duration = Duration::from_millis(20);
 
 /// The most descriptors that can be passed besides the standard ones.
-pub(super) const MOST_PASSED: usize = 64;
+pub(super) const MAX_PASSED: usize = 64;
 
-/// Steps of the start that can fail; their number travels in [`Word::Failed`].
+/// Steps of the start that can fail; their number travels in [`Report::Failed`].
 pub(super) const STEPS: [&str; 7] =
     ["clone", "setsid", "parent death signal", "descriptors", "terminal", CWD, EXEC];
 pub(super) const CWD: &str = "working directory";
@@ -54,10 +54,10 @@ pub(super) const EXEC: &str = "execve";
 
 /// Everything a keeper and its process read, and what they write.
 #[derive(Debug)]
-pub(super) struct Plan {
-    pub order: Opened,
+pub(super) struct KeeperState {
+    pub order: OpenedOrder,
     pub stdio: [RawFd; 3],
-    pub pass: [RawFd; MOST_PASSED],
+    pub pass: [RawFd; MAX_PASSED],
     pub passed: usize,
     /// In place of all files, unless negative.
     pub executable: RawFd,
@@ -65,9 +65,9 @@ pub(super) struct Plan {
     pub socket: RawFd,
     pub process_stack: *mut c_void,
     /// What is needed for the start only.
-    pub passing: [Span; 2],
+    pub start_only: [Span; 2],
     /// The program ends by itself when the server does, and has to tidy up before.
-    pub tidies_up: AtomicBool,
+    pub cleans_up: AtomicBool,
     /// The program's number until it was reaped, else 0.
     pub root: AtomicI32,
     /// The keeper is continued when its parent dies. Before that nobody may stop it.
@@ -81,12 +81,12 @@ pub(super) struct Plan {
 ///
 /// # Safety
 /// The plan, what it points to and the stack are left alone until that keeper has ended.
-pub(super) unsafe fn start(plan: *mut Plan, stack: *mut c_void) -> Result<Pid, Errno> {
+pub(super) unsafe fn start(state: *mut KeeperState, stack: *mut c_void) -> Result<Pid, Errno> {
     // No signal may be delivered to the keeper while it shares our memory: a handler would run there.
     let blocked = BlockedSignals::all();
     // SAFETY: `keeper` makes system calls only and never returns; the caller's promise for the rest.
     let pid = unsafe {
-        libc::clone(keeper, stack, libc::CLONE_VM | libc::SIGCHLD, plan.cast::<c_void>())
+        libc::clone(keeper, stack, libc::CLONE_VM | libc::SIGCHLD, state.cast::<c_void>())
     };
     let started = Pid::from_raw(pid.max(0)).ok_or_else(errno);
     drop(blocked);
@@ -129,15 +129,15 @@ impl Drop for BlockedSignals {
 }
 
 /// The keeper.
-extern "C" fn keeper(plan: *mut c_void) -> c_int {
-    let plan = plan.cast::<Plan>();
+extern "C" fn keeper(state: *mut c_void) -> c_int {
+    let state = state.cast::<KeeperState>();
     // Whoever stops a keeper (see `descendants`) may be killed before it continues it. All who do are its
     // parent, or die before its parent does; so the last death on the way up continues it.
     let awake = [libc::PR_SET_PDEATHSIG as usize, libc::SIGCONT as usize];
     // SAFETY: takes a number; the plan is ours, and the flag is shared by design.
     unsafe {
         if call(libc::SYS_prctl, awake).is_ok() {
-            (*plan).can_be_stopped.store(true, Ordering::Release);
+            (*state).can_be_stopped.store(true, Ordering::Release);
         }
     }
     let _ = rustix::thread::set_name(c"exec-keeper");
@@ -152,31 +152,31 @@ extern "C" fn keeper(plan: *mut c_void) -> c_int {
     let pid = unsafe {
         libc::clone(
             process,
-            (*plan).process_stack,
+            (*state).process_stack,
             libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
-            plan.cast::<c_void>(),
+            state.cast::<c_void>(),
         )
     };
     // SAFETY: the process has gone or executed; nobody else writes here.
-    let plan = unsafe { &mut *plan };
+    let state = unsafe { &mut *state };
     // SAFETY: our own copy of that descriptor, open until this process ends.
-    let socket = unsafe { BorrowedFd::borrow_raw(plan.socket) };
+    let socket = unsafe { BorrowedFd::borrow_raw(state.socket) };
     let failed = match Pid::from_raw(pid.max(0)) {
         None => Some((0, errno())),
-        Some(_) => plan.failed,
+        Some(_) => state.failed,
     };
     if let (Some(root), None) = (Pid::from_raw(pid.max(0)), failed) {
-        say(socket, Word::Started { root, keeper: rustix::process::getpid() });
+        send_report(socket, Report::Started { root, keeper: rustix::process::getpid() });
         // SAFETY: nothing else of our own copies is used any more, and no memory of the start.
         unsafe {
-            close_around(0, plan.socket);
-            plan.passing.iter().for_each(|span| span.give_back());
+            close_around(0, state.socket);
+            state.start_only.iter().for_each(|span| span.release());
         }
-        plan.root.store(root.as_raw_nonzero().get(), Ordering::Release);
-        keep(root, socket, plan);
+        state.root.store(root.as_raw_nonzero().get(), Ordering::Release);
+        supervise(root, socket, state);
     } else if let Some((step, errno)) = failed {
         let _ = rustix::process::wait(WaitOptions::empty());
-        say(socket, Word::Failed { step, errno: errno.raw_os_error() });
+        send_report(socket, Report::Failed { step, errno: errno.raw_os_error() });
     }
     // SAFETY: leaves without destructors or exit handlers, which belong to whoever started us.
     let _ = unsafe { call(libc::SYS_exit_group, [0]) };
@@ -184,42 +184,42 @@ extern "C" fn keeper(plan: *mut c_void) -> c_int {
 }
 
 /// Keeps what the program starts until nothing is left.
-fn keep(root: Pid, socket: BorrowedFd<'_>, plan: &Plan) {
+fn supervise(root: Pid, socket: BorrowedFd<'_>, state: &KeeperState) {
     // Without it, deaths are looked for now and then.
-    let deaths = signalfd().unwrap_or(-1);
+    let sigchld = signalfd().unwrap_or(-1);
     let mut root = Some(root);
     let mut server = true;
-    let mut patience = None;
+    let mut cleanup_deadline = None;
     loop {
         let (exited, left) = reap(root);
         if let Some(code) = exited {
             root = None;
-            plan.root.store(0, Ordering::Release);
-            say(socket, Word::Exited { code, last: !left });
+            state.root.store(0, Ordering::Release);
+            send_report(socket, Report::Exited { code, nothing_left: !left });
         }
         if !left {
             return;
         }
-        let mut wait = (deaths < 0).then_some(KILLING);
+        let mut wait = (sigchld < 0).then_some(KILL_RETRY);
         if !server {
-            let until = *patience.get_or_insert_with(|| Instant::now() + TIDYING);
+            let until = *cleanup_deadline.get_or_insert_with(|| Instant::now() + CLEANUP_TIMEOUT);
             let left = until.saturating_duration_since(Instant::now());
-            let tidying =
-                root.is_some() && plan.tidies_up.load(Ordering::Relaxed) && !left.is_zero();
+            let cleaning_up =
+                root.is_some() && state.cleans_up.load(Ordering::Relaxed) && !left.is_zero();
             match root {
                 // Somebody may have stopped it. Ours to reap, so the number is its own.
-                Some(root) if tidying => {
+                Some(root) if cleaning_up => {
                     let _ = rustix::process::kill_process(root, Signal::CONT);
                 }
                 _ => kill_children(root),
             }
-            wait = Some(if tidying { left } else { KILLING });
+            wait = Some(if cleaning_up { left } else { KILL_RETRY });
         }
-        server = wait_for(socket.as_fd(), deaths, server, wait);
-        while server && let Some(wish) = hear(socket) {
-            match wish {
-                Wish::TidiesUp => plan.tidies_up.store(true, Ordering::Relaxed),
-                Wish::Signal { signal, also } => {
+        server = wait_for(socket.as_fd(), sigchld, server, wait);
+        while server && let Some(control) = receive_control(socket) {
+            match control {
+                Control::CleansUp => state.cleans_up.store(true, Ordering::Relaxed),
+                Control::Signal { signal, also } => {
                     for group in
                         [root, also.filter(|&also| Some(also) != root)].into_iter().flatten()
                     {
@@ -250,10 +250,10 @@ fn code(status: WaitStatus) -> i32 {
 }
 
 /// Waits for a wish, a death, or the end of the server, of which it tells whether it is there.
-fn wait_for(socket: BorrowedFd<'_>, deaths: RawFd, server: bool, wait: Option<Duration>) -> bool {
+fn wait_for(socket: BorrowedFd<'_>, sigchld: RawFd, server: bool, wait: Option<Duration>) -> bool {
     let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
     // SAFETY: our own, open until this process ends.
-    let signals = (deaths >= 0).then(|| unsafe { BorrowedFd::borrow_raw(deaths) });
+    let signals = (sigchld >= 0).then(|| unsafe { BorrowedFd::borrow_raw(sigchld) });
     let mut fds = [
         PollFd::from_borrowed_fd(socket, PollFlags::IN),
         PollFd::from_borrowed_fd(signals.unwrap_or(socket), PollFlags::IN),
@@ -263,8 +263,8 @@ fn wait_for(socket: BorrowedFd<'_>, deaths: RawFd, server: bool, wait: Option<Du
     let to = 1 + usize::from(signals.is_some());
     let _ = poll(fds.get_mut(from..to).unwrap_or_default(), wait.as_ref());
     if let Some(signals) = signals {
-        let mut told = [0; 512];
-        while rustix::io::read(signals, &mut told).is_ok_and(|len| len == told.len()) {}
+        let mut info = [0; 512];
+        while rustix::io::read(signals, &mut info).is_ok_and(|len| len == info.len()) {}
     }
     server && !fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
@@ -280,17 +280,17 @@ fn signalfd() -> Result<RawFd, Errno> {
     fd.map(|fd| fd as RawFd)
 }
 
-fn say(socket: BorrowedFd<'_>, word: Word) {
+fn send_report(socket: BorrowedFd<'_>, report: Report) {
     // A server that does not hear it any more has gone, which is found out anyway.
     let _ = rustix::io::retry_on_intr(|| {
-        rustix::net::send(socket, &word.message(), SendFlags::NOSIGNAL)
+        rustix::net::send(socket, &report.encode(), SendFlags::NOSIGNAL)
     });
 }
 
-fn hear(socket: BorrowedFd<'_>) -> Option<Wish> {
+fn receive_control(socket: BorrowedFd<'_>) -> Option<Control> {
     let mut message = [0; LENGTH];
     let (len, _) = rustix::net::recv(socket, &mut message, RecvFlags::DONTWAIT).ok()?;
-    Wish::read(message.get(..len)?)
+    Control::decode(message.get(..len)?)
 }
 
 /// Kills the children there are. What they leave becomes ours: to be called until none is left.
@@ -321,12 +321,12 @@ fn kill_children(root: Option<Pid>) {
 }
 
 /// The process. Only system calls from here to `execve`.
-extern "C" fn process(plan: *mut c_void) -> c_int {
-    let plan = plan.cast::<Plan>();
+extern "C" fn process(state: *mut c_void) -> c_int {
+    let state = state.cast::<KeeperState>();
     // SAFETY: the keeper passes its plan, and is suspended while we use it.
-    let failed = unsafe { run(&*plan) };
+    let failed = unsafe { run(&*state) };
     // SAFETY: as above.
-    unsafe { (*plan).failed = Some(failed) };
+    unsafe { (*state).failed = Some(failed) };
     // SAFETY: leaves without destructors or exit handlers.
     let _ = unsafe { call(libc::SYS_exit_group, [127]) };
     0
@@ -336,7 +336,7 @@ extern "C" fn process(plan: *mut c_void) -> c_int {
 ///
 /// # Safety
 /// To be called in the process only.
-unsafe fn run(plan: &Plan) -> (i32, Errno) {
+unsafe fn run(state: &KeeperState) -> (i32, Errno) {
     // SAFETY: every call below is a bare system call on values of the plan, which are valid for its
     // lifetime: open descriptors, NUL-terminated strings, NULL-terminated arrays of them.
     unsafe {
@@ -355,22 +355,22 @@ unsafe fn run(plan: &Plan) -> (i32, Errno) {
         if libc::getppid() != keeper {
             return (2, Errno::SRCH);
         }
-        let executable = match place_descriptors(plan) {
+        let executable = match place_descriptors(state) {
             Ok(executable) => executable,
             Err(errno) => return (3, errno),
         };
-        if plan.order.manner.tty
+        if state.order.flags.tty
             && let Err(errno) = call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0])
         {
             return (4, errno);
         }
-        if let Err(errno) = call(libc::SYS_chdir, [plan.order.cwd.addr()]) {
+        if let Err(errno) = call(libc::SYS_chdir, [state.order.cwd.addr()]) {
             return (5, errno);
         }
         let none = 0_u64;
         let (set, len) = ((&raw const none).addr(), size_of::<u64>());
         let _ = call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, set, 0, len]);
-        (6, execute(plan, executable))
+        (6, execute(state, executable))
     }
 }
 
@@ -397,18 +397,18 @@ unsafe fn default_signal(signal: c_int) {
 ///
 /// # Safety
 /// To be called in the process only.
-unsafe fn place_descriptors(plan: &Plan) -> Result<RawFd, Errno> {
-    let end = plan.stdio.len() + plan.passed;
-    let sources = || plan.stdio.iter().chain(plan.pass.iter().take(plan.passed));
+unsafe fn place_descriptors(state: &KeeperState) -> Result<RawFd, Errno> {
+    let end = state.stdio.len() + state.passed;
+    let sources = || state.stdio.iter().chain(state.pass.iter().take(state.passed));
     let above = libc::F_DUPFD_CLOEXEC as usize;
-    let mut moved = [0; 3 + MOST_PASSED];
+    let mut moved = [0; 3 + MAX_PASSED];
     // SAFETY: system calls on descriptors of the process's own table. First all of them above the
     // numbers that they are passed as, so that none is overwritten before it is used.
     unsafe {
         for (moved, &fd) in moved.iter_mut().zip(sources()) {
             *moved = call(libc::SYS_fcntl, [fd as usize, above, end])?;
         }
-        let executable = match plan.executable {
+        let executable = match state.executable {
             ..0 => None,
             fd => Some(call(libc::SYS_fcntl, [fd as usize, above, end])? as RawFd),
         };
@@ -460,8 +460,8 @@ unsafe fn close(first: c_int, last: c_int) {
 ///
 /// # Safety
 /// To be called in the process only.
-unsafe fn execute(plan: &Plan, executable: RawFd) -> Errno {
-    let Opened { files, count, argv, env, .. } = plan.order;
+unsafe fn execute(state: &KeeperState, executable: RawFd) -> Errno {
+    let OpenedOrder { files, count, argv, env, .. } = state.order;
     // SAFETY: NUL-terminated strings, NULL-terminated arrays and an open descriptor, which the plan
     // keeps alive.
     unsafe {

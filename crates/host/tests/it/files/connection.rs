@@ -226,17 +226,17 @@ async fn quick_questions_can_be_answered_on_the_spot_if_it_is_their_turn() {
     let stat = FsGetMetadataParams::new(path.clone());
     let read = FsReadFileParams::new(path.clone());
     // The first question tells what filesystem it is.
-    assert!(c.connection.call_now(&stat).is_none());
+    assert!(c.connection.call_if_cached(&stat).is_none());
     assert_eq!(c.connection.call(Backend::Here, stat.clone()).await.unwrap().size, 3);
-    assert_eq!(c.connection.call_now(&stat).unwrap().unwrap().size, 3);
-    assert_eq!(&*c.connection.call_now(&read).unwrap().unwrap().data, b"abc");
+    assert_eq!(c.connection.call_if_cached(&stat).unwrap().unwrap().size, 3);
+    assert_eq!(&*c.connection.call_if_cached(&read).unwrap().unwrap().data, b"abc");
     let write = c.connection.call(Backend::Here, FsWriteFileParams::new(path.clone(), vec![1]));
-    assert!(c.connection.call_now(&stat).is_none());
+    assert!(c.connection.call_if_cached(&stat).is_none());
     write.await.unwrap();
-    assert_eq!(c.connection.call_now(&stat).unwrap().unwrap().size, 1);
+    assert_eq!(c.connection.call_if_cached(&stat).unwrap().unwrap().size, 1);
     let large = FsReadFileParams::new(c.f.file("large", vec![0; 1 << 20]));
-    assert!(c.connection.call_now(&large).is_none(), "too much to keep others waiting for");
-    assert!(c.connection.call_now(&FsReadFileParams::new(c.f.path("none"))).is_none());
+    assert!(c.connection.call_if_cached(&large).is_none(), "too much to keep others waiting for");
+    assert!(c.connection.call_if_cached(&FsReadFileParams::new(c.f.path("none"))).is_none());
 }
 
 /// A single-threaded runtime goes on while the filesystem is busy.

@@ -99,7 +99,7 @@ fn small_requests_and_large_reads() {
     let stat = FsGetMetadataParams::new(small.clone());
     let read = FsReadFileParams::new(small);
     let stat_sync = time(2001, || drop(black_box(c.f.run(stat.clone()))));
-    let stat_here = time(2001, || drop(black_box(c.connection.call_now(&stat))));
+    let stat_here = time(2001, || drop(black_box(c.connection.call_if_cached(&stat))));
     let read_sync = time(2001, || drop(black_box(c.f.run(read.clone()))));
     let stat_pool = on_a_worker(&runtime, &c, &stat);
     let read_pool = on_a_worker(&runtime, &c, &read);

@@ -5,7 +5,7 @@ use rustix::process::{Pid, Signal};
 /// The keeper's words, in this order: [`Failed`](Self::Failed) alone, or [`Started`](Self::Started)
 /// and later [`Exited`](Self::Exited). Its end, which closes the socket, means that nothing is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::process) enum Word {
+pub(in crate::process) enum Report {
     /// No process was started: at this step, for this error number.
     Failed { step: i32, errno: i32 },
     /// The program runs.
@@ -14,31 +14,31 @@ pub(in crate::process) enum Word {
     Exited {
         code: i32,
         /// And nothing of it is left.
-        last: bool,
+        nothing_left: bool,
     },
 }
 
 /// The server's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::process) enum Wish {
+pub(in crate::process) enum Control {
     /// A signal to the group of the program, if that has not exited, and to another group.
     Signal { signal: Signal, also: Option<Pid> },
     /// The program ends by itself when the server does, and has to tidy up before.
-    TidiesUp,
+    CleansUp,
 }
 
 /// The length of every message.
 pub(in crate::process) const LENGTH: usize = 12;
 
-fn message(words: [i32; 3]) -> [u8; LENGTH] {
+fn encode_numbers(numbers: [i32; 3]) -> [u8; LENGTH] {
     let mut message = [0; LENGTH];
-    for (bytes, word) in message.chunks_exact_mut(4).zip(words) {
-        bytes.copy_from_slice(&word.to_ne_bytes());
+    for (bytes, number) in message.chunks_exact_mut(4).zip(numbers) {
+        bytes.copy_from_slice(&number.to_ne_bytes());
     }
     message
 }
 
-fn words(message: &[u8]) -> Option<[i32; 3]> {
+fn decode_numbers(message: &[u8]) -> Option<[i32; 3]> {
     let message: &[u8; LENGTH] = message.try_into().ok()?;
     let [a, b, c, d, e, f, g, h, i, j, k, l] = *message;
     Some([[a, b, c, d], [e, f, g, h], [i, j, k, l]].map(i32::from_ne_bytes))
@@ -48,43 +48,43 @@ fn raw(pid: Pid) -> i32 {
     pid.as_raw_nonzero().get()
 }
 
-impl Word {
-    pub(super) fn message(self) -> [u8; LENGTH] {
-        message(match self {
+impl Report {
+    pub(super) fn encode(self) -> [u8; LENGTH] {
+        encode_numbers(match self {
             Self::Failed { step, errno } => [1, step, errno],
             Self::Started { root, keeper } => [2, raw(root), raw(keeper)],
-            Self::Exited { code, last } => [3, code, i32::from(last)],
+            Self::Exited { code, nothing_left } => [3, code, i32::from(nothing_left)],
         })
     }
 
     /// `None` if it is none.
-    pub(super) fn read(message: &[u8]) -> Option<Self> {
-        Some(match words(message)? {
+    pub(super) fn decode(message: &[u8]) -> Option<Self> {
+        Some(match decode_numbers(message)? {
             [1, step, errno] => Self::Failed { step, errno },
             [2, root, keeper] => {
                 Self::Started { root: Pid::from_raw(root)?, keeper: Pid::from_raw(keeper)? }
             }
-            [3, code, last] => Self::Exited { code, last: last != 0 },
+            [3, code, nothing_left] => Self::Exited { code, nothing_left: nothing_left != 0 },
             _ => return None,
         })
     }
 }
 
-impl Wish {
-    pub(super) fn message(self) -> [u8; LENGTH] {
-        message(match self {
+impl Control {
+    pub(super) fn encode(self) -> [u8; LENGTH] {
+        encode_numbers(match self {
             Self::Signal { signal, also } => [1, signal.as_raw(), also.map_or(0, raw)],
-            Self::TidiesUp => [2, 0, 0],
+            Self::CleansUp => [2, 0, 0],
         })
     }
 
     /// `None` if it is none.
-    pub(super) fn read(message: &[u8]) -> Option<Self> {
-        Some(match words(message)? {
+    pub(super) fn decode(message: &[u8]) -> Option<Self> {
+        Some(match decode_numbers(message)? {
             [1, signal, also] => {
                 Self::Signal { signal: Signal::from_named_raw(signal)?, also: Pid::from_raw(also) }
             }
-            [2, ..] => Self::TidiesUp,
+            [2, ..] => Self::CleansUp,
             _ => return None,
         })
     }
@@ -97,23 +97,23 @@ mod tests {
     #[test]
     fn words_are_understood_as_they_were_meant() {
         let pid = |n| Pid::from_raw(n).unwrap();
-        for word in [
-            Word::Failed { step: 7, errno: 2 },
-            Word::Started { root: pid(5), keeper: pid(4) },
-            Word::Exited { code: 137, last: true },
-            Word::Exited { code: -1, last: false },
+        for report in [
+            Report::Failed { step: 7, errno: 2 },
+            Report::Started { root: pid(5), keeper: pid(4) },
+            Report::Exited { code: 137, nothing_left: true },
+            Report::Exited { code: -1, nothing_left: false },
         ] {
-            assert_eq!(Word::read(&word.message()), Some(word));
+            assert_eq!(Report::decode(&report.encode()), Some(report));
         }
-        for wish in [
-            Wish::Signal { signal: Signal::INT, also: None },
-            Wish::Signal { signal: Signal::KILL, also: Some(pid(9)) },
-            Wish::TidiesUp,
+        for control in [
+            Control::Signal { signal: Signal::INT, also: None },
+            Control::Signal { signal: Signal::KILL, also: Some(pid(9)) },
+            Control::CleansUp,
         ] {
-            assert_eq!(Wish::read(&wish.message()), Some(wish));
+            assert_eq!(Control::decode(&control.encode()), Some(control));
         }
-        assert_eq!(Word::read(&[0; LENGTH]), None);
-        assert_eq!(Word::read(&[1]), None);
-        assert_eq!(Wish::read(&[0xff; LENGTH]), None);
+        assert_eq!(Report::decode(&[0; LENGTH]), None);
+        assert_eq!(Report::decode(&[1]), None);
+        assert_eq!(Control::decode(&[0xff; LENGTH]), None);
     }
 }

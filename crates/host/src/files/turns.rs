@@ -10,11 +10,11 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// The line the requests of a connection, or of all connections of a session, stand in.
 #[derive(Debug, Default)]
-pub struct Turns(Mutex<Line>);
+pub struct Turns(Mutex<Queue>);
 
 /// Ends of turns that may not have ended yet.
 #[derive(Debug, Default)]
-struct Line {
+struct Queue {
     changes: Vec<CancellationToken>,
     reads: Vec<CancellationToken>,
 }
@@ -22,20 +22,20 @@ struct Line {
 impl Turns {
     /// Takes a place in the line. Call it in the order the requests arrived.
     pub fn take(&self, order: Order) -> Turn {
-        let mut line = self.0.lock();
-        line.changes.retain(|end| !end.is_cancelled());
-        line.reads.retain(|end| !end.is_cancelled());
+        let mut queue = self.0.lock();
+        queue.changes.retain(|end| !end.is_cancelled());
+        queue.reads.retain(|end| !end.is_cancelled());
         let end = CancellationToken::new();
         let before = match order {
             Order::Free => Vec::new(),
-            Order::Scan => line.changes.clone(),
+            Order::Scan => queue.changes.clone(),
             Order::Read => {
-                line.reads.push(end.clone());
-                line.changes.clone()
+                queue.reads.push(end.clone());
+                queue.changes.clone()
             }
             Order::Change => {
-                let before = line.changes.iter().chain(&line.reads).cloned().collect();
-                line.changes.push(end.clone());
+                let before = queue.changes.iter().chain(&queue.reads).cloned().collect();
+                queue.changes.push(end.clone());
                 before
             }
         };
@@ -52,12 +52,12 @@ pub struct Turn {
 
 impl Turn {
     /// Whether nobody has to be waited for.
-    pub fn has_come(&self) -> bool {
+    pub fn ready(&self) -> bool {
         self.before.iter().all(CancellationToken::is_cancelled)
     }
 
     /// Waits for everyone before.
-    pub async fn come(&mut self) {
+    pub async fn wait(&mut self) {
         for end in self.before.drain(..) {
             end.cancelled().await;
         }
@@ -73,20 +73,20 @@ mod tests {
     fn reads_share_and_changes_do_not() {
         let turns = Turns::default();
         let (first, second) = (turns.take(Order::Read), turns.take(Order::Read));
-        assert!(first.has_come() && second.has_come());
+        assert!(first.ready() && second.ready());
         let change = turns.take(Order::Change);
         let (scan, read) = (turns.take(Order::Scan), turns.take(Order::Read));
         let free = turns.take(Order::Free);
-        assert!(!change.has_come() && !scan.has_come() && !read.has_come() && free.has_come());
+        assert!(!change.ready() && !scan.ready() && !read.ready() && free.ready());
         drop(first);
-        assert!(!change.has_come());
+        assert!(!change.ready());
         drop(second);
-        assert!(change.has_come() && !read.has_come());
+        assert!(change.ready() && !read.ready());
         drop(change);
-        assert!(scan.has_come() && read.has_come());
+        assert!(scan.ready() && read.ready());
         let after_scan = turns.take(Order::Change);
         drop(read);
-        assert!(after_scan.has_come(), "a scan holds nobody up");
+        assert!(after_scan.ready(), "a scan holds nobody up");
         drop(scan);
     }
 
@@ -97,9 +97,9 @@ mod tests {
         let given_up = turns.take(Order::Change);
         let last = turns.take(Order::Read);
         drop(given_up);
-        assert!(!last.has_come());
+        assert!(!last.ready());
         drop(first);
-        assert!(last.has_come());
+        assert!(last.ready());
     }
 
     proptest! {
@@ -118,7 +118,7 @@ mod tests {
                 .collect();
             for pick in ends {
                 let on: Vec<usize> =
-                    (0..waiting.len()).filter(|&i| waiting[i].2.has_come()).collect();
+                    (0..waiting.len()).filter(|&i| waiting[i].2.ready()).collect();
                 prop_assert!(waiting.is_empty() || !on.is_empty(), "someone can always go");
                 for &i in &on {
                     for earlier in &waiting[..i] {

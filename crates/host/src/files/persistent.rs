@@ -21,15 +21,15 @@ use tokio::sync::OwnedMutexGuard;
 use super::{Cancel, Executor, FileError, FilesConfig, Operation, Outcome, Turns};
 
 /// Closed handles whose result is remembered.
-const REMEMBERED: usize = 256;
+const MAX_CLOSED: usize = 256;
 
 /// Blocks of a handle whose results are remembered after its close: more than are ever under way at
 /// once, of which a client may not know the answers.
-const REMEMBERED_BLOCKS: usize = 256;
+const MAX_BLOCKS: usize = 256;
 
 /// The handles that one session keeps.
 #[derive(Debug)]
-pub struct KeptHandles {
+pub struct PersistentHandles {
     executor: Executor,
     table: Mutex<Table>,
     /// The line that the requests of all connections of the session stand in.
@@ -38,14 +38,14 @@ pub struct KeptHandles {
 
 #[derive(Debug, Default)]
 struct Table {
-    handles: HashMap<String, Arc<Kept>>,
+    handles: HashMap<String, Arc<PersistentHandle>>,
     /// The closed ones among them, oldest first.
     closed: VecDeque<String>,
 }
 
 #[derive(Debug)]
-struct Kept {
-    asked: FsOpenParams,
+struct PersistentHandle {
+    params: FsOpenParams,
     /// Held to be changed while it is opened or closed, and to be read while a block moves: what
     /// comes meanwhile waits, and no block of an older connection is written after the close.
     state: RwLock<State>,
@@ -88,7 +88,7 @@ enum State {
     },
 }
 
-impl KeptHandles {
+impl PersistentHandles {
     /// A table without handles.
     pub fn new(config: Arc<FilesConfig>) -> Self {
         Self { executor: Executor::new(config), table: Mutex::default(), turns: Turns::default() }
@@ -131,22 +131,22 @@ impl KeptHandles {
 
     fn open(&self, params: FsOpenParams) -> Result<Outcome, FileError> {
         let handle_id = params.handle_id.clone();
-        let kept = Arc::new(Kept {
-            asked: params.clone(),
+        let handle = Arc::new(PersistentHandle {
+            params: params.clone(),
             state: RwLock::new(State::Open),
             turn: Arc::default(),
             written: Mutex::default(),
         });
-        let opening = change(&kept);
+        let opening = lock_state(&handle);
         let before = match self.table().handles.entry(handle_id.clone()) {
             Entry::Occupied(before) => Some(before.get().clone()),
             Entry::Vacant(free) => {
-                free.insert(kept.clone());
+                free.insert(handle.clone());
                 None
             }
         };
         if let Some(before) = before {
-            if before.asked != params {
+            if before.params != params {
                 return Err(FileError::HandleTaken { handle_id });
             }
             let state = before.state.read();
@@ -167,14 +167,14 @@ impl KeptHandles {
         opened
     }
 
-    fn kept(&self, handle_id: &str) -> Result<Arc<Kept>, FileError> {
-        let kept = self.table().handles.get(handle_id).cloned();
-        kept.ok_or_else(|| FileError::UnknownHandle { handle_id: handle_id.into() })
+    fn handle(&self, handle_id: &str) -> Result<Arc<PersistentHandle>, FileError> {
+        let handle = self.table().handles.get(handle_id).cloned();
+        handle.ok_or_else(|| FileError::UnknownHandle { handle_id: handle_id.into() })
     }
 
     fn read(&self, handle_id: &str, operation: Operation) -> Result<Outcome, FileError> {
-        let kept = self.kept(handle_id)?;
-        let state = kept.state.read();
+        let handle = self.handle(handle_id)?;
+        let state = handle.state.read();
         match &*state {
             State::Open => self.run(operation),
             State::Failed(_) | State::Closed { .. } => {
@@ -184,20 +184,20 @@ impl KeptHandles {
     }
 
     fn write(&self, params: FsWriteBlockParams) -> Result<Outcome, FileError> {
-        let kept = self.kept(&params.handle_id)?;
+        let handle = self.handle(&params.handle_id)?;
         let block = Block::of(&params);
-        let state = kept.state.read();
+        let state = handle.state.read();
         if !matches!(*state, State::Open) {
-            let written = kept.written();
+            let written = handle.written();
             let known = written.iter().rev().find(|(known, _)| *known == block);
             let unknown = || Err(FileError::UnknownHandle { handle_id: params.handle_id.clone() });
             let result = known.map_or_else(unknown, |(_, result)| result.clone());
             return result.map(|()| Outcome::WriteBlock(FsDone {}));
         }
         let result = self.run(Operation::WriteBlock(params));
-        let mut written = kept.written();
+        let mut written = handle.written();
         written.push_back((block, result.as_ref().map(|_| ()).map_err(Clone::clone)));
-        if written.len() > REMEMBERED_BLOCKS {
+        if written.len() > MAX_BLOCKS {
             written.pop_front();
         }
         result
@@ -209,8 +209,8 @@ impl KeptHandles {
             true => Err(FileError::UnknownHandle { handle_id: handle_id.clone() }),
             false => Ok(()),
         };
-        let Some(kept) = self.table().handles.get(&handle_id).cloned() else { return unknown() };
-        let mut state = change(&kept);
+        let Some(handle) = self.table().handles.get(&handle_id).cloned() else { return unknown() };
+        let mut state = lock_state(&handle);
         match &*state {
             State::Open => {}
             State::Failed(_) => return unknown(),
@@ -223,7 +223,7 @@ impl KeptHandles {
         drop(state);
         let mut table = self.table();
         table.closed.push_back(handle_id);
-        if table.closed.len() > REMEMBERED
+        if table.closed.len() > MAX_CLOSED
             && let Some(oldest) = table.closed.pop_front()
         {
             table.handles.remove(&oldest);
@@ -240,12 +240,12 @@ impl KeptHandles {
     }
 }
 
-impl Kept {
+impl PersistentHandle {
     fn written(&self) -> MutexGuard<'_, VecDeque<(Block, Result<(), FileError>)>> {
         self.written.lock()
     }
 }
 
-fn change(kept: &Kept) -> RwLockWriteGuard<'_, State> {
-    kept.state.write()
+fn lock_state(handle: &PersistentHandle) -> RwLockWriteGuard<'_, State> {
+    handle.state.write()
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::descendants;
-use super::keeper::{Grip, Keeper};
+use super::keeper::{Keeper, KeeperHandle};
 
 /// Processes that are killed together in the end: those of one client's session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -15,28 +15,28 @@ pub struct Group(pub u64);
 
 /// All that is left of a host's programs. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Left(Arc<Mutex<State>>);
+pub(super) struct Leftovers(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    groups: HashMap<Group, HashMap<u64, Grip>>,
+    groups: HashMap<Group, HashMap<u64, KeeperHandle>>,
     last: u64,
 }
 
-impl Left {
+impl Leftovers {
     /// Remembers a keeper until it ends by itself, under this number. To be called from a runtime.
     pub(super) fn add(&self, group: Group, keeper: Keeper) -> u64 {
         let id = {
             let mut state = self.lock();
             state.last += 1;
             let id = state.last;
-            state.groups.entry(group).or_default().insert(id, keeper.grip());
+            state.groups.entry(group).or_default().insert(id, keeper.handle());
             id
         };
-        let left = self.clone();
+        let leftovers = self.clone();
         tokio::spawn(async move {
-            keeper.ended().await;
-            let mut state = left.lock();
+            keeper.wait_ended().await;
+            let mut state = leftovers.lock();
             if let Some(of_group) = state.groups.get_mut(&group) {
                 of_group.remove(&id);
                 if of_group.is_empty() {
@@ -48,20 +48,20 @@ impl Left {
     }
 
     /// What one program left behind, if there is anything.
-    pub(super) fn one(&self, group: Group, id: u64) -> Option<Grip> {
+    pub(super) fn get(&self, group: Group, id: u64) -> Option<KeeperHandle> {
         self.lock().groups.get(&group)?.get(&id).cloned()
     }
 
     /// Kills what programs of a group left behind. Blocks.
-    pub(super) fn end(&self, group: Group) {
+    pub(super) fn kill_group(&self, group: Group) {
         let of_group = self.lock().groups.remove(&group).unwrap_or_default();
-        descendants::end(of_group.into_values().collect());
+        descendants::kill_all(of_group.into_values().collect());
     }
 
     /// Kills all that any program left behind. Blocks.
-    pub(super) fn end_all(&self) {
+    pub(super) fn kill_all(&self) {
         let groups = std::mem::take(&mut self.lock().groups);
-        descendants::end(groups.into_values().flat_map(HashMap::into_values).collect());
+        descendants::kill_all(groups.into_values().flat_map(HashMap::into_values).collect());
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -16,29 +16,29 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 const GUARD: usize = 64 << 10;
 const STACK: usize = 64 << 10;
 /// The longest order that is kept here.
-pub(super) const ORDER: usize = 64 << 10;
-const SIZE: usize = GUARD + 2 * STACK + ORDER;
+pub(super) const MAX_ORDER: usize = 64 << 10;
+const SIZE: usize = GUARD + 2 * STACK + MAX_ORDER;
 
 /// One such mapping.
 #[derive(Debug)]
-pub(super) struct Cell {
+pub(super) struct KeeperMemory {
     base: *mut c_void,
 }
 
 // SAFETY: the mapping belongs to this value alone.
-unsafe impl Send for Cell {}
+unsafe impl Send for KeeperMemory {}
 // SAFETY: nothing is read or written through a shared reference.
-unsafe impl Sync for Cell {}
+unsafe impl Sync for KeeperMemory {}
 
-impl Cell {
+impl KeeperMemory {
     pub(super) fn new() -> io::Result<Self> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a private mapping at an address of the kernel's choice aliases nothing.
         let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), SIZE, protection, flags)? };
-        let cell = Self { base };
+        let memory = Self { base };
         // SAFETY: the first pages of the new mapping, which nothing uses.
         unsafe { rustix::mm::mprotect(base, GUARD, MprotectFlags::empty())? };
-        Ok(cell)
+        Ok(memory)
     }
 
     /// Where the process's stack begins, which grows downwards.
@@ -55,17 +55,17 @@ impl Cell {
     pub(super) fn order(&mut self) -> &mut [u8] {
         // SAFETY: the last part of the mapping, readable and writable, which is this value's alone as
         // long as no keeper runs on it.
-        unsafe { std::slice::from_raw_parts_mut(self.keeper_stack().cast(), ORDER) }
+        unsafe { std::slice::from_raw_parts_mut(self.keeper_stack().cast(), MAX_ORDER) }
     }
 
     /// The two parts that are needed for the start only.
-    pub(super) fn passing(&self) -> [Span; 2] {
+    pub(super) fn start_only(&self) -> [Span; 2] {
         let from = |at: usize, len| Span { start: self.base.wrapping_byte_add(at), len };
-        [from(GUARD, STACK), from(GUARD + 2 * STACK, ORDER)]
+        [from(GUARD, STACK), from(GUARD + 2 * STACK, MAX_ORDER)]
     }
 }
 
-impl Drop for Cell {
+impl Drop for KeeperMemory {
     fn drop(&mut self) {
         // SAFETY: made by `new`; its owner holds it until nothing runs on it.
         let _ = unsafe { rustix::mm::munmap(self.base, SIZE) };
@@ -84,7 +84,7 @@ impl Span {
     ///
     /// # Safety
     /// A part of a mapping that nothing uses any more.
-    pub(super) unsafe fn give_back(self) {
+    pub(super) unsafe fn release(self) {
         // SAFETY: the caller's promise.
         let _ = unsafe { rustix::mm::madvise(self.start, self.len, Advice::LinuxDontNeed) };
     }
@@ -92,20 +92,20 @@ impl Span {
 
 /// Cells that are used again.
 #[derive(Debug, Default)]
-pub(in crate::process) struct Cells(Vec<Cell>);
+pub(in crate::process) struct MemoryPool(Vec<KeeperMemory>);
 
-impl Cells {
+impl MemoryPool {
     /// More are not worth keeping.
-    const MOST: usize = 64;
+    const MAX_FREE: usize = 64;
 
-    pub(super) fn take(&mut self) -> io::Result<Cell> {
-        self.0.pop().map_or_else(Cell::new, Ok)
+    pub(super) fn take(&mut self) -> io::Result<KeeperMemory> {
+        self.0.pop().map_or_else(KeeperMemory::new, Ok)
     }
 
     /// Nothing runs on it any more.
-    pub(super) fn give_back(&mut self, cell: Cell) {
-        if self.0.len() < Self::MOST {
-            self.0.push(cell);
+    pub(super) fn recycle(&mut self, memory: KeeperMemory) {
+        if self.0.len() < Self::MAX_FREE {
+            self.0.push(memory);
         }
     }
 }

@@ -17,11 +17,11 @@ use super::resolve::Links;
 
 /// What is known of the filesystems that were met.
 #[derive(Debug, Default)]
-pub(super) struct AtHand {
+pub(super) struct CachedPaths {
     /// Whether it is this machine's own.
     local: Mutex<HashMap<Mount, bool>>,
     /// Something on a filesystem that was not met before: asking about it may block.
-    unmet: Mutex<Option<OwnedFd>>,
+    unclassified: Mutex<Option<OwnedFd>>,
 }
 
 /// A filesystem, as the kernel tells it without asking that filesystem.
@@ -31,9 +31,9 @@ struct Mount {
     device: (u32, u32),
 }
 
-impl AtHand {
+impl CachedPaths {
     /// Whether `path` can be opened and looked at without waiting.
-    pub fn holds(&self, path: &PathUri, links: Links) -> bool {
+    pub fn contains(&self, path: &PathUri, links: Links) -> bool {
         let resolve = match links {
             Links::Follow => ResolveFlags::CACHED,
             Links::Refuse => ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS,
@@ -44,14 +44,14 @@ impl AtHand {
         let Ok(mount) = Mount::of(&found) else { return false };
         let local = self.local.lock().get(&mount).copied();
         if local.is_none() {
-            *self.unmet.lock() = Some(found);
+            *self.unclassified.lock() = Some(found);
         }
         local == Some(true)
     }
 
     /// Gets to know the filesystem that was met last. May block.
-    pub fn learn(&self) {
-        let Some(found) = self.unmet.lock().take() else { return };
+    pub fn classify_pending(&self) {
+        let Some(found) = self.unclassified.lock().take() else { return };
         if let (Ok(mount), Ok(about)) = (Mount::of(&found), rustix::fs::fstatfs(&found)) {
             self.local.lock().insert(mount, is_local(about.f_type as u64));
         }
@@ -96,30 +96,30 @@ mod tests {
         std::fs::write(&file, "x").unwrap();
         std::os::unix::fs::symlink(&file, directory.path().join("link")).unwrap();
         let link = uri(&directory.path().join("link"));
-        let at_hand = AtHand::default();
-        assert!(!at_hand.holds(&uri(&file), Links::Follow), "not met yet");
-        at_hand.learn();
+        let cached_paths = CachedPaths::default();
+        assert!(!cached_paths.contains(&uri(&file), Links::Follow), "not met yet");
+        cached_paths.classify_pending();
         // The kernel gives up on its caches whenever something is renamed anywhere at that moment, and
         // when it has to note that a link was followed, as it does in the ordinary way once.
-        let holds = |path: &PathUri| {
+        let contains = |path: &PathUri| {
             (0..10_000).any(|_| {
                 std::fs::metadata(path.as_path()).unwrap();
-                at_hand.holds(path, Links::Follow)
+                cached_paths.contains(path, Links::Follow)
             })
         };
-        assert!(holds(&uri(&file)));
-        assert!(holds(&link));
-        assert!(!at_hand.holds(&link, Links::Refuse));
-        assert!(!at_hand.holds(&uri(&directory.path().join("none")), Links::Follow));
+        assert!(contains(&uri(&file)));
+        assert!(contains(&link));
+        assert!(!cached_paths.contains(&link, Links::Refuse));
+        assert!(!cached_paths.contains(&uri(&directory.path().join("none")), Links::Follow));
     }
 
     #[test]
     fn the_kernels_own_filesystems_are_not() {
-        let at_hand = AtHand::default();
+        let cached_paths = CachedPaths::default();
         let path = uri(std::path::Path::new("/proc/self/status"));
         for _ in 0..2 {
-            assert!(!at_hand.holds(&path, Links::Follow));
-            at_hand.learn();
+            assert!(!cached_paths.contains(&path, Links::Follow));
+            cached_paths.classify_pending();
         }
     }
 }

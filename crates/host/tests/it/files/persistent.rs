@@ -1,6 +1,6 @@
 //! Handles that outlive their connection, whose requests may be repeated.
 
-use codex_exec_host::files::{Answer, Backend, FileConnection, KeptHandles, UnboundedMemory};
+use codex_exec_host::files::{Answer, Backend, FileConnection, PersistentHandles, UnboundedMemory};
 use codex_exec_server_protocol::files::*;
 use proptest::prelude::*;
 use tokio::sync::mpsc;
@@ -8,14 +8,14 @@ use tokio::sync::mpsc;
 use super::*;
 
 /// A connection of the session that keeps these handles.
-fn connection(kept: &Arc<KeptHandles>) -> FileConnection {
+fn connection(kept: &Arc<PersistentHandles>) -> FileConnection {
     let (sink, _none) = mpsc::channel(1);
     let connection = FileConnection::new(
         Arc::new(FilesConfig::default()),
         Arc::new(sink),
         Arc::new(UnboundedMemory),
     );
-    connection.keep_handles_in(kept.clone());
+    connection.persist_handles_in(kept.clone());
     connection
 }
 
@@ -50,7 +50,7 @@ fn troubles() -> impl Strategy<Value = Vec<Trouble>> {
 
 /// Makes a request, through trouble; all answers have to be the same.
 async fn request<R>(
-    kept: &Arc<KeptHandles>,
+    kept: &Arc<PersistentHandles>,
     at: &mut FileConnection,
     trouble: Trouble,
     request: R,
@@ -96,7 +96,7 @@ proptest! {
         runtime.block_on(async {
             let f = Fixture::new();
             let path = f.file("x", "old");
-            let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
+            let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
             let mut at = connection(&kept);
             let mut troubles = troubles.into_iter().cycle();
             let mut next = || troubles.next().unwrap();
@@ -141,7 +141,7 @@ async fn a_failed_commit_is_told_again() {
     let f = Fixture::new();
     let path = f.path("sub/x");
     f.dir("sub");
-    let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
+    let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
     let at = connection(&kept);
     run(&at, keep("h", &path)).await.unwrap();
     std::fs::remove_dir(f.native("sub")).unwrap();
@@ -154,7 +154,7 @@ async fn a_failed_commit_is_told_again() {
 async fn what_is_not_kept_ends_with_its_connection_and_names_are_not_shared() {
     let f = Fixture::new();
     let (path, other) = (f.path("x"), f.path("y"));
-    let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
+    let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
     let at = connection(&kept);
     run(&at, FsOpenParams { keep: false, ..keep("h", &path) }).await.unwrap();
     assert_eq!(run(&at, keep("h", &path)).await.unwrap_err().kind(), ErrorKind::IdInUse);
@@ -175,7 +175,7 @@ async fn what_is_not_kept_ends_with_its_connection_and_names_are_not_shared() {
 async fn a_change_of_a_connection_that_died_comes_before_those_of_the_next() {
     let f = Fixture::new();
     let path = f.path("file");
-    let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
+    let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
     let write = |content: Vec<u8>| {
         let mut params = FsWriteFileParams::new(path.clone(), content);
         params.atomic = true;
@@ -203,7 +203,7 @@ async fn a_change_of_a_connection_that_died_comes_before_those_of_the_next() {
 async fn the_newest_blocks_of_a_closed_handle_are_known() {
     let f = Fixture::new();
     let path = f.file("x", "old");
-    let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
+    let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
     let at = connection(&kept);
     run(&at, keep("h", &path)).await.unwrap();
     let block = |n: u64| FsWriteBlockParams::new("h", n * 9, format!("block {n:03}").into_bytes());

@@ -7,7 +7,7 @@ use super::{Refusal, owners};
 
 /// What is known of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Member {
+pub(super) struct KnownProcess {
     /// `None` at the top of the tree.
     pub parent: Option<i32>,
     /// It is held back by something that this process is not held back by, or that cannot be ruled
@@ -17,18 +17,18 @@ pub(super) struct Member {
 
 /// How a process is held back, as far as that can be seen from outside.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Walls {
+pub(super) struct Restrictions {
     /// Its user namespace.
     pub user_namespace: Option<Vec<u8>>,
     /// How many seccomp filters it has.
-    pub filters: Option<u32>,
+    pub seccomp_filters: Option<u32>,
 }
 
 /// This process, and what makes others its sandboxes.
 #[derive(Debug)]
-pub(super) struct Family {
+pub(super) struct AdmissionPolicy {
     pub own_pid: i32,
-    pub walls: Walls,
+    pub restrictions: Restrictions,
     /// Every orphan among our descendants becomes our child.
     pub adopts_orphans: bool,
 }
@@ -37,35 +37,37 @@ pub(super) struct Family {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Owners {
     pub holders: Vec<i32>,
-    pub known: HashMap<i32, Member>,
+    pub known: HashMap<i32, KnownProcess>,
 }
 
-impl Family {
+impl AdmissionPolicy {
     pub(super) fn of_this_process(adopts_orphans: bool) -> io::Result<Self> {
         let own_pid = rustix::process::getpid().as_raw_nonzero().get();
-        let walls = owners::own_walls()?;
-        Ok(Self { own_pid, walls, adopts_orphans })
+        let restrictions = owners::own_restrictions()?;
+        Ok(Self { own_pid, restrictions, adopts_orphans })
     }
 
     /// Whether a process with these walls may be a sandbox. Each of ours has a user namespace of its
     /// own or, where there are none, one more filter than this process.
-    pub(super) fn is_restricted(&self, walls: &Walls) -> bool {
-        let own = &self.walls;
-        walls.user_namespace.is_none()
-            || walls.user_namespace != own.user_namespace
-            || walls.filters.is_none()
-            || walls.filters > own.filters
+    pub(super) fn is_restricted(&self, restrictions: &Restrictions) -> bool {
+        let own = &self.restrictions;
+        restrictions.user_namespace.is_none()
+            || restrictions.user_namespace != own.user_namespace
+            || restrictions.seccomp_filters.is_none()
+            || restrictions.seccomp_filters > own.seccomp_filters
     }
 
     /// Refuses a socket that any sandbox of ours holds, and one that nobody holds.
-    pub(super) fn judge(&self, owners: &Owners) -> Result<(), Refusal> {
+    pub(super) fn check(&self, owners: &Owners) -> Result<(), Refusal> {
         if owners.holders.is_empty() {
             return Err(Refusal::Unknown);
         }
         for holder in &owners.holders {
             match owners.known.get(holder) {
                 None => return Err(Refusal::Unknown),
-                Some(member) if member.restricted && self.may_be_ours(*holder, owners) => {
+                Some(known_process)
+                    if known_process.restricted && self.may_be_ours(*holder, owners) =>
+                {
                     return Err(Refusal::Sandboxed);
                 }
                 Some(_) => {}
@@ -82,8 +84,8 @@ impl Family {
         for _ in 0..=owners.known.len() {
             match owners.known.get(&at) {
                 _ if at == self.own_pid => return true,
-                Some(Member { parent: Some(parent), .. }) => at = *parent,
-                Some(Member { parent: None, .. }) => return !self.adopts_orphans,
+                Some(KnownProcess { parent: Some(parent), .. }) => at = *parent,
+                Some(KnownProcess { parent: None, .. }) => return !self.adopts_orphans,
                 None => return true,
             }
         }
@@ -97,15 +99,16 @@ mod tests {
 
     const OWN: i32 = 100;
 
-    fn family(adopts_orphans: bool) -> Family {
-        let walls = Walls { user_namespace: Some(b"user:[1]".to_vec()), filters: Some(1) };
-        Family { own_pid: OWN, walls, adopts_orphans }
+    fn admission(adopts_orphans: bool) -> AdmissionPolicy {
+        let restrictions =
+            Restrictions { user_namespace: Some(b"user:[1]".to_vec()), seccomp_filters: Some(1) };
+        AdmissionPolicy { own_pid: OWN, restrictions, adopts_orphans }
     }
 
     fn owners(holders: &[i32], known: &[(i32, Option<i32>, bool)]) -> Owners {
         let known = known
             .iter()
-            .map(|&(pid, parent, restricted)| (pid, Member { parent, restricted }))
+            .map(|&(pid, parent, restricted)| (pid, KnownProcess { parent, restricted }))
             .collect();
         Owners { holders: holders.to_vec(), known }
     }
@@ -121,7 +124,7 @@ mod tests {
             (300, Some(1), true),
             (400, Some(399), true),
         ];
-        let verdict = |adopts, holders: &[i32]| family(adopts).judge(&owners(holders, &known));
+        let verdict = |adopts, holders: &[i32]| admission(adopts).check(&owners(holders, &known));
         assert_eq!(verdict(true, &[201]), Err(Refusal::Sandboxed));
         assert_eq!(verdict(true, &[202]), Ok(()), "a descendant without a sandbox");
         assert_eq!(verdict(true, &[300]), Ok(()), "somebody else's sandbox");
@@ -134,20 +137,20 @@ mod tests {
 
     #[test]
     fn walls_that_cannot_be_seen_count_as_a_sandbox() {
-        let family = family(true);
-        let walls = |user: Option<&str>, filters| Walls {
+        let admission = admission(true);
+        let restrictions = |user: Option<&str>, seccomp_filters| Restrictions {
             user_namespace: user.map(|user| user.as_bytes().to_vec()),
-            filters,
+            seccomp_filters,
         };
-        for (walls, restricted) in [
-            (walls(Some("user:[1]"), Some(1)), false),
-            (walls(Some("user:[1]"), Some(0)), false),
-            (walls(Some("user:[1]"), Some(2)), true),
-            (walls(Some("user:[2]"), Some(0)), true),
-            (walls(None, Some(0)), true),
-            (walls(Some("user:[1]"), None), true),
+        for (restrictions, restricted) in [
+            (restrictions(Some("user:[1]"), Some(1)), false),
+            (restrictions(Some("user:[1]"), Some(0)), false),
+            (restrictions(Some("user:[1]"), Some(2)), true),
+            (restrictions(Some("user:[2]"), Some(0)), true),
+            (restrictions(None, Some(0)), true),
+            (restrictions(Some("user:[1]"), None), true),
         ] {
-            assert_eq!(family.is_restricted(&walls), restricted, "{walls:?}");
+            assert_eq!(admission.is_restricted(&restrictions), restricted, "{restrictions:?}");
         }
     }
 
@@ -189,7 +192,7 @@ mod tests {
             };
             let expected = !holders.is_empty() && !holders.iter().any(refused);
 
-            let verdict = family(adopts).judge(&owners(&holders, &known));
+            let verdict = admission(adopts).check(&owners(&holders, &known));
             assert_eq!(verdict.is_ok(), expected, "seed {seed}: {holders:?} {known:?}");
         }
     }
