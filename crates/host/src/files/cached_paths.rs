@@ -33,7 +33,7 @@ struct Mount {
 
 impl CachedPaths {
     /// Whether `path` can be opened and looked at without waiting.
-    pub fn contains(&self, path: &PathUri, links: Links) -> bool {
+    pub(super) fn contains(&self, path: &PathUri, links: Links) -> bool {
         let resolve = match links {
             Links::Follow => ResolveFlags::CACHED,
             Links::Refuse => ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS,
@@ -50,7 +50,7 @@ impl CachedPaths {
     }
 
     /// Gets to know the filesystem that was met last. May block.
-    pub fn classify_pending(&self) {
+    pub(super) fn classify_pending(&self) {
         let Some(found) = self.unclassified.lock().take() else { return };
         if let (Ok(mount), Ok(about)) = (Mount::of(&found), rustix::fs::fstatfs(&found)) {
             self.local.lock().insert(mount, is_local(about.f_type as u64));

@@ -86,7 +86,7 @@ fn torn(handle_id: &str, cause: &FileError) -> FileError {
 }
 
 impl Handles {
-    pub fn open(
+    pub(super) fn open(
         &self,
         resolver: Resolver,
         params: FsOpenParams,
@@ -127,7 +127,7 @@ impl Handles {
         }
     }
 
-    pub fn read_block(
+    pub(super) fn read_block(
         &self,
         params: &FsReadBlockParams,
         config: &FilesConfig,
@@ -160,7 +160,7 @@ impl Handles {
         Ok(FsReadBlockResponse { chunk: Bytes::from(chunk).into(), eof })
     }
 
-    pub fn write_block(
+    pub(super) fn write_block(
         &self,
         params: &FsWriteBlockParams,
         config: &FilesConfig,
@@ -190,7 +190,7 @@ impl Handles {
         }
     }
 
-    pub fn close(&self, params: &FsCloseParams, cancel: &Cancel) -> Result<(), FileError> {
+    pub(super) fn close(&self, params: &FsCloseParams, cancel: &Cancel) -> Result<(), FileError> {
         let FsCloseParams { handle_id, commit, .. } = params;
         let removed = {
             let mut open = self.lock();

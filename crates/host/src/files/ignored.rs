@@ -35,7 +35,7 @@ pub(super) struct RuleFiles {
 }
 
 impl RuleFiles {
-    pub fn record(&mut self, name: &[u8]) {
+    pub(super) fn record(&mut self, name: &[u8]) {
         match name {
             b".ignore" => self.ignore = true,
             b".gitignore" => self.gitignore = true,
@@ -47,7 +47,7 @@ impl RuleFiles {
 
 impl Level {
     /// The rules in `directory`, whose path is `path`.
-    pub fn read(
+    pub(super) fn read(
         resolver: Resolver,
         directory: BorrowedFd<'_>,
         path: &Path,
@@ -74,7 +74,7 @@ impl Level {
     }
 
     /// The rules of the directories above `root`, outermost first.
-    pub fn above(resolver: Resolver, root: &Path) -> Vec<Self> {
+    pub(super) fn above(resolver: Resolver, root: &Path) -> Vec<Self> {
         let Ok(root) = std::fs::canonicalize(root) else { return Vec::new() };
         let mut levels = Vec::new();
         for directory in root.ancestors().skip(1) {

@@ -49,7 +49,7 @@ enum Attributes {
 
 impl Replacement {
     /// Makes the temporary file. `mode` is for a path where no file is yet.
-    pub fn begin(
+    pub(super) fn begin(
         resolver: Resolver,
         path: &PathUri,
         links: Links,
@@ -76,12 +76,12 @@ impl Replacement {
     }
 
     /// Where the bytes go.
-    pub fn file(&self) -> &OwnedFd {
+    pub(super) fn file(&self) -> &OwnedFd {
         &self.file
     }
 
     /// The file that is replaced, if there is one.
-    pub fn old(&self) -> Option<&Stat> {
+    pub(super) fn old(&self) -> Option<&Stat> {
         match &self.attributes {
             Attributes::Keep(old) => Some(old),
             Attributes::Mode(_) | Attributes::Default => None,
@@ -89,12 +89,12 @@ impl Replacement {
     }
 
     /// The path that is replaced.
-    pub fn path(&self) -> &PathUri {
+    pub(super) fn path(&self) -> &PathUri {
         &self.path
     }
 
     /// Syncs the file and puts it in its place.
-    pub fn commit(&self) -> Result<(), FileError> {
+    pub(super) fn commit(&self) -> Result<(), FileError> {
         let failed = |errno| FileError::os("replace", &self.path, errno);
         self.apply_attributes()?;
         retry_on_intr(|| rustix::fs::fsync(&self.file)).map_err(failed)?;

@@ -57,7 +57,7 @@ enum NoLinks {
 
 impl Resolver {
     /// Asks the kernel once whether it has `openat2` (a seccomp filter may hide it).
-    pub fn new(use_openat2: bool) -> Self {
+    pub(super) fn new(use_openat2: bool) -> Self {
         let probe = || {
             rustix::fs::openat2(CWD, "/", DIRECTORY, Mode::empty(), ResolveFlags::NO_SYMLINKS)
                 .is_ok()
@@ -66,7 +66,7 @@ impl Resolver {
     }
 
     /// Opens a path. `flags` must not contain `NOFOLLOW`: `links` says it.
-    pub fn open(
+    pub(super) fn open(
         self,
         action: &str,
         path: &PathUri,
@@ -89,7 +89,7 @@ impl Resolver {
 
     /// Opens the directory a path's last component is in, and tells that component. The root has
     /// none and is refused.
-    pub fn parent<'a>(
+    pub(super) fn parent<'a>(
         self,
         action: &str,
         path: &'a PathUri,
@@ -123,7 +123,7 @@ impl Resolver {
     }
 
     /// Opens a path below a directory; links in it are followed or refused with `ELOOP`.
-    pub fn open_below(
+    pub(super) fn open_below(
         self,
         root: BorrowedFd<'_>,
         below: &[u8],

@@ -66,7 +66,7 @@ struct OpenDirectory {
 
 impl Rules<'_> {
     /// Calls `each` until it breaks, the scan is cancelled, or all is seen.
-    pub fn scan(
+    pub(super) fn scan(
         &self,
         resolver: Resolver,
         config: &FilesConfig,
@@ -261,14 +261,14 @@ pub(super) struct ResponseBudget {
 
 impl ResponseBudget {
     /// For a response of at most so many bytes.
-    pub fn new(config: &FilesConfig) -> Self {
+    pub(super) fn new(config: &FilesConfig) -> Self {
         // Errors have two members each, and the rest of a response a few.
         let others = 3 * config.max_scan_errors + 64;
         let values = DecodeLimits::default().values.saturating_sub(others);
         Self { bytes: config.max_scan_answer_bytes, values }
     }
 
-    pub fn take(&mut self, bytes: usize, values: usize) -> bool {
+    pub(super) fn take(&mut self, bytes: usize, values: usize) -> bool {
         match (self.bytes.checked_sub(bytes), self.values.checked_sub(values)) {
             (Some(bytes), Some(values)) => {
                 *self = Self { bytes, values };

@@ -10,7 +10,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// The line the requests of a connection, or of all connections of a session, stand in.
 #[derive(Debug, Default)]
-pub struct Turns(Mutex<Queue>);
+pub(crate) struct Turns(Mutex<Queue>);
 
 /// Ends of turns that may not have ended yet.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ struct Queue {
 
 impl Turns {
     /// Takes a place in the line. Call it in the order the requests arrived.
-    pub fn take(&self, order: Order) -> Turn {
+    pub(crate) fn take(&self, order: Order) -> Turn {
         let mut queue = self.0.lock();
         queue.changes.retain(|end| !end.is_cancelled());
         queue.reads.retain(|end| !end.is_cancelled());
@@ -45,19 +45,19 @@ impl Turns {
 
 /// A place in the line. Dropping it lets the next go.
 #[derive(Debug)]
-pub struct Turn {
+pub(crate) struct Turn {
     before: Vec<CancellationToken>,
     _end: DropGuard,
 }
 
 impl Turn {
     /// Whether nobody has to be waited for.
-    pub fn ready(&self) -> bool {
+    pub(crate) fn ready(&self) -> bool {
         self.before.iter().all(CancellationToken::is_cancelled)
     }
 
     /// Waits for everyone before.
-    pub async fn wait(&mut self) {
+    pub(crate) async fn wait(&mut self) {
         for end in self.before.drain(..) {
             end.cancelled().await;
         }

@@ -49,13 +49,13 @@ impl RunningWatch {
 }
 
 impl Watches {
-    pub fn new(limit: usize) -> Self {
+    pub(super) fn new(limit: usize) -> Self {
         Self { limit, running: Mutex::default(), next_generation: AtomicU64::new(1) }
     }
 
     /// Starts what `run` runs and waits for its first event. The rest goes to `sink`, once the
     /// sender that is returned was dropped.
-    pub async fn start(
+    pub(super) async fn start(
         self: &Arc<Self>,
         id: WatchId,
         run: impl FnOnce(Cancel, mpsc::Sender<Event>) -> oneshot::Receiver<Result<Outcome, FileError>>,
@@ -101,7 +101,7 @@ impl Watches {
     }
 
     /// After this no notification of the watch is told any more.
-    pub async fn stop(&self, id: WatchId) {
+    pub(super) async fn stop(&self, id: WatchId) {
         let watch = self.lock().remove(&id);
         if let Some(watch) = watch {
             watch.stop();
@@ -111,7 +111,7 @@ impl Watches {
         }
     }
 
-    pub fn stop_all(&self) {
+    pub(super) fn stop_all(&self) {
         self.lock().values().for_each(RunningWatch::stop);
     }
 

@@ -47,7 +47,7 @@ pub struct BadGlob(#[from] globset::Error);
 pub type Environment = BTreeMap<OsString, OsString>;
 
 /// Lays `env` over what `policy` makes of `server`.
-pub fn build(
+pub(super) fn build(
     server: impl IntoIterator<Item = (OsString, OsString)>,
     policy: Option<&EnvPolicy>,
     env: &Env,

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 /// Has writes beyond the limit on the size of files fail with `EFBIG` instead of killing this process,
 /// which is what `SIGXFSZ` does. What this process executes has the signal as it always is: a handler, other
 /// than a signal that is ignored, does not outlive `execve`.
-pub fn handle_file_size_signal() {
+pub(crate) fn handle_file_size_signal() {
     extern "C" fn nothing(_: c_int) {}
     // SAFETY: a valid action whose handler does nothing, which is allowed at any moment.
     unsafe {

@@ -52,12 +52,12 @@ impl SandboxMounts {
     }
 
     /// Whether it can be told.
-    pub fn are_known(&self) -> bool {
+    pub(crate) fn are_known(&self) -> bool {
         self.0.is_some()
     }
 
     /// Whether all of them have stood since the helper began. If that cannot be told, they have not.
-    pub fn are_intact(&self) -> bool {
+    pub(crate) fn are_intact(&self) -> bool {
         let Some(table) = &self.0 else { return false };
         let now = Timespec::default();
         let mut fds = [PollFd::new(table, PollFlags::PRI)];

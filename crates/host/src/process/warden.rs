@@ -71,7 +71,7 @@ const IN_MEMFD: u8 = 2;
 /// Becomes the warden and never returns, if that is what this process was started as.
 ///
 /// To be called first thing in `main`, before any thread exists.
-pub fn main_if_reentered() {
+pub(crate) fn main_if_reentered() {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == ARGUMENT) {
         // Executed by a descriptor, it would be called by that number. The name of the program is not in
         // it: who kills all that are called so has to leave the one that sees to the rest.

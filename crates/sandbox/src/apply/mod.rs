@@ -15,7 +15,7 @@ mod inner;
 pub(crate) mod landlock;
 pub(crate) mod network;
 mod outer;
-pub mod placeholder;
+pub(crate) mod placeholder;
 mod privileges;
 pub(crate) mod probe;
 pub(crate) mod proof;

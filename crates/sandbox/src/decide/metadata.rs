@@ -22,7 +22,7 @@ use super::paths::is_within;
 use super::policy::{PolicyError, ProtectedName, Region, ResolvedPolicy};
 
 /// The protected names.
-pub const NAMES: [&str; 3] = [".git", ".agents", ".codex"];
+pub(crate) const NAMES: [&str; 3] = [".git", ".agents", ".codex"];
 
 /// As many names as may be missing on the way to something: each becomes a directory for a while.
 pub(super) const MAX_MISSING: usize = 64;

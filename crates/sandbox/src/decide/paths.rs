@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// Parents before children, children right after their parents.
-pub fn order(a: &Path, b: &Path) -> Ordering {
+pub(crate) fn order(a: &Path, b: &Path) -> Ordering {
     let (a, b) = (a.as_os_str().as_bytes(), b.as_os_str().as_bytes());
     match a.iter().zip(b).position(|(a, b)| a != b) {
         None => a.len().cmp(&b.len()),
@@ -22,14 +22,14 @@ pub fn order(a: &Path, b: &Path) -> Ordering {
 }
 
 /// Whether `path` is `above` or below it.
-pub fn is_within(path: &Path, above: &Path) -> bool {
+pub(crate) fn is_within(path: &Path, above: &Path) -> bool {
     let (path, above) = (path.as_os_str().as_bytes(), above.as_os_str().as_bytes());
     path.starts_with(above)
         && (path.len() == above.len() || above == b"/" || path[above.len()] == b'/')
 }
 
 /// The path without its last name; `None` for the root.
-pub fn parent(path: &Path) -> Option<&Path> {
+pub(crate) fn parent(path: &Path) -> Option<&Path> {
     let bytes = path.as_os_str().as_bytes();
     let slash = bytes.iter().rposition(|&byte| byte == b'/')?;
     match (slash, bytes.len()) {
@@ -40,7 +40,7 @@ pub fn parent(path: &Path) -> Option<&Path> {
 }
 
 /// The path itself, then each directory above it.
-pub fn ancestors(path: &Path) -> impl Iterator<Item = &Path> {
+pub(crate) fn ancestors(path: &Path) -> impl Iterator<Item = &Path> {
     std::iter::successors(Some(path), |path| parent(path))
 }
 

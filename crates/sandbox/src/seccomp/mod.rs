@@ -38,7 +38,7 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    pub fn of(enforcement: &Enforcement, network_restricted: bool) -> Self {
+    pub(crate) fn of(enforcement: &Enforcement, network_restricted: bool) -> Self {
         let shared_host = enforcement.isolation == Isolation::LandlockOnly;
         let frozen_metadata = shared_host && enforcement.rules.is_some();
         let brokered = enforcement.is_brokered(network_restricted);
@@ -60,7 +60,7 @@ pub(crate) fn program(filter: Filter) -> Result<Arc<[Instruction]>, FilterError>
 /// The tables cannot be compiled for this architecture.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the seccomp table cannot be compiled: {0}")]
-pub struct FilterError(String);
+pub(crate) struct FilterError(String);
 
 /// The architecture as the kernel tells it to a program (`AUDIT_ARCH_*`).
 const ARCHITECTURE: Option<u32> = if cfg!(target_endian = "big") {

@@ -25,13 +25,13 @@ use super::support::{at, glob, managed, minimal, project, root, special};
 
 /// A file system in memory.
 #[derive(Default)]
-pub struct Tree {
+pub(crate) struct Tree {
     pub nodes: BTreeMap<PathBuf, Entry>,
     looks: Cell<usize>,
     pub mounts: Vec<Mount>,
 }
 
-pub enum Entry {
+pub(crate) enum Entry {
     Directory,
     /// A directory that may not be entered.
     Closed,
@@ -40,7 +40,7 @@ pub enum Entry {
 }
 
 impl Tree {
-    pub fn new(entries: impl IntoIterator<Item = (&'static str, Entry)>) -> Self {
+    pub(crate) fn new(entries: impl IntoIterator<Item = (&'static str, Entry)>) -> Self {
         let mut tree = Self::default();
         tree.nodes.insert("/".into(), Entry::Directory);
         for (path, entry) in entries {
@@ -109,18 +109,18 @@ fn server() -> ServerState<'static> {
     ServerState { own_files: &OWN_FILES, writable_history: &WRITTEN }
 }
 
-pub fn context(entries: Vec<FileSystemEntry>) -> SandboxContext {
+pub(crate) fn context(entries: Vec<FileSystemEntry>) -> SandboxContext {
     SandboxContext::in_workspace(managed(entries), "/w".parse().unwrap())
 }
 
-pub fn resolved(tree: &Tree, context: &SandboxContext) -> ResolvedPolicy {
+pub(crate) fn resolved(tree: &Tree, context: &SandboxContext) -> ResolvedPolicy {
     match resolve(context, Surroundings::default(), tree, &Limits::default(), server()).unwrap() {
         Resolved::Restricted(policy) => *policy,
         other => panic!("{other:?}"),
     }
 }
 
-pub fn place(path: &str, access: AccessMode) -> FileSystemEntry {
+pub(crate) fn place(path: &str, access: AccessMode) -> FileSystemEntry {
     at(Path::new(path), access)
 }
 
@@ -481,7 +481,7 @@ fn this_machine_is_probed() {
 }
 
 /// What resolving says, for a server whose sandboxes have written to `writable_history`.
-pub fn tried(
+pub(crate) fn tried(
     tree: &Tree,
     context: &SandboxContext,
     writable_history: &[&str],

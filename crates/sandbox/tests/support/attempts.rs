@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::ptr;
 
 /// Tries; 0 if it could be done.
-pub fn attempt(name: &str, args: &[String]) -> i32 {
+pub(crate) fn attempt(name: &str, args: &[String]) -> i32 {
     match try_it(name, args) {
         Ok(()) => {
             eprintln!("{name}: done");

@@ -11,7 +11,7 @@ use codex_linux_sandbox::{Cleanup, Failure, Launch};
 const OUT_OF_THE_WAY: RawFd = 100;
 
 /// The command that stands for a launch; add streams and spawn it with [`spawn`].
-pub fn command(launch: &Launch) -> Command {
+pub(crate) fn command(launch: &Launch) -> Command {
     let mut command = Command::new(launch.program.name_after_fork());
     command.arg0(&launch.args[0]).args(&launch.args[1..]);
     command.env_clear().envs(launch.env.iter().map(|(name, value)| (name, value)));
@@ -38,7 +38,7 @@ pub fn command(launch: &Launch) -> Command {
 }
 
 /// Spawns and waits until the target runs or has failed to.
-pub fn spawn(
+pub(crate) fn spawn(
     mut command: Command,
     launch: Launch,
 ) -> io::Result<(Child, Option<Failure>, Cleanup)> {

@@ -80,7 +80,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    pub fn new<T: Payload + Serialize>(mut message: T) -> io::Result<Self> {
+    pub(super) fn new<T: Payload + Serialize>(mut message: T) -> io::Result<Self> {
         let payload = message.take_payload();
         let mut head = vec![0; 8];
         rmp_serde::encode::write_named(&mut head, &message).map_err(invalid)?;
@@ -91,13 +91,13 @@ impl Frame {
         Ok(Self { head, payload })
     }
 
-    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
+    pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
         out.write_all(&self.head)?;
         out.write_all(&self.payload)?;
         out.flush()
     }
 
-    pub async fn write_async(&self, out: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+    pub(super) async fn write_async(&self, out: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         out.write_all(&self.head).await?;
         out.write_all(&self.payload).await?;
         out.flush().await

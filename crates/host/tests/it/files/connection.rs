@@ -19,24 +19,24 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self::with(FilesConfig::default(), Backend::Here)
     }
 
-    pub fn with(config: FilesConfig, backend: Backend) -> Self {
+    pub(super) fn with(config: FilesConfig, backend: Backend) -> Self {
         let (sink, told) = mpsc::channel(64);
         let connection =
             FileConnection::new(Arc::new(config), Arc::new(sink), Arc::new(UnboundedMemory));
         Self { f: Fixture::new(), connection, backend, told }
     }
 
-    pub async fn call<R: FileRequest>(&self, request: R) -> Result<R::Response, FileError> {
+    pub(super) async fn call<R: FileRequest>(&self, request: R) -> Result<R::Response, FileError> {
         let answer = self.connection.call(self.backend.clone(), request).await?;
         Ok(answer.into_response())
     }
 
     /// The next notification; a test that waits longer has failed.
-    pub async fn next(&mut self) -> FileNotification {
+    pub(super) async fn next(&mut self) -> FileNotification {
         let next = tokio::time::timeout(Duration::from_secs(20), self.told.recv()).await;
         next.expect("a notification in time").expect("a living connection")
     }
