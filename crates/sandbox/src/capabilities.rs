@@ -121,11 +121,6 @@ impl Capabilities {
         }
     }
 
-    /// Whether any policy at all can be enforced.
-    pub fn any(&self) -> bool {
-        self.assurance().is_some()
-    }
-
     /// What there is, if that is at least this; else what is missing, and what to do about it.
     pub(crate) fn require(&self, minimum: Assurance) -> Result<Assurance, Shortfall> {
         let offered = self.assurance();

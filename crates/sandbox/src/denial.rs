@@ -111,30 +111,12 @@ impl Detector {
         false
     }
 
-    /// Whether a denial was spoken of.
-    pub fn detected(&self) -> bool {
-        self.detected || self.token.indicates_denial()
-    }
-
-    /// The verdict for a sandboxed process that exited so. Given several streams, ask
-    /// [`denied`] with whether any of them spoke.
+    /// Whether the sandbox probably caused this exit of a sandboxed process: the exit code is not 0, and
+    /// the output indicates a denial or a forbidden system call killed the process.
     pub fn denied(&self, exit_code: i32) -> bool {
-        denied(exit_code, self.detected())
+        let detected = self.detected || self.token.indicates_denial();
+        exit_code != 0 && (detected || exit_code == SIGSYS_EXIT)
     }
-}
-
-/// The verdict for a sandboxed process: its exit code, and whether its output spoke of a denial.
-pub fn denied(exit_code: i32, detected: bool) -> bool {
-    exit_code != 0 && (detected || exit_code == SIGSYS_EXIT)
-}
-
-/// Whether a sandboxed process that exited so was probably denied something.
-pub fn is_denied<'a>(exit_code: i32, output: impl IntoIterator<Item = &'a [u8]>) -> bool {
-    let mut detector = Detector::default();
-    for chunk in output {
-        detector.feed(chunk);
-    }
-    detector.denied(exit_code)
 }
 
 /// One pass: a phrase is looked for only where its first letter is.

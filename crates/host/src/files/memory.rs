@@ -36,16 +36,6 @@ impl fmt::Debug for Reservation {
     }
 }
 
-/// Memory without a bound, for a process that trusts whoever asks.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct UnboundedMemory;
-
-impl AnswerMemory for UnboundedMemory {
-    fn reserve(&self, _bytes: u64) -> Pin<Box<dyn Future<Output = Reservation> + Send + '_>> {
-        Box::pin(std::future::ready(Reservation::new(())))
-    }
-}
-
 impl Operation {
     /// The most bytes that its answer carries, as far as the request tells: the size of a file is
     /// known only once it is open.

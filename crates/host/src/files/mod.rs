@@ -47,7 +47,7 @@ pub use executor::Executor;
 pub use helper::{HelperClient, serve_helper};
 pub use helpers::Helpers;
 pub(crate) use helpers::{HELPER, run_helper};
-pub use memory::{AnswerMemory, Reservation, SMALL_ANSWER, UnboundedMemory};
+pub use memory::{AnswerMemory, Reservation, SMALL_ANSWER};
 pub use operation::{Event, FileNotification, FileRequest, Operation, Outcome};
 pub use persistent::PersistentHandles;
 pub(crate) use turns::{Turn, Turns};

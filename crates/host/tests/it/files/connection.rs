@@ -4,7 +4,7 @@ use std::future::Future;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use codex_exec_host::files::{Backend, FileConnection, FileNotification, UnboundedMemory};
+use codex_exec_host::files::{Backend, FileConnection, FileNotification};
 use codex_exec_server_protocol::files::*;
 use tokio::sync::mpsc;
 

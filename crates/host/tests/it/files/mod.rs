@@ -21,12 +21,24 @@ mod watch;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 
-use codex_exec_host::files::{Cancel, Executor, FileError, FileRequest, FilesConfig};
+use codex_exec_host::files::{
+    AnswerMemory, Cancel, Executor, FileError, FileRequest, FilesConfig, Reservation,
+};
 use codex_exec_server_protocol::{ErrorKind, PathUri, RpcError};
 
 use crate::skipped::{runs_as_root, skipped};
+
+/// Grants every reservation at once.
+struct UnboundedMemory;
+
+impl AnswerMemory for UnboundedMemory {
+    fn reserve(&self, _bytes: u64) -> Pin<Box<dyn Future<Output = Reservation> + Send + '_>> {
+        Box::pin(std::future::ready(Reservation::new(())))
+    }
+}
 
 /// An empty directory and an executor.
 struct Fixture {

@@ -1,6 +1,6 @@
 //! Handles that outlive their connection, whose requests may be repeated.
 
-use codex_exec_host::files::{Answer, Backend, FileConnection, PersistentHandles, UnboundedMemory};
+use codex_exec_host::files::{Answer, Backend, FileConnection, PersistentHandles};
 use codex_exec_server_protocol::files::*;
 use proptest::prelude::*;
 use tokio::sync::mpsc;
