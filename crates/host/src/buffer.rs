@@ -1,8 +1,8 @@
 //! Buffers for whole files and the messages that carry them.
 //!
-//! Memory that the kernel has to find, clear and map costs more than the bytes that go into it, on
-//! virtual machines several times as much. So a large buffer that is done with is kept for a moment,
-//! for the next large file.
+//! Getting fresh memory from the kernel (find, clear, map) costs more than copying the bytes into it,
+//! on virtual machines several times as much. So this module caches large buffers for a moment, for the
+//! next large file.
 
 use std::collections::{TryReserveError, VecDeque};
 use std::ffi::c_void;
@@ -12,13 +12,13 @@ use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::mm::Advice;
 
-/// From here on a buffer is put in large pages, and kept.
+/// Buffers of at least this size, in bytes, use huge pages and are cached.
 const LARGE: usize = 4 << 20;
 
-/// What is kept in all, so that it can be stated.
+/// Maximum bytes of cached buffers in total.
 const MAX_CACHED_BYTES: usize = 128 << 20;
 
-/// How long a buffer is kept.
+/// How long a buffer stays cached.
 const CACHE_TIME: Duration = Duration::from_secs(1);
 
 static CACHE: Mutex<BufferCache> =
@@ -26,8 +26,8 @@ static CACHE: Mutex<BufferCache> =
 
 /// An empty buffer that holds `capacity` bytes without growing.
 ///
-/// A large one is put in large pages, where the kernel has them: to fill it page by page can cost
-/// more than to move the bytes.
+/// A large buffer uses huge pages where the kernel supports them: page faults can cost more than
+/// copying the bytes.
 pub fn with_capacity(capacity: usize) -> Result<Vec<u8>, TryReserveError> {
     if capacity >= LARGE
         && let Some(buffer) = cache().take(capacity)
@@ -50,7 +50,8 @@ pub fn with_capacity(capacity: usize) -> Result<Vec<u8>, TryReserveError> {
     Ok(buffer)
 }
 
-/// The bytes of a buffer, whose memory serves again once they are all dropped.
+/// Converts a buffer to `Bytes`. A large buffer returns to the cache once all of its `Bytes` are
+/// dropped.
 pub fn into_bytes(buffer: Vec<u8>) -> Bytes {
     if buffer.capacity() < LARGE {
         return Bytes::from(buffer);
@@ -58,7 +59,7 @@ pub fn into_bytes(buffer: Vec<u8>) -> Bytes {
     Bytes::from_owner(CachedOnDrop(buffer))
 }
 
-/// A buffer on its way out.
+/// A buffer that returns to the cache when dropped.
 struct CachedOnDrop(Vec<u8>);
 
 impl AsRef<[u8]> for CachedOnDrop {
@@ -70,7 +71,7 @@ impl AsRef<[u8]> for CachedOnDrop {
 impl Drop for CachedOnDrop {
     fn drop(&mut self) {
         if cache().put(std::mem::take(&mut self.0), Instant::now()) == Sweeper::Wanted {
-            // Without a thread nobody would let go of it: then it is not kept.
+            // Without a sweeper thread the cache would never shrink, so cache nothing.
             let sweeper = std::thread::Builder::new().name("buffers".to_owned()).spawn(sweep);
             if sweeper.is_err() {
                 *cache() = BufferCache::default();
@@ -79,7 +80,7 @@ impl Drop for CachedOnDrop {
     }
 }
 
-/// Lets go of what was not used again; ends when nothing is left.
+/// Drops expired buffers until the cache is empty.
 fn sweep() {
     let mut next = Some(CACHE_TIME);
     while let Some(wait) = next {
@@ -92,17 +93,17 @@ fn cache() -> MutexGuard<'static, BufferCache> {
     CACHE.lock()
 }
 
-/// Buffers that nobody uses, oldest first.
+/// Unused buffers, oldest first.
 #[derive(Debug, Default)]
 struct BufferCache {
     buffers: VecDeque<(Vec<u8>, Instant)>,
     /// Sum of their capacities.
     bytes: usize,
-    /// A thread sees to it that they go.
+    /// A sweeper thread is running.
     has_sweeper: bool,
 }
 
-/// Whether a thread has to be started that lets go of what is kept.
+/// Whether the caller must start a sweeper thread.
 #[derive(Debug, PartialEq, Eq)]
 enum Sweeper {
     Wanted,
@@ -110,7 +111,7 @@ enum Sweeper {
 }
 
 impl BufferCache {
-    /// The smallest that holds `capacity` bytes, if it is not much larger.
+    /// Takes the smallest buffer that holds `capacity` bytes and is at most twice as large.
     fn take(&mut self, capacity: usize) -> Option<Vec<u8>> {
         let sizes = self.buffers.iter().map(|(buffer, _)| buffer.capacity()).enumerate();
         let fitting =
@@ -122,7 +123,7 @@ impl BufferCache {
         Some(buffer)
     }
 
-    /// Keeps a buffer, in place of older ones if need be.
+    /// Caches a buffer; drops the oldest ones if the cache is too large.
     fn put(&mut self, buffer: Vec<u8>, now: Instant) -> Sweeper {
         if buffer.capacity() > MAX_CACHED_BYTES {
             return Sweeper::NotNeeded;
@@ -140,8 +141,8 @@ impl BufferCache {
         }
     }
 
-    /// Drops what has been kept long enough; says how long the next one still has. If there is none,
-    /// the sweeper is done.
+    /// Drops expired buffers. Returns the time until the next one expires, or `None` if the cache is
+    /// empty and the sweeper is done.
     fn expire(&mut self, now: Instant) -> Option<Duration> {
         while let Some((buffer, since)) = self.buffers.front() {
             let left = CACHE_TIME.saturating_sub(now.duration_since(*since));

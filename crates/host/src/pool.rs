@@ -1,9 +1,10 @@
 //! Threads for work that may block: files, policies, large messages.
 //!
-//! Invariant: work that was taken is run, and whoever waits for it learns its end. `MIN_THREADS` threads are
-//! made with the pool and stay, so that a machine that gives no more threads makes work wait and
-//! does not refuse it. While all are busy more are made, up to `MAX_THREADS`, which end when they have had
-//! nothing to do for a while. A panic ends the work, not the thread.
+//! Invariant: the pool runs all work it accepts, and the caller that awaits it learns the outcome. The
+//! pool starts `MIN_THREADS` threads up front and keeps them, so work waits, and is not refused, when
+//! the system allows no more threads. While all threads are busy the pool adds more, up to
+//! `MAX_THREADS`; an added thread ends after `IDLE_TIMEOUT` without work. A panic ends the work, not
+//! the thread.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,44 +15,43 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
-/// Threads that are always there.
+/// Threads that never end.
 const MIN_THREADS: usize = 4;
 
-/// As many as there may be. Work may wait for a client that does not read (a streamed search), so
-/// this is far more than there are processors.
+/// Upper limit of threads. Work may wait for a client that does not read (a streamed search), so this
+/// is far more than the number of processors.
 const MAX_THREADS: usize = 512;
 
-/// How long a thread above [`MIN_THREADS`] waits for work before it ends.
+/// How long a thread beyond [`MIN_THREADS`] waits for work before it ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 static POOL: Pool = Pool::new();
 
-/// Why work has no result.
+/// Why work produced no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WorkError {
-    /// It panicked.
+    /// The work panicked.
     #[error("the work panicked")]
     Panicked,
-    /// The pool has no thread, and the system gives none.
+    /// The pool has no thread and the system allows no new one.
     #[error("the system allows this process no more threads")]
     NoThreads,
 }
 
-/// Makes the threads of this process's pool, unless they are there. To be called while threads can
-/// be had: when a server starts.
+/// Starts the [`MIN_THREADS`] permanent threads of this process's pool, unless they run already. Call
+/// it when a server starts, while the system still allows threads.
 pub(crate) fn start_threads() -> io::Result<()> {
     POOL.start_threads()
 }
 
-/// Runs work that may block on a thread of the pool. It runs to its end even if this future is
-/// dropped.
+/// Runs blocking work on a pool thread. The work runs to completion even if this future is dropped.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, WorkError> {
     POOL.run(work).await
 }
 
-/// Runs work that may block, and that nobody waits for.
+/// Runs blocking work without waiting for it.
 pub(crate) fn spawn_detached(work: impl FnOnce() + Send + 'static) {
     POOL.submit(Box::new(work));
 }
@@ -60,14 +60,14 @@ type Work = Box<dyn FnOnce() + Send>;
 
 struct Pool {
     state: Mutex<State>,
-    /// Told of each piece of work.
+    /// Notified for each piece of queued work.
     queued: Condvar,
 }
 
 struct State {
     queue: VecDeque<Work>,
     threads: usize,
-    /// Those that wait for work.
+    /// Threads that wait for work.
     idle: usize,
 }
 
@@ -91,7 +91,7 @@ impl Pool {
     ) -> impl Future<Output = Result<T, WorkError>> + Send {
         let (done, result) = oneshot::channel();
         let submitted = self.submit(Box::new(move || {
-            // If nobody waits any more, nobody is told.
+            // The receiver is gone if the caller stopped waiting.
             let _ = done.send(work());
         }));
         async move {
@@ -111,7 +111,7 @@ impl Pool {
             let grown = self.grow(&mut state);
             if grown.is_err() && state.threads == 0 {
                 let refused = state.queue.pop_back();
-                // Whatever is dropped with it may want the pool.
+                // Drop outside the lock: destructors in the work may use the pool.
                 drop(state);
                 drop(refused);
                 return false;
@@ -131,15 +131,15 @@ impl Pool {
         Ok(())
     }
 
-    /// The life of a thread.
+    /// Body of a pool thread.
     fn run_thread(&self, permanent: bool) {
         while let Some(work) = self.next(permanent) {
-            // The panic itself was reported by the panic hook; who waits learns of it as an error.
+            // The panic hook has reported the panic; the caller gets it as an error.
             let _ = catch_unwind(AssertUnwindSafe(work));
         }
     }
 
-    /// Waits for work; `None` if the thread is not needed any more.
+    /// Waits for work; `None` if this thread should end.
     fn next(&self, permanent: bool) -> Option<Work> {
         let mut state = self.lock();
         loop {

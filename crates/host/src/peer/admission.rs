@@ -1,39 +1,38 @@
-//! The decision: given who holds the other end of a connection, may it stay? Pure.
+//! Decides whether to admit a connection, given the processes that hold its other end. Pure.
 
 use std::collections::HashMap;
 use std::io;
 
 use super::{Refusal, owners};
 
-/// What is known of a process.
+/// A process, as far as admission needs to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KnownProcess {
     /// `None` at the top of the tree.
     pub parent: Option<i32>,
-    /// It is held back by something that this process is not held back by, or that cannot be ruled
-    /// out.
+    /// The process has a restriction that this process does not have, or may have one.
     pub restricted: bool,
 }
 
-/// How a process is held back, as far as that can be seen from outside.
+/// Restrictions of a process that are visible from outside.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Restrictions {
     /// Its user namespace.
     pub user_namespace: Option<Vec<u8>>,
-    /// How many seccomp filters it has.
+    /// Number of seccomp filters.
     pub seccomp_filters: Option<u32>,
 }
 
-/// This process, and what makes others its sandboxes.
+/// This process, and how to recognize its sandboxes.
 #[derive(Debug)]
 pub(super) struct AdmissionPolicy {
     pub own_pid: i32,
     pub restrictions: Restrictions,
-    /// Every orphan among our descendants becomes our child.
+    /// Orphaned descendants become children of this process.
     pub adopts_orphans: bool,
 }
 
-/// The processes that hold a socket, and all their ancestors that could be seen.
+/// The processes that hold a socket, and those of their ancestors that could be read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Owners {
     pub holders: Vec<i32>,
@@ -47,8 +46,8 @@ impl AdmissionPolicy {
         Ok(Self { own_pid, restrictions, adopts_orphans })
     }
 
-    /// Whether a process with these walls may be a sandbox. Each of ours has a user namespace of its
-    /// own or, where there are none, one more filter than this process.
+    /// Whether a process with these restrictions may be in a sandbox. Each of our sandboxes has its own
+    /// user namespace or, where there are none, one more seccomp filter than this process.
     pub(super) fn is_restricted(&self, restrictions: &Restrictions) -> bool {
         let own = &self.restrictions;
         restrictions.user_namespace.is_none()
@@ -57,7 +56,7 @@ impl AdmissionPolicy {
             || restrictions.seccomp_filters > own.seccomp_filters
     }
 
-    /// Refuses a socket that any sandbox of ours holds, and one that nobody holds.
+    /// Refuses a socket that a sandbox of ours holds, and one without a holder.
     pub(super) fn check(&self, owners: &Owners) -> Result<(), Refusal> {
         if owners.holders.is_empty() {
             return Err(Refusal::Unknown);
@@ -76,11 +75,11 @@ impl AdmissionPolicy {
         Ok(())
     }
 
-    /// Whether a process descends from this one, or may do so: its line cannot be followed to the top,
-    /// or does not tell because orphans leave it.
+    /// Whether a process is, or may be, a descendant of this one: its ancestors cannot be followed to
+    /// the root, or orphans leave the tree so that the ancestors prove nothing.
     fn may_be_ours(&self, pid: i32, owners: &Owners) -> bool {
         let mut at = pid;
-        // A number that is used again meanwhile could close a circle.
+        // A reused pid could make the chain circular.
         for _ in 0..=owners.known.len() {
             match owners.known.get(&at) {
                 _ if at == self.own_pid => return true,
@@ -154,7 +153,7 @@ mod tests {
         }
     }
 
-    /// Random trees against the sets they stand for.
+    /// Random process trees, checked against a set model.
     #[test]
     fn random_trees_are_judged_as_a_model_does() {
         for seed in 1..=20_000_u64 {
@@ -165,7 +164,7 @@ mod tests {
                 state ^= state << 17;
                 (state >> 33) as usize % n
             };
-            // Numbers from 99 up; OWN is among them. Some parents are not known, some make circles.
+            // Pids from 99 up, OWN among them. Some parents are unknown, some form cycles.
             let known: Vec<(i32, Option<i32>, bool)> = (0..below(10))
                 .map(|n| {
                     let parent = (below(5) > 0).then(|| 97 + below(14) as i32);
@@ -175,7 +174,8 @@ mod tests {
             let holders: Vec<i32> = (0..below(4)).map(|_| 99 + below(10) as i32).collect();
             let adopts = below(2) == 0;
 
-            // The strangers: those whose line ends at a process without a parent, without us in it.
+            // Unrelated processes: their chain ends at a process without a parent and does not contain
+            // us.
             let mut strangers: Vec<i32> = Vec::new();
             for _ in 0..known.len() {
                 for (pid, parent, _) in &known {

@@ -1,7 +1,6 @@
-//! Two questions to the kernel: whose socket is at the end of a connection, and is an address ours?
+//! Two netlink queries: who owns the socket at the other end of a connection, and is an address local?
 //!
-//! Each is one netlink message out and one in. The kernel answers while the message is sent, so
-//! nothing here waits.
+//! Each is one message out and one in. The kernel replies during the send, so nothing here waits.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -22,18 +21,18 @@ const ROUTE_DESTINATION: u16 = 1;
 const ROUTE_IS_LOCAL: u8 = 2;
 const LISTENING: u8 = 10;
 
-/// Number 0, which has no name.
+/// The protocol number is 0, for which `rustix` has no name.
 const ROUTE: Option<Protocol> = None;
 
 const HEADER: usize = 16;
 const SEQUENCE: u32 = 1;
 
-/// One end of a connection. An IPv4 address that came as an IPv6 one is an IPv4 address.
+/// One end of a connection. IPv4-mapped IPv6 addresses are converted to IPv4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub ip: IpAddr,
     port: u16,
-    /// The interface of a link-local address.
+    /// Interface of a link-local address.
     scope: u32,
 }
 
@@ -47,15 +46,15 @@ impl From<SocketAddr> for Endpoint {
     }
 }
 
-/// Who a socket belongs to.
+/// The owner of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SocketOwner {
     pub inode: u32,
     pub uid: u32,
 }
 
-/// The TCP socket of this machine that is bound to `from` and connected to `to`; `None` if there is
-/// none, or none that a process holds.
+/// Finds the local TCP socket that is bound to `from` and connected to `to`; `None` if there is none,
+/// or if no process holds it.
 pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Option<SocketOwner>> {
     let mut id = Vec::with_capacity(48);
     id.extend(from.port.to_be_bytes());
@@ -76,7 +75,8 @@ pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Option<SocketOwne
     };
     let (family, state) = (reply.byte(0)?, reply.byte(1)?);
     let (uid, inode) = (reply.word(64)?, reply.word(68)?);
-    // Where no connection is found the kernel looks for a listener of that address: not who we mean.
+    // If there is no such connection the kernel returns a listener at that address, which does not
+    // count.
     let is_it = state != LISTENING
         && reply.bytes(4, 4)? == &id[..4]
         && address(family, reply.bytes(8, 16)?) == Some(from.ip)
@@ -96,7 +96,7 @@ pub(super) fn is_local(ip: IpAddr) -> io::Result<bool> {
     request.extend(octets);
     match query(ROUTE, GET_ROUTE, &request) {
         Ok(reply) => Ok(reply.expect(NEW_ROUTE)?.byte(7)? == ROUTE_IS_LOCAL),
-        // There is no way to it at all.
+        // No route at all.
         Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::INVAL) => Ok(false),
         Err(errno) => Err(errno.into()),
     }
@@ -109,7 +109,7 @@ fn family(ip: IpAddr) -> u8 {
     }
 }
 
-/// Four words in the order of the network, of which an IPv4 address takes the first.
+/// Four 32-bit words in network order; an IPv4 address uses the first.
 fn words(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(ip) => {
@@ -120,7 +120,7 @@ fn words(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The other way round. A socket for IPv6 tells an IPv4 address as an IPv6 one.
+/// The inverse of [`words`]. An IPv6 socket reports an IPv4 peer as an IPv4-mapped address.
 fn address(family: u8, words: &[u8]) -> Option<IpAddr> {
     if family == libc::AF_INET as u8 {
         let octets: [u8; 4] = words.get(..4)?.try_into().ok()?;
@@ -130,7 +130,7 @@ fn address(family: u8, words: &[u8]) -> Option<IpAddr> {
     Some(IpAddr::from(octets).to_canonical())
 }
 
-/// An answer without its header.
+/// A netlink reply without its header.
 struct Reply {
     kind: u16,
     content: Vec<u8>,
@@ -206,7 +206,7 @@ mod tests {
         file.metadata().unwrap().ino().try_into().unwrap()
     }
 
-    /// Whom the kernel names for the peer of a connection to this address.
+    /// The peer's inode as the kernel reports it, and as it is, for a connection to this address.
     fn peer_of_connection(listen: &str, to: &str) -> Option<(u32, u32)> {
         let listener = TcpListener::bind(listen).ok()?;
         let port = listener.local_addr().unwrap().port();
@@ -243,7 +243,7 @@ mod tests {
         assert!(find(peer.into(), here.into()).unwrap().is_some());
         drop(client);
         assert_eq!(find(peer.into(), here.into()).unwrap(), None, "closed, not gone");
-        // The kernel would name the listener at this address.
+        // The kernel would return the listener at this address.
         let nobody = SocketAddr::new(here.ip(), 1);
         assert_eq!(find(here.into(), nobody.into()).unwrap(), None);
     }

@@ -1,7 +1,7 @@
 //! The processes that hold a socket, found in `/proc`.
 //!
-//! Invariant: what is told of a process is all of the same process. It is read through one open
-//! directory, which tells nothing any more once the process has ended, whoever gets its number.
+//! Invariant: all facts about a process are read through one open `/proc/PID` directory. Once the
+//! process has exited that directory yields nothing, even if its pid is reused.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use rustix::fs::{Dir, Mode, OFlags};
 use super::admission::{AdmissionPolicy, KnownProcess, Owners, Restrictions};
 use crate::sandbox::is_sandbox;
 
-/// Everybody who holds the socket, with their ancestors.
+/// All processes that hold the socket, with their ancestors.
 pub(super) fn find(inode: u32, admission: &AdmissionPolicy) -> io::Result<Owners> {
     let name = format!("socket:[{inode}]");
     let mut owners = Owners::default();
@@ -24,7 +24,7 @@ pub(super) fn find(inode: u32, admission: &AdmissionPolicy) -> io::Result<Owners
             continue;
         }
         owners.holders.push(pid);
-        // If it has ended since, it is a holder that nothing is known of.
+        // It may have exited since; then it is a holder without known facts.
         if let Some(known_process) = process.known_process(admission) {
             owners.known.insert(pid, known_process);
             add_ancestors(known_process.parent, admission, &mut owners);
@@ -44,7 +44,7 @@ fn add_ancestors(mut next: Option<i32>, admission: &AdmissionPolicy, owners: &mu
     }
 }
 
-/// What holds this process back itself.
+/// The restrictions of this process.
 pub(super) fn own_restrictions() -> io::Result<Restrictions> {
     let own = rustix::process::getpid().as_raw_nonzero().get();
     let restrictions = Process::open(own).and_then(|own| Some(own.restrictions(&own.status()?)));
@@ -56,7 +56,7 @@ pub(super) fn own_restrictions() -> io::Result<Restrictions> {
     }
 }
 
-/// A process, by its directory.
+/// A process, by its open `/proc/PID` directory.
 struct Process(OwnedFd);
 
 impl Process {
@@ -65,7 +65,7 @@ impl Process {
         rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty()).ok().map(Self)
     }
 
-    /// Whether one of its descriptors leads to this.
+    /// Whether one of its descriptors is this socket.
     fn holds(&self, name: &[u8]) -> bool {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let Ok(fds) = rustix::fs::openat(&self.0, "fd", flags, Mode::empty()) else { return false };
@@ -84,16 +84,16 @@ impl Process {
         Some(KnownProcess { parent: (parent != 0).then_some(parent), restricted })
     }
 
-    /// Whether it is the outer process of a sandbox. It is not confined itself, but connects on behalf of
-    /// what it holds, which may hide its own hold on the socket meanwhile. Its arguments are its own: what
-    /// takes them on only makes itself refused.
+    /// Whether this is the outer process of a sandbox. It is not confined, but it connects on behalf of
+    /// the processes inside, and may hide its own hold on the socket meanwhile. It is recognized by its
+    /// arguments; a process that fakes them only gets itself refused.
     fn serves_a_sandbox(&self) -> bool {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let mut text = Vec::new();
         let read = rustix::fs::openat(&self.0, "cmdline", flags, Mode::empty())
             .map_err(io::Error::from)
             .and_then(|file| io::Read::read_to_end(&mut std::fs::File::from(file), &mut text));
-        // What cannot be read may be one.
+        // If the arguments cannot be read, assume it is one.
         read.is_err() || is_sandbox(text.split(|byte| *byte == 0))
     }
 
@@ -101,7 +101,7 @@ impl Process {
         let user_namespace = rustix::fs::readlinkat(&self.0, "ns/user", Vec::new());
         Restrictions {
             user_namespace: user_namespace.ok().map(|link| link.as_bytes().to_vec()),
-            // A kernel before 5.9 does not count them; then none and some is all there is to see.
+            // Kernels before 5.9 do not count filters; `Seccomp` still tells none from some.
             seccomp_filters: field(status, "Seccomp_filters").or_else(|| field(status, "Seccomp")),
         }
     }
@@ -109,7 +109,7 @@ impl Process {
     fn status(&self) -> Option<String> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.0, "status", flags, Mode::empty()).ok()?;
-        // The name may be any bytes; its line is not looked at.
+        // The process name may be any bytes; its line is not used.
         let mut text = Vec::new();
         io::Read::read_to_end(&mut std::fs::File::from(file), &mut text).ok()?;
         Some(String::from_utf8_lossy(&text).into_owned())

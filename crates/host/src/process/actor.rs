@@ -1,4 +1,4 @@
-//! The one owner of a process: its child, its output, its numbers.
+//! The owner of a process: its child, its output, its sequence numbers.
 //!
 //! ```text
 //!            spawned                exit seen             streams ended        linger over
@@ -8,10 +8,9 @@
 //!  forgotten
 //! ```
 //!
-//! Everything that happens to the process passes through this one loop, so output, exit and close
-//! are numbered in the order they are published, by construction. The loop never waits for one
-//! thing only: a client that does not read, a stdin that nobody reads, a read that waits are each a
-//! branch of it.
+//! Everything that happens to the process passes through this loop, so output, exit and close are
+//! numbered in the order they are published. The loop never waits for one thing only: a client that
+//! does not read, a stdin that is not read and a pending read are each a branch of it.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -39,10 +38,10 @@ use super::pty;
 use super::retention::Retention;
 use super::stdin::Stdin;
 
-/// The longest a read waits, so that no clock overflows.
+/// Longest wait of a read, so that no clock overflows.
 const MAX_READ_WAIT: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// What a process is made of once it runs.
+/// The parts of a started process.
 pub(super) struct Parts {
     pub process_id: ProcessId,
     pub argv: Vec<String>,
@@ -51,15 +50,15 @@ pub(super) struct Parts {
     pub stdin: Stdin,
     /// stdout and stderr, or the terminal alone.
     pub outputs: [Option<Output>; 2],
-    /// The terminal's master.
+    /// Master of the terminal.
     pub terminal: Option<Arc<OwnedFd>>,
     pub retention: Retention,
     pub confined: Option<Confined>,
 }
 
-/// Who is told of events.
+/// Who receives the events.
 enum Subscriber {
-    /// The answer to `process/start` is still on its way; events wait for it.
+    /// The response to `process/start` has not been sent yet; events wait for it.
     Expected,
     Attached(Box<dyn EventSink>),
     Detached,
@@ -72,26 +71,26 @@ pub(super) struct Actor {
     started_at_ms: u64,
     next_seq: u64,
     subscriber: Subscriber,
-    /// Events that the audience is still to be told.
+    /// Events to be delivered to the subscriber.
     undelivered: VecDeque<ProcessEvent>,
     undelivered_bytes: usize,
-    /// The last event that some audience was told.
+    /// The last event delivered to a subscriber.
     delivered: u64,
-    /// The last event that anybody may have seen, by whatever way.
+    /// The last event that a client may have seen in any way.
     seen: u64,
-    /// The last event that is known to have reached its side.
+    /// The last event known to have reached the client's side.
     arrived: u64,
-    /// The audience is being asked whether it has this event.
+    /// The event whose arrival the sink is being polled for.
     awaiting_arrival: Option<u64>,
-    /// Output that was kept while nobody listened waits to be read.
+    /// Output retained while no subscriber was attached, which a resumed client has yet to read.
     backlog: Option<Backlog>,
     waiting: Vec<WaitingRead>,
     exit: Option<Exit>,
-    /// Everything that is left of it is to be killed, or was.
+    /// The descendants are being killed, or have been.
     killed: bool,
-    /// Nothing is left of it; then its streams end, whoever else holds them.
+    /// All descendants have exited; when to end the streams if another program still holds them.
     end_streams_at: Option<Instant>,
-    /// The streams end with what they hold.
+    /// The streams end once their buffered output is read.
     ending: bool,
     closed: bool,
     failure: Option<String>,
@@ -99,11 +98,11 @@ pub(super) struct Actor {
     cleaning: Option<JoinHandle<()>>,
 }
 
-/// What a client that came back may still ask for before it can be dropped.
+/// Output that a resumed client may still read before it can be dropped.
 struct Backlog {
-    /// Events before this number.
+    /// Events below this number.
     before: u64,
-    /// No longer than this.
+    /// Deadline for the client.
     until: Instant,
 }
 
@@ -119,7 +118,7 @@ struct WaitingRead {
     reply: oneshot::Sender<ReadResponse>,
 }
 
-/// What the loop woke up for.
+/// Why the loop woke up.
 enum Event {
     Command(Option<Command>),
     Deliver(Result<(), SinkClosed>),
@@ -131,7 +130,7 @@ enum Event {
     Due,
 }
 
-/// Whether the loop goes on.
+/// Whether the loop continues.
 #[derive(PartialEq, Eq)]
 enum Flow {
     Continue,
@@ -198,8 +197,8 @@ impl Actor {
         let dying = dying && self.end_streams_at.is_none();
         let Parts { child, stdin, outputs, .. } = &mut self.parts;
         tokio::select! {
-            // What a client asks comes first: it must not wait behind output that never ends. Of
-            // the rest, output comes last, for it alone can be ready always.
+            // Commands come first: a client must not wait behind endless output. Output comes last,
+            // since it alone can always be ready.
             biased;
             command = self.mailbox.recv() => Event::Command(command),
             event = subscriber_event(&mut self.subscriber, self.undelivered.front(), awaiting_arrival) => event,
@@ -213,7 +212,7 @@ impl Actor {
     async fn handle(&mut self, event: Event) -> Flow {
         match event {
             Event::Command(Some(command)) => return self.command(command).await,
-            // Nobody can ask for it any more.
+            // No handle is left.
             Event::Command(None) => return Flow::Forget,
             Event::Deliver(Ok(())) => self.deliver(),
             Event::Deliver(Err(SinkClosed)) => self.detach(),
@@ -250,7 +249,8 @@ impl Actor {
     async fn command(&mut self, command: Command) -> Flow {
         match command {
             Command::Read(params, reply) => {
-                // Now, not when it is answered: it may wait for output that needs the room.
+                // Acknowledge now, not when the read is answered: it may wait for output that needs the
+                // space.
                 self.acknowledge(params.after_seq.unwrap_or(0).min(self.next_seq - 1));
                 let wait = Duration::from_millis(params.wait_ms.unwrap_or(0)).min(MAX_READ_WAIT);
                 let until = Instant::now() + wait;
@@ -273,7 +273,7 @@ impl Actor {
             Command::Terminate(reply) => {
                 let running = self.exit.is_none();
                 let _ = reply.send(running);
-                // Also what is left of one that has exited: it may hold the streams.
+                // Also kill the descendants of an exited process: they may hold its streams.
                 self.killed = true;
                 self.parts.child.begin_kill();
             }
@@ -307,7 +307,7 @@ impl Actor {
         self.awaiting_arrival = None;
     }
 
-    /// What was sent may be lost; what is kept has to stay until somebody asks for it.
+    /// Sent events may be lost, so all retained output stays until a client reads it.
     fn detach(&mut self) {
         self.subscriber = Subscriber::Detached;
         self.awaiting_arrival = None;
@@ -317,7 +317,7 @@ impl Actor {
         self.parts.retention.pin_all();
     }
 
-    /// How much more output may be taken from the process.
+    /// How many bytes of output may be read from the process now.
     fn room(&self) -> usize {
         match self.failure.is_none() && self.undelivered_bytes < self.config.unsent_bytes {
             true => self.parts.retention.room().min(READ_BYTES),
@@ -339,14 +339,14 @@ impl Actor {
         }
         if let Err(error) = self.parts.retention.push(self.next_seq, stream, bytes.clone()).await {
             self.failure = Some(format!("cannot store output: {error}"));
-            // Nobody will read what it writes: it has to learn that, and to end.
+            // The output cannot be delivered: close the streams, so that the process gets an error.
             self.parts.outputs.iter_mut().flatten().for_each(Output::end);
             return;
         }
         self.publish(EventKind::Output { stream, bytes });
     }
 
-    /// Numbers an event and queues it for the audience.
+    /// Numbers an event and queues it for the subscriber.
     fn publish(&mut self, kind: EventKind) -> u64 {
         let seq = self.next_seq;
         self.next_seq += 1;
@@ -359,9 +359,9 @@ impl Actor {
         seq
     }
 
-    /// Hands over every event that there is room for now.
+    /// Delivers every event that the sink has room for now.
     fn deliver_ready(&mut self) {
-        // Who is not ready is waited for by the loop, which leaves its own waker.
+        // If the sink is not ready, the loop polls it again with its own waker.
         let mut cx = Context::from_waker(Waker::noop());
         while let (Subscriber::Attached(sink), Some(event)) =
             (&mut self.subscriber, self.undelivered.front())
@@ -371,7 +371,7 @@ impl Actor {
         }
     }
 
-    /// Hands over the event that there is room for.
+    /// Delivers the event that the sink has room for.
     fn deliver(&mut self) {
         let Subscriber::Attached(sink) = &mut self.subscriber else { return };
         let Some(event) = self.undelivered.pop_front() else { return };
@@ -380,8 +380,8 @@ impl Actor {
         sink.send(event);
     }
 
-    /// The process has exited. What it wrote before that is in its pipes already, so it is taken
-    /// first, as much as there is now: a descendant that goes on writing must not hold up the exit.
+    /// Handles the exit. Output written before it is in the pipes already, so read that first; but no
+    /// more, since a descendant that keeps writing must not delay the exit.
     async fn exited(&mut self, code: i32) {
         self.drain_available().await;
         let mut sandbox_denied = false;
@@ -407,7 +407,7 @@ impl Actor {
         }
     }
 
-    /// Takes output until all streams have ended or the time has come.
+    /// Reads output until all streams have ended, or until the deadline.
     async fn drain_until(&mut self, deadline: Instant) {
         while self.room() > 0 && self.parts.outputs.iter().flatten().any(Output::is_open) {
             let room = self.room();
@@ -421,7 +421,7 @@ impl Actor {
         }
     }
 
-    /// Once the process has exited and all streams have ended, says so, for the last time.
+    /// Publishes the last event once the process has exited and all streams have ended.
     fn close_if_done(&mut self) {
         let open = self.parts.outputs.iter().flatten().any(Output::is_open);
         if self.closed || self.exit.is_none() || open {
@@ -435,8 +435,8 @@ impl Actor {
         self.clean_up();
     }
 
-    /// Takes away what a sandbox may have left on the host. One that was not killed has done so
-    /// itself.
+    /// Removes what a killed sandbox may have left on the host. A sandbox that was not killed has
+    /// cleaned up itself.
     fn clean_up(&mut self) {
         let killed = self.exit.as_ref().is_none_or(|exit| exit.code > 128);
         if let Some(confined) = self.parts.confined.take().filter(|_| killed) {
@@ -444,8 +444,8 @@ impl Actor {
         }
     }
 
-    /// A closed process is forgotten a while after its client was told all of it; and not while
-    /// nobody is attached, who could come back and ask.
+    /// Forgets a closed process some time after all events were delivered; never while it is detached,
+    /// since a client may reattach.
     fn schedule_forget(&mut self) {
         let all_delivered =
             matches!(self.subscriber, Subscriber::Attached(_)) && self.undelivered.is_empty();
@@ -456,7 +456,7 @@ impl Actor {
         }
     }
 
-    /// Answers every read that has something to say, or has waited long enough.
+    /// Answers every read that has something to report, or whose wait is over.
     async fn answer_ready_reads(&mut self) {
         let mut at = 0;
         while at < self.waiting.len() {
@@ -498,10 +498,10 @@ impl Actor {
         };
         let last = found.chunks.last().map(|chunk| chunk.seq);
         self.seen = self.seen.max(last.unwrap_or(0));
-        // What the answer carries may die on its way; what it was asked after has arrived.
+        // The response may be lost, but what the client read before has arrived.
         self.acknowledge(after.min(self.next_seq - 1));
         if let Some(backlog) = self.backlog.as_mut().filter(|_| !found.truncated) {
-            // All of it is on its way: a client that now only listens must not hang its process.
+            // All of it has been read: a client that now only listens must not block its process.
             backlog.until = backlog.until.min(Instant::now() + self.config.resume_read_grace);
         }
         let next_seq = match last {
@@ -520,7 +520,7 @@ impl Actor {
         }
     }
 
-    /// A client has everything up to `seq`.
+    /// A client has received everything up to `seq`.
     fn acknowledge(&mut self, seq: u64) {
         if matches!(self.subscriber, Subscriber::Detached) {
             return;
@@ -562,11 +562,11 @@ impl Actor {
             .min()
     }
 
-    /// Kills what is left and takes it away.
+    /// Kills all descendants and cleans up.
     ///
-    /// The mailbox stays open until that is done: whoever waits for the end of the process waits
-    /// for that of its mailbox. Commands that come meanwhile are answered as for an unknown process,
-    /// because their replies are dropped with it.
+    /// The mailbox stays open until that is done, because callers wait for the process by waiting for
+    /// its mailbox. Commands that arrive meanwhile get the reply of an unknown process: their reply
+    /// channels are dropped.
     async fn end(mut self) {
         if !self.closed {
             self.parts.child.kill().await;
@@ -582,7 +582,7 @@ impl Actor {
     }
 }
 
-/// Waits for output on either stream, neither before the other; for ever once both have ended.
+/// Waits for output on either stream, fairly; for ever once both have ended.
 async fn read_either(
     [first, second]: &mut [Option<Output>; 2],
     limit: usize,
@@ -599,7 +599,7 @@ async fn read_either(
     }
 }
 
-/// Waits for the exit, or, once that was seen, until nothing is left.
+/// Waits for the exit or, after that, until the last descendant has exited.
 async fn child_event(child: &mut Child, exit_seen: bool) -> Event {
     if exit_seen {
         child.wait_gone().await;
@@ -608,8 +608,8 @@ async fn child_event(child: &mut Child, exit_seen: bool) -> Event {
     Event::Exited(child.wait_exit().await)
 }
 
-/// Resolves when the next event can be sent, or when what the audience was asked for has arrived;
-/// never if there is no event, no question or nobody.
+/// Resolves when the next event can be sent, or when the polled event has arrived; never without a
+/// subscriber.
 async fn subscriber_event(
     subscriber: &mut Subscriber,
     event: Option<&ProcessEvent>,

@@ -1,7 +1,7 @@
-//! A running program: its pid, its exit, its end.
+//! A running program: its pid, its exit, and killing it.
 //!
-//! Its [keeper](super::keeper) signals it, reaps it and tells its exit, so that no number is signalled
-//! here that may have become another process's.
+//! Its [keeper](super::keeper) signals it, reaps it and reports its exit, so this code never signals a
+//! pid that may have been reused.
 
 use codex_exec_server_protocol::process::ProcessSignal;
 use rustix::process::{Pid, Signal};
@@ -13,20 +13,20 @@ use super::descendants;
 use super::keeper::{Control, Keeper, Report};
 use super::leftovers::{Group, Leftovers};
 
-/// What is told of a program whose keeper was killed, which takes it along.
+/// Exit code of a program whose keeper was killed, which kills the program too.
 const KILLED: i32 = 128 + 9;
 
 #[derive(Debug)]
 pub(super) struct Child {
-    /// `None` once nothing is left, or what is left is nobody's here.
+    /// `None` once no process is left, or after `release`.
     keeper: Option<Keeper>,
     pid: Pid,
     exit: Option<i32>,
     group: Group,
     leftovers: Leftovers,
-    /// Under which number what it left behind is remembered.
+    /// Id of its leftovers in `leftovers`.
     released: Option<u64>,
-    /// What it may leave on the host if it is killed.
+    /// What a killed sandbox may leave on the host.
     cleanup: Option<Cleanup>,
 }
 
@@ -44,14 +44,14 @@ impl Child {
         }
     }
 
-    /// The same, with what it may leave on the host if it is killed: removed if this is dropped
-    /// before its exit was seen. Whoever releases it decides for himself.
+    /// Sets what a killed sandbox may leave on the host. `Drop` removes it if the exit was not seen;
+    /// after `release` that is up to the caller.
     pub(super) fn with_cleanup(mut self, cleanup: Cleanup) -> Self {
         self.cleanup = Some(cleanup);
         self
     }
 
-    /// It ends by itself when we do, and has to tidy up before.
+    /// Marks that the program exits by itself when this process does, and must clean up before that.
     pub(super) fn set_cleans_up(&self) {
         if let Some(keeper) = &self.keeper {
             keeper.set_cleans_up();
@@ -62,12 +62,12 @@ impl Child {
         self.pid
     }
 
-    /// It is killed with others from now on.
+    /// Changes the group that it is killed with.
     pub(super) fn set_group(&mut self, group: Group) {
         self.group = group;
     }
 
-    /// Waits for the exit and tells its code, 128 + signal for a death by signal. Cancel safe.
+    /// Waits for the exit; returns its code, 128 + signal number if a signal killed it. Cancel safe.
     pub(super) async fn wait_exit(&mut self) -> i32 {
         while self.exit.is_none() {
             let report = match &self.keeper {
@@ -91,7 +91,7 @@ impl Child {
         self.exit.unwrap_or(KILLED)
     }
 
-    /// Waits until nothing is left of it, once its exit was seen. Cancel safe.
+    /// Waits until the last descendant has exited, after the exit was seen. Cancel safe.
     pub(super) async fn wait_gone(&mut self) {
         if let Some(keeper) = &self.keeper {
             keeper.wait_ended().await;
@@ -99,7 +99,7 @@ impl Child {
         self.keeper = None;
     }
 
-    /// Signals the process group, and that in the foreground of its terminal if it is another.
+    /// Signals the process group, and the terminal's foreground group if that is another.
     pub(super) fn signal(&self, signal: ProcessSignal, foreground: Option<Pid>) {
         let signal = match signal {
             ProcessSignal::Interrupt => Signal::INT,
@@ -121,7 +121,7 @@ impl Child {
         }
     }
 
-    /// Begins to kill the program and everything that is left of it; its end is told as any other.
+    /// Starts to kill the program and its descendants; the exit is reported as usual.
     pub(super) fn begin_kill(&self) {
         let released = || self.leftovers.get(self.group, self.released?);
         if let Some(handle) = self.keeper.as_ref().map(Keeper::handle).or_else(released) {
@@ -129,7 +129,7 @@ impl Child {
         }
     }
 
-    /// Kills the program and everything that is left of it, on a thread that may block.
+    /// Kills the program and its descendants, on a thread that may block.
     pub(super) async fn kill(&self) {
         if let Some(keeper) = &self.keeper {
             let handle = keeper.handle();
@@ -137,15 +137,14 @@ impl Child {
         }
     }
 
-    /// The same, on this thread.
+    /// Kills the program and its descendants on this thread.
     pub(super) fn kill_blocking(&self) {
         if let Some(keeper) = &self.keeper {
             descendants::kill_all(vec![keeper.handle()]);
         }
     }
 
-    /// The program has exited, and nobody asks for what it left behind any more: that is killed with
-    /// its group.
+    /// Hands the leftovers of an exited program to its group, which they are killed with.
     pub(super) fn release(&mut self) {
         self.cleanup = None;
         if let Some(keeper) = self.keeper.take() {
@@ -154,7 +153,7 @@ impl Child {
     }
 }
 
-/// An owner that ends without having released it leaves nothing running, and nothing behind.
+/// An owner that drops it without `release` leaves no process running and nothing on the host.
 impl Drop for Child {
     fn drop(&mut self) {
         self.kill_blocking();

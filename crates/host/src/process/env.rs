@@ -1,6 +1,6 @@
-//! The environment of a child: what the client sent, over what its policy takes from the server.
+//! Builds the environment of a child: the client's variables on top of those its policy inherits.
 //!
-//! Invariant: the variables of [`NEVER_PASSED_ON`] reach no child, whatever is asked.
+//! Invariant: the variables of [`NEVER_PASSED_ON`] reach no child, whatever the request says.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use codex_exec_server_protocol::process::{Env, EnvInherit, EnvPolicy};
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
-/// Credentials and switches of the server itself.
+/// The server's own credentials and switches: no child gets these variables, not even from the client.
 pub const NEVER_PASSED_ON: &[&str] = &[
     "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
     "NODE_REPL_AUTH_TOKEN",
@@ -19,7 +19,7 @@ pub const NEVER_PASSED_ON: &[&str] = &[
     "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
 ];
 
-/// What the server itself signs in with: no policy inherits it, though a client may set the name.
+/// Variables that the server signs in with: no policy inherits them, but a client may set them itself.
 pub const NEVER_INHERITED: &[&str] = &[
     "CODEX_ACCESS_TOKEN",
     "CODEX_API_KEY",
@@ -29,16 +29,16 @@ pub const NEVER_INHERITED: &[&str] = &[
     "CODEX_RENDEZVOUS_NATS",
 ];
 
-/// What `inherit: "core"` keeps.
+/// The variables of `inherit: "core"`.
 const CORE: &[&str] = &[
     "PATH", "SHELL", "TMPDIR", "TEMP", "TMP", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME",
     "USER",
 ];
 
-/// Names dropped unless the policy says otherwise.
+/// Excluded by default; see `ignoreDefaultExcludes`.
 const DEFAULT_EXCLUDES: &[&str] = &["*KEY*", "*SECRET*", "*TOKEN*"];
 
-/// A glob of an [`EnvPolicy`] that does not parse.
+/// A pattern of an [`EnvPolicy`] does not parse.
 #[derive(Debug, thiserror::Error)]
 #[error("envPolicy: {0}")]
 pub struct BadGlob(#[from] globset::Error);
@@ -46,7 +46,7 @@ pub struct BadGlob(#[from] globset::Error);
 /// The environment of a child, by name.
 pub type Environment = BTreeMap<OsString, OsString>;
 
-/// Lays `env` over what `policy` makes of `server`.
+/// Puts `env` on top of what `policy` takes from `server`.
 pub(super) fn build(
     server: impl IntoIterator<Item = (OsString, OsString)>,
     policy: Option<&EnvPolicy>,

@@ -1,4 +1,4 @@
-//! Starting processes, and the end of all of them.
+//! Starts processes, and kills what is left of them at shutdown.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,7 +31,7 @@ use super::spool::Spool;
 use super::stdin::Stdin;
 use super::warden::Warden;
 
-/// Where processes run.
+/// Starts processes on this machine.
 #[derive(Debug, Clone)]
 pub struct ProcessHost {
     config: Arc<ProcessConfig>,
@@ -42,37 +42,37 @@ pub struct ProcessHost {
     peers: Peers,
 }
 
-/// A process that runs.
+/// A started process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Started {
-    /// How much stands behind its sandbox; `None` without one.
+    /// Assurance of its sandbox; `None` without one.
     pub assurance: Option<Assurance>,
 }
 
 /// Why a process did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// It cannot be executed here.
+    /// The program cannot be executed.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
-    /// What it needs around it cannot be had.
+    /// The host cannot set up what the process needs.
     #[error("cannot set up {what}: {source}")]
     Setup {
-        /// A terminal, a pipe, a spool.
+        /// A terminal, a pipe or a spool.
         what: &'static str,
-        /// Why not.
+        /// The error of the system.
         source: io::Error,
     },
-    /// It asks for more than is allowed.
+    /// The request exceeds a limit.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// Its sandbox could not be built, or could not execute it; nothing ran.
+    /// The sandbox could not be built, or could not execute the program; nothing ran.
     #[error("{0}")]
     Sandbox(crate::sandbox::Failure),
 }
 
 impl StartError {
-    /// What kind of failure it is.
+    /// The error kind to report.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Spawn(error) => error.kind(),
@@ -89,7 +89,7 @@ impl StartError {
 }
 
 impl ProcessHost {
-    /// A host in this process. To be made inside a runtime.
+    /// Creates a host in this process. Call it inside a tokio runtime.
     pub fn new(config: ProcessConfig) -> io::Result<Self> {
         pool::start_threads()?;
         let spawner = match &config.lifeline {
@@ -107,10 +107,11 @@ impl ProcessHost {
         Ok(Self { config: Arc::new(config), spawner, leftovers, spares, helpers, peers })
     }
 
-    /// Begins to start a process, once `launch` is ready. Commands to the handle queue up until it
-    /// has started; its answer tells whether it has. Events wait until a sink is attached.
+    /// Starts a process once `launch` resolves. The handle queues commands until then; the reply says
+    /// whether the start succeeded. Events wait until a sink is attached.
     ///
-    /// If something that its sandbox is built on was replaced meanwhile, `again` is taken, once.
+    /// If a file that the sandbox is built on was replaced meanwhile, the host tries once more with
+    /// `again`.
     pub fn start<E: From<StartError> + Send + 'static, F>(
         &self,
         launch: F,
@@ -139,7 +140,7 @@ impl ProcessHost {
                     Actor::new(parts, host.config, commands).run().await;
                 }
                 Err(error) => {
-                    // First forget the process, then say so: its id is free for whoever hears it.
+                    // Drop the mailbox before replying: the caller may reuse the process id at once.
                     drop::<mpsc::UnboundedReceiver<Command>>(commands);
                     let _ = started.send(Err(error));
                 }
@@ -148,13 +149,14 @@ impl ProcessHost {
         (ProcessHandle { mailbox }, answer)
     }
 
-    /// Kills what processes of a group left behind. Its processes themselves are gone already.
+    /// Kills processes that programs of this group left behind. The programs themselves have been
+    /// killed already.
     pub async fn end_group(&self, group: Group) {
         let leftovers = self.leftovers.clone();
         let _ = pool::blocking(move || leftovers.kill_group(group)).await;
     }
 
-    /// Kills the helpers and everything that any process left behind, and lets the warden go.
+    /// Kills the helpers and all processes left behind, and dismisses the warden.
     pub async fn shut_down(&self) {
         let (leftovers, spares, helpers) =
             (self.leftovers.clone(), self.spares.clone(), self.helpers.clone());
@@ -201,17 +203,17 @@ impl ProcessHost {
         })
     }
 
-    /// Which connections from this machine are admitted: none from what runs in a sandbox here.
+    /// The admission check for connections from this machine: refuses sandboxed processes.
     pub fn peers(&self) -> &Peers {
         &self.peers
     }
 
-    /// What is kept ready for sandboxes.
+    /// The spare sandbox processes.
     pub(super) fn spares(&self) -> &Spares {
         &self.spares
     }
 
-    /// The helpers that run.
+    /// The running helpers.
     pub(super) fn helpers(&self) -> &HelperProcesses {
         &self.helpers
     }
@@ -251,7 +253,7 @@ impl ProcessHost {
     }
 }
 
-/// The two sides of a process's stdin and outputs.
+/// Both ends of a process's stdin and outputs.
 struct Stdio {
     child_ends: [OwnedFd; 3],
     stdin: Stdin,
@@ -269,7 +271,7 @@ impl Stdio {
 
     fn terminal(size: TerminalSize, config: &ProcessConfig) -> io::Result<Self> {
         let pty::Pty { master, terminal } = pty::open(size)?;
-        // One more descriptor of the same terminal, so that reading and writing wait apart.
+        // A second descriptor of the same terminal, so that reads and writes have separate readiness.
         let input = Arc::new(master.try_clone()?);
         let child_ends = [terminal.try_clone()?, terminal.try_clone()?, terminal];
         Ok(Self {
@@ -303,14 +305,14 @@ impl Stdio {
     }
 }
 
-/// Our end, which does not block, and theirs, which does.
+/// Our end, non-blocking, and the child's, blocking.
 fn output_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) = io::pipe()?;
     rustix::io::ioctl_fionbio(&ours, true)?;
     Ok((ours.into(), theirs.into()))
 }
 
-/// What a server cannot do without: its own, the numbers that sandboxes keep clear, and a few for work.
+/// Minimum of open files: the server's own, the numbers that sandboxes reserve, and a few for requests.
 const MIN_DESCRIPTORS: u64 = 96;
 
 fn require_descriptors() -> io::Result<()> {
@@ -324,8 +326,8 @@ fn require_descriptors() -> io::Result<()> {
     }
 }
 
-/// A server of many processes needs many descriptors: raises the soft limit to the hard one and
-/// tells what it was, for children to get it back.
+/// Raises the soft limit on open files to the hard limit: a server of many processes needs many
+/// descriptors. Returns the previous limit, to restore it in children.
 fn raise_descriptor_limit() -> Option<libc::rlimit> {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let before = getrlimit(Resource::Nofile);

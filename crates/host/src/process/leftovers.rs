@@ -1,5 +1,5 @@
-//! What programs leave behind when they exit: their keepers, remembered under the group of whoever
-//! started them and ended with it.
+//! Processes that programs leave behind when they exit: their keepers, recorded per group and killed
+//! with the group.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use parking_lot::{Mutex, MutexGuard};
 use super::descendants;
 use super::keeper::{Keeper, KeeperHandle};
 
-/// Processes that are killed together in the end: those of one client's session.
+/// Processes that are killed together: those of one client's session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Group(pub u64);
 
-/// All that is left of a host's programs. Clones are the same.
+/// The leftovers of a host. Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Leftovers(Arc<Mutex<State>>);
 
@@ -24,7 +24,7 @@ struct State {
 }
 
 impl Leftovers {
-    /// Remembers a keeper until it ends by itself, under this number. To be called from a runtime.
+    /// Records a keeper until it ends; returns its id. Call it inside a runtime.
     pub(super) fn add(&self, group: Group, keeper: Keeper) -> u64 {
         let id = {
             let mut state = self.lock();
@@ -47,18 +47,18 @@ impl Leftovers {
         id
     }
 
-    /// What one program left behind, if there is anything.
+    /// The keeper of a program's leftovers, unless it has ended.
     pub(super) fn get(&self, group: Group, id: u64) -> Option<KeeperHandle> {
         self.lock().groups.get(&group)?.get(&id).cloned()
     }
 
-    /// Kills what programs of a group left behind. Blocks.
+    /// Kills the leftovers of a group. Blocks.
     pub(super) fn kill_group(&self, group: Group) {
         let of_group = self.lock().groups.remove(&group).unwrap_or_default();
         descendants::kill_all(of_group.into_values().collect());
     }
 
-    /// Kills all that any program left behind. Blocks.
+    /// Kills all leftovers. Blocks.
     pub(super) fn kill_all(&self) {
         let groups = std::mem::take(&mut self.lock().groups);
         descendants::kill_all(groups.into_values().flat_map(HashMap::into_values).collect());
