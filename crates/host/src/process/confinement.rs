@@ -1,5 +1,5 @@
-//! A sandbox around a process: what is spawned is the sandbox's own command, which becomes the real
-//! one, or says why it does not.
+//! Starts a process in a sandbox: the host spawns the sandbox's own command, which becomes the program
+//! or reports why it cannot.
 
 use std::ffi::OsString;
 use std::io;
@@ -22,21 +22,21 @@ use super::host::{ProcessHost, StartError};
 use super::leftovers::Group;
 use super::spawner::SpawnRequest;
 
-/// How long a sandbox that has failed may take to end by itself, tidying up.
+/// How long a failed sandbox may take to clean up and exit.
 const FAILURE_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is spawned in place of a confined program.
+/// What to spawn in place of a confined program.
 #[derive(Debug)]
 pub(crate) struct Confinement {
     launch: Launch,
     command: Command,
 }
 
-/// A confined program on its way.
+/// A sandbox that is being set up.
 #[derive(Debug)]
 pub(super) struct StartingSandbox {
     pub child: Child,
-    /// Says why it does not run, if it does not.
+    /// Receives the failure, if there is one.
     pub status: OwnedFd,
     pub cleanup: Cleanup,
 }
@@ -44,21 +44,20 @@ pub(super) struct StartingSandbox {
 impl Confinement {
     pub(crate) fn new(mut launch: Launch) -> Result<Self, NulByte> {
         launch.descriptors.sort_by_key(|descriptor| descriptor.number);
-        // The numbers are those after the standard streams, without a gap: that is how `spawn`
-        // counts them.
+        // The numbers follow the standard streams without a gap, as `SpawnRequest::pass` numbers them.
         let mut numbered = launch.descriptors.iter().zip(3..);
         debug_assert!(numbered.all(|(passed, number)| passed.number == number));
         let command = command(&launch.program, &launch.args, &launch.env)?;
         Ok(Self { launch, command })
     }
 
-    /// How much stands behind it.
+    /// Assurance of the sandbox.
     pub(super) fn assurance(&self) -> Assurance {
         self.launch.assurance
     }
 }
 
-/// The executable, re-entered.
+/// The command that re-enters the executable.
 pub(super) fn command(
     program: &Executable,
     args: &[OsString],
@@ -72,7 +71,7 @@ pub(super) fn command(
 }
 
 impl ProcessHost {
-    /// Starts the sandbox of a confined program: in a process that was kept ready if there is one.
+    /// Starts the sandbox of a confined program, in the spare process if there is one.
     pub(super) async fn start_sandbox(
         &self,
         confinement: Confinement,
@@ -101,8 +100,7 @@ impl ProcessHost {
 }
 
 impl StartingSandbox {
-    /// Waits until the real program runs, or the sandbox has said why it does not. Of one that does
-    /// not, nothing is left by then.
+    /// Waits until the program runs, or until the sandbox has failed; then all its processes are gone.
     pub(super) async fn wait_started(self) -> Result<Child, StartError> {
         let Self { mut child, status, cleanup: _ } = self;
         let failure = match read_status(status).await {
@@ -116,7 +114,7 @@ impl StartingSandbox {
         {
             child.release();
         } else {
-            // Killing waits for the end, which a thread of the runtime must not do.
+            // Killing blocks, which a runtime thread must not do.
             let _ = pool::blocking(move || drop(child)).await;
         }
         Err(failure)
@@ -129,7 +127,7 @@ async fn read_status(status: OwnedFd) -> io::Result<Option<Failure>> {
     Ok(StatusReader::parse(&bytes))
 }
 
-/// What is known of a confined process while it runs.
+/// A confined process while it runs.
 #[derive(Debug)]
 pub(super) struct Confined {
     detector: Detector,
@@ -142,12 +140,12 @@ impl Confined {
         Self { detector: Detector::default(), cleanup, assurance }
     }
 
-    /// How much stands behind its sandbox.
+    /// Assurance of its sandbox.
     pub(super) fn assurance(&self) -> Assurance {
         self.assurance
     }
 
-    /// It has written this.
+    /// Checks output for signs of a denial.
     pub(super) fn observe_output(&mut self, bytes: &[u8]) {
         self.detector.feed(bytes);
     }
@@ -157,7 +155,7 @@ impl Confined {
         self.detector.denied(code)
     }
 
-    /// Removes what it may have left on the host: necessary only if it was killed.
+    /// Removes what it may have left on the host; needed only if it was killed.
     pub(super) fn clean_up(self) -> JoinHandle<()> {
         tokio::spawn(async move {
             if !self.cleanup.is_empty() {

@@ -1,18 +1,17 @@
-//! Killing a process with everything it started, also what left its group.
+//! Kills a process with all its descendants, including those that left its group.
 //!
 //! Everything that a program starts is below its [keeper](super::keeper) in the process tree, daemons
-//! included. A tree that still forks cannot be walked: what is found is stopped first, until nothing
-//! new turns up, and then killed. That is done again until the keeper has ended, which it does when
-//! nothing is left.
+//! included. A tree that still forks cannot be walked, so this code stops every process it finds until
+//! it finds no new one, and then kills them. It repeats that until the keeper has ended, which it does
+//! when no descendant is left.
 //!
-//! What runs away (forks, and exits, and so on) is gone before it is signalled. So the keeper is stopped
-//! meanwhile: what exits below it is not reaped then, its number and that of its group stay its own, and
-//! whole groups can be killed, out of which nobody forks. Should whoever stopped it be killed before it
-//! goes on, the kernel continues it: that is its parent-death signal.
+//! A process that forks and exits in a loop is gone before it can be signalled. So the keeper is
+//! stopped meanwhile: it reaps nothing, the pids and group ids of exited children stay reserved, and
+//! whole groups can be killed, which no fork escapes. If this process is killed while the keeper is
+//! stopped, the kernel resumes it by its parent-death signal.
 //!
-//! Invariant: no number is signalled that may have become another process's. A child of a stopped keeper
-//! is not reaped; any other descendant is held by a descriptor that was opened before it was seen to be
-//! one, and signalled through that.
+//! Invariant: no pid is signalled that may have been reused. A stopped keeper reaps no child; any other
+//! descendant is signalled through a pidfd that was opened before it was verified as a descendant.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -23,21 +22,21 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use super::keeper::{CLEANUP_TIMEOUT, KeeperHandle};
 
-/// How often the tree is looked at before it is killed as far as it is known. Each look stops
-/// everything found, so only what forks faster than we read survives one.
+/// Passes over the tree before it is killed as far as it is known. Each pass stops all processes it
+/// finds, so only those that fork faster than we read survive one.
 const MAX_PASSES: usize = 64;
 
-/// How often, 100 µs apart, it is looked whether a keeper has stopped.
+/// Checks, 100 µs apart, whether a keeper has stopped.
 const STOP_CHECKS: usize = 50;
 
-/// How long it is tried to kill what cannot be signalled: it belongs to another user.
+/// How long to retry killing processes that cannot be signalled because they belong to another user.
 const UNSIGNALLABLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long it is tried to kill what can be signalled, and does not die: it waits for a device, or
-/// makes others of its kind faster than they can be killed.
+/// How long to retry killing processes that can be signalled and do not die: they wait for a device, or
+/// fork faster than they can be killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Kills everything below these keepers; they have ended then. Blocks.
+/// Kills everything below these keepers, which then end. Blocks.
 pub(super) fn kill_all(mut keepers: Vec<KeeperHandle>) {
     let began = Instant::now();
     let mut signalled = began;
@@ -50,7 +49,7 @@ pub(super) fn kill_all(mut keepers: Vec<KeeperHandle>) {
                 signalled = Instant::now();
             }
         }
-        // Whoever has nothing left to keep ends within a moment.
+        // A keeper without descendants ends at once.
         if keepers.iter().all(|keeper| keeper.has_ended(pause)) {
             return;
         }
@@ -63,9 +62,9 @@ pub(super) fn kill_all(mut keepers: Vec<KeeperHandle>) {
     }
 }
 
-/// Kills everything below `root` once, as far as it is seen, but not `root`, nor what is `cleaning_up` up: a
-/// child of `root`, which ends by itself once all below it has. It is asked whether the root's number is
-/// still that of who is meant after it was used. Tells whether there was anybody to kill.
+/// Kills everything below `root` once, as far as it is seen; neither `root` itself nor `cleaning_up`, a
+/// child of `root` that exits by itself once its descendants have. `is_root` is called after each use
+/// of the root's pid, to check that it was not reused. Returns whether there was anything to kill.
 pub(super) fn kill_descendants(
     root: Pid,
     cleaning_up: Option<Pid>,
@@ -83,7 +82,7 @@ pub(super) fn kill_descendants(
     }
     for (&pid, member) in &members {
         if Some(pid) == cleaning_up {
-            // Somebody may have stopped it.
+            // It may have been stopped.
             signal(member, Signal::CONT);
         } else {
             killed |= signal(member, Signal::KILL);
@@ -92,18 +91,18 @@ pub(super) fn kill_descendants(
     killed
 }
 
-/// Kills everything below a child of ours that then ends by itself.
+/// Kills the children of a child of ours, which then exits by itself.
 pub(super) fn kill_children_of(cleaning_up: Pid) {
     for child in children(cleaning_up) {
         if let Some(child) = open_descendant(cleaning_up, Edge { parent: cleaning_up, child }) {
             signal(&child, Signal::KILL);
         }
     }
-    // Ours to reap, so the number is its own. Somebody may have stopped it.
+    // We have not reaped it, so the pid is still its own. It may have been stopped.
     let _ = rustix::process::kill_process(cleaning_up, Signal::CONT);
 }
 
-/// Kills the process group of a child of ours that is not reaped meanwhile, unless it is our own.
+/// Kills the process group of a child that is not reaped meanwhile, unless it is our own group.
 pub(super) fn kill_group_of(child: Pid) {
     let own = Stat::of(rustix::process::getpid()).and_then(|stat| stat.group);
     if let Some(group) = Stat::of(child).and_then(|stat| stat.group)
@@ -113,7 +112,7 @@ pub(super) fn kill_group_of(child: Pid) {
     }
 }
 
-/// Continues the keepers below a warden that somebody has stopped.
+/// Resumes keepers below a warden that have been stopped.
 pub(super) fn resume_keepers_of(warden: Pid) {
     for keeper in children(warden) {
         let Ok(pidfd) = rustix::process::pidfd_open(keeper, PidfdFlags::empty()) else { continue };
@@ -124,17 +123,16 @@ pub(super) fn resume_keepers_of(warden: Pid) {
     }
 }
 
-/// A keeper that is stopped until this is dropped: it reaps nobody. After that it goes on, whoever had
-/// stopped it before.
+/// A stopped keeper, which reaps nothing. Dropping this resumes it, even if it had been stopped before.
 struct StoppedKeeper {
     keeper: Pid,
     pidfd: OwnedFd,
-    /// Its own process group, which is not what it keeps.
+    /// The keeper's own process group, which must survive.
     group: Option<Pid>,
 }
 
 impl StoppedKeeper {
-    /// `None` if it does not stop at once, as one does that is starting its program.
+    /// `None` if the keeper does not stop at once, for example because it is starting its program.
     fn stop(keeper: Pid, is_keeper: impl Fn() -> bool) -> Option<Self> {
         let pidfd = rustix::process::pidfd_open(keeper, PidfdFlags::empty()).ok()?;
         if !is_keeper() || !signal(&pidfd, Signal::STOP) {
@@ -150,8 +148,8 @@ impl StoppedKeeper {
         None
     }
 
-    /// Kills the keeper's children with their groups, and those that come to it by that, for some
-    /// time; but not what is `cleaning_up` up. Tells whether there was any.
+    /// Kills the keeper's children with their groups, and the orphans that it adopts by that, in a
+    /// bounded number of passes; not `cleaning_up`. Returns whether there was any.
     fn kill_children(&self, cleaning_up: Option<Pid>) -> bool {
         let mut seen: HashSet<_> = cleaning_up.into_iter().collect();
         let spared = [self.group, cleaning_up.and_then(|cleaning_up| Stat::of(cleaning_up)?.group)];
@@ -183,7 +181,8 @@ impl Drop for StoppedKeeper {
     }
 }
 
-/// Stops every descendant that was not known, but not what is `cleaning_up` up; tells whether there was any.
+/// Stops every descendant that is not in `members` yet, except `cleaning_up`; returns whether there was
+/// any.
 fn stop_new_descendants(
     root: Pid,
     cleaning_up: Option<Pid>,
@@ -212,15 +211,15 @@ fn stop_new_descendants(
     found_new
 }
 
-/// A descriptor of a descendant, if that is still who has the number.
+/// Opens a pidfd of a descendant, if the pid is still that descendant's.
 fn open_descendant(root: Pid, edge: Edge) -> Option<OwnedFd> {
     let opened = rustix::process::pidfd_open(edge.child, PidfdFlags::empty());
-    // One whose parent has died in between belongs to the root by now.
+    // If its parent has died meanwhile, the root has adopted it.
     let parent = Stat::of(edge.child).and_then(|stat| stat.parent);
     let ours = parent.is_some_and(|parent| parent == edge.parent || parent == root);
     match opened {
         Ok(pidfd) => ours.then_some(pidfd),
-        // Out of descriptors: better a small risk than a survivor.
+        // Out of descriptors: accept a small risk rather than a survivor.
         Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) if ours => {
             let _ = rustix::process::kill_process(edge.child, Signal::KILL);
             None
@@ -246,7 +245,7 @@ struct Edge {
     child: Pid,
 }
 
-/// Every process below `root`, as far as one pass can see; parents before their children.
+/// All processes below `root` that one pass can see; parents before their children.
 fn descendants(root: Pid) -> Vec<Edge> {
     let mut found: Vec<Edge> = Vec::new();
     let mut seen = HashSet::from([root]);
@@ -265,7 +264,7 @@ fn descendants(root: Pid) -> Vec<Edge> {
     found
 }
 
-/// The children of all threads of a process; none if it has gone.
+/// The children of all threads of a process; empty if it is gone.
 pub(super) fn children(pid: Pid) -> Vec<Pid> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())) else {
         return Vec::new();
@@ -281,7 +280,7 @@ fn parse_pids(list: &str) -> Vec<Pid> {
     list.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
 }
 
-/// What `/proc/PID/stat` tells of a process.
+/// Fields of `/proc/PID/stat`.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     is_stopped: bool,
@@ -290,19 +289,19 @@ struct Stat {
 }
 
 impl Stat {
-    /// `None` if it has gone.
+    /// `None` if the process is gone.
     fn of(pid: Pid) -> Option<Self> {
         let text = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
         Self::parse(&text)
     }
 
     fn parse(text: &[u8]) -> Option<Self> {
-        // The name, in parentheses, may hold anything.
+        // The name, in parentheses, may contain anything.
         let end = text.iter().rposition(|&b| b == b')')?;
         let rest = std::str::from_utf8(&text[end + 1..]).ok()?;
         let mut fields = rest.split_ascii_whitespace();
         let is_stopped = fields.next()? == "T";
-        // Of one that is just being reaped some are 0 or -1.
+        // For a process that is being reaped, some are 0 or -1.
         let mut pid = || {
             let number: i32 = fields.next()?.parse().ok()?;
             Some(Pid::from_raw(number.max(0)))
@@ -318,7 +317,7 @@ mod tests {
     use super::super::{Group, Launch, ProcessConfig, ProcessHost, StartError, environment};
     use super::*;
 
-    /// Whether every look at a tree takes so long that all it has found has exited meanwhile.
+    /// Delays each pass over a tree until everything it has found has exited.
     static DELAY: AtomicBool = AtomicBool::new(false);
 
     pub(super) fn delay_after_listing(found: impl Iterator<Item = Pid>) {
@@ -340,7 +339,7 @@ mod tests {
         DELAY.store(true, Ordering::Relaxed);
         let directory = tempfile::tempdir().unwrap();
         let end = directory.path().join("end");
-        // Each starts the next and exits; the last of them would leave a file.
+        // Each process starts the next and exits; the last one would create a file.
         let script = format!(
             "r() {{ if [ $1 -gt 0 ]; then r $(($1 - 1)) & else echo > {}; fi; }}; r 900",
             end.display()

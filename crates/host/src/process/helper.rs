@@ -1,5 +1,5 @@
-//! A helper process in a sandbox: this executable, re-entered, that serves requests on its stdin
-//! and stdout.
+//! A helper process in a sandbox: this executable, re-entered, which serves requests on its stdin and
+//! stdout.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,27 +23,27 @@ use super::host::{ProcessHost, StartError};
 use super::launch::LaunchError;
 use super::leftovers::Group;
 
-/// Helpers belong to no client.
+/// The group of helpers, which belong to no client.
 pub(super) const GROUP: Group = Group(u64::MAX);
 
-/// Both ends of a running helper. It is killed when its input is dropped.
+/// A running helper. Dropping its input kills it.
 #[derive(Debug)]
 pub(crate) struct HelperProcess {
-    /// What it answers.
+    /// Its replies.
     pub output: pipe::Receiver,
-    /// What it is asked.
+    /// Its requests.
     pub input: HelperInput,
     /// Its mounts.
     pub mounts: SandboxMounts,
 }
 
-/// The mounts of a running helper: what keeps its sandbox from what is denied and protected. When a
-/// file is removed that something was mounted on, the kernel takes the mount away, in every sandbox.
+/// The mounts of a helper's sandbox, which hide denied and protected files. When a file that is a mount
+/// point is removed, the kernel removes the mount, in every sandbox.
 #[derive(Debug)]
 pub(crate) struct SandboxMounts(Option<OwnedFd>);
 
 impl SandboxMounts {
-    /// Those of the sandbox that a process stands outside of.
+    /// The mounts of the sandbox with this outer process.
     fn of_sandbox(outer: Pid) -> Self {
         let inner = descendants::children(outer).into_iter().next();
         let path = inner.map(|inner| format!("/proc/{}/mountinfo", inner.as_raw_nonzero()));
@@ -51,12 +51,12 @@ impl SandboxMounts {
         Self(path.and_then(|path| rustix::fs::open(path, flags, Mode::empty()).ok()))
     }
 
-    /// Whether it can be told.
+    /// Whether the mount table could be opened.
     pub(crate) fn are_known(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Whether all of them have stood since the helper began. If that cannot be told, they have not.
+    /// Whether no mount has changed since the helper started; false if that is unknown.
     pub(crate) fn are_intact(&self) -> bool {
         let Some(table) = &self.0 else { return false };
         let now = Timespec::default();
@@ -66,18 +66,18 @@ impl SandboxMounts {
     }
 }
 
-/// A helper's stdin, which holds the helper.
+/// A helper's stdin; dropping it kills the helper.
 #[derive(Debug)]
 pub(crate) struct HelperInput {
     pipe: pipe::Sender,
     _kill_on_drop: KillInBackground,
 }
 
-/// The helpers of a host. Clones are the same.
+/// The helpers of a host. Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub(super) struct HelperProcesses(Arc<Mutex<Vec<Helper>>>);
 
-/// Locked while it is being killed: whoever comes then waits for the end of that.
+/// Locked while the helper is being killed, so that others wait for that.
 type Helper = Arc<Mutex<Option<Child>>>;
 
 impl HelperProcesses {
@@ -87,17 +87,17 @@ impl HelperProcesses {
         KillInBackground(Some(KillOnDrop { helpers: self.clone(), helper }))
     }
 
-    /// Kills a helper; nothing of it is left then. Blocks.
+    /// Kills a helper and its descendants. Blocks.
     fn kill(&self, helper: &Helper) {
         let mut child = helper.lock();
         drop(child.take());
         self.0.lock().retain(|other| !Arc::ptr_eq(other, helper));
     }
 
-    /// Kills all of them. Blocks.
+    /// Kills all helpers. Blocks.
     pub(super) fn kill_all(&self) {
         let all = self.0.lock().clone();
-        // First all of them: one tidies up after the last that has used the same place.
+        // First kill all: the last helper that used a placeholder removes it.
         for helper in &all {
             if let Some(child) = &*helper.lock() {
                 child.kill_blocking();
@@ -109,11 +109,11 @@ impl HelperProcesses {
     }
 }
 
-/// Ends a helper when it is dropped, on a thread that may block.
+/// Kills a helper when dropped, on a pool thread.
 #[derive(Debug)]
 struct KillInBackground(Option<KillOnDrop>);
 
-/// Ends a helper when it is dropped.
+/// Kills a helper when dropped.
 #[derive(Debug)]
 struct KillOnDrop {
     helpers: HelperProcesses,
@@ -134,7 +134,7 @@ impl Drop for KillInBackground {
 }
 
 impl ProcessHost {
-    /// Starts a helper that a sandbox has been prepared for. Its stderr goes nowhere.
+    /// Starts a helper in a prepared sandbox. Its stderr is discarded.
     pub(crate) async fn start_helper(
         &self,
         sandbox: crate::sandbox::Launch,

@@ -1,13 +1,13 @@
-//! What a process has written and may still be asked for.
+//! The retained output of a process.
 //!
-//! Chunks are kept in order, oldest dropped first, within a number of bytes and of chunks. A chunk
-//! is *released* once it has reached the client's side, or, with [`RetainUntil::Read`], once the client
-//! has said so itself; only released chunks are dropped, unless the client
-//! asked for [`OnFull::Drop`]. While released chunks do not make enough room, the store is full and
-//! its owner stops reading from the process.
+//! Chunks are stored in order and dropped oldest first, within a limit of bytes and of chunks. A chunk
+//! is *released* once it has reached the client's side or, with [`RetainUntil::Read`], once the client
+//! has acknowledged it. Only released chunks are dropped, unless the client asked for [`OnFull::Drop`].
+//! While released chunks do not free enough space, the store is full and the owner stops reading from
+//! the process.
 //!
-//! Invariant: chunks that are not released fill the store to its last byte and never pass it, except
-//! that a store of which all is released takes one chunk of any size; every byte dropped is counted.
+//! Invariant: unreleased chunks fill the store to its last byte and never exceed it, except that a
+//! store with only released chunks accepts one chunk of any size. Every dropped byte is counted.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,10 +18,10 @@ use codex_exec_server_protocol::process::{OnFull, OutputStream, ProcessOutputChu
 
 use super::spool::Spool;
 
-/// Up to this length a chunk that nobody has seen grows by what follows it.
+/// A chunk that no client has seen grows up to this length, in bytes.
 const SMALL_CHUNK: usize = 1 << 10;
 
-/// How much is kept.
+/// Limits of the store.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RetentionLimits {
     pub bytes: u64,
@@ -37,9 +37,9 @@ pub(super) struct Retention {
     chunks: VecDeque<Chunk>,
     /// Sum of the chunks' lengths.
     bytes: u64,
-    /// Everything up to this number may be dropped.
+    /// Chunks up to this number may be dropped.
     released: u64,
-    /// Sum of the lengths of the chunks after `released`.
+    /// Total length of the chunks after `released`.
     pinned: u64,
     dropped: Dropped,
     spool: Option<Spool>,
@@ -50,23 +50,23 @@ struct Chunk {
     seq: u64,
     stream: OutputStream,
     len: u32,
-    /// The bytes; empty if they are in the spool.
+    /// Empty if the bytes are in the spool.
     bytes: Bytes,
 }
 
-/// Lengths of chunks that are gone, newest last, so that a reader learns what it missed.
+/// Lengths of dropped chunks, newest last, so that a reader learns how much it missed.
 #[derive(Debug, Default)]
 struct Dropped {
     total: u64,
-    /// The number of the last dropped chunk.
+    /// Number of the last dropped chunk.
     last_seq: u64,
-    /// (number, length) of recent ones.
+    /// (number, length) of recently dropped chunks.
     recent: VecDeque<(u64, u32)>,
 }
 
 impl Dropped {
-    /// Bytes dropped after `seq`. Exact for the recent ones; for a reader further behind than that,
-    /// everything ever dropped.
+    /// Bytes dropped after `seq`. Exact for recent chunks; for a reader further behind, all bytes ever
+    /// dropped.
     fn after(&self, seq: u64) -> u64 {
         if seq >= self.last_seq {
             return 0;
@@ -81,11 +81,11 @@ impl Dropped {
     }
 }
 
-/// What a read found.
+/// The result of a read.
 #[derive(Debug)]
 pub(super) struct ReadResult {
     pub chunks: Vec<ProcessOutputChunk>,
-    /// There are more.
+    /// There are more chunks.
     pub truncated: bool,
     pub dropped_bytes: u64,
 }
@@ -103,7 +103,7 @@ impl Retention {
         }
     }
 
-    /// How long the next chunk may be. A store of which all is released has room for some.
+    /// Maximum length of the next chunk. Never 0 if all chunks are released.
     pub(super) fn room(&self) -> usize {
         let room = match (self.limits.on_full, self.limits.until) {
             (OnFull::Drop, _) => u64::MAX,
@@ -115,8 +115,7 @@ impl Retention {
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
-    /// Whether so much waits to be released by [`sent`](Self::sent) that it is time to find out what
-    /// has arrived.
+    /// Whether so much waits for [`sent`](Self::sent) that the owner should check what has arrived.
     pub(super) fn needs_arrival_check(&self) -> bool {
         self.limits.on_full == OnFull::Wait
             && self.limits.until == RetainUntil::Sent
@@ -128,7 +127,7 @@ impl Retention {
         self.chunks.len() - self.chunks.partition_point(|chunk| chunk.seq <= self.released)
     }
 
-    /// Keeps a chunk, dropping the oldest as far as that is allowed and necessary.
+    /// Stores a chunk; drops the oldest ones as far as allowed and necessary.
     pub(super) async fn push(
         &mut self,
         seq: u64,
@@ -156,8 +155,8 @@ impl Retention {
         Ok(())
     }
 
-    /// Adds to the newest chunk, if that has this number and stays small: many small writes that nobody
-    /// is waiting for would fill the store with chunks long before they fill it with bytes.
+    /// Appends to the newest chunk, if it has this number and stays small: many small writes that no
+    /// client waits for would reach the chunk limit long before the byte limit.
     pub(super) fn extend(&mut self, seq: u64, stream: OutputStream, bytes: &Bytes) -> bool {
         let len = bytes.len() as u64;
         let fits = |newest: &Chunk| {
@@ -209,7 +208,7 @@ impl Retention {
         }
     }
 
-    /// The client has everything up to `seq`.
+    /// The client has received everything up to `seq`.
     pub(super) fn release(&mut self, seq: u64) {
         if seq <= self.released {
             return;
@@ -221,19 +220,19 @@ impl Retention {
         self.released = seq;
     }
 
-    /// What was sent may have died on its way: everything kept has to stay.
+    /// Sent chunks may have been lost: no chunk counts as released any more.
     pub(super) fn pin_all(&mut self) {
         self.released = self.chunks.front().map_or(self.released, |oldest| oldest.seq - 1);
         self.pinned = self.bytes;
     }
 
-    /// Whether there is a chunk with a higher number.
+    /// Whether there is a chunk with a higher number than `seq`.
     pub(super) fn has_after(&self, seq: u64) -> bool {
         self.chunks.back().is_some_and(|newest| newest.seq > seq)
     }
 
-    /// Chunks with a higher number than `seq`: whole ones, at least one if there is any, stopping
-    /// before `max_bytes` would be passed.
+    /// Chunks with higher numbers than `seq`: whole chunks, at least one if there is any, within
+    /// `max_bytes` otherwise.
     pub(super) async fn after(&self, seq: u64, max_bytes: u64) -> io::Result<ReadResult> {
         let from = self.chunks.partition_point(|chunk| chunk.seq <= seq);
         let mut to = from;
@@ -361,7 +360,7 @@ mod tests {
                 assert!(store.room() >= 100);
                 push(&mut store, seq, &"x".repeat(seq as usize % 3 + 1)).await;
             }
-            // Lengths 2 3 1 2 3 1 2 3 1: only the last chunk is left besides none that fits.
+            // Lengths 2 3 1 2 3 1 2 3 1: only the last chunk fits.
             assert_eq!(texts(&store, 7, 100).await, (vec![(9, "x".into())], false, 3));
             assert_eq!(texts(&store, 8, 100).await.2, 0);
             assert_eq!(texts(&store, 6, 100).await.2, 5);
@@ -386,11 +385,11 @@ mod tests {
 
     #[derive(Debug, Clone)]
     enum Step {
-        /// A process writes this much; what finds no room waits.
+        /// The process writes this much; what does not fit waits.
         Write(usize),
-        /// It writes this much more, and nobody has seen what it wrote last.
+        /// The process writes this much more before a client has seen the last chunk.
         More(usize),
-        /// Everything up to this part of what was published has arrived.
+        /// Everything up to this fraction of the published output has arrived.
         Sent(f64),
         Read(f64),
         PinAll,
@@ -411,7 +410,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(128))]
-        /// The store against a list that forgets nothing.
+        /// Checks the store against a list that drops nothing.
         #[test]
         fn a_store_holds_what_it_was_asked_to(
             bytes in 0..100u64,
@@ -423,7 +422,8 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             let limits = RetentionLimits { bytes, chunks, on_full, until };
             for mut store in stores(limits) {
-                // What was published, by number from 1 on; what of it may be dropped; what is kept.
+                // The published chunks, from number 1 on; the last released number; the oldest retained
+                // number.
                 let (mut written, mut released, mut oldest) = (Vec::<Vec<u8>>::new(), 0, 1);
                 for step in &steps {
                     let seq_at = |part: f64| (part * written.len() as f64) as u64;
@@ -490,7 +490,7 @@ mod tests {
                             }
                         }
                     }
-                    // What is kept is the end of what was written, and misses only what it may.
+                    // The store holds the tail of what was written, and misses only what it may drop.
                     let first = store.chunks.front().map_or(written.len() as u64 + 1, |chunk| chunk.seq);
                     prop_assert!(first >= oldest);
                     prop_assert!(on_full == OnFull::Drop || first <= released + 1, "dropped too early");

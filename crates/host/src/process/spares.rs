@@ -1,8 +1,8 @@
-//! A process kept ready to become the next sandbox: it has executed already, which is half of the
-//! time that a sandbox takes to start.
+//! A spare: a process that waits to become the next sandbox. It has already executed, which takes half
+//! of the time that a sandbox needs to start.
 //!
-//! Invariant: there is at most one, from the first sandbox on; it is used once, or killed with the
-//! host. A spare that cannot be used costs nothing but the usual way.
+//! Invariant: there is at most one, from the first sandbox on; it is used once, or killed at shutdown.
+//! If it cannot be used, the sandbox starts the usual way.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::host::ProcessHost;
 use super::leftovers::Group;
 use super::spawner::SpawnRequest;
 
-/// What is kept ready. Clones are the same.
+/// The spare of a host. Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Spares(Arc<Mutex<State>>);
 
@@ -30,11 +30,11 @@ enum State {
     None,
     Starting,
     Ready(WaitingSpare),
-    /// The host is ending, or wants none.
+    /// The host is shutting down, or spares are disabled.
     Ended,
 }
 
-/// A process that waits.
+/// A spare that is ready.
 #[derive(Debug)]
 pub(super) struct WaitingSpare {
     program: Executable,
@@ -43,12 +43,12 @@ pub(super) struct WaitingSpare {
 }
 
 impl Spares {
-    /// Keeps nothing ready, ever.
+    /// Never keeps a spare.
     pub(super) fn none() -> Self {
         Self(Arc::new(Mutex::new(State::Ended)))
     }
 
-    /// What waits, if it is of this program.
+    /// Takes the spare, if it runs this program.
     pub(super) fn take(&self, program: &Executable) -> Option<WaitingSpare> {
         let mut state = self.lock();
         match &*state {
@@ -61,7 +61,7 @@ impl Spares {
         }
     }
 
-    /// Begins to start another one, unless there is one.
+    /// Starts a new spare in the background, unless there is one.
     pub(super) fn replenish(&self, host: &ProcessHost, program: Executable) {
         {
             let mut state = self.lock();
@@ -75,13 +75,13 @@ impl Spares {
             let started = start(&host, program).await;
             let rejected = spares.store(started);
             if let Some(unwanted) = rejected {
-                // Killing waits for the end, which a thread of the runtime must not do.
+                // Killing blocks, which a runtime thread must not do.
                 let _ = pool::blocking(move || drop(unwanted)).await;
             }
         });
     }
 
-    /// Gives back what is not wanted any more.
+    /// Stores a started spare; returns it if it is no longer wanted.
     fn store(&self, started: Option<WaitingSpare>) -> Option<WaitingSpare> {
         let mut state = self.lock();
         match (&*state, started) {
@@ -97,7 +97,7 @@ impl Spares {
         }
     }
 
-    /// Ends what waits, and keeps nothing from now on. Blocks.
+    /// Kills the spare and starts no more. Blocks.
     pub(super) fn shut_down(&self) {
         let last = std::mem::replace(&mut *self.lock(), State::Ended);
         drop(last);
@@ -109,7 +109,7 @@ impl Spares {
 }
 
 impl WaitingSpare {
-    /// It becomes this sandbox, unless it has died.
+    /// Turns the spare into this sandbox; `None` if it has died.
     pub(super) fn activate(
         mut self,
         launch: &Launch,

@@ -1,21 +1,21 @@
-//! The warden: a small process between the server and all that it starts. It starts keepers on the
-//! server's order, and outlives a killed server just long enough to take along what is left.
+//! The warden: a small process between the server and all keepers. It starts keepers on the server's
+//! orders, and survives a killed server just long enough to kill what is left.
 //!
-//! `kill -9` leaves a server no last word, and a parent-death signal reaches only direct children:
-//! the compiler below the make below the shell would go on. But the keepers (see `keeper`) are the
-//! warden's children, and it is the reaper of all that falls from them. When the socket to the server
-//! ends, each keeper kills what it keeps; the warden helps, until it has no children any more.
+//! After `kill -9` the server cannot clean up, and a parent-death signal reaches only direct children:
+//! a compiler below make below a shell would continue. But the keepers (see `keeper`) are the warden's
+//! children, and the warden is the subreaper of all orphans below them. When the socket to the server
+//! closes, each keeper kills its descendants; the warden does so too, until it has no children left.
 //!
-//! A sandbox hears of the server's end itself, kills what is inside and removes what it has put into
-//! the file system. It is given the time for that, and killed only if it takes too long.
+//! A sandbox notices the end of the server itself: it kills the processes inside and removes what it
+//! put into the file system. It gets time for that and is killed only if it takes too long.
 //!
-//! If the warden is killed, its keepers fall to the server, which starts another for what comes. If a
-//! keeper is killed, what it kept falls to the warden, or to the server, and is killed; a sandbox after
-//! it has tidied up, as above.
+//! If the warden is killed, the server adopts its keepers and starts a new warden. If a keeper is
+//! killed, the warden, or the server, adopts its descendants and kills them; a sandbox after it has
+//! cleaned up.
 //!
-//! The warden is this same executable, re-entered (see [`main_if_reentered`]), in a session of its
-//! own and deaf to all signals that can be blocked, so that what is sent to the server's process
-//! group, or to everything of a service, does not take both.
+//! The warden is this same executable, re-entered (see [`main_if_reentered`]), in its own session and
+//! with all signals blocked, so that a signal to the server's process group, or to all processes of a
+//! service, does not kill both.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -49,32 +49,32 @@ use super::keeper::{
 use super::readiness::register;
 use crate::sandbox::Executable;
 
-/// The word that makes the executable a warden.
+/// The argument that makes the executable a warden.
 const ARGUMENT: &str = "__exec-warden";
 
-/// How long after a kill it is looked for more to kill, if nobody tells of a death before.
+/// How long after a kill to look for more processes to kill, unless SIGCHLD comes first.
 const KILL_RETRY: Duration = Duration::from_millis(20);
 
-/// How often the warden looks through all its children.
+/// How long after a reaped keeper the warden checks all its children.
 const FULL_REAP_DELAY: Duration = Duration::from_millis(100);
 
-/// How often what has fallen to the server is looked after.
+/// How often the server checks the orphans it has adopted.
 const ORPHAN_POLL: Duration = Duration::from_millis(20);
 
-/// How long after the death of a warden it may be unknown what something is that fell to the server.
+/// How long after the death of a warden an adopted orphan may be a keeper that has not reported yet.
 const ORPHAN_GRACE: Duration = Duration::from_secs(1);
 
-/// What a message begins with: where the order is.
+/// First byte of a message: where the order is.
 const INLINE: u8 = 1;
 const IN_MEMFD: u8 = 2;
 
-/// Becomes the warden and never returns, if that is what this process was started as.
+/// Becomes the warden and never returns, if this process was started as one.
 ///
-/// To be called first thing in `main`, before any thread exists.
+/// Call it first thing in `main`, before any thread exists.
 pub(crate) fn main_if_reentered() {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == ARGUMENT) {
-        // Executed by a descriptor, it would be called by that number. The name of the program is not in
-        // it: who kills all that are called so has to leave the one that sees to the rest.
+        // Executed by descriptor, the process would be named after that number. The name does not
+        // contain the program's name: `pkill` of the server must not kill its warden.
         let _ = rustix::thread::set_name(c"exec-warden");
         if let Err(error) = run(io::stdin().as_fd()) {
             tracing::error!(%error, "the warden failed");
@@ -83,7 +83,7 @@ pub(crate) fn main_if_reentered() {
     }
 }
 
-/// Starts keepers until the end of the server, then sees to it that nothing is left.
+/// Starts keepers until the server is gone, then kills what is left.
 fn run(socket: BorrowedFd<'_>) -> io::Result<()> {
     let mut warden = WardenProcess::new()?;
     loop {
@@ -109,16 +109,16 @@ fn run(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// The warden's own side.
+/// State of the warden process.
 struct WardenProcess {
     sigchld: File,
     memory_pool: MemoryPool,
-    /// A cell for the next order, which is received into it.
+    /// Memory for the next order, which is received into it.
     unstarted: Option<UnstartedKeeper>,
     keepers: HashMap<Pid, RunningKeeper>,
-    /// What fell to us and tidies up before it ends, and until when it may.
+    /// Adopted processes that clean up before they exit, and their deadlines.
     cleaning_up: HashMap<Pid, Instant>,
-    /// When all children are looked through for those that have exited.
+    /// When to check all children for exited ones.
     full_reap_at: Option<Instant>,
 }
 
@@ -136,7 +136,7 @@ impl WardenProcess {
         })
     }
 
-    /// Takes the next order. False once there will be none.
+    /// Receives and starts the next order. False once the socket is closed.
     fn receive_order(&mut self, socket: BorrowedFd<'_>) -> bool {
         let mut unstarted = match self
             .unstarted
@@ -144,7 +144,7 @@ impl WardenProcess {
             .map_or_else(|| UnstartedKeeper::new(&mut self.memory_pool), Ok)
         {
             Ok(unstarted) => unstarted,
-            // Nothing can be received; there may be memory a moment later.
+            // Out of memory: try again a moment later.
             Err(_) => {
                 thread::sleep(KILL_RETRY);
                 return true;
@@ -196,13 +196,14 @@ impl WardenProcess {
         true
     }
 
-    /// How long until all children have to be looked through, if they have to be.
+    /// Time until all children must be checked, if they must be.
     fn time_until_full_reap(&self) -> Option<Duration> {
         self.full_reap_at.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Reaps the keeper whose end was told. To ask for all that have exited takes longer the more there
-    /// are, so that is done now and then: of several ends at once the kernel tells one.
+    /// Reaps the keeper that SIGCHLD names. Waiting for any child takes longer the more children there
+    /// are, so that is done only now and then; it is needed because the kernel merges signals of exits
+    /// at the same time.
     fn reap_signalled(&mut self) {
         let mut info = [0; size_of::<libc::signalfd_siginfo>()];
         let received = self.sigchld.read(&mut info).is_ok_and(|len| len == info.len());
@@ -224,8 +225,7 @@ impl WardenProcess {
         }
     }
 
-    /// Reaps all that have exited. What was kept by a keeper that was killed has fallen to us, and is
-    /// killed.
+    /// Reaps all exited children, and kills the processes adopted from killed keepers.
     fn reap_all(&mut self) {
         self.full_reap_at = None;
         let mut info = [0; 512];
@@ -241,7 +241,7 @@ impl WardenProcess {
                     orphaned |= killed;
                     running.recycle(&mut self.memory_pool);
                 }
-                // What had fallen to us may have left something in turn.
+                // An adopted process may have left orphans in turn.
                 None => {
                     self.cleaning_up.remove(&pid);
                     orphaned = true;
@@ -256,8 +256,8 @@ impl WardenProcess {
         }
     }
 
-    /// Kills what is below us and below no keeper; of what tidies up, only what is below it. Whatever
-    /// that leaves is told by its deaths. Tells whether there was anything to kill.
+    /// Kills adopted processes, which are below no keeper; of one that cleans up, only its descendants.
+    /// Their deaths trigger the next round. Returns whether there was anything to kill.
     fn kill_orphans(&self) -> bool {
         let (mut any, now) = (false, Instant::now());
         for pid in descendants::children(rustix::process::getpid()) {
@@ -274,12 +274,12 @@ impl WardenProcess {
         any
     }
 
-    /// Kills what is left of the server, until nothing is.
+    /// Kills all that is left of the server.
     fn kill_all(&mut self) {
         let until = Instant::now() + CLEANUP_TIMEOUT;
-        // The server may have been killed while it had one stopped.
+        // The server may have been killed while it had a keeper stopped.
         descendants::resume_keepers_of(rustix::process::getpid());
-        // What cannot be signalled, since it belongs to another user, must not keep us for ever.
+        // Processes of another user cannot be signalled; do not wait for them for ever.
         let mut killed = Instant::now();
         while killed.elapsed() < 2 * CLEANUP_TIMEOUT {
             self.reap_all();
@@ -289,9 +289,9 @@ impl WardenProcess {
             let in_time = Instant::now() < until;
             let mut any = self.kill_orphans();
             for keeper in self.keepers.values() {
-                // One that has only just begun has nothing below it yet, and its turn next time.
+                // A keeper that has just started has no descendants yet; it is next.
                 if keeper.can_be_stopped() && !(in_time && keeper.cleans_up()) {
-                    // Ours to reap, so the number is its own.
+                    // We have not reaped it, so the pid is still its own.
                     any |= descendants::kill_descendants(keeper.pid, None, || true);
                 }
             }
@@ -304,7 +304,7 @@ impl WardenProcess {
     }
 }
 
-/// The order in the file that came last.
+/// Reads an order from the memfd, which is the last descriptor.
 fn read_long_order(descriptors: &mut Vec<OwnedFd>) -> Result<OrderLocation, Errno> {
     let file = descriptors.pop().ok_or(Errno::BADF)?;
     let len = rustix::fs::fstat(&file)?.st_size as usize;
@@ -314,7 +314,7 @@ fn read_long_order(descriptors: &mut Vec<OwnedFd>) -> Result<OrderLocation, Errn
     Ok(OrderLocation::Separate(long))
 }
 
-/// Blocks every signal; tells of the deaths of children by a descriptor.
+/// Blocks every signal; returns a signalfd for SIGCHLD.
 fn block_signals() -> io::Result<File> {
     // SAFETY: the sets are plain memory of the right type; this process has one thread, and takes no
     // signal otherwise.
@@ -322,8 +322,8 @@ fn block_signals() -> io::Result<File> {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
-        // Whoever started us may have it ignored, and children would reap themselves. Of keepers that
-        // are stopped for a moment nothing need be told.
+        // If our parent had SIGCHLD ignored, children would be reaped automatically. Keepers that are
+        // stopped for a moment need no signal.
         let mut default: libc::sigaction = std::mem::zeroed();
         default.sa_flags = libc::SA_NOCLDSTOP;
         libc::sigaction(libc::SIGCHLD, &raw const default, std::ptr::null_mut());
@@ -338,21 +338,21 @@ fn block_signals() -> io::Result<File> {
     }
 }
 
-/// The server's side. Clones are handles to the same one.
+/// The server's side of the warden. Clones share their state.
 #[derive(Debug, Clone)]
 pub(super) struct Warden(Arc<WardenState>);
 
 #[derive(Debug)]
 struct WardenState {
     executable: Executable,
-    /// The limit of descriptors that programs get, which may be another than ours.
+    /// Limit of open files for programs, which may differ from ours.
     descriptors: Option<libc::rlimit>,
     current: Mutex<Current>,
-    /// The keepers that we know.
+    /// The registered keepers.
     keepers: Mutex<HashSet<Pid>>,
 }
 
-/// A keeper that is known, until this is dropped.
+/// A registered keeper; dropping this removes it.
 #[derive(Debug)]
 pub(super) struct RegisteredKeeper {
     state: Arc<WardenState>,
@@ -367,19 +367,19 @@ impl Drop for RegisteredKeeper {
 
 #[derive(Debug)]
 enum Current {
-    /// The way to the warden that works now, and its process.
+    /// The socket and the process of the current warden.
     Running { socket: Arc<AsyncFd<OwnedFd>>, process: OwnedFd, pid: Pid },
-    /// It cannot be had.
+    /// The warden could not be started.
     Failed,
-    /// It was let go.
+    /// The host is shutting down.
     Dismissed,
 }
 
 impl Warden {
-    /// Starts a warden, and another whenever it should die. To be called in a runtime.
+    /// Starts a warden, and a new one whenever it dies. Call it inside a runtime.
     pub(super) fn start(executable: &Path, descriptors: Option<libc::rlimit>) -> io::Result<Self> {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        // Whoever is started later is the same, whatever has taken its name.
+        // Later wardens run the same file, even if another file takes its name.
         let executable = Executable::open(executable)?;
         let state = Arc::new(WardenState {
             executable,
@@ -396,7 +396,7 @@ impl Warden {
         Ok(Self(state))
     }
 
-    /// Has an order carried out. Whether that succeeds is told at the order's socket.
+    /// Sends an order to the warden. The outcome is reported on the order's socket.
     pub(super) async fn send_order(&self, order: &Order) -> io::Result<()> {
         let mut file = None;
         let (kind, bytes) = if order.bytes.len() <= MAX_INLINE_ORDER {
@@ -411,7 +411,7 @@ impl Warden {
         };
         let mut fds: Vec<BorrowedFd<'_>> = order.descriptors.iter().map(|fd| fd.as_fd()).collect();
         fds.extend(file.as_ref().map(AsFd::as_fd));
-        // One that has just died is replaced within a moment.
+        // A warden that has just died is replaced at once.
         for pause in [50, 200, 1000] {
             let socket = match &*self.0.current() {
                 Current::Running { socket, .. } => socket.clone(),
@@ -430,24 +430,24 @@ impl Warden {
         Err(io::Error::other("the warden was killed"))
     }
 
-    /// An order takes long: somebody may have stopped who carries it out.
+    /// Resumes the warden and its keepers if they were stopped; called when an order takes long.
     pub(super) fn resume(&self) {
         if let Current::Running { process, pid, .. } = &*self.0.current()
             && rustix::process::pidfd_send_signal(process, Signal::CONT).is_ok()
         {
-            // Or its keeper, before that could say a word.
+            // The keeper may have been stopped before it could report.
             descendants::resume_keepers_of(*pid);
         }
     }
 
-    /// A keeper is ours: if it should fall to us, it is left alone.
+    /// Registers a keeper: if the server adopts it, it is not killed.
     pub(super) fn register(&self, keeper: Pid) -> RegisteredKeeper {
         self.0.keepers.lock().insert(keeper);
         RegisteredKeeper { state: self.0.clone(), keeper }
     }
 
-    /// Lets the warden end. What is still below it is being killed at this moment, by a thread that
-    /// may not come to its end if we do; the warden sees to it.
+    /// Lets the warden end. A thread of this process may still be killing what is below it; if this
+    /// process exits first, the warden finishes that.
     pub(super) fn dismiss(&self) {
         *self.0.current() = Current::Dismissed;
     }
@@ -505,7 +505,7 @@ impl WardenState {
         // SAFETY: two bare system calls, allowed between fork and exec.
         unsafe { command.pre_exec(prepare) };
         let child = command.spawn()?;
-        // Nobody has waited for it yet, so the number is its own.
+        // We have not reaped it, so the pid is still its own.
         let pid = Pid::from_raw(child.id().cast_signed()).ok_or(io::ErrorKind::InvalidData)?;
         let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
         let mut current = self.current();
@@ -515,9 +515,9 @@ impl WardenState {
         Ok(child)
     }
 
-    /// Waits for the warden to end and starts another, until dismissed.
+    /// Waits for the warden to end and starts a new one, until dismissed.
     fn restart_until_dismissed(&self, mut child: Child) {
-        // Until nothing is left that fell to us from a warden that was killed, that is looked after.
+        // Set while orphans adopted from a killed warden may be left.
         let mut orphaned = None;
         loop {
             if let Some(since) = orphaned
@@ -534,7 +534,7 @@ impl WardenState {
                 return;
             }
             tracing::warn!("the warden has died; starting another");
-            // Something that kills it at once must not make us spin.
+            // Do not spin if something kills it at once.
             thread::sleep(ORPHAN_POLL);
             match self.launch() {
                 Ok(next) => child = next,
@@ -548,8 +548,8 @@ impl WardenState {
         }
     }
 
-    /// Reaps what fell to us and has exited, and kills what no keeper of ours keeps. Tells whether
-    /// anything is left.
+    /// Reaps adopted processes that have exited, and kills those that are no registered keepers.
+    /// Returns whether any is left.
     fn reap_orphans(&self, warden: &Child, since: Instant) -> bool {
         let mut any_left = false;
         for pid in descendants::children(rustix::process::getpid()) {
@@ -561,7 +561,7 @@ impl WardenState {
                 continue;
             }
             any_left = true;
-            // At first it may be a keeper whose first word is yet to be heard.
+            // At first it may be a keeper that has not reported yet.
             if since.elapsed() > ORPHAN_GRACE && !self.keepers.lock().contains(&pid) {
                 kill_child(pid);
             }
@@ -570,9 +570,10 @@ impl WardenState {
     }
 }
 
-/// Kills a child of this process with everything below it. Tells whether any of it could be.
+/// Kills a child of this process and its descendants. Returns whether any could be killed.
 fn kill_child(pid: Pid) -> bool {
-    // Ours to reap, so the number is its own, and that of its group: what runs away leaves it behind.
+    // We have not reaped it, so its pid and group id are still its own; processes that fork and exit
+    // leave the group behind.
     let _ = rustix::process::kill_process(pid, Signal::STOP);
     descendants::kill_group_of(pid);
     let below = descendants::kill_descendants(pid, None, || true);

@@ -1,11 +1,11 @@
-//! The memory that a keeper and the program's process run on while they share it with whoever
-//! started them.
+//! The memory that a keeper and the program's process run on while they share the address space of
+//! their parent.
 //!
 //! ```text
 //! guard │ stack of the process, until it executes │ stack of the keeper │ order
 //! ```
 //!
-//! One mapping a keeper. What is needed for the start only is given back to the kernel after it.
+//! One mapping per keeper. The parts needed only for the start are returned to the kernel afterwards.
 
 use std::ffi::c_void;
 use std::io;
@@ -15,11 +15,11 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 const GUARD: usize = 64 << 10;
 const STACK: usize = 64 << 10;
-/// The longest order that is kept here.
+/// The longest order that fits, in bytes.
 pub(super) const MAX_ORDER: usize = 64 << 10;
 const SIZE: usize = GUARD + 2 * STACK + MAX_ORDER;
 
-/// One such mapping.
+/// The memory of one keeper.
 #[derive(Debug)]
 pub(super) struct KeeperMemory {
     base: *mut c_void,
@@ -41,24 +41,24 @@ impl KeeperMemory {
         Ok(memory)
     }
 
-    /// Where the process's stack begins, which grows downwards.
+    /// Top of the process's stack, which grows downwards.
     pub(super) fn process_stack(&self) -> *mut c_void {
         self.base.wrapping_byte_add(GUARD + STACK)
     }
 
-    /// Where the keeper's stack begins.
+    /// Top of the keeper's stack.
     pub(super) fn keeper_stack(&self) -> *mut c_void {
         self.base.wrapping_byte_add(GUARD + 2 * STACK)
     }
 
-    /// Room for an order.
+    /// The part for the order.
     pub(super) fn order(&mut self) -> &mut [u8] {
         // SAFETY: the last part of the mapping, readable and writable, which is this value's alone as
         // long as no keeper runs on it.
         unsafe { std::slice::from_raw_parts_mut(self.keeper_stack().cast(), MAX_ORDER) }
     }
 
-    /// The two parts that are needed for the start only.
+    /// The two parts needed only for the start.
     pub(super) fn start_only(&self) -> [Span; 2] {
         let from = |at: usize, len| Span { start: self.base.wrapping_byte_add(at), len };
         [from(GUARD, STACK), from(GUARD + 2 * STACK, MAX_ORDER)]
@@ -72,7 +72,7 @@ impl Drop for KeeperMemory {
     }
 }
 
-/// A piece of memory.
+/// A range of the mapping.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {
     start: *mut c_void,
@@ -80,29 +80,29 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// Gives its pages back. They are zeros from now on.
+    /// Returns its pages to the kernel; they read as zeros afterwards.
     ///
     /// # Safety
-    /// A part of a mapping that nothing uses any more.
+    /// Nothing may use this part of the mapping any more.
     pub(super) unsafe fn release(self) {
         // SAFETY: the caller's promise.
         let _ = unsafe { rustix::mm::madvise(self.start, self.len, Advice::LinuxDontNeed) };
     }
 }
 
-/// Cells that are used again.
+/// Free mappings, for reuse.
 #[derive(Debug, Default)]
 pub(in crate::process) struct MemoryPool(Vec<KeeperMemory>);
 
 impl MemoryPool {
-    /// More are not worth keeping.
+    /// Maximum of free mappings.
     const MAX_FREE: usize = 64;
 
     pub(super) fn take(&mut self) -> io::Result<KeeperMemory> {
         self.0.pop().map_or_else(KeeperMemory::new, Ok)
     }
 
-    /// Nothing runs on it any more.
+    /// Takes back memory that no keeper runs on any more.
     pub(super) fn recycle(&mut self, memory: KeeperMemory) {
         if self.0.len() < Self::MAX_FREE {
             self.0.push(memory);

@@ -1,33 +1,34 @@
-//! What a keeper and the server say to each other, over a socket of their own: one message a word.
+//! Messages between a keeper and the server, over a socket per keeper.
 
 use rustix::process::{Pid, Signal};
 
-/// The keeper's words, in this order: [`Failed`](Self::Failed) alone, or [`Started`](Self::Started)
-/// and later [`Exited`](Self::Exited). Its end, which closes the socket, means that nothing is left.
+/// From the keeper, in this order: [`Failed`](Self::Failed) alone, or [`Started`](Self::Started) and
+/// later [`Exited`](Self::Exited). When the keeper ends, which closes the socket, no descendant is
+/// left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::process) enum Report {
-    /// No process was started: at this step, for this error number.
+    /// No process was started: this step failed with this error number.
     Failed { step: i32, errno: i32 },
     /// The program runs.
     Started { root: Pid, keeper: Pid },
-    /// The program has exited, with 128 + signal for a death by signal.
+    /// The program has exited; the code is 128 + signal number if a signal killed it.
     Exited {
         code: i32,
-        /// And nothing of it is left.
+        /// No descendant is left.
         nothing_left: bool,
     },
 }
 
-/// The server's words.
+/// From the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::process) enum Control {
-    /// A signal to the group of the program, if that has not exited, and to another group.
+    /// Signal the program's group, unless it has exited, and another group.
     Signal { signal: Signal, also: Option<Pid> },
-    /// The program ends by itself when the server does, and has to tidy up before.
+    /// The program exits by itself when the server does, and must clean up before that.
     CleansUp,
 }
 
-/// The length of every message.
+/// Length of every message, in bytes.
 pub(in crate::process) const LENGTH: usize = 12;
 
 fn encode_numbers(numbers: [i32; 3]) -> [u8; LENGTH] {
@@ -57,7 +58,7 @@ impl Report {
         })
     }
 
-    /// `None` if it is none.
+    /// `None` if the message is invalid.
     pub(super) fn decode(message: &[u8]) -> Option<Self> {
         Some(match decode_numbers(message)? {
             [1, step, errno] => Self::Failed { step, errno },
@@ -78,7 +79,7 @@ impl Control {
         })
     }
 
-    /// `None` if it is none.
+    /// `None` if the message is invalid.
     pub(super) fn decode(message: &[u8]) -> Option<Self> {
         Some(match decode_numbers(message)? {
             [1, signal, also] => {

@@ -1,12 +1,12 @@
-//! Keepers: each program that is started has one, a process between it and the server.
+//! Keepers: one process per program, between the program and the server.
 //!
-//! A keeper is the reaper of everything below it, so that whatever the program starts is below its
-//! keeper at every moment, also what has left its group, its session and its parents. When a keeper
-//! ends, nothing is left of its program. That is all the bookkeeping there is: which processes belong
-//! to a program is what the kernel says.
+//! A keeper is the subreaper of everything below it, so whatever the program starts stays below its
+//! keeper, even if it leaves its group, its session and its parents. When a keeper ends, no descendant
+//! of its program is left. No other bookkeeping is needed: the kernel knows which processes belong to a
+//! program.
 //!
-//! The ancestors of a program are its keeper, the [warden](super::warden) and the server. Whoever of
-//! them is killed, what is below falls to the next, which kills until nothing is left:
+//! The ancestors of a program are its keeper, the [warden](super::warden) and the server. If one of
+//! them is killed, the next one adopts what is below it, and kills until nothing is left:
 //!
 //! ```text
 //! server ── warden ─┬─ keeper ── program ── …
@@ -45,28 +45,28 @@ pub(super) use memory::MemoryPool;
 pub(super) use message::{Control, Report};
 pub(super) use stub::CLEANUP_TIMEOUT;
 
-/// An order that is longer than this is sent in another way.
+/// A longer order, in bytes, is sent in a memfd.
 pub(super) const MAX_INLINE_ORDER: usize = memory::MAX_ORDER;
 
-/// The most descriptors that come with an order.
+/// Maximum descriptors that come with an order.
 pub(super) const MAX_DESCRIPTORS: usize = FIXED + 1 + stub::MAX_PASSED;
 
-/// After this long without a word from a keeper it is looked to the warden.
+/// How long to wait for a keeper's first report before resuming a possibly stopped warden.
 const SLOW: Duration = Duration::from_secs(1);
 
 /// The socket and the three standard streams.
 const FIXED: usize = 4;
 
-/// What is to be started, in the form that a keeper takes it.
+/// A program to start, in the form that a keeper reads.
 #[derive(Debug)]
 pub(super) struct Order {
     pub bytes: Vec<u8>,
-    /// The keeper's end of the socket, the standard streams, what is executed, what is passed.
+    /// The keeper's end of the socket, the standard streams, the executable, the passed descriptors.
     pub descriptors: Vec<Arc<OwnedFd>>,
 }
 
 impl Order {
-    /// The order, and our end of the socket to whoever carries it out.
+    /// Creates the order and our end of its socket.
     pub(super) fn new(
         command: &Command,
         stdio: [OwnedFd; 3],
@@ -98,51 +98,51 @@ pub(super) struct RunningKeeper {
     pub pid: Pid,
     state: *const stub::KeeperState,
     memory: memory::KeeperMemory,
-    /// An order that was too long for the cell.
+    /// An order that was too long for the keeper's memory.
     _long: Option<LongOrder>,
 }
 
-// SAFETY: the plan lives in the cell, which is this value's own, and what is read of it is atomic.
+// SAFETY: the state lives in the keeper memory, which is this value's own, and what is read of it is atomic.
 unsafe impl Send for RunningKeeper {}
 // SAFETY: as above.
 unsafe impl Sync for RunningKeeper {}
 
 impl RunningKeeper {
-    /// Whether its program ends by itself when the server does, and has to tidy up before.
+    /// Whether its program exits by itself when the server does, and must clean up before that.
     pub(super) fn cleans_up(&self) -> bool {
-        // SAFETY: the plan lives as long as the cell; the flag is shared with the keeper by design.
+        // SAFETY: the state lives as long as the memory; the flag is shared with the keeper by design.
         unsafe { (*self.state).cleans_up.load(Ordering::Relaxed) }
     }
 
-    /// Its program, if that has to tidy up before it ends.
+    /// The pid of its program, if that must clean up before it exits.
     pub(super) fn cleaning_up(&self) -> Option<Pid> {
         // SAFETY: as above.
         let root = unsafe { (*self.state).root.load(Ordering::Acquire) };
         Pid::from_raw(root).filter(|_| self.cleans_up())
     }
 
-    /// Whether it has come so far that it is continued should whoever stops it die.
+    /// Whether the keeper may be stopped: the kernel resumes it if its parent dies.
     pub(super) fn can_be_stopped(&self) -> bool {
         // SAFETY: as above.
         unsafe { (*self.state).can_be_stopped.load(Ordering::Acquire) }
     }
 
-    /// The keeper has been reaped.
+    /// Reuses the memory of a keeper that has been reaped.
     pub(super) fn recycle(self, memory_pool: &mut MemoryPool) {
         memory_pool.recycle(self.memory);
     }
 }
 
-/// Where an order is.
+/// Where an order is stored.
 #[derive(Debug)]
 pub(super) enum OrderLocation {
-    /// At the beginning of the cell's room, so many bytes of it.
+    /// In the keeper's memory, with this length in bytes.
     Inline(usize),
-    /// Somewhere else.
+    /// In separate memory.
     Separate(LongOrder),
 }
 
-/// Memory for an order, aligned as one has to be.
+/// Memory for an order, aligned for pointers.
 #[derive(Debug)]
 pub(super) struct LongOrder(Vec<u64>);
 
@@ -158,7 +158,7 @@ impl LongOrder {
     }
 }
 
-/// Memory for a keeper that is yet to be started.
+/// Memory for a keeper that has not been started.
 #[derive(Debug)]
 pub(super) struct UnstartedKeeper(memory::KeeperMemory);
 
@@ -167,7 +167,7 @@ impl UnstartedKeeper {
         memory_pool.take().map(Self)
     }
 
-    /// Where the bytes of an order can be put.
+    /// The buffer for an order.
     pub(super) fn order(&mut self) -> &mut [u8] {
         self.0.order()
     }
@@ -176,8 +176,8 @@ impl UnstartedKeeper {
         memory_pool.recycle(self.0);
     }
 
-    /// Starts a keeper that carries out the order. The descriptors are those of [`Order`]; they can be
-    /// closed afterwards.
+    /// Starts a keeper that executes the order. The descriptors are those of [`Order`]; the caller may
+    /// close them afterwards.
     pub(super) fn start(
         mut self,
         location: OrderLocation,
@@ -214,63 +214,62 @@ impl UnstartedKeeper {
             can_be_stopped: AtomicBool::new(false),
             failed: None,
         };
-        // The plan lies at the beginning of the keeper's stack, which grows down from there.
+        // The state lies at the top of the keeper's stack, which grows down from there.
         let top = self.0.keeper_stack().wrapping_byte_sub(size_of::<stub::KeeperState>());
         let top = top.map_addr(|address| address & !63);
         let at = top.cast::<stub::KeeperState>();
-        // SAFETY: within the cell, aligned, and nobody else's.
+        // SAFETY: within the keeper memory, aligned, and used by nothing else.
         unsafe { at.write(state) };
-        // SAFETY: the cell and the long order live in the value returned, which is held until the
-        // keeper was reaped; the plan's descriptors are open.
+        // SAFETY: the keeper memory and the long order live in the value returned, which is held until the
+        // keeper was reaped; the descriptors of the state are open.
         let pid = unsafe { stub::start(at, top) }?;
         Ok(RunningKeeper { pid, state: at, memory: self.0, _long: long })
     }
 }
 
-/// Says at an order's socket why it was not carried out.
+/// Reports on an order's socket that it could not be started.
 pub(super) fn refuse(socket: &OwnedFd, errno: Errno) {
     let report = Report::Failed { step: 0, errno: errno.raw_os_error() };
     let _ = send(socket, &report.encode(), SendFlags::NOSIGNAL);
 }
 
-/// The server's hold on a keeper. Dropping it kills what is left of the program.
+/// The server's connection to a keeper. Dropping it kills what is left of the program.
 #[derive(Debug)]
 pub(super) struct Keeper {
     socket: AsyncFd<Arc<OwnedFd>>,
     pid: Pid,
     root: Pid,
-    /// The program has to tidy up before it ends.
+    /// The program must clean up before it exits.
     cleans_up: AtomicBool,
-    /// Dropped after the socket, whose end the keeper ends by.
+    /// Dropped after the socket, because the keeper ends when the socket closes.
     _parent: Parent,
 }
 
-/// Whose child a keeper is.
+/// The parent of a keeper.
 #[derive(Debug)]
 pub(super) enum Parent {
-    /// This process's own.
+    /// This process.
     Own { _own: OwnKeeper },
-    /// The warden's.
+    /// The warden.
     Warden { warden: Warden, known: Option<RegisteredKeeper> },
 }
 
-/// A way to a keeper for whoever ends it.
+/// A handle to a keeper, for killing what is below it.
 #[derive(Debug, Clone)]
 pub(super) struct KeeperHandle {
     pub pid: Pid,
-    /// The program, if it has to tidy up before it ends.
+    /// The program's pid, if it must clean up before it exits.
     pub cleaning_up: Option<Pid>,
     socket: Arc<OwnedFd>,
 }
 
 impl KeeperHandle {
-    /// Whether the keeper has ended, within so many milliseconds. As long as it has not, its number is
-    /// its own.
+    /// Waits up to `milliseconds` for the keeper to end. Until then its pid is its own.
     pub(super) fn has_ended(&self, milliseconds: i64) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let wait =
             Timespec { tv_sec: milliseconds / 1000, tv_nsec: (milliseconds % 1000) * 1_000_000 };
-        // Nothing is asked for but the end, which is always told.
+        // No events are requested: the kernel always reports HUP and ERR.
         let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
         let _ = poll(&mut fds, Some(&wait));
         fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
@@ -278,7 +277,7 @@ impl KeeperHandle {
 }
 
 impl Keeper {
-    /// Waits for the first word on our end of an order's socket.
+    /// Waits for the first report on our end of an order's socket.
     pub(super) async fn wait_started(
         socket: OwnedFd,
         mut parent: Parent,
@@ -327,18 +326,18 @@ impl Keeper {
         KeeperHandle { pid: self.pid, cleaning_up, socket: self.socket.get_ref().clone() }
     }
 
-    /// The program has to tidy up before it ends.
+    /// Marks that the program must clean up before it exits.
     pub(super) fn set_cleans_up(&self) {
         self.cleans_up.store(true, Ordering::Relaxed);
         self.send(Control::CleansUp);
     }
 
-    /// The next word; `None` once the keeper has ended. Cancel safe.
+    /// The next report; `None` once the keeper has ended. Cancel safe.
     pub(super) async fn next(&self) -> Option<Report> {
         next(&self.socket).await
     }
 
-    /// Waits until the keeper has ended: then nothing is left.
+    /// Waits until the keeper has ended: then no descendant is left.
     pub(super) async fn wait_ended(&self) {
         while self.next().await.is_some() {}
     }
@@ -359,7 +358,7 @@ async fn next(socket: &AsyncFd<Arc<OwnedFd>>) -> Option<Report> {
             Ok((0, _)) => return None,
             Ok((len, _)) => return message.get(..len).and_then(Report::decode),
             Err(Errno::AGAIN) => ready.clear_ready(),
-            // It ended before it heard a wish; what it said before that comes next.
+            // The keeper ended before it read a message; its own reports come next.
             Err(Errno::INTR | Errno::CONNRESET) => {}
             Err(_) => return None,
         }
@@ -386,7 +385,7 @@ impl Drop for OwnKeeper {
         if !matches!(reap(pid, WaitIdOptions::EXITED | WaitIdOptions::NOHANG), Ok(None)) {
             return;
         }
-        // It is about to end. Until then its memory has to stay, whatever becomes of the thread.
+        // It is about to end. Its memory must stay until then, even if the thread fails to start.
         let running = ManuallyDrop::new(running);
         let wait = move || {
             let _ = reap(pid, WaitIdOptions::EXITED);

@@ -1,5 +1,5 @@
-//! An order to start a program, as one piece of memory that needs nothing else: it is sent to
-//! another process, and read between `clone` and `execve`.
+//! An order to start a program, as one self-contained block of memory: it is sent to another process
+//! and read between `clone` and `execve`.
 //!
 //! ```text
 //! Head │ a pointer for each file, argument and variable, filled in where it is read │ strings
@@ -10,7 +10,7 @@ use std::ptr;
 
 use crate::process::command::Command;
 
-/// How an order begins.
+/// Start of an order.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct Head {
@@ -24,22 +24,22 @@ const TTY: u32 = 1;
 const CLEANS_UP: u32 = 2;
 const EXECUTABLE: u32 = 4;
 
-/// What an order says besides the [`Command`].
+/// What an order contains besides the [`Command`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct OrderFlags {
-    /// Descriptor 0 is a terminal, to be the controlling one.
+    /// Descriptor 0 is a terminal, to become the controlling terminal.
     pub tty: bool,
-    /// It ends by itself when the server does, and has to tidy up before.
+    /// The program exits by itself when the server does, and must clean up before that.
     pub cleans_up: bool,
-    /// A descriptor is executed in place of all files.
+    /// Execute a descriptor instead of the files.
     pub executable: bool,
 }
 
-/// An order that is ready to be carried out. It points into the memory that it was opened in.
+/// An order with its pointers filled in. It points into the memory that it was opened in.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OpenedOrder {
     pub flags: OrderFlags,
-    /// The files to try, `count` of them.
+    /// The files to try; `count` pointers.
     pub files: *const *const c_char,
     pub count: usize,
     /// Each ends with a null pointer.
@@ -51,7 +51,7 @@ pub(super) struct OpenedOrder {
 const HEAD: usize = size_of::<Head>();
 const POINTER: usize = size_of::<*const c_char>();
 
-/// Writes an order. Memory for it has to be aligned as pointers are.
+/// Encodes an order. It must be stored aligned for pointers.
 pub(super) fn write(command: &Command, flags: OrderFlags) -> Vec<u8> {
     let strings = || {
         [&command.cwd]
@@ -81,12 +81,12 @@ pub(super) fn write(command: &Command, flags: OrderFlags) -> Vec<u8> {
     order
 }
 
-/// Pointers of an order: two of the three lists end with a null.
+/// Number of pointers in an order: two of the three lists end with null.
 fn slots(files: usize, arguments: usize, variables: usize) -> usize {
     files + arguments + 1 + variables + 1
 }
 
-/// Fills in the pointers of an order. `None` if it is not one.
+/// Fills in the pointers of an order; `None` if it is malformed.
 pub(super) fn open(order: &mut [u8]) -> Option<OpenedOrder> {
     let mut words = order.get(..HEAD)?.chunks_exact(4);
     let mut word = || Some(u32::from_ne_bytes(words.next()?.try_into().ok()?));
@@ -144,7 +144,7 @@ mod tests {
         (0..count).map(|n| unsafe { CStr::from_ptr(*list.add(n)) }.to_bytes().to_vec()).collect()
     }
 
-    /// The same bytes where pointers may be.
+    /// Copies the bytes to memory that is aligned for pointers.
     fn aligned(order: &[u8]) -> Vec<u64> {
         let mut memory = vec![0_u64; order.len().div_ceil(8)];
         for (word, bytes) in memory.iter_mut().zip(order.chunks(8)) {
@@ -198,7 +198,7 @@ mod tests {
                 prop_assert!((*opened.env.add(command.env.len())).is_null());
                 prop_assert_eq!(CStr::from_ptr(opened.cwd).to_bytes(), cwd.as_bytes());
             }
-            // A piece of it is none.
+            // Every prefix is malformed.
             for len in 0..order.len() {
                 let mut memory = aligned(&order[..len]);
                 prop_assert!(open(bytes(&mut memory, len)).is_none());
