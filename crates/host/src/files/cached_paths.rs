@@ -1,9 +1,9 @@
-//! Whether an answer can be had without waiting for a disk or a network.
+//! Whether a request can be answered without waiting for a disk or a network.
 //!
-//! Handing a request to another thread and its answer back costs more than most small requests do
-//! themselves. So what is known not to block is answered on the spot: the kernel finds the whole
-//! path in its caches (`RESOLVE_CACHED`), on a filesystem of this machine's own, and what is read of
-//! a file is in memory (`RWF_NOWAIT`). Everything else goes to a thread that may wait.
+//! Passing a small request to another thread and its response back costs more than most small requests.
+//! So a request that is known not to block runs at once: the kernel finds the whole path in its caches
+//! (`RESOLVE_CACHED`), the filesystem is local, and the file's content is in memory (`RWF_NOWAIT`).
+//! Everything else goes to a thread that may block.
 
 use std::collections::HashMap;
 
@@ -15,16 +15,16 @@ use rustix::io::Errno;
 
 use super::resolve::Links;
 
-/// What is known of the filesystems that were met.
+/// Which of the known filesystems are local.
 #[derive(Debug, Default)]
 pub(super) struct CachedPaths {
-    /// Whether it is this machine's own.
+    /// Whether the filesystem is local.
     local: Mutex<HashMap<Mount, bool>>,
-    /// Something on a filesystem that was not met before: asking about it may block.
+    /// A file on an unknown filesystem, to be classified by a thread that may block.
     unclassified: Mutex<Option<OwnedFd>>,
 }
 
-/// A filesystem, as the kernel tells it without asking that filesystem.
+/// Identifies a filesystem; the kernel can tell without accessing it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Mount {
     id: u64,
@@ -32,7 +32,7 @@ struct Mount {
 }
 
 impl CachedPaths {
-    /// Whether `path` can be opened and looked at without waiting.
+    /// Whether `path` can be opened and inspected without waiting.
     pub(super) fn contains(&self, path: &PathUri, links: Links) -> bool {
         let resolve = match links {
             Links::Follow => ResolveFlags::CACHED,
@@ -49,7 +49,7 @@ impl CachedPaths {
         local == Some(true)
     }
 
-    /// Gets to know the filesystem that was met last. May block.
+    /// Classifies the last unknown filesystem. May block.
     pub(super) fn classify_pending(&self) {
         let Some(found) = self.unclassified.lock().take() else { return };
         if let (Ok(mount), Ok(about)) = (Mount::of(&found), rustix::fs::fstatfs(&found)) {
@@ -66,7 +66,7 @@ impl Mount {
     }
 }
 
-/// Filesystems that live in memory or on a disk of this machine, by their magic numbers.
+/// Whether a filesystem with this magic number is in memory or on a local disk.
 fn is_local(magic: u64) -> bool {
     const BTRFS: u64 = 0x9123_683e;
     const EROFS: u64 = 0xe0f5_e1e2;
@@ -99,8 +99,8 @@ mod tests {
         let cached_paths = CachedPaths::default();
         assert!(!cached_paths.contains(&uri(&file), Links::Follow), "not met yet");
         cached_paths.classify_pending();
-        // The kernel gives up on its caches whenever something is renamed anywhere at that moment, and
-        // when it has to note that a link was followed, as it does in the ordinary way once.
+        // A cached lookup fails while anything is being renamed, and when the kernel has to record that
+        // a link was followed, which an ordinary lookup does once.
         let contains = |path: &PathUri| {
             (0..10_000).any(|_| {
                 std::fs::metadata(path.as_path()).unwrap();

@@ -1,13 +1,12 @@
-//! Copying a file, a link or a tree.
+//! Copies a file, a link or a tree.
 //!
-//! Invariant: below the two paths themselves no link is followed on either side. A source file is
-//! opened and then described by its descriptor; a link in the destination tree is replaced, never
+//! Invariant: below the two given paths no link is followed on either side. A source file is opened
+//! first and then inspected by its descriptor; a link in the destination tree is replaced, never
 //! written through.
 //!
-//! A copy that fails takes away what it made. A directory that is new is filled under a name of its own
-//! (`.NAME.RANDOM.tmp`), where nobody else puts anything, and gets its name when it is complete. Files
-//! that were there before are written in place, and stay as far as they were written, unless the request
-//! is for an atomic copy of one file: that one takes its place as a [`Replacement`] does.
+//! A failed copy removes what it created. A new directory is filled under a temporary name
+//! (`.NAME.RANDOM.tmp`) and renamed when it is complete. Existing files are written in place, and keep
+//! what was written; except in an atomic copy of one file, which is a [`Replacement`].
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::files::FsCopyParams;
@@ -20,9 +19,9 @@ use super::replace::{Replacement, with_temporary_name};
 use super::resolve::{self, DIRECTORY, LISTING, Links, REGULAR, Resolver, bytes_path, file_type};
 use super::{Cancel, FileError};
 
-/// As deep as a copied tree may be: each level holds two descriptors.
+/// Maximum depth of a copied tree: each level holds two descriptors open.
 const MAX_DEPTH: usize = 256;
-/// How much is copied between two looks at the cancel token.
+/// Bytes copied between two checks of the cancel token.
 const STEP: usize = 16 << 20;
 
 pub(super) fn copy(
@@ -66,7 +65,7 @@ pub(super) fn copy(
     }
 }
 
-/// A name in an open directory, and the path to speak of it.
+/// A name in an open directory, and its path for messages.
 struct Location<'a> {
     directory: BorrowedFd<'a>,
     name: &'a [u8],
@@ -93,12 +92,12 @@ impl Location<'_> {
     }
 }
 
-/// What a destination that is a link means.
+/// How to treat a destination that is a link.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Existing {
-    /// The client named it: write to where it leads.
+    /// The client named the link: write to its target.
     Follow,
-    /// It lies in a destination tree: it is in the way.
+    /// The link is in a destination tree: replace it.
     Replace,
 }
 
@@ -106,7 +105,7 @@ fn same_file(a: &Stat, b: &Stat) -> bool {
     (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 }
 
-/// Climbs from the destination to the root, by descriptor, and looks for the source.
+/// Walks from the destination up to the root, by descriptor, and looks for the source.
 fn refuse_into_itself(source: &Stat, to: &Location<'_>) -> Result<(), FileError> {
     let refused = || FileError::refused(&to.path, "cannot copy a directory into itself");
     let failed = to.failed();
@@ -128,21 +127,21 @@ fn refuse_into_itself(source: &Stat, to: &Location<'_>) -> Result<(), FileError>
     }
 }
 
-/// What a copy did to a name.
+/// What a copy created at a name.
 #[derive(PartialEq, Eq)]
 enum Created {
-    /// Something was there, and is.
+    /// Nothing: the name existed before.
     Nothing,
-    /// These names in a directory that was there.
+    /// These names, in a directory that existed before.
     Inside(Vec<(Vec<u8>, Self)>),
     /// A file or link.
     Entry,
-    /// The directory of this device and inode.
+    /// A directory with this device and inode.
     Tree((u64, u64)),
 }
 
 impl Created {
-    /// Takes it away again, as far as it is still what was made.
+    /// Removes it again, if it is still what the copy created.
     fn undo(self, directory: BorrowedFd<'_>, name: &[u8]) {
         match self {
             Self::Nothing => {}
@@ -167,19 +166,19 @@ impl Created {
     }
 }
 
-/// Takes away what was made in a directory, the last first.
+/// Removes what was created in a directory, in reverse order.
 fn undo_all(directory: BorrowedFd<'_>, created: Vec<(Vec<u8>, Created)>) {
     created.into_iter().rev().for_each(|(name, created)| created.undo(directory, &name));
 }
 
-/// Removes a name and everything below it, as far as that is possible.
+/// Removes a name and everything below it, as far as possible.
 fn discard(directory: BorrowedFd<'_>, name: &[u8]) {
     let name = bytes_path(name);
     if rustix::fs::unlinkat(directory, name, AtFlags::empty()).is_ok() {
         return;
     }
     let open = || rustix::fs::openat(directory, name, LISTING, Mode::empty());
-    // The copy of a directory that may not be read, or not be written, is ours all the same.
+    // The copy may be unreadable or unwritable like its source, but we own it.
     let opened = open().or_else(|_| {
         rustix::fs::chmodat(directory, name, Mode::RWXU, AtFlags::empty()).and_then(|()| open())
     });
@@ -195,18 +194,18 @@ fn discard(directory: BorrowedFd<'_>, name: &[u8]) {
     let _ = rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR);
 }
 
-/// Whose the directory is that something is copied to.
+/// Whether the copy owns the destination directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DestinationParent {
-    /// It was there before.
+    /// It existed before.
     Shared,
-    /// It belongs to this copy, and goes as a whole if that fails.
+    /// The copy created it, and removes it as a whole on failure.
     Own,
 }
 
-/// A tree being copied.
+/// A tree copy.
 struct Copying<'a> {
-    /// The source's device and inode.
+    /// Device and inode of the source.
     top: (u64, u64),
     cancel: &'a Cancel,
 }
@@ -228,7 +227,7 @@ impl Copying<'_> {
         if depth > 0 && (stat.st_dev, stat.st_ino) == self.top {
             return Err(FileError::refused(&from.path, "the tree was moved into itself"));
         }
-        // Ours to write until it is filled, whatever the source's bits are.
+        // Writable for us until it is filled, whatever the source's mode is.
         let make = |name: &[u8]| rustix::fs::mkdirat(to.directory, bytes_path(name), Mode::RWXU);
         if parent == DestinationParent::Own {
             make(to.name).map_err(to.failed())?;
@@ -260,7 +259,8 @@ impl Copying<'_> {
         filled().inspect_err(|_| discard(to.directory, &fresh))
     }
 
-    /// Copies what is in `source` to `destination`; tells what was made there, if it is shared.
+    /// Copies the entries of `source` to `destination`; returns what it created there, if that is
+    /// shared.
     #[expect(clippy::too_many_arguments, reason = "two places, what they are, and where we are")]
     fn fill(
         &self,
@@ -287,7 +287,7 @@ impl Copying<'_> {
                 let path = join(&to.path, name)?;
                 let to = Location { directory: destination.as_fd(), name, path };
                 let result = self.copy_entry(&from, &to, parent, depth)?;
-                // What lies in a directory of our own goes with it.
+                // What is in our own directory is removed with it.
                 if parent == DestinationParent::Shared && result != Created::Nothing {
                     created.push((name.clone(), result));
                 }
@@ -312,7 +312,7 @@ impl Copying<'_> {
     ) -> Result<Created, FileError> {
         let stat = match from.stat() {
             Ok(stat) => stat,
-            // Removed since it was listed: it is not part of the tree any more.
+            // Removed since it was listed.
             Err(FileError::Os { errno, .. }) if errno == Errno::NOENT.raw_os_error() => {
                 return Ok(Created::Nothing);
             }
@@ -327,7 +327,7 @@ impl Copying<'_> {
     }
 }
 
-/// Copies a file to another, which is there or not until the copy is complete.
+/// Copies a file atomically: the destination is replaced once the copy is complete.
 fn replace_file(
     resolver: Resolver,
     from: &Location<'_>,
@@ -335,7 +335,7 @@ fn replace_file(
     cancel: &Cancel,
 ) -> Result<(), FileError> {
     let (source, stat) = open_source(from)?;
-    // Set-id bits would lend out rights, and a new file is the business of who asked for it.
+    // A new file does not inherit set-id bits, which would grant the rights of its owner.
     let mode = Mode::from_raw_mode(stat.st_mode) & Mode::from_raw_mode(0o777);
     let replacement = Replacement::begin(resolver, to, Links::Follow, Some(mode))?;
     if replacement.old().is_some_and(|old| same_file(old, &stat)) {
@@ -401,7 +401,7 @@ fn fill(
     set_mode(destination.as_fd(), stat, to)
 }
 
-/// The destination, not yet truncated, and whether it is new.
+/// Opens the destination without truncating it; returns whether it is new.
 fn open_destination(to: &Location<'_>, existing: Existing) -> Result<(OwnedFd, bool), FileError> {
     let named = |errno| resolve::explain_special_file(to.failed()(errno), &to.path);
     let fresh = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | REGULAR;
@@ -430,7 +430,7 @@ fn open_destination(to: &Location<'_>, existing: Existing) -> Result<(OwnedFd, b
     Ok((fd, false))
 }
 
-/// Shares the blocks where the filesystem can, else lets the kernel move them, else moves them.
+/// Clones the file where the filesystem can; else copies in the kernel; else reads and writes.
 fn copy_content(
     source: &OwnedFd,
     stat: &Stat,
@@ -442,12 +442,12 @@ fn copy_content(
     if rustix::fs::ioctl_ficlone(destination, source).is_ok() {
         return Ok(());
     }
-    // Files of /proc say 0 and have content; only reading them tells.
+    // Files of /proc report size 0 but have content.
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let mut at = 0;
     while at < size {
         cancel.check()?;
-        // Holes stay holes. Where a filesystem cannot tell, all is data.
+        // Preserve holes. A filesystem that cannot report them reports data.
         let data = match rustix::fs::seek(source, SeekFrom::Data(at)) {
             Ok(data) => data,
             Err(Errno::NXIO) => break,
@@ -461,7 +461,7 @@ fn copy_content(
             Err(CopyError::Failed(errno)) => return Err(writing(errno)),
         };
     }
-    // What was added meanwhile, or what the size did not tell.
+    // Bytes that were added meanwhile, or that the size does not include.
     let end = copy_rest(source, destination, at.max(size), size, reading, writing, cancel)?;
     rustix::fs::ftruncate(destination, end).map_err(writing)
 }
@@ -471,7 +471,7 @@ enum CopyError {
     Failed(Errno),
 }
 
-/// Copies `at..end` in the kernel. `None` if the source has ended early.
+/// Copies `at..end` in the kernel. `None` if the source ended early.
 fn copy_range(
     source: &OwnedFd,
     destination: &OwnedFd,
@@ -493,7 +493,7 @@ fn copy_range(
         match copied {
             Ok(0) => return copy_range_by_reading(source, destination, read, end, cancel),
             Ok(_) | Err(Errno::INTR) => {}
-            // Not between these filesystems, not in this kernel, not for this file.
+            // Not supported between these filesystems, by this kernel, or for this file.
             Err(
                 Errno::XDEV
                 | Errno::INVAL
@@ -538,7 +538,7 @@ fn copy_range_by_reading(
     Ok(Some(at))
 }
 
-/// Copies from `at` to the end, wherever that is, and returns it.
+/// Copies from `at` to the end of the source; returns the position of the end.
 fn copy_rest(
     source: &OwnedFd,
     destination: &OwnedFd,
@@ -569,8 +569,8 @@ fn copy_rest(
     }
 }
 
-/// The source's bits; set-id bits only where the copy belongs to the same user or group, or they
-/// would lend out the rights of another.
+/// Sets the source's mode; set-id bits only if the copy has the same owner or group, or they would
+/// grant the rights of another user.
 fn set_mode(
     destination: BorrowedFd<'_>,
     source: &Stat,
@@ -594,7 +594,7 @@ fn copy_link(from: &Location<'_>, to: &Location<'_>) -> Result<Created, FileErro
         Err(Errno::EXIST) => {}
         done => return done.map(|()| Created::Entry).map_err(to.failed()),
     }
-    // A file or link in the way is replaced in one step; a directory is not.
+    // An existing file or link is replaced in one step; a directory is not.
     let (from, found) = (from.stat()?, to.stat()?);
     if same_file(&from, &found) {
         return Err(FileError::refused(&to.path, "is the same link as the source"));

@@ -13,8 +13,8 @@ use super::{
     directory, glob, metadata, missing, names, remove, search, walk, watch,
 };
 
-/// The filesystem of this process, and the handles one connection has opened on it. Dropping it
-/// closes them; what was not committed is gone.
+/// Runs operations in this process and holds the handles of one connection. Dropping it closes them and
+/// discards uncommitted replacements.
 #[derive(Debug)]
 pub struct Executor {
     config: Arc<FilesConfig>,
@@ -30,12 +30,12 @@ impl Executor {
         Self { config, resolver, handles: Handles::default(), cached_paths: CachedPaths::default() }
     }
 
-    /// Runs one operation to its end; it blocks, and does not need a runtime.
+    /// Runs one operation to completion. Blocks, and needs no runtime.
     ///
-    /// Once `cancel` is cancelled, or `emit` breaks, it returns soon. [`Operation::Watch`] and
-    /// [`Operation::WatchMissing`] answer by [`Event::Started`] and then run on;
-    /// [`Operation::CancelSearch`] and [`Operation::Unwatch`] concern whoever holds the tokens, and
-    /// do nothing here.
+    /// Returns soon after `cancel` is cancelled or `emit` breaks. [`Operation::Watch`] and
+    /// [`Operation::WatchMissing`] respond with [`Event::Started`] and continue to run;
+    /// [`Operation::CancelSearch`] and [`Operation::Unwatch`] do nothing here, because the connection
+    /// holds the tokens.
     pub fn execute(
         &self,
         operation: Operation,
@@ -45,8 +45,8 @@ impl Executor {
         self.execute_within(u64::MAX, operation, cancel, emit)
     }
 
-    /// Like [`execute`](Self::execute), for an outcome that carries at most `room` bytes of a file whose
-    /// size is not known before it is opened: otherwise it is [`FileError::NeedsMemory`].
+    /// Like [`execute`](Self::execute), but fails with [`FileError::NeedsMemory`] if the outcome would
+    /// carry more than `room` bytes of a file, whose size is unknown before it is opened.
     pub fn execute_within(
         &self,
         room: u64,
@@ -66,8 +66,7 @@ impl Executor {
         })
     }
 
-    /// Runs an operation if it is a small one that waits for nothing, neither disk nor network;
-    /// otherwise leaves it alone.
+    /// Runs a small operation if it waits for neither disk nor network; else returns `None`.
     pub fn execute_if_cached(&self, operation: &Operation) -> Option<Result<Outcome, FileError>> {
         match operation {
             Operation::GetMetadata(params)
@@ -91,7 +90,7 @@ impl Executor {
     }
 }
 
-/// Where an operation runs, and what it may take.
+/// What an operation needs to run.
 pub(super) struct OperationContext<'a> {
     config: &'a FilesConfig,
     resolver: Resolver,
@@ -102,9 +101,9 @@ pub(super) struct OperationContext<'a> {
     emit: &'a dyn Fn(Event) -> ControlFlow<()>,
 }
 
-/// The code that runs a request.
+/// Implements a request.
 pub(super) trait Perform: FileRequest {
-    /// Runs it to its end on this thread.
+    /// Runs the request to completion on this thread.
     fn perform(self, context: &OperationContext<'_>) -> Result<Self::Response, FileError>;
 }
 
@@ -119,7 +118,7 @@ macro_rules! perform {
     };
 }
 
-/// Nothing to tell but that it is done.
+/// The empty response.
 fn done((): ()) -> FsDone {
     FsDone {}
 }
@@ -156,7 +155,7 @@ perform! {
         missing::watch_missing(params, context.config, context.cancel, context.emit)
             .map(|()| FsWatchMissingResponse { watching: false })
     };
-    // These concern whoever holds the tokens.
+    // The connection holds the tokens and handles these.
     FsCancelSearchParams: |_at, _params| Ok(FsDone {});
     FsUnwatchParams: |_at, _params| Ok(FsDone {});
 }

@@ -1,4 +1,4 @@
-//! Names that match a pattern.
+//! Finds names that match a pattern: `fs/glob`.
 
 use std::ops::ControlFlow;
 
@@ -81,7 +81,7 @@ fn bad(pattern: &str, error: &globset::Error) -> FileError {
     FileError::Pattern { pattern: pattern.into(), reason: error.kind().to_string() }
 }
 
-/// What is listed: regular files, links to them, and directories if they are asked for.
+/// The kind to list: regular files, links to them, and directories if requested.
 fn kind(found: &Found<'_>, directories: bool) -> Option<FsEntryKind> {
     let kind = match found.kind {
         FileType::Symlink => {

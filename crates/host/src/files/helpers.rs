@@ -1,9 +1,9 @@
-//! Helpers kept warm: a sandboxed process for every policy that was asked for lately.
+//! A cache of helpers: one sandboxed process per recently used policy.
 //!
-//! Invariant: a request runs in a helper that was built for exactly the policy it asks for, on the
-//! very files and mounts that the policy means now: the policy is resolved for every request, or known
-//! to resolve as before, and a helper is found by what came of that, the identity of every root included;
-//! and it is used again only while all its mounts stand.
+//! Invariant: a request runs in a helper that was built for exactly its policy, on the files and mounts
+//! that the policy refers to now. Each request's policy is resolved, or its cached plan verified; the
+//! result, including the identity of every root, selects the helper. A helper is reused only while its
+//! mounts are intact.
 
 use std::collections::HashMap;
 use std::io::{self, Read};
@@ -25,7 +25,7 @@ type PolicyKey = <NativeSandbox as SandboxBackend>::Key;
 /// The name under which the executable registers [`run_helper`].
 pub(crate) const HELPER: &str = "files";
 
-/// The helper's whole life, inside its sandbox.
+/// Body of the helper, inside its sandbox.
 pub(crate) fn run_helper() -> i32 {
     let own = |stream| rustix::io::dup(stream).map(std::fs::File::from);
     let (Ok(input), Ok(output)) = (own(rustix::stdio::stdin()), own(rustix::stdio::stdout()))
@@ -37,8 +37,8 @@ pub(crate) fn run_helper() -> i32 {
     i32::from(served.is_err())
 }
 
-/// Requests that are read only while the mounts that were proved stand. The server looks before it sends
-/// one, but not at what happened between the proof and its first look.
+/// Reads requests only while the verified mounts are intact. The server checks before it sends a
+/// request, but cannot see what happened between the verification and its first check.
 struct WhileMountsIntact<R>(R);
 
 impl<R: Read> Read for WhileMountsIntact<R> {
@@ -51,7 +51,7 @@ impl<R: Read> Read for WhileMountsIntact<R> {
     }
 }
 
-/// The helpers of a server. Clones are the same ones.
+/// The helpers of a server. Clones share their state.
 #[derive(Debug, Clone)]
 pub struct Helpers(Arc<Inner>);
 
@@ -65,12 +65,12 @@ struct Inner {
 
 #[derive(Debug)]
 struct Entry {
-    /// Made by the first who asks; others of the same policy wait for it.
+    /// Started by the first request; others of the same policy wait for it.
     helper: Arc<OnceCell<WarmHelper>>,
     used: Instant,
 }
 
-/// A helper that can be used again.
+/// A helper that can be reused.
 #[derive(Debug)]
 struct WarmHelper {
     client: HelperClient,
@@ -78,12 +78,12 @@ struct WarmHelper {
 }
 
 impl Helpers {
-    /// No helpers yet.
+    /// An empty cache.
     pub fn new(sandbox: Arc<NativeSandbox>, host: ProcessHost, config: Arc<FilesConfig>) -> Self {
         Self(Arc::new(Inner { sandbox, host, config, entries: Mutex::default() }))
     }
 
-    /// Where a request that is held to `context` has to run.
+    /// The backend for a request under `context`.
     pub async fn backend(&self, context: SandboxContext) -> Result<Backend, FileError> {
         let context = Arc::new(context);
         match self.helper(context.clone()).await {
@@ -113,15 +113,15 @@ impl Helpers {
             .await;
         let helper = started.inspect_err(|_| self.forget(&key, &cell))?;
         if helper.client.ended().is_some() {
-            // It has died since it was last used. What died with it has been answered.
+            // It has died since its last use; its requests have failed.
             self.forget(&key, &cell);
             return Err(Refused::Changed("the helper has ended; try again".into()));
         }
         let client = helper.client.clone();
         if !helper.mounts.are_intact() {
-            // The files that its policy means may be the same, and what was mounted on them gone.
+            // The files of the policy may be the same while a mount on them is gone.
             self.forget(&key, &cell);
-            // One of which it cannot be told is used once.
+            // If its mounts are unknown, it is used once.
             if !new || helper.mounts.are_known() {
                 return Err(Refused::Changed("the mounts of the helper have changed".into()));
             }
@@ -129,7 +129,7 @@ impl Helpers {
         Ok(Backend::Helper(client))
     }
 
-    /// The place for the helper of a policy, used now.
+    /// The entry for a policy, marked as used now.
     fn entry(&self, key: &PolicyKey) -> Arc<OnceCell<WarmHelper>> {
         let now = Instant::now();
         let mut entries = self.lock();
@@ -143,7 +143,7 @@ impl Helpers {
         if entries.len() >= self.0.config.max_helpers
             && let Some(oldest) = entries.iter().min_by_key(|(_, entry)| entry.used)
         {
-            // Whoever still uses it holds it; it ends after them.
+            // It ends once its running requests are done.
             let oldest = oldest.0.clone();
             entries.remove(&oldest);
         }
@@ -160,7 +160,7 @@ impl Helpers {
         }
     }
 
-    /// Lets go of a helper that was not used for a while.
+    /// Drops a helper after it was idle for a while.
     fn end_when_idle(&self, key: PolicyKey, helper: &Arc<OnceCell<WarmHelper>>) {
         let (pool, helper) = (Arc::downgrade(&self.0), Arc::downgrade(helper));
         let idle = self.0.config.helper_idle;
@@ -204,12 +204,12 @@ impl Helpers {
     }
 }
 
-/// Nothing ran, because it could not have been held to its policy.
+/// Nothing ran, because the policy could not be enforced.
 #[derive(Debug)]
 enum Refused {
-    /// Something was replaced, or has ended, meanwhile: once more may do.
+    /// A file was replaced or the helper has ended meanwhile: a retry may succeed.
     Changed(String),
-    /// Once more would end the same.
+    /// A retry would fail too.
     Permanent(String),
 }
 
@@ -225,7 +225,7 @@ fn refused(error: &dyn std::error::Error) -> Refused {
     Refused::Permanent(error_chain(error))
 }
 
-/// An error and its causes.
+/// The messages of an error and its causes.
 fn error_chain(error: &dyn std::error::Error) -> String {
     let mut message = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! Files of this machine: every filesystem request, as data, run without surprises.
+//! File operations on this machine: every filesystem request as data.
 //!
 //! ```text
 //! FileConnection (async, one a connection: order, handles, watches, searches)
@@ -6,8 +6,8 @@
 //!    └─ HelperClient ═pipe═ serve_helper → Executor   a sandboxed process
 //! ```
 //!
-//! Absent here: JSON-RPC, policy (a request's sandbox chooses a [`Backend`], nothing more), and any
-//! check that is not made on the descriptor that is used.
+//! Not here: JSON-RPC, policy (a request's sandbox only selects a [`Backend`]), and checks on a path
+//! instead of the descriptor that is used.
 
 mod cached_paths;
 mod cancel;
