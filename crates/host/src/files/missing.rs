@@ -1,8 +1,8 @@
-//! Tells once when a missing path appears or a present one changes.
+//! Notifies once when a missing path appears or a present one changes.
 //!
-//! Invariant: watches are armed before the paths are looked at, so a change between the two is
-//! seen. The nearest directory that exists is watched for each missing path, and a slow look of
-//! our own covers what the kernel does not tell (network filesystems, targets of links).
+//! Invariant: watches are set before the paths are checked, so a change in between is seen. For each
+//! missing path the nearest existing directory is watched; a slow periodic check covers what the kernel
+//! does not report (network filesystems, targets of links).
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -20,7 +20,7 @@ use rustix::fs::Stat;
 use super::watch::{is_missing, watcher};
 use super::{Cancel, Event, FileError, FileNotification, FilesConfig, Outcome};
 
-/// Runs until it has told, or is cancelled. Answers by [`Event::Started`].
+/// Runs until it has sent its notification, or is cancelled. Responds with [`Event::Started`].
 pub(super) fn watch_missing(
     params: &FsWatchMissingParams,
     config: &FilesConfig,
@@ -52,7 +52,7 @@ pub(super) fn watch_missing(
             {
                 touched.store(true, Ordering::Release);
             }
-            // Whoever is awake already looks at everything again.
+            // If the channel is full, the receiver is about to check everything anyway.
             let _ = wake.try_send(());
         })
     };
@@ -84,7 +84,7 @@ pub(super) fn watch_missing(
             let _ = emit(Event::Notify(FileNotification::MissingChanged(changed)));
             return Ok(());
         }
-        // Directories that have appeared bring the watch nearer; look again before waiting.
+        // New directories allow a closer watch; check again before waiting.
         let watched_before = watched.directories.len();
         watched.watch_missing_parents(params);
         if watched.directories.len() != watched_before {
@@ -97,7 +97,7 @@ pub(super) fn watch_missing(
     }
 }
 
-/// What tells one state of a path from another.
+/// Identifies the state of a path.
 #[derive(PartialEq, Eq)]
 struct PathState {
     file: (u64, u64, u32),
@@ -122,8 +122,8 @@ struct Watched {
 }
 
 impl Watched {
-    /// Watches what is to be watched now and is not yet. False if nothing can be: what cannot, for lack of
-    /// permission say, is looked at now and then together with the rest.
+    /// Watches all directories that should be watched now. False if none can be watched; those that
+    /// cannot, for lack of permission for example, are covered by the periodic check.
     fn watch_missing_parents(&mut self, params: &FsWatchMissingParams) -> bool {
         let mut directories: HashSet<PathBuf> =
             params.missing.iter().filter_map(|path| nearest(path.as_path())).collect();
@@ -138,7 +138,7 @@ impl Watched {
             }
             match self.watcher.watch(&directory, RecursiveMode::NonRecursive) {
                 Ok(()) => drop(self.directories.insert(directory)),
-                // Gone since: it is looked at before the next wait.
+                // Removed meanwhile: check again before waiting.
                 Err(error) if is_missing(&error) => gone = true,
                 Err(_) => {}
             }
@@ -147,7 +147,7 @@ impl Watched {
     }
 }
 
-/// The closest directory above that exists.
+/// The nearest existing directory above.
 fn nearest(path: &Path) -> Option<PathBuf> {
     path.ancestors().skip(1).find(|above| above.is_dir()).map(Path::to_owned)
 }

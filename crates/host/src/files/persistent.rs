@@ -1,11 +1,10 @@
-//! Handles that outlive their connection, as long as its session does.
+//! Handles that survive their connection, as long as its session lasts.
 //!
-//! Invariant: a request on such a handle that is made again, on the same connection or on the next
-//! one, changes nothing more and is answered as the first time. So a client whose connection died
-//! repeats what was under way and goes on: an open of the same file under the same id is that open,
-//! a block has its place, and the result of a close is remembered, with those of the blocks before it.
-//! What cannot be remembered is what was read: once a handle is closed, nothing is read of it. What was
-//! not committed is gone when the table is dropped.
+//! Invariant: repeating a request on such a handle, on the same connection or the next, changes nothing
+//! and gets the same response. So a client that lost its connection repeats its pending requests and
+//! continues: a second open of the same file with the same id returns the same handle, a block has its
+//! own offset, and the results of a close and of the blocks before it are remembered. Read data is not
+//! remembered: a closed handle cannot be read. Dropping the table discards uncommitted replacements.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -23,16 +22,16 @@ use super::{Cancel, Executor, FileError, FilesConfig, Operation, Outcome, Turns}
 /// Closed handles whose result is remembered.
 const MAX_CLOSED: usize = 256;
 
-/// Blocks of a handle whose results are remembered after its close: more than are ever under way at
-/// once, of which a client may not know the answers.
+/// Blocks per handle whose results are remembered after its close: more than are ever pending, so a
+/// client can repeat any of them.
 const MAX_BLOCKS: usize = 256;
 
-/// The handles that one session keeps.
+/// The persistent handles of one session.
 #[derive(Debug)]
 pub struct PersistentHandles {
     executor: Executor,
     table: Mutex<Table>,
-    /// The line that the requests of all connections of the session stand in.
+    /// The queue of requests of all connections of the session.
     turns: Turns,
 }
 
@@ -46,17 +45,18 @@ struct Table {
 #[derive(Debug)]
 struct PersistentHandle {
     params: FsOpenParams,
-    /// Held to be changed while it is opened or closed, and to be read while a block moves: what
-    /// comes meanwhile waits, and no block of an older connection is written after the close.
+    /// Locked for writing while the handle is opened or closed, and for reading while a block is
+    /// transferred: later requests wait, and no block of an older connection is written after the
+    /// close.
     state: RwLock<State>,
-    /// Whose turn it is, also among connections: a block of one that died comes before what is written
-    /// over it by the next.
+    /// Orders requests across connections: a block of a lost connection is written before one of the
+    /// next connection that overwrites it.
     turn: Arc<tokio::sync::Mutex<()>>,
-    /// The blocks that were written last, and with what result.
+    /// The last blocks written, with their results.
     written: Mutex<VecDeque<(Block, Result<(), FileError>)>>,
 }
 
-/// A block that was written, as far as it takes to know it again.
+/// Identifies a block that was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Block {
     offset: u64,
@@ -68,7 +68,7 @@ impl Block {
     fn of(params: &FsWriteBlockParams) -> Self {
         let FsWriteBlockParams { offset, chunk, .. } = params;
         let (words, rest) = chunk.as_chunks::<8>();
-        // A mixture that is quick: whoever deceives it deceives itself.
+        // A fast hash; a client that forges a collision harms only itself.
         let mix =
             |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         let content = words.iter().fold(0, |sum, word| mix(sum, u64::from_le_bytes(*word)));
@@ -80,7 +80,7 @@ impl Block {
 #[derive(Debug)]
 enum State {
     Open,
-    /// It could not be opened.
+    /// Opening failed.
     Failed(FileError),
     Closed {
         commit: bool,
@@ -94,18 +94,18 @@ impl PersistentHandles {
         Self { executor: Executor::new(config), table: Mutex::default(), turns: Turns::default() }
     }
 
-    /// Who goes first in the session: a change that was under way when its connection died takes
-    /// effect before what the next connection asks for.
+    /// The session's queue: a change that was running when its connection was lost takes effect before
+    /// the requests of the next connection.
     pub(super) fn turns(&self) -> &Turns {
         &self.turns
     }
 
-    /// Whether requests on this handle belong here.
+    /// Whether this handle is in the table.
     pub(super) fn has(&self, handle_id: &str) -> bool {
         self.table().handles.contains_key(handle_id)
     }
 
-    /// Waits until what was asked of the same handle before has been done.
+    /// Waits until earlier requests on the same handle are done.
     pub(super) async fn turn(&self, operation: &Operation) -> Option<OwnedMutexGuard<()>> {
         let handle_id = match operation {
             Operation::Close(params) => &params.handle_id,
@@ -117,8 +117,8 @@ impl PersistentHandles {
         Some(turn.lock_owned().await)
     }
 
-    /// Runs an operation on a handle. It blocks, and is not cancelled when whoever asked is gone:
-    /// they may come back for its result.
+    /// Runs an operation on a handle. Blocks, and is not cancelled when the connection is lost: the
+    /// client may reconnect for the result.
     pub(super) fn execute(&self, operation: Operation) -> Result<Outcome, FileError> {
         match operation {
             Operation::Open(params) => self.open(params),
@@ -159,7 +159,7 @@ impl PersistentHandles {
         }
         let opened = self.run(Operation::Open(params));
         if let Err(error) = &opened {
-            // For those that wait for it; whoever comes later may try again.
+            // For requests that wait for this open; a later one may try again.
             let mut opening = opening;
             *opening = State::Failed(error.clone());
             self.table().handles.remove(&handle_id);

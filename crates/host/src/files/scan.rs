@@ -1,8 +1,8 @@
-//! What `fs/search` and `fs/glob` share: the files of a tree that their rules let through.
+//! Walks a tree for `fs/search` and `fs/glob`, applying their rules.
 //!
-//! Invariant: names come sorted, a directory before what is in it; no link below the root is
-//! followed; what is handed out is a name in an open directory, so that it can be opened without
-//! another way to it.
+//! Invariant: names are sorted, and a directory comes before its entries; no link below the root is
+//! followed; each result is a name in an open directory, so it can be opened without resolving its path
+//! again.
 
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
@@ -22,7 +22,7 @@ use super::ignored::{self, Level, RuleFiles};
 use super::resolve::{LISTING, Links, Resolver, bytes_path, file_type};
 use super::{Cancel, FileError, FilesConfig};
 
-/// As deep as a tree is looked at: each level holds a descriptor.
+/// Maximum depth: each level holds a descriptor open.
 const MAX_DEPTH: usize = 200;
 
 /// The rules of one request.
@@ -35,37 +35,37 @@ pub(super) struct Rules<'a> {
     pub case_insensitive: bool,
 }
 
-/// Something the rules let through.
+/// An entry that the rules include.
 pub(super) struct Found<'a> {
-    /// Where it is …
+    /// The open directory …
     pub directory: BorrowedFd<'a>,
-    /// … and how it is called there.
+    /// … and the name in it.
     pub name: &'a Path,
-    /// From the file system's root.
+    /// The absolute path.
     pub path: &'a Path,
-    /// Links are not resolved.
+    /// The kind of the entry itself; links are not followed.
     pub kind: FileType,
     /// The request's own path, which is a file (or a link to one).
     pub is_root: bool,
 }
 
-/// What a scan hands out.
+/// An item of a scan.
 pub(super) enum Scanned<'a> {
     Entry(Found<'a>),
     Failed(FsPathError),
 }
 
-/// A directory in work.
+/// An open directory of the walk.
 struct OpenDirectory {
     fd: OwnedFd,
     path: PathBuf,
-    /// Still to be looked at, last first.
+    /// Names still to visit, in reverse order.
     names: Vec<(Vec<u8>, FileType)>,
     rules: Option<Level>,
 }
 
 impl Rules<'_> {
-    /// Calls `each` until it breaks, the scan is cancelled, or all is seen.
+    /// Calls `each` until it breaks, the scan is cancelled, or the walk is complete.
     pub(super) fn scan(
         &self,
         resolver: Resolver,
@@ -166,7 +166,7 @@ impl Rules<'_> {
             too_many = names.len() > config.max_scan_names;
             Ok(!too_many)
         };
-        // The path is told by whoever reports the error.
+        // The caller knows the path.
         let failed = |errno| FileError::os("search", self.root, errno);
         match for_each_name(fd.as_fd(), each, failed) {
             Ok(()) => {}
@@ -239,7 +239,7 @@ enum EnterError {
 
 const TOO_MANY: &str = "has too many entries to search";
 
-/// Patterns come from outside; their size is bounded before anything is compiled.
+/// Limits the size of patterns, which come from the client, before compiling them.
 pub(super) fn check_patterns<'a>(
     patterns: impl IntoIterator<Item = &'a str>,
     config: &FilesConfig,
@@ -252,17 +252,17 @@ pub(super) fn check_patterns<'a>(
     Ok(())
 }
 
-/// What a response may still grow.
+/// The remaining space of a response.
 pub(super) struct ResponseBudget {
     bytes: usize,
-    /// JSON values: a receiver refuses a message with too many of them.
+    /// JSON values: receivers refuse a message with too many.
     values: usize,
 }
 
 impl ResponseBudget {
-    /// For a response of at most so many bytes.
+    /// The space of a response within the limits of `config`.
     pub(super) fn new(config: &FilesConfig) -> Self {
-        // Errors have two members each, and the rest of a response a few.
+        // Each error has two members; the rest of a response has a few.
         let others = 3 * config.max_scan_errors + 64;
         let values = DecodeLimits::default().values.saturating_sub(others);
         Self { bytes: config.max_scan_answer_bytes, values }
@@ -279,7 +279,7 @@ impl ResponseBudget {
     }
 }
 
-/// Keeps the first errors only.
+/// Records an error, up to the maximum.
 pub(super) fn record_error(
     errors: &mut Vec<FsPathError>,
     error: FsPathError,

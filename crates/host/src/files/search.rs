@@ -1,8 +1,8 @@
-//! Lines that match a pattern.
+//! Finds lines that match a pattern: `fs/search`.
 //!
-//! Invariant: a search holds at most a batch of lines (or, if they go into the answer, as many as
-//! the answer may have) and one line, or one file if matches span lines, within
-//! `max_search_memory`. Only regular files are opened, without following links.
+//! Invariant: a search holds at most one batch of lines (or, without streaming, as many as the response
+//! may have) and one line, or one file if matches span lines, within `max_search_memory`. It opens only
+//! regular files and follows no links.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -25,7 +25,7 @@ use super::resolve::{self, REGULAR, Resolver};
 use super::scan::{self, Found, ResponseBudget, Rules, Scanned};
 use super::{Cancel, Event, FileError, FileNotification, FilesConfig};
 
-/// JSON around a line, rounded up.
+/// JSON overhead of a line, rounded up.
 const LINE_OVERHEAD: usize = 64;
 const RANGE_OVERHEAD: usize = 32;
 
@@ -89,7 +89,7 @@ pub(super) fn search(
         sent
     })?;
     results.answer.cancelled |= cancel.is_cancelled();
-    // Nobody listening is a cancellation too; what was found last is then not told.
+    // If the client is gone the search is cancelled, and the last matches are not sent.
     results.answer.cancelled |= results.send().is_break();
     let mut answer = results.answer;
     answer.truncated |= answer.cancelled;
@@ -134,7 +134,7 @@ fn compile(params: &FsSearchParams, config: &FilesConfig) -> Result<RegexMatcher
         .size_limit(config.max_pattern_memory)
         .dfa_size_limit(config.max_pattern_memory);
     if !params.multiline {
-        // Lets the searcher go line by line, whatever the pattern says.
+        // Allows a line-by-line search, whatever the pattern contains.
         builder.line_terminator(Some(b'\n'));
     }
     builder.build(&params.pattern).map_err(|error| FileError::Pattern {
@@ -143,9 +143,9 @@ fn compile(params: &FsSearchParams, config: &FilesConfig) -> Result<RegexMatcher
     })
 }
 
-/// A regular file and its size; `None` for what is none (by now).
+/// Opens a regular file and returns its size; `None` if it is not regular (any more).
 fn open(entry: &Found<'_>, path: &PathUri) -> Result<Option<(File, u64)>, FsPathError> {
-    // The root was named by the client: a link there is followed.
+    // The client named the root: follow a link there.
     let follow = if entry.is_root { OFlags::empty() } else { OFlags::NOFOLLOW };
     let flags = OFlags::RDONLY | follow | REGULAR;
     let failed = |error: &FileError| {
@@ -208,8 +208,8 @@ fn search_file(
     }
 }
 
-/// A file that has no more bytes once the search is cancelled, so that a large one without a match
-/// does not outlive its request.
+/// A file that ends when the search is cancelled, so that a large file without matches does not delay
+/// cancellation.
 struct CancellableFile<'a> {
     file: &'a File,
     cancel: &'a Cancel,
@@ -223,14 +223,14 @@ impl Read for CancellableFile<'_> {
 
 /// Why a file was not searched to its end.
 enum Stop {
-    /// It has as many matches as are wanted of one file.
+    /// The file has reached its maximum of matches.
     File,
-    /// The search has as many as are wanted, or the answer is full.
+    /// The search has reached its maximum of matches, or the response is full.
     Truncated,
     Cancelled,
 }
 
-/// Takes the lines of one file from the searcher.
+/// Receives the lines of one file from the searcher.
 struct LineSink<'a, 'b> {
     matcher: &'a RegexMatcher,
     path: PathUri,
@@ -241,7 +241,7 @@ struct LineSink<'a, 'b> {
     stop: Option<Stop>,
 }
 
-/// A failed read, in words.
+/// The message of a failed read.
 struct Failed(String);
 
 impl SinkError for Failed {
@@ -307,7 +307,7 @@ impl LineSink<'_, '_> {
     }
 }
 
-/// The line as it is told: text, at most so much of it, and the ranges in that text.
+/// Converts a line for the response: text, cut to the limit, and the ranges in that text.
 fn to_line(
     line_number: u64,
     kind: FsSearchLineKind,
@@ -320,7 +320,7 @@ fn to_line(
     let shown = shorten(bytes, config.max_search_line_bytes);
     let text = String::from_utf8_lossy(shown);
     let is_exact = matches!(text, std::borrow::Cow::Borrowed(_));
-    // A replaced byte is longer in the text than in the file.
+    // A replacement character is longer than the byte it replaces.
     let position = |at: usize| {
         let at = at.min(shown.len());
         if is_exact { at } else { String::from_utf8_lossy(&shown[..at]).len().min(text.len()) }
@@ -337,7 +337,7 @@ fn to_line(
     FsSearchLine { line_number, kind, text: text.into_owned(), ranges, text_truncated }
 }
 
-/// The first bytes, not cut within a character.
+/// The first `limit` bytes, cut at a character boundary.
 fn shorten(bytes: &[u8], limit: usize) -> &[u8] {
     if bytes.len() <= limit {
         return bytes;
@@ -349,7 +349,7 @@ fn shorten(bytes: &[u8], limit: usize) -> &[u8] {
     &bytes[..end]
 }
 
-/// What was found and not sent yet, or, without a `searchId`, all that was found.
+/// Matches that have not been sent yet or, without a `searchId`, all matches.
 struct Results<'a> {
     config: &'a FilesConfig,
     search_id: Option<&'a str>,
@@ -363,12 +363,12 @@ struct Results<'a> {
 }
 
 impl Results<'_> {
-    /// False if the answer has no room for the line.
+    /// False if the response has no space for the line.
     fn add(&mut self, path: &PathUri, line: FsSearchLine) -> bool {
         let streamed = self.search_id.is_some();
         let files = if streamed { &mut self.batch } else { &mut self.answer.files };
         let same_file = files.last().is_some_and(|file| file.path == *path);
-        // Escapes can make text longer in JSON, control characters sixfold.
+        // Escapes make text longer in JSON, control characters up to six times.
         let escaped = line.text.bytes().filter(|&b| b < 0x20 || b == b'"' || b == b'\\').count();
         let mut bytes = line.text.len() + 5 * escaped;
         bytes += LINE_OVERHEAD + RANGE_OVERHEAD * line.ranges.len();

@@ -1,18 +1,18 @@
-//! Who goes first among the filesystem requests of one connection, or of a session's.
+//! The order of the file requests of a connection or a session.
 //!
-//! Invariant: a turn that was taken earlier and has not ended is waited for, if either of the two is
-//! a change; scans and free requests are never waited for. A turn ends when it is dropped, also if
-//! its request never ran, and ending early lets nobody past those that were before it.
+//! Invariant: a request waits for every earlier one that has not ended, if one of the two is a change;
+//! no request waits for scans and free requests. A turn ends when it is dropped, even if its request
+//! never ran; a turn that ends early does not let later ones pass those before it.
 
 use codex_exec_server_protocol::Order;
 use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// The line the requests of a connection, or of all connections of a session, stand in.
+/// The queue of file requests of a connection, or of all connections of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Turns(Mutex<Queue>);
 
-/// Ends of turns that may not have ended yet.
+/// The ends of turns that may still be pending.
 #[derive(Debug, Default)]
 struct Queue {
     changes: Vec<CancellationToken>,
@@ -20,7 +20,7 @@ struct Queue {
 }
 
 impl Turns {
-    /// Takes a place in the line. Call it in the order the requests arrived.
+    /// Enters the queue. Call it in the order the requests arrived.
     pub(crate) fn take(&self, order: Order) -> Turn {
         let mut queue = self.0.lock();
         queue.changes.retain(|end| !end.is_cancelled());
@@ -43,7 +43,7 @@ impl Turns {
     }
 }
 
-/// A place in the line. Dropping it lets the next go.
+/// A place in the queue. Dropping it releases the next.
 #[derive(Debug)]
 pub(crate) struct Turn {
     before: Vec<CancellationToken>,
@@ -51,12 +51,12 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Whether nobody has to be waited for.
+    /// Whether all turns before it have ended.
     pub(crate) fn ready(&self) -> bool {
         self.before.iter().all(CancellationToken::is_cancelled)
     }
 
-    /// Waits for everyone before.
+    /// Waits for all turns before it.
     pub(crate) async fn wait(&mut self) {
         for end in self.before.drain(..) {
             end.cancelled().await;
@@ -103,7 +103,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever ends in whatever order, no two that exclude each other are on at once.
+        /// In whatever order turns end, no two that exclude each other run at once.
         #[test]
         fn changes_are_alone(
             orders in proptest::collection::vec(0..4u8, 1..24),

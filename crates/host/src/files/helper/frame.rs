@@ -1,8 +1,8 @@
 //! Frames between a server and its helper.
 //!
-//! `u32` length of the head, `u32` length of the payload (both little-endian), the head in
-//! MessagePack, the payload as it is. File contents are always payload, so they are neither encoded
-//! nor copied on their way.
+//! Format: `u32` length of the head, `u32` length of the payload (both little-endian), the head in
+//! MessagePack, the raw payload. File contents are always in the payload, so they are neither encoded
+//! nor copied.
 //!
 //! Invariant: neither side allocates for a frame longer than [`MAX_HEAD`] and [`MAX_PAYLOAD`].
 
@@ -16,30 +16,30 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use crate::files::operation::Payload;
 use crate::files::{Event, FileError, Operation, Outcome};
 
-/// A listing of 50,000 long names is the longest head there is.
+/// Maximum length of a head, in bytes; the longest is a listing of 50,000 long names.
 pub(super) const MAX_HEAD: usize = 128 << 20;
-/// More than the largest file that is read or written at once.
+/// Maximum length of a payload, in bytes; more than the largest file that is read or written at once.
 pub(super) const MAX_PAYLOAD: usize = 1 << 30;
-/// Events of one operation that may be on their way before the server has taken the first.
+/// Events of one operation that the helper may send before the server has acknowledged the first.
 pub(super) const WINDOW: usize = 16;
 
-/// To the helper.
+/// Messages to the helper.
 #[derive(Debug, PartialEq, Serialize, serde::Deserialize)]
 pub(super) enum Request {
-    /// Run this, with an outcome of at most `room` bytes; answer with the same number.
+    /// Run this operation, with at most `room` bytes in its outcome; reply with the same id.
     Run { id: u64, room: u64, operation: Box<Operation> },
-    /// Nobody waits for it any more.
+    /// Cancel this operation.
     Cancel { id: u64 },
-    /// One event of it was taken; send another.
+    /// Acknowledges one event; the helper may send another.
     Taken { id: u64 },
 }
 
-/// From the helper.
+/// Messages from the helper.
 #[derive(Debug, PartialEq, Serialize, serde::Deserialize)]
 pub(super) enum Reply {
-    /// Told while it runs.
+    /// An event of a running operation.
     Event { id: u64, event: Event },
-    /// The end of it.
+    /// The result of an operation.
     Done { id: u64, result: Result<Outcome, FileError> },
 }
 
@@ -104,7 +104,7 @@ impl Frame {
     }
 }
 
-/// The next message, or `None` at the end of the input, which may only be between two frames.
+/// Reads the next message; `None` at the end of the input, which must be between two frames.
 pub(super) fn read<T: Payload + DeserializeOwned>(input: &mut impl Read) -> io::Result<Option<T>> {
     let mut lengths = [0; 8];
     let mut got = 0;
@@ -129,7 +129,7 @@ pub(super) fn read<T: Payload + DeserializeOwned>(input: &mut impl Read) -> io::
     decode(&head, payload.into()).map(Some)
 }
 
-/// As [`read`].
+/// Like [`read`].
 pub(super) async fn read_async<T: Payload + DeserializeOwned>(
     input: &mut (impl AsyncRead + Unpin),
 ) -> io::Result<Option<T>> {
