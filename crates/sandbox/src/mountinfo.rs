@@ -1,6 +1,6 @@
-//! The kernel's table of mounts, as `/proc/PID/mountinfo` has it.
+//! Parses the kernel's mount table, `/proc/PID/mountinfo`.
 //!
-//! Invariant: a line that cannot be read makes the whole table unreadable; none is left out.
+//! Invariant: one malformed line makes the whole table an error; no line is skipped.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -9,30 +9,30 @@ use std::path::PathBuf;
 /// A mount.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line<'t> {
-    /// Its number.
+    /// Mount id.
     pub(crate) id: u64,
-    /// The number of the mount it is on.
+    /// Id of the mount that it is mounted on.
     pub(crate) parent: u64,
-    /// The file system it shows, major and minor.
+    /// Device of its file system, major and minor.
     pub(crate) file_system: (u32, u32),
-    /// The directory of the file system that it shows.
+    /// The directory of the file system that is mounted.
     pub(crate) root: PathBuf,
-    /// Where it is, as seen from the root of the process.
+    /// The mount point, as seen from the root of the process.
     pub(crate) point: PathBuf,
-    /// Its own options, between commas.
+    /// The options of the mount, separated by commas.
     options: &'t [u8],
     /// The type of the file system.
     pub(crate) kind: &'t [u8],
 }
 
 impl<'t> Line<'t> {
-    /// Each of its own options.
+    /// The options of the mount.
     pub(crate) fn options(&self) -> impl Iterator<Item = &'t [u8]> {
         self.options.split(|byte| *byte == b',')
     }
 }
 
-/// The lines of a table; `None` if one of them is not as the kernel writes them.
+/// Parses a table; `None` if a line is malformed.
 pub(crate) fn parse(table: &[u8]) -> Option<Vec<Line<'_>>> {
     table.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(line).collect()
 }
@@ -50,7 +50,7 @@ fn line(text: &[u8]) -> Option<Line<'_>> {
     Some(Line { id, parent, file_system, root, point, options, kind })
 }
 
-/// A path as the kernel writes it into its tables, where some bytes are three octal digits.
+/// Decodes a path: the kernel writes some bytes as three octal digits.
 fn unescape(text: &[u8]) -> Vec<u8> {
     let mut path = Vec::with_capacity(text.len());
     let mut rest = text;

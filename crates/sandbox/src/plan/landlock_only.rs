@@ -1,8 +1,8 @@
-//! Without namespaces: Landlock and seccomp for what they can express exactly, a refusal for the
-//! rest.
+//! Enforcement without namespaces: Landlock and seccomp for policies that they express exactly; others
+//! are refused.
 //!
-//! Invariant: a Landlock rule grants and can never take back, so a policy that denies something, or
-//! keeps it read-only, inside of what it grants is refused here, never approximated.
+//! Invariant: a Landlock rule can only grant, so a policy that denies something, or makes it read-only,
+//! inside of what it grants is refused, never approximated.
 
 use std::path::{Path, PathBuf};
 
@@ -14,11 +14,11 @@ use crate::decide::facts::Facts;
 use crate::decide::paths::is_within;
 use crate::decide::policy::{Resolved, ResolvedPolicy};
 
-/// Devices without which hardly a program runs.
+/// Devices that almost every program needs.
 const DEVICES: [&str; 6] =
     ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
-/// Where the kernel can be steered. With namespaces a sandbox has its own, or cannot write there.
+/// Trees that control the kernel. With namespaces a sandbox has its own, or cannot write there.
 const KERNEL_TREES: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 pub(super) fn convert(
@@ -62,8 +62,9 @@ pub(super) fn convert(
     }
     if let Resolved::Restricted(policy) = resolved {
         let rules = enforcement.rules.get_or_insert_default();
-        // Without namespaces `/dev` is the host's: only what is named in it. So is `/proc`, which nearly
-        // every program reads; Landlock keeps it from looking into other processes.
+        // Without namespaces `/dev` is the host's, so grant only what is named in it. `/proc` is the
+        // host's too; nearly every program reads it, and Landlock keeps it from inspecting other
+        // processes.
         rules.retain(|rule| {
             rule.path != Path::new("/dev") && policy.access.named(&rule.path).is_some()
         });
@@ -79,7 +80,7 @@ pub(super) fn convert(
     Ok(())
 }
 
-/// A writable place that the kernel's trees are inside of.
+/// A writable path that contains one of the kernel's trees.
 fn contains_kernel_trees(policy: &ResolvedPolicy) -> Option<&Path> {
     let is_around = |path: &Path| {
         KERNEL_TREES.iter().any(|tree| path != Path::new(tree) && is_within(Path::new(tree), path))
@@ -89,7 +90,7 @@ fn contains_kernel_trees(policy: &ResolvedPolicy) -> Option<&Path> {
     writable.find(|(path, _)| is_around(path)).map(|(path, _)| path.as_path())
 }
 
-/// A place with less access than a place around it.
+/// A path with less access than one around it.
 fn inexpressible(policy: &ResolvedPolicy) -> Option<&Path> {
     let mut stack: Vec<(&Path, AccessMode)> = Vec::new();
     for (path, region) in &policy.regions {

@@ -1,8 +1,8 @@
-//! Plans that are used again: an agent sends the same policy with every request.
+//! A cache of plans: an agent sends the same policy with every request.
 //!
-//! Invariant: a plan that is handed out again is the one that planning anew would give, for its policy
-//! and surroundings are equal and every answer of the file system it was made from still holds (see
-//! [`observations`]). What it would be built on is checked once more when it is built.
+//! Invariant: a cached plan equals a newly made one: its policy and surroundings are equal, and every
+//! fact about the file system that it depends on still holds (see [`observations`]). The files that a
+//! sandbox is built on are verified again when it is built.
 
 mod observations;
 mod watches;
@@ -23,20 +23,20 @@ use observations::{Observations, RecordingFacts};
 use parking_lot::Mutex;
 use watches::Watches;
 
-/// As many plans as are kept.
+/// Maximum cached plans.
 const MAX_PLANS: usize = 16;
 
-/// As many watches of nothing as wait to be used again.
+/// Maximum inotify instances that are kept for reuse.
 const MAX_IDLE_WATCHES: usize = 4;
 
-/// As many answers as are remembered for all of them.
+/// Maximum observations of all cached plans together.
 const MAX_OBSERVATIONS: usize = 128 * 1024;
 
-/// As many policies as are known to have been asked for once. Only what is asked for again is kept: to
-/// watch costs more than to look.
+/// Maximum policies remembered as seen once. Only a repeated policy is cached: setting watches costs
+/// more than looking files up.
 const MAX_SEEN: usize = 256;
 
-/// The plans that are kept.
+/// The plan cache of a server.
 #[derive(Debug, Default)]
 pub(crate) struct PlanCache {
     hasher: RandomState,
@@ -45,10 +45,10 @@ pub(crate) struct PlanCache {
 
 #[derive(Debug, Default)]
 struct Plans {
-    /// The one that was used last at the end.
+    /// Least recently used first.
     cached: Vec<Arc<CachedPlan>>,
     seen: VecDeque<u64>,
-    /// Watches of nothing, to be used again.
+    /// Inotify instances without watches, for reuse.
     idle: Vec<Watches>,
 }
 
@@ -58,11 +58,11 @@ struct CachedPlan {
     around: RelevantSurroundings,
     planned: Planned,
     size: usize,
-    /// Gone once it did not hold.
+    /// `None` once a check has failed.
     observations: Mutex<Option<Observations>>,
 }
 
-/// [`Surroundings`], as far as they matter.
+/// The parts of [`Surroundings`] that matter.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct RelevantSurroundings {
     cwd: Option<PathBuf>,
@@ -71,14 +71,14 @@ struct RelevantSurroundings {
 
 impl RelevantSurroundings {
     fn new(context: &SandboxContext, around: Surroundings<'_>) -> Self {
-        // A policy with a directory of its own is not relative to the process's.
+        // A policy with its own `cwd` does not depend on the process's.
         let cwd = around.cwd.filter(|_| context.cwd.is_none());
         Self { cwd: cwd.map(Into::into), tmpdir: around.tmpdir.map(Into::into) }
     }
 }
 
 impl PlanCache {
-    /// The plan for a policy: a kept one that holds, or else what `plan` makes of the facts.
+    /// Returns a current cached plan, or calls `plan` and caches its result.
     pub(crate) fn plan<E>(
         &self,
         context: &SandboxContext,
@@ -114,7 +114,7 @@ impl PlanCache {
         planned
     }
 
-    /// Keeps nothing any more.
+    /// Removes all plans.
     pub(crate) fn clear(&self) {
         let plans = &mut *self.plans.lock();
         for cached in std::mem::take(&mut plans.cached) {
@@ -135,7 +135,7 @@ impl PlanCache {
         })
     }
 
-    /// Something to watch with, for a policy that was asked for before.
+    /// Watches for recording, if this policy was seen before.
     fn watches_if_seen_before(&self, hash: u64) -> Option<Watches> {
         let plans = &mut *self.plans.lock();
         if let Some(index) = plans.seen.iter().position(|seen| *seen == hash) {
@@ -151,7 +151,7 @@ impl PlanCache {
 
     fn insert(&self, new: CachedPlan) {
         let plans = &mut *self.plans.lock();
-        // Another request may have kept the same meanwhile; either will do.
+        // Another request may have cached the same plan meanwhile; keep the new one.
         let mut evicted: Vec<Arc<CachedPlan>> = plans
             .cached
             .extract_if(.., |cached| cached.matches(&new.context, &new.around))
@@ -172,9 +172,9 @@ impl PlanCache {
 }
 
 impl Plans {
-    /// Takes back what a plan that is no longer kept was watched with.
+    /// Recycles the watches of a plan that was removed from the cache.
     fn recycle_watches(&mut self, cached: &CachedPlan) {
-        // Whoever has locked it is asking whether it holds, and lets go of it after that.
+        // If it is locked, another thread is checking it, and drops it afterwards.
         if let Some(mut observations) = cached.observations.try_lock()
             && let Some(observations) = observations.take()
         {
@@ -182,7 +182,7 @@ impl Plans {
         }
     }
 
-    /// The kernel lets a user have few of them, so no more than are soon used again.
+    /// Keeps a few for reuse; the kernel limits how many a user may have.
     fn recycle(&mut self, watches: Watches) {
         if self.idle.len() < MAX_IDLE_WATCHES {
             self.idle.push(watches);

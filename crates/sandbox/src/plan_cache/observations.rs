@@ -1,10 +1,10 @@
-//! The answers a plan was made from, and whether they would be the same again.
+//! The file system observations that a plan depends on, and whether they still hold.
 //!
-//! Invariant: a plan follows from its policy and from these answers alone, so it holds as long as each
-//! of them does. An answer about a name in a watched directory was given by that very directory, after
-//! the watch was set; it is taken for unchanged only while the kernel tells of no change in that
-//! directory, and while the directory's own name leads to it, which is an answer like any other. All
-//! other questions are asked again each time.
+//! Invariant: a plan depends only on its policy and these observations, so it is current while all of
+//! them hold. An observation of a name in a watched directory was made in that directory after the
+//! watch was set; it counts as unchanged while the kernel reports no change in the directory, and while
+//! the directory's own name leads to it, which is another observation. All other observations are
+//! repeated each time.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -25,18 +25,18 @@ use crate::host::{self, HostFacts, LookResult};
 
 type LookupResult<T> = Result<T, Errno>;
 
-/// A question about a name, and what was answered.
+/// A lookup of a name, and its result.
 #[derive(Debug)]
 enum Observation {
     Lookup(LookupResult<Node>),
     Link(LookupResult<PathBuf>),
-    /// The links in a directory, asked by the name `.`.
+    /// The links in a directory, recorded under the name `.`.
     Links(LookupResult<Vec<OsString>>),
     Start(LookupResult<Vec<u8>>),
 }
 
-/// What a look showed; and whether the directory around it tells of every change. What holds the place
-/// of a missing name can become something else by being written into.
+/// The result of a lookup, and whether the watch of its directory reports every change. A placeholder
+/// can change by being written into, which the watch does not report.
 fn result(look: rustix::io::Result<LookResult>) -> (LookupResult<Node>, bool) {
     match look {
         Ok(LookResult { node, looks_like_placeholder }) => {
@@ -59,25 +59,25 @@ fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// A directory that the kernel tells of.
+/// A watched directory.
 #[derive(Debug)]
 struct Directory {
     path: PathBuf,
     identity: Identity,
-    /// By the last name of the path.
+    /// By the last component of the path.
     observed: Vec<(OsString, Observation)>,
-    /// Something may have happened in it.
+    /// The kernel may have reported a change.
     changed: bool,
 }
 
 impl Directory {
-    /// This very directory, if its name still leads to it.
+    /// Opens the directory, if its path still leads to it.
     fn open(&self) -> Option<OwnedFd> {
         let fd = open(&self.path).ok()?;
         (sys::node_of(&fd).ok()?.identity == self.identity).then_some(fd)
     }
 
-    /// Whether everything that was asked is answered the same now.
+    /// Whether every observation still holds.
     fn is_current(&mut self) -> bool {
         if self.observed.is_empty() {
             return true;
@@ -104,7 +104,7 @@ impl Directory {
         true
     }
 
-    /// Moves what was asked to where it is asked by the whole path.
+    /// Moves the observations to those that are repeated by their whole path.
     fn unwatch(&mut self, unwatched: &mut Vec<(PathBuf, Observation)>) {
         unwatched.extend(
             self.observed.drain(..).map(|(name, observed)| (self.path.join(name), observed)),
@@ -117,23 +117,23 @@ fn open(directory: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(directory, flags, Mode::empty())
 }
 
-/// What a plan rests on.
+/// Everything that a plan depends on.
 #[derive(Debug)]
 pub(super) struct Observations {
     watches: Watches,
     directories: Vec<Directory>,
     by_watch: HashMap<i32, Vec<usize>>,
-    /// Asked again each time.
+    /// Observations that are repeated each time.
     unwatched: Vec<(PathBuf, Observation)>,
 }
 
 impl Observations {
-    /// Whether every question would be answered the same now.
+    /// Whether every observation still holds.
     pub(super) fn is_current(&mut self) -> bool {
         match self.watches.changes() {
             Changes::None => {}
             Changes::Missed => return false,
-            // Other names may lead to what the plan protects.
+            // Other paths may lead to what the plan protects.
             Changes::Some { mounts: true, .. } => return false,
             Changes::Some { watches, .. } => {
                 for change in watches {
@@ -151,7 +151,7 @@ impl Observations {
             && self.recheck_unwatched()
     }
 
-    /// Asks what is asked each time.
+    /// Repeats the observations that have no watch.
     fn recheck_unwatched(&self) -> bool {
         let facts = HostFacts::default();
         self.unwatched.iter().all(|(path, observed)| match observed {
@@ -162,34 +162,33 @@ impl Observations {
         })
     }
 
-    /// How much is remembered.
+    /// Number of observations.
     pub(super) fn size(&self) -> usize {
         self.unwatched.len() + self.directories.iter().map(|d| 1 + d.observed.len()).sum::<usize>()
     }
 
-    /// The watches, with nothing watched.
+    /// Removes all watches and returns the inotify instance.
     pub(super) fn into_watches(mut self) -> Watches {
         self.watches.clear();
         self.watches
     }
 }
 
-/// Facts of this machine that are remembered as they are given.
+/// Facts of this machine that record every lookup.
 #[derive(Debug)]
 pub(super) struct RecordingFacts(RefCell<State>);
 
 #[derive(Debug)]
 struct State {
     observations: Observations,
-    /// Where each directory is in the witness; `None` for one that is not watched.
+    /// Index of each directory in the observations; `None` if it is not watched.
     directory_indexes: HashMap<OsString, Option<usize>>,
     lookups: HashMap<OsString, LookupResult<Node>>,
-    /// Whether the kernel tells of changes, by device.
+    /// Whether the kernel reports changes, by device.
     devices: HashMap<(u32, u32), bool>,
-    /// The directory that was asked last.
+    /// The last directory used.
     open: Option<(usize, OwnedFd)>,
-    /// Something was asked that cannot be asked again cheaply, or a name changed its meaning while
-    /// being asked about.
+    /// A lookup cannot be repeated cheaply, or a directory was replaced while recording.
     uncacheable: bool,
 }
 
@@ -211,7 +210,7 @@ impl RecordingFacts {
         }))
     }
 
-    /// What was asked; or the watches, if that is not worth keeping.
+    /// The observations; or the watches, if the plan cannot be cached.
     pub(super) fn finish(self) -> Result<Observations, Watches> {
         let State { observations, uncacheable, .. } = self.0.into_inner();
         if uncacheable { Err(observations.into_watches()) } else { Ok(observations) }
@@ -246,7 +245,7 @@ impl State {
         self.observations.directories[index].observed.push((name.as_os_str().to_owned(), observed));
     }
 
-    /// The watched directory that a path is in, open, and the name in it.
+    /// The watched directory of a path, opened, and the name in it.
     fn within<'p>(&mut self, path: &'p Path) -> Option<(usize, BorrowedFd<'_>, &'p Path)> {
         let bytes = path.as_os_str().as_bytes();
         let slash = bytes.iter().rposition(|&byte| byte == b'/')?;
@@ -258,7 +257,7 @@ impl State {
         Some((index, self.opened(index)?, name))
     }
 
-    /// A watched directory, open.
+    /// Opens a watched directory.
     fn opened(&mut self, index: usize) -> Option<BorrowedFd<'_>> {
         if self.open.as_ref().is_none_or(|(open, _)| *open != index) {
             let Some(fd) = self.observations.directories[index].open() else {
@@ -270,7 +269,7 @@ impl State {
         Some(self.open.as_ref()?.1.as_fd())
     }
 
-    /// The place of a directory in the witness, which is made if it can be watched.
+    /// The index of a directory, which is watched if possible.
     fn directory_index(&mut self, path: &Path) -> Option<usize> {
         if let Some(&known) = self.directory_indexes.get(path.as_os_str()) {
             return known;
@@ -350,7 +349,7 @@ impl Facts for RecordingFacts {
         Ok(result?)
     }
 
-    /// Not remembered: the kernel tells of every change to the mounts.
+    /// Not recorded: the kernel reports every change of the mounts.
     fn mounts(&self) -> io::Result<Vec<Mount>> {
         HostFacts::default().mounts()
     }
