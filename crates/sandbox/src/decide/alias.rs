@@ -463,7 +463,7 @@ impl<'m> MountTable<'m> {
         if is_known || !has_others() {
             return Ok(());
         }
-        let why = format!("`{}` is on a mount that it does not have", path.display());
+        let why = format!("`{}` is on a mount that the table does not list", path.display());
         Err(PolicyError::Mounts(why))
     }
 

@@ -94,8 +94,8 @@ pub enum PolicyError {
     },
     /// A path leads through a per-process part of `/proc`, which differs between server and sandbox.
     #[error(
-        "`{}` leads through `{}`, a process's own part of /proc, which is another for the sandbox than for \
-         the server; name the place it leads to",
+        "`{}` leads through `{}`, a per-process part of /proc, which differs between the sandbox and the \
+         server; name its target instead",
         .name.display(), .at.display()
     )]
     Process {

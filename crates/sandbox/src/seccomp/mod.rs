@@ -86,11 +86,11 @@ fn verdicts(filter: Filter) -> BTreeMap<u32, Verdict> {
     let unless =
         |refused: bool, calls: &'static [libc::c_long]| (if refused { &[] } else { calls }).iter();
     let allowed = always
-        .chain(table::STEERING_SELF)
+        .chain(table::CONTROL_SELF)
         .chain(unless(filter.network_restricted, table::BY_NAME))
         .chain(unless(filter.frozen_metadata, table::METADATA))
         .chain(unless(filter.shared_host, table::IPC))
-        .chain(unless(filter.shared_host, table::STEERING_OTHERS));
+        .chain(unless(filter.shared_host, table::CONTROL_OTHERS));
     let mut verdicts: BTreeMap<u32, Verdict> =
         allowed.map(|number| (*number as u32, Verdict::Allow)).collect();
     for (number, rule) in arguments::rules(filter) {

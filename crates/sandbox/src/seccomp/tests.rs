@@ -316,8 +316,8 @@ fn no_call_is_listed_twice() {
         table::BY_NAME,
         table::METADATA,
         table::IPC,
-        table::STEERING_SELF,
-        table::STEERING_OTHERS,
+        table::CONTROL_SELF,
+        table::CONTROL_OTHERS,
         table::ABSENT,
     ];
     let groups = table::ALLOWED.iter().map(|(_, calls)| *calls);
