@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_survive_the_pipe() {
+    fn failures_round_trip() {
         for stage in Stage::ALL {
             let failure = Failure::new(stage, libc::EROFS, "/srv/app");
             assert_eq!(StatusReader::parse(&failure.encode()), Some(failure));

@@ -11,7 +11,7 @@ use crate::support::*;
 /// A parent-death signal follows the thread that spawned. Whoever asks for a process is on a thread
 /// that may end at any time.
 #[test]
-fn a_child_outlives_the_thread_that_asked_for_it() {
+fn child_outlives_the_thread_that_started_it() {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_keep_alive(Duration::from_millis(1))
@@ -54,7 +54,7 @@ fn a_child_outlives_the_thread_that_asked_for_it() {
 }
 
 #[test]
-fn a_handle_that_nobody_holds_ends_its_process() {
+fn dropping_the_last_handle_kills_the_process() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let pid = runtime.block_on(async {
         let host = ProcessHost::new(ProcessConfig::default()).unwrap();
@@ -65,7 +65,7 @@ fn a_handle_that_nobody_holds_ends_its_process() {
 }
 
 #[test]
-fn a_killed_process_is_gone_when_its_handle_says_so() {
+fn killed_process_is_gone_when_gone_resolves() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let host = ProcessHost::new(ProcessConfig::default()).unwrap();

@@ -16,7 +16,7 @@ fn config(directory: &std::path::Path) -> ProcessConfig {
 }
 
 #[tokio::test]
-async fn a_spool_has_no_name_and_gives_its_room_back() {
+async fn spool_is_unlinked_and_frees_its_space() {
     let directory = tempfile::tempdir().unwrap();
     let host = ProcessHost::new(config(directory.path())).unwrap();
     let mut params = params("seq 100000; exec sleep 1000");
@@ -58,7 +58,7 @@ async fn a_spool_has_no_name_and_gives_its_room_back() {
 }
 
 #[tokio::test]
-async fn a_spool_that_cannot_be_had_is_an_error_at_the_start() {
+async fn failed_spool_is_an_error_at_start() {
     let directory = tempfile::tempdir().unwrap();
     let nowhere = directory.path().join("nowhere");
     let host = ProcessHost::new(config(&nowhere)).unwrap();

@@ -226,12 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn a_table_as_planned_is_accepted() {
+    fn planned_table_is_accepted() {
         assert_eq!(compare(&table(), &plan()), Ok(()));
     }
 
     #[test]
-    fn every_single_deviation_is_refused() {
+    fn every_deviation_is_refused() {
         type Deviation = Box<dyn Fn(&mut Vec<Mount>)>;
         let deviations: Vec<Deviation> = vec![
             // The old root left on top of the new one.

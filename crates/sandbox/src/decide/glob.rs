@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_match_as_git_matches_them() {
+    fn patterns_match_like_git() {
         for (pattern, yes, no) in [
             (".env", &[".env", "a/.env", "a/b/.env"][..], &["env", ".env/x", "a.env"][..]),
             ("**/.env", &[".env", "a/.env", "a/b/.env"], &["a/.envx"]),
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_denial_can_mean_is_refused() {
+    fn meaningless_patterns_are_refused() {
         for (pattern, error) in [
             ("", GlobError::Empty),
             ("/", GlobError::Empty),

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agrees_with_components() {
+    fn byte_order_agrees_with_component_order() {
         let paths =
             ["/", "/a", "/a/b", "/a/b/c", "/a-b", "/a.b", "/ab", "/b", "/b/a"].map(Path::new);
         for a in paths {

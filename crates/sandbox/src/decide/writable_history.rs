@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn covers_what_is_below_and_nothing_beside() {
+    fn covers_descendants_only() {
         let mut written = WritableHistory::default();
         assert!(!written.covers(Path::new("/")));
         written.add("/a/b".into());
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn covers_everything_once_there_are_too_many_to_tell_apart() {
+    fn covers_everything_beyond_the_limit() {
         let mut written = WritableHistory::default();
         for number in 0..=LIMIT {
             written.add(format!("/d/{number}").into());

@@ -235,7 +235,7 @@ impl Random {
 }
 
 #[test]
-fn every_call_is_judged_as_the_oracle_says() {
+fn every_call_matches_the_oracle() {
     let names = names();
     let own = ARCHITECTURE.unwrap();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
@@ -258,7 +258,7 @@ fn every_call_is_judged_as_the_oracle_says() {
 }
 
 #[test]
-fn the_upper_half_of_an_argument_changes_nothing() {
+fn upper_half_of_an_argument_is_ignored() {
     let names = names();
     let own = ARCHITECTURE.unwrap();
     let mut random = Random(0x2545_f491_4f6c_dd1d);
@@ -280,7 +280,7 @@ fn the_upper_half_of_an_argument_changes_nothing() {
 }
 
 #[test]
-fn foreign_calls_are_ended_and_unknown_ones_absent() {
+fn foreign_calls_kill_and_unknown_ones_fail_with_enosys() {
     let own = ARCHITECTURE.unwrap();
     for filter in filters() {
         let program = program(filter).unwrap();

@@ -377,7 +377,7 @@ fn planned(policy: &ResolvedPolicy, path: &Path) -> AccessMode {
 }
 
 #[test]
-fn no_mount_opens_what_the_file_is_protected_from() {
+fn protection_holds_through_every_mount() {
     let (mut refused, mut exact, mut compared) = (0, 0, 0);
     let cases = 600;
     for seed in 0..cases {

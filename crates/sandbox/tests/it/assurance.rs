@@ -40,7 +40,7 @@ fn machine(namespaces: bool, landlock_abi: u32, seccomp: bool) -> Capabilities {
 }
 
 #[test]
-fn a_weaker_level_is_used_only_if_it_is_named() {
+fn weaker_assurance_is_used_only_if_accepted() {
     use Assurance::{Full, Landlock, Namespaces};
     let full = machine(true, 6, true);
     let namespaces = machine(true, 5, true);
@@ -73,7 +73,7 @@ fn a_weaker_level_is_used_only_if_it_is_named() {
 }
 
 #[test]
-fn a_refusal_names_what_is_missing_and_what_would_do() {
+fn refusal_names_what_is_missing_and_how_to_get_it() {
     let said = used(&machine(false, 7, true), Assurance::Full, None).unwrap_err();
     for part in [
         "assurance `full` is required, but this machine offers `landlock`",
@@ -93,7 +93,7 @@ fn a_refusal_names_what_is_missing_and_what_would_do() {
 }
 
 #[test]
-fn every_machine_gives_what_a_model_says() {
+fn every_machine_offers_what_the_model_says() {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut below = |n: u64| {
         state ^= state << 13;
@@ -162,7 +162,7 @@ fn without_landlock(command: &mut Command) -> &mut Command {
 }
 
 #[test]
-fn without_landlock_nothing_runs_unless_that_is_permitted() {
+fn without_landlock_nothing_runs_unless_accepted() {
     for user in users() {
         let world = World::new(user);
         let mut context = world.context(PermissionProfile::read_only());

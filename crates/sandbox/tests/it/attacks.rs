@@ -190,7 +190,7 @@ fn nothing_is_reached_from_a_minimal_tree() {
 
 /// What is denied can be read by no route.
 #[test]
-fn what_is_denied_cannot_be_read() {
+fn denied_files_cannot_be_read() {
     for user in users() {
         let world = attacked_world(user);
         std::fs::write(world.work.join(".env"), "token").unwrap();
@@ -271,7 +271,7 @@ fn setuid_programs_gain_nothing() {
 }
 
 #[test]
-fn a_fork_bomb_meets_its_limit() {
+fn fork_bomb_reaches_its_limit() {
     for user in users() {
         let world = World::new(user);
         let program = program();
@@ -284,7 +284,7 @@ fn a_fork_bomb_meets_its_limit() {
 
 /// Of what is counted per user one sandbox gets half.
 #[test]
-fn waiting_signals_are_bounded() {
+fn pending_signals_are_bounded() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Sigpending);
     let half = limit.current.or(limit.maximum).map(|limit| limit / 2).unwrap();
     for user in users() {
@@ -300,7 +300,7 @@ fn waiting_signals_are_bounded() {
 }
 
 #[test]
-fn the_server_stays_out_of_sight() {
+fn server_is_not_visible_inside() {
     for user in users() {
         let world = World::new(user);
         let done = world.shell(

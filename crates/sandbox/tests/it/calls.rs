@@ -396,7 +396,7 @@ fn refused_arguments_are_refused_and_others_are_not() {
 /// With the network restricted the outer process has capabilities over the empty network, which is why the
 /// kernel itself refuses to change its priority. With the network enabled only the filter does.
 #[test]
-fn members_of_the_process_group_outside_keep_their_priority() {
+fn group_members_outside_keep_their_priority() {
     let policy = managed_with(vec![root(AccessMode::Read)], NetworkPolicy::Enabled);
     for user in users() {
         let outside = is_harmless(user).then_some(Side::Outside);
@@ -414,7 +414,7 @@ fn unlisted_calls_are_refused() {
 }
 
 #[test]
-fn calls_that_hide_their_arguments_are_absent() {
+fn calls_with_hidden_arguments_fail_with_enosys() {
     let policy = workspace();
     for user in users() {
         let world = World::new(user);
@@ -435,7 +435,7 @@ fn calls_that_hide_their_arguments_are_absent() {
 /// The 32-bit calls of x86 have other numbers, under which anything would be something else.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn calls_of_another_architecture_end_the_process() {
+fn calls_of_another_architecture_kill_the_process() {
     for user in users() {
         let world = World::new(user);
         let call = ["foreign-getpid".to_owned()];
@@ -446,7 +446,7 @@ fn calls_of_another_architecture_end_the_process() {
 }
 
 #[test]
-fn an_enabled_network_has_four_families() {
+fn enabled_network_allows_four_socket_families() {
     let policy = managed_with(vec![root(AccessMode::Read)], NetworkPolicy::Enabled);
     for user in users() {
         let world = World::new(user);
@@ -466,7 +466,7 @@ fn an_enabled_network_has_four_families() {
 }
 
 #[test]
-fn what_landlock_does_not_see_is_refused_without_namespaces() {
+fn calls_beyond_landlock_are_refused_without_namespaces() {
     for user in users() {
         let world = World::new(user);
         // A directory would have protected names in it, which need namespaces.

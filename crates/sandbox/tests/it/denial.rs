@@ -4,7 +4,7 @@ use codex_linux_sandbox::denial::{Detector, PHRASES, WORDS};
 use proptest::prelude::*;
 
 #[test]
-fn words_and_exit_codes() {
+fn output_and_exit_code_decide() {
     for (code, output, denied) in [
         (1, "touch: cannot touch 'x': Read-only file system", true),
         (1, "bash: /etc/x: Permission denied", true),
@@ -40,7 +40,7 @@ fn words_and_exit_codes() {
 proptest! {
     /// However the output is cut up, the verdict is that of the whole.
     #[test]
-    fn chunks_do_not_matter(
+    fn chunk_boundaries_do_not_matter(
         before in "[a-zA-Z/ \n]{0,30}",
         word in proptest::option::of(0..PHRASES.len() + WORDS.len()),
         after in "[a-z/ \n]{0,30}",

@@ -11,7 +11,7 @@ use super::support::{glob, project, root};
 
 /// What is denied by a link is denied where it leads now; only a grant must not follow one that was laid.
 #[test]
-fn a_denial_by_a_link_that_could_have_been_laid_earlier_is_kept() {
+fn denial_through_an_earlier_sandbox_link_holds() {
     let tree = Tree::new([
         ("/w/lnk", Entry::Link("/out")),
         ("/w/up", Entry::Link("d/../lnk")),
@@ -29,7 +29,7 @@ fn a_denial_by_a_link_that_could_have_been_laid_earlier_is_kept() {
 }
 
 #[test]
-fn entries_that_lead_through_a_process_are_refused() {
+fn entries_through_per_process_proc_are_refused() {
     let mut tree = Tree::new([
         ("/proc/self", Entry::Link("7")),
         ("/proc/mounts", Entry::Link("self/mounts")),
@@ -91,7 +91,7 @@ fn entries_that_lead_through_a_process_are_refused() {
 }
 
 #[test]
-fn patterns_go_on_below_a_match_where_something_is_granted() {
+fn patterns_continue_below_a_match_where_something_is_granted() {
     let tree = Tree::new([
         ("/w/x.env/sub/y.env", Entry::File("")),
         ("/w/x.env/sub/z", Entry::File("")),
@@ -121,7 +121,7 @@ fn patterns_go_on_below_a_match_where_something_is_granted() {
 
 /// A mount that the table does not have could be of any file.
 #[test]
-fn a_place_on_a_mount_that_is_not_known_is_refused() {
+fn path_on_an_unknown_mount_is_refused() {
     let mut tree = Tree::new([("/w/den", Entry::Directory)]);
     tree.mounts = vec![Mount {
         id: 9,

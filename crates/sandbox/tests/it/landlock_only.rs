@@ -12,7 +12,7 @@ fn run(world: &World, permissions: PermissionProfile, argv: &[&str]) -> Done {
 }
 
 #[test]
-fn what_landlock_expresses_is_enforced() {
+fn expressible_policies_are_enforced() {
     for user in users() {
         let world = World::new(user);
         let program = program();
@@ -50,7 +50,7 @@ fn what_landlock_expresses_is_enforced() {
 }
 
 #[test]
-fn what_landlock_cannot_express_is_refused() {
+fn inexpressible_policies_are_refused() {
     for user in users() {
         let world = World::new(user);
         let place = |name: &str, access| at(&world.base.join(name), access);
@@ -69,7 +69,7 @@ fn what_landlock_cannot_express_is_refused() {
 }
 
 #[test]
-fn the_kernels_trees_are_never_writable() {
+fn kernel_trees_are_never_writable() {
     let steering = "/proc/sys/kernel/core_pattern";
     for user in users() {
         let world = World::new(user);
@@ -99,7 +99,7 @@ fn the_kernels_trees_are_never_writable() {
 }
 
 #[test]
-fn devices_that_are_not_named_are_out_of_reach() {
+fn unnamed_devices_are_not_accessible() {
     for user in users() {
         let world = World::new(user);
         let named = |path: &str| {

@@ -47,7 +47,7 @@ fn metadata_is_protected() {
 }
 
 #[test]
-fn what_git_leads_to_is_protected_before_it_exists_too() {
+fn git_targets_are_protected_even_before_they_exist() {
     let tree = Tree::new([
         ("/w/tree/.git", Entry::File("gitdir: ../main/.git/worktrees/tree\n")),
         ("/w/main/.git/worktrees/tree/commondir", Entry::File("../..\n")),
@@ -72,7 +72,7 @@ fn what_git_leads_to_is_protected_before_it_exists_too() {
 }
 
 #[test]
-fn what_links_in_metadata_lead_to_is_protected() {
+fn targets_of_links_in_metadata_are_protected() {
     let tree = Tree::new([
         ("/w/.git/hooks", Entry::Link("../hk")),
         ("/w/.git/config", Entry::Link("../way/cfg")),
@@ -134,7 +134,7 @@ fn what_links_in_metadata_lead_to_is_protected() {
 
 /// git takes it from where the name is, which is not where the file is.
 #[test]
-fn a_git_pointer_behind_a_link_protects_what_git_takes_it_for() {
+fn git_pointer_behind_a_link_is_read_like_git() {
     let tree = Tree::new([
         ("/w/.git", Entry::Link("meta/pointer")),
         ("/w/meta/pointer", Entry::File("gitdir: real\n")),
@@ -150,7 +150,7 @@ fn a_git_pointer_behind_a_link_protects_what_git_takes_it_for() {
 }
 
 #[test]
-fn a_git_pointer_means_what_git_takes_it_for() {
+fn git_pointer_is_read_like_git() {
     for (text, target) in [
         ("gitdir: real \n", "/w/real "),
         ("gitdir: real\t", "/w/real\t"),
@@ -170,7 +170,7 @@ fn a_git_pointer_means_what_git_takes_it_for() {
 /// A link may lead to a directory around the repository: what is protected inside stays so, and a
 /// directory that an entry names stays what the entry says.
 #[test]
-fn a_link_to_a_directory_around_the_repository_takes_nothing_from_it() {
+fn link_to_a_directory_around_the_repository_keeps_it_usable() {
     let tree = Tree::new([
         ("/w/.git", Entry::File("gitdir: /w/sub/main/.git/worktrees/one")),
         ("/w/sub/main/.git/worktrees/one/commondir", Entry::File("../..\n")),
@@ -197,7 +197,7 @@ fn a_link_to_a_directory_around_the_repository_takes_nothing_from_it() {
 
 /// Protecting it would take the root away, and leaving it would leave all of it open.
 #[test]
-fn metadata_that_leads_to_a_writable_directory_around_the_root_is_refused() {
+fn metadata_leading_to_a_writable_directory_around_the_root_is_refused() {
     let refused = |nodes: Vec<(&'static str, Entry)>, writable: &[&str]| {
         let tree = Tree::new(nodes.into_iter().chain([("/p/w/x", Entry::File(""))]));
         let entries = writable.iter().map(|path| place(path, AccessMode::Write));

@@ -103,7 +103,7 @@ impl Place {
 }
 
 #[test]
-fn a_plan_is_kept_while_nothing_that_matters_changes() {
+fn plan_is_cached_while_nothing_relevant_changes() {
     let place = Place::new();
     let kept = place.keep();
     for round in 0..3 {
@@ -167,7 +167,7 @@ const CHANGES: &[(&str, Change)] = &[
 ];
 
 #[test]
-fn every_change_that_matters_is_noticed() {
+fn every_relevant_change_is_noticed() {
     for (what, change) in CHANGES {
         notices(&Place::new(), what, *change);
     }
@@ -185,7 +185,7 @@ fn notices(place: &Place, what: &str, change: Change) {
 }
 
 #[test]
-fn a_link_that_is_made_among_hooks_is_noticed() {
+fn new_link_among_hooks_is_noticed() {
     let links: [(&str, Change); 4] = [
         ("a hook", |base| symlink("../../x", base.join("other/.git/hooks/update")).unwrap()),
         ("a configuration", |base| symlink("../x", base.join("other/.git/config")).unwrap()),
@@ -214,7 +214,7 @@ fn a_link_that_is_made_among_hooks_is_noticed() {
 }
 
 #[test]
-fn a_pointer_file_is_read_each_time() {
+fn pointer_file_is_read_each_time() {
     let place = Place::new();
     for name in ["one", "two"] {
         fs::create_dir(place.base.join("other").join(name)).unwrap();
@@ -230,7 +230,7 @@ fn a_pointer_file_is_read_each_time() {
 }
 
 #[test]
-fn what_holds_a_missing_name_is_looked_into_each_time() {
+fn placeholder_is_inspected_each_time() {
     let place = Place::new();
     let held = place.base.join("work/.git");
     let kept = place.keep();
@@ -270,7 +270,7 @@ fn make_noise(directory: &Path, events: usize) {
 }
 
 #[test]
-fn a_directory_that_tells_too_much_is_looked_at() {
+fn noisy_directory_is_looked_up_instead() {
     let place = Place::new();
     let kept = place.keep();
     make_noise(&place.base.join("other"), 1000);
@@ -282,7 +282,7 @@ fn a_directory_that_tells_too_much_is_looked_at() {
 }
 
 #[test]
-fn more_happens_than_anybody_could_be_told_of() {
+fn inotify_overflow_invalidates_the_plan() {
     let queued = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events");
     let queued: usize = queued.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(16384);
     let place = Place::new();
@@ -295,7 +295,7 @@ fn more_happens_than_anybody_could_be_told_of() {
 
 /// Kernel trees tell of nothing: they are looked at each time.
 #[test]
-fn where_nobody_tells_everything_is_looked_at() {
+fn unwatchable_file_system_is_looked_up_each_time() {
     let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let process = PathBuf::from(format!("/proc/{}/task", child.id()));
     let directory = directory();
@@ -325,7 +325,7 @@ fn where_mounts_are_private(test: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn a_mount_is_noticed() {
+fn new_mount_is_noticed() {
     where_mounts_are_private(|| {
         let place = Place::new();
         place.keep();
@@ -454,7 +454,7 @@ proptest! {
 
     /// Whatever is done to the places of a policy: what is handed out is what planning anew gives.
     #[test]
-    fn a_kept_plan_is_what_planning_anew_gives(
+    fn cached_plan_equals_a_new_one(
         steps in prop::collection::vec(prop::collection::vec(step(), 1..4), 1..24)
     ) {
         let place = Place::new();

@@ -50,7 +50,7 @@ fn mounts(table: &str) -> Vec<Mount> {
 }
 
 #[test]
-fn every_profile_is_proved() {
+fn every_profile_passes_the_mount_verification() {
     for user in users() {
         let world = World::new(user);
         std::fs::create_dir_all(world.work.join("den/open")).unwrap();

@@ -17,7 +17,7 @@ fn open(
 }
 
 #[test]
-fn blocks_come_from_any_offset_and_tell_the_end() {
+fn blocks_are_read_at_any_offset_and_report_eof() {
     let f = Fixture::new();
     let path = f.file("x", "0123456789");
     assert_eq!(open(&f, "h", &path, FsOpenMode::Read).unwrap().handle_id, "h");
@@ -56,7 +56,7 @@ fn lengths_and_offsets_have_limits() {
 }
 
 #[test]
-fn handles_are_counted_and_named() {
+fn handles_are_limited_in_number_and_unique() {
     let f = Fixture::new();
     let path = f.file("x", "abc");
     let name = |at: usize| format!("{at:032}");
@@ -79,7 +79,7 @@ fn handles_are_counted_and_named() {
 }
 
 #[test]
-fn unknown_handles_are_not_found_but_may_be_closed() {
+fn unknown_handles_are_errors_but_can_be_closed() {
     let f = Fixture::new();
     assert_eq!(f.code(FsReadBlockParams::new("h", 0, 1)), NOT_FOUND);
     assert_eq!(f.code(FsWriteBlockParams::new("h", 0, vec![1])), NOT_FOUND);
@@ -89,7 +89,7 @@ fn unknown_handles_are_not_found_but_may_be_closed() {
 }
 
 #[test]
-fn a_handle_is_for_one_thing() {
+fn handle_is_for_reading_or_for_writing() {
     let f = Fixture::new();
     let path = f.file("x", "abc");
     open(&f, "r", &path, FsOpenMode::Read).unwrap();
@@ -116,7 +116,7 @@ fn replace_truncates_at_once_and_takes_blocks_in_any_order() {
 }
 
 #[test]
-fn a_file_cut_while_it_is_read_ends_where_it_ends() {
+fn file_truncated_while_read_ends_at_its_new_size() {
     let f = Fixture::new();
     let path = f.file("x", [1; 5000]);
     open(&f, "h", &path, FsOpenMode::Read).unwrap();
@@ -131,7 +131,7 @@ fn a_file_cut_while_it_is_read_ends_where_it_ends() {
 }
 
 #[test]
-fn a_failed_read_closes_the_handle() {
+fn failed_read_closes_the_handle() {
     let f = Fixture::new();
     // Readable by name, but the system fails to read at offset 0 of our own address space.
     let path = "/proc/self/mem".parse().unwrap();
@@ -143,7 +143,7 @@ fn a_failed_read_closes_the_handle() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn blocks_make_the_file_a_model_would(
+    fn random_blocks_write_the_same_file_as_a_model(
         blocks in proptest::collection::vec((0usize..3000, proptest::collection::vec(any::<u8>(), 0..800)), 0..12),
         reads in proptest::collection::vec((0u64..5000, 1u64..2000), 0..8),
         atomic: bool,
@@ -174,7 +174,7 @@ proptest! {
 }
 
 #[test]
-fn a_file_that_is_new_gets_its_permissions_before_its_content() {
+fn new_file_gets_its_permissions_before_its_content() {
     let f = Fixture::new();
     let bits = |name: &str| f.root.join(name).metadata().unwrap().permissions().mode() & 0o7777;
     for (name, mode) in [("plain", FsOpenMode::Replace), ("atomic", FsOpenMode::ReplaceAtomic)] {

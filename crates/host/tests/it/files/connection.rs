@@ -43,7 +43,7 @@ impl Client {
 }
 
 #[tokio::test]
-async fn requests_take_effect_in_the_order_they_were_made() {
+async fn requests_take_effect_in_order() {
     let c = Client::new();
     let path = c.f.path("x");
     let mut futures: Vec<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
@@ -67,7 +67,7 @@ async fn requests_take_effect_in_the_order_they_were_made() {
 }
 
 #[tokio::test]
-async fn handles_can_be_used_before_their_open_is_answered() {
+async fn handle_can_be_used_before_its_open_has_responded() {
     let c = Client::new();
     let path = c.f.path("x");
     let here = || Backend::Here;
@@ -85,7 +85,7 @@ async fn handles_can_be_used_before_their_open_is_answered() {
 }
 
 #[tokio::test]
-async fn a_slow_scan_delays_nobody() {
+async fn slow_scan_delays_no_other_request() {
     // Each line is a notification of its own: more than fit between the search and its call.
     let mut config = FilesConfig::default();
     config.search_batch_bytes = 1;
@@ -107,7 +107,7 @@ async fn a_slow_scan_delays_nobody() {
 }
 
 #[tokio::test]
-async fn handles_have_one_count_and_end_with_the_connection() {
+async fn handle_limit_spans_backends_and_handles_end_with_the_connection() {
     let c = Client::new();
     let path = c.f.file("x", "abc");
     for at in 0..128 {
@@ -138,7 +138,7 @@ async fn handles_have_one_count_and_end_with_the_connection() {
 }
 
 #[tokio::test]
-async fn a_failed_read_frees_the_handle() {
+async fn failed_read_frees_the_handle_id() {
     let c = Client::new();
     let path: PathUri = "/proc/self/mem".parse().unwrap();
     c.call(FsOpenParams::new("h", path.clone(), FsOpenMode::Read)).await.unwrap();
@@ -150,7 +150,7 @@ async fn a_failed_read_frees_the_handle() {
 }
 
 #[tokio::test]
-async fn a_dropped_call_is_cancelled_and_its_turn_ends() {
+async fn dropped_call_is_cancelled_and_ends_its_turn() {
     let c = Client::new();
     for at in 0..300 {
         c.f.file(&format!("tree/{at}/a/b/c/file"), "needle\n".repeat(3000));
@@ -179,7 +179,7 @@ async fn a_dropped_call_is_cancelled_and_its_turn_ends() {
 }
 
 #[tokio::test]
-async fn a_streamed_search_tells_all_before_it_answers() {
+async fn streamed_search_sends_all_matches_before_its_response() {
     let mut c = Client::new();
     for at in 0..20 {
         c.f.file(&format!("{at:02}"), format!("{} hit\n", "x".repeat(3000)).repeat(30));
@@ -198,7 +198,7 @@ async fn a_streamed_search_tells_all_before_it_answers() {
 }
 
 #[tokio::test]
-async fn a_search_can_be_ended_by_its_name() {
+async fn search_can_be_cancelled_by_its_id() {
     let mut c = Client::new();
     for at in 0..60 {
         c.f.file(&format!("{at:02}"), format!("{} hit\n", "x".repeat(3000)).repeat(300));
@@ -220,7 +220,7 @@ async fn a_search_can_be_ended_by_its_name() {
 }
 
 #[tokio::test]
-async fn quick_questions_can_be_answered_on_the_spot_if_it_is_their_turn() {
+async fn cached_requests_run_at_once_if_it_is_their_turn() {
     let c = Client::new();
     let path = c.f.file("x", "abc");
     let stat = FsGetMetadataParams::new(path.clone());

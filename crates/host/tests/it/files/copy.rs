@@ -12,7 +12,7 @@ fn copy(f: &Fixture, from: &str, to: &str, recursive: bool) -> Result<FsDone, Fi
 }
 
 #[test]
-fn a_tree_is_copied_with_modes_and_links_and_without_special_files() {
+fn tree_is_copied_with_modes_and_links_without_special_files() {
     let f = Fixture::new();
     f.file("from/a/file", "content");
     f.file("from/run", "#!");
@@ -44,7 +44,7 @@ fn a_tree_is_copied_with_modes_and_links_and_without_special_files() {
 }
 
 #[test]
-fn a_copy_into_what_is_there_merges_and_writes_through_no_link() {
+fn copy_into_an_existing_tree_merges_and_writes_through_no_link() {
     let f = Fixture::new();
     f.file("from/file", "new");
     f.file("from/sub/x", "new");
@@ -68,7 +68,7 @@ fn a_copy_into_what_is_there_merges_and_writes_through_no_link() {
 }
 
 #[test]
-fn single_things() {
+fn single_files_and_links_are_copied() {
     let f = Fixture::new();
     f.file("file", "content");
     chmod(&f.native("file"), 0o640);
@@ -89,7 +89,7 @@ fn single_things() {
 }
 
 #[test]
-fn what_cannot_be_copied() {
+fn uncopyable_sources_and_destinations_are_refused() {
     let f = Fixture::new();
     f.fifo("fifo");
     f.socket("socket");
@@ -131,14 +131,14 @@ fn what_cannot_be_copied() {
 }
 
 #[test]
-fn files_whose_size_is_not_told_are_copied_whole() {
+fn files_without_a_size_are_copied_whole() {
     let f = Fixture::new();
     f.run(FsCopyParams::new("/proc/version".parse().unwrap(), f.path("x"), false)).unwrap();
     assert_eq!(f.content("x"), std::fs::read("/proc/version").unwrap());
 }
 
 #[test]
-fn holes_stay_holes_and_filesystems_may_differ() {
+fn holes_are_preserved_also_across_filesystems() {
     let f = Fixture::new();
     let path = f.native("sparse");
     let file = std::fs::File::create(&path).unwrap();
@@ -162,7 +162,7 @@ fn holes_stay_holes_and_filesystems_may_differ() {
 }
 
 #[test]
-fn rights_of_others_are_not_lent_out() {
+fn set_id_bits_of_another_owner_are_not_copied() {
     let f = Fixture::new();
     chmod(&f.root, 0o777);
     f.file("tool", "x");
@@ -178,7 +178,7 @@ fn rights_of_others_are_not_lent_out() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn any_tree_is_copied(
+    fn random_trees_are_copied(
         files in proptest::collection::btree_map("[a-c]{1,2}(/[d-f]{1,2}){0,3}", proptest::collection::vec(any::<u8>(), 0..50_000), 0..8),
     ) {
         let f = Fixture::new();
@@ -224,7 +224,7 @@ fn everything(root: &Path) -> std::collections::BTreeMap<PathBuf, Option<Vec<u8>
 }
 
 #[test]
-fn a_tree_that_does_not_fit_leaves_nothing() {
+fn tree_that_does_not_fit_leaves_nothing() {
     on_a_small_disk(|f| {
         let source = tempfile::tempdir_in("/dev/shm").unwrap();
         for name in ["a", "b", "c", "d"] {
@@ -254,7 +254,7 @@ proptest! {
     /// Two random trees, one copied over the other: where a file meets a directory the copy is
     /// refused, and then what is there has the same names as before.
     #[test]
-    fn a_copy_that_is_refused_leaves_no_part_of_its_tree(
+    fn refused_copy_leaves_no_part_of_its_tree(
         source in proptest::collection::vec(("[abc](/[abc]){0,3}", any::<bool>()), 1..12),
         destination in proptest::collection::vec(("[abc](/[abc]){0,3}", any::<bool>()), 0..6),
     ) {
@@ -387,7 +387,7 @@ proptest! {
     /// Any source to any destination: it is a complete copy under the name the destination leads to, or
     /// an error, and then nothing is different.
     #[test]
-    fn an_atomic_copy_is_complete_or_has_not_happened(
+    fn atomic_copy_is_complete_or_absent(
         from in ends(),
         to in ends(),
         content in proptest::collection::vec(any::<u8>(), 0..50_000),
@@ -422,7 +422,7 @@ proptest! {
 }
 
 #[test]
-fn an_atomic_copy_that_does_not_fit_leaves_what_was_there() {
+fn atomic_copy_that_does_not_fit_keeps_the_old_file() {
     on_a_small_disk(|f| {
         let source = tempfile::tempdir_in("/dev/shm").unwrap();
         std::fs::write(source.path().join("file"), vec![7; 300 << 10]).unwrap();
@@ -441,7 +441,7 @@ fn an_atomic_copy_that_does_not_fit_leaves_what_was_there() {
 }
 
 #[test]
-fn an_atomic_copy_is_of_one_file_and_not_of_itself() {
+fn atomic_copy_needs_one_regular_file_other_than_itself() {
     let f = Fixture::new();
     f.file("dir/x", "x");
     f.file("file", "content");

@@ -57,7 +57,7 @@ fn execute(
 }
 
 #[test]
-fn a_link_in_any_component_is_refused() {
+fn link_in_any_component_is_refused() {
     for f in Fixture::both_ways() {
         f.file("real/sub/file", "untouched");
         f.link("real", "link");
@@ -141,7 +141,7 @@ fn links_of_proc_are_links_too() {
 }
 
 #[test]
-fn ancestors_that_can_only_be_searched_are_enough() {
+fn search_permission_on_ancestors_is_enough() {
     for f in Fixture::both_ways() {
         chmod(&f.root, 0o755);
         let file = f.file("a/b/file", "x");
@@ -179,7 +179,7 @@ fn ancestors_that_can_only_be_searched_are_enough() {
 /// While a directory is swapped for a link to a forbidden place and back, as fast as can be, no
 /// operation that must not follow links ever reads or changes anything there.
 #[test]
-fn a_link_that_comes_and_goes_is_never_followed() {
+fn flickering_link_is_never_followed() {
     for f in Fixture::both_ways() {
         f.file("forbidden/file", "secret");
         f.file("allowed/file", "public");
@@ -232,7 +232,7 @@ fn a_link_that_comes_and_goes_is_never_followed() {
 
 /// A tree whose directories turn into links to elsewhere while it is removed or walked.
 #[test]
-fn removing_and_walking_never_leave_the_tree() {
+fn remove_and_walk_never_leave_the_tree() {
     let f = Fixture::new();
     f.file("outside/precious", "x");
     let done = AtomicBool::new(false);

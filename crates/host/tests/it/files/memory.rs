@@ -43,7 +43,7 @@ proptest! {
     /// Whatever is read, in whatever order, beside answers that nobody takes away: an answer carries
     /// no more than it was given memory for, and without memory it is small.
     #[test]
-    fn an_answer_carries_no_more_than_its_memory(
+    fn response_never_exceeds_its_reserved_memory(
         sizes in prop::collection::vec(0u64..3 << 20, 1..12),
         growth in prop::sample::select(vec![0u64, 1, 4096, 1 << 20]),
         held in 0usize..3,
@@ -102,7 +102,7 @@ proptest! {
 
 /// A block, a listing and a search tell beforehand what they may carry.
 #[tokio::test]
-async fn what_is_known_beforehand_is_asked_for_beforehand() {
+async fn memory_of_known_size_is_reserved_up_front() {
     let f = Fixture::new();
     let path = f.file("x", "abc\n");
     let left = Arc::new(Semaphore::new(0));

@@ -87,7 +87,7 @@ where
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn repeated_requests_have_the_effect_of_one(
+    fn repeated_requests_take_effect_once(
         blocks in proptest::collection::vec((0u64..3000, 1usize..900, any::<u8>()), 0..12),
         troubles in troubles(),
         commits: bool,
@@ -137,7 +137,7 @@ proptest! {
 }
 
 #[tokio::test]
-async fn a_failed_commit_is_told_again() {
+async fn failed_commit_is_reported_again() {
     let f = Fixture::new();
     let path = f.path("sub/x");
     f.dir("sub");
@@ -151,7 +151,7 @@ async fn a_failed_commit_is_told_again() {
 }
 
 #[tokio::test]
-async fn what_is_not_kept_ends_with_its_connection_and_names_are_not_shared() {
+async fn other_handles_end_with_their_connection_and_ids_are_not_shared() {
     let f = Fixture::new();
     let (path, other) = (f.path("x"), f.path("y"));
     let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
@@ -200,7 +200,7 @@ async fn a_change_of_a_connection_that_died_comes_before_those_of_the_next() {
 
 /// What is remembered of a closed handle is bounded, and what is not remembered is no success.
 #[tokio::test]
-async fn the_newest_blocks_of_a_closed_handle_are_known() {
+async fn recent_blocks_of_a_closed_handle_are_remembered() {
     let f = Fixture::new();
     let path = f.file("x", "old");
     let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));

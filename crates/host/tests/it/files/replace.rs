@@ -18,7 +18,7 @@ fn open(f: &Fixture, id: &str, name: &str) -> Result<FsOpenResponse, FileError> 
 }
 
 #[test]
-fn nothing_shows_until_the_commit() {
+fn replacement_is_invisible_until_commit() {
     let f = Fixture::new();
     f.file("x", "old");
     for name in ["x", "new"] {
@@ -39,7 +39,7 @@ fn nothing_shows_until_the_commit() {
 }
 
 #[test]
-fn without_a_commit_the_old_file_stays_and_nothing_else() {
+fn without_commit_only_the_old_file_stays() {
     let f = Fixture::new();
     f.file("x", "old");
     for name in ["x", "new"] {
@@ -57,7 +57,7 @@ fn without_a_commit_the_old_file_stays_and_nothing_else() {
 }
 
 #[test]
-fn mode_and_owner_of_the_old_file_are_kept() {
+fn replacement_keeps_mode_and_owner() {
     let f = Fixture::new();
     let path = f.file("x", "old");
     if runs_as_root() {
@@ -78,7 +78,7 @@ fn mode_and_owner_of_the_old_file_are_kept() {
 }
 
 #[test]
-fn an_owner_that_cannot_be_kept_is_an_error_and_nothing_happened() {
+fn owner_that_cannot_be_kept_is_an_error_without_effect() {
     let f = Fixture::new();
     chmod(&f.root, 0o777);
     let path = f.file("x", "old");
@@ -96,7 +96,7 @@ fn an_owner_that_cannot_be_kept_is_an_error_and_nothing_happened() {
 }
 
 #[test]
-fn a_file_that_may_not_be_written_may_not_be_replaced() {
+fn unwritable_file_cannot_be_replaced() {
     let f = Fixture::new();
     chmod(&f.root, 0o777);
     let path = f.file("x", "old");
@@ -109,7 +109,7 @@ fn a_file_that_may_not_be_written_may_not_be_replaced() {
 }
 
 #[test]
-fn a_running_program_can_be_replaced() {
+fn running_program_can_be_replaced() {
     let f = Fixture::new();
     let path = f.path("sleep");
     std::fs::copy("/bin/sleep", f.native("sleep")).unwrap();
@@ -126,7 +126,7 @@ fn a_running_program_can_be_replaced() {
 }
 
 #[test]
-fn readers_see_one_or_the_other() {
+fn readers_see_the_old_or_the_new_file() {
     let f = Fixture::new();
     let path = f.file("x", vec![b'a'; 40_000]);
     let done = AtomicBool::new(false);
@@ -155,7 +155,7 @@ fn free_blocks(f: &Fixture) -> u64 {
 }
 
 #[test]
-fn a_block_that_finds_the_disk_full_discards_the_replacement() {
+fn block_on_a_full_disk_discards_the_replacement() {
     on_a_small_disk(|f| {
         f.file("x", "old");
         let before = free_blocks(f);
@@ -183,7 +183,7 @@ fn a_block_that_finds_the_disk_full_discards_the_replacement() {
 }
 
 #[test]
-fn a_block_that_is_refused_discards_the_replacement() {
+fn refused_block_discards_the_replacement() {
     let f = Fixture::new();
     f.file("x", "old");
     for refused in [
@@ -234,7 +234,7 @@ proptest! {
     /// Whatever fails and whenever, a file has its old content or all blocks of a commit that was
     /// answered with success, and nothing else is on the disk.
     #[test]
-    fn only_whole_replacements_are_committed(steps in proptest::collection::vec(step(), 1..60)) {
+    fn only_complete_replacements_are_committed(steps in proptest::collection::vec(step(), 1..60)) {
         on_a_small_disk(|f| {
             let mut handles: [Option<Model>; HANDLES.len()] = Default::default();
             let mut files: [Option<Vec<u8>>; FILES.len()] = Default::default();

@@ -39,7 +39,7 @@ impl Client {
 use FsChangeKind::{Created, Modified, Removed};
 
 #[tokio::test]
-async fn changes_of_a_tree_are_told() {
+async fn changes_in_a_tree_are_reported() {
     let mut c = Client::new();
     c.f.file("w/old", "x");
     c.f.file("w/sub/deep/file", "x");
@@ -57,7 +57,7 @@ async fn changes_of_a_tree_are_told() {
 }
 
 #[tokio::test]
-async fn what_a_new_directory_holds_is_told_however_fast_it_was_filled() {
+async fn content_of_a_new_directory_is_reported_however_fast_it_was_filled() {
     let mut c = Client::new();
     c.f.dir("w");
     c.watch(FsWatchParams::new(1, c.f.path("w"))).await.unwrap();
@@ -75,7 +75,7 @@ async fn what_a_new_directory_holds_is_told_however_fast_it_was_filled() {
 }
 
 #[tokio::test]
-async fn only_the_entries_if_not_recursive() {
+async fn non_recursive_watch_reports_direct_entries_only() {
     let mut c = Client::new();
     c.f.dir("w/sub");
     let params = FsWatchParams { recursive: false, ..FsWatchParams::new(1, c.f.path("w")) };
@@ -86,7 +86,7 @@ async fn only_the_entries_if_not_recursive() {
 }
 
 #[tokio::test]
-async fn a_file_is_watched_beyond_its_replacement() {
+async fn file_watch_survives_replacement() {
     let mut c = Client::new();
     let path = c.f.file("config", "1");
     c.f.file("beside", "x");
@@ -103,7 +103,7 @@ async fn a_file_is_watched_beyond_its_replacement() {
 }
 
 #[tokio::test]
-async fn a_watch_that_cannot_go_on_says_so_and_frees_its_id() {
+async fn ended_watch_reports_why_and_frees_its_id() {
     let mut c = Client::new();
     c.f.dir("w");
     c.watch(FsWatchParams::new(1, c.f.path("w"))).await.unwrap();
@@ -126,7 +126,7 @@ async fn a_watch_that_cannot_go_on_says_so_and_frees_its_id() {
 }
 
 #[tokio::test]
-async fn more_than_can_be_told_is_an_overflow() {
+async fn too_many_changes_are_an_overflow() {
     let mut config = FilesConfig::default();
     config.max_watch_changes = 10;
     let mut c = Client::with(config, codex_exec_host::files::Backend::Here);
@@ -145,7 +145,7 @@ async fn more_than_can_be_told_is_an_overflow() {
 }
 
 #[tokio::test]
-async fn an_ended_watch_is_silent() {
+async fn stopped_watch_sends_nothing() {
     let mut c = Client::new();
     c.f.dir("a");
     c.f.dir("b");
@@ -171,7 +171,7 @@ async fn an_ended_watch_is_silent() {
 }
 
 #[tokio::test]
-async fn watches_are_bounded() {
+async fn number_of_watches_is_bounded() {
     let mut config = FilesConfig::default();
     config.max_watches = 3;
     config.max_missing_paths = 2;
@@ -209,7 +209,7 @@ impl Client {
 }
 
 #[tokio::test]
-async fn a_missing_path_that_appears_is_told_once() {
+async fn missing_path_that_appears_is_reported_once() {
     let mut c = Client::new();
     assert!(c.missing(1, &["a/b/c/file", "other"], None).await);
     c.f.dir("a");
@@ -225,7 +225,7 @@ async fn a_missing_path_that_appears_is_told_once() {
 }
 
 #[tokio::test]
-async fn a_present_path_that_changes_is_told() {
+async fn present_path_that_changes_is_reported() {
     let mut c = Client::new();
     c.f.file("p", "1");
     c.f.dir("d");
@@ -245,7 +245,7 @@ async fn a_present_path_that_changes_is_told() {
 }
 
 #[tokio::test]
-async fn what_is_there_already_is_told_after_the_answer() {
+async fn existing_path_is_reported_after_the_response() {
     let mut c = Client::new();
     c.f.file("there", "");
     let params = FsWatchMissingParams::new(5, vec![c.f.path("there")], None);
@@ -260,7 +260,7 @@ async fn what_is_there_already_is_told_after_the_answer() {
 }
 
 #[tokio::test]
-async fn nothing_to_watch_is_not_watched_and_links_count_when_they_lead_somewhere() {
+async fn empty_watch_does_not_start_and_dangling_links_count_as_missing() {
     let mut config = FilesConfig::default();
     config.missing_recheck = Duration::from_millis(50);
     let mut c = Client::with(config, codex_exec_host::files::Backend::Here);
@@ -299,7 +299,7 @@ fn close(c: &Client, name: &str) {
 }
 
 #[test]
-fn a_directory_that_may_not_be_read_keeps_nothing_else_from_being_watched() {
+fn unreadable_directory_does_not_prevent_watching_others() {
     held_back(async || {
         let mut c = Client::new();
         // Around, beside and below it, whatever the order in which they are met.
@@ -334,7 +334,7 @@ fn a_directory_that_may_not_be_read_keeps_nothing_else_from_being_watched() {
 }
 
 #[test]
-fn missing_paths_are_watched_where_they_can_be() {
+fn missing_paths_are_watched_where_possible() {
     held_back(async || {
         let mut c = Client::new();
         close(&c, "closed");
