@@ -1,4 +1,4 @@
-//! Output that goes to a file.
+//! Output in a spool file.
 
 use codex_exec_host::process::{ProcessConfig, ProcessHost, StartError};
 use codex_exec_server_protocol::process::{OnFull, ReadParams, Retain, RetainUntil};
@@ -23,7 +23,7 @@ async fn spool_is_unlinked_and_frees_its_space() {
     params.retain =
         Some(Retain { bytes: 8 << 20, on_full: OnFull::Wait, until: RetainUntil::Sent });
     let handle = start(&host, params).await.unwrap();
-    // Nobody is attached, so nothing is delivered; but it can be read.
+    // Without a subscriber nothing is delivered, but the output can be read.
     let expected: String = (1..=100_000).map(|n| format!("{n}\n")).collect();
     let (mut text, mut after) = (String::new(), 0);
     handle.detach();

@@ -1,4 +1,4 @@
-//! How much stands behind a sandbox: never less than was named.
+//! Assurance of a sandbox: never less than required.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -9,7 +9,7 @@ use codex_linux_sandbox::{Capabilities, Config, PrepareError, Sandbox};
 
 use super::support::*;
 
-/// The level that is used for a request that names `asked`, on a server that was told `configured`.
+/// The level that is used for a request with `asked`, on a server configured with `configured`.
 fn used(
     capabilities: &Capabilities,
     configured: Assurance,
@@ -47,7 +47,7 @@ fn weaker_assurance_is_used_only_if_accepted() {
     let landlock = machine(false, 7, true);
     let none = machine(false, 5, true);
     let no_seccomp = machine(true, 7, false);
-    // The machine; what the server was told; what the request names; what comes of it.
+    // The machine; the server's configuration; the request's level; the result.
     for (n, (machine, configured, asked, expected)) in [
         (&full, Full, None, Some(Full)),
         (&full, Landlock, None, Some(Full)),
@@ -133,7 +133,7 @@ fn every_machine_offers_what_the_model_says() {
     }
 }
 
-/// Has a command, and all it starts, live on a kernel without Landlock.
+/// Runs a command, and all it starts, as on a kernel without Landlock.
 fn without_landlock(command: &mut Command) -> &mut Command {
     let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let (load, equals, answer) = (
@@ -176,7 +176,7 @@ fn without_landlock_nothing_runs_unless_accepted() {
         let refused = run(&context, false);
         assert_eq!(refused.code, REFUSED, "{refused:?}");
         assert!(refused.err.contains("missing: Landlock 6"), "{refused:?}");
-        // Believed to be there, it is found missing by the process that needs it.
+        // Probed as available, but the inner process finds it missing.
         let failed = run(&context, true);
         assert_eq!(failed.code, FAILED, "{failed:?}");
         assert!(failed.err.contains("Landlock") && !failed.out.contains("ran"), "{failed:?}");

@@ -1,4 +1,4 @@
-//! Policies nobody should send.
+//! Policies that no client should send.
 
 use std::os::unix::fs::symlink;
 

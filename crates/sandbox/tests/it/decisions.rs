@@ -102,7 +102,7 @@ impl Facts for Tree {
     }
 }
 
-/// A server that has neither files of its own nor run anything yet.
+/// A server without own files that has run nothing yet.
 fn server() -> ServerState<'static> {
     static OWN_FILES: LazyLock<OwnFiles> = LazyLock::new(OwnFiles::default);
     static WRITTEN: LazyLock<WritableHistory> = LazyLock::new(WritableHistory::default);
@@ -128,7 +128,7 @@ fn any_path() -> impl Strategy<Value = String> {
     proptest::collection::vec("[abc]", 0..5).prop_map(|names| format!("/{}", names.join("/")))
 }
 
-/// The rule as it is written: ancestors, the most specific, precedence.
+/// The documented rule: ancestors, the most specific, precedence.
 fn oracle(entries: &[(String, AccessMode)], path: &str) -> AccessMode {
     let is_ancestor =
         |above: &str| above == "/" || path == above || path.starts_with(&format!("{above}/"));
@@ -282,7 +282,7 @@ fn patterns_expand_to_existing_files() {
     assert_eq!(denied("a/*/a/.env", None), Vec::<String>::new());
 }
 
-/// And stays as it is, whoever made it.
+/// The link stays unchanged, whoever created it.
 #[test]
 fn link_named_by_a_pattern_is_pinned() {
     let tree = Tree::new([
@@ -466,7 +466,7 @@ fn machines_without_capabilities_refuse() {
     for check in Capabilities::none().checks() {
         assert!(!check.available && check.remedy.is_some(), "{check:?}");
     }
-    // Without user namespaces nothing is known of what is tried inside of one.
+    // Without user namespaces nothing is known about what is tried inside one.
     let unknown = Capabilities { user_namespace: false, ..Capabilities::none() }.checks();
     let remedy = |name| unknown.iter().find(|check| check.name == name).unwrap().remedy.clone();
     assert_eq!(remedy("process limit for root"), remedy("user namespace"));
@@ -520,7 +520,7 @@ fn grant_through_a_link_that_a_sandbox_could_create_is_refused() {
             place("/srv/link/app", AccessMode::Read),
         ]);
         assert!(tried(&tree, &asked, &["/"]).is_ok());
-        // Nobody inside can write there, under this policy or another.
+        // Nothing inside can write there, under this policy or another.
         let asked = context(vec![project(AccessMode::Write), place("/srv/link/app", access)]);
         assert!(tried(&tree, &asked, &["/tmp"]).is_ok());
         assert!(is_link(&tried(&tree, &asked, &["/srv"]), "/srv/link"));
@@ -566,7 +566,7 @@ fn removable_obstacle_is_refused() {
     // Its `.git` cannot be looked at.
     let second = with(place("/second", AccessMode::Write));
     assert!(is_unreachable(&tried(&tree, &second, &[]), "/second"));
-    // Nobody inside can change the mode of a directory that is not writable there.
+    // Nothing inside can change the mode of a directory that is not writable there.
     assert!(tried(&tree, &denied("/root/key"), &[]).is_ok());
     assert!(is_unreachable(&tried(&tree, &denied("/root/key"), &["/root"]), "/root"));
 }
@@ -692,7 +692,7 @@ fn directory_left_by_dot_dot_is_pinned() {
     for kept in ["/w/d/e", "/w/d", "/w/d/g"] {
         assert!(policy.pinned_directories.contains(Path::new(kept)), "{kept}");
     }
-    // A grant by such a way is refused.
+    // A grant through such a path is refused.
     let asked = context(vec![project(AccessMode::Write), place("/out/lk", AccessMode::Write)]);
     assert!(is_link(&tried(&tree, &asked, &[]), "/w/d/e"));
 }

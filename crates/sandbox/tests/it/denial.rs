@@ -1,4 +1,4 @@
-//! When the sandbox is to blame.
+//! When the sandbox caused a failure.
 
 use codex_linux_sandbox::denial::{Detector, PHRASES, WORDS};
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ fn output_and_exit_code_decide() {
         (1, "error: sandbox: denied", true),
         (1, "blocked (sandboxed)", true),
         (1, "/usr/bin/x: the sandbox says no", true),
-        // A path may be called anything, and may still be denied.
+        // A path may have any name, and may still be denied.
         (1, "ls: cannot access '/srv/sandbox/x': No such file or directory", false),
         (1, "/home/u/landlock-demo/src/seccomp.rs:3: error", false),
         (1, "error: sandbox/x.c(12): no", false),
@@ -38,7 +38,7 @@ fn output_and_exit_code_decide() {
 }
 
 proptest! {
-    /// However the output is cut up, the verdict is that of the whole.
+    /// However the output is split, the verdict is that of the whole.
     #[test]
     fn chunk_boundaries_do_not_matter(
         before in "[a-zA-Z/ \n]{0,30}",

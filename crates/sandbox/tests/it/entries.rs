@@ -1,4 +1,4 @@
-//! What single entries and patterns are taken for, against a file system in memory.
+//! How single entries and patterns are resolved, against a file system in memory.
 
 use std::path::Path;
 
@@ -9,7 +9,8 @@ use codex_linux_sandbox::decide::policy::{PolicyError, Resolved};
 use super::decisions::{Entry, Tree, context, place, resolved, tried};
 use super::support::{glob, project, root};
 
-/// What is denied by a link is denied where it leads now; only a grant must not follow one that was laid.
+/// A denial through a link applies to the current target; only a grant must not follow a link that a
+/// sandbox created.
 #[test]
 fn denial_through_an_earlier_sandbox_link_holds() {
     let tree = Tree::new([
@@ -83,7 +84,7 @@ fn entries_through_per_process_proc_are_refused() {
     for pattern in ["/proc/*/environ", "/proc/self/root/etc/*", "/proc/7/e*"] {
         assert!(refused(glob(pattern)), "{pattern}");
     }
-    // What another `/proc` shows is not what is in the sandbox's own.
+    // Another `/proc` does not show what the sandbox's own shows.
     let asked = context(vec![root(AccessMode::Read), place("/alias/cpuinfo", AccessMode::Deny)]);
     let policy = resolved(&tree, &asked);
     assert_eq!(policy.access.access(Path::new("/proc/cpuinfo")), AccessMode::Read);
@@ -119,7 +120,7 @@ fn patterns_continue_below_a_match_where_something_is_granted() {
     assert!(policy.region(Path::new("/w/x.env/other/y.env")).is_none(), "nothing to look for");
 }
 
-/// A mount that the table does not have could be of any file.
+/// A mount that the table does not list could show any file.
 #[test]
 fn path_on_an_unknown_mount_is_refused() {
     let mut tree = Tree::new([("/w/den", Entry::Directory)]);

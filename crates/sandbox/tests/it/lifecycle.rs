@@ -141,7 +141,7 @@ fn process_group_can_be_signalled() {
     assert_eq!(child.wait().unwrap().code(), Some(128 + libc::SIGINT));
 }
 
-/// A target in a group of its own, as a shell with job control is, hears the server too.
+/// A target with its own group, such as a shell with job control, receives the server's signals too.
 #[test]
 fn signals_reach_a_target_that_left_the_group() {
     let sandbox = sandbox();
@@ -290,7 +290,7 @@ fn until_let_go(placeholder: &Path) {
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
 }
 
-/// The worst case, both killed at once: the next sandbox takes over what is left, and removes it.
+/// The worst case, both killed at once: the next sandbox reuses what is left, and removes it.
 #[test]
 fn placeholder_left_by_a_crash_is_reused() {
     for user in users() {
@@ -365,7 +365,7 @@ fn nested(world: &World) -> [PermissionProfile; 3] {
     })
 }
 
-/// Whoever ends last removes the directories on the way, too, in whatever order they come and go.
+/// The last sandbox to end removes the parent directories, too, in whatever order they start and end.
 #[test]
 fn overlapping_sandboxes_leave_no_parent_directories() {
     for user in users() {
@@ -407,7 +407,7 @@ fn parent_directories_left_by_a_crash_are_reused() {
     }
 }
 
-/// As by `git init`: on the host a name is free to be used, and what is put there stays.
+/// As by `git init`: on the host the name can be used, and what is put there stays.
 #[test]
 fn placeholder_name_can_be_used_outside() {
     for user in users() {
@@ -417,7 +417,7 @@ fn placeholder_name_can_be_used_outside() {
         outside.args(["-c", "mkdir .git/refs && echo x > .git/HEAD"]).current_dir(&world.work);
         world.clothe(&mut outside);
         finish(&mut outside).ok();
-        // A sandbox that starts now protects it as it is.
+        // A sandbox that starts now protects it with its content.
         world.shell(workspace(), "cat .git/HEAD").ok();
         world.shell(workspace(), "echo y > .git/HEAD").kept_from();
         kill(-pid, libc::SIGTERM);
@@ -429,7 +429,7 @@ fn placeholder_name_can_be_used_outside() {
     }
 }
 
-/// A workspace that is the home directory protects `.codex`, and what the server keeps there.
+/// A workspace that is the home directory protects `.codex`, with the server's files in it.
 #[test]
 fn home_can_be_a_workspace() {
     for user in users() {
@@ -526,7 +526,7 @@ impl Screen {
         self.master.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Reads until a text comes; answers what came before it.
+    /// Reads until a text appears; returns what came before it.
     fn until(&mut self, text: &str) -> String {
         let mut chunk = [0; 4096];
         loop {

@@ -19,7 +19,7 @@ use rustix::mount::{
 
 use super::support::*;
 
-/// A directory with places of every kind, a policy that names them, and who plans it.
+/// A directory with files of every kind, a policy that names them, and the sandbox that plans it.
 struct Place {
     base: PathBuf,
     context: SandboxContext,
@@ -31,7 +31,7 @@ fn directory() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("kept-").tempdir_in("/var/tmp").unwrap()
 }
 
-/// Makes the places.
+/// Creates the files.
 fn furnish(base: &Path) {
     for name in ["work", "other/inside", "secret", "deep/er/est", "linked", "elsewhere"] {
         fs::create_dir_all(base.join(name)).unwrap();
@@ -79,7 +79,7 @@ impl Place {
         self.sandbox.plan(&self.context, Surroundings::default()).unwrap().unwrap()
     }
 
-    /// Asks often enough for it to be kept: what is asked for once is not, the second time it is.
+    /// Plans often enough to be cached: the second request for a policy caches its plan.
     fn keep(&self) -> *const Enforcement {
         let planned: Vec<Planned> = (0..4).map(|_| self.plan()).collect();
         let [kept, again] = [&planned[2], &planned[3]].map(|planned| {
@@ -90,7 +90,7 @@ impl Place {
         again
     }
 
-    /// What is kept and what planning anew gives are equal, refusals included.
+    /// The cached plan equals a new one, refusals included.
     fn is_right(&self, after: &str) {
         let around = Surroundings::default();
         let told = |planned: Result<Option<Planned>, PrepareError>| {
@@ -121,7 +121,7 @@ fn plan_is_cached_while_nothing_relevant_changes() {
     assert!(!std::ptr::eq(place.plan().enforcement(), held.enforcement()), "forgotten");
 }
 
-/// Something done to the place.
+/// A change in the directory.
 type Change = fn(&Path);
 
 const CHANGES: &[(&str, Change)] = &[
@@ -179,7 +179,7 @@ fn notices(place: &Place, what: &str, change: Change) {
     change(&place.base);
     place.is_right(what);
     assert!(place.plan().key() != before, "{what} made no difference");
-    // And it is kept again from then on.
+    // From then on it is cached again.
     place.keep();
     place.is_right(what);
 }
@@ -288,7 +288,7 @@ fn inotify_overflow_invalidates_the_plan() {
     let place = Place::new();
     place.keep();
     make_noise(&place.base.join("linked"), queued);
-    // Nobody is told of this.
+    // No watch reports this.
     fs::create_dir(place.base.join("deep/er/est/.git")).unwrap();
     place.is_right("a flood");
 }
@@ -311,7 +311,7 @@ fn unwatchable_file_system_is_looked_up_each_time() {
     assert!(place.plan().key() != before);
 }
 
-/// Runs a test in a thread of its own, which alone sees what it mounts; if that is possible here.
+/// Runs a test in a thread with a private mount namespace, if that is possible here.
 fn where_mounts_are_private(test: impl FnOnce() + Send + 'static) {
     let test = || {
         // SAFETY: changes what this thread sees of the file system, nothing else.
@@ -452,7 +452,7 @@ fn open_up(directory: &Path) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever is done to the places of a policy: what is handed out is what planning anew gives.
+    /// After any changes to the files of a policy, the cached plan equals a new one.
     #[test]
     fn cached_plan_equals_a_new_one(
         steps in prop::collection::vec(prop::collection::vec(step(), 1..4), 1..24)
@@ -462,7 +462,7 @@ proptest! {
             for step in &steps {
                 step.take(&place.base);
             }
-            // Twice, so that it is kept between the changes.
+            // Twice, so that it is cached between the changes.
             for _ in 0..2 {
                 place.is_right(&format!("{steps:?}"));
             }

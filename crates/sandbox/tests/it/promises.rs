@@ -140,7 +140,7 @@ fn git_link_is_pinned() {
     }
 }
 
-/// A read-only or denied place keeps its name even if a directory above it could be moved.
+/// A read-only or denied path keeps its name even if a directory above it could be moved.
 #[test]
 fn protected_paths_cannot_be_renamed() {
     for user in users() {
@@ -261,7 +261,7 @@ fn helpers_run_inside_with_a_minimal_environment() {
     }
 }
 
-/// From the moment that the tree was proved, whoever else looks when.
+/// From the moment that the tree was verified, whenever it is checked.
 #[test]
 fn helper_notices_a_removed_mount() {
     for user in users() {

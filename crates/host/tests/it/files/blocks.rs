@@ -46,7 +46,7 @@ fn lengths_and_offsets_have_limits() {
     for (offset, len) in [(0, 0), (0, (1 << 20) + 1), (0, u64::MAX), (u64::MAX, 1), (1 << 63, 1)] {
         assert_eq!(f.code(FsReadBlockParams::new("r", offset, len)), INVALID, "{offset} {len}");
     }
-    // A question that makes no sense is not a failed read.
+    // An invalid request is not a failed read.
     assert_eq!(f.run(FsReadBlockParams::new("r", 0, 3)).unwrap().chunk[..], b"abc"[..]);
     open(&f, "w", &f.path("y"), FsOpenMode::Replace).unwrap();
     assert_eq!(f.code(FsWriteBlockParams::new("w", 0, vec![0; (1 << 20) + 1])), INVALID);
@@ -73,7 +73,7 @@ fn handles_are_limited_in_number_and_unique() {
     assert_eq!(f.code(taken), INVALID);
     let long = FsOpenParams::new("n".repeat(33), path.clone(), FsOpenMode::Read);
     assert_eq!(f.code(long), INVALID);
-    // An open that fails takes no id.
+    // A failed open reserves no id.
     assert_eq!(f.code(FsOpenParams::new("n", f.path("none"), FsOpenMode::Read)), NOT_FOUND);
     open(&f, "n", &path, FsOpenMode::Read).unwrap();
 }
@@ -125,7 +125,7 @@ fn file_truncated_while_read_ends_at_its_new_size() {
     let block = f.run(FsReadBlockParams::new("h", 4096, 4096)).unwrap();
     assert!(block.chunk.is_empty() && block.eof);
     assert_eq!(f.run(FsReadBlockParams::new("h", 0, 4096)).unwrap().chunk.len(), 100);
-    // Nor does a removal take the file from under the handle.
+    // Removing the file does not affect the handle.
     std::fs::remove_file(f.native("x")).unwrap();
     assert_eq!(f.run(FsReadBlockParams::new("h", 0, 4096)).unwrap().chunk.len(), 100);
 }
@@ -133,7 +133,7 @@ fn file_truncated_while_read_ends_at_its_new_size() {
 #[test]
 fn failed_read_closes_the_handle() {
     let f = Fixture::new();
-    // Readable by name, but the system fails to read at offset 0 of our own address space.
+    // Can be opened, but reading our own address space at offset 0 fails.
     let path = "/proc/self/mem".parse().unwrap();
     open(&f, "h", &path, FsOpenMode::Read).unwrap();
     assert_eq!(f.code(FsReadBlockParams::new("h", 0, 16)), INTERNAL);
@@ -186,7 +186,7 @@ fn new_file_gets_its_permissions_before_its_content() {
                 assert_eq!(bits(name), 0o600);
             }
             f.run(FsCloseParams { commit: true, ..FsCloseParams::new("h") }).unwrap();
-            // The second time it is there and keeps its own.
+            // The second time the file exists and keeps its mode.
             assert_eq!(bits(name), 0o600, "{name}");
         }
     }

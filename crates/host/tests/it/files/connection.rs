@@ -1,4 +1,4 @@
-//! The filesystem as a connection sees it: order, handles, cancellation.
+//! File requests of a connection: order, handles, cancellation.
 
 use std::future::Future;
 use std::task::{Context, Poll, Waker};
@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 
-/// A connection and what it tells.
+/// A connection and its notifications.
 pub(super) struct Client {
     pub f: Fixture,
     pub connection: FileConnection,
@@ -35,7 +35,7 @@ impl Client {
         Ok(answer.into_response())
     }
 
-    /// The next notification; a test that waits longer has failed.
+    /// The next notification; a test that waits longer fails.
     pub(super) async fn next(&mut self) -> FileNotification {
         let next = tokio::time::timeout(Duration::from_secs(20), self.told.recv()).await;
         next.expect("a notification in time").expect("a living connection")
@@ -59,7 +59,7 @@ async fn requests_take_effect_in_order() {
         }));
         futures.push(Box::pin(async move { assert_eq!(stat.await.unwrap().size, 10_000) }));
     }
-    // Polled last first: the order is the one of the calls, not of the polls.
+    // Polled in reverse: the order of the calls counts, not that of the polls.
     let tasks: Vec<_> = futures.into_iter().rev().map(tokio::spawn).collect();
     for task in tasks {
         task.await.unwrap();
@@ -86,7 +86,7 @@ async fn handle_can_be_used_before_its_open_has_responded() {
 
 #[tokio::test]
 async fn slow_scan_delays_no_other_request() {
-    // Each line is a notification of its own: more than fit between the search and its call.
+    // Each line is a separate notification: more than fit between the search and its call.
     let mut config = FilesConfig::default();
     config.search_batch_bytes = 1;
     let mut c = Client::with(config, Backend::Here);
@@ -94,7 +94,7 @@ async fn slow_scan_delays_no_other_request() {
     let search =
         FsSearchParams { search_id: Some("s".into()), ..FsSearchParams::new(c.f.path(""), "abc") };
     let mut scan = Box::pin(c.connection.call(Backend::Here, search));
-    // The scan has begun and is not polled again: as slow as can be.
+    // The scan has begun and is not polled again.
     let mut context = Context::from_waker(Waker::noop());
     assert!(matches!(scan.as_mut().poll(&mut context), Poll::Pending));
     c.call(FsWriteFileParams::new(path.clone(), vec![1])).await.unwrap();
@@ -165,11 +165,11 @@ async fn dropped_call_is_cancelled_and_ends_its_turn() {
         let mut context = Context::from_waker(Waker::noop());
         assert!(scan.as_mut().poll(&mut context).is_pending());
     }
-    // The id is free again, and the thread: the connection would not go quiet otherwise.
+    // The id is free again, and so is the thread.
     let search = FsSearchParams { max_matches: Some(1), ..search };
     let answer = c.call(search).await.unwrap();
     assert_eq!(answer.matches, 1);
-    // A change that is dropped before its turn lets the next one go.
+    // Dropping a change before its turn releases the next one.
     let path = c.f.path("x");
     drop(c.connection.call(Backend::Here, FsWriteFileParams::new(path.clone(), vec![1])));
     assert_eq!(
@@ -225,7 +225,7 @@ async fn cached_requests_run_at_once_if_it_is_their_turn() {
     let path = c.f.file("x", "abc");
     let stat = FsGetMetadataParams::new(path.clone());
     let read = FsReadFileParams::new(path.clone());
-    // The first question tells what filesystem it is.
+    // The first request classifies the filesystem.
     assert!(c.connection.call_if_cached(&stat).is_none());
     assert_eq!(c.connection.call(Backend::Here, stat.clone()).await.unwrap().size, 3);
     assert_eq!(c.connection.call_if_cached(&stat).unwrap().unwrap().size, 3);
@@ -239,7 +239,7 @@ async fn cached_requests_run_at_once_if_it_is_their_turn() {
     assert!(c.connection.call_if_cached(&FsReadFileParams::new(c.f.path("none"))).is_none());
 }
 
-/// A single-threaded runtime goes on while the filesystem is busy.
+/// A single-threaded runtime continues while the filesystem is busy.
 #[tokio::test(flavor = "current_thread")]
 async fn the_runtime_is_never_stalled() {
     let c = Client::new();

@@ -37,7 +37,7 @@ fn file_of_exactly_the_limit_is_read() {
     let (code, message) = f.fails(FsReadFileParams::new(f.file("x", [0; 1001])));
     assert_eq!(code, INVALID);
     assert!(message.contains("larger than 1000 bytes"), "{message}");
-    // A size that is not told does not help.
+    // A file without a size is limited too.
     let status = "/proc/self/maps".parse().unwrap();
     assert_eq!(f.code(FsReadFileParams::new(status)), INVALID);
 }
@@ -238,7 +238,7 @@ fn full_disk_is_reported() {
         assert_eq!(f.names(""), ["x"]);
 
         full(f.run(write));
-        // A copy that does not fit leaves no half of it.
+        // A copy that does not fit leaves nothing.
         let shm = tempfile::tempdir_in("/dev/shm").unwrap();
         std::fs::write(shm.path().join("big"), &data).unwrap();
         f.run(FsRemoveParams::new(old)).unwrap();

@@ -59,7 +59,7 @@ fn copy_into_an_existing_tree_merges_and_writes_through_no_link() {
     assert!(!f.native("to/file").is_symlink());
     assert!(f.native("to/link").is_symlink());
     assert_eq!(f.content("to/kept"), b"kept");
-    // A link where a directory should go is in the way.
+    // A link in place of a directory is refused.
     f.dir("elsewhere");
     f.run(FsRemoveParams::new(f.path("to/sub"))).unwrap();
     f.link("../elsewhere", "to/sub");
@@ -186,7 +186,7 @@ proptest! {
         let mut made = Vec::new();
         for (name, data) in files {
             let native = f.native(format!("from/{name}"));
-            // A name that is a file already cannot be a directory too.
+            // A name cannot be both a file and a directory.
             if std::fs::create_dir_all(native.parent().unwrap()).is_ok()
                 && std::fs::write(&native, &data).is_ok()
             {
@@ -231,7 +231,7 @@ fn tree_that_does_not_fit_leaves_nothing() {
             let directory = source.path().join(name).join("below");
             std::fs::create_dir_all(&directory).unwrap();
             std::fs::write(directory.join("file"), vec![7; 100 << 10]).unwrap();
-            // The copy of it may not be written either.
+            // The copy is not writable either.
             chmod(&directory, 0o500);
         }
         for existing in [false, true] {
@@ -251,8 +251,8 @@ fn tree_that_does_not_fit_leaves_nothing() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Two random trees, one copied over the other: where a file meets a directory the copy is
-    /// refused, and then what is there has the same names as before.
+    /// Copies one random tree over another: where a file meets a directory the copy is refused, and the
+    /// destination has the same names as before.
     #[test]
     fn refused_copy_leaves_no_part_of_its_tree(
         source in proptest::collection::vec(("[abc](/[abc]){0,3}", any::<bool>()), 1..12),
@@ -263,7 +263,7 @@ proptest! {
             for (path, is_file) in entries {
                 let path = f.native(format!("{root}/{path}"));
                 let above = path.parent().unwrap();
-                // What contradicts an earlier one is left out.
+                // Skip names that conflict with an earlier one.
                 if std::fs::create_dir_all(above).is_err() || path.exists() {
                     continue;
                 }
@@ -301,7 +301,7 @@ proptest! {
     }
 }
 
-/// What an atomic copy finds at one of its ends.
+/// What is at one end of an atomic copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Nothing,
@@ -331,7 +331,7 @@ fn ends() -> impl Strategy<Value = End> {
     ])
 }
 
-/// Makes `name` that; what it leads to is `name-target`.
+/// Creates this at `name`; a link's target is `name-target`.
 fn plant(f: &Fixture, name: &str, end: End, content: &[u8], mode: u32) {
     let target = format!("{name}-target");
     let file = |name: &str| {
@@ -365,7 +365,7 @@ fn plant(f: &Fixture, name: &str, end: End, content: &[u8], mode: u32) {
     }
 }
 
-/// Every name with its kind, its bits and what it holds.
+/// Every name with its type, mode and content.
 fn kinds(f: &Fixture) -> std::collections::BTreeMap<PathBuf, (String, u32, Vec<u8>)> {
     let entries = std::fs::read_dir(&f.root).unwrap().map(|entry| entry.unwrap().path());
     entries
@@ -384,8 +384,8 @@ fn kinds(f: &Fixture) -> std::collections::BTreeMap<PathBuf, (String, u32, Vec<u
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
-    /// Any source to any destination: it is a complete copy under the name the destination leads to, or
-    /// an error, and then nothing is different.
+    /// From any source to any destination: the result is a complete copy at the path that the
+    /// destination leads to, or an error without any change.
     #[test]
     fn atomic_copy_is_complete_or_absent(
         from in ends(),

@@ -121,7 +121,7 @@ fn directories_are_created_with_their_parents_if_recursive() {
     }
 }
 
-/// How many JSON values there are in one.
+/// Number of JSON values in a value.
 fn values(value: &serde_json::Value) -> usize {
     use serde_json::Value;
     1 + match value {
@@ -135,12 +135,12 @@ fn values(value: &serde_json::Value) -> usize {
 fn no_response_exceeds_the_json_value_limit() {
     let most = codex_exec_server_protocol::DecodeLimits::default().values - 16;
     let f = Fixture::new();
-    // Every place matches, and each match is three values.
+    // Every path matches, and each match is three values.
     f.file("many/x", format!("{}\n", "x".repeat(100)).repeat(1200));
     let search = f.run(FsSearchParams::new(f.path("many"), "x")).unwrap();
     assert!(search.truncated && search.matches > 500, "{}", search.matches);
     assert!(values(&serde_json::to_value(&search).unwrap()) <= most);
-    // Names that are no text have a member more than others.
+    // Names that are not UTF-8 have one more member.
     std::fs::create_dir(f.native("full")).unwrap();
     for at in 0..50_000 {
         let name = [format!("full/{at}").as_bytes(), b"\xff"].concat();

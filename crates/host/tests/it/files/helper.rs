@@ -9,7 +9,7 @@ use super::connection::Client;
 use super::*;
 use crate::skipped::{runs_as_root, skipped};
 
-/// The example next to this test's executable.
+/// The example beside this test's executable.
 fn helper_program() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let program = own.parent().unwrap().parent().unwrap().join("examples/file_helper");
@@ -83,7 +83,7 @@ async fn events_beyond_the_window_wait_for_acknowledgement() {
     let mut search = FsSearchParams::new(c.f.path(""), "hit");
     (search.search_id, search.max_matches) = (Some("s".into()), Some(100_000));
     let running = tokio::spawn(c.connection.call(c.backend.clone(), search));
-    // While nobody takes the matches, other requests go on.
+    // While the matches are not consumed, other requests continue.
     for _ in 0..50 {
         c.call(FsGetMetadataParams::new(c.f.path("00"))).await.unwrap();
     }
@@ -125,7 +125,7 @@ async fn killed_helper_keeps_the_old_file_and_leaves_no_temporary_file() {
     child.kill().await.unwrap();
     assert_eq!(c.f.names(""), ["x"]);
     assert_eq!(c.f.content("x"), b"old");
-    // Whatever is asked of it now fails, and says why.
+    // Later requests fail and say why.
     let error = c.call(FsGetMetadataParams::new(c.f.path("x"))).await.unwrap_err();
     assert!(matches!(error, FileError::Helper { .. }), "{error}");
     let error = c.call(FsWriteBlockParams::new("a", 0, vec![1])).await.unwrap_err();
@@ -170,7 +170,7 @@ async fn sandbox_refusals_are_reported_as_not_permitted() {
     assert!(message.contains("/secret: Permission denied"), "{message}");
 }
 
-/// The same over pipes of memory, without a process.
+/// Over in-memory pipes, without a process.
 #[tokio::test]
 async fn helper_can_run_in_a_thread() {
     let (input_read, input_write) = rustix::pipe::pipe().unwrap();

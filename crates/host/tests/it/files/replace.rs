@@ -1,4 +1,4 @@
-//! `atomic` and `replaceAtomic`: the old file or the new one, never a part, no litter.
+//! `atomic` and `replaceAtomic`: the old file or the new one, never a part, and no temporary file.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +46,7 @@ fn without_commit_only_the_old_file_stays() {
         open(&f, "h", name).unwrap();
         f.run(FsWriteBlockParams::new("h", 1 << 20, b"fresh".to_vec())).unwrap();
         f.run(FsCloseParams::new("h")).unwrap();
-        // And when the connection is dropped.
+        // Also when the connection is dropped.
         let executor = Executor::new(Arc::new(FilesConfig::default()));
         run(&executor, FsOpenParams::new("h", f.path(name), FsOpenMode::ReplaceAtomic)).unwrap();
         run(&executor, FsWriteBlockParams::new("h", 0, b"fresh".to_vec())).unwrap();
@@ -174,7 +174,7 @@ fn block_on_a_full_disk_discards_the_replacement() {
         }
         assert_eq!(f.code(commit("h")), NOT_FOUND, "the commit has closed it");
         assert_eq!((f.content("x"), f.names("")), (b"old".to_vec(), vec!["x".to_owned()]));
-        // The id and the disk are free for another try.
+        // The id and the space are free for another attempt.
         open(f, "h", "x").unwrap();
         f.run(FsWriteBlockParams::new("h", 0, b"new".to_vec())).unwrap();
         f.run(commit("h")).unwrap();
@@ -198,7 +198,7 @@ fn refused_block_discards_the_replacement() {
     }
 }
 
-/// What a client may do with one of a few handles and files.
+/// An action of a client on one of a few handles and files.
 #[derive(Debug, Clone)]
 enum Step {
     Open { handle: usize, file: usize },
@@ -222,7 +222,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A handle as the model has it.
+/// A handle in the model.
 struct Model {
     file: usize,
     /// `None` once a block has failed.
@@ -231,8 +231,8 @@ struct Model {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
-    /// Whatever fails and whenever, a file has its old content or all blocks of a commit that was
-    /// answered with success, and nothing else is on the disk.
+    /// Whatever fails, a file has its old content or all blocks of a commit that succeeded, and nothing
+    /// else is on the disk.
     #[test]
     fn only_complete_replacements_are_committed(steps in proptest::collection::vec(step(), 1..60)) {
         on_a_small_disk(|f| {

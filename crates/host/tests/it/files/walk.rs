@@ -110,7 +110,7 @@ fn root_that_is_not_a_directory_has_no_entries() {
     assert_eq!(names(&f, &walk("link", true)), ["link/x"]);
 }
 
-/// What a walk of a tree without unreadable places is, in the plainest way.
+/// The expected result for a tree without unreadable directories, by the plainest code.
 fn plainly(root: &std::path::Path, options: &FsWalkOptions) -> (Vec<String>, usize) {
     let mut listed = Vec::new();
     let mut nameless = 0;
@@ -170,7 +170,7 @@ fn random_trees_are_listed_like_a_plain_walk() {
             match rng.u8(..8) {
                 0..3 => {
                     std::fs::create_dir(&native).unwrap();
-                    // Below a name that is no text nothing is listed.
+                    // Nothing is listed below a name that is not UTF-8.
                     if std::str::from_utf8(&path).is_ok() {
                         directories.push(path);
                     }
@@ -208,7 +208,7 @@ fn random_trees_are_listed_like_a_plain_walk() {
 #[test]
 fn response_is_at_most_four_mebibytes() {
     let f = Fixture::new();
-    // What is not ASCII triples in a URI.
+    // Other characters than ASCII take three times the space in a URI.
     for at in 0..9000u32 {
         std::fs::File::create(f.native(format!("{at:05}{}", "é".repeat(100)))).unwrap();
     }
@@ -260,7 +260,7 @@ fn unreadable_directories_are_reported_and_the_walk_continues() {
 #[test]
 fn overlong_paths_and_names_that_are_not_utf8_are_errors() {
     let f = Fixture::new();
-    // Deeper than any path can name: made relative to a descriptor, level by level.
+    // Deeper than any path can name: created level by level, relative to a descriptor.
     let name = "d".repeat(250);
     let mut at =
         rustix::fs::open(&f.root, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
@@ -276,7 +276,7 @@ fn overlong_paths_and_names_that_are_not_utf8_are_errors() {
     assert!(error.message.contains("File name too long"));
     assert!(error.path.as_bytes().len() >= 4096);
     assert!(!answer.truncated);
-    // And they can be removed.
+    // They can be removed too.
     f.run(FsRemoveParams::new(f.path(&name))).unwrap();
     assert!(!f.native(&name).exists());
 }

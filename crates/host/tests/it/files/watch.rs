@@ -15,7 +15,7 @@ impl Client {
         self.call(FsWatchParams { debounce_ms: Some(20), ..params }).await
     }
 
-    /// Gathers changes until all of `wanted` were told.
+    /// Collects changes until all of `wanted` were reported.
     async fn changes(
         &mut self,
         wanted: &[(&str, FsChangeKind)],
@@ -29,7 +29,7 @@ impl Client {
         all
     }
 
-    /// Everything told so far, after a change that is told last.
+    /// Everything reported so far, up to a final change.
     async fn until_marker(&mut self, marker: &str) -> BTreeMap<PathUri, FsChangeKind> {
         self.f.file(marker, "");
         self.changes(&[(marker, FsChangeKind::Created)]).await
@@ -118,7 +118,7 @@ async fn ended_watch_reports_why_and_frees_its_id() {
     loop {
         match c.watch(FsWatchParams::new(1, c.f.path("w"))).await {
             Ok(_) => break,
-            // The task that told us forgets the watch right after.
+            // The task that sent this forgets the watch right after.
             Err(FileError::IdTaken { .. }) => tokio::task::yield_now().await,
             Err(error) => panic!("{error}"),
         }
@@ -181,7 +181,7 @@ async fn number_of_watches_is_bounded() {
     c.call(missing(1)).await.unwrap();
     c.call(missing(2)).await.unwrap();
     assert!(matches!(c.call(missing(3)).await, Err(FileError::TooMany { .. })));
-    // One that takes the place of another of its id counts once.
+    // A watch that replaces another with the same id counts once.
     c.call(missing(2)).await.unwrap();
     let long = FsWatchMissingParams::new(9, vec![c.f.path("none"); 3], None);
     c.call(FsUnwatchParams::new(1)).await.unwrap();
@@ -218,7 +218,7 @@ async fn missing_path_that_appears_is_reported_once() {
     c.f.file("a/b/c/file", "");
     assert_eq!(c.told_missing().await, 1);
     c.f.file("other", "");
-    // Were there a second word of it, it would come before this one.
+    // A second notification would come before this one.
     assert!(c.missing(2, &["last"], None).await);
     c.f.dir("last");
     assert_eq!(c.told_missing().await, 2);
@@ -278,13 +278,13 @@ async fn watches_end_with_their_connection() {
     assert!(c.missing(1, &["none"], None).await);
     let Client { f, connection, mut told, .. } = c;
     drop(connection);
-    // The threads end, and with them the last hold on the way out.
+    // The threads end and drop the last sender.
     let ended = tokio::time::timeout(Duration::from_secs(20), told.recv()).await;
     assert_eq!(ended.expect("an end in time"), None);
     drop(f);
 }
 
-/// Runs a test as a user whom permissions hold back.
+/// Runs a test as a user to whom permissions apply.
 fn held_back(test: impl AsyncFnOnce() + Send) {
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -302,7 +302,7 @@ fn close(c: &Client, name: &str) {
 fn unreadable_directory_does_not_prevent_watching_others() {
     held_back(async || {
         let mut c = Client::new();
-        // Around, beside and below it, whatever the order in which they are met.
+        // Around, beside and below it, in any order of listing.
         for name in ["w/a", "w/sub/a", "w/sub/z/deep", "w/z"] {
             std::fs::create_dir_all(c.f.native(name)).unwrap();
         }
@@ -315,7 +315,7 @@ fn unreadable_directory_does_not_prevent_watching_others() {
             c.f.file(name, "x");
         }
         c.changes(&all.map(|name| (name, Created))).await;
-        // New directories, one of which may not be read either.
+        // New directories, one of them unreadable.
         for name in ["w/sub/later/a", "w/sub/later/z"] {
             std::fs::create_dir_all(c.f.native(name)).unwrap();
         }
@@ -327,7 +327,7 @@ fn unreadable_directory_does_not_prevent_watching_others() {
             c.f.file(name, "x");
             c.changes(&[(name, Created)]).await;
         }
-        // What cannot be watched by itself is refused as before.
+        // An unreadable directory alone cannot be watched.
         let refused = c.watch(FsWatchParams::new(2, c.f.path("w/m"))).await;
         assert!(refused.is_err(), "{refused:?}");
     });
