@@ -77,11 +77,11 @@ pub fn main_if_reentered(helpers: &[Helper]) {
     let mut args = std::env::args_os();
     let name = args.next().unwrap_or_default();
     let by_name = Path::new(&name).file_name() == Some(OsStr::from_bytes(NAME.as_bytes()));
-    let by_word = args.next().is_some_and(|word| word == ARGUMENT);
-    if by_name || by_word {
+    let by_argument = args.next().is_some_and(|argument| argument == ARGUMENT);
+    if by_name || by_argument {
         let mode = match args.next() {
-            Some(word) if word == FOREGROUND => Mode::Foreground,
-            Some(word) if word == SPARE_ARGUMENT => Mode::Spare,
+            Some(argument) if argument == FOREGROUND => Mode::Foreground,
+            Some(argument) if argument == SPARE_ARGUMENT => Mode::Spare,
             _ => Mode::Spawned,
         };
         // Executed by descriptor, the process would be named after that number.

@@ -79,8 +79,8 @@ pub(crate) fn node_of(fd: impl AsFd) -> rustix::io::Result<Node> {
 }
 
 /// A detached copy of a mount at this path, with its submounts.
-pub(crate) fn clone_tree(place: impl AsFd) -> rustix::io::Result<OwnedFd> {
-    clone_named(place, Path::new(""))
+pub(crate) fn clone_tree(target: impl AsFd) -> rustix::io::Result<OwnedFd> {
+    clone_named(target, Path::new(""))
 }
 
 /// Like `clone_tree`, by a name that no other process can change.
@@ -97,11 +97,11 @@ pub(crate) fn clone_named(root: impl AsFd, name: &Path) -> rustix::io::Result<Ow
 }
 
 /// Attaches a detached mount.
-pub(crate) fn attach(tree: impl AsFd, place: impl AsFd) -> rustix::io::Result<()> {
+pub(crate) fn attach(tree: impl AsFd, target: impl AsFd) -> rustix::io::Result<()> {
     rustix::mount::move_mount(
         tree,
         c"",
-        place,
+        target,
         c"",
         MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH,
     )
@@ -207,9 +207,9 @@ pub(crate) fn close_from(first: u32, on_exec: bool) -> rustix::io::Result<()> {
 }
 
 /// Closes every descriptor except these, which must be sorted.
-pub(crate) fn close_all_but(kept: &[i32]) -> rustix::io::Result<()> {
+pub(crate) fn close_all_but(open: &[i32]) -> rustix::io::Result<()> {
     let mut from = 0;
-    for &number in kept {
+    for &number in open {
         let number = number as u32;
         if number > from {
             close_range(from, number - 1, 0)?;

@@ -212,13 +212,13 @@ fn restrict_server_files(
     server_files: &mut ServerFiles,
     mount_table: &MountTable<'_>,
 ) -> Result<(), PolicyError> {
-    let mut places: Vec<PathBuf> = Vec::new();
+    let mut paths: Vec<PathBuf> = Vec::new();
     for (path, node, most) in &server_files.found {
         mount_table.require_known_mount(path, *node)?;
         let names = mount_table.all_aliases(path, *node, |_| true).into_iter();
         // The whole disk may be mounted inside of it.
         for (name, mount) in names.filter(|(name, _)| name != Path::new("/")) {
-            places.push(name.clone());
+            paths.push(name.clone());
             let opens = |place: &Path, access| exceeds(access, *most) && is_within(place, &name);
             if !exceeds(policy.access.access(&name), *most)
                 && !policy.access.iter().any(|(place, access)| opens(place, access))
@@ -240,16 +240,16 @@ fn restrict_server_files(
                 policy.regions.push((name, Region { access: *most, node, is_server_file }));
             }
         }
-        places.push(path.clone());
+        paths.push(path.clone());
     }
     for (parent, missing) in &server_files.missing {
-        places.push(parent.join(missing));
+        paths.push(parent.join(missing));
         let Ok(Some(node)) = resolver.lookup(parent) else { continue };
         let names = mount_table.aliases(parent, node.identity.mount);
-        places.extend(names.into_iter().map(|(name, _)| name.join(missing)));
+        paths.extend(names.into_iter().map(|(name, _)| name.join(missing)));
     }
     // No entry may create them either.
-    policy.missing_roots.retain(|root| !places.iter().any(|path| is_within(&root.path(), path)));
+    policy.missing_roots.retain(|root| !paths.iter().any(|path| is_within(&root.path(), path)));
     Ok(())
 }
 

@@ -75,7 +75,7 @@ pub(super) fn protect(
         resolver,
         traces,
         root: PathBuf::new(),
-        places: Vec::new(),
+        paths: Vec::new(),
         missing: Vec::new(),
         enclosing: Vec::new(),
     };
@@ -107,7 +107,7 @@ pub(super) fn protect(
             }
         }
     }
-    let Protected { mut places, mut missing, enclosing, .. } = found;
+    let Protected { mut paths, mut missing, enclosing, .. } = found;
     let exposed =
         enclosing.into_iter().find(|(_, at)| policy.access.access(at) == AccessMode::Write);
     if let Some((name, at)) = exposed {
@@ -116,17 +116,17 @@ pub(super) fn protect(
         return Err(PolicyError::Unreachable { name, at, why: why.to_owned() });
     }
     policy.protected.append(&mut missing);
-    places.retain(|(path, _)| policy.access.named(path).is_none() || unnamed.contains(path));
+    paths.retain(|(path, _)| policy.access.named(path).is_none() || unnamed.contains(path));
     let is_writable =
         |(path, _): &&(PathBuf, Node)| policy.access.access(path) == AccessMode::Write;
-    let writable: Vec<(PathBuf, Node)> = places.iter().filter(is_writable).cloned().collect();
+    let writable: Vec<(PathBuf, Node)> = paths.iter().filter(is_writable).cloned().collect();
     for (path, node) in writable {
         policy.access.insert(path.clone(), AccessMode::Read);
         policy
             .regions
             .push((path, Region { access: AccessMode::Read, node, is_server_file: false }));
     }
-    Ok(places)
+    Ok(paths)
 }
 
 fn unreadable(name: &Path, at: &Path, error: &io::Error) -> PolicyError {
@@ -143,7 +143,7 @@ struct Protected<'r, 'f> {
     traces: &'r mut Vec<PathTrace>,
     /// The current root.
     root: PathBuf,
-    places: Vec<(PathBuf, Node)>,
+    paths: Vec<(PathBuf, Node)>,
     missing: Vec<ProtectedName>,
     /// Names that lead to a directory around the root, with that directory.
     enclosing: Vec<(PathBuf, PathBuf)>,
@@ -159,7 +159,7 @@ impl Protected<'_, '_> {
                 None => return Ok(()),
             }
         } else {
-            self.places.push((path.to_owned(), node));
+            self.paths.push((path.to_owned(), node));
             (path.to_owned(), node)
         };
         if !is_git {
@@ -304,7 +304,7 @@ impl Protected<'_, '_> {
             }
             ResolvedPath::Unreachable(_) => None,
         };
-        self.places.extend(found.clone());
+        self.paths.extend(found.clone());
         self.traces.push(trace);
         found
     }

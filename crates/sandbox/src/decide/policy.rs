@@ -372,11 +372,11 @@ struct Resolving<'a> {
 /// Sorts regions and merges those with the same path.
 fn merge(regions: &mut Vec<(PathBuf, Region)>) {
     regions.sort_by(|(a, _), (b, _)| order(a, b));
-    regions.dedup_by(|(path, next), (exceeds, kept)| {
-        let same = path.as_os_str() == exceeds.as_os_str();
+    regions.dedup_by(|(path, next), (previous, merged)| {
+        let same = path.as_os_str() == previous.as_os_str();
         if same {
-            kept.access = kept.access.max(next.access);
-            kept.is_server_file &= next.is_server_file;
+            merged.access = merged.access.max(next.access);
+            merged.is_server_file &= next.is_server_file;
         }
         same
     });
@@ -489,11 +489,11 @@ impl<'a> Resolving<'a> {
 
     /// Resolves a path, and records its trace unless it is direct.
     fn follow(&mut self, path: &Path, access: AccessMode) -> ResolvedPath {
-        let (place, trace) = PathTrace::follow(&mut self.resolver, path, access);
+        let (resolved, trace) = PathTrace::follow(&mut self.resolver, path, access);
         if !trace.is_direct() {
             self.traces.push(trace);
         }
-        place
+        resolved
     }
 
     /// The paths that entries grant, with all their aliases.
@@ -590,10 +590,10 @@ impl<'a> Resolving<'a> {
             if policy.access.named(&path).is_none() {
                 self.server_files.unnamed.push(path.clone());
             }
-            let opens = |place: &Path, access| exceeds(access) && is_within(place, &path);
-            policy.regions.retain(|(place, region)| !opens(place, region.access));
+            let opens = |other: &Path, access| exceeds(access) && is_within(other, &path);
+            policy.regions.retain(|(other, region)| !opens(other, region.access));
             policy.protected.retain(|name| !opens(&name.parent, name.access));
-            policy.access.retain(|place, access| !opens(place, access));
+            policy.access.retain(|other, access| !opens(other, access));
             if reads_only || exceeds(policy.access.access(&path)) {
                 policy.access.insert(path.clone(), most);
                 let is_server_file = most == AccessMode::Deny;

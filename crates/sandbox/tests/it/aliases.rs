@@ -15,7 +15,7 @@ use codex_linux_sandbox::decide::policy::{
 use codex_linux_sandbox::decide::writable_history::WritableHistory;
 use codex_linux_sandbox::{Limits, OwnFiles};
 
-use super::decisions::{context, place};
+use super::decisions::{context, path_entry};
 use super::support::{glob, root};
 
 /// A file: the number of its disk, and its path there.
@@ -240,7 +240,7 @@ impl Case {
     fn resolved(&self) -> Result<ResolvedPolicy, PolicyError> {
         let entry = |(path, access): &(PathBuf, AccessMode)| match path.to_str().unwrap() {
             "/" => root(*access),
-            path => place(path, *access),
+            path => path_entry(path, *access),
         };
         let mut entries: Vec<FileSystemEntry> = self.entries.iter().map(entry).collect();
         entries.extend(self.patterns.iter().map(|pattern| glob(pattern)));

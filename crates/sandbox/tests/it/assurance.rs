@@ -74,22 +74,22 @@ fn weaker_assurance_is_used_only_if_accepted() {
 
 #[test]
 fn refusal_names_what_is_missing_and_how_to_get_it() {
-    let said = used(&machine(false, 7, true), Assurance::Full, None).unwrap_err();
+    let error = used(&machine(false, 7, true), Assurance::Full, None).unwrap_err();
     for part in [
         "assurance `full` is required, but this machine offers `landlock`",
         "missing: user namespace, mount namespace",
         "--sandbox-assurance landlock",
         "other processes are visible",
     ] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(error.contains(part), "{part}: {error}");
     }
-    let said = used(&machine(true, 3, true), Assurance::Full, None).unwrap_err();
+    let error = used(&machine(true, 3, true), Assurance::Full, None).unwrap_err();
     for part in ["missing: Landlock 6", "boot Linux 6.12", "--sandbox-assurance namespaces"] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(error.contains(part), "{part}: {error}");
     }
-    let said = used(&Capabilities::none(), Assurance::Landlock, None).unwrap_err();
-    assert!(said.contains("this machine cannot enforce any"), "{said}");
-    assert!(!said.contains("--sandbox-assurance"), "there is nothing to permit: {said}");
+    let error = used(&Capabilities::none(), Assurance::Landlock, None).unwrap_err();
+    assert!(error.contains("this machine cannot enforce any"), "{error}");
+    assert!(!error.contains("--sandbox-assurance"), "there is nothing to permit: {error}");
 }
 
 #[test]

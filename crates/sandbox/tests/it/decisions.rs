@@ -120,7 +120,7 @@ pub(crate) fn resolved(tree: &Tree, context: &SandboxContext) -> ResolvedPolicy 
     }
 }
 
-pub(crate) fn place(path: &str, access: AccessMode) -> FileSystemEntry {
+pub(crate) fn path_entry(path: &str, access: AccessMode) -> FileSystemEntry {
     at(Path::new(path), access)
 }
 
@@ -159,7 +159,7 @@ proptest! {
         let tree = Tree::new([]);
         let policy = resolved(
             &tree,
-            &context(entries.iter().map(|(path, access)| place(path, *access)).collect()),
+            &context(entries.iter().map(|(path, access)| path_entry(path, *access)).collect()),
         );
         for path in &paths {
             prop_assert_eq!(
@@ -181,7 +181,10 @@ fn links_are_resolved_before_deciding() {
     ]);
     let policy = resolved(
         &tree,
-        &context(vec![place("/link/data", AccessMode::Write), place("/w/up", AccessMode::Deny)]),
+        &context(vec![
+            path_entry("/link/data", AccessMode::Write),
+            path_entry("/w/up", AccessMode::Deny),
+        ]),
     );
     assert_eq!(policy.access.access(Path::new("/real/data/x")), AccessMode::Deny);
     assert_eq!(policy.regions.len(), 1);
@@ -232,19 +235,22 @@ fn no_entry_opens_files_of_the_server() {
     for most in [Read, Write] {
         for path in ["/w/token", "/state/sessions", "/state/sessions/a.json"] {
             assert_eq!(access(vec![root(most)], path), Deny, "{path}");
-            assert_eq!(access(vec![place(path, most)], path), Deny, "{path}");
-            assert_eq!(access(vec![root(most), place(path, most)], path), Deny, "{path}");
-            assert_eq!(access(vec![place("/state", most), place(path, most)], path), Deny);
+            assert_eq!(access(vec![path_entry(path, most)], path), Deny, "{path}");
+            assert_eq!(access(vec![root(most), path_entry(path, most)], path), Deny, "{path}");
+            assert_eq!(
+                access(vec![path_entry("/state", most), path_entry(path, most)], path),
+                Deny
+            );
         }
         assert_eq!(access(vec![root(most)], "/other"), most);
         assert_eq!(access(vec![root(most)], "/state"), most);
         assert_eq!(access(vec![root(most)], "/w/codex"), Read);
-        assert_eq!(access(vec![root(Read), place("/w/codex", most)], "/w/codex"), Read);
-        assert_eq!(access(vec![root(Read), place("/w", most)], "/w/codex"), Read);
+        assert_eq!(access(vec![root(Read), path_entry("/w/codex", most)], "/w/codex"), Read);
+        assert_eq!(access(vec![root(Read), path_entry("/w", most)], "/w/codex"), Read);
     }
-    assert_eq!(access(vec![place("/w/codex", Write)], "/w/codex"), Read);
-    assert_eq!(access(vec![root(Read), place("/w/codex", Deny)], "/w/codex"), Deny);
-    assert_eq!(access(vec![place("/other", Read)], "/w/codex"), Deny);
+    assert_eq!(access(vec![path_entry("/w/codex", Write)], "/w/codex"), Read);
+    assert_eq!(access(vec![root(Read), path_entry("/w/codex", Deny)], "/w/codex"), Deny);
+    assert_eq!(access(vec![path_entry("/other", Read)], "/w/codex"), Deny);
 }
 
 #[test]
@@ -294,7 +300,7 @@ fn link_named_by_a_pattern_is_pinned() {
         &tree,
         &context(vec![
             root(AccessMode::Read),
-            place("/w", AccessMode::Write),
+            path_entry("/w", AccessMode::Write),
             glob("/w/conf/*.env"),
             glob("/w/gone/*.env"),
         ]),
@@ -306,7 +312,7 @@ fn link_named_by_a_pattern_is_pinned() {
 #[test]
 fn each_path_is_looked_up_once() {
     let tree = Tree::new([("/w", Entry::Directory), ("/deep/a/b/c", Entry::Directory)]);
-    let entries = (0..500).map(|n| place(&format!("/deep/a/b/c/{n}"), AccessMode::Read));
+    let entries = (0..500).map(|n| path_entry(&format!("/deep/a/b/c/{n}"), AccessMode::Read));
     resolved(&tree, &context(entries.collect()));
     assert!(tree.looks.get() < 600, "{}", tree.looks.get());
 }
@@ -380,9 +386,9 @@ fn plans_match_their_policies() {
         &context(vec![
             root(AccessMode::Read),
             project(AccessMode::Write),
-            place("/w/a/ro", AccessMode::Read),
-            place("/w/no", AccessMode::Deny),
-            place("/w/no/yes", AccessMode::Write),
+            path_entry("/w/a/ro", AccessMode::Read),
+            path_entry("/w/no", AccessMode::Deny),
+            path_entry("/w/no/yes", AccessMode::Write),
         ]),
     );
     assert_eq!(base, Base::ReadOnlyHost);
@@ -423,7 +429,7 @@ fn keys_differ_by_restrictions() {
     };
     let read_only = SandboxContext::new(PermissionProfile::read_only());
     assert!(plan(&tree, &read_only).unwrap().restricts_files());
-    let denies = context(vec![root(AccessMode::Read), place("/w/x", AccessMode::Deny)]);
+    let denies = context(vec![root(AccessMode::Read), path_entry("/w/x", AccessMode::Deny)]);
     let external = PermissionProfile::External { network: NetworkPolicy::Restricted };
     assert!(!plan(&tree, &SandboxContext::new(external)).unwrap().restricts_files());
     assert!(plan(&tree, &SandboxContext::new(PermissionProfile::Disabled)).is_none());
@@ -510,18 +516,18 @@ fn grant_through_a_link_that_a_sandbox_could_create_is_refused() {
     ]);
     for access in [AccessMode::Read, AccessMode::Write] {
         for (named, link) in [("/w/link", "/w/link"), ("/w/deep/er/app", "/w/deep/er")] {
-            let asked = context(vec![project(AccessMode::Write), place(named, access)]);
+            let asked = context(vec![project(AccessMode::Write), path_entry(named, access)]);
             assert!(is_link(&tried(&tree, &asked, &[]), link), "{named} {access:?}");
         }
         // Where it makes no difference the link may lead anywhere.
         let asked = context(vec![
             project(AccessMode::Write),
-            place("/etc", AccessMode::Read),
-            place("/srv/link/app", AccessMode::Read),
+            path_entry("/etc", AccessMode::Read),
+            path_entry("/srv/link/app", AccessMode::Read),
         ]);
         assert!(tried(&tree, &asked, &["/"]).is_ok());
         // Nothing inside can write there, under this policy or another.
-        let asked = context(vec![project(AccessMode::Write), place("/srv/link/app", access)]);
+        let asked = context(vec![project(AccessMode::Write), path_entry("/srv/link/app", access)]);
         assert!(tried(&tree, &asked, &["/tmp"]).is_ok());
         assert!(is_link(&tried(&tree, &asked, &["/srv"]), "/srv/link"));
     }
@@ -537,7 +543,7 @@ fn link_on_the_way_to_a_denied_path_is_pinned() {
     ]);
     let asked = context(vec![
         project(AccessMode::Write),
-        place("/w/a/link/key", AccessMode::Deny),
+        path_entry("/w/a/link/key", AccessMode::Deny),
         glob(".env"),
     ]);
     let policy = resolved(&tree, &asked);
@@ -559,12 +565,12 @@ fn removable_obstacle_is_refused() {
         ("/second", Entry::Closed),
     ]);
     let with = |entry| context(vec![project(AccessMode::Write), entry]);
-    let denied = |path| with(place(path, AccessMode::Deny));
+    let denied = |path| with(path_entry(path, AccessMode::Deny));
     assert!(is_unreachable(&tried(&tree, &denied("/w/closed/key"), &[]), "/w/closed"));
     assert!(is_unreachable(&tried(&tree, &denied("/w/file/key"), &[]), "/w/file"));
     assert!(is_unreachable(&tried(&tree, &with(glob("**/key")), &[]), "/w/closed"));
     // Its `.git` cannot be looked at.
-    let second = with(place("/second", AccessMode::Write));
+    let second = with(path_entry("/second", AccessMode::Write));
     assert!(is_unreachable(&tried(&tree, &second, &[]), "/second"));
     // Nothing inside can change the mode of a directory that is not writable there.
     assert!(tried(&tree, &denied("/root/key"), &[]).is_ok());
@@ -611,7 +617,7 @@ fn files_mounted_twice_are_protected_under_both_paths() {
     let asked = context(vec![
         root(AccessMode::Write),
         project(AccessMode::Write),
-        place("/w/den", AccessMode::Deny),
+        path_entry("/w/den", AccessMode::Deny),
     ]);
     let policy = resolved(&tree, &asked);
     for (path, access) in [
@@ -659,7 +665,7 @@ fn server_files_are_protected_with_their_links_and_before_they_exist() {
 fn only_needed_writable_roots_are_created() {
     let tree = Tree::new([("/w/.git", Entry::Directory), ("/srv", Entry::Directory)]);
     for (path, created) in [("/srv/new", true), ("/w/build.log", false), ("/w/.git/index", false)] {
-        let asked = context(vec![project(AccessMode::Write), place(path, AccessMode::Write)]);
+        let asked = context(vec![project(AccessMode::Write), path_entry(path, AccessMode::Write)]);
         let policy = resolved(&tree, &asked);
         assert_eq!(!policy.missing_roots.is_empty(), created, "{path}");
     }
@@ -672,7 +678,7 @@ fn name_below_too_many_missing_ones_is_refused() {
     let asked = context(vec![project(AccessMode::Write)]);
     assert!(is_unreachable(&tried(&tree, &asked, &[]), "/w"));
     let denied = format!("/w/{}x", "a/".repeat(100));
-    let asked = context(vec![project(AccessMode::Write), place(&denied, AccessMode::Deny)]);
+    let asked = context(vec![project(AccessMode::Write), path_entry(&denied, AccessMode::Deny)]);
     assert!(is_unreachable(&tried(&tree, &asked, &[]), "/w"));
 }
 
@@ -687,13 +693,13 @@ fn directory_left_by_dot_dot_is_pinned() {
         ("/w/d/gd", Entry::Directory),
         ("/out/lk", Entry::Link("../w/d/e/../../sec")),
     ]);
-    let asked = context(vec![project(AccessMode::Write), place("/w/lk", AccessMode::Deny)]);
+    let asked = context(vec![project(AccessMode::Write), path_entry("/w/lk", AccessMode::Deny)]);
     let policy = resolved(&tree, &asked);
     for kept in ["/w/d/e", "/w/d", "/w/d/g"] {
         assert!(policy.pinned_directories.contains(Path::new(kept)), "{kept}");
     }
     // A grant through such a path is refused.
-    let asked = context(vec![project(AccessMode::Write), place("/out/lk", AccessMode::Write)]);
+    let asked = context(vec![project(AccessMode::Write), path_entry("/out/lk", AccessMode::Write)]);
     assert!(is_link(&tried(&tree, &asked, &[]), "/w/d/e"));
 }
 
@@ -707,8 +713,8 @@ fn pinned_directory_stays_denied() {
         ]);
         let entries = vec![
             project(AccessMode::Write),
-            place(denied, AccessMode::Deny),
-            place("/w/den/deep/key", AccessMode::Read),
+            path_entry(denied, AccessMode::Deny),
+            path_entry("/w/den/deep/key", AccessMode::Read),
         ];
         let (_, steps) = steps(&tree, &context(entries));
         let at = |path: &str| {
@@ -738,9 +744,10 @@ fn link_is_checked_under_every_alias_of_its_directory() {
         ("/vic/s", Entry::File("")),
     ]);
     tree.mounts = vec![mount(1, "/", "/"), mount(2, "/a", "/al")];
-    let through = |access| context(vec![place("/al", AccessMode::Write), place("/a/lk/s", access)]);
+    let through =
+        |access| context(vec![path_entry("/al", AccessMode::Write), path_entry("/a/lk/s", access)]);
     assert!(is_link(&tried(&tree, &through(AccessMode::Write), &[]), "/a/lk"));
-    let narrow = context(vec![place("/a/lk/s", AccessMode::Write)]);
+    let narrow = context(vec![path_entry("/a/lk/s", AccessMode::Write)]);
     assert!(is_link(&tried(&tree, &narrow, &["/al"]), "/a/lk"));
     let policy = resolved(&tree, &through(AccessMode::Deny));
     assert!(policy.pinned_links.contains_key(Path::new("/al/lk")), "{:?}", policy.pinned_links);

@@ -6,7 +6,7 @@ use codex_exec_server_protocol::{AccessMode, FileSystemEntry};
 use codex_linux_sandbox::decide::facts::Mount;
 use codex_linux_sandbox::decide::policy::{PolicyError, Resolved};
 
-use super::decisions::{Entry, Tree, context, place, resolved, tried};
+use super::decisions::{Entry, Tree, context, path_entry, resolved, tried};
 use super::support::{glob, project, root};
 
 /// A denial through a link applies to the current target; only a grant must not follow a link that a
@@ -20,7 +20,7 @@ fn denial_through_an_earlier_sandbox_link_holds() {
         ("/out/s", Entry::File("")),
     ]);
     for name in ["/w/lnk", "/w/up", "/w/d/../lnk"] {
-        let asked = context(vec![root(AccessMode::Read), place(name, AccessMode::Deny)]);
+        let asked = context(vec![root(AccessMode::Read), path_entry(name, AccessMode::Deny)]);
         let Ok(Resolved::Restricted(policy)) = tried(&tree, &asked, &["/w"]) else {
             panic!("{name}");
         };
@@ -75,17 +75,18 @@ fn entries_through_per_process_proc_are_refused() {
             "/alias/7",
             "/one/environ",
         ] {
-            assert!(refused(place(path, access)), "{path}");
+            assert!(refused(path_entry(path, access)), "{path}");
         }
         for path in ["/proc", "/proc/cpuinfo", "/proc/sys/kernel", "/alias/cpuinfo", "/etc/x"] {
-            assert!(!refused(place(path, access)), "{path}");
+            assert!(!refused(path_entry(path, access)), "{path}");
         }
     }
     for pattern in ["/proc/*/environ", "/proc/self/root/etc/*", "/proc/7/e*"] {
         assert!(refused(glob(pattern)), "{pattern}");
     }
     // Another `/proc` does not show what the sandbox's own shows.
-    let asked = context(vec![root(AccessMode::Read), place("/alias/cpuinfo", AccessMode::Deny)]);
+    let asked =
+        context(vec![root(AccessMode::Read), path_entry("/alias/cpuinfo", AccessMode::Deny)]);
     let policy = resolved(&tree, &asked);
     assert_eq!(policy.access.access(Path::new("/proc/cpuinfo")), AccessMode::Read);
     assert_eq!(policy.access.access(Path::new("/alias/cpuinfo")), AccessMode::Deny);
@@ -104,7 +105,7 @@ fn patterns_continue_below_a_match_where_something_is_granted() {
         &context(vec![
             root(AccessMode::Read),
             glob("**/*.env"),
-            place("/w/x.env/sub", AccessMode::Write),
+            path_entry("/w/x.env/sub", AccessMode::Write),
         ]),
     );
     for (path, access) in [
@@ -131,6 +132,6 @@ fn path_on_an_unknown_mount_is_refused() {
         point: "/y".into(),
         kind: "ext4".to_owned(),
     }];
-    let asked = context(vec![project(AccessMode::Write), place("/w/den", AccessMode::Deny)]);
+    let asked = context(vec![project(AccessMode::Write), path_entry("/w/den", AccessMode::Deny)]);
     assert!(matches!(tried(&tree, &asked, &[]), Err(PolicyError::Mounts(_))));
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use codex_exec_server_protocol::AccessMode;
 use codex_linux_sandbox::decide::policy::{PolicyError, Resolved};
 
-use super::decisions::{Entry, Tree, context, place, resolved, tried};
+use super::decisions::{Entry, Tree, context, path_entry, resolved, tried};
 use super::support::{project, root};
 
 #[test]
@@ -21,8 +21,8 @@ fn metadata_is_protected() {
         &context(vec![
             root(AccessMode::Read),
             project(AccessMode::Write),
-            place("/data", AccessMode::Write),
-            place("/other", AccessMode::Write),
+            path_entry("/data", AccessMode::Write),
+            path_entry("/other", AccessMode::Write),
         ]),
     );
     let access = |path: &str| policy.access.access(Path::new(path));
@@ -38,8 +38,8 @@ fn metadata_is_protected() {
         &tree,
         &context(vec![
             project(AccessMode::Write),
-            place("/w/.git", AccessMode::Write),
-            place("/w/.agents", AccessMode::Write),
+            path_entry("/w/.git", AccessMode::Write),
+            path_entry("/w/.agents", AccessMode::Write),
         ]),
     );
     assert_eq!(policy.access.access(Path::new("/w/.git")), AccessMode::Write);
@@ -56,7 +56,7 @@ fn git_targets_are_protected_even_before_they_exist() {
     ]);
     let roots = ["/w", "/w/tree", "/w/dangling", "/w/link"];
     let policy =
-        resolved(&tree, &context(roots.map(|root| place(root, AccessMode::Write)).to_vec()));
+        resolved(&tree, &context(roots.map(|root| path_entry(root, AccessMode::Write)).to_vec()));
     for path in ["/w/main/.git", "/w/main/.git/hooks/x", "/w/tree/.git", "/w/dangling/.git"] {
         assert_eq!(policy.access.access(Path::new(path)), AccessMode::Read, "{path}");
     }
@@ -101,7 +101,7 @@ fn targets_of_links_in_metadata_are_protected() {
         ("/w/scripts/update", Entry::File("")),
         ("/out/x", Entry::File("")),
     ]);
-    let entries = ["/w", "/w/tree", "/w/named"].map(|root| place(root, AccessMode::Write));
+    let entries = ["/w", "/w/tree", "/w/named"].map(|root| path_entry(root, AccessMode::Write));
     let asked = context(entries.to_vec());
     // In the first request, and after its own sandboxes have written to the workspace.
     for written in [&[][..], &["/w"]] {
@@ -200,7 +200,7 @@ fn link_to_a_directory_around_the_repository_keeps_it_usable() {
 fn metadata_leading_to_a_writable_directory_around_the_root_is_refused() {
     let refused = |nodes: Vec<(&'static str, Entry)>, writable: &[&str]| {
         let tree = Tree::new(nodes.into_iter().chain([("/p/w/x", Entry::File(""))]));
-        let entries = writable.iter().map(|path| place(path, AccessMode::Write));
+        let entries = writable.iter().map(|path| path_entry(path, AccessMode::Write));
         let mut asked = context(std::iter::once(root(AccessMode::Read)).chain(entries).collect());
         asked.workspace_roots = vec!["/p/w".parse().unwrap()];
         match tried(&tree, &asked, &[]) {
@@ -230,7 +230,7 @@ fn metadata_leading_to_a_writable_directory_around_the_root_is_refused() {
     // The root is the hooks directory.
     let hooks = vec![("/p/hooks/.git", Entry::File("gitdir: ..\n"))];
     let tree = Tree::new(hooks);
-    let mut asked = context(vec![place("/p/hooks", AccessMode::Write)]);
+    let mut asked = context(vec![path_entry("/p/hooks", AccessMode::Write)]);
     asked.workspace_roots = vec!["/p/hooks".parse().unwrap()];
     assert!(tried(&tree, &asked, &[]).is_err());
 }

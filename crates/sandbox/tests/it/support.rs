@@ -17,7 +17,7 @@ use codex_exec_server_protocol::{
 pub(crate) const REFUSED: i32 = 201;
 pub(crate) const FAILED: i32 = 202;
 
-/// No user.
+/// The user id of `nobody`.
 const UNPRIVILEGED: u32 = 65_534;
 
 /// Who runs the server.

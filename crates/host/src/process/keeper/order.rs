@@ -66,13 +66,13 @@ pub(super) fn write(command: &Command, flags: OrderFlags) -> Vec<u8> {
     let mut order = Vec::with_capacity(len);
     let set = [(flags.tty, TTY), (flags.cleans_up, CLEANS_UP), (flags.executable, EXECUTABLE)];
     let count = |strings: &[CString]| strings.len() as u32;
-    for word in [
+    for number in [
         count(&command.candidates),
         count(&command.argv),
         count(&command.env),
         set.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum(),
     ] {
-        order.extend(word.to_ne_bytes());
+        order.extend(number.to_ne_bytes());
     }
     order.resize(start, 0);
     for string in strings() {
@@ -88,10 +88,10 @@ fn slots(files: usize, arguments: usize, variables: usize) -> usize {
 
 /// Fills in the pointers of an order; `None` if it is malformed.
 pub(super) fn open(order: &mut [u8]) -> Option<OpenedOrder> {
-    let mut words = order.get(..HEAD)?.chunks_exact(4);
-    let mut word = || Some(u32::from_ne_bytes(words.next()?.try_into().ok()?));
+    let mut numbers = order.get(..HEAD)?.chunks_exact(4);
+    let mut number = || Some(u32::from_ne_bytes(numbers.next()?.try_into().ok()?));
     let (files, arguments, variables, flags) =
-        (word()? as usize, word()? as usize, word()? as usize, word()?);
+        (number()? as usize, number()? as usize, number()? as usize, number()?);
     let start = HEAD.checked_add(slots(files, arguments, variables).checked_mul(POINTER)?)?;
     if order.len() < start || !order.as_ptr().addr().is_multiple_of(align_of::<*const c_char>()) {
         return None;
@@ -147,10 +147,10 @@ mod tests {
     /// Copies the bytes to memory that is aligned for pointers.
     fn aligned(order: &[u8]) -> Vec<u64> {
         let mut memory = vec![0_u64; order.len().div_ceil(8)];
-        for (word, bytes) in memory.iter_mut().zip(order.chunks(8)) {
+        for (number, bytes) in memory.iter_mut().zip(order.chunks(8)) {
             let mut whole = [0; 8];
             whole[..bytes.len()].copy_from_slice(bytes);
-            *word = u64::from_ne_bytes(whole);
+            *number = u64::from_ne_bytes(whole);
         }
         memory
     }
@@ -170,7 +170,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn written_content_is_read_back(
+        fn orders_round_trip(
             args in proptest::collection::vec("[^\0]{0,20}", 0..6),
             env in proptest::collection::vec(("[A-Z]{1,5}", "[^\0]{0,20}"), 0..6),
             cwd in "/[^\0]{0,20}",

@@ -430,11 +430,11 @@ unsafe fn place_descriptors(state: &KeeperState) -> Result<RawFd, Errno> {
 ///
 /// # Safety
 /// None of them may be in use.
-unsafe fn close_around(first: c_int, kept: RawFd) {
+unsafe fn close_around(first: c_int, except: RawFd) {
     // SAFETY: the caller's promise.
     unsafe {
-        close(first, kept - 1);
-        close(kept + 1, c_int::MAX);
+        close(first, except - 1);
+        close(except + 1, c_int::MAX);
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Client {
     pub f: Fixture,
     pub connection: FileConnection,
     pub backend: Backend,
-    pub told: mpsc::Receiver<FileNotification>,
+    pub notifications: mpsc::Receiver<FileNotification>,
 }
 
 impl Client {
@@ -24,10 +24,10 @@ impl Client {
     }
 
     pub(super) fn with(config: FilesConfig, backend: Backend) -> Self {
-        let (sink, told) = mpsc::channel(64);
+        let (sink, notifications) = mpsc::channel(64);
         let connection =
             FileConnection::new(Arc::new(config), Arc::new(sink), Arc::new(UnboundedMemory));
-        Self { f: Fixture::new(), connection, backend, told }
+        Self { f: Fixture::new(), connection, backend, notifications }
     }
 
     pub(super) async fn call<R: FileRequest>(&self, request: R) -> Result<R::Response, FileError> {
@@ -37,7 +37,7 @@ impl Client {
 
     /// The next notification; a test that waits longer fails.
     pub(super) async fn next(&mut self) -> FileNotification {
-        let next = tokio::time::timeout(Duration::from_secs(20), self.told.recv()).await;
+        let next = tokio::time::timeout(Duration::from_secs(20), self.notifications.recv()).await;
         next.expect("a notification in time").expect("a living connection")
     }
 }
@@ -99,7 +99,7 @@ async fn slow_scan_delays_no_other_request() {
     assert!(matches!(scan.as_mut().poll(&mut context), Poll::Pending));
     c.call(FsWriteFileParams::new(path.clone(), vec![1])).await.unwrap();
     c.call(FsReadFileParams::new(path)).await.unwrap();
-    let drain = async { while c.told.recv().await.is_some() {} };
+    let drain = async { while c.notifications.recv().await.is_some() {} };
     tokio::select! {
         answer = scan => drop(answer.unwrap()),
         () = drain => panic!("the connection ended"),
@@ -188,7 +188,7 @@ async fn streamed_search_sends_all_matches_before_its_response() {
     search.search_id = Some("s".into());
     let answer = c.call(search).await.unwrap();
     let (mut lines, mut seq) = (0, 0);
-    while let Ok(FileNotification::SearchMatches(batch)) = c.told.try_recv() {
+    while let Ok(FileNotification::SearchMatches(batch)) = c.notifications.try_recv() {
         seq += 1;
         assert_eq!(batch.seq, seq);
         lines += batch.files.iter().map(|file| file.lines.len() as u64).sum::<u64>();
@@ -211,7 +211,7 @@ async fn search_can_be_cancelled_by_its_id() {
     assert!(matches!(taken, Err(FileError::IdTaken { .. })), "{taken:?}");
     c.call(FsCancelSearchParams::new("s")).await.unwrap();
     c.call(FsCancelSearchParams::new("unknown")).await.unwrap();
-    let drain = async { while c.told.recv().await.is_some() {} };
+    let drain = async { while c.notifications.recv().await.is_some() {} };
     let answer = tokio::select! {
         answer = running => answer.unwrap().unwrap().into_response(),
         () = drain => panic!("the connection ended"),

@@ -64,8 +64,8 @@ async fn operations_in_a_helper_match_local_ones() {
         .await
         .unwrap();
     c.f.file("d/new", "");
-    let FileNotification::Changed(told) = c.next().await else { panic!("another kind") };
-    assert_eq!(told.changes[0].path, c.f.path("d/new"));
+    let FileNotification::Changed(notifications) = c.next().await else { panic!("another kind") };
+    assert_eq!(notifications.changes[0].path, c.f.path("d/new"));
     c.call(FsUnwatchParams::new(1)).await.unwrap();
 
     // The helper ends when its input does.
@@ -106,7 +106,7 @@ async fn search_in_a_helper_can_be_cancelled_by_its_id() {
     let running = tokio::spawn(c.connection.call(c.backend.clone(), search));
     c.next().await;
     c.call(FsCancelSearchParams::new("s")).await.unwrap();
-    let drain = async { while c.told.recv().await.is_some() {} };
+    let drain = async { while c.notifications.recv().await.is_some() {} };
     let answer = tokio::select! {
         answer = running => answer.unwrap().unwrap().into_response(),
         () = drain => panic!("the connection ended"),

@@ -8,14 +8,14 @@ use tokio::sync::mpsc;
 use super::*;
 
 /// A connection of the session with these handles.
-fn connection(kept: &Arc<PersistentHandles>) -> FileConnection {
+fn connection(persistent: &Arc<PersistentHandles>) -> FileConnection {
     let (sink, _none) = mpsc::channel(1);
     let connection = FileConnection::new(
         Arc::new(FilesConfig::default()),
         Arc::new(sink),
         Arc::new(UnboundedMemory),
     );
-    connection.persist_handles_in(kept.clone());
+    connection.persist_handles_in(persistent.clone());
     connection
 }
 
@@ -50,7 +50,7 @@ fn troubles() -> impl Strategy<Value = Vec<Trouble>> {
 
 /// Sends a request despite disturbances; all responses must be equal.
 async fn request<R>(
-    kept: &Arc<PersistentHandles>,
+    persistent: &Arc<PersistentHandles>,
     at: &mut FileConnection,
     trouble: Trouble,
     request: R,
@@ -71,11 +71,11 @@ where
             })
             .await;
             drop(lost);
-            *at = connection(kept);
+            *at = connection(persistent);
             run(at, request).await
         }
         Trouble::Overlap => {
-            let next = connection(kept);
+            let next = connection(persistent);
             let (first, second) = tokio::join!(run(at, request.clone()), run(&next, request));
             assert_eq!(first, second);
             *at = next;
@@ -96,11 +96,11 @@ proptest! {
         runtime.block_on(async {
             let f = Fixture::new();
             let path = f.file("x", "old");
-            let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
-            let mut at = connection(&kept);
+            let persistent = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
+            let mut at = connection(&persistent);
             let mut troubles = troubles.into_iter().cycle();
             let mut next = || troubles.next().unwrap();
-            let opened = request(&kept, &mut at, next(), keep("h", &path)).await;
+            let opened = request(&persistent, &mut at, next(), keep("h", &path)).await;
             assert_eq!(opened.unwrap().handle_id, "h");
             let (mut want, mut asked) = (Vec::new(), Vec::new());
             for (offset, len, byte) in blocks {
@@ -111,25 +111,25 @@ proptest! {
                 want[offset as usize..].iter_mut().take(len).for_each(|at| *at = byte);
                 let params = FsWriteBlockParams::new("h", offset, vec![byte; len]);
                 asked.push(params.clone());
-                request(&kept, &mut at, next(), params).await.unwrap();
+                request(&persistent, &mut at, next(), params).await.unwrap();
             }
             assert_eq!(std::fs::read(f.native("x")).unwrap(), b"old", "not before the commit");
             let close = if commits { commit("h") } else { FsCloseParams::new("h") };
-            request(&kept, &mut at, next(), close.clone()).await.unwrap();
+            request(&persistent, &mut at, next(), close.clone()).await.unwrap();
             let want = if commits { want } else { b"old".to_vec() };
             assert!(std::fs::read(f.native("x")).unwrap() == want);
             // Later changes by others are kept.
             std::fs::write(f.native("x"), "later").unwrap();
-            run(&connection(&kept), close.clone()).await.unwrap();
+            run(&connection(&persistent), close.clone()).await.unwrap();
             // A client that received no response and repeats everything gets the same responses.
-            let opened = request(&kept, &mut at, next(), keep("h", &path)).await;
+            let opened = request(&persistent, &mut at, next(), keep("h", &path)).await;
             assert_eq!(opened.unwrap().handle_id, "h");
             for params in asked {
-                request(&kept, &mut at, next(), params).await.unwrap();
+                request(&persistent, &mut at, next(), params).await.unwrap();
             }
-            request(&kept, &mut at, next(), close).await.unwrap();
+            request(&persistent, &mut at, next(), close).await.unwrap();
             let late = FsWriteBlockParams::new("h", 0, b"late".to_vec());
-            run(&connection(&kept), late).await.unwrap_err();
+            run(&connection(&persistent), late).await.unwrap_err();
             assert_eq!(std::fs::read(f.native("x")).unwrap(), b"later");
             assert_eq!(std::fs::read_dir(&f.root).unwrap().count(), 1);
         });
@@ -141,31 +141,31 @@ async fn failed_commit_is_reported_again() {
     let f = Fixture::new();
     let path = f.path("sub/x");
     f.dir("sub");
-    let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
-    let at = connection(&kept);
+    let persistent = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
+    let at = connection(&persistent);
     run(&at, keep("h", &path)).await.unwrap();
     std::fs::remove_dir(f.native("sub")).unwrap();
     let first = run(&at, commit("h")).await.unwrap_err();
     f.dir("sub");
-    assert_eq!(run(&connection(&kept), commit("h")).await.unwrap_err(), first);
+    assert_eq!(run(&connection(&persistent), commit("h")).await.unwrap_err(), first);
 }
 
 #[tokio::test]
 async fn other_handles_end_with_their_connection_and_ids_are_not_shared() {
     let f = Fixture::new();
     let (path, other) = (f.path("x"), f.path("y"));
-    let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
-    let at = connection(&kept);
+    let persistent = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
+    let at = connection(&persistent);
     run(&at, FsOpenParams { keep: false, ..keep("h", &path) }).await.unwrap();
     assert_eq!(run(&at, keep("h", &path)).await.unwrap_err().kind(), ErrorKind::IdInUse);
     drop(at);
-    let at = connection(&kept);
+    let at = connection(&persistent);
     assert_eq!(run(&at, commit("h")).await.unwrap_err().kind(), ErrorKind::UnknownFileHandle);
     run(&at, keep("k", &path)).await.unwrap();
     run(&at, keep("k", &path)).await.unwrap();
     let taken = run(&at, keep("k", &other)).await.unwrap_err();
     assert!(matches!(taken, FileError::HandleTaken { .. }), "{taken}");
-    drop((at, kept));
+    drop((at, persistent));
     assert_eq!(std::fs::read_dir(&f.root).unwrap().count(), 0);
 }
 
@@ -175,21 +175,21 @@ async fn other_handles_end_with_their_connection_and_ids_are_not_shared() {
 async fn a_change_of_a_connection_that_died_comes_before_those_of_the_next() {
     let f = Fixture::new();
     let path = f.path("file");
-    let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
+    let persistent = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
     let write = |content: Vec<u8>| {
         let mut params = FsWriteFileParams::new(path.clone(), content);
         params.atomic = true;
         params
     };
     for round in 0..60u8 {
-        let first = connection(&kept);
+        let first = connection(&persistent);
         let writing = tokio::spawn(first.call(Backend::Here, write(vec![b'x'; 4 << 20])));
         for _ in 0..u32::from(round) * 37 % 200 {
             tokio::task::yield_now().await;
         }
         writing.abort();
         drop(first);
-        let next = connection(&kept);
+        let next = connection(&persistent);
         run(&next, write(vec![round])).await.unwrap();
         for _ in 0..20 {
             let read = run(&next, FsReadFileParams::new(path.clone())).await.unwrap();
@@ -203,8 +203,8 @@ async fn a_change_of_a_connection_that_died_comes_before_those_of_the_next() {
 async fn recent_blocks_of_a_closed_handle_are_remembered() {
     let f = Fixture::new();
     let path = f.file("x", "old");
-    let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
-    let at = connection(&kept);
+    let persistent = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
+    let at = connection(&persistent);
     run(&at, keep("h", &path)).await.unwrap();
     let block = |n: u64| FsWriteBlockParams::new("h", n * 9, format!("block {n:03}").into_bytes());
     for n in 0..300 {
@@ -214,7 +214,7 @@ async fn recent_blocks_of_a_closed_handle_are_remembered() {
     let bad = FsWriteBlockParams::new("h", u64::MAX, b"x".to_vec());
     let refused = run(&at, bad.clone()).await.unwrap_err();
     let torn = run(&at, commit("h")).await.unwrap_err();
-    let at = connection(&kept);
+    let at = connection(&persistent);
     run(&at, keep("h", &path)).await.unwrap();
     for n in 0..300 {
         let again = run(&at, block(n)).await;

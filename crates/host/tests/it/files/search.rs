@@ -39,7 +39,7 @@ fn search(f: &Fixture, change: impl FnOnce(&mut FsSearchParams)) -> FsSearchResp
     f.run(params).unwrap()
 }
 
-fn places(f: &Fixture, change: impl FnOnce(&mut FsSearchParams)) -> Vec<String> {
+fn paths(f: &Fixture, change: impl FnOnce(&mut FsSearchParams)) -> Vec<String> {
     let answer = search(f, change);
     found(f, &answer).into_iter().map(|(name, line)| format!("{name}:{line}")).collect()
 }
@@ -48,34 +48,31 @@ fn places(f: &Fixture, change: impl FnOnce(&mut FsSearchParams)) -> Vec<String> 
 fn ignored_hidden_and_binary_files_are_skipped_by_default() {
     let f = repository();
     let usual = ["src/lib.rs:2", "src/lib.rs:5", "src/main.rs:2"];
-    assert_eq!(places(&f, |_| {}), usual);
+    assert_eq!(paths(&f, |_| {}), usual);
     assert_eq!(
-        places(&f, |p| p.respect_gitignore = false),
+        paths(&f, |p| p.respect_gitignore = false),
         ["a.log:1", "src/lib.rs:2", "src/lib.rs:5", "src/main.rs:2", "target/out.rs:1"]
     );
-    assert_eq!(places(&f, |p| p.hidden = true).len(), 4);
-    assert_eq!(places(&f, |p| p.case_insensitive = true).len(), 4);
-    assert_eq!(
-        places(&f, |p| p.include = vec!["*.txt".into(), "main.*".into()]),
-        ["src/main.rs:2"]
-    );
-    assert_eq!(places(&f, |p| p.exclude = vec!["lib.rs".into()]), ["src/main.rs:2"]);
-    assert_eq!(places(&f, |p| p.path = f.path("src/main.rs")), ["src/main.rs:2"]);
-    assert_eq!(places(&f, |p| p.max_file_bytes = Some(30)), ["src/main.rs:2"]);
+    assert_eq!(paths(&f, |p| p.hidden = true).len(), 4);
+    assert_eq!(paths(&f, |p| p.case_insensitive = true).len(), 4);
+    assert_eq!(paths(&f, |p| p.include = vec!["*.txt".into(), "main.*".into()]), ["src/main.rs:2"]);
+    assert_eq!(paths(&f, |p| p.exclude = vec!["lib.rs".into()]), ["src/main.rs:2"]);
+    assert_eq!(paths(&f, |p| p.path = f.path("src/main.rs")), ["src/main.rs:2"]);
+    assert_eq!(paths(&f, |p| p.max_file_bytes = Some(30)), ["src/main.rs:2"]);
 }
 
 #[test]
 fn patterns_are_regular_expressions_unless_literal() {
     let f = Fixture::new();
     f.file("x", "a.c\nabc\nword words\nspan\nning\n");
-    assert_eq!(places(&f, |p| p.pattern = "a.c".into()), ["x:1", "x:2"]);
+    assert_eq!(paths(&f, |p| p.pattern = "a.c".into()), ["x:1", "x:2"]);
     let literal = |p: &mut FsSearchParams| (p.pattern, p.literal) = ("a.c".into(), true);
-    assert_eq!(places(&f, literal), ["x:1"]);
-    assert_eq!(places(&f, |p| p.pattern = r"^\w+$".into()).len(), 3);
+    assert_eq!(paths(&f, literal), ["x:1"]);
+    assert_eq!(paths(&f, |p| p.pattern = r"^\w+$".into()).len(), 3);
     let words = search(&f, |p| (p.pattern, p.word) = ("word".into(), true));
     assert_eq!(words.files[0].lines[0].ranges, [FsSearchRange { start: 0, end: 4 }]);
     let span = |p: &mut FsSearchParams| (p.pattern, p.multiline) = ("span\nning".into(), true);
-    assert_eq!(places(&f, span), ["x:4"]);
+    assert_eq!(paths(&f, span), ["x:4"]);
     for bad in ["(", "a{1000}{1000}{1000}", "[z-a]"] {
         let (code, message) = f.fails(FsSearchParams::new(f.path(""), bad));
         assert_eq!(code, INVALID, "{message}");
@@ -306,7 +303,7 @@ fn hostile_tree_does_not_block_a_search() {
     }
     f.file("endless/.git/info/x", "");
     f.fifo("endless/.git/info/exclude");
-    assert_eq!(places(&f, |_| {}), ["endless/first:1", "fifo/first:1"]);
+    assert_eq!(paths(&f, |_| {}), ["endless/first:1", "fifo/first:1"]);
     assert_eq!(glob(&f, &["*/first"], |_| {}), ["endless/first", "fifo/first"]);
 }
 
@@ -340,10 +337,10 @@ fn ignore_rules_apply_below_and_the_innermost_decides() {
         "outer/repo/forced.tmp:1",
         "outer/repo/keep.tmp:1",
     ];
-    assert_eq!(places(&f, |_| {}), all);
+    assert_eq!(paths(&f, |_| {}), all);
     // The same from within, where the rules are above the root.
-    assert_eq!(places(&f, |p| p.path = f.path("outer/plain")), all[..2]);
-    assert_eq!(places(&f, |p| p.path = f.path("outer/repo/deep")), [""; 0]);
+    assert_eq!(paths(&f, |p| p.path = f.path("outer/plain")), all[..2]);
+    assert_eq!(paths(&f, |p| p.path = f.path("outer/repo/deep")), [""; 0]);
     f.link("outer/plain", "by-link");
     let by_link = search(&f, |p| p.path = f.path("by-link"));
     assert_eq!(by_link.matches, 2, "rules above a link to the root are found too");

@@ -197,9 +197,9 @@ fn random_trees_are_listed_like_a_plain_walk() {
         let all = listed.len() + nameless;
         for max_entries in 1..=u32::try_from(all).unwrap() + 1 {
             let cut = walk(&f, FsWalkOptions { max_entries, ..options.clone() });
-            let told = cut.entries.len() + cut.errors.len();
-            assert_eq!(told, all.min(max_entries as usize), "seed {seed}, {max_entries}");
-            assert_eq!(cut.truncated, told < all, "seed {seed}, {max_entries}");
+            let reported = cut.entries.len() + cut.errors.len();
+            assert_eq!(reported, all.min(max_entries as usize), "seed {seed}, {max_entries}");
+            assert_eq!(cut.truncated, reported < all, "seed {seed}, {max_entries}");
             assert!(names(&f, &answer).starts_with(&names(&f, &cut)), "seed {seed}");
         }
     }

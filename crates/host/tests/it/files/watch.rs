@@ -22,9 +22,11 @@ impl Client {
     ) -> BTreeMap<PathUri, FsChangeKind> {
         let mut all = BTreeMap::new();
         while !wanted.iter().all(|(name, kind)| all.get(&self.f.path(name)) == Some(kind)) {
-            let FileNotification::Changed(told) = self.next().await else { panic!("another kind") };
-            assert!(!told.overflow && told.ended.is_none(), "{told:?}");
-            all.extend(told.changes.into_iter().map(|change| (change.path, change.kind)));
+            let FileNotification::Changed(changed) = self.next().await else {
+                panic!("another kind")
+            };
+            assert!(!changed.overflow && changed.ended.is_none(), "{changed:?}");
+            all.extend(changed.changes.into_iter().map(|change| (change.path, change.kind)));
         }
         all
     }
@@ -68,8 +70,8 @@ async fn content_of_a_new_directory_is_reported_however_fast_it_was_filled() {
         }
         let mut all = BTreeMap::new();
         while !names.iter().all(|name| all.contains_key(&c.f.path(name))) {
-            let FileNotification::Changed(told) = c.next().await else { panic!("another kind") };
-            all.extend(told.changes.into_iter().map(|change| (change.path, change.kind)));
+            let FileNotification::Changed(changed) = c.next().await else { panic!("another kind") };
+            all.extend(changed.changes.into_iter().map(|change| (change.path, change.kind)));
         }
     }
 }
@@ -95,8 +97,8 @@ async fn file_watch_survives_replacement() {
         let write = FsWriteFileParams::new(path.clone(), vec![round; 10]);
         c.f.run(FsWriteFileParams { atomic: true, ..write }).unwrap();
         c.f.file("beside", [round]);
-        let FileNotification::Changed(told) = c.next().await else { panic!("another kind") };
-        assert!(told.changes.iter().all(|change| change.path == path), "{told:?}");
+        let FileNotification::Changed(changed) = c.next().await else { panic!("another kind") };
+        assert!(changed.changes.iter().all(|change| change.path == path), "{changed:?}");
     }
     std::fs::remove_file(path.as_path()).unwrap();
     c.changes(&[("config", Removed)]).await;
@@ -109,8 +111,8 @@ async fn ended_watch_reports_why_and_frees_its_id() {
     c.watch(FsWatchParams::new(1, c.f.path("w"))).await.unwrap();
     std::fs::remove_dir(c.f.native("w")).unwrap();
     loop {
-        let FileNotification::Changed(told) = c.next().await else { panic!("another kind") };
-        if told.ended.is_some() {
+        let FileNotification::Changed(changed) = c.next().await else { panic!("another kind") };
+        if changed.ended.is_some() {
             break;
         }
     }
@@ -136,9 +138,9 @@ async fn too_many_changes_are_an_overflow() {
         c.f.file(&format!("w/{at}"), "");
     }
     loop {
-        let FileNotification::Changed(told) = c.next().await else { panic!("another kind") };
-        assert!(told.changes.len() <= 10);
-        if told.overflow {
+        let FileNotification::Changed(changed) = c.next().await else { panic!("another kind") };
+        assert!(changed.changes.len() <= 10);
+        if changed.overflow {
             break;
         }
     }
@@ -157,13 +159,13 @@ async fn stopped_watch_sends_nothing() {
     c.f.file("a/x", "");
     c.call(FsUnwatchParams::new(1)).await.unwrap();
     c.call(FsUnwatchParams::new(77)).await.unwrap();
-    while c.told.try_recv().is_ok() {}
+    while c.notifications.try_recv().is_ok() {}
     c.f.file("a/y", "");
     c.f.file("b/marker", "");
     loop {
-        let FileNotification::Changed(told) = c.next().await else { panic!("another kind") };
-        assert_eq!(told.watch_id, 2);
-        if told.changes.iter().any(|change| change.path == c.f.path("b/marker")) {
+        let FileNotification::Changed(changed) = c.next().await else { panic!("another kind") };
+        assert_eq!(changed.watch_id, 2);
+        if changed.changes.iter().any(|change| change.path == c.f.path("b/marker")) {
             break;
         }
     }
@@ -202,7 +204,7 @@ impl Client {
 
     async fn told_missing(&mut self) -> i64 {
         match self.next().await {
-            FileNotification::MissingChanged(told) => told.watch_id,
+            FileNotification::MissingChanged(changed) => changed.watch_id,
             other => panic!("{other:?}"),
         }
     }
@@ -254,7 +256,7 @@ async fn existing_path_is_reported_after_the_response() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert!(c.told.try_recv().is_err(), "the answer has not been sent yet");
+    assert!(c.notifications.try_recv().is_err(), "the answer has not been sent yet");
     drop(answer);
     assert_eq!(c.told_missing().await, 5);
 }
@@ -276,10 +278,10 @@ async fn watches_end_with_their_connection() {
     let c = Client::new();
     c.watch(FsWatchParams::new(1, c.f.path(""))).await.unwrap();
     assert!(c.missing(1, &["none"], None).await);
-    let Client { f, connection, mut told, .. } = c;
+    let Client { f, connection, mut notifications, .. } = c;
     drop(connection);
     // The threads end and drop the last sender.
-    let ended = tokio::time::timeout(Duration::from_secs(20), told.recv()).await;
+    let ended = tokio::time::timeout(Duration::from_secs(20), notifications.recv()).await;
     assert_eq!(ended.expect("an end in time"), None);
     drop(f);
 }
