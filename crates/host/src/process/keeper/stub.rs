@@ -7,8 +7,7 @@
 //!
 //! The keeper, in order:
 //! 1. asks to be resumed when its parent dies, which may have stopped it; gets its own session and
-//! group;
-//! becomes the subreaper of everything below it;
+//!    group; becomes the subreaper of everything below it;
 //! 2. starts the process, and waits until it has executed its program or failed;
 //! 3. reports which, and closes every descriptor but the socket to the server;
 //! 4. reaps, reports the program's exit, handles messages of the server;
