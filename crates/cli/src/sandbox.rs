@@ -163,7 +163,7 @@ impl SandboxArgs {
         match sandbox.prepare(context, &Request { command })? {
             Prepared::Unrestricted => Ok(None),
             Prepared::Enforced(launch) => {
-                if launch.globs_cut {
+                if launch.globs_truncated {
                     eprintln!(
                         "codex: warning: glob patterns apply only down to glob_scan_max_depth; raise \
                          it if deeper files must match"

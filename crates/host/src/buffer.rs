@@ -1,8 +1,8 @@
 //! Buffers for whole files and the messages that carry them.
 //!
-//! Memory that the kernel has to find, clear and map costs more than the bytes that go into it, on
-//! virtual machines several times as much. So a large buffer that is done with is kept for a moment,
-//! for the next large file.
+//! Getting fresh memory from the kernel (find, clear, map) costs more than copying the bytes into it,
+//! on virtual machines several times as much. So this module caches large buffers for a moment, for the
+//! next large file.
 
 use std::collections::{TryReserveError, VecDeque};
 use std::ffi::c_void;
@@ -12,24 +12,25 @@ use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::mm::Advice;
 
-/// From here on a buffer is put in large pages, and kept.
+/// Buffers of at least this size, in bytes, use huge pages and are cached.
 const LARGE: usize = 4 << 20;
 
-/// What is kept in all, so that it can be stated.
-const KEPT_BYTES: usize = 128 << 20;
+/// Maximum bytes of cached buffers in total.
+const MAX_CACHED_BYTES: usize = 128 << 20;
 
-/// How long a buffer is kept.
-const KEPT_FOR: Duration = Duration::from_secs(1);
+/// How long a buffer stays cached.
+const CACHE_TIME: Duration = Duration::from_secs(1);
 
-static KEPT: Mutex<Kept> = Mutex::new(Kept { buffers: VecDeque::new(), bytes: 0, swept: false });
+static CACHE: Mutex<BufferCache> =
+    Mutex::new(BufferCache { buffers: VecDeque::new(), bytes: 0, has_sweeper: false });
 
 /// An empty buffer that holds `capacity` bytes without growing.
 ///
-/// A large one is put in large pages, where the kernel has them: to fill it page by page can cost
-/// more than to move the bytes.
+/// A large buffer uses huge pages where the kernel supports them: page faults can cost more than
+/// copying the bytes.
 pub fn with_capacity(capacity: usize) -> Result<Vec<u8>, TryReserveError> {
     if capacity >= LARGE
-        && let Some(buffer) = kept().take(capacity)
+        && let Some(buffer) = cache().take(capacity)
     {
         return Ok(buffer);
     }
@@ -49,67 +50,68 @@ pub fn with_capacity(capacity: usize) -> Result<Vec<u8>, TryReserveError> {
     Ok(buffer)
 }
 
-/// The bytes of a buffer, whose memory serves again once they are all dropped.
+/// Converts a buffer to `Bytes`. A large buffer returns to the cache once all of its `Bytes` are
+/// dropped.
 pub fn into_bytes(buffer: Vec<u8>) -> Bytes {
     if buffer.capacity() < LARGE {
         return Bytes::from(buffer);
     }
-    Bytes::from_owner(Lent(buffer))
+    Bytes::from_owner(CachedOnDrop(buffer))
 }
 
-/// A buffer on its way out.
-struct Lent(Vec<u8>);
+/// A buffer that returns to the cache when dropped.
+struct CachedOnDrop(Vec<u8>);
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for CachedOnDrop {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl Drop for Lent {
+impl Drop for CachedOnDrop {
     fn drop(&mut self) {
-        if kept().put(std::mem::take(&mut self.0), Instant::now()) == Sweeper::Wanted {
-            // Without a thread nobody would let go of it: then it is not kept.
+        if cache().put(std::mem::take(&mut self.0), Instant::now()) == Sweeper::Wanted {
+            // Without a sweeper thread the cache would never shrink, so cache nothing.
             let sweeper = std::thread::Builder::new().name("buffers".to_owned()).spawn(sweep);
             if sweeper.is_err() {
-                *kept() = Kept::default();
+                *cache() = BufferCache::default();
             }
         }
     }
 }
 
-/// Lets go of what was not used again; ends when nothing is left.
+/// Drops expired buffers until the cache is empty.
 fn sweep() {
-    let mut next = Some(KEPT_FOR);
+    let mut next = Some(CACHE_TIME);
     while let Some(wait) = next {
         std::thread::sleep(wait);
-        next = kept().expire(Instant::now());
+        next = cache().expire(Instant::now());
     }
 }
 
-fn kept() -> MutexGuard<'static, Kept> {
-    KEPT.lock()
+fn cache() -> MutexGuard<'static, BufferCache> {
+    CACHE.lock()
 }
 
-/// Buffers that nobody uses, oldest first.
+/// Unused buffers, oldest first.
 #[derive(Debug, Default)]
-struct Kept {
+struct BufferCache {
     buffers: VecDeque<(Vec<u8>, Instant)>,
     /// Sum of their capacities.
     bytes: usize,
-    /// A thread sees to it that they go.
-    swept: bool,
+    /// A sweeper thread is running.
+    has_sweeper: bool,
 }
 
-/// Whether a thread has to be started that lets go of what is kept.
+/// Whether the caller must start a sweeper thread.
 #[derive(Debug, PartialEq, Eq)]
 enum Sweeper {
     Wanted,
     NotNeeded,
 }
 
-impl Kept {
-    /// The smallest that holds `capacity` bytes, if it is not much larger.
+impl BufferCache {
+    /// Takes the smallest buffer that holds `capacity` bytes and is at most twice as large.
     fn take(&mut self, capacity: usize) -> Option<Vec<u8>> {
         let sizes = self.buffers.iter().map(|(buffer, _)| buffer.capacity()).enumerate();
         let fitting =
@@ -121,36 +123,36 @@ impl Kept {
         Some(buffer)
     }
 
-    /// Keeps a buffer, in place of older ones if need be.
+    /// Caches a buffer; drops the oldest ones if the cache is too large.
     fn put(&mut self, buffer: Vec<u8>, now: Instant) -> Sweeper {
-        if buffer.capacity() > KEPT_BYTES {
+        if buffer.capacity() > MAX_CACHED_BYTES {
             return Sweeper::NotNeeded;
         }
         self.bytes += buffer.capacity();
         self.buffers.push_back((buffer, now));
-        while self.bytes > KEPT_BYTES
+        while self.bytes > MAX_CACHED_BYTES
             && let Some((oldest, _)) = self.buffers.pop_front()
         {
             self.bytes -= oldest.capacity();
         }
-        match std::mem::replace(&mut self.swept, true) {
+        match std::mem::replace(&mut self.has_sweeper, true) {
             false => Sweeper::Wanted,
             true => Sweeper::NotNeeded,
         }
     }
 
-    /// Drops what has been kept long enough; says how long the next one still has. If there is none,
-    /// the sweeper is done.
+    /// Drops expired buffers. Returns the time until the next one expires, or `None` if the cache is
+    /// empty and the sweeper is done.
     fn expire(&mut self, now: Instant) -> Option<Duration> {
         while let Some((buffer, since)) = self.buffers.front() {
-            let left = KEPT_FOR.saturating_sub(now.duration_since(*since));
+            let left = CACHE_TIME.saturating_sub(now.duration_since(*since));
             if !left.is_zero() {
                 return Some(left);
             }
             self.bytes -= buffer.capacity();
             self.buffers.pop_front();
         }
-        self.swept = false;
+        self.has_sweeper = false;
         None
     }
 }
@@ -160,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_of_any_size_can_be_filled() {
+    fn buffer_of_any_size_can_be_filled() {
         for capacity in [0, 1, LARGE - 1, LARGE, LARGE + 1, 9 << 20] {
             let mut buffer = with_capacity(capacity).unwrap();
             let start = buffer.as_ptr();
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_those_of_the_buffer_large_or_small() {
+    fn into_bytes_preserves_content_of_any_size() {
         for len in [0, 1, LARGE] {
             let mut buffer = with_capacity(len).unwrap();
             buffer.resize(len, 7);
@@ -184,43 +186,47 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_buffer_is_taken_again_empty_and_only_if_it_fits() {
-        let mut kept = Kept::default();
+    fn cached_buffer_is_reused_empty_and_only_if_it_fits() {
+        let mut cache = BufferCache::default();
         let buffer = vec![7; LARGE];
         let start = buffer.as_ptr();
-        assert_eq!(kept.put(buffer, Instant::now()), Sweeper::Wanted);
-        assert!(kept.take(LARGE + 1).is_none(), "too small");
-        assert!(kept.take(LARGE / 2 - 1).is_none(), "far too large");
-        let again = kept.take(LARGE - 1).unwrap();
+        assert_eq!(cache.put(buffer, Instant::now()), Sweeper::Wanted);
+        assert!(cache.take(LARGE + 1).is_none(), "too small");
+        assert!(cache.take(LARGE / 2 - 1).is_none(), "far too large");
+        let again = cache.take(LARGE - 1).unwrap();
         assert_eq!((again.as_ptr(), again.len()), (start, 0));
-        assert_eq!((kept.bytes, kept.take(LARGE)), (0, None));
-        assert_eq!(kept.put(again, Instant::now()), Sweeper::NotNeeded, "one is at it");
+        assert_eq!((cache.bytes, cache.take(LARGE)), (0, None));
+        assert_eq!(cache.put(again, Instant::now()), Sweeper::NotNeeded, "one is at it");
     }
 
     #[test]
-    fn a_file_leaves_the_larger_buffer_to_its_message() {
-        let mut kept = Kept::default();
+    fn take_returns_the_smallest_fitting_buffer() {
+        let mut cache = BufferCache::default();
         for size in [LARGE, LARGE * 4 / 3] {
-            kept.put(Vec::with_capacity(size), Instant::now());
+            cache.put(Vec::with_capacity(size), Instant::now());
         }
-        assert_eq!(kept.take(LARGE).unwrap().capacity(), LARGE);
-        assert_eq!(kept.take(LARGE * 4 / 3).unwrap().capacity(), LARGE * 4 / 3);
+        assert_eq!(cache.take(LARGE).unwrap().capacity(), LARGE);
+        assert_eq!(cache.take(LARGE * 4 / 3).unwrap().capacity(), LARGE * 4 / 3);
     }
 
     #[test]
-    fn what_is_kept_is_bounded_in_bytes_and_in_time() {
-        let mut kept = Kept::default();
+    fn cache_is_bounded_in_bytes_and_time() {
+        let mut cache = BufferCache::default();
         let now = Instant::now();
-        let buffer = || Vec::with_capacity(KEPT_BYTES / 2);
-        assert_eq!(kept.put(buffer(), now), Sweeper::Wanted);
-        kept.put(buffer(), now + KEPT_FOR / 2);
-        kept.put(buffer(), now + KEPT_FOR / 2);
-        assert_eq!((kept.buffers.len(), kept.bytes), (2, KEPT_BYTES), "the oldest made room");
-        kept.put(Vec::with_capacity(KEPT_BYTES + 1), now);
-        assert_eq!(kept.buffers.len(), 2, "too large to be kept");
-        assert_eq!(kept.expire(now + KEPT_FOR), Some(KEPT_FOR / 2));
-        assert_eq!(kept.expire(now + KEPT_FOR * 3 / 2), None);
-        assert_eq!((kept.buffers.len(), kept.bytes), (0, 0));
-        assert_eq!(kept.put(buffer(), now), Sweeper::Wanted, "the last one has ended");
+        let buffer = || Vec::with_capacity(MAX_CACHED_BYTES / 2);
+        assert_eq!(cache.put(buffer(), now), Sweeper::Wanted);
+        cache.put(buffer(), now + CACHE_TIME / 2);
+        cache.put(buffer(), now + CACHE_TIME / 2);
+        assert_eq!(
+            (cache.buffers.len(), cache.bytes),
+            (2, MAX_CACHED_BYTES),
+            "the oldest made room"
+        );
+        cache.put(Vec::with_capacity(MAX_CACHED_BYTES + 1), now);
+        assert_eq!(cache.buffers.len(), 2, "too large to be kept");
+        assert_eq!(cache.expire(now + CACHE_TIME), Some(CACHE_TIME / 2));
+        assert_eq!(cache.expire(now + CACHE_TIME * 3 / 2), None);
+        assert_eq!((cache.buffers.len(), cache.bytes), (0, 0));
+        assert_eq!(cache.put(buffer(), now), Sweeper::Wanted, "the last one has ended");
     }
 }

@@ -8,12 +8,12 @@ pub mod pool;
 pub mod process;
 pub mod sandbox;
 
-/// Becomes a helper of the host and never returns, if that is what this process was started as.
+/// Turns this process into a helper of the host and never returns, if it was started as one.
 ///
-/// To be called first thing in `main`, before any thread exists. In every such process a write beyond
-/// `ulimit -f` fails from now on, and kills nobody (it handles `SIGXFSZ`).
+/// Call it first thing in `main`, before any thread exists. It also installs a `SIGXFSZ` handler, so
+/// that a write beyond `ulimit -f` fails with an error and does not kill the process.
 pub fn main_if_reentered() {
-    process::outlive_file_size_limit();
+    process::handle_file_size_signal();
     process::warden::main_if_reentered();
     sandbox::become_sandbox(files::HELPER, files::run_helper);
 }

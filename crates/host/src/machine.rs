@@ -1,4 +1,4 @@
-//! What this machine and its user are, for `environment/info`.
+//! Facts about this machine and its user, for `environment/info`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

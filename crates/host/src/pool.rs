@@ -1,9 +1,10 @@
 //! Threads for work that may block: files, policies, large messages.
 //!
-//! Invariant: work that was taken is run, and whoever waits for it learns its end. `READY` threads are
-//! made with the pool and stay, so that a machine that gives no more threads makes work wait and
-//! does not refuse it. While all are busy more are made, up to `MOST`, which end when they have had
-//! nothing to do for a while. A panic ends the work, not the thread.
+//! Invariant: the pool runs all work it accepts, and the caller that awaits it learns the outcome. The
+//! pool starts `MIN_THREADS` threads up front and keeps them, so work waits, and is not refused, when
+//! the system allows no more threads. While all threads are busy the pool adds more, up to
+//! `MAX_THREADS`; an added thread ends after `IDLE_TIMEOUT` without work. A panic ends the work, not
+//! the thread.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,60 +15,59 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
-/// Threads that are always there.
-const READY: usize = 4;
+/// Threads that never end.
+const MIN_THREADS: usize = 4;
 
-/// As many as there may be. Work may wait for a client that does not read (a streamed search), so
-/// this is far more than there are processors.
-const MOST: usize = 512;
+/// Upper limit of threads. Work may wait for a client that does not read (a streamed search), so this
+/// is far more than the number of processors.
+const MAX_THREADS: usize = 512;
 
-/// How long a thread above [`READY`] waits for work before it ends.
-const IDLE: Duration = Duration::from_secs(10);
+/// How long a thread beyond [`MIN_THREADS`] waits for work before it ends.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 static POOL: Pool = Pool::new();
 
-/// Why work has no result.
+/// Why work produced no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WorkError {
-    /// It panicked.
+    /// The work panicked.
     #[error("the work panicked")]
     Panicked,
-    /// The pool has no thread, and the system gives none.
+    /// The pool has no thread and the system allows no new one.
     #[error("the system allows this process no more threads")]
     NoThreads,
 }
 
-/// Makes the threads of this process's pool, unless they are there. To be called while threads can
-/// be had: when a server starts.
-pub(crate) fn prepare() -> io::Result<()> {
-    POOL.prepare()
+/// Starts the [`MIN_THREADS`] permanent threads of this process's pool, unless they run already. Call
+/// it when a server starts, while the system still allows threads.
+pub(crate) fn start_threads() -> io::Result<()> {
+    POOL.start_threads()
 }
 
-/// Runs work that may block on a thread of the pool. It runs to its end even if this future is
-/// dropped.
+/// Runs blocking work on a pool thread. The work runs to completion even if this future is dropped.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, WorkError> {
     POOL.run(work).await
 }
 
-/// Runs work that may block, and that nobody waits for.
-pub(crate) fn detached(work: impl FnOnce() + Send + 'static) {
-    POOL.take(Box::new(work));
+/// Runs blocking work without waiting for it.
+pub(crate) fn spawn_detached(work: impl FnOnce() + Send + 'static) {
+    POOL.submit(Box::new(work));
 }
 
 type Work = Box<dyn FnOnce() + Send>;
 
 struct Pool {
     state: Mutex<State>,
-    /// Told of each piece of work.
+    /// Notified for each piece of queued work.
     queued: Condvar,
 }
 
 struct State {
     queue: VecDeque<Work>,
     threads: usize,
-    /// Those that wait for work.
+    /// Threads that wait for work.
     idle: usize,
 }
 
@@ -77,9 +77,9 @@ impl Pool {
         Self { state: Mutex::new(state), queued: Condvar::new() }
     }
 
-    fn prepare(&'static self) -> io::Result<()> {
+    fn start_threads(&'static self) -> io::Result<()> {
         let mut state = self.lock();
-        while state.threads < READY {
+        while state.threads < MIN_THREADS {
             self.grow(&mut state)?;
         }
         Ok(())
@@ -90,12 +90,12 @@ impl Pool {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> impl Future<Output = Result<T, WorkError>> + Send {
         let (done, result) = oneshot::channel();
-        let taken = self.take(Box::new(move || {
-            // If nobody waits any more, nobody is told.
+        let submitted = self.submit(Box::new(move || {
+            // The receiver is gone if the caller stopped waiting.
             let _ = done.send(work());
         }));
         async move {
-            if !taken {
+            if !submitted {
                 return Err(WorkError::NoThreads);
             }
             // A panic drops the sender.
@@ -104,14 +104,14 @@ impl Pool {
     }
 
     /// Queues work; false if there is no thread to run it.
-    fn take(&'static self, work: Work) -> bool {
+    fn submit(&'static self, work: Work) -> bool {
         let mut state = self.lock();
         state.queue.push_back(work);
-        if state.queue.len() > state.idle && state.threads < MOST {
+        if state.queue.len() > state.idle && state.threads < MAX_THREADS {
             let grown = self.grow(&mut state);
             if grown.is_err() && state.threads == 0 {
                 let refused = state.queue.pop_back();
-                // Whatever is dropped with it may want the pool.
+                // Drop outside the lock: destructors in the work may use the pool.
                 drop(state);
                 drop(refused);
                 return false;
@@ -123,33 +123,35 @@ impl Pool {
     }
 
     fn grow(&'static self, state: &mut State) -> io::Result<()> {
-        let stays = state.threads < READY;
-        thread::Builder::new().name("exec-blocking".into()).spawn(move || self.work(stays))?;
+        let permanent = state.threads < MIN_THREADS;
+        thread::Builder::new()
+            .name("exec-blocking".into())
+            .spawn(move || self.run_thread(permanent))?;
         state.threads += 1;
         Ok(())
     }
 
-    /// The life of a thread.
-    fn work(&self, stays: bool) {
-        while let Some(work) = self.next(stays) {
-            // The panic itself was reported by the panic hook; who waits learns of it as an error.
+    /// Body of a pool thread.
+    fn run_thread(&self, permanent: bool) {
+        while let Some(work) = self.next(permanent) {
+            // The panic hook has reported the panic; the caller gets it as an error.
             let _ = catch_unwind(AssertUnwindSafe(work));
         }
     }
 
-    /// Waits for work; `None` if the thread is not needed any more.
-    fn next(&self, stays: bool) -> Option<Work> {
+    /// Waits for work; `None` if this thread should end.
+    fn next(&self, permanent: bool) -> Option<Work> {
         let mut state = self.lock();
         loop {
             if let Some(work) = state.queue.pop_front() {
                 return Some(work);
             }
             state.idle += 1;
-            let idle_for_long = if stays {
+            let idle_for_long = if permanent {
                 self.queued.wait(&mut state);
                 false
             } else {
-                self.queued.wait_for(&mut state, IDLE).timed_out()
+                self.queued.wait_for(&mut state, IDLE_TIMEOUT).timed_out()
             };
             state.idle -= 1;
             if idle_for_long && state.queue.is_empty() {
@@ -170,21 +172,21 @@ mod tests {
     use std::sync::{Arc, Barrier};
 
     #[tokio::test]
-    async fn a_panic_is_an_error_and_costs_no_thread() {
+    async fn panic_is_an_error_and_keeps_the_thread() {
         static POOL: Pool = Pool::new();
-        POOL.prepare().unwrap();
-        for _ in 0..2 * READY {
+        POOL.start_threads().unwrap();
+        for _ in 0..2 * MIN_THREADS {
             let panicked = POOL.run(|| -> u8 { panic!("on purpose") }).await;
             assert_eq!(panicked, Err(WorkError::Panicked));
         }
-        assert!(POOL.lock().threads >= READY);
+        assert!(POOL.lock().threads >= MIN_THREADS);
         assert_eq!(POOL.run(|| 7).await, Ok(7));
     }
 
     #[tokio::test]
-    async fn work_that_waits_for_other_work_finds_a_thread() {
+    async fn work_that_waits_for_other_work_gets_a_thread() {
         static POOL: Pool = Pool::new();
-        let count = 3 * READY;
+        let count = 3 * MIN_THREADS;
         let together = Arc::new(Barrier::new(count));
         let all: Vec<_> = (0..count)
             .map(|_| {
@@ -200,10 +202,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_is_run_though_nobody_waits_for_it() {
+    async fn work_runs_though_its_future_is_dropped() {
         static POOL: Pool = Pool::new();
-        let (ran, told) = oneshot::channel();
+        let (ran, receiver) = oneshot::channel();
         drop(POOL.run(move || ran.send(())));
-        told.await.unwrap();
+        receiver.await.unwrap();
     }
 }

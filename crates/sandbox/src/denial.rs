@@ -1,11 +1,11 @@
-//! Did the sandbox cause a failure? The rule of words and exit codes.
+//! Guesses whether the sandbox caused a failure, from output and exit code.
 //!
-//! Invariant: only for a sandboxed process that failed; decided once; how the output came in pieces
-//! makes no difference. The kernel keeps no record of
-//! denials that an unprivileged server could read (Landlock's audit messages need the audit socket, a
-//! seccomp notification costs a round trip per refused call and sees no file access), so words it is.
+//! Invariant: applies only to a sandboxed process that failed; the way the output is split into chunks
+//! makes no difference. An unprivileged server has no record of denials to read: Landlock's audit
+//! messages need the audit socket, and seccomp notifications cost a round trip per refused call and
+//! cover no file access. So the decision rests on the program's output.
 
-/// What tells of a denial wherever it stands, in lower case.
+/// Phrases that indicate a denial anywhere in the output, in lower case.
 pub const PHRASES: [&str; 4] = [
     "operation not permitted",
     "permission denied",
@@ -13,10 +13,10 @@ pub const PHRASES: [&str; 4] = [
     "failed to write file",
 ];
 
-/// Words that tell of a denial unless they are a part of a path: a project may well be called so.
+/// Words that indicate a denial, unless they are part of a path: a project may have such a name.
 pub const WORDS: [&str; 3] = ["seccomp", "sandbox", "landlock"];
 
-/// Bytes that may be the beginning of a word continued in the next chunk.
+/// Bytes of a chunk that may begin a phrase that ends in the next chunk.
 const OVERLAP: usize = {
     // No word is as long as the longest phrase.
     let mut longest = 0;
@@ -30,12 +30,12 @@ const OVERLAP: usize = {
     longest - 1
 };
 
-/// What a program killed for a forbidden system call exits with.
+/// Exit code of a program that was killed for a forbidden system call.
 const SIGSYS_EXIT: i32 = 128 + libc::SIGSYS;
 
-/// Reads output as it comes and remembers whether it speaks of a denial.
+/// Scans output as it arrives for signs of a denial.
 ///
-/// One per stream: what ends one stream and begins another is not one word.
+/// Use one per stream: a word does not continue in another stream.
 ///
 /// ```
 /// use codex_linux_sandbox::denial::Detector;
@@ -47,11 +47,11 @@ const SIGSYS_EXIT: i32 = 128 + libc::SIGSYS;
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Detector {
-    /// The end of what was read, in lower case.
+    /// The end of the scanned output, in lower case.
     tail: Vec<u8>,
-    /// What is between the last separator and the end of what was read.
+    /// The text after the last separator.
     token: Token,
-    spoken: bool,
+    detected: bool,
 }
 
 /// Text without separators, such as a path.
@@ -62,26 +62,26 @@ struct Token {
 }
 
 impl Token {
-    fn speaks(self) -> bool {
+    fn indicates_denial(self) -> bool {
         self.has_word && !self.is_path
     }
 }
 
 impl Detector {
-    /// Reads on.
+    /// Scans a chunk.
     pub fn feed(&mut self, chunk: &[u8]) {
-        if self.spoken || chunk.is_empty() {
+        if self.detected || chunk.is_empty() {
             return;
         }
-        // Across the seam, with as much of the chunk as a phrase can reach into.
+        // Check across the boundary, with as much of the chunk as a phrase can reach into.
         let mut seam = std::mem::take(&mut self.tail);
         let before = seam.len();
         seam.extend(chunk.iter().take(OVERLAP).map(u8::to_ascii_lowercase));
-        self.spoken = contains_phrase(&seam) || contains_phrase(chunk);
-        // A word has no separators, so one across the seam is in the token that goes on.
+        self.detected = contains_phrase(&seam) || contains_phrase(chunk);
+        // A word has no separators, so one across the boundary belongs to the current token.
         self.token.has_word |=
             (0..before).any(|at| word_at(&seam, at).is_some_and(|length| at + length > before));
-        self.spoken |= self.read_tokens(chunk);
+        self.detected |= self.read_tokens(chunk);
         if chunk.len() >= OVERLAP {
             seam.clear();
             seam.extend(chunk[chunk.len() - OVERLAP..].iter().map(u8::to_ascii_lowercase));
@@ -91,7 +91,7 @@ impl Detector {
         self.tail = seam;
     }
 
-    /// Whether a token that ends here is one of the words and no path.
+    /// Scans tokens; returns whether one that ends in this chunk indicates a denial.
     fn read_tokens(&mut self, chunk: &[u8]) -> bool {
         for (at, byte) in chunk.iter().enumerate() {
             match byte {
@@ -100,7 +100,7 @@ impl Detector {
                     self.token.has_word |= word_at(chunk, at).is_some();
                 }
                 byte if is_separator(*byte) => {
-                    if self.token.speaks() {
+                    if self.token.indicates_denial() {
                         return true;
                     }
                     self.token = Token::default();
@@ -111,33 +111,15 @@ impl Detector {
         false
     }
 
-    /// Whether a denial was spoken of.
-    pub fn spoken(&self) -> bool {
-        self.spoken || self.token.speaks()
-    }
-
-    /// The verdict for a sandboxed process that exited so. Given several streams, ask
-    /// [`denied`] with whether any of them spoke.
+    /// Whether the sandbox probably caused this exit of a sandboxed process: the exit code is not 0, and
+    /// the output indicates a denial or a forbidden system call killed the process.
     pub fn denied(&self, exit_code: i32) -> bool {
-        denied(exit_code, self.spoken())
+        let detected = self.detected || self.token.indicates_denial();
+        exit_code != 0 && (detected || exit_code == SIGSYS_EXIT)
     }
 }
 
-/// The verdict for a sandboxed process: its exit code, and whether its output spoke of a denial.
-pub fn denied(exit_code: i32, spoken: bool) -> bool {
-    exit_code != 0 && (spoken || exit_code == SIGSYS_EXIT)
-}
-
-/// Whether a sandboxed process that exited so was probably denied something.
-pub fn is_denied<'a>(exit_code: i32, output: impl IntoIterator<Item = &'a [u8]>) -> bool {
-    let mut detector = Detector::default();
-    for chunk in output {
-        detector.feed(chunk);
-    }
-    detector.denied(exit_code)
-}
-
-/// One pass: a phrase is looked for only where its first letter is.
+/// Searches for a phrase only at its possible first letters, in one pass.
 fn contains_phrase(text: &[u8]) -> bool {
     text.iter().enumerate().any(|(at, byte)| {
         matches!(byte.to_ascii_lowercase(), b'o' | b'p' | b'r' | b'f')
@@ -145,7 +127,7 @@ fn contains_phrase(text: &[u8]) -> bool {
     })
 }
 
-/// The length of the word that begins here.
+/// Length of the word that starts here.
 fn word_at(text: &[u8], at: usize) -> Option<usize> {
     WORDS.iter().find(|word| is_at(text, at, word)).map(|word| word.len())
 }
@@ -154,7 +136,7 @@ fn is_at(text: &[u8], at: usize, word: &str) -> bool {
     text.len() - at >= word.len() && text[at..at + word.len()].eq_ignore_ascii_case(word.as_bytes())
 }
 
-/// What stands around paths and words in messages.
+/// Characters that separate paths and words in messages.
 fn is_separator(byte: u8) -> bool {
     byte.is_ascii_whitespace()
         || matches!(byte, 0 | b'\'' | b'"' | b'`' | b':' | b',' | b';')

@@ -1,8 +1,8 @@
-//! What a server uses: prepare a sandbox, spawn what it says, hear how it went.
+//! The interface for a server: prepare a sandbox, spawn it, read its status.
 //!
-//! Invariant: preparing changes nothing on the host, but for the writable roots that are missing. It
-//! looks at the file system, and hands out a program with its arguments and descriptors; only the
-//! spawned process acts.
+//! Invariant: preparing changes nothing on the host, except that it creates missing writable roots. It
+//! reads the file system and returns a program with arguments and descriptors; only the spawned process
+//! acts.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -20,39 +20,39 @@ use crate::apply;
 use crate::apply::network::EmptyNetwork;
 use crate::capabilities::{Capabilities, Shortfall};
 use crate::decide::facts::Facts;
-use crate::decide::order::is_within;
+use crate::decide::paths::is_within;
 use crate::decide::policy::{
     MissingRoot, PolicyError, Resolved, ServerState, Surroundings, resolve,
 };
-use crate::decide::written::Written;
+use crate::decide::writable_history::WritableHistory;
 use crate::executable::Executable;
 use crate::host::HostFacts;
-use crate::keep::Keep;
-use crate::plan::{self, Enforcement, Plan, PlanError, Program, Target, Walls};
+use crate::plan::{self, Enforcement, Isolation, Plan, PlanError, Program, Target};
+use crate::plan_cache::PlanCache;
 use crate::reentry;
 use crate::seccomp;
 use crate::status::StatusReader;
 
-/// How a server wants its sandboxes.
+/// Configuration of a server's sandboxes.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
     /// The executable that calls [`reentry::main_if_reentered`]; usually this one.
     pub executable: PathBuf,
-    /// What this machine can enforce. Probed once if absent; given in tests.
+    /// What this machine can enforce (default: probed once). Tests set it.
     pub capabilities: Option<Capabilities>,
-    /// Bounds.
+    /// Limits.
     pub limits: Limits,
-    /// Files of the server itself that no policy can open.
+    /// Files of the server that no policy can open (default: none).
     pub own_files: OwnFiles,
-    /// Whether plans are used again while nothing they rest on has changed (default true).
+    /// Reuse a plan while the files it depends on are unchanged (default: true).
     pub cache_plans: bool,
-    /// What has to stand behind a sandbox at least, where the request does not say. Default full.
+    /// Minimum assurance where the request names none (default: full).
     pub assurance: Assurance,
 }
 
 impl Config {
-    /// The defaults, re-entering this executable.
+    /// The defaults, with this executable to re-enter.
     pub fn new(executable: impl Into<PathBuf>) -> Self {
         Self {
             executable: executable.into(),
@@ -65,35 +65,35 @@ impl Config {
     }
 }
 
-/// Files of the server itself: what would let a sandboxed process act outside of its sandbox. Every
-/// policy that restricts the file system leaves them out, whatever its entries say, and keeps names that
-/// do not exist from coming into being; one that restricts the network only leaves out what is denied and
-/// exists.
+/// Files of the server that would let a sandboxed process act outside its sandbox. Every policy that
+/// restricts the file system excludes them, whatever its entries say, and prevents the creation of
+/// those that do not exist. A policy that restricts only the network hides the existing `denied` ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnFiles {
-    /// Neither read nor written inside: credentials, token files, data directories, control sockets.
+    /// Neither readable nor writable inside: credentials, token files, data directories, control
+    /// sockets.
     pub denied: Vec<PathBuf>,
-    /// Not written inside, where the policy would allow it: programs that run outside.
+    /// Not writable inside, even if the policy allows it: programs that run outside.
     pub read_only: Vec<PathBuf>,
 }
 
-/// Bounds on what a policy may ask for, and on what a target may use.
+/// Limits on policies and targets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Entries of a policy. Default 10,000.
+    /// Entries of a policy (default: 10,000); more are refused.
     pub entries: usize,
-    /// Files that glob patterns may match. Each costs a mount. Default 4,096.
+    /// Files that glob patterns may match (default: 4,096); each costs a mount, and more are refused.
     pub glob_matches: usize,
-    /// Names that are looked at while expanding patterns. Default 500,000.
+    /// Names that are read while expanding patterns (default: 500,000); more are refused.
     pub glob_names: usize,
-    /// Directories deep a pattern is expanded, where the policy does not say. Default 32.
+    /// Depth to which a pattern is expanded, in directories, where the policy sets none (default: 32).
     pub glob_depth: usize,
-    /// Names that are protected before they exist. Default 4,096.
+    /// Names that are protected before they exist (default: 4,096); more are refused.
     pub placeholders: usize,
-    /// Processes and threads in a sandbox at once. Default 8,192.
+    /// Processes and threads in a sandbox at once (default: 8,192).
     pub processes: u32,
-    /// Bytes of private memory in `/dev/shm`. Default 1 GiB.
+    /// Size of `/dev/shm`, in bytes (default: 1 GiB).
     pub shared_memory: u64,
 }
 
@@ -112,7 +112,7 @@ impl Default for Limits {
 }
 
 impl OwnFiles {
-    /// Adds what the names lead to now: a link that is changed later does not open what it led to.
+    /// Adds the current targets of links: changing a link later does not expose its old target.
     fn resolve_links(&mut self) {
         for paths in [&mut self.denied, &mut self.read_only] {
             let mut real: Vec<PathBuf> =
@@ -124,50 +124,49 @@ impl OwnFiles {
     }
 }
 
-/// Why there is no sandbox. Nothing has run.
+/// Why a sandbox cannot be prepared. Nothing has run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepareError {
-    /// The policy itself cannot be enforced, on any machine.
+    /// No machine can enforce this policy.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The policy cannot be enforced on this machine.
+    /// This machine cannot enforce the policy.
     #[error("the sandbox cannot be enforced on this machine: {reason}; {remedy}")]
     Unsupported {
         /// What is missing.
         reason: String,
-        /// What to do about it.
+        /// How to get it.
         remedy: String,
     },
-    /// The process could not even stand where it is to start.
+    /// The policy does not make the working directory readable.
     #[error("working directory `{}` is not readable under this policy", .0.display())]
     WorkingDirectory(PathBuf),
-    /// A place that is to be written neither exists nor can be created.
+    /// A writable root does not exist and cannot be created.
     #[error(
         "cannot create the writable root `{}`; create it, or skip it with `missing_path_behavior`", .path.display()
     )]
     MissingRoot {
-        /// Which.
+        /// The root.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A string of the command contains a NUL byte, or there is no command.
+    /// A string of the command contains a NUL byte, or the command is empty.
     #[error("invalid command: {0}")]
     Command(&'static str),
-    /// The system refused something that has nothing to do with the policy.
+    /// A system call failed for reasons unrelated to the policy.
     #[error("cannot prepare the sandbox: {doing}")]
     Io {
         /// What was being done.
         doing: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
 impl PrepareError {
-    /// Whether the request is at fault or the machine cannot do it (as opposed to a passing
-    /// shortage): the caller should be told that the sandbox cannot be enforced.
+    /// Whether the policy cannot be enforced, as opposed to a temporary shortage of this machine.
     pub fn is_unenforceable(&self) -> bool {
         !matches!(self, Self::Io { .. })
     }
@@ -194,26 +193,26 @@ fn io_error(doing: &'static str) -> impl Fn(rustix::io::Errno) -> PrepareError {
     move |errno| PrepareError::Io { doing, source: errno.into() }
 }
 
-/// What is to run.
+/// What to run.
 #[derive(Debug, Clone, Copy)]
 pub enum Command<'a> {
     /// A program.
     Program {
-        /// The program and its arguments; looked up in the `PATH` of `env`, inside the sandbox.
+        /// The program and its arguments; `argv[0]` is looked up in the `PATH` of `env`, inside the
+        /// sandbox.
         argv: &'a [OsString],
-        /// What the program sees as its own name, if not `argv[0]`.
+        /// What the program sees as its own name (default: `argv[0]`).
         arg0: Option<&'a OsStr>,
         /// The whole environment.
         env: &'a [(OsString, OsString)],
-        /// Where it starts.
+        /// Working directory.
         cwd: &'a Path,
     },
-    /// A function that the executable registered with [`reentry::main_if_reentered`], with a minimal
-    /// environment.
+    /// A function registered with [`reentry::main_if_reentered`], with a minimal environment.
     Helper {
         /// Its name.
         name: &'a str,
-        /// Where `PATH`, `TMPDIR`, `TMP` and `TEMP` are taken from; the rest is left behind.
+        /// The source of `PATH`, `TMPDIR`, `TMP` and `TEMP`; other variables are not passed.
         env: &'a [(OsString, OsString)],
     },
 }
@@ -221,13 +220,13 @@ pub enum Command<'a> {
 /// A request to run something.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// What is to run.
+    /// What to run.
     pub command: Command<'a>,
 }
 
 impl<'a> Request<'a> {
-    /// What the policy is resolved against: a program's own directory and its `TMPDIR`. A helper has
-    /// no directory of its own.
+    /// What the policy is resolved against: the program's working directory and `TMPDIR`. A helper has
+    /// no working directory.
     pub fn surroundings(&self) -> Surroundings<'a> {
         let (env, cwd) = match self.command {
             Command::Program { env, cwd, .. } => (env, Some(cwd)),
@@ -238,49 +237,49 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What came of preparing.
+/// The result of preparing.
 #[derive(Debug)]
 pub enum Prepared {
-    /// There is nothing to enforce: run it as it is.
+    /// There is nothing to enforce: run the command directly.
     Unrestricted,
-    /// Spawn this instead.
+    /// Spawn this instead of the command.
     Enforced(Launch),
 }
 
 /// What to spawn instead of the command.
 ///
-/// The server executes `program`, by its descriptor, with exactly `args` and `env`, in `/`, with the standard streams and
-/// the session the target is to have, and with each of `descriptors` at its number. Once it is
-/// spawned, drop `descriptors` and wait on `status`.
+/// Execute `program` by its descriptor with exactly `args` and `env`, in `/`, with the standard streams
+/// and the session of the target, and with each of `descriptors` at its number. Then drop `descriptors`
+/// and wait on `status`.
 #[derive(Debug)]
 pub struct Launch {
     /// The executable to re-enter.
     pub program: Executable,
-    /// Its whole argument list, its own name first.
+    /// All arguments, including `argv[0]`.
     pub args: Vec<OsString>,
-    /// Its whole environment. Not the target's, which could steer the dynamic linker.
+    /// The whole environment. Not the target's, which could influence the dynamic linker.
     pub env: Vec<(OsString, OsString)>,
     /// Descriptors to pass, each at its number.
     pub descriptors: Vec<PassedDescriptor>,
-    /// Tells whether the target runs.
+    /// Reports whether the target runs.
     pub status: StatusReader,
-    /// To be run once the spawned process is gone, in case it could not do so itself.
+    /// Run it once the spawned process is gone, in case it was killed before it could clean up.
     pub cleanup: Cleanup,
-    /// The policy's own `glob_scan_max_depth` kept its patterns from being expanded as deep as they go,
-    /// so that files below are not denied.
-    pub globs_cut: bool,
+    /// The policy's `glob_scan_max_depth` limited the expansion of its patterns, so deeper files are
+    /// not denied.
+    pub globs_truncated: bool,
     /// The target has no network.
     pub network_restricted: bool,
-    /// How much stands behind the sandbox.
+    /// Assurance of the sandbox.
     pub assurance: Assurance,
 }
 
 /// A descriptor for the spawned process.
 #[derive(Debug)]
 pub struct PassedDescriptor {
-    /// The descriptor here; close-on-exec.
+    /// The descriptor in this process; close-on-exec.
     pub fd: Arc<OwnedFd>,
-    /// Its number there.
+    /// Its number in the spawned process.
     pub number: i32,
 }
 
@@ -290,8 +289,8 @@ impl AsFd for PassedDescriptor {
     }
 }
 
-/// What may be left on the host if the spawned process is killed outright: the placeholders of names
-/// that may not come into being. The process removes them itself in every other case.
+/// Removes what a killed sandbox may leave on the host: placeholders of protected names. A sandbox that
+/// is not killed removes them itself.
 #[derive(Debug, Clone)]
 pub struct Cleanup {
     enforcement: Arc<Enforcement>,
@@ -303,35 +302,35 @@ impl Cleanup {
         self.enforcement.tree.placeholders.is_empty()
     }
 
-    /// Removes what nobody uses any more. Needed only if the spawned process died of a signal; may
-    /// take some milliseconds then, while the processes inside are still dying.
+    /// Removes placeholders that no sandbox uses any more. Needed only if a signal killed the spawned
+    /// process; may take some milliseconds while the processes inside are dying.
     pub fn run(&self) {
         apply::sweep(&self.enforcement.tree.placeholders);
     }
 }
 
-/// Which enforcement it is, with the identity of every place it was built on. Two equal keys can be
-/// served by one helper; a place replaced or remounted changes the key.
+/// Identifies an enforcement, with the identity of every file it is built on. One helper can serve all
+/// requests with an equal key; replacing or remounting a file changes the key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PolicyKey(Arc<Enforcement>);
 
-/// A policy resolved and planned, before it is known what will run under it.
+/// A resolved and planned policy, for any command.
 #[derive(Debug, Clone)]
 pub struct Planned {
     enforcement: Arc<Enforcement>,
     resolved: Arc<Resolved>,
-    /// What it makes writable has been noted.
-    noted: Arc<AtomicBool>,
+    /// Its writable directories have been added to the history.
+    recorded: Arc<AtomicBool>,
 }
 
 impl Planned {
-    /// For keeping helpers.
+    /// The key for caching helpers.
     pub fn key(&self) -> PolicyKey {
         PolicyKey(Arc::clone(&self.enforcement))
     }
 
-    /// Whether requests for files have to be served by a helper. If the policy restricts any path they
-    /// all have: to the server itself some names, `/proc/self` first of all, mean other files.
+    /// Whether a helper must serve file requests. If the policy restricts any path, it must serve all
+    /// of them: for the server itself some names, `/proc/self` above all, mean other files.
     pub fn restricts_files(&self) -> bool {
         match &*self.resolved {
             Resolved::Unrestricted => false,
@@ -342,8 +341,8 @@ impl Planned {
         }
     }
 
-    fn globs_cut(&self) -> bool {
-        matches!(&*self.resolved, Resolved::Restricted(policy) if policy.globs_cut)
+    fn globs_truncated(&self) -> bool {
+        matches!(&*self.resolved, Resolved::Restricted(policy) if policy.globs_truncated)
     }
 
     fn missing_roots(&self) -> &[MissingRoot] {
@@ -353,7 +352,7 @@ impl Planned {
         }
     }
 
-    /// The steps.
+    /// The steps that enforce the policy.
     pub fn enforcement(&self) -> &Enforcement {
         &self.enforcement
     }
@@ -364,19 +363,19 @@ impl Planned {
 pub struct Sandbox {
     config: Config,
     capabilities: Capabilities,
-    /// Opened before anything runs in a sandbox; why it could not be, if it could not.
+    /// Opened before anything runs in a sandbox; or the errno of the open.
     executable: Result<Executable, i32>,
-    /// Never written to: its end tells every running sandbox that the server is gone.
+    /// Never written to: it closes when the server is gone, which every running sandbox notices.
     lifeline: (Arc<OwnedFd>, OwnedFd),
-    /// Made when the first sandbox without network is.
+    /// Created with the first sandbox without network.
     empty_network: OnceLock<Option<EmptyNetwork>>,
-    keep: Keep,
-    /// Where the sandboxes that were launched could have put links.
-    written: Mutex<Arc<Written>>,
+    plan_cache: PlanCache,
+    /// Where launched sandboxes could have created links.
+    writable_history: Mutex<Arc<WritableHistory>>,
 }
 
 impl Sandbox {
-    /// Looks at what the machine can enforce, unless the configuration says.
+    /// Creates a sandbox factory; probes what the machine can enforce, unless the configuration says.
     pub fn new(mut config: Config) -> io::Result<Self> {
         config.own_files.resolve_links();
         let capabilities = config.capabilities.clone().unwrap_or_else(Capabilities::probe);
@@ -385,8 +384,16 @@ impl Sandbox {
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let lifeline = (Arc::new(read), write);
         let empty_network = OnceLock::new();
-        let (keep, written) = (Keep::default(), Mutex::default());
-        Ok(Self { config, capabilities, executable, lifeline, empty_network, keep, written })
+        let (plan_cache, writable_history) = (PlanCache::default(), Mutex::default());
+        Ok(Self {
+            config,
+            capabilities,
+            executable,
+            lifeline,
+            empty_network,
+            plan_cache,
+            writable_history,
+        })
     }
 
     /// What this machine can enforce.
@@ -394,8 +401,8 @@ impl Sandbox {
         &self.capabilities
     }
 
-    /// Resolves and plans a policy; `None` if there is nothing to enforce. A policy that is asked for
-    /// again is planned again only if something it was resolved to has changed.
+    /// Resolves and plans a policy; `None` if there is nothing to enforce. Reuses a cached plan if the
+    /// files it depends on are unchanged.
     pub fn plan(
         &self,
         context: &SandboxContext,
@@ -404,17 +411,16 @@ impl Sandbox {
         if !self.config.cache_plans {
             return self.plan_with(context, around, &HostFacts::default());
         }
-        self.keep.plan(context, around, |facts| self.plan_with(context, around, facts))
+        self.plan_cache.plan(context, around, |facts| self.plan_with(context, around, facts))
     }
 
-    /// Forgets the plans that were made so far. To be called before a policy is planned again because
-    /// something it rests on was no longer the same when it was built on
-    /// ([`Failure::is_race`](crate::Failure::is_race)).
+    /// Clears the plan cache. Call it before planning again because a file was replaced between
+    /// planning and launching ([`Failure::is_race`](crate::Failure::is_race)).
     pub fn forget_plans(&self) {
-        self.keep.forget();
+        self.plan_cache.clear();
     }
 
-    /// As [`Sandbox::plan`], with other facts.
+    /// Like [`Sandbox::plan`], with other facts and without the cache.
     pub fn plan_with(
         &self,
         context: &SandboxContext,
@@ -422,23 +428,24 @@ impl Sandbox {
         facts: &dyn Facts,
     ) -> Result<Option<Planned>, PrepareError> {
         let limits = &self.config.limits;
-        let written = Arc::clone(&self.written.lock());
-        let server = ServerState { own_files: &self.config.own_files, written: &written };
+        let writable_history = Arc::clone(&self.writable_history.lock());
+        let server =
+            ServerState { own_files: &self.config.own_files, writable_history: &writable_history };
         let resolved = resolve(context, around, facts, limits, server)?;
         if !matches!(resolved, Resolved::Unrestricted) {
-            let least = context.assurance.unwrap_or(self.config.assurance);
-            self.capabilities.require(least)?;
+            let minimum = context.assurance.unwrap_or(self.config.assurance);
+            self.capabilities.require(minimum)?;
         }
         let enforcement = plan::build(&resolved, facts, &self.capabilities, limits)?;
         Ok(enforcement.map(|enforcement| Planned {
             enforcement: Arc::new(enforcement),
             resolved: Arc::new(resolved),
-            noted: Arc::default(),
+            recorded: Arc::default(),
         }))
     }
 
-    /// Plans and readies a request in one go. A place that is to be written and does not exist is made
-    /// a directory first: left missing, its name could become a link that leads anywhere.
+    /// Plans and launches a request. First creates missing writable roots as directories: a missing
+    /// name could become a link to anywhere.
     pub fn prepare(
         &self,
         context: &SandboxContext,
@@ -458,24 +465,25 @@ impl Sandbox {
         self.launch(&planned, request).map(Prepared::Enforced)
     }
 
-    /// What this policy makes writable may hold links of a sandboxed process from now on.
-    fn note_written(&self, planned: &Planned) {
+    /// Records the directories that this policy makes writable: from now on they may contain links
+    /// created by a sandboxed process.
+    fn record_writable(&self, planned: &Planned) {
         let Resolved::Restricted(policy) = &*planned.resolved else { return };
-        if planned.noted.swap(true, Ordering::Relaxed) {
+        if planned.recorded.swap(true, Ordering::Relaxed) {
             return;
         }
-        let written = &mut *self.written.lock();
+        let writable_history = &mut *self.writable_history.lock();
         for (path, region) in &policy.regions {
-            if region.access == AccessMode::Write && !written.covers(path) {
-                Arc::make_mut(written).add(path.clone());
+            if region.access == AccessMode::Write && !writable_history.covers(path) {
+                Arc::make_mut(writable_history).add(path.clone());
             }
         }
     }
 
-    /// Readies a planned policy for a request.
+    /// Prepares a planned policy for a request.
     pub fn launch(&self, planned: &Planned, request: &Request<'_>) -> Result<Launch, PrepareError> {
         let target = target(request)?;
-        self.note_written(planned);
+        self.record_writable(planned);
         let program = self.executable.clone().map_err(|errno| PrepareError::Io {
             doing: "opening the executable of the server",
             source: io::Error::from_raw_os_error(errno),
@@ -483,7 +491,7 @@ impl Sandbox {
         if let (Target::Program(program), Resolved::Restricted(policy)) =
             (&target, &*planned.resolved)
         {
-            // Links are resolved so that the answer is about the place, not about its name.
+            // Resolve links, because the access belongs to the directory, not to its name.
             let cwd = std::fs::canonicalize(&program.cwd).unwrap_or_else(|_| program.cwd.clone());
             let above_a_grant = || policy.regions.iter().any(|(path, _)| is_within(path, &cwd));
             if policy.access.access(&cwd) == AccessMode::Deny && !above_a_grant() {
@@ -501,7 +509,7 @@ impl Sandbox {
         })?;
         let pass = |fd: &Arc<OwnedFd>, number| PassedDescriptor { fd: Arc::clone(fd), number };
         let mut descriptors = Vec::new();
-        if planned.enforcement.walls == Walls::Namespaces {
+        if planned.enforcement.isolation == Isolation::Namespaces {
             descriptors.push(pass(&self.lifeline.0, reentry::LIFELINE));
             if network_restricted
                 && let Some(EmptyNetwork { network, user }) =
@@ -519,20 +527,20 @@ impl Sandbox {
         descriptors.push(pass(&Arc::new(file), reentry::PLAN));
         descriptors.push(pass(&Arc::new(write), reentry::STATUS));
         Ok(Launch {
-            args: vec![program.path().into(), reentry::WORD.into()],
+            args: vec![program.path().into(), reentry::ARGUMENT.into()],
             program,
             env: Vec::new(),
             descriptors,
             status: StatusReader::new(read),
             cleanup,
-            globs_cut: planned.globs_cut(),
+            globs_truncated: planned.globs_truncated(),
             network_restricted,
             assurance: planned.enforcement.assurance,
         })
     }
 }
 
-/// Makes directories of what is to be written and is missing, following no link.
+/// Creates missing writable roots, without following links.
 fn create_roots(roots: &[MissingRoot]) -> Result<(), PrepareError> {
     for root in roots {
         let mut path = root.parent.clone();
@@ -555,7 +563,7 @@ fn create_roots(roots: &[MissingRoot]) -> Result<(), PrepareError> {
     Ok(())
 }
 
-/// The variables a helper gets, if they are set.
+/// The variables that a helper gets, if they are set.
 const HELPER_ENV: [&str; 4] = ["PATH", "TMPDIR", "TMP", "TEMP"];
 
 fn target(request: &Request<'_>) -> Result<Target, PrepareError> {
@@ -591,14 +599,14 @@ fn target(request: &Request<'_>) -> Result<Target, PrepareError> {
     })
 }
 
-/// A sealed memory file: what was planned is what is read.
+/// A sealed memory file: its content cannot change before it is read.
 fn memory_file(bytes: &[u8]) -> rustix::io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("codex-sandbox-plan", flags)?;
     let mut rest = bytes;
     while !rest.is_empty() {
-        let written = rustix::io::retry_on_intr(|| rustix::io::write(&fd, rest))?;
-        rest = &rest[written..];
+        let writable_history = rustix::io::retry_on_intr(|| rustix::io::write(&fd, rest))?;
+        rest = &rest[writable_history..];
     }
     let seals = SealFlags::SEAL | SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK;
     rustix::fs::fcntl_add_seals(&fd, seals)?;

@@ -1,38 +1,38 @@
-//! Holds a command, or a filesystem helper, to a permission profile on Linux.
+//! Confines a command, or a filesystem helper, to a permission profile on Linux.
 //!
-//! Three steps in three places:
+//! Three steps:
 //!
-//! 1. `decide`: a policy and a file system in, an access for every path out. Pure.
-//! 2. `plan`: the ordered steps that enforce it, as plain data. Pure.
-//! 3. `apply`: the steps as system calls, in the process that becomes the target.
+//! 1. `decide`: resolves a policy against a file system to an access for every path. Pure.
+//! 2. `plan`: turns that into ordered steps, as plain data. Pure.
+//! 3. `apply`: carries out the steps as system calls, in the process that becomes the target.
 //!
-//! A server uses [`Sandbox::prepare`], spawns what it is told to, and reads the outcome from the
+//! A server calls [`Sandbox::prepare`], spawns the returned [`Launch`], and reads the outcome from the
 //! status pipe; its executable calls [`reentry::main_if_reentered`] first thing in `main`.
 //!
-//! Invariant: what cannot be enforced exactly is refused. Nothing here falls back to less, but to an
-//! [`Assurance`] that the request or the configuration names.
+//! Invariant: a policy that cannot be enforced exactly is refused. The only weaker levels are those of
+//! [`Assurance`], and only if the request or the configuration accepts them.
 
 mod apply;
 mod capabilities;
-// Pure, and public for the models that test them; a server needs nothing of either.
+// Pure, and public for tests with models; a server needs neither.
 #[doc(hidden)]
 pub mod decide;
 pub mod denial;
 mod executable;
 mod host;
-mod keep;
 mod launch;
 mod mountinfo;
 #[doc(hidden)]
 pub mod plan;
+mod plan_cache;
 pub mod reentry;
 mod remedy;
 mod seccomp;
 mod spare;
 mod status;
 
-/// Permission bits of the directory that stands for a protected name that does not exist. Inside a
-/// sandbox it is a mount point; nobody's own directory looks like that.
+/// Mode of a placeholder: the directory that stands for a protected name that does not exist. Inside a
+/// sandbox it is a mount point, and no other directory looks like that.
 pub use apply::placeholder::MODE as PLACEHOLDER_MODE;
 pub use capabilities::{Capabilities, Check, lacks};
 pub use codex_exec_server_protocol::Assurance;

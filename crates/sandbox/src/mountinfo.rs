@@ -1,6 +1,6 @@
-//! The kernel's table of mounts, as `/proc/PID/mountinfo` has it.
+//! Parses the kernel's mount table, `/proc/PID/mountinfo`.
 //!
-//! Invariant: a line that cannot be read makes the whole table unreadable; none is left out.
+//! Invariant: one malformed line makes the whole table an error; no line is skipped.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -9,30 +9,30 @@ use std::path::PathBuf;
 /// A mount.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line<'t> {
-    /// Its number.
+    /// Mount id.
     pub(crate) id: u64,
-    /// The number of the mount it is on.
+    /// Id of the mount that it is mounted on.
     pub(crate) parent: u64,
-    /// The file system it shows, major and minor.
+    /// Device of its file system, major and minor.
     pub(crate) file_system: (u32, u32),
-    /// The directory of the file system that it shows.
+    /// The directory of the file system that is mounted.
     pub(crate) root: PathBuf,
-    /// Where it is, as seen from the root of the process.
+    /// The mount point, as seen from the root of the process.
     pub(crate) point: PathBuf,
-    /// Its own options, between commas.
+    /// The options of the mount, separated by commas.
     options: &'t [u8],
     /// The type of the file system.
     pub(crate) kind: &'t [u8],
 }
 
 impl<'t> Line<'t> {
-    /// Each of its own options.
+    /// The options of the mount.
     pub(crate) fn options(&self) -> impl Iterator<Item = &'t [u8]> {
         self.options.split(|byte| *byte == b',')
     }
 }
 
-/// The lines of a table; `None` if one of them is not as the kernel writes them.
+/// Parses a table; `None` if a line is malformed.
 pub(crate) fn parse(table: &[u8]) -> Option<Vec<Line<'_>>> {
     table.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(line).collect()
 }
@@ -50,7 +50,7 @@ fn line(text: &[u8]) -> Option<Line<'_>> {
     Some(Line { id, parent, file_system, root, point, options, kind })
 }
 
-/// A path as the kernel writes it into its tables, where some bytes are three octal digits.
+/// Decodes a path: the kernel writes some bytes as three octal digits.
 fn unescape(text: &[u8]) -> Vec<u8> {
     let mut path = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_as_the_kernel_writes_them() {
+    fn mountinfo_lines_are_parsed() {
         let table = br"36 35 98:0 /mnt1 /a\040b\134c ro,noatime,nosuid shared:1 - ext3 /dev/x rw
 37 36 0:5 / /dev rw - devtmpfs none rw
 ";
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_cannot_be_read_spoils_the_table() {
+    fn malformed_line_invalidates_the_table() {
         for bad in [
             "36 35 98:0",
             "x 35 98:0 / / rw - ext4 x rw",
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_this_process_is_read() {
+    fn own_mount_table_is_parsed() {
         let table = std::fs::read("/proc/thread-self/mountinfo").unwrap();
         assert!(parse(&table).unwrap().iter().any(|line| line.point == Path::new("/proc")));
     }

@@ -1,7 +1,7 @@
-//! The way back in: the server's own executable, spawned again as the sandbox.
+//! Re-entry: the server's own executable, spawned again as the sandbox.
 //!
-//! Invariant: recognized before anything else happens in `main`, so that the process that becomes the
-//! target has one thread, no runtime and nothing open but what it was given.
+//! Invariant: re-entry is recognized before anything else happens in `main`, so the process that
+//! becomes the target has one thread, no runtime and only the descriptors that it was given.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -10,62 +10,63 @@ use std::path::Path;
 use crate::apply;
 
 /// The hidden first argument.
-pub const WORD: &str = "__linux-sandbox";
+pub const ARGUMENT: &str = "__linux-sandbox";
 
-/// The name by which the executable is also recognized.
+/// The program name by which re-entry is also recognized.
 pub const NAME: &str = "codex-linux-sandbox";
 
-/// The last argument of a sandbox whose first process is signalled alone, not with its group.
-pub(crate) const ALONE: &str = "alone";
+/// The last argument of a sandbox in the foreground: signals go to its first process alone, not to its
+/// group.
+pub(crate) const FOREGROUND: &str = "alone";
 
-/// The last argument of a process that waits to be needed as a sandbox.
-pub(crate) const WAIT: &str = "wait";
+/// The last argument of a spare.
+pub(crate) const SPARE_ARGUMENT: &str = "wait";
 
 /// How a sandbox was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// With everything it needs, by a server.
-    Given,
-    /// The same, in the foreground of a terminal.
-    Alone,
-    /// Ahead of time.
-    Waiting,
+    /// By a server, with everything it needs.
+    Spawned,
+    /// By a command line program, in the foreground of a terminal.
+    Foreground,
+    /// As a spare.
+    Spare,
 }
 
-/// The number of the plan's memory file.
+/// Descriptor number of the plan's memory file.
 pub(crate) const PLAN: i32 = 3;
-/// The number of the status pipe.
+/// Descriptor number of the status pipe.
 pub(crate) const STATUS: i32 = 4;
-/// The number of the pipe whose end means that the server is gone.
+/// Descriptor number of the lifeline, a pipe that closes when the server is gone.
 pub(crate) const LIFELINE: i32 = 5;
-/// The number of the empty network.
+/// Descriptor number of the empty network namespace.
 pub(crate) const NETWORK: i32 = 6;
-/// The number of the user namespace it belongs to.
+/// Descriptor number of the user namespace that owns the empty network.
 pub(crate) const USER: i32 = 7;
-/// The number of the socket of a process that waits; it has none of the others yet.
+/// Descriptor number of a spare's socket; a spare has none of the others yet.
 pub(crate) const SPARE: i32 = 3;
 
-pub use crate::apply::proof::mounts_stand;
+pub use crate::apply::proof::mounts_intact;
 
-/// A function that can run inside a sandbox in place of a program. Its standard streams are those the
-/// server gave; what it returns is the exit code.
+/// A function that runs inside a sandbox in place of a program, with the streams that the server
+/// passed. Its result is the exit code.
 #[derive(Debug, Clone, Copy)]
 pub struct Helper {
-    /// Named so in [`Command::Helper`](crate::Command::Helper).
+    /// Its name in [`Command::Helper`](crate::Command::Helper).
     pub name: &'static str,
-    /// Runs with one thread, inside.
+    /// The function; called inside the sandbox, with one thread.
     pub run: fn() -> i32,
 }
 
-/// Whether these are the arguments of a process that was started as a sandbox.
+/// Whether these are the arguments of a re-entered process.
 pub fn is_reentry<'a>(mut arguments: impl Iterator<Item = &'a [u8]>) -> bool {
     let name = arguments.next().unwrap_or_default();
     let by_name = Path::new(OsStr::from_bytes(name)).file_name() == Some(OsStr::new(NAME));
-    by_name || arguments.next() == Some(WORD.as_bytes())
+    by_name || arguments.next() == Some(ARGUMENT.as_bytes())
 }
 
-/// Does not return if this process was started as a sandbox. To be called first thing in `main`,
-/// before any thread or runtime.
+/// Never returns if this process was started as a sandbox. Call it first thing in `main`, before any
+/// thread or runtime.
 ///
 /// ```no_run
 /// // in `main`:
@@ -76,14 +77,14 @@ pub fn main_if_reentered(helpers: &[Helper]) {
     let mut args = std::env::args_os();
     let name = args.next().unwrap_or_default();
     let by_name = Path::new(&name).file_name() == Some(OsStr::from_bytes(NAME.as_bytes()));
-    let by_word = args.next().is_some_and(|word| word == WORD);
-    if by_name || by_word {
+    let by_argument = args.next().is_some_and(|argument| argument == ARGUMENT);
+    if by_name || by_argument {
         let mode = match args.next() {
-            Some(word) if word == ALONE => Mode::Alone,
-            Some(word) if word == WAIT => Mode::Waiting,
-            _ => Mode::Given,
+            Some(argument) if argument == FOREGROUND => Mode::Foreground,
+            Some(argument) if argument == SPARE_ARGUMENT => Mode::Spare,
+            _ => Mode::Spawned,
         };
-        // Executed by a descriptor, it would be called by that number.
+        // Executed by descriptor, the process would be named after that number.
         let _ = rustix::thread::set_name(c"codex-sandbox");
         apply::main(helpers, mode)
     }

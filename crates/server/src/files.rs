@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use codex_exec_host::files::{
-    EventSink, FileConnection, FileNotification, FileRequest, KeptHandles,
+    EventSink, FileConnection, FileNotification, FileRequest, PersistentHandles,
 };
 use codex_exec_rpc::Outbound;
 use codex_exec_server_protocol::{Encode, RpcError, Touches, encode, notice};
@@ -39,8 +39,8 @@ impl Files {
     }
 
     /// The session is known: it keeps handles that outlive this connection.
-    pub(crate) fn attached(&self, kept: Arc<KeptHandles>) {
-        self.connection.keep_handles_in(kept);
+    pub(crate) fn attached(&self, kept: Arc<PersistentHandles>) {
+        self.connection.persist_handles_in(kept);
     }
 
     /// Runs a request and answers it, after those it may not overtake.
@@ -51,7 +51,7 @@ impl Files {
     {
         let sandbox = params.take_sandbox();
         if sandbox.is_none()
-            && let Some(result) = self.connection.call_now(&params)
+            && let Some(result) = self.connection.call_if_cached(&params)
         {
             return request.answer_soon(result.map_err(RpcError::from));
         }

@@ -100,7 +100,7 @@ impl Confiner {
         match prepared.await {
             Ok(Ok(None)) => Ok(None),
             Ok(Ok(Some(launch))) => {
-                if launch.globs_cut {
+                if launch.globs_truncated {
                     // Clients send such policies with every request.
                     static TOLD: Once = Once::new();
                     TOLD.call_once(|| {

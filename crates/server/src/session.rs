@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use codex_exec_host::files::{FilesConfig, KeptHandles};
+use codex_exec_host::files::{FilesConfig, PersistentHandles};
 use codex_exec_host::process::{Group, ProcessHandle, ProcessHost};
 use codex_exec_rpc::{Outbound, Peer};
 use codex_exec_server_protocol::process::{ProcessId, ProcessSignal};
@@ -49,7 +49,7 @@ pub(crate) struct Session {
     group: Group,
     state: Mutex<State>,
     /// File handles that outlive a connection; they end with the session.
-    kept_handles: OnceLock<Arc<KeptHandles>>,
+    kept_handles: OnceLock<Arc<PersistentHandles>>,
 }
 
 #[derive(Debug)]
@@ -273,8 +273,8 @@ impl Session {
     }
 
     /// Where file handles are kept that outlive a connection.
-    pub(crate) fn kept_handles(&self, config: &Arc<FilesConfig>) -> Arc<KeptHandles> {
-        self.kept_handles.get_or_init(|| Arc::new(KeptHandles::new(config.clone()))).clone()
+    pub(crate) fn kept_handles(&self, config: &Arc<FilesConfig>) -> Arc<PersistentHandles> {
+        self.kept_handles.get_or_init(|| Arc::new(PersistentHandles::new(config.clone()))).clone()
     }
 
     /// Sends the events of every process to this connection from now on.

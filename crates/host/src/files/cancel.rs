@@ -1,7 +1,7 @@
-//! A request's end, asked for from outside.
+//! A token that cancels a request.
 //!
-//! Invariant: once cancelled, always cancelled; a hook runs exactly once, at the latest when it is
-//! added to a token that is already cancelled.
+//! Invariant: a cancelled token stays cancelled; a hook runs exactly once, at the latest when it is
+//! added to a cancelled token.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::FileError;
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// Tells a blocking operation to stop. Clones are the same token.
+/// Cancels a blocking operation. Clones share the same token.
 #[derive(Clone, Default)]
 pub struct Cancel(Arc<State>);
 
@@ -24,7 +24,7 @@ struct State {
 }
 
 impl Cancel {
-    /// A token nobody has cancelled.
+    /// A token that is not cancelled.
     pub fn new() -> Self {
         Self::default()
     }
@@ -39,17 +39,17 @@ impl Cancel {
         hooks.into_iter().for_each(|hook| hook());
     }
 
-    /// Whether it was asked to.
+    /// Whether the token is cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.cancelled.load(Ordering::Acquire)
     }
 
-    /// For loops: an error once the token is cancelled.
+    /// Returns an error once the token is cancelled; for loops.
     pub fn check(&self) -> Result<(), FileError> {
         if self.is_cancelled() { Err(FileError::Cancelled) } else { Ok(()) }
     }
 
-    /// Runs `hook` when the token is cancelled, for operations that wait.
+    /// Runs `hook` when the token is cancelled; for operations that wait.
     pub fn on_cancel(&self, hook: impl FnOnce() + Send + 'static) {
         {
             let mut hooks = self.0.hooks.lock();
@@ -61,7 +61,7 @@ impl Cancel {
         hook();
     }
 
-    /// Cancels when the guard is dropped.
+    /// A guard that cancels the token when dropped.
     pub fn drop_guard(&self) -> CancelOnDrop {
         CancelOnDrop(self.clone())
     }
@@ -73,7 +73,7 @@ impl fmt::Debug for Cancel {
     }
 }
 
-/// See [`Cancel::drop_guard`].
+/// Cancels a token when dropped; see [`Cancel::drop_guard`].
 #[derive(Debug)]
 pub struct CancelOnDrop(Cancel);
 
@@ -89,7 +89,7 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     #[test]
-    fn a_hook_runs_once_early_or_late() {
+    fn hook_runs_once_before_or_after_cancellation() {
         let (token, ran) = (Cancel::new(), Arc::new(AtomicU32::new(0)));
         let hook = |ran: &Arc<AtomicU32>| {
             let ran = ran.clone();

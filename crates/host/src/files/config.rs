@@ -1,80 +1,84 @@
-//! Every limit of the filesystem half, each with its reason.
+//! The limits of file operations.
 
 use std::time::Duration;
 
-/// Limits and timings. The defaults are the published ones; raising a limit that the protocol
-/// names surprises clients.
+/// Limits and timings of file operations. The protocol documents the defaults; clients do not expect
+/// higher ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FilesConfig {
-    /// The largest file `fs/readFile` returns. 512 MiB.
+    /// The largest file that `fs/readFile` returns, in bytes (default: 512 MiB).
     pub max_read_file_bytes: u64,
-    /// Handles a connection may hold open. 128.
+    /// Open handles per connection (default: 128).
     pub max_handles: usize,
-    /// The longest handle id, in bytes. 32.
+    /// The longest handle id, in bytes (default: 32).
     pub max_handle_id_bytes: usize,
-    /// The most one `fs/readBlock` or `fs/writeBlock` moves. 1 MiB.
+    /// Maximum bytes of one `fs/readBlock` or `fs/writeBlock` (default: 1 MiB).
     pub max_block_bytes: usize,
-    /// Entries in one answer of `fs/readDirectory`. 50,000.
+    /// Maximum entries in one `fs/readDirectory` response (default: 50,000); a longer listing is
+    /// truncated.
     pub max_directory_entries: usize,
-    /// The largest `maxDepth` of `fs/walk`. 64.
+    /// The largest `maxDepth` of `fs/walk` (default: 64).
     pub max_walk_depth: u32,
-    /// The largest `maxDirectories` of `fs/walk`. 10,000.
+    /// The largest `maxDirectories` of `fs/walk` (default: 10,000).
     pub max_walk_directories: u32,
-    /// The largest `maxEntries` of `fs/walk`. 50,000.
+    /// The largest `maxEntries` of `fs/walk` (default: 50,000).
     pub max_walk_entries: u32,
-    /// The longest answer, as JSON, of `fs/walk`, of `fs/glob`, and of an `fs/search` that is not
-    /// streamed. 4 MiB.
+    /// Maximum bytes, as JSON, of a response of `fs/walk`, of `fs/glob`, and of an `fs/search` that is
+    /// not streamed (default: 4 MiB); a longer one is truncated.
     pub max_scan_answer_bytes: usize,
-    /// Errors told in an answer of `fs/search` or `fs/glob`. 100.
+    /// Maximum errors in a response of `fs/search` or `fs/glob` (default: 100).
     pub max_scan_errors: usize,
-    /// Names in one directory that `fs/search` and `fs/glob` sort; a larger one is an error. 1,000,000.
+    /// Maximum names in one directory that `fs/search` and `fs/glob` sort (default: 1,000,000); a
+    /// larger directory is an error.
     pub max_scan_names: usize,
-    /// `maxMatches` of an `fs/search` that names none. 1,000.
+    /// `maxMatches` of an `fs/search` that sets none (default: 1,000).
     pub default_search_matches: u32,
-    /// The largest `maxMatches` of `fs/search`. 100,000.
+    /// The largest `maxMatches` of `fs/search` (default: 100,000).
     pub max_search_matches: u32,
-    /// The largest `beforeContext` and `afterContext` of `fs/search`. 50.
+    /// The largest `beforeContext` and `afterContext` of `fs/search` (default: 50).
     pub max_search_context: u32,
-    /// The most of a found line that is told. 4 KiB.
+    /// Maximum bytes of a matching line in the response (default: 4 KiB); a longer line is cut.
     pub max_search_line_bytes: usize,
-    /// The longest pattern or glob, and the most bytes of all globs of a request. 64 KiB.
+    /// Maximum bytes of a pattern, and of all globs of a request together (default: 64 KiB).
     pub max_pattern_bytes: usize,
-    /// Memory a compiled pattern may take. 32 MiB.
+    /// Maximum memory of a compiled pattern, in bytes (default: 32 MiB).
     pub max_pattern_memory: usize,
-    /// Memory a search may take for one line, or one file if matches span lines. 64 MiB.
+    /// Maximum memory of a search for one line, or one file if matches span lines, in bytes (default:
+    /// 64 MiB).
     pub max_search_memory: usize,
-    /// A streamed search sends what it has when it is this long … 64 KiB.
+    /// A streamed search sends a batch once it has this many bytes (default: 64 KiB) …
     pub search_batch_bytes: usize,
-    /// … or this old, whichever comes first. 100 ms.
+    /// … or is this old, whichever comes first (default: 100 ms).
     pub search_batch_age: Duration,
-    /// Searches that may run at once on a connection. 16.
+    /// Concurrent searches per connection (default: 16).
     pub max_searches: usize,
-    /// `maxResults` of an `fs/glob` that names none. 10,000.
+    /// `maxResults` of an `fs/glob` that sets none (default: 10,000).
     pub default_glob_results: u32,
-    /// The largest `maxResults` of `fs/glob`. 50,000.
+    /// The largest `maxResults` of `fs/glob` (default: 50,000).
     pub max_glob_results: u32,
-    /// Watches (of either kind) a connection may hold. 32, because each takes one of the 128
-    /// inotify instances a user has by default.
+    /// Watches of either kind per connection (default: 32). Each takes one of the 128 inotify instances
+    /// that a user has by default.
     pub max_watches: usize,
-    /// `debounceMs` of an `fs/watch` that names none. 100 ms.
+    /// `debounceMs` of an `fs/watch` that sets none (default: 100 ms).
     pub default_watch_debounce: Duration,
-    /// The largest `debounceMs`. 60 s.
+    /// The largest `debounceMs` (default: 60 s).
     pub max_watch_debounce: Duration,
-    /// Changes told in one notification; more are an overflow. 1,000.
+    /// Maximum changes in one notification (default: 1,000); more are reported as an overflow.
     pub max_watch_changes: usize,
-    /// Paths in one `fs/watchMissing`. 256.
+    /// Maximum paths in one `fs/watchMissing` (default: 256).
     pub max_missing_paths: usize,
-    /// How often `fs/watchMissing` looks by itself, for filesystems that tell nothing. 2 s.
+    /// How often `fs/watchMissing` checks by itself, for filesystems without notifications (default: 2
+    /// s).
     pub missing_recheck: Duration,
-    /// Sandboxed helper processes kept for their policies. 32.
+    /// Cached helper processes, one per policy (default: 32); the least recently used one is dropped.
     pub max_helpers: usize,
-    /// How long one is kept that nobody uses. 60 s.
+    /// How long an unused helper is kept (default: 60 s).
     pub helper_idle: Duration,
-    /// Operations a helper process runs at once; more wait in its pipe. 64.
+    /// Concurrent operations per helper (default: 64); more wait.
     pub max_helper_operations: usize,
-    /// Use `openat2` where the kernel has it. False walks component by component, as on kernels
-    /// before 5.6; both refuse links without a race.
+    /// Use `openat2` where the kernel has it (default: true). Otherwise paths are opened component by
+    /// component, as on kernels before 5.6; both refuse links without a race.
     pub use_openat2: bool,
 }
 

@@ -1,9 +1,10 @@
-//! The filesystem as one connection sees it: its order, its handles, its searches and watches.
+//! The file requests of one connection: their order, handles, searches and watches.
 //!
-//! Invariant: everything belongs to the connection and ends with it, but for handles that are to
-//! [outlive it](KeptHandles) and for changes that have begun, which the next connection waits for. Blocking work runs on the [pool](crate::pool) (watches on threads of their
-//! own), never on the runtime's workers: those answer only what is in memory already
-//! ([`FileConnection::call_now`]). A call that is dropped is cancelled.
+//! Invariant: everything belongs to the connection and ends with it, except [persistent
+//! handles](PersistentHandles) and changes that have begun, which the next connection waits for.
+//! Blocking work runs on the [pool](crate::pool), and watches on their own threads, never on runtime
+//! threads; those answer only from caches ([`FileConnection::call_if_cached`]). Dropping a call cancels
+//! it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,7 +22,8 @@ use crate::pool;
 use super::watches::{EVENTS, WatchId, Watches};
 use super::{
     AnswerMemory, Cancel, Event, Executor, FileError, FileNotification, FileRequest, FilesConfig,
-    HelperClient, KeptHandles, Operation, Outcome, Reservation, SMALL_ANSWER, Turn, Turns, handles,
+    HelperClient, Operation, Outcome, PersistentHandles, Reservation, SMALL_ANSWER, Turn, Turns,
+    handles,
 };
 
 /// Where a request runs.
@@ -29,13 +31,13 @@ use super::{
 pub enum Backend {
     /// In this process: the request is not restricted.
     Here,
-    /// In a helper that was started under the request's sandbox.
+    /// In a helper that runs under the request's sandbox.
     Helper(HelperClient),
 }
 
-/// Where notifications go: the connection's way out. It may wait; the search or watch then waits.
+/// Where notifications go. A sink may wait; then the search or watch waits too.
 pub trait EventSink: Send + Sync + 'static {
-    /// Queues one notification. False if the connection is gone.
+    /// Queues one notification. Resolves to false if the connection is gone.
     fn deliver(
         &self,
         notification: FileNotification,
@@ -51,22 +53,22 @@ impl EventSink for mpsc::Sender<FileNotification> {
     }
 }
 
-/// An answer. Send it, then drop this: the notifications of a watch wait for that.
+/// A response. Send it, then drop this: notifications of a new watch wait for that.
 #[derive(Debug)]
 pub struct Answer<T> {
     response: T,
-    /// Dropping it lets the watch speak.
+    /// Dropping it releases the notifications of a watch.
     _sent: Option<oneshot::Sender<()>>,
     memory: Option<Reservation>,
 }
 
 impl<T> Answer<T> {
-    /// The memory that a large answer was given, to be held until the answer has left this process.
+    /// The memory reserved for a large response; hold it until the response has been sent.
     pub fn take_memory(&mut self) -> Option<Reservation> {
         self.memory.take()
     }
 
-    /// The response alone; notifications may come at once.
+    /// The response alone; notifications are released at once.
     pub fn into_response(self) -> T {
         self.response
     }
@@ -80,21 +82,21 @@ impl<T> Deref for Answer<T> {
     }
 }
 
-/// The filesystem requests of one connection. Dropping it closes its handles and ends its watches.
+/// The file requests of one connection. Dropping it closes its handles and stops its watches.
 pub struct FileConnection(Arc<Inner>);
 
 struct Inner {
     executor: Arc<Executor>,
-    /// Its own line, as long as it has no session.
+    /// The connection's own queue, used while it has no session.
     turns: Turns,
-    /// Which backend has a handle.
+    /// The backend of each handle.
     routes: Mutex<HashMap<String, Backend>>,
     searches: Mutex<HashMap<String, Cancel>>,
     watches: Arc<Watches>,
     sink: Arc<dyn EventSink>,
     memory: Arc<dyn AnswerMemory>,
-    /// Handles that outlive the connection.
-    kept: OnceLock<Arc<KeptHandles>>,
+    /// Handles that survive the connection.
+    persistent: OnceLock<Arc<PersistentHandles>>,
 }
 
 impl fmt::Debug for FileConnection {
@@ -104,8 +106,8 @@ impl fmt::Debug for FileConnection {
 }
 
 impl FileConnection {
-    /// A connection without open handles, whose notifications go to `sink` and whose large answers
-    /// wait for `memory`.
+    /// A connection without open handles. Notifications go to `sink`; large responses wait for
+    /// `memory`.
     pub fn new(
         config: Arc<FilesConfig>,
         sink: Arc<dyn EventSink>,
@@ -119,22 +121,22 @@ impl FileConnection {
             searches: Mutex::default(),
             sink,
             memory,
-            kept: OnceLock::new(),
+            persistent: OnceLock::new(),
         }))
     }
 
-    /// Where handles are kept that outlive the connection, and the line of the session's requests.
-    /// Without this there are none, and the line is the connection's.
-    pub fn keep_handles_in(&self, kept: Arc<KeptHandles>) {
+    /// Sets the session's table of persistent handles and queue of requests. Without it, the connection
+    /// has no persistent handles and its own queue.
+    pub fn persist_handles_in(&self, persistent: Arc<PersistentHandles>) {
         // A connection has one session.
-        let _ = self.0.kept.set(kept);
+        let _ = self.0.persistent.set(persistent);
     }
 
-    /// Takes the request's place in the order now, and returns the work to be awaited (or spawned).
-    /// So call this in the order the requests arrived; the futures may be polled in any order.
+    /// Queues the request now and returns the work to await or spawn. Call this in the order the
+    /// requests arrived; the futures may be polled in any order.
     ///
-    /// The request's `sandbox` is not looked at: `backend` says what came of it. Requests on a
-    /// handle run where the handle was opened, whatever `backend` says.
+    /// Ignores the request's `sandbox`, which has determined `backend`. Requests on a handle run where
+    /// the handle was opened, whatever `backend` is.
     pub fn call<R: FileRequest>(
         &self,
         backend: Backend,
@@ -143,8 +145,8 @@ impl FileConnection {
         self.call_in(std::future::ready(Ok(backend)), request)
     }
 
-    /// Like [`call`](Self::call), with a backend that is found out when the request's turn has come:
-    /// what an earlier request changed may change what its policy means.
+    /// Like [`call`](Self::call), with a backend that is determined when it is the request's turn: an
+    /// earlier request may change what its policy means.
     pub fn call_in<R: FileRequest, B>(
         &self,
         backend: B,
@@ -158,25 +160,25 @@ impl FileConnection {
         let mut turn = self.0.turns().take(operation.order());
         let inner = self.0.clone();
         async move {
-            turn.come().await;
+            turn.wait().await;
             let performed = inner.perform(backend.await?, operation, turn).await?;
             let Performed { outcome, sent, memory } = performed;
             Ok(Answer { response: R::response(outcome)?, _sent: sent, memory })
         }
     }
 
-    /// Runs an unrestricted request on this very thread if that waits for nothing: it is its turn,
-    /// it is small, and what it asks for is in memory. `None` if not; then [`call`](Self::call) it.
-    pub fn call_now<R: FileRequest + Clone>(
+    /// Runs an unrestricted request on this thread if nothing blocks: it is its turn, it is small, and
+    /// its result is cached. Otherwise returns `None`; then use [`call`](Self::call).
+    pub fn call_if_cached<R: FileRequest + Clone>(
         &self,
         request: &R,
     ) -> Option<Result<R::Response, FileError>> {
         let operation: Operation = request.clone().into();
         let turn = self.0.turns().take(operation.order());
-        if !turn.has_come() {
+        if !turn.ready() {
             return None;
         }
-        Some(self.0.executor.execute_now(&operation)?.and_then(R::response))
+        Some(self.0.executor.execute_if_cached(&operation)?.and_then(R::response))
     }
 }
 
@@ -187,17 +189,17 @@ impl Drop for FileConnection {
     }
 }
 
-/// What came of an operation.
+/// The outcome of an operation.
 struct Performed {
     outcome: Outcome,
-    /// Dropped when the answer is sent.
+    /// Drop it when the response has been sent.
     sent: Option<oneshot::Sender<()>>,
     memory: Option<Reservation>,
 }
 
 impl Inner {
     fn turns(&self) -> &Turns {
-        self.kept.get().map_or(&self.turns, |kept| kept.turns())
+        self.persistent.get().map_or(&self.turns, |persistent| persistent.turns())
     }
 
     async fn perform(
@@ -210,11 +212,11 @@ impl Inner {
             0..=SMALL_ANSWER => None,
             bytes => Some(self.memory.reserve(bytes).await),
         };
-        if let Some(kept) = self.keeper(&backend, &operation)? {
-            let on_handle = kept.turn(&operation).await;
+        if let Some(persistent) = self.persistent_table(&backend, &operation)? {
+            let on_handle = persistent.turn(&operation).await;
             let running = pool::blocking(move || {
                 let _turns = (turn, on_handle);
-                kept.execute(operation)
+                persistent.execute(operation)
             });
             let outcome = running.await.unwrap_or_else(|error| {
                 Err(FileError::Helper { reason: format!("operation failed: {error}") })
@@ -279,8 +281,8 @@ impl Inner {
         Ok(Performed { outcome: outcome?, sent: None, memory })
     }
 
-    /// Reads a whole file, which tells its size only when it is open: one that is not small is left
-    /// alone until there is memory for it.
+    /// Reads a whole file. Its size is known only once it is open, so a large file is read after memory
+    /// for it has been reserved.
     async fn read_file(
         &self,
         backend: &Backend,
@@ -293,7 +295,7 @@ impl Inner {
             let operation = Operation::ReadFile(params.clone());
             match self.run_within(room, backend, operation, turn.clone()).await {
                 Err(FileError::NeedsMemory { bytes }) => {
-                    // It may grow meanwhile, and what the kernel makes up has no size.
+                    // The file may grow meanwhile, and files of /proc report no size.
                     room = bytes.saturating_add(bytes / 8).max(2 * room);
                     drop(memory.take());
                     memory = Some(self.memory.reserve(room).await);
@@ -303,16 +305,16 @@ impl Inner {
         }
     }
 
-    /// Where the operation runs if it is on a handle that outlives the connection.
-    fn keeper(
+    /// The table of persistent handles, if the operation belongs there.
+    fn persistent_table(
         &self,
         backend: &Backend,
         operation: &Operation,
-    ) -> Result<Option<Arc<KeptHandles>>, FileError> {
+    ) -> Result<Option<Arc<PersistentHandles>>, FileError> {
         let handle_id = match operation {
             Operation::Open(params) if params.keep => {
                 handles::check_id(&params.handle_id, self.executor.config())?;
-                let (Backend::Here, Some(kept)) = (backend, self.kept.get()) else {
+                let (Backend::Here, Some(persistent)) = (backend, self.persistent.get()) else {
                     let reason = "a sandboxed file handle cannot outlive its connection".into();
                     return Err(FileError::Refused { path: params.path.clone(), reason });
                 };
@@ -320,7 +322,7 @@ impl Inner {
                     let handle_id = params.handle_id.clone();
                     return Err(FileError::HandleTaken { handle_id });
                 }
-                return Ok(Some(kept.clone()));
+                return Ok(Some(persistent.clone()));
             }
             Operation::ReadBlock(params) => &params.handle_id,
             Operation::WriteBlock(params) => &params.handle_id,
@@ -330,10 +332,10 @@ impl Inner {
         if self.routes.lock().contains_key(handle_id) {
             return Ok(None);
         }
-        Ok(self.kept.get().filter(|kept| kept.has(handle_id)).cloned())
+        Ok(self.persistent.get().filter(|persistent| persistent.has(handle_id)).cloned())
     }
 
-    /// Takes a handle id, so that ids and their number are one count over all backends.
+    /// Reserves a handle id: ids are unique, and limited in number, across all backends.
     fn reserve_route(&self, handle_id: &str, backend: &Backend) -> Result<(), FileError> {
         let config = self.executor.config();
         handles::check_id(handle_id, config)?;
@@ -353,7 +355,7 @@ impl Inner {
         self.routes.lock().get(handle_id).cloned().ok_or_else(unknown)
     }
 
-    /// An operation that tells nothing while it runs.
+    /// Runs an operation without events.
     async fn run(
         &self,
         backend: &Backend,
@@ -363,7 +365,7 @@ impl Inner {
         self.run_within(u64::MAX, backend, operation, turn).await
     }
 
-    /// The same, with [room](Executor::execute_within) for what the outcome carries.
+    /// Like `run`, with a limit on the [bytes of the outcome](Executor::execute_within).
     async fn run_within(
         &self,
         room: u64,
@@ -388,7 +390,7 @@ impl Inner {
                 let _cancel_if_dropped = cancel.drop_guard();
                 let executor = self.executor.clone();
                 let running = pool::blocking(move || {
-                    // Until the work is over, whoever still waits for it.
+                    // Held until the work is done, even if the caller stops waiting.
                     let _turn = turn;
                     let emit = |event| send_blocking(&events, event);
                     executor.execute_within(room, operation, &cancel, &emit)
@@ -412,7 +414,7 @@ impl Inner {
         turn: Turn,
     ) -> Result<Outcome, FileError> {
         let cancel = Cancel::new();
-        let _registered =
+        let _registered_search =
             search_id.map(|id| self.register_search(id, cancel.clone())).transpose()?;
         let (events, mut incoming) = mpsc::channel(EVENTS);
         let running = self.run_with(backend, (u64::MAX, operation), turn, cancel.clone(), events);
@@ -424,14 +426,18 @@ impl Inner {
                 result = &mut running => break result,
             }
         };
-        // All matches go out before the answer does.
+        // All matches are sent before the response.
         while let Ok(event) = incoming.try_recv() {
             self.deliver(event, &cancel).await;
         }
         result
     }
 
-    fn register_search(&self, id: String, cancel: Cancel) -> Result<Registered<'_>, FileError> {
+    fn register_search(
+        &self,
+        id: String,
+        cancel: Cancel,
+    ) -> Result<RegisteredSearch<'_>, FileError> {
         let limit = self.executor.config().max_searches;
         let mut searches = self.searches.lock();
         if searches.contains_key(&id) {
@@ -442,7 +448,7 @@ impl Inner {
             return Err(FileError::TooMany { what, limit: limit as u64 });
         }
         searches.insert(id.clone(), cancel);
-        Ok(Registered { searches: &self.searches, id })
+        Ok(RegisteredSearch { searches: &self.searches, id })
     }
 
     async fn deliver(&self, event: Event, cancel: &Cancel) {
@@ -469,7 +475,8 @@ impl Inner {
                         let emit = |event| send_blocking(&events, event);
                         let _ = done.send(executor.execute(operation, &cancel, &emit));
                     };
-                    // Without a thread `done` goes with the closure, and the caller learns it.
+                    // If there is no thread, `done` is dropped with the closure, and the caller
+                    // notices.
                     let _ = std::thread::Builder::new().name("fs-watch".into()).spawn(run);
                 }
                 Backend::Helper(helper) => {
@@ -487,13 +494,13 @@ impl Inner {
     }
 }
 
-/// Gives a search id back.
-struct Registered<'a> {
+/// Frees a search id when dropped.
+struct RegisteredSearch<'a> {
     searches: &'a Mutex<HashMap<String, Cancel>>,
     id: String,
 }
 
-impl Drop for Registered<'_> {
+impl Drop for RegisteredSearch<'_> {
     fn drop(&mut self) {
         self.searches.lock().remove(&self.id);
     }

@@ -1,4 +1,4 @@
-//! Whole files: read, and written in place or by replacement.
+//! Reads whole files, and writes them in place or by replacement.
 
 use bytes::Bytes;
 use codex_exec_server_protocol::PathUri;
@@ -13,7 +13,7 @@ use super::resolve::{self, Links, REGULAR, Resolver};
 use super::{Cancel, FileError};
 use crate::buffer;
 
-/// The content, read once into memory of its size, unless that is more than `room`.
+/// Reads the content into one buffer, unless it is larger than `room`.
 pub(super) fn read_file(
     resolver: Resolver,
     params: &FsReadFileParams,
@@ -37,7 +37,7 @@ pub(super) fn read_file(
     loop {
         cancel.check()?;
         if data.len() == data.capacity() {
-            // Most likely the end: find out without making room for more.
+            // This is probably the end: check without growing the buffer.
             let mut probe = [0; 4096];
             let got = retry_on_intr(|| rustix::io::read(&fd, &mut probe)).map_err(failed)?;
             if got == 0 {
@@ -56,8 +56,8 @@ pub(super) fn read_file(
     Ok(FsReadFileResponse { data: buffer::into_bytes(data).into() })
 }
 
-/// The content of a small file, if all of it is in memory.
-pub(super) fn read_file_now(
+/// Reads a small file, if all of it is in memory.
+pub(super) fn read_file_if_cached(
     resolver: Resolver,
     params: &FsReadFileParams,
 ) -> Option<Result<FsReadFileResponse, FileError>> {
@@ -68,7 +68,7 @@ pub(super) fn read_file_now(
         Err(error) => return Some(Err(error)),
     };
     let size = usize::try_from(stat.st_size).ok().filter(|&size| size <= SMALL)?;
-    // One byte more shows whether it has grown.
+    // One more byte shows whether the file has grown.
     let mut data = vec![0; size + 1];
     let into = &mut [IoSliceMut::new(&mut data)];
     let got = rustix::io::preadv2(&fd, into, 0, ReadWriteFlags::NOWAIT).ok()?;
@@ -76,7 +76,7 @@ pub(super) fn read_file_now(
     (got == size).then(|| Ok(FsReadFileResponse { data: Bytes::from(data).into() }))
 }
 
-/// Replaces the content, in place unless `atomic` is asked for.
+/// Replaces the content; in place unless `atomic` is set.
 pub(super) fn write_file(
     resolver: Resolver,
     params: &FsWriteFileParams,
@@ -85,7 +85,7 @@ pub(super) fn write_file(
     cancel.check()?;
     let (path, links) = (&params.path, Links::from(params.follow_symlinks));
     let mode = params.mode.map(resolve::permission_bits).transpose()?;
-    // Once begun, a write is not cancelled: half a file helps nobody.
+    // A write that has begun is not cancelled: half a file is of no use.
     if params.atomic {
         let replacement = Replacement::begin(resolver, path, links, mode)?;
         write_all(replacement.file(), &params.data, path)?;
@@ -96,18 +96,18 @@ pub(super) fn write_file(
     }
 }
 
-/// Opens a regular file for writing, empty: created, or truncated in place.
+/// Opens a regular file for writing, empty: creates it, or truncates it in place.
 pub(super) fn open_to_write(
     resolver: Resolver,
     path: &PathUri,
     links: Links,
     mode: Option<Mode>,
 ) -> Result<OwnedFd, FileError> {
-    resolve::spare_special_files(path, links)?;
+    resolve::reject_special_files(path, links)?;
     let open = |flags, mode| {
         resolver
             .open("open", path, OFlags::WRONLY | REGULAR | flags, mode, links)
-            .map_err(|error| resolve::name_special(error, path))
+            .map_err(|error| resolve::explain_special_file(error, path))
     };
     let default = Mode::from_raw_mode(0o666);
     let fd = match mode {
@@ -115,14 +115,14 @@ pub(super) fn open_to_write(
         Some(mode) => match open(OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR) {
             Ok(fd) => {
                 rustix::fs::fchmod(&fd, mode).map_err(|errno| {
-                    // As in a sandbox, which refuses set-id bits. Nothing is left of what failed.
+                    // A sandbox, for example, refuses set-id bits. Remove the new file.
                     remove_new(resolver, &fd, path, links);
                     FileError::os("set the mode of", path, errno)
                 })?;
                 fd
             }
             Err(error) if is(&error, Errno::EXIST) => match open(OFlags::empty(), default) {
-                // A link that leads to nothing: what it names is created, as `open` would.
+                // A dangling link: create its target, as `open` would.
                 Err(error) if is(&error, Errno::NOENT) => {
                     open(OFlags::CREATE, mode & Mode::from_raw_mode(0o777))?
                 }
@@ -138,7 +138,7 @@ pub(super) fn open_to_write(
     Ok(fd)
 }
 
-/// Removes a file that was just made, if the path still leads to it.
+/// Removes a new file, if the path still leads to it.
 fn remove_new(resolver: Resolver, made: &OwnedFd, path: &PathUri, links: Links) {
     let Ok((parent, name)) = resolver.parent("remove", path, links) else { return };
     let name = resolve::bytes_path(name);

@@ -1,13 +1,12 @@
-//! Copying a file, a link or a tree.
+//! Copies a file, a link or a tree.
 //!
-//! Invariant: below the two paths themselves no link is followed on either side. A source file is
-//! opened and then described by its descriptor; a link in the destination tree is replaced, never
+//! Invariant: below the two given paths no link is followed on either side. A source file is opened
+//! first and then inspected by its descriptor; a link in the destination tree is replaced, never
 //! written through.
 //!
-//! A copy that fails takes away what it made. A directory that is new is filled under a name of its own
-//! (`.NAME.RANDOM.tmp`), where nobody else puts anything, and gets its name when it is complete. Files
-//! that were there before are written in place, and stay as far as they were written, unless the request
-//! is for an atomic copy of one file: that one takes its place as a [`Replacement`] does.
+//! A failed copy removes what it created. A new directory is filled under a temporary name
+//! (`.NAME.RANDOM.tmp`) and renamed when it is complete. Existing files are written in place, and keep
+//! what was written; except in an atomic copy of one file, which is a [`Replacement`].
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::files::FsCopyParams;
@@ -16,13 +15,13 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::directory::{for_each_name, join};
-use super::replace::{Replacement, with_fresh_name};
+use super::replace::{Replacement, with_temporary_name};
 use super::resolve::{self, DIRECTORY, LISTING, Links, REGULAR, Resolver, bytes_path, file_type};
 use super::{Cancel, FileError};
 
-/// As deep as a copied tree may be: each level holds two descriptors.
+/// Maximum depth of a copied tree: each level holds two descriptors open.
 const MAX_DEPTH: usize = 256;
-/// How much is copied between two looks at the cancel token.
+/// Bytes copied between two checks of the cancel token.
 const STEP: usize = 16 << 20;
 
 pub(super) fn copy(
@@ -33,7 +32,7 @@ pub(super) fn copy(
     let FsCopyParams { source_path, destination_path, recursive, .. } = params;
     cancel.check()?;
     let (directory, name) = resolver.parent("copy", source_path, Links::Follow)?;
-    let from = Place { directory: directory.as_fd(), name, path: source_path.clone() };
+    let from = Location { directory: directory.as_fd(), name, path: source_path.clone() };
     let stat = from.stat()?;
     match file_type(&stat) {
         FileType::RegularFile | FileType::Symlink => {}
@@ -42,7 +41,7 @@ pub(super) fn copy(
             let reason = "is a directory; set recursive to copy it";
             return Err(FileError::refused(source_path, reason));
         }
-        _ => return Err(resolve::unfit(source_path, &stat)),
+        _ => return Err(resolve::special_file_error(source_path, &stat)),
     }
     if params.atomic {
         return match file_type(&stat) {
@@ -54,26 +53,26 @@ pub(super) fn copy(
         };
     }
     let (directory, name) = resolver.parent("copy to", destination_path, Links::Follow)?;
-    let to = Place { directory: directory.as_fd(), name, path: destination_path.clone() };
+    let to = Location { directory: directory.as_fd(), name, path: destination_path.clone() };
     match file_type(&stat) {
         FileType::Directory => {
             refuse_into_itself(&stat, &to)?;
             let copying = Copying { top: (stat.st_dev, stat.st_ino), cancel };
-            copying.tree(&from, &to, Surroundings::Shared, 0).map(drop)
+            copying.copy_tree(&from, &to, DestinationParent::Shared, 0).map(drop)
         }
         FileType::Symlink => copy_link(&from, &to).map(drop),
         _ => copy_file(&from, &to, Existing::Follow, cancel).map(drop),
     }
 }
 
-/// A name in an open directory, and the path to speak of it.
-struct Place<'a> {
+/// A name in an open directory, and its path for messages.
+struct Location<'a> {
     directory: BorrowedFd<'a>,
     name: &'a [u8],
     path: PathUri,
 }
 
-impl Place<'_> {
+impl Location<'_> {
     fn failed(&self) -> impl Fn(Errno) -> FileError + '_ {
         |errno| FileError::os("copy", &self.path, errno)
     }
@@ -93,12 +92,12 @@ impl Place<'_> {
     }
 }
 
-/// What a destination that is a link means.
+/// How to treat a destination that is a link.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Existing {
-    /// The client named it: write to where it leads.
+    /// The client named the link: write to its target.
     Follow,
-    /// It lies in a destination tree: it is in the way.
+    /// The link is in a destination tree: replace it.
     Replace,
 }
 
@@ -106,8 +105,8 @@ fn same_file(a: &Stat, b: &Stat) -> bool {
     (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 }
 
-/// Climbs from the destination to the root, by descriptor, and looks for the source.
-fn refuse_into_itself(source: &Stat, to: &Place<'_>) -> Result<(), FileError> {
+/// Walks from the destination up to the root, by descriptor, and looks for the source.
+fn refuse_into_itself(source: &Stat, to: &Location<'_>) -> Result<(), FileError> {
     let refused = || FileError::refused(&to.path, "cannot copy a directory into itself");
     let failed = to.failed();
     let mut at = to
@@ -128,29 +127,29 @@ fn refuse_into_itself(source: &Stat, to: &Place<'_>) -> Result<(), FileError> {
     }
 }
 
-/// What a copy did to a name.
+/// What a copy created at a name.
 #[derive(PartialEq, Eq)]
-enum Made {
-    /// Something was there, and is.
+enum Created {
+    /// Nothing: the name existed before.
     Nothing,
-    /// These names in a directory that was there.
+    /// These names, in a directory that existed before.
     Inside(Vec<(Vec<u8>, Self)>),
     /// A file or link.
     Entry,
-    /// The directory of this device and inode.
+    /// A directory with this device and inode.
     Tree((u64, u64)),
 }
 
-impl Made {
-    /// Takes it away again, as far as it is still what was made.
+impl Created {
+    /// Removes it again, if it is still what the copy created.
     fn undo(self, directory: BorrowedFd<'_>, name: &[u8]) {
         match self {
             Self::Nothing => {}
-            Self::Inside(made) => {
+            Self::Inside(created) => {
                 if let Ok(inner) =
                     rustix::fs::openat(directory, bytes_path(name), LISTING, Mode::empty())
                 {
-                    undo_all(inner.as_fd(), made);
+                    undo_all(inner.as_fd(), created);
                 }
             }
             Self::Entry => {
@@ -167,19 +166,19 @@ impl Made {
     }
 }
 
-/// Takes away what was made in a directory, the last first.
-fn undo_all(directory: BorrowedFd<'_>, made: Vec<(Vec<u8>, Made)>) {
-    made.into_iter().rev().for_each(|(name, made)| made.undo(directory, &name));
+/// Removes what was created in a directory, in reverse order.
+fn undo_all(directory: BorrowedFd<'_>, created: Vec<(Vec<u8>, Created)>) {
+    created.into_iter().rev().for_each(|(name, created)| created.undo(directory, &name));
 }
 
-/// Removes a name and everything below it, as far as that is possible.
+/// Removes a name and everything below it, as far as possible.
 fn discard(directory: BorrowedFd<'_>, name: &[u8]) {
     let name = bytes_path(name);
     if rustix::fs::unlinkat(directory, name, AtFlags::empty()).is_ok() {
         return;
     }
     let open = || rustix::fs::openat(directory, name, LISTING, Mode::empty());
-    // The copy of a directory that may not be read, or not be written, is ours all the same.
+    // The copy may be unreadable or unwritable like its source, but we own it.
     let opened = open().or_else(|_| {
         rustix::fs::chmodat(directory, name, Mode::RWXU, AtFlags::empty()).and_then(|()| open())
     });
@@ -195,30 +194,30 @@ fn discard(directory: BorrowedFd<'_>, name: &[u8]) {
     let _ = rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR);
 }
 
-/// Whose the directory is that something is copied to.
+/// Whether the copy owns the destination directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Surroundings {
-    /// It was there before.
+enum DestinationParent {
+    /// It existed before.
     Shared,
-    /// It belongs to this copy, and goes as a whole if that fails.
+    /// The copy created it, and removes it as a whole on failure.
     Own,
 }
 
-/// A tree being copied.
+/// A tree copy.
 struct Copying<'a> {
-    /// The source's device and inode.
+    /// Device and inode of the source.
     top: (u64, u64),
     cancel: &'a Cancel,
 }
 
 impl Copying<'_> {
-    fn tree(
+    fn copy_tree(
         &self,
-        from: &Place<'_>,
-        to: &Place<'_>,
-        around: Surroundings,
+        from: &Location<'_>,
+        to: &Location<'_>,
+        parent: DestinationParent,
         depth: usize,
-    ) -> Result<Made, FileError> {
+    ) -> Result<Created, FileError> {
         if depth == MAX_DEPTH {
             let reason = format!("is more than {MAX_DEPTH} directories deep; copy it in parts");
             return Err(FileError::limit(&from.path, reason));
@@ -228,114 +227,115 @@ impl Copying<'_> {
         if depth > 0 && (stat.st_dev, stat.st_ino) == self.top {
             return Err(FileError::refused(&from.path, "the tree was moved into itself"));
         }
-        // Ours to write until it is filled, whatever the source's bits are.
+        // Writable for us until it is filled, whatever the source's mode is.
         let make = |name: &[u8]| rustix::fs::mkdirat(to.directory, bytes_path(name), Mode::RWXU);
-        if around == Surroundings::Own {
+        if parent == DestinationParent::Own {
             make(to.name).map_err(to.failed())?;
             let destination = to.open(LISTING, Mode::empty()).map_err(to.failed())?;
-            self.fill(&source, &stat, from, &destination, to, Surroundings::Own, depth)?;
-            return Ok(Made::Nothing);
+            self.fill(&source, &stat, from, &destination, to, DestinationParent::Own, depth)?;
+            return Ok(Created::Nothing);
         }
         match to.stat() {
             Ok(_) => {
                 let follow = if depth == 0 { OFlags::NOFOLLOW } else { OFlags::empty() };
                 let destination = to.open(LISTING - follow, Mode::empty()).map_err(to.failed())?;
-                let around = Surroundings::Shared;
-                let made = self.fill(&source, &stat, from, &destination, to, around, depth)?;
-                return Ok(Made::Inside(made));
+                let parent = DestinationParent::Shared;
+                let created = self.fill(&source, &stat, from, &destination, to, parent, depth)?;
+                return Ok(Created::Inside(created));
             }
             Err(FileError::Os { errno, .. }) if errno == Errno::NOENT.raw_os_error() => {}
             Err(error) => return Err(error),
         }
-        let ((), fresh) = with_fresh_name(to.name, make).map_err(to.failed())?;
-        let staged = Place { directory: to.directory, name: &fresh, path: to.path.clone() };
+        let ((), fresh) = with_temporary_name(to.name, make).map_err(to.failed())?;
+        let staged = Location { directory: to.directory, name: &fresh, path: to.path.clone() };
         let filled = || {
             let destination = staged.open(LISTING, Mode::empty()).map_err(to.failed())?;
-            let made = rustix::fs::fstat(&destination).map_err(to.failed())?;
-            self.fill(&source, &stat, from, &destination, to, Surroundings::Own, depth)?;
+            let created = rustix::fs::fstat(&destination).map_err(to.failed())?;
+            self.fill(&source, &stat, from, &destination, to, DestinationParent::Own, depth)?;
             let (fresh, name) = (bytes_path(&fresh), bytes_path(to.name));
             rustix::fs::renameat(to.directory, fresh, to.directory, name).map_err(to.failed())?;
-            Ok(Made::Tree((made.st_dev, made.st_ino)))
+            Ok(Created::Tree((created.st_dev, created.st_ino)))
         };
         filled().inspect_err(|_| discard(to.directory, &fresh))
     }
 
-    /// Copies what is in `source` to `destination`; tells what was made there, if it is shared.
+    /// Copies the entries of `source` to `destination`; returns what it created there, if that is
+    /// shared.
     #[expect(clippy::too_many_arguments, reason = "two places, what they are, and where we are")]
     fn fill(
         &self,
         source: &OwnedFd,
         stat: &Stat,
-        from: &Place<'_>,
+        from: &Location<'_>,
         destination: &OwnedFd,
-        to: &Place<'_>,
-        around: Surroundings,
+        to: &Location<'_>,
+        parent: DestinationParent,
         depth: usize,
-    ) -> Result<Vec<(Vec<u8>, Made)>, FileError> {
+    ) -> Result<Vec<(Vec<u8>, Created)>, FileError> {
         let mut names = Vec::new();
         let each = |name: &[u8], _| {
             names.push(name.to_vec());
             Ok(true)
         };
         for_each_name(source.as_fd(), each, from.failed())?;
-        let mut made = Vec::new();
+        let mut created = Vec::new();
         let mut all = || {
             for name in &names {
                 self.cancel.check()?;
                 let path = join(&from.path, name)?;
-                let from = Place { directory: source.as_fd(), name, path };
+                let from = Location { directory: source.as_fd(), name, path };
                 let path = join(&to.path, name)?;
-                let to = Place { directory: destination.as_fd(), name, path };
-                let one = self.one(&from, &to, around, depth)?;
-                // What lies in a directory of our own goes with it.
-                if around == Surroundings::Shared && one != Made::Nothing {
-                    made.push((name.clone(), one));
+                let to = Location { directory: destination.as_fd(), name, path };
+                let result = self.copy_entry(&from, &to, parent, depth)?;
+                // What is in our own directory is removed with it.
+                if parent == DestinationParent::Shared && result != Created::Nothing {
+                    created.push((name.clone(), result));
                 }
             }
             set_mode(destination.as_fd(), stat, to)
         };
         match all() {
-            Ok(()) => Ok(made),
+            Ok(()) => Ok(created),
             Err(error) => {
-                undo_all(destination.as_fd(), made);
+                undo_all(destination.as_fd(), created);
                 Err(error)
             }
         }
     }
 
-    fn one(
+    fn copy_entry(
         &self,
-        from: &Place<'_>,
-        to: &Place<'_>,
-        around: Surroundings,
+        from: &Location<'_>,
+        to: &Location<'_>,
+        parent: DestinationParent,
         depth: usize,
-    ) -> Result<Made, FileError> {
+    ) -> Result<Created, FileError> {
         let stat = match from.stat() {
             Ok(stat) => stat,
-            // Removed since it was listed: it is not part of the tree any more.
+            // Removed since it was listed.
             Err(FileError::Os { errno, .. }) if errno == Errno::NOENT.raw_os_error() => {
-                return Ok(Made::Nothing);
+                return Ok(Created::Nothing);
             }
             Err(error) => return Err(error),
         };
         match file_type(&stat) {
-            FileType::Directory => self.tree(from, to, around, depth + 1),
+            FileType::Directory => self.copy_tree(from, to, parent, depth + 1),
             FileType::RegularFile => copy_file(from, to, Existing::Replace, self.cancel),
             FileType::Symlink => copy_link(from, to),
-            _ => Ok(Made::Nothing),
+            _ => Ok(Created::Nothing),
         }
     }
 }
 
-/// Copies a file to another, which is there or not until the copy is complete.
+/// Copies a file atomically: the destination is replaced once the copy is complete.
 fn replace_file(
     resolver: Resolver,
-    from: &Place<'_>,
+    from: &Location<'_>,
     to: &PathUri,
     cancel: &Cancel,
 ) -> Result<(), FileError> {
     let (source, stat) = open_source(from)?;
-    // Set-id bits would lend out rights, and a new file is the business of who asked for it.
+    // A new file does not inherit set-id bits, which would grant the rights of its owner.
     let mode = Mode::from_raw_mode(stat.st_mode) & Mode::from_raw_mode(0o777);
     let replacement = Replacement::begin(resolver, to, Links::Follow, Some(mode))?;
     if replacement.old().is_some_and(|old| same_file(old, &stat)) {
@@ -354,7 +354,7 @@ fn replace_file(
     replacement.commit()
 }
 
-fn open_source(from: &Place<'_>) -> Result<(OwnedFd, Stat), FileError> {
+fn open_source(from: &Location<'_>) -> Result<(OwnedFd, Stat), FileError> {
     let source = from
         .open(OFlags::RDONLY | OFlags::NOFOLLOW | REGULAR, Mode::empty())
         .map_err(from.failed())?;
@@ -362,18 +362,18 @@ fn open_source(from: &Place<'_>) -> Result<(OwnedFd, Stat), FileError> {
 }
 
 fn copy_file(
-    from: &Place<'_>,
-    to: &Place<'_>,
+    from: &Location<'_>,
+    to: &Location<'_>,
     existing: Existing,
     cancel: &Cancel,
-) -> Result<Made, FileError> {
+) -> Result<Created, FileError> {
     let (source, stat) = open_source(from)?;
     let (destination, created) = open_destination(to, existing)?;
-    let made = if created { Made::Entry } else { Made::Nothing };
+    let created = if created { Created::Entry } else { Created::Nothing };
     match fill(&source, &stat, &destination, from, to, cancel) {
-        Ok(()) => Ok(made),
+        Ok(()) => Ok(created),
         Err(error) => {
-            made.undo(to.directory, to.name);
+            created.undo(to.directory, to.name);
             Err(error)
         }
     }
@@ -383,13 +383,13 @@ fn fill(
     source: &OwnedFd,
     stat: &Stat,
     destination: &OwnedFd,
-    from: &Place<'_>,
-    to: &Place<'_>,
+    from: &Location<'_>,
+    to: &Location<'_>,
     cancel: &Cancel,
 ) -> Result<(), FileError> {
     let found = rustix::fs::fstat(destination).map_err(to.failed())?;
     if file_type(&found) != FileType::RegularFile {
-        return Err(resolve::unfit(&to.path, &found));
+        return Err(resolve::special_file_error(&to.path, &found));
     }
     if same_file(stat, &found) {
         return Err(FileError::refused(&to.path, "is the same file as the source"));
@@ -401,9 +401,9 @@ fn fill(
     set_mode(destination.as_fd(), stat, to)
 }
 
-/// The destination, not yet truncated, and whether it is new.
-fn open_destination(to: &Place<'_>, existing: Existing) -> Result<(OwnedFd, bool), FileError> {
-    let named = |errno| resolve::name_special(to.failed()(errno), &to.path);
+/// Opens the destination without truncating it; returns whether it is new.
+fn open_destination(to: &Location<'_>, existing: Existing) -> Result<(OwnedFd, bool), FileError> {
+    let named = |errno| resolve::explain_special_file(to.failed()(errno), &to.path);
     let fresh = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | REGULAR;
     let private = Mode::RUSR | Mode::WUSR;
     match to.open(fresh, private) {
@@ -415,7 +415,7 @@ fn open_destination(to: &Place<'_>, existing: Existing) -> Result<(OwnedFd, bool
     match (file_type(&stat), existing) {
         (FileType::RegularFile, _) => {}
         (FileType::Symlink, Existing::Follow) => {
-            resolve::spare_special_files(&to.path, Links::Follow)?;
+            resolve::reject_special_files(&to.path, Links::Follow)?;
             let flags = OFlags::WRONLY | OFlags::CREATE | REGULAR;
             let fd = to.open(flags, Mode::from_raw_mode(0o666)).map_err(named)?;
             return Ok((fd, false));
@@ -424,13 +424,13 @@ fn open_destination(to: &Place<'_>, existing: Existing) -> Result<(OwnedFd, bool
             to.unlink().map_err(to.failed())?;
             return Ok((to.open(fresh, private).map_err(named)?, true));
         }
-        _ => return Err(resolve::unfit(&to.path, &stat)),
+        _ => return Err(resolve::special_file_error(&to.path, &stat)),
     }
     let fd = to.open(OFlags::WRONLY | OFlags::NOFOLLOW | REGULAR, Mode::empty()).map_err(named)?;
     Ok((fd, false))
 }
 
-/// Shares the blocks where the filesystem can, else lets the kernel move them, else moves them.
+/// Clones the file where the filesystem can; else copies in the kernel; else reads and writes.
 fn copy_content(
     source: &OwnedFd,
     stat: &Stat,
@@ -442,12 +442,12 @@ fn copy_content(
     if rustix::fs::ioctl_ficlone(destination, source).is_ok() {
         return Ok(());
     }
-    // Files of /proc say 0 and have content; only reading them tells.
+    // Files of /proc report size 0 but have content.
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let mut at = 0;
     while at < size {
         cancel.check()?;
-        // Holes stay holes. Where a filesystem cannot tell, all is data.
+        // Preserve holes. A filesystem that cannot report them reports data.
         let data = match rustix::fs::seek(source, SeekFrom::Data(at)) {
             Ok(data) => data,
             Err(Errno::NXIO) => break,
@@ -457,31 +457,31 @@ fn copy_content(
         at = match copy_range(source, destination, data, hole, cancel) {
             Ok(Some(at)) => at,
             Ok(None) => break,
-            Err(Moved::Cancelled) => return Err(FileError::Cancelled),
-            Err(Moved::Failed(errno)) => return Err(writing(errno)),
+            Err(CopyError::Cancelled) => return Err(FileError::Cancelled),
+            Err(CopyError::Failed(errno)) => return Err(writing(errno)),
         };
     }
-    // What was added meanwhile, or what the size did not tell.
-    let end = move_rest(source, destination, at.max(size), size, reading, writing, cancel)?;
+    // Bytes that were added meanwhile, or that the size does not include.
+    let end = copy_rest(source, destination, at.max(size), size, reading, writing, cancel)?;
     rustix::fs::ftruncate(destination, end).map_err(writing)
 }
 
-enum Moved {
+enum CopyError {
     Cancelled,
     Failed(Errno),
 }
 
-/// Copies `at..end` in the kernel. `None` if the source has ended early.
+/// Copies `at..end` in the kernel. `None` if the source ended early.
 fn copy_range(
     source: &OwnedFd,
     destination: &OwnedFd,
     at: u64,
     end: u64,
     cancel: &Cancel,
-) -> Result<Option<u64>, Moved> {
+) -> Result<Option<u64>, CopyError> {
     let (mut read, mut written) = (at, at);
     while read < end {
-        cancel.check().map_err(|_| Moved::Cancelled)?;
+        cancel.check().map_err(|_| CopyError::Cancelled)?;
         let step = STEP.min(usize::try_from(end - read).unwrap_or(STEP));
         let copied = rustix::fs::copy_file_range(
             source,
@@ -491,9 +491,9 @@ fn copy_range(
             step,
         );
         match copied {
-            Ok(0) => return move_range(source, destination, read, end, cancel),
+            Ok(0) => return copy_range_by_reading(source, destination, read, end, cancel),
             Ok(_) | Err(Errno::INTR) => {}
-            // Not between these filesystems, not in this kernel, not for this file.
+            // Not supported between these filesystems, by this kernel, or for this file.
             Err(
                 Errno::XDEV
                 | Errno::INVAL
@@ -503,26 +503,26 @@ fn copy_range(
                 | Errno::IO
                 | Errno::BADF
                 | Errno::OVERFLOW,
-            ) => return move_range(source, destination, read, end, cancel),
-            Err(errno) => return Err(Moved::Failed(errno)),
+            ) => return copy_range_by_reading(source, destination, read, end, cancel),
+            Err(errno) => return Err(CopyError::Failed(errno)),
         }
     }
     Ok(Some(read))
 }
 
-fn move_range(
+fn copy_range_by_reading(
     source: &OwnedFd,
     destination: &OwnedFd,
     mut at: u64,
     end: u64,
     cancel: &Cancel,
-) -> Result<Option<u64>, Moved> {
+) -> Result<Option<u64>, CopyError> {
     let mut buffer = vec![0; 256 << 10];
     while at < end {
-        cancel.check().map_err(|_| Moved::Cancelled)?;
+        cancel.check().map_err(|_| CopyError::Cancelled)?;
         let step = buffer.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
         let got = retry_on_intr(|| rustix::io::pread(source, &mut buffer[..step], at))
-            .map_err(Moved::Failed)?;
+            .map_err(CopyError::Failed)?;
         if got == 0 {
             return Ok(None);
         }
@@ -531,15 +531,15 @@ fn move_range(
             done += retry_on_intr(|| {
                 rustix::io::pwrite(destination, &buffer[done..got], at + done as u64)
             })
-            .map_err(Moved::Failed)?;
+            .map_err(CopyError::Failed)?;
         }
         at += got as u64;
     }
     Ok(Some(at))
 }
 
-/// Copies from `at` to the end, wherever that is, and returns it.
-fn move_rest(
+/// Copies from `at` to the end of the source; returns the position of the end.
+fn copy_rest(
     source: &OwnedFd,
     destination: &OwnedFd,
     at: u64,
@@ -557,21 +557,25 @@ fn move_rest(
     }
     let mut at = at;
     loop {
-        match move_range(source, destination, at, at + STEP as u64, cancel) {
+        match copy_range_by_reading(source, destination, at, at + STEP as u64, cancel) {
             Ok(Some(next)) => at = next,
             Ok(None) => {
                 let stat = rustix::fs::fstat(destination).map_err(writing)?;
                 return Ok(u64::try_from(stat.st_size).unwrap_or(at));
             }
-            Err(Moved::Cancelled) => return Err(FileError::Cancelled),
-            Err(Moved::Failed(errno)) => return Err(writing(errno)),
+            Err(CopyError::Cancelled) => return Err(FileError::Cancelled),
+            Err(CopyError::Failed(errno)) => return Err(writing(errno)),
         }
     }
 }
 
-/// The source's bits; set-id bits only where the copy belongs to the same user or group, or they
-/// would lend out the rights of another.
-fn set_mode(destination: BorrowedFd<'_>, source: &Stat, to: &Place<'_>) -> Result<(), FileError> {
+/// Sets the source's mode; set-id bits only if the copy has the same owner or group, or they would
+/// grant the rights of another user.
+fn set_mode(
+    destination: BorrowedFd<'_>,
+    source: &Stat,
+    to: &Location<'_>,
+) -> Result<(), FileError> {
     let own = rustix::fs::fstat(destination).map_err(to.failed())?;
     let mut mode = Mode::from_raw_mode(source.st_mode);
     if own.st_uid != source.st_uid {
@@ -583,14 +587,14 @@ fn set_mode(destination: BorrowedFd<'_>, source: &Stat, to: &Place<'_>) -> Resul
     resolve::inherit_mode(destination, mode).map_err(to.failed())
 }
 
-fn copy_link(from: &Place<'_>, to: &Place<'_>) -> Result<Made, FileError> {
+fn copy_link(from: &Location<'_>, to: &Location<'_>) -> Result<Created, FileError> {
     let target = rustix::fs::readlinkat(from.directory, bytes_path(from.name), Vec::new())
         .map_err(from.failed())?;
     match rustix::fs::symlinkat(&*target, to.directory, bytes_path(to.name)) {
         Err(Errno::EXIST) => {}
-        done => return done.map(|()| Made::Entry).map_err(to.failed()),
+        done => return done.map(|()| Created::Entry).map_err(to.failed()),
     }
-    // A file or link in the way is replaced in one step; a directory is not.
+    // An existing file or link is replaced in one step; a directory is not.
     let (from, found) = (from.stat()?, to.stat()?);
     if same_file(&from, &found) {
         return Err(FileError::refused(&to.path, "is the same link as the source"));
@@ -598,7 +602,7 @@ fn copy_link(from: &Place<'_>, to: &Place<'_>) -> Result<Made, FileError> {
     if file_type(&found) == FileType::Directory {
         return Err(to.failed()(Errno::ISDIR));
     }
-    let ((), fresh) = with_fresh_name(to.name, |fresh| {
+    let ((), fresh) = with_temporary_name(to.name, |fresh| {
         rustix::fs::symlinkat(&*target, to.directory, bytes_path(fresh))
     })
     .map_err(to.failed())?;
@@ -607,5 +611,5 @@ fn copy_link(from: &Place<'_>, to: &Place<'_>) -> Result<Made, FileError> {
         let _ = rustix::fs::unlinkat(to.directory, fresh, AtFlags::empty());
         to.failed()(errno)
     })?;
-    Ok(Made::Nothing)
+    Ok(Created::Nothing)
 }

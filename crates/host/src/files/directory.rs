@@ -1,4 +1,4 @@
-//! Directories: listed and made.
+//! Lists and creates directories.
 
 use std::mem::MaybeUninit;
 
@@ -13,10 +13,10 @@ use rustix::io::Errno;
 use super::resolve::{self, DIRECTORY, LISTING, Links, Resolver, bytes_path, file_type};
 use super::{Cancel, FileError};
 
-/// One read of names from the kernel fills this much.
+/// Buffer for names read from the kernel, in bytes.
 const LISTING_BUFFER: usize = 32 << 10;
 
-/// Calls `each` with every name of a directory but `.` and `..`, until it says stop.
+/// Calls `each` with every name of a directory except `.` and `..`, until it returns false.
 pub(super) fn for_each_name(
     directory: BorrowedFd<'_>,
     mut each: impl FnMut(&[u8], FileType) -> Result<bool, FileError>,
@@ -28,7 +28,7 @@ pub(super) fn for_each_name(
     while let Some(entry) = names.next() {
         let entry = match entry {
             Ok(entry) => entry,
-            // The directory was removed while it was read: there are no more names.
+            // The directory was removed meanwhile: there are no more names.
             Err(Errno::NOENT) => break,
             Err(Errno::INTR) => continue,
             Err(errno) => return Err(failed(errno)),
@@ -41,8 +41,8 @@ pub(super) fn for_each_name(
     Ok(())
 }
 
-/// The kind of a name: what the listing said, or for links (and filesystems that do not say) what
-/// it leads to. `None` for a link that leads nowhere and a name that is gone.
+/// The kind of an entry: as listed or, for links (and filesystems that do not report it), the kind of
+/// the target. `None` for a dangling link or a removed name.
 pub(super) fn kind_of_target(
     directory: BorrowedFd<'_>,
     name: &[u8],
@@ -58,7 +58,7 @@ pub(super) fn kind_of_target(
     }
 }
 
-/// The kind of a name itself, a link included. `None` if it is gone.
+/// The kind of an entry itself, without following a link. `None` if it is gone.
 pub(super) fn kind_of_name(
     directory: BorrowedFd<'_>,
     name: &[u8],
@@ -70,9 +70,9 @@ pub(super) fn kind_of_name(
     }
 }
 
-/// The most links to nowhere that a listing names: with the most entries of it, as many JSON values as a
-/// receiver takes.
-const MOST_DEAD_LINKS: usize = 10_000;
+/// Maximum dangling links in a listing: together with the maximum of entries, as many JSON values as a
+/// receiver accepts.
+const MAX_DEAD_LINKS: usize = 10_000;
 
 pub(super) fn read_directory(
     params: &FsReadDirectoryParams,
@@ -94,14 +94,14 @@ pub(super) fn read_directory(
         let kind = match kind_of_target(directory.as_fd(), name, listed) {
             Ok(Some(kind)) => kind,
             Ok(None) if listed == FileType::Symlink => {
-                if answer.dead_links.len() < MOST_DEAD_LINKS.min(limit) {
+                if answer.dead_links.len() < MAX_DEAD_LINKS.min(limit) {
                     answer.dead_links.push(text.into_owned());
                 } else {
                     answer.truncated = true;
                 }
                 return Ok(true);
             }
-            // A link whose target cannot be looked at is left out like one that leads nowhere.
+            // A link whose target cannot be inspected is skipped like a dangling one.
             _ => return Ok(true),
         };
         if answer.entries.len() == limit {
@@ -156,8 +156,8 @@ pub(super) fn create_directory(
     }
 }
 
-/// Inside a sandbox a protected name that does not exist is held by a placeholder. It is there, but
-/// it is not the directory that was asked for, and will not be there afterwards.
+/// In a sandbox, a placeholder holds each protected name that does not exist. It is a directory, but
+/// not the requested one, and is removed afterwards.
 fn refuse_placeholder(path: &PathUri) -> Result<(), FileError> {
     let found = rustix::fs::statx(
         rustix::fs::CWD,
@@ -175,8 +175,8 @@ fn refuse_placeholder(path: &PathUri) -> Result<(), FileError> {
     }
 }
 
-/// Each directory is made and then opened on the descriptor of its parent, so that a link put in
-/// its place meanwhile is met as what it is.
+/// Creates each directory and opens it through its parent's descriptor, so that a link put there
+/// meanwhile is detected.
 fn make_all_without_links(path: &PathUri) -> Result<(), FileError> {
     let failed = |errno| FileError::os("create directory", path, errno);
     let mut at = rustix::fs::open("/", DIRECTORY, Mode::empty()).map_err(failed)?;
@@ -203,7 +203,7 @@ fn make_all_without_links(path: &PathUri) -> Result<(), FileError> {
     Ok(())
 }
 
-/// Names an error that is one already: was it a link?
+/// Refines an error: was the name a link?
 fn refuse_link(directory: BorrowedFd<'_>, name: &[u8], path: &PathUri) -> Result<(), FileError> {
     match rustix::fs::statat(directory, bytes_path(name), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) if resolve::file_type(&stat) == FileType::Symlink => {

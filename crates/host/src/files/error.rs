@@ -1,72 +1,72 @@
 //! Why a filesystem request failed.
 //!
-//! Invariant: an error says what was tried on which path, in the system's own words where the
-//! system spoke; [`FileError::kind`] is its kind on the wire.
+//! Invariant: an error names the action and the path, with the system's own message if the system
+//! failed; [`FileError::kind`] is its kind in the response.
 
 use codex_exec_server_protocol::{ErrorKind, PathUri, RpcError, error as code};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-/// What went wrong.
+/// Why a filesystem request failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum FileError {
-    /// The system refused or failed.
-    #[error("{action} {}: {}", show(path), words(*errno))]
+    /// A system call failed.
+    #[error("{action} {}: {}", display(path), errno_message(*errno))]
     Os {
-        /// What was tried: "open", "write", …
+        /// The action: "open", "write", …
         action: String,
-        /// On what.
+        /// The path.
         path: PathUri,
-        /// What the system answered.
+        /// The system's error number.
         errno: i32,
     },
-    /// The system refused inside a sandbox, and the sandbox is the likely reason.
-    #[error("Operation not permitted: {action} {}: {}", show(path), words(*errno))]
+    /// A system call failed inside a sandbox, probably because of the sandbox.
+    #[error("Operation not permitted: {action} {}: {}", display(path), errno_message(*errno))]
     Denied {
-        /// What was tried.
+        /// The action.
         action: String,
-        /// On what.
+        /// The path.
         path: PathUri,
-        /// What the system answered.
+        /// The system's error number.
         errno: i32,
     },
     /// A directory, FIFO, socket or device where a regular file is needed.
-    #[error("{} is {found}, not a regular file", show(path))]
+    #[error("{} is {found}, not a regular file", display(path))]
     NotRegularFile {
         /// The path.
         path: PathUri,
-        /// What it is, with its article.
+        /// What it is instead, with an article.
         found: String,
     },
-    /// `followSymlinks: false`, and there is one.
-    #[error("{} has a symbolic link in it, and followSymlinks is false", show(path))]
+    /// The path contains a symbolic link, and `followSymlinks` is false.
+    #[error("{} has a symbolic link in it, and followSymlinks is false", display(path))]
     SymlinkRefused {
         /// The path.
         path: PathUri,
     },
-    /// A number or text of the request is outside its limits.
+    /// A number or a length in the request is out of range.
     #[error("{what} is {value}, but must be {allowed}")]
     OutOfRange {
-        /// Which one.
+        /// The parameter.
         what: String,
-        /// What it is.
+        /// Its value.
         value: u64,
-        /// What it may be.
+        /// The allowed values.
         allowed: String,
     },
-    /// A file larger than one answer carries.
-    #[error("{} is larger than {limit} bytes; read it in blocks", show(path))]
+    /// The file is larger than one response may carry.
+    #[error("{} is larger than {limit} bytes; read it in blocks", display(path))]
     TooLarge {
         /// The path.
         path: PathUri,
-        /// The limit.
+        /// The limit, in bytes.
         limit: u64,
     },
-    /// The answer would carry more than there is [memory](super::AnswerMemory) for yet. Never leaves a
+    /// The response needs more [memory](super::AnswerMemory) than is reserved. Never leaves a
     /// [`FileConnection`](super::FileConnection).
     #[error("the answer carries {bytes} bytes")]
     NeedsMemory {
-        /// How much it would carry.
+        /// Bytes that the response would carry.
         bytes: u64,
     },
     /// No open handle has this id.
@@ -81,7 +81,7 @@ pub enum FileError {
         /// The id.
         handle_id: String,
     },
-    /// A search or watch of this id is running.
+    /// A search or watch with this id is running.
     #[error("{what} `{id}` is in use")]
     IdTaken {
         /// "searchId" or "watchId".
@@ -89,15 +89,15 @@ pub enum FileError {
         /// The id.
         id: String,
     },
-    /// Too many of something are open on this connection.
+    /// The connection has too many open handles, searches or watches.
     #[error("more than {limit} {what} on one connection; close some")]
     TooMany {
-        /// Of what.
+        /// What there are too many of.
         what: String,
-        /// How many there may be.
+        /// Their maximum.
         limit: u64,
     },
-    /// Reading from a handle for writing, or the other way round.
+    /// A read from a handle for writing, or the reverse.
     #[error("file handle `{handle_id}` is not open for {purpose}")]
     WrongMode {
         /// The id.
@@ -113,57 +113,57 @@ pub enum FileError {
     Torn {
         /// The handle.
         handle_id: String,
-        /// Why the first block that failed did.
+        /// Why the first block failed.
         cause: Box<FileError>,
     },
     /// The request contradicts itself or the state of the tree.
-    #[error("{}: {reason}", show(path))]
+    #[error("{}: {reason}", display(path))]
     Refused {
-        /// The path it is about.
+        /// The path.
         path: PathUri,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A limit of the system, or of how large a tree may be.
-    #[error("{}: {reason}", show(path))]
+    /// A limit of the system or of the server was reached.
+    #[error("{}: {reason}", display(path))]
     Limit {
-        /// The path it is about.
+        /// The path.
         path: PathUri,
-        /// Which one.
+        /// The limit.
         reason: String,
     },
-    /// A pattern or glob that does not parse or is too large.
+    /// A pattern does not parse or is too large.
     #[error("invalid pattern `{pattern}`: {reason}")]
     Pattern {
         /// The pattern.
         pattern: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The request's sandbox cannot be built; nothing ran.
+    /// The request's sandbox cannot be set up; nothing ran.
     #[error("the sandbox cannot be enforced: {reason}")]
     Sandbox {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The client went away, or asked for the end.
+    /// The client cancelled the request or disconnected.
     #[error("request cancelled")]
     Cancelled,
-    /// The process that runs operations for us failed.
+    /// The helper process failed.
     #[error("file helper failed: {reason}")]
     Helper {
-        /// How.
+        /// The reason.
         reason: String,
     },
 }
 
 impl FileError {
-    /// An error of the system.
+    /// A failed system call.
     pub(crate) fn os(action: &str, path: &PathUri, errno: Errno) -> Self {
         Self::Os { action: action.into(), path: path.clone(), errno: errno.raw_os_error() }
     }
 
-    /// An error of the standard library.
+    /// A failed call of the standard library.
     pub(crate) fn io(action: &str, path: &PathUri, error: &std::io::Error) -> Self {
         Self::os(action, path, Errno::from_io_error(error).unwrap_or(Errno::IO))
     }
@@ -180,7 +180,7 @@ impl FileError {
         Self::OutOfRange { what: what.into(), value, allowed: allowed.into() }
     }
 
-    /// What kind of failure it is.
+    /// The error kind to report.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Os { errno, .. } => ErrorKind::of_io(&std::io::Error::from_raw_os_error(*errno)),
@@ -202,8 +202,7 @@ impl FileError {
         }
     }
 
-    /// Its code on the wire: what the system says is told as its own failure, except for what a
-    /// request can be blamed for.
+    /// The error code to report: a system error is an internal error, unless the request caused it.
     fn code(&self) -> i64 {
         match self {
             Self::Os { .. } => match self.kind() {
@@ -232,9 +231,8 @@ impl FileError {
         }
     }
 
-    /// The error as a sandboxed request reports it: where the system would not let us, say that it
-    /// was not permitted, for a read-only mount, a border between mounts, a mount point or a missing
-    /// right is how a sandbox refuses.
+    /// Converts the error for a sandboxed request: reports a denial where a sandbox would cause this
+    /// errno (a read-only mount, a mount boundary, a mount point, a missing permission).
     #[must_use]
     pub fn in_sandbox(self) -> Self {
         match self {
@@ -260,12 +258,12 @@ impl From<FileError> for RpcError {
     }
 }
 
-fn show(path: &PathUri) -> std::path::Display<'_> {
+fn display(path: &PathUri) -> std::path::Display<'_> {
     path.as_path().display()
 }
 
-/// The system's words for an error number.
-pub(crate) fn words(errno: i32) -> String {
+/// The system's message for an error number.
+pub(crate) fn errno_message(errno: i32) -> String {
     std::io::Error::from_raw_os_error(errno).to_string()
 }
 
@@ -273,7 +271,7 @@ pub(crate) fn words(errno: i32) -> String {
 mod tests {
     use super::*;
 
-    /// The codes that were sent before there were kinds.
+    /// The error codes from before there were kinds.
     fn code_of_errno(errno: i32) -> i64 {
         match Errno::from_raw_os_error(errno) {
             Errno::NOENT => code::NOT_FOUND,
@@ -283,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn every_errno_has_its_code_and_a_kind_that_goes_with_it() {
+    fn every_errno_has_a_code_and_a_matching_kind() {
         for errno in 1..=133 {
             let path: PathUri = "/x".parse().unwrap();
             let os = FileError::Os { action: "open".into(), path, errno };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use codex_exec_server_protocol::files::*;
 
-use super::at_hand::AtHand;
+use super::cached_paths::CachedPaths;
 use super::handles::Handles;
 use super::resolve::Resolver;
 use super::{
@@ -13,29 +13,29 @@ use super::{
     directory, glob, metadata, missing, names, remove, search, walk, watch,
 };
 
-/// The filesystem of this process, and the handles one connection has opened on it. Dropping it
-/// closes them; what was not committed is gone.
+/// Runs operations in this process and holds the handles of one connection. Dropping it closes them and
+/// discards uncommitted replacements.
 #[derive(Debug)]
 pub struct Executor {
     config: Arc<FilesConfig>,
     resolver: Resolver,
     handles: Handles,
-    at_hand: AtHand,
+    cached_paths: CachedPaths,
 }
 
 impl Executor {
     /// An executor without open handles.
     pub fn new(config: Arc<FilesConfig>) -> Self {
         let resolver = Resolver::new(config.use_openat2);
-        Self { config, resolver, handles: Handles::default(), at_hand: AtHand::default() }
+        Self { config, resolver, handles: Handles::default(), cached_paths: CachedPaths::default() }
     }
 
-    /// Runs one operation to its end; it blocks, and does not need a runtime.
+    /// Runs one operation to completion. Blocks, and needs no runtime.
     ///
-    /// Once `cancel` is cancelled, or `emit` breaks, it returns soon. [`Operation::Watch`] and
-    /// [`Operation::WatchMissing`] answer by [`Event::Started`] and then run on;
-    /// [`Operation::CancelSearch`] and [`Operation::Unwatch`] concern whoever holds the tokens, and
-    /// do nothing here.
+    /// Returns soon after `cancel` is cancelled or `emit` breaks. [`Operation::Watch`] and
+    /// [`Operation::WatchMissing`] respond with [`Event::Started`] and continue to run;
+    /// [`Operation::CancelSearch`] and [`Operation::Unwatch`] do nothing here, because the connection
+    /// holds the tokens.
     pub fn execute(
         &self,
         operation: Operation,
@@ -45,8 +45,8 @@ impl Executor {
         self.execute_within(u64::MAX, operation, cancel, emit)
     }
 
-    /// Like [`execute`](Self::execute), for an outcome that carries at most `room` bytes of a file whose
-    /// size is not known before it is opened: otherwise it is [`FileError::NeedsMemory`].
+    /// Like [`execute`](Self::execute), but fails with [`FileError::NeedsMemory`] if the outcome would
+    /// carry more than `room` bytes of a file, whose size is unknown before it is opened.
     pub fn execute_within(
         &self,
         room: u64,
@@ -55,8 +55,8 @@ impl Executor {
         emit: &dyn Fn(Event) -> ControlFlow<()>,
     ) -> Result<Outcome, FileError> {
         cancel.check()?;
-        self.at_hand.learn();
-        operation.perform(&At {
+        self.cached_paths.classify_pending();
+        operation.perform(&OperationContext {
             config: &self.config,
             resolver: self.resolver,
             handles: &self.handles,
@@ -66,19 +66,18 @@ impl Executor {
         })
     }
 
-    /// Runs an operation if it is a small one that waits for nothing, neither disk nor network;
-    /// otherwise leaves it alone.
-    pub fn execute_now(&self, operation: &Operation) -> Option<Result<Outcome, FileError>> {
+    /// Runs a small operation if it waits for neither disk nor network; else returns `None`.
+    pub fn execute_if_cached(&self, operation: &Operation) -> Option<Result<Outcome, FileError>> {
         match operation {
             Operation::GetMetadata(params)
-                if self.at_hand.holds(&params.path, params.follow_symlinks.into()) =>
+                if self.cached_paths.contains(&params.path, params.follow_symlinks.into()) =>
             {
                 Some(metadata::get_metadata(self.resolver, params).map(Outcome::GetMetadata))
             }
             Operation::ReadFile(params)
-                if self.at_hand.holds(&params.path, params.follow_symlinks.into()) =>
+                if self.cached_paths.contains(&params.path, params.follow_symlinks.into()) =>
             {
-                let read = content::read_file_now(self.resolver, params)?;
+                let read = content::read_file_if_cached(self.resolver, params)?;
                 Some(read.map(Outcome::ReadFile))
             }
             _ => None,
@@ -91,8 +90,8 @@ impl Executor {
     }
 }
 
-/// Where an operation runs, and what it may take.
-pub(super) struct At<'a> {
+/// What an operation needs to run.
+pub(super) struct OperationContext<'a> {
     config: &'a FilesConfig,
     resolver: Resolver,
     handles: &'a Handles,
@@ -102,16 +101,16 @@ pub(super) struct At<'a> {
     emit: &'a dyn Fn(Event) -> ControlFlow<()>,
 }
 
-/// The code that runs a request.
+/// Implements a request.
 pub(super) trait Perform: FileRequest {
-    /// Runs it to its end on this thread.
-    fn perform(self, at: &At<'_>) -> Result<Self::Response, FileError>;
+    /// Runs the request to completion on this thread.
+    fn perform(self, context: &OperationContext<'_>) -> Result<Self::Response, FileError>;
 }
 
 macro_rules! perform {
-    ($($params:ty: |$at:ident, $request:pat_param| $run:expr;)*) => {
+    ($($params:ty: |$context:ident, $request:pat_param| $run:expr;)*) => {
         $(impl Perform for $params {
-            fn perform(self, $at: &At<'_>) -> Result<Self::Response, FileError> {
+            fn perform(self, $context: &OperationContext<'_>) -> Result<Self::Response, FileError> {
                 let $request = &self;
                 $run
             }
@@ -119,44 +118,44 @@ macro_rules! perform {
     };
 }
 
-/// Nothing to tell but that it is done.
+/// The empty response.
 fn done((): ()) -> FsDone {
     FsDone {}
 }
 
 perform! {
-    FsReadFileParams: |at, params| {
-        content::read_file(at.resolver, params, at.config.max_read_file_bytes, at.room, at.cancel)
+    FsReadFileParams: |context, params| {
+        content::read_file(context.resolver, params, context.config.max_read_file_bytes, context.room, context.cancel)
     };
-    FsOpenParams: |at, params| at.handles.open(at.resolver, params.clone(), at.config);
-    FsReadBlockParams: |at, params| at.handles.read_block(params, at.config);
-    FsWriteBlockParams: |at, params| at.handles.write_block(params, at.config).map(done);
-    FsCloseParams: |at, params| at.handles.close(params, at.cancel).map(done);
-    FsWriteFileParams: |at, params| content::write_file(at.resolver, params, at.cancel).map(done);
-    FsCreateDirectoryParams: |at, params| {
-        directory::create_directory(at.resolver, params).map(done)
+    FsOpenParams: |context, params| context.handles.open(context.resolver, params.clone(), context.config);
+    FsReadBlockParams: |context, params| context.handles.read_block(params, context.config);
+    FsWriteBlockParams: |context, params| context.handles.write_block(params, context.config).map(done);
+    FsCloseParams: |context, params| context.handles.close(params, context.cancel).map(done);
+    FsWriteFileParams: |context, params| content::write_file(context.resolver, params, context.cancel).map(done);
+    FsCreateDirectoryParams: |context, params| {
+        directory::create_directory(context.resolver, params).map(done)
     };
-    FsGetMetadataParams: |at, params| metadata::get_metadata(at.resolver, params);
+    FsGetMetadataParams: |context, params| metadata::get_metadata(context.resolver, params);
     FsCanonicalizeParams: |_at, params| metadata::canonicalize(params);
-    FsReadDirectoryParams: |at, params| {
-        directory::read_directory(params, at.config.max_directory_entries, at.cancel)
+    FsReadDirectoryParams: |context, params| {
+        directory::read_directory(params, context.config.max_directory_entries, context.cancel)
     };
-    FsWalkParams: |at, params| walk::walk(at.resolver, params, at.config, at.cancel);
-    FsRemoveParams: |at, params| remove::remove(at.resolver, params, at.cancel).map(done);
-    FsCopyParams: |at, params| copy::copy(at.resolver, params, at.cancel).map(done);
-    FsRenameParams: |at, params| names::rename(at.resolver, params).map(done);
-    FsSymlinkParams: |at, params| names::symlink(at.resolver, params).map(done);
-    FsSetModeParams: |at, params| metadata::set_mode(at.resolver, params).map(done);
-    FsSearchParams: |at, params| {
-        search::search(at.resolver, params, at.config, at.cancel, at.emit)
+    FsWalkParams: |context, params| walk::walk(context.resolver, params, context.config, context.cancel);
+    FsRemoveParams: |context, params| remove::remove(context.resolver, params, context.cancel).map(done);
+    FsCopyParams: |context, params| copy::copy(context.resolver, params, context.cancel).map(done);
+    FsRenameParams: |context, params| names::rename(context.resolver, params).map(done);
+    FsSymlinkParams: |context, params| names::symlink(context.resolver, params).map(done);
+    FsSetModeParams: |context, params| metadata::set_mode(context.resolver, params).map(done);
+    FsSearchParams: |context, params| {
+        search::search(context.resolver, params, context.config, context.cancel, context.emit)
     };
-    FsGlobParams: |at, params| glob::glob(at.resolver, params, at.config, at.cancel);
-    FsWatchParams: |at, params| watch::watch(params, at.config, at.cancel, at.emit).map(done);
-    FsWatchMissingParams: |at, params| {
-        missing::watch_missing(params, at.config, at.cancel, at.emit)
+    FsGlobParams: |context, params| glob::glob(context.resolver, params, context.config, context.cancel);
+    FsWatchParams: |context, params| watch::watch(params, context.config, context.cancel, context.emit).map(done);
+    FsWatchMissingParams: |context, params| {
+        missing::watch_missing(params, context.config, context.cancel, context.emit)
             .map(|()| FsWatchMissingResponse { watching: false })
     };
-    // These concern whoever holds the tokens.
+    // The connection holds the tokens and handles these.
     FsCancelSearchParams: |_at, _params| Ok(FsDone {});
     FsUnwatchParams: |_at, _params| Ok(FsDone {});
 }

@@ -1,4 +1,4 @@
-//! Names that match a pattern.
+//! Finds names that match a pattern: `fs/glob`.
 
 use std::ops::ControlFlow;
 
@@ -8,7 +8,7 @@ use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use rustix::fs::{AtFlags, FileType};
 
 use super::resolve::{Resolver, file_type};
-use super::scan::{self, Found, Room, Rules, Scanned};
+use super::scan::{self, Found, ResponseBudget, Rules, Scanned};
 use super::{Cancel, FileError, FilesConfig};
 
 pub(super) fn glob(
@@ -33,12 +33,12 @@ pub(super) fn glob(
     };
     let root = params.path.as_path();
     let mut answer = FsGlobResponse::default();
-    let mut room = Room::new(config);
+    let mut budget = ResponseBudget::new(config);
     rules.scan(resolver, config, cancel, |scanned| {
         let found = match scanned {
             Scanned::Entry(found) => found,
             Scanned::Failed(error) => {
-                scan::note(&mut answer.errors, error, config);
+                scan::record_error(&mut answer.errors, error, config);
                 return ControlFlow::Continue(());
             }
         };
@@ -50,7 +50,7 @@ pub(super) fn glob(
             .flatten()
             .zip(PathUri::try_from(found.path).ok());
         if let Some((kind, path)) = listed {
-            if answer.entries.len() >= limit as usize || !room.take(path.encoded_len() + 40, 3) {
+            if answer.entries.len() >= limit as usize || !budget.take(path.encoded_len() + 40, 3) {
                 answer.truncated = true;
                 return ControlFlow::Break(());
             }
@@ -81,7 +81,7 @@ fn bad(pattern: &str, error: &globset::Error) -> FileError {
     FileError::Pattern { pattern: pattern.into(), reason: error.kind().to_string() }
 }
 
-/// What is listed: regular files, links to them, and directories if they are asked for.
+/// The kind to list: regular files, links to them, and directories if requested.
 fn kind(found: &Found<'_>, directories: bool) -> Option<FsEntryKind> {
     let kind = match found.kind {
         FileType::Symlink => {

@@ -1,8 +1,8 @@
 //! Files that stay open between requests.
 //!
 //! Invariant: a handle belongs to one table, the table to one connection. Dropping the table closes
-//! every handle and discards what was not committed. A replacement is committed only if every block
-//! that was sent to it was written: the first that was not discards it.
+//! every handle and discards uncommitted replacements. A replacement is committed only if every block
+//! was written: the first failed block discards it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -26,7 +26,7 @@ use super::{Cancel, FileError, FilesConfig, content};
 /// The open handles of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
-    /// `None` while a handle is being opened: its id is taken, nothing else can be done with it.
+    /// `None` while a handle is being opened: its id is reserved.
     open: Mutex<HashMap<String, Option<Arc<Handle>>>>,
 }
 
@@ -37,17 +37,17 @@ enum Handle {
     ReplaceAtomic(Mutex<Atomic>),
 }
 
-/// A replacement and its blocks.
+/// A replacement and the state of its blocks.
 #[derive(Debug)]
 enum Atomic {
-    /// All of them are written.
+    /// All blocks were written.
     Whole(Replacement),
-    /// One is not, for this reason; the temporary file is gone.
+    /// A block failed for this reason; the temporary file is gone.
     Torn(FileError),
 }
 
 impl Atomic {
-    /// Writes a block. One that fails, by an error or a panic, leaves nothing that could be committed.
+    /// Writes a block. If that fails, by an error or a panic, the replacement is discarded.
     fn write_block(
         &mut self,
         handle_id: &str,
@@ -86,7 +86,7 @@ fn torn(handle_id: &str, cause: &FileError) -> FileError {
 }
 
 impl Handles {
-    pub fn open(
+    pub(super) fn open(
         &self,
         resolver: Resolver,
         params: FsOpenParams,
@@ -127,7 +127,7 @@ impl Handles {
         }
     }
 
-    pub fn read_block(
+    pub(super) fn read_block(
         &self,
         params: &FsReadBlockParams,
         config: &FilesConfig,
@@ -149,7 +149,7 @@ impl Handles {
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(errno) => {
-                    // What a handle with a failed read would say next, nobody can know.
+                    // The position of a handle after a failed read is undefined.
                     self.lock().remove(handle_id);
                     return Err(FileError::os("read", path, errno));
                 }
@@ -160,7 +160,7 @@ impl Handles {
         Ok(FsReadBlockResponse { chunk: Bytes::from(chunk).into(), eof })
     }
 
-    pub fn write_block(
+    pub(super) fn write_block(
         &self,
         params: &FsWriteBlockParams,
         config: &FilesConfig,
@@ -190,18 +190,18 @@ impl Handles {
         }
     }
 
-    pub fn close(&self, params: &FsCloseParams, cancel: &Cancel) -> Result<(), FileError> {
+    pub(super) fn close(&self, params: &FsCloseParams, cancel: &Cancel) -> Result<(), FileError> {
         let FsCloseParams { handle_id, commit, .. } = params;
         let removed = {
             let mut open = self.lock();
-            // A handle that is still being opened is not this client's to close yet.
+            // A handle that is still being opened cannot be closed yet.
             match open.entry(handle_id.clone()) {
                 Entry::Occupied(slot) if slot.get().is_some() => slot.remove(),
                 _ => None,
             }
         };
         match removed.as_deref() {
-            // A client that asks for a commit has to learn that there was none.
+            // A client that asks for a commit must learn that there was none.
             None if *commit => Err(FileError::UnknownHandle { handle_id: handle_id.clone() }),
             Some(Handle::ReplaceAtomic(atomic)) if *commit => {
                 cancel.check()?;
@@ -238,7 +238,7 @@ fn wrong_mode(handle_id: &str, purpose: &str) -> FileError {
     FileError::WrongMode { handle_id: handle_id.into(), purpose: purpose.into() }
 }
 
-/// The system counts file positions in 63 bits.
+/// File positions have 63 bits.
 fn check_offset(offset: u64, len: u64) -> Result<(), FileError> {
     match offset.checked_add(len) {
         Some(end) if end <= i64::MAX as u64 => Ok(()),

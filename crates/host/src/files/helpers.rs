@@ -1,9 +1,9 @@
-//! Helpers kept warm: a sandboxed process for every policy that was asked for lately.
+//! A cache of helpers: one sandboxed process per recently used policy.
 //!
-//! Invariant: a request runs in a helper that was built for exactly the policy it asks for, on the
-//! very files and mounts that the policy means now: the policy is resolved for every request, or known
-//! to resolve as before, and a helper is found by what came of that, the identity of every root included;
-//! and it is used again only while all its mounts stand.
+//! Invariant: a request runs in a helper that was built for exactly its policy, on the files and mounts
+//! that the policy refers to now. Each request's policy is resolved, or its cached plan verified; the
+//! result, including the identity of every root, selects the helper. A helper is reused only while its
+//! mounts are intact.
 
 use std::collections::HashMap;
 use std::io::{self, Read};
@@ -16,8 +16,8 @@ use tokio::time::Instant;
 
 use super::{Backend, FileError, FilesConfig, HelperClient};
 use crate::pool;
-use crate::process::{Mounts, ProcessHost, StartError};
-use crate::sandbox::{NativeSandbox, SandboxBackend, mounts_stand};
+use crate::process::{ProcessHost, SandboxMounts, StartError};
+use crate::sandbox::{NativeSandbox, SandboxBackend, mounts_intact};
 
 type Plan = <NativeSandbox as SandboxBackend>::Plan;
 type PolicyKey = <NativeSandbox as SandboxBackend>::Key;
@@ -25,33 +25,33 @@ type PolicyKey = <NativeSandbox as SandboxBackend>::Key;
 /// The name under which the executable registers [`run_helper`].
 pub(crate) const HELPER: &str = "files";
 
-/// The helper's whole life, inside its sandbox.
+/// Body of the helper, inside its sandbox.
 pub(crate) fn run_helper() -> i32 {
     let own = |stream| rustix::io::dup(stream).map(std::fs::File::from);
     let (Ok(input), Ok(output)) = (own(rustix::stdio::stdin()), own(rustix::stdio::stdout()))
     else {
         return 1;
     };
-    let input = std::io::BufReader::new(WhileMountsStand(input));
+    let input = std::io::BufReader::new(WhileMountsIntact(input));
     let served = super::serve_helper(input, output, Arc::default());
     i32::from(served.is_err())
 }
 
-/// Requests that are read only while the mounts that were proved stand. The server looks before it sends
-/// one, but not at what happened between the proof and its first look.
-struct WhileMountsStand<R>(R);
+/// Reads requests only while the verified mounts are intact. The server checks before it sends a
+/// request, but cannot see what happened between the verification and its first check.
+struct WhileMountsIntact<R>(R);
 
-impl<R: Read> Read for WhileMountsStand<R> {
+impl<R: Read> Read for WhileMountsIntact<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.0.read(buffer)?;
-        match mounts_stand() {
+        match mounts_intact() {
             true => Ok(read),
             false => Err(io::Error::other("a mount of the sandbox was removed")),
         }
     }
 }
 
-/// The helpers of a server. Clones are the same ones.
+/// The helpers of a server. Clones share their state.
 #[derive(Debug, Clone)]
 pub struct Helpers(Arc<Inner>);
 
@@ -60,30 +60,30 @@ struct Inner {
     sandbox: Arc<NativeSandbox>,
     host: ProcessHost,
     config: Arc<FilesConfig>,
-    kept: Mutex<HashMap<PolicyKey, Kept>>,
+    entries: Mutex<HashMap<PolicyKey, Entry>>,
 }
 
 #[derive(Debug)]
-struct Kept {
-    /// Made by the first who asks; others of the same policy wait for it.
-    helper: Arc<OnceCell<Warm>>,
+struct Entry {
+    /// Started by the first request; others of the same policy wait for it.
+    helper: Arc<OnceCell<WarmHelper>>,
     used: Instant,
 }
 
-/// A helper that can be used again.
+/// A helper that can be reused.
 #[derive(Debug)]
-struct Warm {
+struct WarmHelper {
     client: HelperClient,
-    mounts: Mounts,
+    mounts: SandboxMounts,
 }
 
 impl Helpers {
-    /// No helpers yet.
+    /// An empty cache.
     pub fn new(sandbox: Arc<NativeSandbox>, host: ProcessHost, config: Arc<FilesConfig>) -> Self {
-        Self(Arc::new(Inner { sandbox, host, config, kept: Mutex::default() }))
+        Self(Arc::new(Inner { sandbox, host, config, entries: Mutex::default() }))
     }
 
-    /// Where a request that is held to `context` has to run.
+    /// The backend for a request under `context`.
     pub async fn backend(&self, context: SandboxContext) -> Result<Backend, FileError> {
         let context = Arc::new(context);
         match self.helper(context.clone()).await {
@@ -103,7 +103,7 @@ impl Helpers {
             return Ok(Backend::Here);
         };
         let key = NativeSandbox::key(&planned);
-        let cell = self.keep(&key);
+        let cell = self.entry(&key);
         let mut new = false;
         let started = cell
             .get_or_try_init(|| {
@@ -113,15 +113,15 @@ impl Helpers {
             .await;
         let helper = started.inspect_err(|_| self.forget(&key, &cell))?;
         if helper.client.ended().is_some() {
-            // It has died since it was last used. What died with it has been answered.
+            // It has died since its last use; its requests have failed.
             self.forget(&key, &cell);
             return Err(Refused::Changed("the helper has ended; try again".into()));
         }
         let client = helper.client.clone();
-        if !helper.mounts.stand() {
-            // The files that its policy means may be the same, and what was mounted on them gone.
+        if !helper.mounts.are_intact() {
+            // The files of the policy may be the same while a mount on them is gone.
             self.forget(&key, &cell);
-            // One of which it cannot be told is used once.
+            // If its mounts are unknown, it is used once.
             if !new || helper.mounts.are_known() {
                 return Err(Refused::Changed("the mounts of the helper have changed".into()));
             }
@@ -129,47 +129,47 @@ impl Helpers {
         Ok(Backend::Helper(client))
     }
 
-    /// The place for the helper of a policy, used now.
-    fn keep(&self, key: &PolicyKey) -> Arc<OnceCell<Warm>> {
+    /// The entry for a policy, marked as used now.
+    fn entry(&self, key: &PolicyKey) -> Arc<OnceCell<WarmHelper>> {
         let now = Instant::now();
-        let mut kept = self.lock();
-        kept.retain(|_, kept| {
-            kept.helper.get().is_none_or(|helper| helper.client.ended().is_none())
+        let mut entries = self.lock();
+        entries.retain(|_, entry| {
+            entry.helper.get().is_none_or(|helper| helper.client.ended().is_none())
         });
-        if let Some(kept) = kept.get_mut(key) {
-            kept.used = now;
-            return kept.helper.clone();
+        if let Some(entry) = entries.get_mut(key) {
+            entry.used = now;
+            return entry.helper.clone();
         }
-        if kept.len() >= self.0.config.max_helpers
-            && let Some(oldest) = kept.iter().min_by_key(|(_, kept)| kept.used)
+        if entries.len() >= self.0.config.max_helpers
+            && let Some(oldest) = entries.iter().min_by_key(|(_, entry)| entry.used)
         {
-            // Whoever still uses it holds it; it ends after them.
+            // It ends once its running requests are done.
             let oldest = oldest.0.clone();
-            kept.remove(&oldest);
+            entries.remove(&oldest);
         }
         let helper = Arc::new(OnceCell::new());
-        kept.insert(key.clone(), Kept { helper: helper.clone(), used: now });
+        entries.insert(key.clone(), Entry { helper: helper.clone(), used: now });
         self.end_when_idle(key.clone(), &helper);
         helper
     }
 
-    fn forget(&self, key: &PolicyKey, cell: &Arc<OnceCell<Warm>>) {
-        let mut kept = self.lock();
-        if kept.get(key).is_some_and(|kept| Arc::ptr_eq(&kept.helper, cell)) {
-            kept.remove(key);
+    fn forget(&self, key: &PolicyKey, cell: &Arc<OnceCell<WarmHelper>>) {
+        let mut entries = self.lock();
+        if entries.get(key).is_some_and(|entry| Arc::ptr_eq(&entry.helper, cell)) {
+            entries.remove(key);
         }
     }
 
-    /// Lets go of a helper that was not used for a while.
-    fn end_when_idle(&self, key: PolicyKey, helper: &Arc<OnceCell<Warm>>) {
+    /// Drops a helper after it was idle for a while.
+    fn end_when_idle(&self, key: PolicyKey, helper: &Arc<OnceCell<WarmHelper>>) {
         let (pool, helper) = (Arc::downgrade(&self.0), Arc::downgrade(helper));
         let idle = self.0.config.helper_idle;
         tokio::spawn(async move {
             loop {
                 let Some(used) = pool.upgrade().and_then(|inner| {
-                    let kept = inner.kept.lock();
-                    let kept = kept.get(&key)?;
-                    std::ptr::eq(Arc::as_ptr(&kept.helper), helper.as_ptr()).then_some(kept.used)
+                    let entries = inner.entries.lock();
+                    let entry = entries.get(&key)?;
+                    std::ptr::eq(Arc::as_ptr(&entry.helper), helper.as_ptr()).then_some(entry.used)
                 }) else {
                     return;
                 };
@@ -184,52 +184,54 @@ impl Helpers {
         });
     }
 
-    async fn start(&self, planned: Plan) -> Result<Warm, Refused> {
+    async fn start(&self, planned: Plan) -> Result<WarmHelper, Refused> {
         let sandbox = self.0.sandbox.clone();
         let launch = pool::blocking(move || sandbox.launch_helper(&planned, HELPER));
         let launch = launch.await.map_err(|error| refused(&error))?;
         let launch = launch.map_err(|error| refused(&error))?;
         let process = self.0.host.start_helper(launch).await.map_err(|error| match &error {
-            StartError::Sandbox(failure) if failure.is_race() => Refused::Changed(words(&error)),
+            StartError::Sandbox(failure) if failure.is_race() => {
+                Refused::Changed(error_chain(&error))
+            }
             _ => refused(&error),
         })?;
         let client = HelperClient::new(process.output, process.input, &self.0.config);
-        Ok(Warm { client, mounts: process.mounts })
+        Ok(WarmHelper { client, mounts: process.mounts })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<PolicyKey, Kept>> {
-        self.0.kept.lock()
+    fn lock(&self) -> MutexGuard<'_, HashMap<PolicyKey, Entry>> {
+        self.0.entries.lock()
     }
 }
 
-/// Nothing ran, because it could not have been held to its policy.
+/// Nothing ran, because the policy could not be enforced.
 #[derive(Debug)]
 enum Refused {
-    /// Something was replaced, or has ended, meanwhile: once more may do.
+    /// A file was replaced or the helper has ended meanwhile: a retry may succeed.
     Changed(String),
-    /// Once more would end the same.
-    Finally(String),
+    /// A retry would fail too.
+    Permanent(String),
 }
 
 impl From<Refused> for FileError {
     fn from(refused: Refused) -> Self {
         match refused {
-            Refused::Changed(reason) | Refused::Finally(reason) => Self::Sandbox { reason },
+            Refused::Changed(reason) | Refused::Permanent(reason) => Self::Sandbox { reason },
         }
     }
 }
 
 fn refused(error: &dyn std::error::Error) -> Refused {
-    Refused::Finally(words(error))
+    Refused::Permanent(error_chain(error))
 }
 
-/// An error and its causes.
-fn words(error: &dyn std::error::Error) -> String {
-    let mut words = error.to_string();
+/// The messages of an error and its causes.
+fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut message = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        words = format!("{words}: {cause}");
+        message = format!("{message}: {cause}");
         source = cause.source();
     }
-    words
+    message
 }

@@ -1,8 +1,7 @@
-//! Which names `.gitignore` and `.ignore` files leave out.
+//! Applies `.gitignore` and `.ignore` files.
 //!
-//! Invariant: a tree cannot harm who searches it. Rules are read from regular files only, of a
-//! bounded size, without following links (as git does it), so a FIFO or an endless device of that
-//! name is passed over.
+//! Invariant: a tree cannot harm a search. Rules are read from regular files only, up to a size limit,
+//! without following links (as git does), so a FIFO or an endless device with such a name is skipped.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -14,7 +13,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 
 use super::resolve::{DIRECTORY, Links, REGULAR, Resolver, file_type};
 
-/// Rules longer than this are cut at a line.
+/// Longer rule files are cut at a line.
 const MAX_RULES: u64 = 1 << 20;
 
 /// The rules of one directory.
@@ -22,20 +21,20 @@ pub(super) struct Level {
     ignore: Gitignore,
     gitignore: Gitignore,
     exclude: Gitignore,
-    /// Git's rules above a repository do not count in it.
+    /// Git's rules from above a repository do not apply inside it.
     is_repository: bool,
 }
 
-/// Names that matter here, if a directory has them.
+/// Rule files that a directory has.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Special {
+pub(super) struct RuleFiles {
     ignore: bool,
     gitignore: bool,
     git: bool,
 }
 
-impl Special {
-    pub fn note(&mut self, name: &[u8]) {
+impl RuleFiles {
+    pub(super) fn record(&mut self, name: &[u8]) {
         match name {
             b".ignore" => self.ignore = true,
             b".gitignore" => self.gitignore = true,
@@ -46,12 +45,12 @@ impl Special {
 }
 
 impl Level {
-    /// The rules in `directory`, whose path is `path`.
-    pub fn read(
+    /// Reads the rules in `directory`, whose path is `path`.
+    pub(super) fn read(
         resolver: Resolver,
         directory: BorrowedFd<'_>,
         path: &Path,
-        has: Special,
+        has: RuleFiles,
     ) -> Option<Self> {
         if !has.ignore && !has.gitignore && !has.git {
             return None;
@@ -60,7 +59,7 @@ impl Level {
             let mut builder = GitignoreBuilder::new(path);
             let text = if wanted { read_rules(resolver, directory, name) } else { None };
             for line in text.unwrap_or_default().lines() {
-                // A line that does not parse is passed over, the others count.
+                // Skip a line that does not parse; the others count.
                 let _ = builder.add_line(None, line);
             }
             builder.build().unwrap_or_else(|_| Gitignore::empty())
@@ -74,12 +73,12 @@ impl Level {
     }
 
     /// The rules of the directories above `root`, outermost first.
-    pub fn above(resolver: Resolver, root: &Path) -> Vec<Self> {
+    pub(super) fn above(resolver: Resolver, root: &Path) -> Vec<Self> {
         let Ok(root) = std::fs::canonicalize(root) else { return Vec::new() };
         let mut levels = Vec::new();
         for directory in root.ancestors().skip(1) {
             let Ok(fd) = rustix::fs::open(directory, DIRECTORY, Mode::empty()) else { continue };
-            let has = Special { ignore: true, gitignore: true, git: is_repository(fd.as_fd()) };
+            let has = RuleFiles { ignore: true, gitignore: true, git: is_repository(fd.as_fd()) };
             levels.extend(Self::read(resolver, fd.as_fd(), directory, has));
         }
         levels.reverse();
@@ -98,7 +97,7 @@ fn is_repository(directory: BorrowedFd<'_>) -> bool {
 }
 
 fn read_rules(resolver: Resolver, directory: BorrowedFd<'_>, name: &str) -> Option<String> {
-    // Looked at before it is opened, and again after: what counts is the second look.
+    // Check before opening, and again after: the second check decides.
     let regular = |stat: &rustix::fs::Stat| file_type(stat) == FileType::RegularFile;
     let found = rustix::fs::statat(directory, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).ok()?;
     if !regular(&found) {
@@ -118,8 +117,8 @@ fn read_rules(resolver: Resolver, directory: BorrowedFd<'_>, name: &str) -> Opti
     Some(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
-/// What the rules say of a path; the innermost that says something decides, and `.ignore` decides
-/// before `.gitignore`.
+/// What the rules say about a path: the innermost match decides, and `.ignore` takes precedence over
+/// `.gitignore`.
 pub(super) fn verdict<'a>(
     levels: impl DoubleEndedIterator<Item = &'a Level>,
     path: &Path,
@@ -133,7 +132,7 @@ pub(super) fn verdict<'a>(
             if rules.is_empty() {
                 return Match::None;
             }
-            // Rules from above the root know it by its real name.
+            // Rules from above the root apply to its real path.
             let path = match real_path {
                 Some(real) if !path.starts_with(rules.path()) => real.as_path(),
                 _ => path,

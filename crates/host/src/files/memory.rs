@@ -1,7 +1,7 @@
-//! Memory for what the answers of file requests carry.
+//! Memory for the responses of file requests.
 //!
-//! Invariant: an answer of more than [`SMALL_ANSWER`] bytes is made only once its memory is reserved,
-//! and whoever sends the answer holds the reservation until the answer has left.
+//! Invariant: a response of more than [`SMALL_ANSWER`] bytes is built only after its memory has been
+//! reserved, and the sender holds the reservation until the response has been sent.
 
 use std::any::Any;
 use std::fmt;
@@ -9,16 +9,16 @@ use std::pin::Pin;
 
 use super::{FilesConfig, Operation};
 
-/// Bytes that an answer may carry without a reservation.
+/// Bytes that a response may carry without a reservation.
 pub const SMALL_ANSWER: u64 = 256 << 10;
 
-/// Gives out the memory for large answers.
+/// Grants memory for large responses.
 pub trait AnswerMemory: Send + Sync + 'static {
-    /// Waits until there is memory for an answer that carries so many bytes.
+    /// Waits until there is memory for a response that carries this many bytes.
     fn reserve(&self, bytes: u64) -> Pin<Box<dyn Future<Output = Reservation> + Send + '_>>;
 }
 
-/// Memory for one answer. Dropping it gives the memory back.
+/// Memory for one response. Dropping it frees the memory.
 pub struct Reservation {
     _held: Box<dyn Any + Send + Sync>,
 }
@@ -36,19 +36,9 @@ impl fmt::Debug for Reservation {
     }
 }
 
-/// Memory without a bound, for a process that trusts whoever asks.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct UnboundedMemory;
-
-impl AnswerMemory for UnboundedMemory {
-    fn reserve(&self, _bytes: u64) -> Pin<Box<dyn Future<Output = Reservation> + Send + '_>> {
-        Box::pin(std::future::ready(Reservation::new(())))
-    }
-}
-
 impl Operation {
-    /// The most bytes that its answer carries, as far as the request tells: the size of a file is
-    /// known only once it is open.
+    /// Maximum bytes of its response, as far as the request determines it: the size of a file is known
+    /// only once it is open.
     pub(super) fn answer_bytes(&self, config: &FilesConfig) -> u64 {
         match self {
             Self::ReadBlock(params) => params.len.min(config.max_block_bytes as u64),

@@ -1,4 +1,4 @@
-//! What a path is, what it really is called, and its permission bits.
+//! Metadata, canonical paths and permission bits.
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::files::{
@@ -22,7 +22,7 @@ pub(super) fn get_metadata(
         let fd = resolver.open("stat", path, OFlags::PATH, Mode::empty(), Links::Refuse)?;
         return stat(fd.as_fd(), b"", AtFlags::EMPTY_PATH).map_err(failed);
     }
-    // One call tells all unless the path is a link.
+    // One call is enough unless the path is a link.
     let itself = stat(CWD, path.as_bytes(), AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
     if !itself.is_symlink {
         return Ok(itself);
@@ -35,7 +35,7 @@ fn stat(dir: BorrowedFd<'_>, path: &[u8], flags: AtFlags) -> Result<FsGetMetadat
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     match rustix::fs::statx(dir, bytes_path(path), flags, wanted) {
         Ok(found) => Ok(from_statx(&found)),
-        // Old kernels, and sandboxes that have not heard of it.
+        // Old kernels, and sandboxes whose filter does not know `statx`.
         Err(Errno::NOSYS | Errno::PERM) => {
             let found = rustix::fs::statat(dir, bytes_path(path), flags)?;
             let kind = FileType::from_raw_mode(found.st_mode);
@@ -100,8 +100,8 @@ pub(super) fn set_mode(resolver: Resolver, params: &FsSetModeParams) -> Result<(
     if *follow_symlinks {
         return rustix::fs::chmod(path.as_path(), mode).map_err(failed);
     }
-    // A descriptor of the very file, which need not be readable; the kernel does not chmod through
-    // such a descriptor, but through its name in /proc it does.
+    // A descriptor of the file, which need not be readable. The kernel does not chmod through such a
+    // descriptor, but it does through its name in /proc.
     let fd = resolver.open("set the mode of", path, OFlags::PATH, Mode::empty(), Links::Refuse)?;
     match rustix::fs::chmod(format!("/proc/self/fd/{}", fd.as_raw_fd()), mode) {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) if no_proc() => {

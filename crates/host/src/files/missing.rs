@@ -1,8 +1,8 @@
-//! Tells once when a missing path appears or a present one changes.
+//! Notifies once when a missing path appears or a present one changes.
 //!
-//! Invariant: watches are armed before the paths are looked at, so a change between the two is
-//! seen. The nearest directory that exists is watched for each missing path, and a slow look of
-//! our own covers what the kernel does not tell (network filesystems, targets of links).
+//! Invariant: watches are set before the paths are checked, so a change in between is seen. For each
+//! missing path the nearest existing directory is watched; a slow periodic check covers what the kernel
+//! does not report (network filesystems, targets of links).
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -20,7 +20,7 @@ use rustix::fs::Stat;
 use super::watch::{is_missing, watcher};
 use super::{Cancel, Event, FileError, FileNotification, FilesConfig, Outcome};
 
-/// Runs until it has told, or is cancelled. Answers by [`Event::Started`].
+/// Runs until it has sent its notification, or is cancelled. Responds with [`Event::Started`].
 pub(super) fn watch_missing(
     params: &FsWatchMissingParams,
     config: &FilesConfig,
@@ -38,7 +38,7 @@ pub(super) fn watch_missing(
         let _ = started(false);
         return Ok(());
     }
-    let before = params.present.as_ref().map(|path| look(path.as_path()));
+    let before = params.present.as_ref().map(|path| path_state(path.as_path()));
     let touched = Arc::new(AtomicBool::new(false));
     let (wake, woken) = sync_channel(1);
     let watcher = {
@@ -52,7 +52,7 @@ pub(super) fn watch_missing(
             {
                 touched.store(true, Ordering::Release);
             }
-            // Whoever is awake already looks at everything again.
+            // If the channel is full, the receiver is about to check everything anyway.
             let _ = wake.try_send(());
         })
     };
@@ -60,8 +60,8 @@ pub(super) fn watch_missing(
         let _ = started(false);
         return Ok(());
     };
-    let mut armed = Armed { watcher, places: HashSet::new() };
-    if !armed.arm(params) {
+    let mut watched = Watched { watcher, directories: HashSet::new() };
+    if !watched.watch_missing_parents(params) {
         let _ = started(false);
         return Ok(());
     }
@@ -75,19 +75,19 @@ pub(super) fn watch_missing(
         if cancel.is_cancelled() {
             return Ok(());
         }
-        let appeared = params.missing.iter().any(|path| look(path.as_path()).is_some());
+        let appeared = params.missing.iter().any(|path| path_state(path.as_path()).is_some());
         let changed = touched.load(Ordering::Acquire)
-            || params.present.as_ref().map(|path| look(path.as_path())) != before;
+            || params.present.as_ref().map(|path| path_state(path.as_path())) != before;
         if appeared || changed {
             let watch_id = params.watch_id;
             let changed = FsMissingChangedNotification { watch_id };
             let _ = emit(Event::Notify(FileNotification::MissingChanged(changed)));
             return Ok(());
         }
-        // Directories that have appeared bring the watch nearer; look again before waiting.
-        let nearer = armed.places.len();
-        armed.arm(params);
-        if armed.places.len() != nearer {
+        // New directories allow a closer watch; check again before waiting.
+        let watched_before = watched.directories.len();
+        watched.watch_missing_parents(params);
+        if watched.directories.len() != watched_before {
             continue;
         }
         match woken.recv_timeout(config.missing_recheck) {
@@ -97,18 +97,18 @@ pub(super) fn watch_missing(
     }
 }
 
-/// What tells one state of a path from another.
+/// Identifies the state of a path.
 #[derive(PartialEq, Eq)]
-struct Seen {
+struct PathState {
     file: (u64, u64, u32),
     size: i64,
     modified: (i64, u64),
     changed: (i64, u64),
 }
 
-fn look(path: &Path) -> Option<Seen> {
+fn path_state(path: &Path) -> Option<PathState> {
     let stat: Stat = rustix::fs::stat(path).ok()?;
-    Some(Seen {
+    Some(PathState {
         file: (stat.st_dev, stat.st_ino, stat.st_mode),
         size: stat.st_size,
         modified: (stat.st_mtime, stat.st_mtime_nsec),
@@ -116,38 +116,38 @@ fn look(path: &Path) -> Option<Seen> {
     })
 }
 
-struct Armed {
+struct Watched {
     watcher: RecommendedWatcher,
-    places: HashSet<PathBuf>,
+    directories: HashSet<PathBuf>,
 }
 
-impl Armed {
-    /// Watches what is to be watched now and is not yet. False if nothing can be: what cannot, for lack of
-    /// permission say, is looked at now and then together with the rest.
-    fn arm(&mut self, params: &FsWatchMissingParams) -> bool {
-        let mut places: HashSet<PathBuf> =
+impl Watched {
+    /// Watches all directories that should be watched now. False if none can be watched; those that
+    /// cannot, for lack of permission for example, are covered by the periodic check.
+    fn watch_missing_parents(&mut self, params: &FsWatchMissingParams) -> bool {
+        let mut directories: HashSet<PathBuf> =
             params.missing.iter().filter_map(|path| nearest(path.as_path())).collect();
         if let Some(present) = &params.present {
-            places.insert(present.as_path().to_owned());
-            places.extend(nearest(present.as_path()));
+            directories.insert(present.as_path().to_owned());
+            directories.extend(nearest(present.as_path()));
         }
         let mut gone = false;
-        for place in places {
-            if self.places.contains(&place) {
+        for directory in directories {
+            if self.directories.contains(&directory) {
                 continue;
             }
-            match self.watcher.watch(&place, RecursiveMode::NonRecursive) {
-                Ok(()) => drop(self.places.insert(place)),
-                // Gone since: it is looked at before the next wait.
+            match self.watcher.watch(&directory, RecursiveMode::NonRecursive) {
+                Ok(()) => drop(self.directories.insert(directory)),
+                // Removed meanwhile: check again before waiting.
                 Err(error) if is_missing(&error) => gone = true,
                 Err(_) => {}
             }
         }
-        gone || !self.places.is_empty()
+        gone || !self.directories.is_empty()
     }
 }
 
-/// The closest directory above that exists.
+/// The nearest existing directory above.
 fn nearest(path: &Path) -> Option<PathBuf> {
     path.ancestors().skip(1).find(|above| above.is_dir()).map(Path::to_owned)
 }

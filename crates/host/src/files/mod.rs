@@ -1,4 +1,4 @@
-//! Files of this machine: every filesystem request, as data, run without surprises.
+//! File operations on this machine: every filesystem request as data.
 //!
 //! ```text
 //! FileConnection (async, one a connection: order, handles, watches, searches)
@@ -6,10 +6,10 @@
 //!    └─ HelperClient ═pipe═ serve_helper → Executor   a sandboxed process
 //! ```
 //!
-//! Absent here: JSON-RPC, policy (a request's sandbox chooses a [`Backend`], nothing more), and any
-//! check that is not made on the descriptor that is used.
+//! Not here: JSON-RPC, policy (a request's sandbox only selects a [`Backend`]), and checks on a path
+//! instead of the descriptor that is used.
 
-mod at_hand;
+mod cached_paths;
 mod cancel;
 mod config;
 mod connection;
@@ -23,18 +23,18 @@ mod handles;
 mod helper;
 mod helpers;
 mod ignored;
-mod kept;
 mod memory;
 mod metadata;
 mod missing;
 mod names;
 mod operation;
-mod order;
+mod persistent;
 mod remove;
 mod replace;
 mod resolve;
 mod scan;
 mod search;
+mod turns;
 mod walk;
 mod watch;
 mod watches;
@@ -47,7 +47,7 @@ pub use executor::Executor;
 pub use helper::{HelperClient, serve_helper};
 pub use helpers::Helpers;
 pub(crate) use helpers::{HELPER, run_helper};
-pub use kept::KeptHandles;
-pub use memory::{AnswerMemory, Reservation, SMALL_ANSWER, UnboundedMemory};
+pub use memory::{AnswerMemory, Reservation, SMALL_ANSWER};
 pub use operation::{Event, FileNotification, FileRequest, Operation, Outcome};
-pub(crate) use order::{Turn, Turns};
+pub use persistent::PersistentHandles;
+pub(crate) use turns::{Turn, Turns};

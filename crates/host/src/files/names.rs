@@ -1,4 +1,4 @@
-//! Names moved and links made.
+//! Renames files and creates symbolic links.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -20,7 +20,8 @@ pub(super) fn rename(resolver: Resolver, params: &FsRenameParams) -> Result<(), 
         rustix::fs::renameat(&from, name, &to, new_name)
     } else {
         match rustix::fs::renameat_with(&from, name, &to, new_name, RenameFlags::NOREPLACE) {
-            // Some filesystems cannot refuse in one step. Saying so beats replacing by accident.
+            // Some filesystems cannot do this in one step. Failing is better than replacing by
+            // accident.
             Err(Errno::INVAL)
                 if rustix::fs::statat(&to, new_name, AtFlags::SYMLINK_NOFOLLOW).is_ok() =>
             {
@@ -30,7 +31,7 @@ pub(super) fn rename(resolver: Resolver, params: &FsRenameParams) -> Result<(), 
         }
     };
     done.map_err(|errno| match errno {
-        // The system does not say which of the two it means; the destination is the usual one.
+        // The system does not say which path it means; usually it is the destination.
         Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR => {
             FileError::os("rename to", destination_path, errno)
         }
@@ -46,7 +47,7 @@ pub(super) fn symlink(resolver: Resolver, params: &FsSymlinkParams) -> Result<()
         .map_err(|errno| FileError::os("link", path, errno))
 }
 
-/// What the link will say: a `file:` URI decoded, anything else as it is.
+/// The content of the link: a `file:` URI decoded, anything else unchanged.
 fn link_target(path: &PathUri, target: &str) -> Result<Vec<u8>, FileError> {
     let is_uri = target.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("file:"));
     if is_uri {

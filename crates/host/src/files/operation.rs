@@ -1,7 +1,7 @@
-//! Filesystem requests as data, so that they can run here or in another process.
+//! Filesystem requests as data, to run here or in another process.
 //!
-//! Invariant: an [`Operation`] carries everything it needs but the file contents' transport and the
-//! sandbox: whoever sends it to a helper has chosen the helper by the sandbox already.
+//! Invariant: an [`Operation`] carries everything it needs, except the transport of file contents and
+//! the sandbox, which has already determined the helper.
 
 use bytes::Bytes;
 use codex_exec_server_protocol::files::*;
@@ -9,40 +9,40 @@ use codex_exec_server_protocol::{FileMethod, Order, SandboxContext, file_methods
 use serde::{Deserialize, Serialize};
 
 use super::FileError;
-use super::executor::{At, Perform};
+use super::executor::{OperationContext, Perform};
 
-/// A part of a running operation's result, told while it runs.
+/// Part of the result of a running operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
-    /// The answer of an operation that goes on after it (a watch).
+    /// The response of an operation that continues to run (a watch).
     Started(Outcome),
-    /// Something for the client.
+    /// A notification for the client.
     Notify(FileNotification),
 }
 
 /// A notification for the client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileNotification {
-    /// Lines found: `fs/search/matches`.
+    /// Matching lines: `fs/search/matches`.
     SearchMatches(FsSearchMatchesNotification),
     /// Changes of a watched path: `fs/changed`.
     Changed(FsChangedNotification),
-    /// The one word of a `fs/watchMissing`: `fs/missingChanged`.
+    /// The only notification of an `fs/watchMissing`: `fs/missingChanged`.
     MissingChanged(FsMissingChangedNotification),
 }
 
-/// A request whose answer comes from the filesystem.
+/// The params of a file request.
 pub trait FileRequest: Into<Operation> + Send + 'static {
-    /// Its answer.
+    /// The response.
     type Response: Send + 'static;
 
-    /// Its row in the table of methods.
+    /// The method.
     const METHOD: FileMethod;
 
-    /// What the request is held to, taken off it.
+    /// Removes and returns the sandbox of the request.
     fn take_sandbox(&mut self) -> Option<SandboxContext>;
 
-    /// The answer out of the outcome of this request's operation.
+    /// Extracts the response from the outcome of this request's operation.
     fn response(outcome: Outcome) -> Result<Self::Response, FileError>;
 }
 
@@ -63,17 +63,17 @@ macro_rules! operations {
         }
 
         impl Operation {
-            /// Its row in the table of methods.
+            /// The method.
             pub fn method(&self) -> FileMethod {
                 match self {
                     $(Self::$operation(_) => FileMethod::$operation,)*
                 }
             }
 
-            /// Has the code of its kind run it.
-            pub(super) fn perform(self, at: &At<'_>) -> Result<Outcome, FileError> {
+            /// Runs the operation.
+            pub(super) fn perform(self, context: &OperationContext<'_>) -> Result<Outcome, FileError> {
                 match self {
-                    $(Self::$operation(params) => params.perform(at).map(Outcome::$operation),)*
+                    $(Self::$operation(params) => params.perform(context).map(Outcome::$operation),)*
                 }
             }
         }
@@ -111,20 +111,20 @@ fn mismatch() -> FileError {
 file_methods!(operations);
 
 impl Operation {
-    /// Whether it answers by [`Event::Started`] and then runs on.
+    /// Whether it responds with [`Event::Started`] and continues to run.
     pub fn is_watch(&self) -> bool {
         matches!(self, Self::Watch(_) | Self::WatchMissing(_))
     }
 
-    /// Which requests of its connection it waits for.
+    /// Which earlier requests of its connection it waits for.
     pub fn order(&self) -> Order {
         self.method().order()
     }
 }
 
-/// File contents inside a message, so that a transport can send them beside it.
+/// A message with file contents that a transport can send separately.
 pub(super) trait Payload {
-    /// Takes the contents out, leaving none.
+    /// Takes the contents out.
     fn take_payload(&mut self) -> Bytes;
     /// Puts them back.
     fn put_payload(&mut self, bytes: Bytes);

@@ -1,9 +1,9 @@
-//! Removing a name, or a tree.
+//! Removes a file or a tree.
 //!
-//! Invariant: no link is ever followed below the path's parent. Every name is removed relative to
-//! the descriptor of its directory, every directory is entered with `O_NOFOLLOW`, and the way back
-//! up is checked by device and inode; so a tree that is rearranged meanwhile can make the removal
-//! fail, but never lead it elsewhere. At most [`KEPT_OPEN`] descriptors are held, at any depth.
+//! Invariant: no link is followed below the path's parent. Every name is removed relative to the
+//! descriptor of its directory, every directory is opened with `O_NOFOLLOW`, and going back up is
+//! verified by device and inode. So a tree that is rearranged meanwhile can make the removal fail, but
+//! never redirect it. At most [`MAX_OPEN_LEVELS`] descriptors are held open, at any depth.
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::files::FsRemoveParams;
@@ -15,15 +15,14 @@ use super::directory::for_each_name;
 use super::resolve::{LISTING, Links, Resolver, bytes_path, file_type};
 use super::{Cancel, FileError};
 
-/// Directories whose descriptors are kept on the way down; those above are opened again on the way
-/// back.
-const KEPT_OPEN: usize = 32;
+/// Directory levels that are held open on the way down; higher levels are reopened on the way up.
+const MAX_OPEN_LEVELS: usize = 32;
 
-/// How often a directory that fills up again while it is removed is tried again.
+/// Retries for directories that are filled again while they are removed.
 const MAX_RETRIES: u32 = 1000;
 
-/// Names read from a directory before they are removed: the kernel does not say what a listing
-/// shows while its directory changes, so it is listed again until it is empty.
+/// Names read from a directory before they are removed: a listing is undefined while its directory
+/// changes, so it is repeated until the directory is empty.
 const BATCH: usize = 4096;
 
 pub(super) fn remove(
@@ -64,13 +63,13 @@ fn remove_path(
     }
 }
 
-/// A directory on the way from the top to where the removal is.
+/// A directory between the top and the current one.
 struct Level {
     name: Vec<u8>,
     identity: (u64, u64),
     /// `None` if it was closed to save descriptors.
     fd: Option<OwnedFd>,
-    /// Subdirectories that were found and are still to be removed.
+    /// Subdirectories that are still to be removed.
     subdirectories: Vec<Vec<u8>>,
 }
 
@@ -94,7 +93,7 @@ fn remove_tree(
         if let Some(next) = level.subdirectories.pop() {
             match enter(fd, &next, path) {
                 Ok(next) => levels.push(next),
-                // Gone, or something else by now: if it is something, the next listing shows it.
+                // Gone, or no directory any more; the next listing shows what is there.
                 Err(FileError::Os { errno, .. })
                     if matches!(
                         Errno::from_raw_os_error(errno),
@@ -105,24 +104,24 @@ fn remove_tree(
                 }
                 Err(error) => return Err(error),
             }
-            if levels.len() > KEPT_OPEN {
-                let old = levels.len() - KEPT_OPEN;
+            if levels.len() > MAX_OPEN_LEVELS {
+                let old = levels.len() - MAX_OPEN_LEVELS;
                 levels[old - 1].fd = None;
             }
             continue;
         }
-        // Nothing is left in it: back up, and remove it by its name.
+        // The directory is empty: go up and remove it.
         let Some(done) = levels.pop() else { break };
         if let Some(above) = levels.last_mut()
             && above.fd.is_none()
         {
-            above.fd = Some(climb(&done, above.identity, path)?);
+            above.fd = Some(reopen_parent(&done, above.identity, path)?);
         }
         let fd = levels.last().and_then(|above| above.fd.as_ref()).map_or(parent, AsFd::as_fd);
         if remove_name(fd, &done.name, AtFlags::REMOVEDIR, path)? {
             continue;
         }
-        // Something was put into it meanwhile; once more, but not for ever.
+        // The directory was filled meanwhile; retry, but not for ever.
         retries += 1;
         match levels.last_mut() {
             Some(above) if retries < MAX_RETRIES => above.subdirectories.push(done.name),
@@ -141,8 +140,8 @@ fn enter(parent: BorrowedFd<'_>, name: &[u8], path: &PathUri) -> Result<Level, F
     Ok(Level { name: name.to_vec(), identity, fd: Some(fd), subdirectories: Vec::new() })
 }
 
-/// Opens the directory above, and makes sure it is the one we came from.
-fn climb(below: &Level, above: (u64, u64), path: &PathUri) -> Result<OwnedFd, FileError> {
+/// Opens the parent directory and verifies that it is the expected one.
+fn reopen_parent(below: &Level, above: (u64, u64), path: &PathUri) -> Result<OwnedFd, FileError> {
     let failed = |errno| FileError::os("remove", path, errno);
     let Some(below) = &below.fd else { return Err(failed(Errno::BADF)) };
     let fd = rustix::fs::openat(below, "..", LISTING - OFlags::NOFOLLOW, Mode::empty())
@@ -158,7 +157,7 @@ fn identity(fd: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// Removes what is no directory, and returns the directories (some, if there are many).
+/// Removes everything except directories, and returns those (some, if there are many).
 fn remove_files(
     fd: BorrowedFd<'_>,
     path: &PathUri,
@@ -185,7 +184,7 @@ fn remove_files(
         };
         for_each_name(fd, each, |errno| FileError::os("remove", path, errno))?;
         for name in &files {
-            // A directory by now: the next listing shows it.
+            // If it has become a directory, the next listing shows it.
             remove_name(fd, name, AtFlags::empty(), path)?;
         }
         if files.is_empty() || !directories.is_empty() {
@@ -194,7 +193,7 @@ fn remove_files(
     }
 }
 
-/// False if there is something else of that name than `flags` is for, or something in it.
+/// False if the name is not of the kind that `flags` removes, or is not empty.
 fn remove_name(
     directory: BorrowedFd<'_>,
     name: &[u8],

@@ -1,13 +1,13 @@
-//! A file that takes another's place in one step.
+//! Replaces a file atomically.
 //!
-//! Invariant: until [`Replacement::commit`] the old file is untouched, and a replacement that is
-//! dropped leaves no trace. The bytes go to an unnamed file (`O_TMPFILE`) in the directory of the
-//! old one, so even SIGKILL leaves nothing. Commit syncs it and gives it the name. If that name is
-//! taken, Linux wants a second name to rename from: a kill between those two system calls is the
-//! one moment that leaves a file, `.NAME.RANDOM.tmp`, complete and synced.
+//! Invariant: until [`Replacement::commit`] the old file is untouched, and a dropped replacement leaves
+//! no trace. The bytes go to an unnamed file (`O_TMPFILE`) in the same directory, so even SIGKILL
+//! leaves nothing. Commit syncs the file and names it. If the name exists, Linux needs a second name to
+//! rename from: only a kill between these two system calls leaves a file, `.NAME.RANDOM.tmp`, complete
+//! and synced.
 //!
-//! Filesystems without unnamed files get a file of such a name from the start. It is removed when
-//! the replacement is dropped, also by a panic; a killed server leaves it.
+//! On filesystems without unnamed files, the file has such a name from the start. Dropping the
+//! replacement removes it, also during a panic; a killed server leaves it.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -22,34 +22,34 @@ use rustix::io::{Errno, retry_on_intr};
 use super::FileError;
 use super::resolve::{self, Links, REGULAR, Resolver, bytes_path, file_type};
 
-/// As many links as the kernel itself would follow.
+/// Maximum links to follow, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// A file being written that has not taken its place yet.
+/// A file that will replace another.
 #[derive(Debug)]
 pub(super) struct Replacement {
     path: PathUri,
     directory: OwnedFd,
     name: Vec<u8>,
     file: OwnedFd,
-    /// The name of `file`, if it has one of its own.
+    /// The temporary name of `file`, if it has one.
     temporary: Mutex<Option<Vec<u8>>>,
     attributes: Attributes,
 }
 
 #[derive(Debug)]
 enum Attributes {
-    /// Mode and owner of the file that is replaced.
+    /// Keep mode and owner of the replaced file.
     Keep(Box<Stat>),
-    /// A new file with these bits.
+    /// A new file with this mode.
     Mode(Mode),
-    /// A new file with the bits any new file gets.
+    /// A new file with the default mode.
     Default,
 }
 
 impl Replacement {
-    /// Makes the temporary file. `mode` is for a path where no file is yet.
-    pub fn begin(
+    /// Creates the temporary file. `mode` applies if the path does not exist.
+    pub(super) fn begin(
         resolver: Resolver,
         path: &PathUri,
         links: Links,
@@ -61,7 +61,7 @@ impl Replacement {
         if links == Links::Follow {
             (directory, name) = follow_last(directory, name).map_err(failed)?;
         }
-        let attributes = match (replaced(directory.as_fd(), &name, path, links)?, mode) {
+        let attributes = match (existing_file(directory.as_fd(), &name, path, links)?, mode) {
             (Some(stat), _) => Attributes::Keep(Box::new(stat)),
             (None, Some(mode)) => Attributes::Mode(mode),
             (None, None) => Attributes::Default,
@@ -70,48 +70,48 @@ impl Replacement {
             Attributes::Default => Mode::from_raw_mode(0o666),
             _ => Mode::RUSR | Mode::WUSR,
         };
-        let (file, temporary) = make(directory.as_fd(), &name, bits).map_err(failed)?;
+        let (file, temporary) = create_temporary(directory.as_fd(), &name, bits).map_err(failed)?;
         let temporary = Mutex::new(temporary);
         Ok(Self { path: path.clone(), directory, name, file, temporary, attributes })
     }
 
-    /// Where the bytes go.
-    pub fn file(&self) -> &OwnedFd {
+    /// The temporary file.
+    pub(super) fn file(&self) -> &OwnedFd {
         &self.file
     }
 
-    /// The file that is replaced, if there is one.
-    pub fn old(&self) -> Option<&Stat> {
+    /// The replaced file, if it exists.
+    pub(super) fn old(&self) -> Option<&Stat> {
         match &self.attributes {
             Attributes::Keep(old) => Some(old),
             Attributes::Mode(_) | Attributes::Default => None,
         }
     }
 
-    /// The path that is replaced.
-    pub fn path(&self) -> &PathUri {
+    /// The replaced path.
+    pub(super) fn path(&self) -> &PathUri {
         &self.path
     }
 
-    /// Syncs the file and puts it in its place.
-    pub fn commit(&self) -> Result<(), FileError> {
+    /// Syncs the file and renames it into place.
+    pub(super) fn commit(&self) -> Result<(), FileError> {
         let failed = |errno| FileError::os("replace", &self.path, errno);
         self.apply_attributes()?;
         retry_on_intr(|| rustix::fs::fsync(&self.file)).map_err(failed)?;
         let mut temporary = self.temporary.lock();
         let directory = self.directory.as_fd();
         if temporary.is_none() {
-            let fresh = !matches!(self.attributes, Attributes::Keep(_));
-            if fresh {
+            let is_new = !matches!(self.attributes, Attributes::Keep(_));
+            if is_new {
                 match link(&self.file, directory, &self.name) {
                     Ok(()) => return self.sync_directory(),
-                    // Someone has made one since; it is replaced like any other.
+                    // It was created meanwhile; replace it.
                     Err(Errno::EXIST) => {}
                     Err(errno) => return Err(failed(errno)),
                 }
             }
             *temporary = Some(
-                with_fresh_name(&self.name, |name| link(&self.file, directory, name))
+                with_temporary_name(&self.name, |name| link(&self.file, directory, name))
                     .map_err(failed)?
                     .1,
             );
@@ -134,7 +134,7 @@ impl Replacement {
                 let uid = (old.st_uid != new.st_uid).then(|| Uid::from_raw(old.st_uid));
                 let gid = (old.st_gid != new.st_gid).then(|| Gid::from_raw(old.st_gid));
                 if uid.is_some() || gid.is_some() {
-                    // Replacing would silently give the file away; writing in place does not.
+                    // Replacing would change the owner; writing in place does not.
                     rustix::fs::fchown(&self.file, uid, gid).map_err(|errno| {
                         FileError::os(
                             "keep the owner of (write it without atomic)",
@@ -149,7 +149,8 @@ impl Replacement {
         }
     }
 
-    /// Makes the new name last. A directory that may be written but not read cannot be synced.
+    /// Syncs the directory, to persist the new name. A directory that is writable but not readable
+    /// cannot be synced.
     fn sync_directory(&self) -> Result<(), FileError> {
         let synced = rustix::fs::openat(&self.directory, ".", resolve::LISTING, Mode::empty())
             .and_then(|directory| retry_on_intr(|| rustix::fs::fsync(&directory)));
@@ -169,7 +170,7 @@ impl Drop for Replacement {
     }
 }
 
-/// Where a chain of links ends, whether or not something is there.
+/// The end of a chain of links, whether or not it exists.
 fn follow_last(mut directory: OwnedFd, mut name: Vec<u8>) -> Result<(OwnedFd, Vec<u8>), Errno> {
     for _ in 0..MAX_LINKS {
         let target = match rustix::fs::readlinkat(&directory, bytes_path(&name), Vec::new()) {
@@ -193,8 +194,8 @@ fn follow_last(mut directory: OwnedFd, mut name: Vec<u8>) -> Result<(OwnedFd, Ve
     Err(Errno::LOOP)
 }
 
-/// The file that is in the way. It has to be one we could write, as if it were written in place.
-fn replaced(
+/// The existing file. It must be writable, as if it were written in place.
+fn existing_file(
     directory: BorrowedFd<'_>,
     name: &[u8],
     path: &PathUri,
@@ -211,20 +212,20 @@ fn replaced(
         FileType::Symlink if links == Links::Refuse => {
             return Err(FileError::SymlinkRefused { path: path.clone() });
         }
-        _ => return Err(resolve::unfit(path, &stat)),
+        _ => return Err(resolve::special_file_error(path, &stat)),
     }
     let flags = OFlags::WRONLY | OFlags::NOFOLLOW | REGULAR;
     match retry_on_intr(|| rustix::fs::openat(directory, bytes_path(name), flags, Mode::empty())) {
         Ok(fd) => resolve::require_regular(fd, path).map(|(_, stat)| Some(stat)),
-        // A running program cannot be written in place, but replacing it is what atomic is for.
+        // A running program cannot be written in place, but can be replaced.
         Err(Errno::TXTBSY) => Ok(Some(stat)),
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(failed(errno)),
     }
 }
 
-/// An empty file in `directory`, unnamed if the filesystem can do that.
-fn make(
+/// Creates an empty file in `directory`, unnamed if the filesystem supports that.
+fn create_temporary(
     directory: BorrowedFd<'_>,
     name: &[u8],
     bits: Mode,
@@ -233,28 +234,29 @@ fn make(
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         match retry_on_intr(|| rustix::fs::openat(directory, ".", flags, bits)) {
             Ok(file) => return Ok((file, None)),
-            // Not on this filesystem (or not in this kernel, which sees a directory opened to write).
+            // Not supported by this filesystem (or by this kernel, which sees a directory opened for
+            // writing).
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {}
             Err(errno) => return Err(errno),
         }
     }
-    with_fresh_name(name, |fresh| {
+    with_temporary_name(name, |temporary_name| {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-        retry_on_intr(|| rustix::fs::openat(directory, bytes_path(fresh), flags, bits))
+        retry_on_intr(|| rustix::fs::openat(directory, bytes_path(temporary_name), flags, bits))
     })
     .map(|(file, name)| (file, Some(name)))
 }
 
-/// Without /proc only a privileged process can give an unnamed file a name.
+/// Without /proc only a privileged process can name an unnamed file.
 fn can_link_unnamed() -> bool {
     static PROC: OnceLock<bool> = OnceLock::new();
     *PROC.get_or_init(|| rustix::fs::stat("/proc/self/fd").is_ok())
 }
 
-/// Gives an unnamed file a name that is free.
+/// Gives an unnamed file a free name.
 fn link(file: &OwnedFd, directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
     match rustix::fs::linkat(file, "", directory, bytes_path(name), AtFlags::EMPTY_PATH) {
-        // Not permitted to this process in this kernel; through /proc anyone may.
+        // This kernel does not permit it to this process; through /proc it is permitted.
         Err(Errno::NOENT | Errno::PERM | Errno::INVAL) => {}
         done => return done,
     }
@@ -262,19 +264,19 @@ fn link(file: &OwnedFd, directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), Er
     rustix::fs::linkat(CWD, itself, directory, bytes_path(name), AtFlags::SYMLINK_FOLLOW)
 }
 
-/// Tries names nobody else has until one is free.
-pub(super) fn with_fresh_name<T>(
+/// Tries random names until one is free.
+pub(super) fn with_temporary_name<T>(
     name: &[u8],
-    mut make: impl FnMut(&[u8]) -> Result<T, Errno>,
+    mut create: impl FnMut(&[u8]) -> Result<T, Errno>,
 ) -> Result<(T, Vec<u8>), Errno> {
     for attempt in 0..64u32 {
-        let mut fresh = b".".to_vec();
-        // Names are at most 255 bytes; ours adds 22.
-        fresh.extend_from_slice(&name[..name.len().min(230)]);
+        let mut temporary_name = b".".to_vec();
+        // Names have at most 255 bytes; ours adds 22.
+        temporary_name.extend_from_slice(&name[..name.len().min(230)]);
         let random = RandomState::new().hash_one(attempt);
-        fresh.extend_from_slice(format!(".{random:016x}.tmp").as_bytes());
-        match make(&fresh) {
-            Ok(made) => return Ok((made, fresh)),
+        temporary_name.extend_from_slice(format!(".{random:016x}.tmp").as_bytes());
+        match create(&temporary_name) {
+            Ok(made) => return Ok((made, temporary_name)),
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno),
         }

@@ -1,10 +1,9 @@
-//! From a path to a descriptor, with or without symbolic links.
+//! Opens paths, with or without following symbolic links.
 //!
-//! Invariant: with `Links::Refuse` no link is followed in any component, whatever happens to the
-//! tree meanwhile: the kernel resolves the whole path under `RESOLVE_NO_SYMLINKS`, or every
-//! component is opened by itself, without following, on the descriptor of the one before. Nothing
-//! is checked first and used later. Directories on the way are opened with `O_PATH`, which asks
-//! for the right to search them and no more.
+//! Invariant: with `Links::Refuse` no link is followed in any component, even if the tree changes
+//! meanwhile: the kernel resolves the whole path under `RESOLVE_NO_SYMLINKS`, or each component is
+//! opened with `O_NOFOLLOW` relative to the one before. There is no check before use. Intermediate
+//! directories are opened with `O_PATH`, which needs only search permission.
 
 use std::path::Path;
 
@@ -15,7 +14,7 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::FileError;
 
-/// What to do with a symbolic link on the way.
+/// How to treat symbolic links in a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Links {
     Follow,
@@ -28,19 +27,19 @@ impl From<bool> for Links {
     }
 }
 
-/// A directory descriptor of the way only: nothing can be read through it.
+/// An intermediate directory; its entries cannot be read.
 pub(super) const DIRECTORY: OFlags =
     OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A directory that is read.
+/// A directory to list.
 pub(super) const LISTING: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::NONBLOCK)
     .union(OFlags::CLOEXEC);
 
-/// For regular files: a FIFO, socket or device that is there instead neither blocks the open nor
-/// becomes our terminal.
+/// For regular files: opening a FIFO, socket or device in its place neither blocks nor makes it our
+/// terminal.
 pub(super) const REGULAR: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
 /// Opens paths.
@@ -49,15 +48,15 @@ pub(super) struct Resolver {
     openat2: bool,
 }
 
-/// Why a path that must not have links could not be opened.
+/// Why a path could not be opened without following links.
 enum NoLinks {
     Link,
     Os(Errno),
 }
 
 impl Resolver {
-    /// Asks the kernel once whether it has `openat2` (a seccomp filter may hide it).
-    pub fn new(use_openat2: bool) -> Self {
+    /// Probes once whether `openat2` works (a seccomp filter may block it).
+    pub(super) fn new(use_openat2: bool) -> Self {
         let probe = || {
             rustix::fs::openat2(CWD, "/", DIRECTORY, Mode::empty(), ResolveFlags::NO_SYMLINKS)
                 .is_ok()
@@ -65,8 +64,8 @@ impl Resolver {
         Self { openat2: use_openat2 && probe() }
     }
 
-    /// Opens a path. `flags` must not contain `NOFOLLOW`: `links` says it.
-    pub fn open(
+    /// Opens a path. `flags` must not contain `NOFOLLOW`; use `links`.
+    pub(super) fn open(
         self,
         action: &str,
         path: &PathUri,
@@ -87,9 +86,9 @@ impl Resolver {
         }
     }
 
-    /// Opens the directory a path's last component is in, and tells that component. The root has
-    /// none and is refused.
-    pub fn parent<'a>(
+    /// Opens the parent directory of a path, and returns it with the last component. Refuses the root,
+    /// which has none.
+    pub(super) fn parent<'a>(
         self,
         action: &str,
         path: &'a PathUri,
@@ -122,8 +121,8 @@ impl Resolver {
         }
     }
 
-    /// Opens a path below a directory; links in it are followed or refused with `ELOOP`.
-    pub fn open_below(
+    /// Opens a path below a directory; follows links, or refuses them with `ELOOP`.
+    pub(super) fn open_below(
         self,
         root: BorrowedFd<'_>,
         below: &[u8],
@@ -151,7 +150,7 @@ impl Resolver {
         flags: OFlags,
         mode: Mode,
     ) -> Result<OwnedFd, NoLinks> {
-        // openat2 refuses a mode it has no use for.
+        // openat2 refuses a mode without `O_CREAT`.
         let creates = flags.contains(OFlags::CREATE);
         let mode = if creates { mode } else { Mode::empty() };
         if self.openat2 {
@@ -167,7 +166,7 @@ impl Resolver {
     }
 }
 
-/// What `openat2` does with `RESOLVE_NO_SYMLINKS`, for kernels that lack it.
+/// Does what `openat2` does with `RESOLVE_NO_SYMLINKS`, for kernels without it.
 fn walk_no_links(
     start: BorrowedFd<'_>,
     path: &Path,
@@ -176,7 +175,7 @@ fn walk_no_links(
 ) -> Result<OwnedFd, NoLinks> {
     use std::os::unix::ffi::OsStrExt;
     let bytes = path.as_os_str().as_bytes();
-    // As the kernel does, so that both ways agree on what is too long.
+    // As in the kernel, so that both ways agree on the limit.
     if bytes.len() >= 4096 {
         return Err(NoLinks::Os(Errno::NAMETOOLONG));
     }
@@ -184,8 +183,8 @@ fn walk_no_links(
         let name = bytes_path(name);
         retry_on_intr(|| rustix::fs::openat(dir, name, flags | OFlags::NOFOLLOW, mode)).map_err(
             |errno| match errno {
-                // O_NOFOLLOW says ELOOP, with O_DIRECTORY ENOTDIR: ask what it is, only to name the
-                // error, for it is one either way. A directory by now was none a moment ago.
+                // O_NOFOLLOW fails with ELOOP, with O_DIRECTORY ENOTDIR. Look again only to name the
+                // error; if it is a directory by now, it was not one before.
                 Errno::LOOP => NoLinks::Link,
                 Errno::NOTDIR if is_link_or_directory(dir, name) => NoLinks::Link,
                 errno => NoLinks::Os(errno),
@@ -201,7 +200,7 @@ fn walk_no_links(
     while let Some(name) = names.next() {
         if names.peek().is_none() {
             let last = open(at.as_fd(), name, flags, mode)?;
-            // O_PATH with O_NOFOLLOW opens a link itself, if nothing asks for a directory.
+            // O_PATH with O_NOFOLLOW and without O_DIRECTORY opens a link itself.
             if flags.contains(OFlags::PATH) {
                 let stat = rustix::fs::fstat(&last).map_err(NoLinks::Os)?;
                 if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
@@ -212,7 +211,7 @@ fn walk_no_links(
         }
         at = open(at.as_fd(), name, DIRECTORY, Mode::empty())?;
     }
-    // The path is the start itself; open it again with the flags that were asked for.
+    // The path is the start itself; open it again with the requested flags.
     open(at.as_fd(), b".", flags, mode)
 }
 
@@ -221,49 +220,50 @@ fn is_link_or_directory(dir: BorrowedFd<'_>, name: &Path) -> bool {
         .is_ok_and(|stat| matches!(file_type(&stat), FileType::Symlink | FileType::Directory))
 }
 
-/// A regular file, open, and what `fstat` says of it.
+/// Requires a regular file; returns it with its `fstat`.
 pub(super) fn require_regular(fd: OwnedFd, path: &PathUri) -> Result<(OwnedFd, Stat), FileError> {
     let stat = rustix::fs::fstat(&fd).map_err(|errno| FileError::os("stat", path, errno))?;
     match file_type(&stat) {
         FileType::RegularFile => Ok((fd, stat)),
-        _ => Err(unfit(path, &stat)),
+        _ => Err(special_file_error(path, &stat)),
     }
 }
 
-/// Opens a regular file for reading, and nothing else.
+/// Opens a regular file for reading; refuses anything else.
 pub(super) fn open_to_read(
     resolver: Resolver,
     path: &PathUri,
     links: Links,
 ) -> Result<(OwnedFd, Stat), FileError> {
-    spare_special_files(path, links)?;
+    reject_special_files(path, links)?;
     let opened = resolver.open("open", path, OFlags::RDONLY | REGULAR, Mode::empty(), links);
-    require_regular(opened.map_err(|error| name_special(error, path))?, path)
+    require_regular(opened.map_err(|error| explain_special_file(error, path))?, path)
 }
 
-/// Opening a device can do something by itself (rewind a tape, arm a watchdog), and opening a FIFO
-/// wakes who waits at its other end. So a look first; what counts is still `fstat` after the open.
-pub(super) fn spare_special_files(path: &PathUri, links: Links) -> Result<(), FileError> {
+/// Refuses special files before opening them: opening a device can have side effects (rewind a tape,
+/// arm a watchdog), and opening a FIFO wakes the process at its other end. `fstat` after the open still
+/// decides.
+pub(super) fn reject_special_files(path: &PathUri, links: Links) -> Result<(), FileError> {
     let flags = match links {
         Links::Follow => AtFlags::empty(),
         Links::Refuse => AtFlags::SYMLINK_NOFOLLOW,
     };
     match rustix::fs::statat(CWD, path.as_path(), flags) {
         Ok(stat) => match file_type(&stat) {
-            // A link is for the open to refuse.
+            // The open refuses a link.
             FileType::RegularFile | FileType::Symlink => Ok(()),
-            _ => Err(unfit(path, &stat)),
+            _ => Err(special_file_error(path, &stat)),
         },
         Err(_) => Ok(()),
     }
 }
 
-/// An open that fails because of what kind of file it is says so.
-pub(super) fn name_special(error: FileError, path: &PathUri) -> FileError {
+/// Replaces the error of an open that failed because of the file's type.
+pub(super) fn explain_special_file(error: FileError, path: &PathUri) -> FileError {
     match &error {
         FileError::Os { errno, .. } => match Errno::from_raw_os_error(*errno) {
             Errno::ISDIR => not_regular(path, FileType::Directory),
-            // A FIFO that nobody reads, a socket, a device without a driver.
+            // A FIFO without a reader, a socket, a device without a driver.
             Errno::NXIO | Errno::NODEV => not_regular(path, FileType::Unknown),
             _ => error,
         },
@@ -271,12 +271,11 @@ pub(super) fn name_special(error: FileError, path: &PathUri) -> FileError {
     }
 }
 
-/// Why what is there cannot be used as a file.
-pub(super) fn unfit(path: &PathUri, stat: &Stat) -> FileError {
+/// The error for a file that is not regular.
+pub(super) fn special_file_error(path: &PathUri, stat: &Stat) -> FileError {
     let found = file_type(stat);
     if found == FileType::CharacterDevice && stat.st_rdev == 0 {
-        // The device that no kernel has is what a sandbox puts over a file that is denied. Opening
-        // it is refused so.
+        // A sandbox mounts this nonexistent device over a denied file. Report it as denied.
         return FileError::os("open", path, Errno::ACCESS);
     }
     not_regular(path, found)
@@ -299,7 +298,7 @@ pub(super) fn file_type(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
-/// Permission bits of a request.
+/// Checks the permission bits of a request.
 pub(super) fn permission_bits(mode: u32) -> Result<Mode, FileError> {
     if mode > 0o7777 {
         return Err(FileError::out_of_range("mode", u64::from(mode), "0 … 4095 (0o7777)"));
@@ -307,8 +306,8 @@ pub(super) fn permission_bits(mode: u32) -> Result<Mode, FileError> {
     Ok(Mode::from_raw_mode(mode))
 }
 
-/// Gives a copy or a replacement the mode of its original. Where set-id bits are refused, as in a sandbox,
-/// it goes without them, as a file does that is written in place.
+/// Sets the mode of the original on a copy or a replacement. Where set-id bits are refused, as in a
+/// sandbox, it omits them, as writing in place does.
 pub(super) fn inherit_mode(file: impl AsFd, mode: Mode) -> Result<(), Errno> {
     let set_id = Mode::SUID | Mode::SGID;
     match rustix::fs::fchmod(&file, mode) {

@@ -1,8 +1,8 @@
-//! What `fs/search` and `fs/glob` share: the files of a tree that their rules let through.
+//! Walks a tree for `fs/search` and `fs/glob`, applying their rules.
 //!
-//! Invariant: names come sorted, a directory before what is in it; no link below the root is
-//! followed; what is handed out is a name in an open directory, so that it can be opened without
-//! another way to it.
+//! Invariant: names are sorted, and a directory comes before its entries; no link below the root is
+//! followed; each result is a name in an open directory, so it can be opened without resolving its path
+//! again.
 
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
@@ -17,12 +17,12 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::directory::for_each_name;
-use super::error::words;
-use super::ignored::{self, Level, Special};
+use super::error::errno_message;
+use super::ignored::{self, Level, RuleFiles};
 use super::resolve::{LISTING, Links, Resolver, bytes_path, file_type};
 use super::{Cancel, FileError, FilesConfig};
 
-/// As deep as a tree is looked at: each level holds a descriptor.
+/// Maximum depth: each level holds a descriptor open.
 const MAX_DEPTH: usize = 200;
 
 /// The rules of one request.
@@ -35,38 +35,38 @@ pub(super) struct Rules<'a> {
     pub case_insensitive: bool,
 }
 
-/// Something the rules let through.
+/// An entry that the rules include.
 pub(super) struct Found<'a> {
-    /// Where it is …
+    /// The open directory …
     pub directory: BorrowedFd<'a>,
-    /// … and how it is called there.
+    /// … and the name in it.
     pub name: &'a Path,
-    /// From the file system's root.
+    /// The absolute path.
     pub path: &'a Path,
-    /// Links are not resolved.
+    /// The kind of the entry itself; links are not followed.
     pub kind: FileType,
     /// The request's own path, which is a file (or a link to one).
     pub is_root: bool,
 }
 
-/// What a scan hands out.
+/// An item of a scan.
 pub(super) enum Scanned<'a> {
     Entry(Found<'a>),
     Failed(FsPathError),
 }
 
-/// A directory in work.
-struct Open {
+/// An open directory of the walk.
+struct OpenDirectory {
     fd: OwnedFd,
     path: PathBuf,
-    /// Still to be looked at, last first.
+    /// Names still to visit, in reverse order.
     names: Vec<(Vec<u8>, FileType)>,
     rules: Option<Level>,
 }
 
 impl Rules<'_> {
-    /// Calls `each` until it breaks, the scan is cancelled, or all is seen.
-    pub fn scan(
+    /// Calls `each` until it breaks, the scan is cancelled, or the walk is complete.
+    pub(super) fn scan(
         &self,
         resolver: Resolver,
         config: &FilesConfig,
@@ -108,7 +108,7 @@ impl Rules<'_> {
                 .as_ref()
                 .map(|real| real.join(path.strip_prefix(root).unwrap_or(Path::new(""))));
             let levels = || above.iter().chain(stack.iter().filter_map(|open| open.rules.as_ref()));
-            if self.leaves_out(&overrides, levels(), &path, real_path.as_ref(), is_directory) {
+            if self.excludes(&overrides, levels(), &path, real_path.as_ref(), is_directory) {
                 continue;
             }
             let Some(open) = stack.last() else { break };
@@ -133,7 +133,7 @@ impl Rules<'_> {
                 Err(error) => {
                     let Ok(path) = PathUri::try_from(path.as_path()) else { continue };
                     let message = match error {
-                        EnterError::Os(errno) => words(errno.raw_os_error()),
+                        EnterError::Os(errno) => errno_message(errno.raw_os_error()),
                         EnterError::TooMany => TOO_MANY.into(),
                     };
                     if each(Scanned::Failed(FsPathError { path, message })).is_break() {
@@ -151,10 +151,10 @@ impl Rules<'_> {
         fd: OwnedFd,
         path: PathBuf,
         config: &FilesConfig,
-    ) -> Result<Open, EnterError> {
-        let (mut names, mut special, mut too_many) = (Vec::new(), Special::default(), false);
+    ) -> Result<OpenDirectory, EnterError> {
+        let (mut names, mut rule_files, mut too_many) = (Vec::new(), RuleFiles::default(), false);
         let each = |name: &[u8], kind| {
-            special.note(name);
+            rule_files.record(name);
             let kind = match kind {
                 FileType::Unknown => {
                     rustix::fs::statat(&fd, bytes_path(name), AtFlags::SYMLINK_NOFOLLOW)
@@ -166,7 +166,7 @@ impl Rules<'_> {
             too_many = names.len() > config.max_scan_names;
             Ok(!too_many)
         };
-        // The path is told by whoever reports the error.
+        // The caller knows the path.
         let failed = |errno| FileError::os("search", self.root, errno);
         match for_each_name(fd.as_fd(), each, failed) {
             Ok(()) => {}
@@ -181,12 +181,12 @@ impl Rules<'_> {
         names.sort_unstable_by(|a, b| b.0.cmp(&a.0));
         let rules = self
             .respect_gitignore
-            .then(|| Level::read(resolver, fd.as_fd(), &path, special))
+            .then(|| Level::read(resolver, fd.as_fd(), &path, rule_files))
             .flatten();
-        Ok(Open { fd, path, names, rules })
+        Ok(OpenDirectory { fd, path, names, rules })
     }
 
-    fn leaves_out<'l>(
+    fn excludes<'l>(
         &self,
         overrides: &Override,
         levels: impl DoubleEndedIterator<Item = &'l Level>,
@@ -239,7 +239,7 @@ enum EnterError {
 
 const TOO_MANY: &str = "has too many entries to search";
 
-/// Patterns come from outside; their size is bounded before anything is compiled.
+/// Limits the size of patterns, which come from the client, before compiling them.
 pub(super) fn check_patterns<'a>(
     patterns: impl IntoIterator<Item = &'a str>,
     config: &FilesConfig,
@@ -252,23 +252,23 @@ pub(super) fn check_patterns<'a>(
     Ok(())
 }
 
-/// What a response may still grow.
-pub(super) struct Room {
+/// The remaining space of a response.
+pub(super) struct ResponseBudget {
     bytes: usize,
-    /// JSON values: a receiver refuses a message with too many of them.
+    /// JSON values: receivers refuse a message with too many.
     values: usize,
 }
 
-impl Room {
-    /// For a response of at most so many bytes.
-    pub fn new(config: &FilesConfig) -> Self {
-        // Errors have two members each, and the rest of a response a few.
+impl ResponseBudget {
+    /// The space of a response within the limits of `config`.
+    pub(super) fn new(config: &FilesConfig) -> Self {
+        // Each error has two members; the rest of a response has a few.
         let others = 3 * config.max_scan_errors + 64;
         let values = DecodeLimits::default().values.saturating_sub(others);
         Self { bytes: config.max_scan_answer_bytes, values }
     }
 
-    pub fn take(&mut self, bytes: usize, values: usize) -> bool {
+    pub(super) fn take(&mut self, bytes: usize, values: usize) -> bool {
         match (self.bytes.checked_sub(bytes), self.values.checked_sub(values)) {
             (Some(bytes), Some(values)) => {
                 *self = Self { bytes, values };
@@ -279,8 +279,12 @@ impl Room {
     }
 }
 
-/// Keeps the first errors only.
-pub(super) fn note(errors: &mut Vec<FsPathError>, error: FsPathError, config: &FilesConfig) {
+/// Records an error, up to the maximum.
+pub(super) fn record_error(
+    errors: &mut Vec<FsPathError>,
+    error: FsPathError,
+    config: &FilesConfig,
+) {
     if errors.len() < config.max_scan_errors {
         errors.push(error);
     }

@@ -1,8 +1,8 @@
-//! Lines that match a pattern.
+//! Finds lines that match a pattern: `fs/search`.
 //!
-//! Invariant: a search holds at most a batch of lines (or, if they go into the answer, as many as
-//! the answer may have) and one line, or one file if matches span lines, within
-//! `max_search_memory`. Only regular files are opened, without following links.
+//! Invariant: a search holds at most one batch of lines (or, without streaming, as many as the response
+//! may have) and one line, or one file if matches span lines, within `max_search_memory`. It opens only
+//! regular files and follows no links.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -22,10 +22,10 @@ use grep_searcher::{
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::resolve::{self, REGULAR, Resolver};
-use super::scan::{self, Found, Room, Rules, Scanned};
+use super::scan::{self, Found, ResponseBudget, Rules, Scanned};
 use super::{Cancel, Event, FileError, FileNotification, FilesConfig};
 
-/// JSON around a line, rounded up.
+/// JSON overhead of a line, rounded up.
 const LINE_OVERHEAD: usize = 64;
 const RANGE_OVERHEAD: usize = 32;
 
@@ -54,11 +54,11 @@ pub(super) fn search(
         .after_context(params.after_context as usize)
         .heap_limit(Some(config.max_search_memory))
         .build();
-    let mut found = Gathered {
+    let mut results = Results {
         config,
         search_id: params.search_id.as_deref(),
         emit,
-        room: Room::new(config),
+        budget: ResponseBudget::new(config),
         batch: Vec::new(),
         batch_bytes: 0,
         batch_since: None,
@@ -69,7 +69,7 @@ pub(super) fn search(
         let entry = match scanned {
             Scanned::Entry(entry) => entry,
             Scanned::Failed(error) => {
-                scan::note(&mut found.answer.errors, error, config);
+                scan::record_error(&mut results.answer.errors, error, config);
                 return ControlFlow::Continue(());
             }
         };
@@ -79,19 +79,19 @@ pub(super) fn search(
         let Ok(path) = PathUri::try_from(entry.path) else { return ControlFlow::Continue(()) };
         match open(&entry, &path) {
             Ok(Some((file, size))) if size <= limits.file_bytes => {
-                search_file(&mut searcher, &matcher, &file, path, &limits, cancel, &mut found)?;
+                search_file(&mut searcher, &matcher, &file, path, &limits, cancel, &mut results)?;
             }
             Ok(_) => {}
-            Err(error) => scan::note(&mut found.answer.errors, error, config),
+            Err(error) => scan::record_error(&mut results.answer.errors, error, config),
         }
-        let sent = found.send_if_due();
-        found.answer.cancelled |= sent.is_break();
+        let sent = results.send_if_due();
+        results.answer.cancelled |= sent.is_break();
         sent
     })?;
-    found.answer.cancelled |= cancel.is_cancelled();
-    // Nobody listening is a cancellation too; what was found last is then not told.
-    found.answer.cancelled |= found.send().is_break();
-    let mut answer = found.answer;
+    results.answer.cancelled |= cancel.is_cancelled();
+    // If the client is gone the search is cancelled, and the last matches are not sent.
+    results.answer.cancelled |= results.send().is_break();
+    let mut answer = results.answer;
     answer.truncated |= answer.cancelled;
     Ok(answer)
 }
@@ -134,7 +134,7 @@ fn compile(params: &FsSearchParams, config: &FilesConfig) -> Result<RegexMatcher
         .size_limit(config.max_pattern_memory)
         .dfa_size_limit(config.max_pattern_memory);
     if !params.multiline {
-        // Lets the searcher go line by line, whatever the pattern says.
+        // Allows a line-by-line search, whatever the pattern contains.
         builder.line_terminator(Some(b'\n'));
     }
     builder.build(&params.pattern).map_err(|error| FileError::Pattern {
@@ -143,14 +143,14 @@ fn compile(params: &FsSearchParams, config: &FilesConfig) -> Result<RegexMatcher
     })
 }
 
-/// A regular file and its size; `None` for what is none (by now).
+/// Opens a regular file and returns its size; `None` if it is not regular (any more).
 fn open(entry: &Found<'_>, path: &PathUri) -> Result<Option<(File, u64)>, FsPathError> {
-    // The root was named by the client: a link there is followed.
+    // The client named the root: follow a link there.
     let follow = if entry.is_root { OFlags::empty() } else { OFlags::NOFOLLOW };
     let flags = OFlags::RDONLY | follow | REGULAR;
     let failed = |error: &FileError| {
         let message = match error {
-            FileError::Os { errno, .. } => super::error::words(*errno),
+            FileError::Os { errno, .. } => super::error::errno_message(*errno),
             other => other.to_string(),
         };
         FsPathError { path: path.clone(), message }
@@ -171,47 +171,51 @@ fn search_file(
     path: PathUri,
     limits: &Limits,
     cancel: &Cancel,
-    found: &mut Gathered<'_>,
+    results: &mut Results<'_>,
 ) -> ControlFlow<()> {
-    found.answer.files_searched += 1;
-    let before = found.answer.matches;
+    results.answer.files_searched += 1;
+    let before = results.answer.matches;
     let mut lines =
-        Lines { matcher, path: path.clone(), limits, cancel, found, in_file: 0, stop: None };
-    let done = searcher.search_reader(matcher, Stoppable { file, cancel }, &mut lines);
+        LineSink { matcher, path: path.clone(), limits, cancel, results, in_file: 0, stop: None };
+    let done = searcher.search_reader(matcher, CancellableFile { file, cancel }, &mut lines);
     let stop = lines.stop.take();
-    if found.answer.matches > before {
-        found.answer.files_matched += 1;
+    if results.answer.matches > before {
+        results.answer.files_matched += 1;
     }
     if let Err(Failed(message)) = done
         && !cancel.is_cancelled()
     {
-        scan::note(&mut found.answer.errors, FsPathError { path, message }, found.config);
+        scan::record_error(
+            &mut results.answer.errors,
+            FsPathError { path, message },
+            results.config,
+        );
     }
     match stop {
         None if cancel.is_cancelled() => {
-            found.answer.cancelled = true;
+            results.answer.cancelled = true;
             ControlFlow::Break(())
         }
         None | Some(Stop::File) => ControlFlow::Continue(()),
         Some(Stop::Truncated) => {
-            found.answer.truncated = true;
+            results.answer.truncated = true;
             ControlFlow::Break(())
         }
         Some(Stop::Cancelled) => {
-            found.answer.cancelled = true;
+            results.answer.cancelled = true;
             ControlFlow::Break(())
         }
     }
 }
 
-/// A file that has no more bytes once the search is cancelled, so that a large one without a match
-/// does not outlive its request.
-struct Stoppable<'a> {
+/// A file that ends when the search is cancelled, so that a large file without matches does not delay
+/// cancellation.
+struct CancellableFile<'a> {
     file: &'a File,
     cancel: &'a Cancel,
 }
 
-impl Read for Stoppable<'_> {
+impl Read for CancellableFile<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.cancel.is_cancelled() { Ok(0) } else { self.file.read(buffer) }
     }
@@ -219,25 +223,25 @@ impl Read for Stoppable<'_> {
 
 /// Why a file was not searched to its end.
 enum Stop {
-    /// It has as many matches as are wanted of one file.
+    /// The file has reached its maximum of matches.
     File,
-    /// The search has as many as are wanted, or the answer is full.
+    /// The search has reached its maximum of matches, or the response is full.
     Truncated,
     Cancelled,
 }
 
-/// Takes the lines of one file from the searcher.
-struct Lines<'a, 'b> {
+/// Receives the lines of one file from the searcher.
+struct LineSink<'a, 'b> {
     matcher: &'a RegexMatcher,
     path: PathUri,
     limits: &'a Limits,
     cancel: &'a Cancel,
-    found: &'a mut Gathered<'b>,
+    results: &'a mut Results<'b>,
     in_file: u64,
     stop: Option<Stop>,
 }
 
-/// A failed read, in words.
+/// The message of a failed read.
 struct Failed(String);
 
 impl SinkError for Failed {
@@ -246,13 +250,13 @@ impl SinkError for Failed {
     }
 }
 
-impl Sink for Lines<'_, '_> {
+impl Sink for LineSink<'_, '_> {
     type Error = Failed;
 
     fn matched(&mut self, _: &Searcher, line: &SinkMatch<'_>) -> Result<bool, Failed> {
         if self.cancel.is_cancelled() {
             self.stop = Some(Stop::Cancelled);
-        } else if self.found.answer.matches >= self.limits.matches {
+        } else if self.results.answer.matches >= self.limits.matches {
             self.stop = Some(Stop::Truncated);
         } else if self.in_file >= self.limits.matches_per_file {
             self.stop = Some(Stop::File);
@@ -264,7 +268,7 @@ impl Sink for Lines<'_, '_> {
         let added = self.add(line.line_number(), FsSearchLineKind::Match, line.bytes(), &ranges);
         if added {
             self.in_file += 1;
-            self.found.answer.matches += 1;
+            self.results.answer.matches += 1;
         }
         Ok(added)
     }
@@ -274,7 +278,7 @@ impl Sink for Lines<'_, '_> {
     }
 }
 
-impl Lines<'_, '_> {
+impl LineSink<'_, '_> {
     fn ranges(&self, line: &[u8]) -> Vec<(usize, usize)> {
         let mut ranges = Vec::new();
         let _ = self.matcher.find_iter(line, |range| {
@@ -291,11 +295,11 @@ impl Lines<'_, '_> {
         bytes: &[u8],
         ranges: &[(usize, usize)],
     ) -> bool {
-        let line = to_line(number.unwrap_or(0), kind, bytes, ranges, self.found.config);
-        let added = self.found.add(&self.path, line);
+        let line = to_line(number.unwrap_or(0), kind, bytes, ranges, self.results.config);
+        let added = self.results.add(&self.path, line);
         if !added {
             self.stop = Some(Stop::Truncated);
-        } else if self.found.send_if_due().is_break() {
+        } else if self.results.send_if_due().is_break() {
             self.stop = Some(Stop::Cancelled);
             return false;
         }
@@ -303,7 +307,7 @@ impl Lines<'_, '_> {
     }
 }
 
-/// The line as it is told: text, at most so much of it, and the ranges in that text.
+/// Converts a line for the response: text, cut to the limit, and the ranges in that text.
 fn to_line(
     line_number: u64,
     kind: FsSearchLineKind,
@@ -316,7 +320,7 @@ fn to_line(
     let shown = shorten(bytes, config.max_search_line_bytes);
     let text = String::from_utf8_lossy(shown);
     let is_exact = matches!(text, std::borrow::Cow::Borrowed(_));
-    // A replaced byte is longer in the text than in the file.
+    // A replacement character is longer than the byte it replaces.
     let position = |at: usize| {
         let at = at.min(shown.len());
         if is_exact { at } else { String::from_utf8_lossy(&shown[..at]).len().min(text.len()) }
@@ -333,7 +337,7 @@ fn to_line(
     FsSearchLine { line_number, kind, text: text.into_owned(), ranges, text_truncated }
 }
 
-/// The first bytes, not cut within a character.
+/// The first `limit` bytes, cut at a character boundary.
 fn shorten(bytes: &[u8], limit: usize) -> &[u8] {
     if bytes.len() <= limit {
         return bytes;
@@ -345,12 +349,12 @@ fn shorten(bytes: &[u8], limit: usize) -> &[u8] {
     &bytes[..end]
 }
 
-/// What was found and not sent yet, or, without a `searchId`, all that was found.
-struct Gathered<'a> {
+/// Matches that have not been sent yet or, without a `searchId`, all matches.
+struct Results<'a> {
     config: &'a FilesConfig,
     search_id: Option<&'a str>,
     emit: &'a dyn Fn(Event) -> ControlFlow<()>,
-    room: Room,
+    budget: ResponseBudget,
     batch: Vec<FsSearchFile>,
     batch_bytes: usize,
     batch_since: Option<Instant>,
@@ -358,13 +362,13 @@ struct Gathered<'a> {
     answer: FsSearchResponse,
 }
 
-impl Gathered<'_> {
-    /// False if the answer has no room for the line.
+impl Results<'_> {
+    /// False if the response has no space for the line.
     fn add(&mut self, path: &PathUri, line: FsSearchLine) -> bool {
         let streamed = self.search_id.is_some();
         let files = if streamed { &mut self.batch } else { &mut self.answer.files };
         let same_file = files.last().is_some_and(|file| file.path == *path);
-        // Escapes can make text longer in JSON, control characters sixfold.
+        // Escapes make text longer in JSON, control characters up to six times.
         let escaped = line.text.bytes().filter(|&b| b < 0x20 || b == b'"' || b == b'\\').count();
         let mut bytes = line.text.len() + 5 * escaped;
         bytes += LINE_OVERHEAD + RANGE_OVERHEAD * line.ranges.len();
@@ -374,7 +378,7 @@ impl Gathered<'_> {
             bytes += path.encoded_len() + LINE_OVERHEAD;
             values += 3;
         }
-        if !streamed && !self.room.take(bytes, values) {
+        if !streamed && !self.budget.take(bytes, values) {
             return false;
         }
         match files.last_mut() {

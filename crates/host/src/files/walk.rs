@@ -1,9 +1,10 @@
-//! A tree, breadth-first, names sorted, within its limits. Links to files are left out, links to
-//! directories too unless they are followed; an entry or an error counts towards the limit of entries.
+//! Lists a tree breadth-first, with sorted names, within limits: `fs/walk`. Links to files are skipped,
+//! and links to directories too unless they are followed. Entries and errors both count towards the
+//! entry limit.
 //!
-//! Invariant: memory and answer are bounded by the request's limits, not by the tree. Directories
-//! are opened relative to the root's descriptor; unless links are followed on purpose, no link is
-//! followed below it, whatever happens to the tree meanwhile.
+//! Invariant: memory and response are bounded by the request's limits, not by the tree. Directories are
+//! opened relative to the root's descriptor; unless the request follows links, none is followed below
+//! it, even if the tree changes meanwhile.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -16,13 +17,13 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::directory::{for_each_name, join, kind_of_name, kind_of_target};
-use super::error::words;
+use super::error::errno_message;
 use super::resolve::{LISTING, Links, Resolver};
 use super::{Cancel, FileError, FilesConfig};
 
-/// JSON around an entry or an error: braces, member names, kind, comma; rounded up.
+/// JSON overhead of an entry or an error: braces, member names, kind, comma; rounded up.
 const ENTRY_OVERHEAD: usize = 40;
-/// What the answer has besides entries and errors.
+/// JSON overhead of the response.
 const ANSWER_OVERHEAD: usize = 128;
 
 pub(super) fn walk(
@@ -38,7 +39,7 @@ pub(super) fn walk(
     let root = match retry_on_intr(|| rustix::fs::open(path.as_path(), flags, Mode::empty())) {
         Ok(root) => root,
         // There is nothing below a file or a link.
-        Err(Errno::NOTDIR | Errno::LOOP) if is_something(path) => {
+        Err(Errno::NOTDIR | Errno::LOOP) if exists(path) => {
             return Ok(FsWalkResponse::default());
         }
         Err(errno) => return Err(FileError::os("walk", path, errno)),
@@ -49,7 +50,7 @@ pub(super) fn walk(
         cancel,
         root,
         queue: VecDeque::from([Directory { path: path.clone(), below: Vec::new(), depth: 0 }]),
-        found: 1,
+        queued_total: 1,
         visited: HashSet::new(),
         room: config.max_scan_answer_bytes.saturating_sub(ANSWER_OVERHEAD),
         answer: FsWalkResponse::default(),
@@ -57,8 +58,8 @@ pub(super) fn walk(
     .run()
 }
 
-/// Whether a name exists, whatever it is.
-fn is_something(path: &PathUri) -> bool {
+/// Whether a name exists, of whatever type.
+fn exists(path: &PathUri) -> bool {
     rustix::fs::statat(CWD, path.as_path(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
@@ -84,18 +85,18 @@ struct Walk<'a> {
     cancel: &'a Cancel,
     root: OwnedFd,
     queue: VecDeque<Directory>,
-    /// Directories that were ever in the queue.
-    found: usize,
+    /// Directories that have been queued so far.
+    queued_total: usize,
     /// Device and inode of directories read, if links are followed: each is read once.
     visited: HashSet<(u64, u64)>,
-    /// Bytes the answer may still grow.
+    /// Bytes left in the response.
     room: usize,
     answer: FsWalkResponse,
 }
 
 struct Directory {
     path: PathUri,
-    /// The same relative to the root.
+    /// The path relative to the root.
     below: Vec<u8>,
     depth: u32,
 }
@@ -111,7 +112,7 @@ impl Walk<'_> {
                 Ok(None) => {}
                 Err(errno) => self.error(&directory.path, errno),
             }
-            // Full is not truncated: what waits may turn out to be empty.
+            // Full is not truncated: the remaining directories may be empty.
             if self.room == 0 || self.is_full() && self.answer.truncated {
                 break;
             }
@@ -119,7 +120,7 @@ impl Walk<'_> {
         Ok(self.answer)
     }
 
-    /// As many entries and errors as may be.
+    /// Whether the limit of entries and errors is reached.
     fn is_full(&self) -> bool {
         self.free() == 0
     }
@@ -129,7 +130,7 @@ impl Walk<'_> {
         (self.options.max_entries as usize).saturating_sub(taken)
     }
 
-    /// `None` if the directory was read already, by another name.
+    /// `None` if the directory has been read already, under another name.
     fn open(&mut self, directory: &Directory) -> Result<Option<OwnedFd>, Errno> {
         let links = Links::from(self.options.follow_directory_symlinks);
         let fd = self.resolver.open_below(self.root.as_fd(), &directory.below, LISTING, links)?;
@@ -176,7 +177,7 @@ impl Walk<'_> {
                     continue;
                 }
             };
-            // A path the system would not take is no use to the client as an entry.
+            // The client could not use a path that is too long for the system.
             if path.as_bytes().len() >= 4096 {
                 self.error(&path, Errno::NAMETOOLONG);
                 continue;
@@ -192,8 +193,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// What a name is listed as, if it is. Special files are not, nor are links that lead nowhere or to
-    /// files.
+    /// The kind to list an entry as; `None` for special files, dangling links and links to files.
     fn kind(
         &self,
         directory: BorrowedFd<'_>,
@@ -223,11 +223,11 @@ impl Walk<'_> {
         if pruned || parent.depth >= self.options.max_depth {
             return;
         }
-        if self.found >= self.options.max_directories as usize {
+        if self.queued_total >= self.options.max_directories as usize {
             self.answer.truncated = true;
             return;
         }
-        self.found += 1;
+        self.queued_total += 1;
         let mut below = Vec::with_capacity(parent.below.len() + 1 + name.len());
         below.extend_from_slice(&parent.below);
         if !below.is_empty() {
@@ -242,13 +242,13 @@ impl Walk<'_> {
             self.answer.truncated = true;
             return;
         }
-        let message = words(errno.raw_os_error());
+        let message = errno_message(errno.raw_os_error());
         if self.take(path.encoded_len() + message.len()) {
             self.answer.errors.push(FsPathError { path: path.clone(), message });
         }
     }
 
-    /// Takes room in the answer; without enough of it the answer ends here.
+    /// Takes space in the response; if there is not enough, truncates it.
     fn take(&mut self, bytes: usize) -> bool {
         match self.room.checked_sub(bytes + ENTRY_OVERHEAD) {
             Some(room) => {
@@ -264,8 +264,8 @@ impl Walk<'_> {
     }
 }
 
-/// The names of a directory, or if there are many more than `room`, at least the first `room` of
-/// them in order, so that a huge directory costs no more memory than a large one.
+/// The names of a directory or, if there are many more than `room`, at least the first `room` of them,
+/// so that a huge directory needs no more memory than a large one.
 fn first_names(
     fd: BorrowedFd<'_>,
     room: usize,
@@ -273,8 +273,7 @@ fn first_names(
     directory: &Directory,
     cancel: &Cancel,
 ) -> Result<Vec<Name>, FileError> {
-    // Some names turn out to be nothing that is listed: keep a reserve for those, and one more so
-    // that the end of the room shows.
+    // Some names are not listed: keep a reserve for them, and one more to detect truncation.
     let keep = room.saturating_mul(2).saturating_add(1024);
     let mut names: Vec<Name> = Vec::new();
     let each = |name: &[u8], listed| {

@@ -1,9 +1,9 @@
-//! Changes of a file or a tree, told in batches.
+//! Watches a file or a tree and reports changes in batches: `fs/watch`.
 //!
-//! Invariant: nothing is lost silently. What the kernel, the queue or a batch has no room for is
-//! told as `overflow`; a watch that cannot go on tells why in `ended`. Whatever a new directory
-//! held before the kernel watched it is found by looking into it. A directory below that may not be read
-//! is left out, as by a walk; what is beside it is watched all the same.
+//! Invariant: no change is lost silently. If the kernel, the queue or a batch overflows, the
+//! notification says `overflow`; a watch that cannot continue says why in `ended`. The content that a
+//! new directory had before it was watched is found by listing it. Unreadable subdirectories are
+//! skipped, as in a walk; the rest of the tree is still watched.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
@@ -22,12 +22,12 @@ use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 
 use super::{Cancel, Event, FileError, FileNotification, FilesConfig, Outcome};
 
-/// Events waiting to be looked at; more are an overflow.
+/// Capacity of the event queue; more events are an overflow.
 const QUEUE: usize = 8192;
-/// Shorter would tell each write of a save by itself, and leave no time for new watches.
+/// A shorter delay would report each write of a save separately, and leave no time for new watches.
 const MIN_DEBOUNCE: Duration = Duration::from_millis(10);
 
-/// Runs until it is cancelled or the path is gone. Answers by [`Event::Started`].
+/// Runs until it is cancelled or the path is gone. Responds with [`Event::Started`].
 pub(super) fn watch(
     params: &FsWatchParams,
     config: &FilesConfig,
@@ -51,8 +51,8 @@ pub(super) fn watch(
     Ok(())
 }
 
-/// What the kernel is asked to watch. A file is watched through its directory, so that a watch
-/// outlives the file being replaced by a rename, as most editors do.
+/// What to watch. A file is watched through its directory, so that the watch survives when the file is
+/// replaced by a rename, as most editors do.
 struct Target {
     watched: PathBuf,
     identity: (u64, u64),
@@ -87,14 +87,14 @@ fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
-/// Events of the kernel, through a queue with an end.
+/// Events of the kernel, in a bounded queue.
 struct Source {
     events: Receiver<Message>,
     overflow: Arc<AtomicBool>,
-    /// Watches as long as it lives.
+    /// Watches until dropped.
     watcher: RecommendedWatcher,
-    /// Some directory may not be read, so that those around it are watched one by one, and new ones in
-    /// them are not by themselves.
+    /// A directory is unreadable, so its siblings are watched one by one, and new directories must be
+    /// added.
     one_by_one: bool,
 }
 
@@ -133,13 +133,13 @@ impl Source {
         Ok(Self { events, overflow, watcher, one_by_one })
     }
 
-    /// Watches a new directory, where the kernel's watches do not spread to it by themselves.
+    /// Watches a new directory, if recursive watches do not include it.
     fn add(&mut self, directory: &Path, cancel: &Cancel) -> notify::Result<()> {
         watch_tree(&mut self.watcher, directory, cancel)
     }
 }
 
-/// Watches a directory and what is below it, but for what may not be read and what is gone by now.
+/// Watches a directory and what is below it; skips unreadable and removed directories.
 fn watch_tree(
     watcher: &mut RecommendedWatcher,
     directory: &Path,
@@ -188,11 +188,11 @@ pub(super) fn is_missing(error: &notify::Error) -> bool {
 }
 
 fn stop_on_cancel(cancel: &Cancel, sender: SyncSender<Message>) {
-    // A full queue wakes the receiver too, which then looks at the token.
+    // A full queue wakes the receiver too, which then checks the token.
     cancel.on_cancel(move || drop(sender.try_send(Message::Stop)));
 }
 
-/// A watcher that does not follow links below what it is told to watch.
+/// A watcher that does not follow links below the watched path.
 pub(super) fn watcher(
     handler: impl FnMut(notify::Result<notify::Event>) + Send + 'static,
 ) -> notify::Result<RecommendedWatcher> {
@@ -218,7 +218,7 @@ fn limit_reached() -> &'static str {
      max_user_instances"
 }
 
-/// Changes gathered since the last notification.
+/// Changes since the last notification.
 struct Batch<'a> {
     target: Target,
     config: &'a FilesConfig,
@@ -226,10 +226,10 @@ struct Batch<'a> {
     changes: BTreeMap<PathUri, FsChangeKind>,
     overflow: bool,
     ended: Option<String>,
-    /// Directories that are new: to look into now, and once more when the kernel surely watches.
+    /// New directories, to list now and once more when they are surely watched.
     new_directories: Vec<(PathBuf, bool)>,
-    /// What the first look has told already.
-    told: HashSet<PathUri>,
+    /// What the first listing has reported.
+    reported: HashSet<PathUri>,
 }
 
 impl<'a> Batch<'a> {
@@ -242,7 +242,7 @@ impl<'a> Batch<'a> {
             overflow: false,
             ended: None,
             new_directories: Vec::new(),
-            told: HashSet::new(),
+            reported: HashSet::new(),
         }
     }
 
@@ -265,7 +265,7 @@ impl<'a> Batch<'a> {
                 return;
             }
             match message {
-                Ok(Message::Event(event)) => self.note(event),
+                Ok(Message::Event(event)) => self.record(event),
                 Ok(Message::Stop) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     self.ended = Some("the system ended the watch".into());
@@ -294,7 +294,7 @@ impl<'a> Batch<'a> {
             || !self.new_directories.is_empty()
     }
 
-    fn note(&mut self, event: notify::Result<notify::Event>) {
+    fn record(&mut self, event: notify::Result<notify::Event>) {
         let event = match event {
             Ok(event) => event,
             Err(error) => {
@@ -316,7 +316,7 @@ impl<'a> Batch<'a> {
             EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => {
                 FsChangeKind::Removed
             }
-            // Told by its two halves already.
+            // Its two halves have been reported.
             EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => return,
             EventKind::Modify(_) | EventKind::Access(AccessKind::Close(AccessMode::Write)) => {
                 FsChangeKind::Modified
@@ -359,7 +359,7 @@ impl<'a> Batch<'a> {
     fn look_into_new_directories(&mut self, source: &mut Source, cancel: &Cancel) {
         let mut left = self.config.max_watch_changes;
         let mut again = Vec::new();
-        let mut told = HashSet::new();
+        let mut reported = HashSet::new();
         for (directory, seen) in std::mem::take(&mut self.new_directories) {
             if left == 0 {
                 self.overflow = true;
@@ -373,7 +373,7 @@ impl<'a> Batch<'a> {
                 let entries = match std::fs::read_dir(&at) {
                     Ok(entries) => entries,
                     Err(error) => {
-                        // It keeps what is beside it from being watched together with it.
+                        // An unreadable directory prevents a recursive watch of its parent.
                         let denied = error.kind() == std::io::ErrorKind::PermissionDenied;
                         if denied && !seen && !source.one_by_one {
                             source.one_by_one = true;
@@ -393,10 +393,10 @@ impl<'a> Batch<'a> {
                         below.push(path.clone());
                     }
                     let Ok(uri) = PathUri::try_from(path.as_path()) else { continue };
-                    if !self.told.contains(&uri) && !self.changes.contains_key(&uri) {
+                    if !self.reported.contains(&uri) && !self.changes.contains_key(&uri) {
                         self.change(&path, FsChangeKind::Created);
                     }
-                    told.insert(uri);
+                    reported.insert(uri);
                 }
             }
             if !seen {
@@ -404,12 +404,12 @@ impl<'a> Batch<'a> {
             }
         }
         self.new_directories = again;
-        self.told = told;
+        self.reported = reported;
     }
 
     fn add(&mut self, directory: &Path, source: &mut Source, cancel: &Cancel) {
         if let Err(error) = source.add(directory, cancel) {
-            self.note(Err(error));
+            self.record(Err(error));
         }
     }
 
@@ -431,7 +431,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Two changes of one path in one batch, as one.
+/// Merges two changes of one path in a batch.
 fn merge(before: FsChangeKind, after: FsChangeKind) -> FsChangeKind {
     match (before, after) {
         (FsChangeKind::Created, FsChangeKind::Modified) => FsChangeKind::Created,

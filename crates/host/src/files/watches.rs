@@ -1,7 +1,7 @@
-//! The watches of one connection, from their first event to their last.
+//! The running watches of one connection.
 //!
-//! Invariant: an id is taken from before a watch starts until it has ended, and given back on every
-//! way out. Nothing of a watch is told before its answer was sent, nor after it was stopped.
+//! Invariant: an id is reserved from before a watch starts until it has ended, and freed on every path.
+//! A watch sends no notification before its response was sent, nor after it was stopped.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use tokio::task::JoinHandle;
 
 use super::{Cancel, Event, EventSink, FileError, Outcome};
 
-/// Events between a running operation and its connection.
+/// Capacity of the channel between a running operation and its connection.
 pub(super) const EVENTS: usize = 8;
 
-/// The ids of the two kinds are apart.
+/// The two kinds of watches have separate ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum WatchId {
     Path(i64),
@@ -26,20 +26,20 @@ pub(super) enum WatchId {
 #[derive(Debug)]
 pub(super) struct Watches {
     limit: usize,
-    running: Mutex<HashMap<WatchId, Watching>>,
-    /// Tells one watch of an id from the next.
+    running: Mutex<HashMap<WatchId, RunningWatch>>,
+    /// Distinguishes a watch from a later one with the same id.
     next_generation: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Watching {
+struct RunningWatch {
     cancel: Cancel,
     generation: u64,
-    /// `None` while it starts.
+    /// `None` while the watch starts.
     forwarding: Option<JoinHandle<()>>,
 }
 
-impl Watching {
+impl RunningWatch {
     fn stop(&self) {
         self.cancel.cancel();
         if let Some(forwarding) = &self.forwarding {
@@ -49,13 +49,13 @@ impl Watching {
 }
 
 impl Watches {
-    pub fn new(limit: usize) -> Self {
+    pub(super) fn new(limit: usize) -> Self {
         Self { limit, running: Mutex::default(), next_generation: AtomicU64::new(1) }
     }
 
-    /// Starts what `run` runs and waits for its first event. The rest goes to `sink`, once the
-    /// sender that is returned was dropped.
-    pub async fn start(
+    /// Starts an operation with `run` and waits for its first event. Later events go to `sink`, once
+    /// the returned sender is dropped.
+    pub(super) async fn start(
         self: &Arc<Self>,
         id: WatchId,
         run: impl FnOnce(Cancel, mpsc::Sender<Event>) -> oneshot::Receiver<Result<Outcome, FileError>>,
@@ -67,7 +67,7 @@ impl Watches {
         let (events, mut incoming) = mpsc::channel(EVENTS);
         let ended = run(cancel, events);
         let Some(Event::Started(outcome)) = incoming.recv().await else {
-            // It ended before it began; it says why.
+            // It failed before it started.
             return match ended.await {
                 Ok(Err(error)) => Err(error),
                 _ => Err(FileError::Helper { reason: "the watch did not start".into() }),
@@ -91,34 +91,34 @@ impl Watches {
         });
         reserved.started = true;
         match self.lock().get_mut(&id) {
-            Some(watching) if watching.generation == generation => {
-                watching.forwarding = Some(forwarding);
+            Some(watch) if watch.generation == generation => {
+                watch.forwarding = Some(forwarding);
             }
-            // Stopped while it started, or over already.
+            // Stopped while it started, or already over.
             _ => forwarding.abort(),
         }
         Ok((outcome, sent))
     }
 
-    /// After this no notification of the watch is told any more.
-    pub async fn stop(&self, id: WatchId) {
-        let watching = self.lock().remove(&id);
-        if let Some(watching) = watching {
-            watching.stop();
-            if let Some(forwarding) = watching.forwarding {
+    /// Stops a watch; afterwards it sends no notification.
+    pub(super) async fn stop(&self, id: WatchId) {
+        let watch = self.lock().remove(&id);
+        if let Some(watch) = watch {
+            watch.stop();
+            if let Some(forwarding) = watch.forwarding {
                 let _ = forwarding.await;
             }
         }
     }
 
-    pub fn stop_all(&self) {
-        self.lock().values().for_each(Watching::stop);
+    pub(super) fn stop_all(&self) {
+        self.lock().values().for_each(RunningWatch::stop);
     }
 
     fn reserve(&self, id: WatchId, cancel: &Cancel) -> Result<Reserved<'_>, FileError> {
         let mut running = self.lock();
         match id {
-            // The newest one of an id counts.
+            // A new watch replaces one with the same id.
             WatchId::Missing(_) => {
                 if let Some(old) = running.remove(&id) {
                     old.stop();
@@ -135,23 +135,23 @@ impl Watches {
             return Err(FileError::TooMany { what, limit });
         }
         let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
-        running.insert(id, Watching { cancel: cancel.clone(), generation, forwarding: None });
+        running.insert(id, RunningWatch { cancel: cancel.clone(), generation, forwarding: None });
         Ok(Reserved { watches: self, id, generation, started: false })
     }
 
     fn forget(&self, id: WatchId, generation: u64) {
         let mut running = self.lock();
-        if running.get(&id).is_some_and(|watching| watching.generation == generation) {
+        if running.get(&id).is_some_and(|watch| watch.generation == generation) {
             running.remove(&id);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<WatchId, Watching>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<WatchId, RunningWatch>> {
         self.running.lock()
     }
 }
 
-/// Gives an id back if the watch does not come about.
+/// Frees an id if the watch does not start.
 struct Reserved<'a> {
     watches: &'a Watches,
     id: WatchId,

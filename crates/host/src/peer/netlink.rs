@@ -1,7 +1,6 @@
-//! Two questions to the kernel: whose socket is at the end of a connection, and is an address ours?
+//! Two netlink queries: who owns the socket at the other end of a connection, and is an address local?
 //!
-//! Each is one netlink message out and one in. The kernel answers while the message is sent, so
-//! nothing here waits.
+//! Each is one message out and one in. The kernel replies during the send, so nothing here waits.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -22,18 +21,18 @@ const ROUTE_DESTINATION: u16 = 1;
 const ROUTE_IS_LOCAL: u8 = 2;
 const LISTENING: u8 = 10;
 
-/// Number 0, which has no name.
+/// The protocol number is 0, for which `rustix` has no name.
 const ROUTE: Option<Protocol> = None;
 
 const HEADER: usize = 16;
 const SEQUENCE: u32 = 1;
 
-/// One end of a connection. An IPv4 address that came as an IPv6 one is an IPv4 address.
+/// One end of a connection. IPv4-mapped IPv6 addresses are converted to IPv4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub ip: IpAddr,
     port: u16,
-    /// The interface of a link-local address.
+    /// Interface of a link-local address.
     scope: u32,
 }
 
@@ -47,16 +46,16 @@ impl From<SocketAddr> for Endpoint {
     }
 }
 
-/// Who a socket belongs to.
+/// The owner of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct End {
+pub(super) struct SocketOwner {
     pub inode: u32,
     pub uid: u32,
 }
 
-/// The TCP socket of this machine that is bound to `from` and connected to `to`; `None` if there is
-/// none, or none that a process holds.
-pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Option<End>> {
+/// Finds the local TCP socket that is bound to `from` and connected to `to`; `None` if there is none,
+/// or if no process holds it.
+pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Option<SocketOwner>> {
     let mut id = Vec::with_capacity(48);
     id.extend(from.port.to_be_bytes());
     id.extend(to.port.to_be_bytes());
@@ -69,19 +68,20 @@ pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Option<End>> {
     let mut request = vec![family(from.ip), libc::IPPROTO_TCP as u8, 0, 0];
     request.extend(any_state);
     request.extend(&id);
-    let answer = match ask(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &request) {
-        Ok(answer) => answer.expect(SOCK_DIAG_BY_FAMILY)?,
+    let reply = match query(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &request) {
+        Ok(reply) => reply.expect(SOCK_DIAG_BY_FAMILY)?,
         Err(Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(errno.into()),
     };
-    let (family, state) = (answer.byte(0)?, answer.byte(1)?);
-    let (uid, inode) = (answer.word(64)?, answer.word(68)?);
-    // Where no connection is found the kernel looks for a listener of that address: not who we mean.
+    let (family, state) = (reply.byte(0)?, reply.byte(1)?);
+    let (uid, inode) = (reply.word(64)?, reply.word(68)?);
+    // If there is no such connection the kernel returns a listener at that address, which does not
+    // count.
     let is_it = state != LISTENING
-        && answer.bytes(4, 4)? == &id[..4]
-        && address(family, answer.bytes(8, 16)?) == Some(from.ip)
-        && address(family, answer.bytes(24, 16)?) == Some(to.ip);
-    Ok((is_it && inode != 0).then_some(End { inode, uid }))
+        && reply.bytes(4, 4)? == &id[..4]
+        && address(family, reply.bytes(8, 16)?) == Some(from.ip)
+        && address(family, reply.bytes(24, 16)?) == Some(to.ip);
+    Ok((is_it && inode != 0).then_some(SocketOwner { inode, uid }))
 }
 
 /// Whether packets to this address stay on this machine.
@@ -94,9 +94,9 @@ pub(super) fn is_local(ip: IpAddr) -> io::Result<bool> {
     request.extend((4 + octets.len() as u16).to_ne_bytes());
     request.extend(ROUTE_DESTINATION.to_ne_bytes());
     request.extend(octets);
-    match ask(ROUTE, GET_ROUTE, &request) {
-        Ok(answer) => Ok(answer.expect(NEW_ROUTE)?.byte(7)? == ROUTE_IS_LOCAL),
-        // There is no way to it at all.
+    match query(ROUTE, GET_ROUTE, &request) {
+        Ok(reply) => Ok(reply.expect(NEW_ROUTE)?.byte(7)? == ROUTE_IS_LOCAL),
+        // No route at all.
         Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::INVAL) => Ok(false),
         Err(errno) => Err(errno.into()),
     }
@@ -109,7 +109,7 @@ fn family(ip: IpAddr) -> u8 {
     }
 }
 
-/// Four words in the order of the network, of which an IPv4 address takes the first.
+/// Four 32-bit words in network order; an IPv4 address uses the first.
 fn words(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(ip) => {
@@ -120,7 +120,7 @@ fn words(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The other way round. A socket for IPv6 tells an IPv4 address as an IPv6 one.
+/// The inverse of [`words`]. An IPv6 socket reports an IPv4 peer as an IPv4-mapped address.
 fn address(family: u8, words: &[u8]) -> Option<IpAddr> {
     if family == libc::AF_INET as u8 {
         let octets: [u8; 4] = words.get(..4)?.try_into().ok()?;
@@ -130,13 +130,13 @@ fn address(family: u8, words: &[u8]) -> Option<IpAddr> {
     Some(IpAddr::from(octets).to_canonical())
 }
 
-/// An answer without its header.
-struct Answer {
+/// A netlink reply without its header.
+struct Reply {
     kind: u16,
     content: Vec<u8>,
 }
 
-impl Answer {
+impl Reply {
     fn expect(self, kind: u16) -> io::Result<Self> {
         if self.kind == kind { Ok(self) } else { Err(malformed()) }
     }
@@ -163,7 +163,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes))
 }
 
-fn ask(protocol: Option<Protocol>, kind: u16, request: &[u8]) -> rustix::io::Result<Answer> {
+fn query(protocol: Option<Protocol>, kind: u16, request: &[u8]) -> rustix::io::Result<Reply> {
     let socket =
         socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
     let length = HEADER + request.len();
@@ -175,22 +175,22 @@ fn ask(protocol: Option<Protocol>, kind: u16, request: &[u8]) -> rustix::io::Res
     message.extend([0; 4]);
     message.extend(request);
     send(&socket, &message, SendFlags::empty())?;
-    let mut answer = vec![0; 8 << 10];
-    let (received, _) = recv(&socket, answer.as_mut_slice(), RecvFlags::DONTWAIT)?;
-    answer.truncate(received);
-    let length = word(&answer, 0).ok_or(Errno::BADMSG)? as usize;
-    let sequence = word(&answer, 8).ok_or(Errno::BADMSG)?;
+    let mut reply = vec![0; 8 << 10];
+    let (received, _) = recv(&socket, reply.as_mut_slice(), RecvFlags::DONTWAIT)?;
+    reply.truncate(received);
+    let length = word(&reply, 0).ok_or(Errno::BADMSG)? as usize;
+    let sequence = word(&reply, 8).ok_or(Errno::BADMSG)?;
     if sequence != SEQUENCE || length > received || length < HEADER {
         return Err(Errno::BADMSG);
     }
-    answer.truncate(length);
-    let kind = u16::from_ne_bytes([answer[4], answer[5]]);
-    let content = answer.split_off(HEADER);
+    reply.truncate(length);
+    let kind = u16::from_ne_bytes([reply[4], reply[5]]);
+    let content = reply.split_off(HEADER);
     if kind == ERROR {
         let code = word(&content, 0).ok_or(Errno::BADMSG)?.cast_signed();
         return Err(Errno::from_raw_os_error(code.saturating_neg()));
     }
-    Ok(Answer { kind, content })
+    Ok(Reply { kind, content })
 }
 
 #[cfg(test)]
@@ -206,7 +206,7 @@ mod tests {
         file.metadata().unwrap().ino().try_into().unwrap()
     }
 
-    /// Whom the kernel names for the peer of a connection to this address.
+    /// The peer's inode as the kernel reports it, and as it is, for a connection to this address.
     fn peer_of_connection(listen: &str, to: &str) -> Option<(u32, u32)> {
         let listener = TcpListener::bind(listen).ok()?;
         let port = listener.local_addr().unwrap().port();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peers_socket_is_found_in_every_family() {
+    fn peer_socket_is_found_for_every_address_family() {
         let pairs = [
             ("127.0.0.1:0", "127.0.0.1"),
             ("0.0.0.0:0", "127.0.0.2"),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_nobody_holds_is_not_found() {
+    fn socket_without_a_holder_is_not_found() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let here = listener.local_addr().unwrap();
         let client = TcpStream::connect(here).unwrap();
@@ -243,13 +243,13 @@ mod tests {
         assert!(find(peer.into(), here.into()).unwrap().is_some());
         drop(client);
         assert_eq!(find(peer.into(), here.into()).unwrap(), None, "closed, not gone");
-        // The kernel would name the listener at this address.
+        // The kernel would return the listener at this address.
         let nobody = SocketAddr::new(here.ip(), 1);
         assert_eq!(find(here.into(), nobody.into()).unwrap(), None);
     }
 
     #[test]
-    fn local_addresses_are_told_from_others() {
+    fn local_addresses_are_recognized() {
         for local in ["127.0.0.1", "127.3.2.1"] {
             assert!(is_local(local.parse().unwrap()).unwrap(), "{local}");
         }

@@ -1,18 +1,18 @@
 //! The processes that hold a socket, found in `/proc`.
 //!
-//! Invariant: what is told of a process is all of the same process. It is read through one open
-//! directory, which tells nothing any more once the process has ended, whoever gets its number.
+//! Invariant: all facts about a process are read through one open `/proc/PID` directory. Once the
+//! process has exited that directory yields nothing, even if its pid is reused.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{Dir, Mode, OFlags};
 
-use super::family::{Family, Member, Owners, Walls};
+use super::admission::{AdmissionPolicy, KnownProcess, Owners, Restrictions};
 use crate::sandbox::is_sandbox;
 
-/// Everybody who holds the socket, with their ancestors.
-pub(super) fn of(inode: u32, family: &Family) -> io::Result<Owners> {
+/// All processes that hold the socket, with their ancestors.
+pub(super) fn find(inode: u32, admission: &AdmissionPolicy) -> io::Result<Owners> {
     let name = format!("socket:[{inode}]");
     let mut owners = Owners::default();
     for entry in std::fs::read_dir("/proc")? {
@@ -24,36 +24,39 @@ pub(super) fn of(inode: u32, family: &Family) -> io::Result<Owners> {
             continue;
         }
         owners.holders.push(pid);
-        // If it has ended since, it is a holder that nothing is known of.
-        if let Some(member) = process.member(family) {
-            owners.known.insert(pid, member);
-            add_ancestors(member.parent, family, &mut owners);
+        // It may have exited since; then it is a holder without known facts.
+        if let Some(known_process) = process.known_process(admission) {
+            owners.known.insert(pid, known_process);
+            add_ancestors(known_process.parent, admission, &mut owners);
         }
     }
     Ok(owners)
 }
 
-fn add_ancestors(mut next: Option<i32>, family: &Family, owners: &mut Owners) {
+fn add_ancestors(mut next: Option<i32>, admission: &AdmissionPolicy, owners: &mut Owners) {
     while let Some(pid) = next
         && !owners.known.contains_key(&pid)
-        && let Some(member) = Process::open(pid).and_then(|process| process.member(family))
+        && let Some(known_process) =
+            Process::open(pid).and_then(|process| process.known_process(admission))
     {
-        owners.known.insert(pid, member);
-        next = member.parent;
+        owners.known.insert(pid, known_process);
+        next = known_process.parent;
     }
 }
 
-/// What holds this process back itself.
-pub(super) fn own_walls() -> io::Result<Walls> {
+/// The restrictions of this process.
+pub(super) fn own_restrictions() -> io::Result<Restrictions> {
     let own = rustix::process::getpid().as_raw_nonzero().get();
-    let walls = Process::open(own).and_then(|own| Some(own.walls(&own.status()?)));
-    match walls {
-        Some(walls @ Walls { user_namespace: Some(_), filters: Some(_) }) => Ok(walls),
+    let restrictions = Process::open(own).and_then(|own| Some(own.restrictions(&own.status()?)));
+    match restrictions {
+        Some(restrictions @ Restrictions { user_namespace: Some(_), seccomp_filters: Some(_) }) => {
+            Ok(restrictions)
+        }
         _ => Err(io::Error::other("/proc does not describe this process")),
     }
 }
 
-/// A process, by its directory.
+/// A process, by its open `/proc/PID` directory.
 struct Process(OwnedFd);
 
 impl Process {
@@ -62,7 +65,7 @@ impl Process {
         rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty()).ok().map(Self)
     }
 
-    /// Whether one of its descriptors leads to this.
+    /// Whether one of its descriptors is this socket.
     fn holds(&self, name: &[u8]) -> bool {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let Ok(fds) = rustix::fs::openat(&self.0, "fd", flags, Mode::empty()) else { return false };
@@ -73,39 +76,40 @@ impl Process {
         })
     }
 
-    fn member(&self, family: &Family) -> Option<Member> {
+    fn known_process(&self, admission: &AdmissionPolicy) -> Option<KnownProcess> {
         let status = self.status()?;
         let parent: i32 = field(&status, "PPid")?;
-        let restricted = family.is_restricted(&self.walls(&status)) || self.serves_a_sandbox();
-        Some(Member { parent: (parent != 0).then_some(parent), restricted })
+        let restricted =
+            admission.is_restricted(&self.restrictions(&status)) || self.serves_a_sandbox();
+        Some(KnownProcess { parent: (parent != 0).then_some(parent), restricted })
     }
 
-    /// Whether it is the outer process of a sandbox. It is not confined itself, but connects on behalf of
-    /// what it holds, which may hide its own hold on the socket meanwhile. Its arguments are its own: what
-    /// takes them on only makes itself refused.
+    /// Whether this is the outer process of a sandbox. It is not confined, but it connects on behalf of
+    /// the processes inside, and may hide its own hold on the socket meanwhile. It is recognized by its
+    /// arguments; a process that fakes them only gets itself refused.
     fn serves_a_sandbox(&self) -> bool {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let mut text = Vec::new();
         let read = rustix::fs::openat(&self.0, "cmdline", flags, Mode::empty())
             .map_err(io::Error::from)
             .and_then(|file| io::Read::read_to_end(&mut std::fs::File::from(file), &mut text));
-        // What cannot be read may be one.
+        // If the arguments cannot be read, assume it is one.
         read.is_err() || is_sandbox(text.split(|byte| *byte == 0))
     }
 
-    fn walls(&self, status: &str) -> Walls {
+    fn restrictions(&self, status: &str) -> Restrictions {
         let user_namespace = rustix::fs::readlinkat(&self.0, "ns/user", Vec::new());
-        Walls {
+        Restrictions {
             user_namespace: user_namespace.ok().map(|link| link.as_bytes().to_vec()),
-            // A kernel before 5.9 does not count them; then none and some is all there is to see.
-            filters: field(status, "Seccomp_filters").or_else(|| field(status, "Seccomp")),
+            // Kernels before 5.9 do not count filters; `Seccomp` still tells none from some.
+            seccomp_filters: field(status, "Seccomp_filters").or_else(|| field(status, "Seccomp")),
         }
     }
 
     fn status(&self) -> Option<String> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.0, "status", flags, Mode::empty()).ok()?;
-        // The name may be any bytes; its line is not looked at.
+        // The process name may be any bytes; its line is not used.
         let mut text = Vec::new();
         io::Read::read_to_end(&mut std::fs::File::from(file), &mut text).ok()?;
         Some(String::from_utf8_lossy(&text).into_owned())
@@ -122,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_field_of_a_status_is_found_by_its_whole_name() {
+    fn status_field_is_matched_by_its_whole_name() {
         let status = "Name:\tPPid:\t9\nPPid:\t7\nSeccomp:\t2\nSeccomp_filters:\t3\n";
         assert_eq!(field::<i32>(status, "PPid"), Some(7));
         assert_eq!(field::<u32>(status, "Seccomp"), Some(2));

@@ -1,4 +1,4 @@
-//! The one owner of a process: its child, its output, its numbers.
+//! The owner of a process: its child, its output, its sequence numbers.
 //!
 //! ```text
 //!            spawned                exit seen             streams ended        linger over
@@ -8,10 +8,9 @@
 //!  forgotten
 //! ```
 //!
-//! Everything that happens to the process passes through this one loop, so output, exit and close
-//! are numbered in the order they are published, by construction. The loop never waits for one
-//! thing only: a client that does not read, a stdin that nobody reads, a read that waits are each a
-//! branch of it.
+//! Everything that happens to the process passes through this loop, so output, exit and close are
+//! numbered in the order they are published. The loop never waits for one thing only: a client that
+//! does not read, a stdin that is not read and a pending read are each a branch of it.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -39,10 +38,10 @@ use super::pty;
 use super::retention::Retention;
 use super::stdin::Stdin;
 
-/// The longest a read waits, so that no clock overflows.
-const LONGEST_WAIT: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Longest wait of a read, so that no clock overflows.
+const MAX_READ_WAIT: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// What a process is made of once it runs.
+/// The parts of a started process.
 pub(super) struct Parts {
     pub process_id: ProcessId,
     pub argv: Vec<String>,
@@ -51,18 +50,18 @@ pub(super) struct Parts {
     pub stdin: Stdin,
     /// stdout and stderr, or the terminal alone.
     pub outputs: [Option<Output>; 2],
-    /// The terminal's master.
+    /// Master of the terminal.
     pub terminal: Option<Arc<OwnedFd>>,
     pub retention: Retention,
     pub confined: Option<Confined>,
 }
 
-/// Who is told of events.
-enum Audience {
-    /// The answer to `process/start` is still on its way; events wait for it.
+/// Who receives the events.
+enum Subscriber {
+    /// The response to `process/start` has not been sent yet; events wait for it.
     Expected,
     Attached(Box<dyn EventSink>),
-    Nobody,
+    Detached,
 }
 
 pub(super) struct Actor {
@@ -71,27 +70,27 @@ pub(super) struct Actor {
     mailbox: mpsc::UnboundedReceiver<Command>,
     started_at_ms: u64,
     next_seq: u64,
-    audience: Audience,
-    /// Events that the audience is still to be told.
+    subscriber: Subscriber,
+    /// Events to be delivered to the subscriber.
     undelivered: VecDeque<ProcessEvent>,
     undelivered_bytes: usize,
-    /// The last event that some audience was told.
+    /// The last event delivered to a subscriber.
     delivered: u64,
-    /// The last event that anybody may have seen, by whatever way.
+    /// The last event that a client may have seen in any way.
     seen: u64,
-    /// The last event that is known to have reached its side.
+    /// The last event known to have reached the client's side.
     arrived: u64,
-    /// The audience is being asked whether it has this event.
-    asked: Option<u64>,
-    /// Output that was kept while nobody listened waits to be read.
+    /// The event whose arrival the sink is being polled for.
+    awaiting_arrival: Option<u64>,
+    /// Output retained while no subscriber was attached, which a resumed client has yet to read.
     backlog: Option<Backlog>,
     waiting: Vec<WaitingRead>,
     exit: Option<Exit>,
-    /// Everything that is left of it is to be killed, or was.
+    /// The descendants are being killed, or have been.
     killed: bool,
-    /// Nothing is left of it; then its streams end, whoever else holds them.
+    /// All descendants have exited; when to end the streams if another program still holds them.
     end_streams_at: Option<Instant>,
-    /// The streams end with what they hold.
+    /// The streams end once their buffered output is read.
     ending: bool,
     closed: bool,
     failure: Option<String>,
@@ -99,11 +98,11 @@ pub(super) struct Actor {
     cleaning: Option<JoinHandle<()>>,
 }
 
-/// What a client that came back may still ask for before it can be dropped.
+/// Output that a resumed client may still read before it can be dropped.
 struct Backlog {
-    /// Events before this number.
+    /// Events below this number.
     before: u64,
-    /// No longer than this.
+    /// Deadline for the client.
     until: Instant,
 }
 
@@ -119,7 +118,7 @@ struct WaitingRead {
     reply: oneshot::Sender<ReadResponse>,
 }
 
-/// What the loop woke up for.
+/// Why the loop woke up.
 enum Event {
     Command(Option<Command>),
     Deliver(Result<(), SinkClosed>),
@@ -131,9 +130,9 @@ enum Event {
     Due,
 }
 
-/// Whether the loop goes on.
+/// Whether the loop continues.
 #[derive(PartialEq, Eq)]
-enum Next {
+enum Flow {
     Continue,
     Forget,
 }
@@ -151,13 +150,13 @@ impl Actor {
             mailbox,
             started_at_ms: now.as_millis() as u64,
             next_seq: 1,
-            audience: Audience::Expected,
+            subscriber: Subscriber::Expected,
             undelivered: VecDeque::new(),
             undelivered_bytes: 0,
             delivered: 0,
             seen: 0,
             arrived: 0,
-            asked: None,
+            awaiting_arrival: None,
             backlog: None,
             waiting: Vec::new(),
             exit: None,
@@ -176,10 +175,10 @@ impl Actor {
         loop {
             self.close_if_done();
             self.deliver_ready();
-            self.linger_once_told();
-            self.answer_waiting().await;
+            self.schedule_forget();
+            self.answer_ready_reads().await;
             let event = self.next_event().await;
-            if self.handle(event).await == Next::Forget {
+            if self.handle(event).await == Flow::Forget {
                 break;
             }
         }
@@ -189,35 +188,36 @@ impl Actor {
     async fn next_event(&mut self) -> Event {
         let deadline = self.deadline();
         let room = self.room();
-        if self.asked.is_none() && self.delivered > self.arrived {
-            self.asked = self.parts.retention.wants_to_know().then_some(self.delivered);
+        if self.awaiting_arrival.is_none() && self.delivered > self.arrived {
+            self.awaiting_arrival =
+                self.parts.retention.needs_arrival_check().then_some(self.delivered);
         }
-        let asked = self.asked.is_some();
-        let going = self.killed && self.exit.is_some() && !self.closed;
-        let going = going && self.end_streams_at.is_none();
+        let awaiting_arrival = self.awaiting_arrival.is_some();
+        let dying = self.killed && self.exit.is_some() && !self.closed;
+        let dying = dying && self.end_streams_at.is_none();
         let Parts { child, stdin, outputs, .. } = &mut self.parts;
         tokio::select! {
-            // What a client asks comes first: it must not wait behind output that never ends. Of
-            // the rest, output comes last, for it alone can be ready always.
+            // Commands come first: a client must not wait behind endless output. Output comes last,
+            // since it alone can always be ready.
             biased;
             command = self.mailbox.recv() => Event::Command(command),
-            event = told(&mut self.audience, self.undelivered.front(), asked) => event,
-            event = ended(child, self.exit.is_some()), if self.exit.is_none() || going => event,
-            () = stdin.flush(), if stdin.has_output() => Event::StdinMoved,
-            () = due(deadline) => Event::Due,
+            event = subscriber_event(&mut self.subscriber, self.undelivered.front(), awaiting_arrival) => event,
+            event = child_event(child, self.exit.is_some()), if self.exit.is_none() || dying => event,
+            () = stdin.flush(), if stdin.has_queued() => Event::StdinMoved,
+            () = wait_until(deadline) => Event::Due,
             (n, bytes) = read_either(outputs, room), if room > 0 => Event::Output(n, bytes),
         }
     }
 
-    async fn handle(&mut self, event: Event) -> Next {
+    async fn handle(&mut self, event: Event) -> Flow {
         match event {
             Event::Command(Some(command)) => return self.command(command).await,
-            // Nobody can ask for it any more.
-            Event::Command(None) => return Next::Forget,
+            // No handle is left.
+            Event::Command(None) => return Flow::Forget,
             Event::Deliver(Ok(())) => self.deliver(),
-            Event::Deliver(Err(SinkClosed)) => self.leave_alone(),
+            Event::Deliver(Err(SinkClosed)) => self.detach(),
             Event::Arrived => {
-                self.arrived = self.asked.take().unwrap_or(self.arrived);
+                self.arrived = self.awaiting_arrival.take().unwrap_or(self.arrived);
                 if self.backlog.is_none() {
                     self.parts.retention.sent(self.arrived);
                 }
@@ -231,11 +231,11 @@ impl Actor {
             Event::StdinMoved => self.parts.stdin.accept(self.eof()),
             Event::Due => {
                 if self.forget_at.is_some_and(|at| at <= Instant::now()) {
-                    return Next::Forget;
+                    return Flow::Forget;
                 }
                 if self.end_streams_at.is_some_and(|at| at <= Instant::now()) && !self.ending {
                     self.ending = true;
-                    self.parts.outputs.iter_mut().flatten().for_each(Output::end_after_rest);
+                    self.parts.outputs.iter_mut().flatten().for_each(Output::end_after_buffered);
                 }
                 if self.backlog.as_ref().is_some_and(|backlog| backlog.until <= Instant::now()) {
                     self.backlog = None;
@@ -243,15 +243,16 @@ impl Actor {
                 }
             }
         }
-        Next::Continue
+        Flow::Continue
     }
 
-    async fn command(&mut self, command: Command) -> Next {
+    async fn command(&mut self, command: Command) -> Flow {
         match command {
             Command::Read(params, reply) => {
-                // Now, not when it is answered: it may wait for output that needs the room.
-                self.was_read(params.after_seq.unwrap_or(0).min(self.next_seq - 1));
-                let wait = Duration::from_millis(params.wait_ms.unwrap_or(0)).min(LONGEST_WAIT);
+                // Acknowledge now, not when the read is answered: it may wait for output that needs the
+                // space.
+                self.acknowledge(params.after_seq.unwrap_or(0).min(self.next_seq - 1));
+                let wait = Duration::from_millis(params.wait_ms.unwrap_or(0)).min(MAX_READ_WAIT);
                 let until = Instant::now() + wait;
                 self.waiting.push(WaitingRead { params, until, reply });
             }
@@ -272,7 +273,7 @@ impl Actor {
             Command::Terminate(reply) => {
                 let running = self.exit.is_none();
                 let _ = reply.send(running);
-                // Also what is left of one that has exited: it may hold the streams.
+                // Also kill the descendants of an exited process: they may hold its streams.
                 self.killed = true;
                 self.parts.child.begin_kill();
             }
@@ -287,14 +288,14 @@ impl Actor {
                 let _ = reply.send(self.info());
             }
             Command::Attach(sink) => self.attach(sink),
-            Command::Detach => self.leave_alone(),
-            Command::Kill => return Next::Forget,
+            Command::Detach => self.detach(),
+            Command::Kill => return Flow::Forget,
         }
-        Next::Continue
+        Flow::Continue
     }
 
     fn attach(&mut self, sink: Box<dyn EventSink>) {
-        if matches!(self.audience, Audience::Nobody) {
+        if matches!(self.subscriber, Subscriber::Detached) {
             self.delivered = self.next_seq - 1;
             self.arrived = self.delivered;
             self.backlog = Some(Backlog {
@@ -302,21 +303,21 @@ impl Actor {
                 until: Instant::now() + self.config.resume_grace,
             });
         }
-        self.audience = Audience::Attached(sink);
-        self.asked = None;
+        self.subscriber = Subscriber::Attached(sink);
+        self.awaiting_arrival = None;
     }
 
-    /// What was sent may be lost; what is kept has to stay until somebody asks for it.
-    fn leave_alone(&mut self) {
-        self.audience = Audience::Nobody;
-        self.asked = None;
+    /// Sent events may be lost, so all retained output stays until a client reads it.
+    fn detach(&mut self) {
+        self.subscriber = Subscriber::Detached;
+        self.awaiting_arrival = None;
         self.undelivered.clear();
         self.undelivered_bytes = 0;
         self.backlog = None;
         self.parts.retention.pin_all();
     }
 
-    /// How much more output may be taken from the process.
+    /// How many bytes of output may be read from the process now.
     fn room(&self) -> usize {
         match self.failure.is_none() && self.undelivered_bytes < self.config.unsent_bytes {
             true => self.parts.retention.room().min(READ_BYTES),
@@ -329,27 +330,27 @@ impl Actor {
             return;
         };
         if let Some(confined) = &mut self.parts.confined {
-            confined.wrote(&bytes);
+            confined.observe_output(&bytes);
         }
         let newest = self.next_seq - 1;
-        let unseen = matches!(self.audience, Audience::Nobody) && newest > self.seen;
+        let unseen = matches!(self.subscriber, Subscriber::Detached) && newest > self.seen;
         if unseen && self.parts.retention.extend(newest, stream, &bytes) {
             return;
         }
         if let Err(error) = self.parts.retention.push(self.next_seq, stream, bytes.clone()).await {
             self.failure = Some(format!("cannot store output: {error}"));
-            // Nobody will read what it writes: it has to learn that, and to end.
+            // The output cannot be delivered: close the streams, so that the process gets an error.
             self.parts.outputs.iter_mut().flatten().for_each(Output::end);
             return;
         }
         self.publish(EventKind::Output { stream, bytes });
     }
 
-    /// Numbers an event and queues it for the audience.
+    /// Numbers an event and queues it for the subscriber.
     fn publish(&mut self, kind: EventKind) -> u64 {
         let seq = self.next_seq;
         self.next_seq += 1;
-        if !matches!(self.audience, Audience::Nobody) {
+        if !matches!(self.subscriber, Subscriber::Detached) {
             self.seen = seq;
             let event = ProcessEvent { process_id: self.parts.process_id.clone(), seq, kind };
             self.undelivered_bytes += event.len();
@@ -358,34 +359,34 @@ impl Actor {
         seq
     }
 
-    /// Hands over every event that there is room for now.
+    /// Delivers every event that the sink has room for now.
     fn deliver_ready(&mut self) {
-        // Who is not ready is waited for by the loop, which leaves its own waker.
+        // If the sink is not ready, the loop polls it again with its own waker.
         let mut cx = Context::from_waker(Waker::noop());
-        while let (Audience::Attached(sink), Some(event)) =
-            (&mut self.audience, self.undelivered.front())
+        while let (Subscriber::Attached(sink), Some(event)) =
+            (&mut self.subscriber, self.undelivered.front())
             && let Poll::Ready(Ok(())) = sink.poll_ready(&mut cx, event)
         {
             self.deliver();
         }
     }
 
-    /// Hands over the event that there is room for.
+    /// Delivers the event that the sink has room for.
     fn deliver(&mut self) {
-        let Audience::Attached(sink) = &mut self.audience else { return };
+        let Subscriber::Attached(sink) = &mut self.subscriber else { return };
         let Some(event) = self.undelivered.pop_front() else { return };
         self.undelivered_bytes -= event.len();
         self.delivered = event.seq;
         sink.send(event);
     }
 
-    /// The process has exited. What it wrote before that is in its pipes already, so it is taken
-    /// first, as much as there is now: a descendant that goes on writing must not hold up the exit.
+    /// Handles the exit. Output written before it is in the pipes already, so read that first; but no
+    /// more, since a descendant that keeps writing must not delay the exit.
     async fn exited(&mut self, code: i32) {
-        self.take_available().await;
+        self.drain_available().await;
         let mut sandbox_denied = false;
         if code != 0 && self.parts.confined.is_some() {
-            self.take_until(Instant::now() + self.config.denial_wait).await;
+            self.drain_until(Instant::now() + self.config.denial_wait).await;
             let confined = self.parts.confined.as_ref();
             sandbox_denied = confined.is_some_and(|confined| confined.denied(code));
         }
@@ -393,21 +394,21 @@ impl Actor {
         self.exit = Some(Exit { seq, code, sandbox_denied });
     }
 
-    async fn take_available(&mut self) {
+    async fn drain_available(&mut self) {
         for n in 0..self.parts.outputs.len() {
-            let mut left = self.parts.outputs[n].as_ref().map_or(0, Output::available);
-            while left > 0 && self.room() > 0 {
+            let mut available = self.parts.outputs[n].as_ref().map_or(0, Output::available);
+            while available > 0 && self.room() > 0 {
                 let room = self.room();
                 let output = self.parts.outputs[n].as_mut();
                 let Some(bytes) = output.and_then(|output| output.read_now(room)) else { break };
-                left = left.saturating_sub(bytes.len() as u64);
+                available = available.saturating_sub(bytes.len() as u64);
                 self.publish_output(n, bytes).await;
             }
         }
     }
 
-    /// Takes output until all streams have ended or the time has come.
-    async fn take_until(&mut self, deadline: Instant) {
+    /// Reads output until all streams have ended, or until the deadline.
+    async fn drain_until(&mut self, deadline: Instant) {
         while self.room() > 0 && self.parts.outputs.iter().flatten().any(Output::is_open) {
             let room = self.room();
             let (n, bytes) = tokio::select! {
@@ -420,7 +421,7 @@ impl Actor {
         }
     }
 
-    /// Once the process has exited and all streams have ended, says so, for the last time.
+    /// Publishes the last event once the process has exited and all streams have ended.
     fn close_if_done(&mut self) {
         let open = self.parts.outputs.iter().flatten().any(Output::is_open);
         if self.closed || self.exit.is_none() || open {
@@ -434,8 +435,8 @@ impl Actor {
         self.clean_up();
     }
 
-    /// Takes away what a sandbox may have left on the host. One that was not killed has done so
-    /// itself.
+    /// Removes what a killed sandbox may have left on the host. A sandbox that was not killed has
+    /// cleaned up itself.
     fn clean_up(&mut self) {
         let killed = self.exit.as_ref().is_none_or(|exit| exit.code > 128);
         if let Some(confined) = self.parts.confined.take().filter(|_| killed) {
@@ -443,19 +444,20 @@ impl Actor {
         }
     }
 
-    /// A closed process is forgotten a while after its client was told all of it; and not while
-    /// nobody is attached, who could come back and ask.
-    fn linger_once_told(&mut self) {
-        let told = matches!(self.audience, Audience::Attached(_)) && self.undelivered.is_empty();
-        if !self.closed || !told {
+    /// Forgets a closed process some time after all events were delivered; never while it is detached,
+    /// since a client may reattach.
+    fn schedule_forget(&mut self) {
+        let all_delivered =
+            matches!(self.subscriber, Subscriber::Attached(_)) && self.undelivered.is_empty();
+        if !self.closed || !all_delivered {
             self.forget_at = None;
         } else if self.forget_at.is_none() {
             self.forget_at = Some(Instant::now() + self.config.closed_linger);
         }
     }
 
-    /// Answers every read that has something to say, or has waited long enough.
-    async fn answer_waiting(&mut self) {
+    /// Answers every read that has something to report, or whose wait is over.
+    async fn answer_ready_reads(&mut self) {
         let mut at = 0;
         while at < self.waiting.len() {
             let read = &self.waiting[at];
@@ -487,19 +489,23 @@ impl Actor {
             Ok(found) => found,
             Err(error) => {
                 self.failure = Some(format!("cannot read stored output: {error}"));
-                super::retention::Found { chunks: Vec::new(), cut: false, dropped_bytes: 0 }
+                super::retention::ReadResult {
+                    chunks: Vec::new(),
+                    truncated: false,
+                    dropped_bytes: 0,
+                }
             }
         };
         let last = found.chunks.last().map(|chunk| chunk.seq);
         self.seen = self.seen.max(last.unwrap_or(0));
-        // What the answer carries may die on its way; what it was asked after has arrived.
-        self.was_read(after.min(self.next_seq - 1));
-        if let Some(backlog) = self.backlog.as_mut().filter(|_| !found.cut) {
-            // All of it is on its way: a client that now only listens must not hang its process.
+        // The response may be lost, but what the client read before has arrived.
+        self.acknowledge(after.min(self.next_seq - 1));
+        if let Some(backlog) = self.backlog.as_mut().filter(|_| !found.truncated) {
+            // All of it has been read: a client that now only listens must not block its process.
             backlog.until = backlog.until.min(Instant::now() + self.config.resume_read_grace);
         }
         let next_seq = match last {
-            Some(last) if found.cut || params.max_bytes.is_some() => last + 1,
+            Some(last) if found.truncated || params.max_bytes.is_some() => last + 1,
             _ => self.next_seq,
         };
         ReadResponse {
@@ -514,9 +520,9 @@ impl Actor {
         }
     }
 
-    /// A client has everything up to `seq`.
-    fn was_read(&mut self, seq: u64) {
-        if matches!(self.audience, Audience::Nobody) {
+    /// A client has received everything up to `seq`.
+    fn acknowledge(&mut self, seq: u64) {
+        if matches!(self.subscriber, Subscriber::Detached) {
             return;
         }
         self.parts.retention.release(seq);
@@ -556,16 +562,16 @@ impl Actor {
             .min()
     }
 
-    /// Kills what is left and takes it away.
+    /// Kills all descendants and cleans up.
     ///
-    /// The mailbox stays open until that is done: whoever waits for the end of the process waits
-    /// for that of its mailbox. Commands that come meanwhile are answered as for an unknown process,
-    /// because their replies are dropped with it.
+    /// The mailbox stays open until that is done, because callers wait for the process by waiting for
+    /// its mailbox. Commands that arrive meanwhile get the reply of an unknown process: their reply
+    /// channels are dropped.
     async fn end(mut self) {
         if !self.closed {
             self.parts.child.kill().await;
             if self.exit.is_none() {
-                self.parts.child.exited().await;
+                self.parts.child.wait_exit().await;
             }
             self.parts.child.release();
             self.clean_up();
@@ -576,7 +582,7 @@ impl Actor {
     }
 }
 
-/// Waits for output on either stream, neither before the other; for ever once both have ended.
+/// Waits for output on either stream, fairly; for ever once both have ended.
 async fn read_either(
     [first, second]: &mut [Option<Output>; 2],
     limit: usize,
@@ -593,21 +599,25 @@ async fn read_either(
     }
 }
 
-/// Waits for the exit, or, once that was seen, until nothing is left.
-async fn ended(child: &mut Child, exit_seen: bool) -> Event {
+/// Waits for the exit or, after that, until the last descendant has exited.
+async fn child_event(child: &mut Child, exit_seen: bool) -> Event {
     if exit_seen {
-        child.gone().await;
+        child.wait_gone().await;
         return Event::Gone;
     }
-    Event::Exited(child.exited().await)
+    Event::Exited(child.wait_exit().await)
 }
 
-/// Resolves when the next event can be sent, or when what the audience was asked for has arrived;
-/// never if there is no event, no question or nobody.
-async fn told(audience: &mut Audience, event: Option<&ProcessEvent>, asked: bool) -> Event {
-    let Audience::Attached(sink) = audience else { return std::future::pending().await };
+/// Resolves when the next event can be sent, or when the polled event has arrived; never without a
+/// subscriber.
+async fn subscriber_event(
+    subscriber: &mut Subscriber,
+    event: Option<&ProcessEvent>,
+    awaiting_arrival: bool,
+) -> Event {
+    let Subscriber::Attached(sink) = subscriber else { return std::future::pending().await };
     poll_fn(|cx| {
-        if asked && sink.poll_arrived(cx).is_ready() {
+        if awaiting_arrival && sink.poll_arrived(cx).is_ready() {
             return Poll::Ready(Event::Arrived);
         }
         match event {
@@ -618,7 +628,7 @@ async fn told(audience: &mut Audience, event: Option<&ProcessEvent>, asked: bool
     .await
 }
 
-async fn due(deadline: Option<Instant>) {
+async fn wait_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
         None => std::future::pending().await,

@@ -1,7 +1,7 @@
-//! A running program: its pid, its exit, its end.
+//! A running program: its pid, its exit, and killing it.
 //!
-//! Its [keeper](super::keeper) signals it, reaps it and tells its exit, so that no number is signalled
-//! here that may have become another process's.
+//! Its [keeper](super::keeper) signals it, reaps it and reports its exit, so this code never signals a
+//! pid that may have been reused.
 
 use codex_exec_server_protocol::process::ProcessSignal;
 use rustix::process::{Pid, Signal};
@@ -10,43 +10,51 @@ use crate::pool;
 use crate::sandbox::Cleanup;
 
 use super::descendants;
-use super::keeper::{Keeper, Wish, Word};
-use super::left::{Group, Left};
+use super::keeper::{Control, Keeper, Report};
+use super::leftovers::{Group, Leftovers};
 
-/// What is told of a program whose keeper was killed, which takes it along.
+/// Exit code of a program whose keeper was killed, which kills the program too.
 const KILLED: i32 = 128 + 9;
 
 #[derive(Debug)]
 pub(super) struct Child {
-    /// `None` once nothing is left, or what is left is nobody's here.
+    /// `None` once no process is left, or after `release`.
     keeper: Option<Keeper>,
     pid: Pid,
     exit: Option<i32>,
     group: Group,
-    left: Left,
-    /// Under which number what it left behind is remembered.
+    leftovers: Leftovers,
+    /// Id of its leftovers in `leftovers`.
     released: Option<u64>,
-    /// What it may leave on the host if it is killed.
+    /// What a killed sandbox may leave on the host.
     cleanup: Option<Cleanup>,
 }
 
 impl Child {
-    pub(super) fn new(keeper: Keeper, group: Group, left: Left) -> Self {
+    pub(super) fn new(keeper: Keeper, group: Group, leftovers: Leftovers) -> Self {
         let pid = keeper.root();
-        Self { keeper: Some(keeper), pid, exit: None, group, left, released: None, cleanup: None }
+        Self {
+            keeper: Some(keeper),
+            pid,
+            exit: None,
+            group,
+            leftovers,
+            released: None,
+            cleanup: None,
+        }
     }
 
-    /// The same, with what it may leave on the host if it is killed: removed if this is dropped
-    /// before its exit was seen. Whoever releases it decides for himself.
+    /// Sets what a killed sandbox may leave on the host. `Drop` removes it if the exit was not seen;
+    /// after `release` that is up to the caller.
     pub(super) fn with_cleanup(mut self, cleanup: Cleanup) -> Self {
         self.cleanup = Some(cleanup);
         self
     }
 
-    /// It ends by itself when we do, and has to tidy up before.
-    pub(super) fn tidies_up(&self) {
+    /// Marks that the program exits by itself when this process does, and must clean up before that.
+    pub(super) fn set_cleans_up(&self) {
         if let Some(keeper) = &self.keeper {
-            keeper.tidies_up();
+            keeper.set_cleans_up();
         }
     }
 
@@ -54,22 +62,22 @@ impl Child {
         self.pid
     }
 
-    /// It is killed with others from now on.
-    pub(super) fn regroup(&mut self, group: Group) {
+    /// Changes the group that it is killed with.
+    pub(super) fn set_group(&mut self, group: Group) {
         self.group = group;
     }
 
-    /// Waits for the exit and tells its code, 128 + signal for a death by signal. Cancel safe.
-    pub(super) async fn exited(&mut self) -> i32 {
+    /// Waits for the exit; returns its code, 128 + signal number if a signal killed it. Cancel safe.
+    pub(super) async fn wait_exit(&mut self) -> i32 {
         while self.exit.is_none() {
-            let word = match &self.keeper {
+            let report = match &self.keeper {
                 Some(keeper) => keeper.next().await,
                 None => None,
             };
-            match word {
-                Some(Word::Exited { code, last }) => {
+            match report {
+                Some(Report::Exited { code, nothing_left }) => {
                     self.exit = Some(code);
-                    if last {
+                    if nothing_left {
                         self.keeper = None;
                     }
                 }
@@ -83,15 +91,15 @@ impl Child {
         self.exit.unwrap_or(KILLED)
     }
 
-    /// Waits until nothing is left of it, once its exit was seen. Cancel safe.
-    pub(super) async fn gone(&mut self) {
+    /// Waits until the last descendant has exited, after the exit was seen. Cancel safe.
+    pub(super) async fn wait_gone(&mut self) {
         if let Some(keeper) = &self.keeper {
-            keeper.ended().await;
+            keeper.wait_ended().await;
         }
         self.keeper = None;
     }
 
-    /// Signals the process group, and that in the foreground of its terminal if it is another.
+    /// Signals the process group, and the terminal's foreground group if that is another.
     pub(super) fn signal(&self, signal: ProcessSignal, foreground: Option<Pid>) {
         let signal = match signal {
             ProcessSignal::Interrupt => Signal::INT,
@@ -104,52 +112,51 @@ impl Child {
             ProcessSignal::Stop => Signal::STOP,
             ProcessSignal::Continue => Signal::CONT,
         };
-        self.wish(Wish::Signal { signal, also: foreground });
+        self.send(Control::Signal { signal, also: foreground });
     }
 
-    fn wish(&self, wish: Wish) {
+    fn send(&self, control: Control) {
         if let Some(keeper) = &self.keeper {
-            keeper.wish(wish);
+            keeper.send(control);
         }
     }
 
-    /// Begins to kill the program and everything that is left of it; its end is told as any other.
+    /// Starts to kill the program and its descendants; the exit is reported as usual.
     pub(super) fn begin_kill(&self) {
-        let left = || self.left.one(self.group, self.released?);
-        if let Some(grip) = self.keeper.as_ref().map(Keeper::grip).or_else(left) {
-            pool::detached(move || descendants::end(vec![grip]));
+        let released = || self.leftovers.get(self.group, self.released?);
+        if let Some(handle) = self.keeper.as_ref().map(Keeper::handle).or_else(released) {
+            pool::spawn_detached(move || descendants::kill_all(vec![handle]));
         }
     }
 
-    /// Kills the program and everything that is left of it, on a thread that may block.
+    /// Kills the program and its descendants, on a thread that may block.
     pub(super) async fn kill(&self) {
         if let Some(keeper) = &self.keeper {
-            let grip = keeper.grip();
-            let _ = pool::blocking(move || descendants::end(vec![grip])).await;
+            let handle = keeper.handle();
+            let _ = pool::blocking(move || descendants::kill_all(vec![handle])).await;
         }
     }
 
-    /// The same, on this thread.
-    pub(super) fn kill_here(&self) {
+    /// Kills the program and its descendants on this thread.
+    pub(super) fn kill_blocking(&self) {
         if let Some(keeper) = &self.keeper {
-            descendants::end(vec![keeper.grip()]);
+            descendants::kill_all(vec![keeper.handle()]);
         }
     }
 
-    /// The program has exited, and nobody asks for what it left behind any more: that is killed with
-    /// its group.
+    /// Hands the leftovers of an exited program to its group, which they are killed with.
     pub(super) fn release(&mut self) {
         self.cleanup = None;
         if let Some(keeper) = self.keeper.take() {
-            self.released = Some(self.left.add(self.group, keeper));
+            self.released = Some(self.leftovers.add(self.group, keeper));
         }
     }
 }
 
-/// An owner that ends without having released it leaves nothing running, and nothing behind.
+/// An owner that drops it without `release` leaves no process running and nothing on the host.
 impl Drop for Child {
     fn drop(&mut self) {
-        self.kill_here();
+        self.kill_blocking();
         if let Some(cleanup) = self.cleanup.take().filter(|cleanup| !cleanup.is_empty()) {
             cleanup.run();
         }

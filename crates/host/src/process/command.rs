@@ -1,5 +1,5 @@
-//! What to execute, in the form the kernel takes it: everything a child needs between `clone` and
-//! `execve`, made beforehand, because the child may not allocate.
+//! What to execute, in the form the kernel takes: everything a child needs between `clone` and
+//! `execve`, prepared in advance because the child must not allocate.
 
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -8,13 +8,13 @@ use std::path::Path;
 use super::env::Environment;
 use crate::sandbox::Executable;
 
-/// Where a program is looked for if the child's environment has no `PATH`, as in `execvp`.
+/// Search path if the child's environment has no `PATH`, as in `execvp`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// A program, its arguments, environment and directory.
+/// A program with its arguments, environment and working directory.
 #[derive(Debug)]
 pub struct Command {
-    /// What is executed in place of all candidates.
+    /// Executed by descriptor, instead of any candidate.
     pub(super) executable: Option<Executable>,
     /// Files to try, in order.
     pub(super) candidates: Vec<CString>,
@@ -23,7 +23,7 @@ pub struct Command {
     pub(super) cwd: CString,
 }
 
-/// A string with a NUL byte, which no argument, variable or path can hold.
+/// A string contains a NUL byte, which no argument, variable or path can hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} contains a NUL byte")]
 pub struct NulByte {
@@ -57,8 +57,8 @@ impl Command {
 }
 
 impl Command {
-    /// Executes this very file, not what has its name by then.
-    pub(super) fn executing(self, executable: &Executable) -> Self {
+    /// Executes this open file, even if another file takes its name.
+    pub(super) fn with_executable(self, executable: &Executable) -> Self {
         Self { executable: executable.descriptor().map(|_| executable.clone()), ..self }
     }
 }
@@ -72,7 +72,7 @@ fn candidates<'a>(program: &'a [u8], path: &'a [u8]) -> Box<dyn Iterator<Item = 
         return Box::new(std::iter::once(program.to_vec()));
     }
     Box::new(path.split(|&b| b == b':').map(move |dir| match dir {
-        // An empty element is the working directory.
+        // An empty element stands for the working directory.
         b"" => [b"./", program].concat(),
         dir => [dir, b"/", program].concat(),
     }))
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_name_is_looked_up_in_the_childs_path() {
+    fn bare_name_is_looked_up_in_the_childs_path() {
         assert_eq!(files("ls", Some("/a:/b::c")), ["/a/ls", "/b/ls", "./ls", "c/ls"]);
         assert_eq!(files("ls", None), ["/bin/ls", "/usr/bin/ls"]);
         assert_eq!(files("./ls", Some("/a")), ["./ls"]);

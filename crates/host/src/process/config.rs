@@ -1,60 +1,63 @@
-//! Limits and times of processes, each with its default.
+//! Limits and timeouts of processes, with their defaults.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How processes are run and what is kept of them.
+/// How the host runs processes and how much it retains of them.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ProcessConfig {
-    /// Output kept per process unless it asks for another amount. Default 8 MiB.
+    /// Output retained per process, in bytes, unless the request asks for another amount (default: 8
+    /// MiB). When it is full the process waits, or the oldest output is dropped, as the request says.
     pub retain_bytes: u64,
-    /// Chunks of output kept per process. Default 50,000.
+    /// Maximum chunks of output retained per process (default: 50,000).
     pub retain_chunks: usize,
-    /// The most a process may ask to be kept. Default 64 GiB.
+    /// The largest amount that a request may ask to retain, in bytes (default: 64 GiB); a larger one is
+    /// refused.
     pub max_retain_bytes: u64,
-    /// A store larger than this is a file without a name. Default 64 MiB.
+    /// A store above this size, in bytes, is an unlinked file, not memory (default: 64 MiB).
     pub spool_above: u64,
-    /// Where such files are. Default: the directory for temporary files.
+    /// Directory of these files (default: the system's temporary directory).
     pub spool_directory: PathBuf,
-    /// Bytes accepted for a stdin that is not read. Default 1 MiB.
+    /// Input queued for a process that does not read its stdin, in bytes (default: 1 MiB); later writes
+    /// wait.
     pub stdin_queue_bytes: usize,
-    /// Output read from a process ahead of what its client could be sent. Default 512 KiB.
+    /// Output read from a process and not yet sent to its client, in bytes (default: 512 KiB); then the
+    /// process waits.
     pub unsent_bytes: usize,
-    /// The most one `process/read` returns, whatever it asks for. Default 32 MiB.
+    /// Maximum bytes in one response of `process/read` (default: 32 MiB).
     pub max_read_bytes: u64,
-    /// How long a closed process can be read. Default 30 s.
+    /// How long the output of a closed process can still be read (default: 30 s).
     pub closed_linger: Duration,
-    /// How long output that was kept while nobody was attached waits for a client that has resumed
-    /// its session but does not read it. Default 10 s.
+    /// After a client resumes its session: how long output from the detached time is retained if the
+    /// client does not read it (default: 10 s).
     pub resume_grace: Duration,
-    /// How long such output is kept after it has been read to its end, in case the answer dies on
-    /// its way. Default 1 s.
+    /// How long such output is retained after the client has read it to its end, in case the response
+    /// is lost (default: 1 s).
     pub resume_read_grace: Duration,
-    /// How long after the exit of a sandboxed process its last output is waited for, before it is
-    /// decided whether the sandbox caused the exit. Default 20 ms.
+    /// How long to wait for the last output of a sandboxed process after its exit, before deciding
+    /// whether the sandbox caused the exit (default: 20 ms).
     pub denial_wait: Duration,
-    /// How long the streams of a process that was killed stay open once nothing is left of it, if another
-    /// program holds them. What they hold then is read; what is written to them later is not. Default
-    /// 2 s.
+    /// How long the streams of a killed process stay open after its last descendant has exited, if
+    /// another program holds them (default: 2 s). Output in them by then is read; later output is lost.
     pub stream_linger: Duration,
-    /// From the first sandbox on, keep a process ready to become the next. Default true.
+    /// From the first sandbox on, keep a spare process ready to become the next (default: true).
     pub spare_sandbox: bool,
-    /// How children are made to die with this process.
+    /// How children are killed when this process ends.
     pub lifeline: Lifeline,
 }
 
-/// How children are made to die with the process that started them, however that ends.
+/// How children are killed when the process that started them ends, even by `SIGKILL`.
 #[derive(Debug, Clone, Default)]
 pub enum Lifeline {
-    /// The [keeper](super) of each, a child of this process. For a host inside another program, whose
-    /// memory the keepers share: what takes that away (a crash, the kernel out of memory) takes them.
+    /// A [keeper](super) per program, as a child of this process. For a host inside another program;
+    /// the keepers share that program's memory, so a crash or the OOM killer takes them too.
     #[default]
     Own,
-    /// And a warden above the keepers, the same program re-entered. For a program that calls
+    /// A warden above the keepers: the same program, re-entered. For a program that calls
     /// [`main_if_reentered`](crate::main_if_reentered) and has no other children.
     Warden {
-        /// That program's own executable.
+        /// Executable of the program.
         executable: PathBuf,
     },
 }

@@ -1,5 +1,5 @@
-//! A sandbox around a process: what is spawned is the sandbox's own command, which becomes the real
-//! one, or says why it does not.
+//! Starts a process in a sandbox: the host spawns the sandbox's own command, which becomes the program
+//! or reports why it cannot.
 
 use std::ffi::OsString;
 use std::io;
@@ -19,24 +19,24 @@ use super::child::Child;
 use super::command::{Command, NulByte};
 use super::env::Environment;
 use super::host::{ProcessHost, StartError};
-use super::left::Group;
+use super::leftovers::Group;
 use super::spawner::SpawnRequest;
 
-/// How long a sandbox that has failed may take to end by itself, tidying up.
-const FAILING: Duration = Duration::from_secs(5);
+/// How long a failed sandbox may take to clean up and exit.
+const FAILURE_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is spawned in place of a confined program.
+/// What to spawn in place of a confined program.
 #[derive(Debug)]
 pub(crate) struct Confinement {
     launch: Launch,
     command: Command,
 }
 
-/// A confined program on its way.
+/// A sandbox that is being set up.
 #[derive(Debug)]
-pub(super) struct Entering {
+pub(super) struct StartingSandbox {
     pub child: Child,
-    /// Says why it does not run, if it does not.
+    /// Receives the failure, if there is one.
     pub status: OwnedFd,
     pub cleanup: Cleanup,
 }
@@ -44,21 +44,20 @@ pub(super) struct Entering {
 impl Confinement {
     pub(crate) fn new(mut launch: Launch) -> Result<Self, NulByte> {
         launch.descriptors.sort_by_key(|descriptor| descriptor.number);
-        // The numbers are those after the standard streams, without a gap: that is how `spawn`
-        // counts them.
+        // The numbers follow the standard streams without a gap, as `SpawnRequest::pass` numbers them.
         let mut numbered = launch.descriptors.iter().zip(3..);
         debug_assert!(numbered.all(|(passed, number)| passed.number == number));
         let command = command(&launch.program, &launch.args, &launch.env)?;
         Ok(Self { launch, command })
     }
 
-    /// How much stands behind it.
+    /// Assurance of the sandbox.
     pub(super) fn assurance(&self) -> Assurance {
         self.launch.assurance
     }
 }
 
-/// The executable, re-entered.
+/// The command that re-enters the executable.
 pub(super) fn command(
     program: &Executable,
     args: &[OsString],
@@ -68,93 +67,95 @@ pub(super) fn command(
     let name = args.first().map_or(program.path().as_os_str(), OsString::as_os_str);
     let args = args.iter().skip(1).map(OsString::as_os_str);
     let command = Command::new(program.path().as_os_str(), name, args, &env, Path::new("/"))?;
-    Ok(command.executing(program))
+    Ok(command.with_executable(program))
 }
 
 impl ProcessHost {
-    /// Starts the sandbox of a confined program: in a process that was kept ready if there is one.
-    pub(super) async fn enter(
+    /// Starts the sandbox of a confined program, in the spare process if there is one.
+    pub(super) async fn start_sandbox(
         &self,
         confinement: Confinement,
         stdio: [OwnedFd; 3],
         tty: bool,
         group: Group,
-    ) -> Result<Entering, StartError> {
+    ) -> Result<StartingSandbox, StartError> {
         let Confinement { launch, command } = confinement;
         if !launch.network_restricted {
             self.peers().sandbox_has_network();
         }
-        let ready = self.spares().take(&launch.program);
-        let child = match ready.and_then(|ready| ready.become_launch(&launch, &stdio, tty, group)) {
+        let spare = self.spares().take(&launch.program);
+        let child = match spare.and_then(|spare| spare.activate(&launch, &stdio, tty, group)) {
             Some(child) => child,
             None => {
                 let pass = launch.descriptors.iter().map(|passed| passed.fd.clone()).collect();
-                let tidies_up = !launch.cleanup.is_empty();
-                self.spawn(SpawnRequest { group, command, stdio, tty, pass, tidies_up }).await?
+                let cleans_up = !launch.cleanup.is_empty();
+                self.spawn(SpawnRequest { group, command, stdio, tty, pass, cleans_up }).await?
             }
         };
         let child = child.with_cleanup(launch.cleanup.clone());
         let Launch { status, cleanup, program, .. } = launch;
         self.spares().replenish(self, program);
-        Ok(Entering { child, status: status.into(), cleanup })
+        Ok(StartingSandbox { child, status: status.into(), cleanup })
     }
 }
 
-impl Entering {
-    /// Waits until the real program runs, or the sandbox has said why it does not. Of one that does
-    /// not, nothing is left by then.
-    pub(super) async fn entered(self) -> Result<Child, StartError> {
+impl StartingSandbox {
+    /// Waits until the program runs, or until the sandbox has failed; then all its processes are gone.
+    pub(super) async fn wait_started(self) -> Result<Child, StartError> {
         let Self { mut child, status, cleanup: _ } = self;
-        let failure = match said(status).await {
+        let failure = match read_status(status).await {
             Ok(None) => return Ok(child),
             Ok(Some(failure)) => StartError::Sandbox(failure),
             Err(source) => StartError::Setup { what: "the sandbox's status", source },
         };
-        if tokio::time::timeout(FAILING, child.exited()).await.is_ok_and(|code| code <= 128) {
+        if tokio::time::timeout(FAILURE_EXIT_TIMEOUT, child.wait_exit())
+            .await
+            .is_ok_and(|code| code <= 128)
+        {
             child.release();
         } else {
-            // Killing waits for the end, which a thread of the runtime must not do.
+            // Killing blocks, which a runtime thread must not do.
             let _ = pool::blocking(move || drop(child)).await;
         }
         Err(failure)
     }
 }
 
-async fn said(status: OwnedFd) -> io::Result<Option<Failure>> {
-    let mut words = Vec::new();
-    pipe::Receiver::from_owned_fd(status)?.read_to_end(&mut words).await?;
-    Ok(StatusReader::understand(&words))
+async fn read_status(status: OwnedFd) -> io::Result<Option<Failure>> {
+    let mut bytes = Vec::new();
+    pipe::Receiver::from_owned_fd(status)?.read_to_end(&mut bytes).await?;
+    Ok(StatusReader::parse(&bytes))
 }
 
-/// What is known of a confined process while it runs.
+/// A confined process while it runs.
 #[derive(Debug)]
 pub(super) struct Confined {
-    words: Detector,
+    detector: Detector,
     cleanup: Cleanup,
     assurance: Assurance,
 }
 
 impl Confined {
     pub(super) fn new(cleanup: Cleanup, assurance: Assurance) -> Self {
-        Self { words: Detector::default(), cleanup, assurance }
+        Self { detector: Detector::default(), cleanup, assurance }
     }
 
-    /// How much stands behind its sandbox.
+    /// Assurance of its sandbox.
     pub(super) fn assurance(&self) -> Assurance {
         self.assurance
     }
 
-    /// It has written this.
-    pub(super) fn wrote(&mut self, bytes: &[u8]) {
-        self.words.feed(bytes);
+    /// Checks output for signs of a denial.
+    pub(super) fn observe_output(&mut self, bytes: &[u8]) {
+        self.detector.feed(bytes);
     }
 
     /// Whether its sandbox probably caused this exit.
     pub(super) fn denied(&self, code: i32) -> bool {
-        self.words.denied(code)
+        self.detector.denied(code)
     }
 
-    /// Removes what it may have left on the host: necessary only if it was killed.
+    /// Removes what it may have left on the host; needed only if it was killed.
     pub(super) fn clean_up(self) -> JoinHandle<()> {
         tokio::spawn(async move {
             if !self.cleanup.is_empty() {

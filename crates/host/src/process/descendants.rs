@@ -1,18 +1,17 @@
-//! Killing a process with everything it started, also what left its group.
+//! Kills a process with all its descendants, including those that left its group.
 //!
 //! Everything that a program starts is below its [keeper](super::keeper) in the process tree, daemons
-//! included. A tree that still forks cannot be walked: what is found is stopped first, until nothing
-//! new turns up, and then killed. That is done again until the keeper has ended, which it does when
-//! nothing is left.
+//! included. A tree that still forks cannot be walked, so this code stops every process it finds until
+//! it finds no new one, and then kills them. It repeats that until the keeper has ended, which it does
+//! when no descendant is left.
 //!
-//! What runs away (forks, and exits, and so on) is gone before it is signalled. So the keeper is stopped
-//! meanwhile: what exits below it is not reaped then, its number and that of its group stay its own, and
-//! whole groups can be killed, out of which nobody forks. Should whoever stopped it be killed before it
-//! goes on, the kernel continues it: that is its parent-death signal.
+//! A process that forks and exits in a loop is gone before it can be signalled. So the keeper is
+//! stopped meanwhile: it reaps nothing, the pids and group ids of exited children stay reserved, and
+//! whole groups can be killed, which no fork escapes. If this process is killed while the keeper is
+//! stopped, the kernel resumes it by its parent-death signal.
 //!
-//! Invariant: no number is signalled that may have become another process's. A child of a stopped keeper
-//! is not reaped; any other descendant is held by a descriptor that was opened before it was seen to be
-//! one, and signalled through that.
+//! Invariant: no pid is signalled that may have been reused. A stopped keeper reaps no child; any other
+//! descendant is signalled through a pidfd that was opened before it was verified as a descendant.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -21,40 +20,40 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use super::keeper::{Grip, TIDYING};
+use super::keeper::{CLEANUP_TIMEOUT, KeeperHandle};
 
-/// How often the tree is looked at before it is killed as far as it is known. Each look stops
-/// everything found, so only what forks faster than we read survives one.
-const LOOKS: usize = 64;
+/// Passes over the tree before it is killed as far as it is known. Each pass stops all processes it
+/// finds, so only those that fork faster than we read survive one.
+const MAX_PASSES: usize = 64;
 
-/// How often, 100 µs apart, it is looked whether a keeper has stopped.
-const STOPPING: usize = 50;
+/// Checks, 100 µs apart, whether a keeper has stopped.
+const STOP_CHECKS: usize = 50;
 
-/// How long it is tried to kill what cannot be signalled: it belongs to another user.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to retry killing processes that cannot be signalled because they belong to another user.
+const UNSIGNALLABLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long it is tried to kill what can be signalled, and does not die: it waits for a device, or
-/// makes others of its kind faster than they can be killed.
-const LONG_PATIENCE: Duration = Duration::from_secs(60);
+/// How long to retry killing processes that can be signalled and do not die: they wait for a device, or
+/// fork faster than they can be killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Kills everything below these keepers; they have ended then. Blocks.
-pub(super) fn end(mut keepers: Vec<Grip>) {
+/// Kills everything below these keepers, which then end. Blocks.
+pub(super) fn kill_all(mut keepers: Vec<KeeperHandle>) {
     let began = Instant::now();
     let mut signalled = began;
     let mut pause = 1;
     loop {
         keepers.retain(|keeper| !keeper.has_ended(0));
         for keeper in &keepers {
-            let tidying = keeper.tidying.filter(|_| began.elapsed() < TIDYING);
-            if sweep(keeper.pid, tidying, || !keeper.has_ended(0)) {
+            let cleaning_up = keeper.cleaning_up.filter(|_| began.elapsed() < CLEANUP_TIMEOUT);
+            if kill_descendants(keeper.pid, cleaning_up, || !keeper.has_ended(0)) {
                 signalled = Instant::now();
             }
         }
-        // Whoever has nothing left to keep ends within a moment.
+        // A keeper without descendants ends at once.
         if keepers.iter().all(|keeper| keeper.has_ended(pause)) {
             return;
         }
-        if signalled.elapsed() > PATIENCE || began.elapsed() > LONG_PATIENCE {
+        if signalled.elapsed() > UNSIGNALLABLE_TIMEOUT || began.elapsed() > KILL_TIMEOUT {
             let keepers: Vec<_> = keepers.iter().map(|keeper| keeper.pid).collect();
             tracing::warn!(?keepers, "cannot kill processes below these keepers");
             return;
@@ -63,23 +62,27 @@ pub(super) fn end(mut keepers: Vec<Grip>) {
     }
 }
 
-/// Kills everything below `root` once, as far as it is seen, but not `root`, nor what is `tidying` up: a
-/// child of `root`, which ends by itself once all below it has. It is asked whether the root's number is
-/// still that of who is meant after it was used. Tells whether there was anybody to kill.
-pub(super) fn sweep(root: Pid, tidying: Option<Pid>, is_root: impl Fn() -> bool) -> bool {
+/// Kills everything below `root` once, as far as it is seen; neither `root` itself nor `cleaning_up`, a
+/// child of `root` that exits by itself once its descendants have. `is_root` is called after each use
+/// of the root's pid, to check that it was not reused. Returns whether there was anything to kill.
+pub(super) fn kill_descendants(
+    root: Pid,
+    cleaning_up: Option<Pid>,
+    is_root: impl Fn() -> bool,
+) -> bool {
     let mut killed = false;
-    if let Some(still) = Still::hold(root, &is_root) {
-        killed |= still.kill_children(tidying);
+    if let Some(stopped) = StoppedKeeper::stop(root, &is_root) {
+        killed |= stopped.kill_children(cleaning_up);
     }
     let mut members = HashMap::new();
-    for _ in 0..LOOKS {
-        if !stop_new(root, tidying, &is_root, &mut members) {
+    for _ in 0..MAX_PASSES {
+        if !stop_new_descendants(root, cleaning_up, &is_root, &mut members) {
             break;
         }
     }
     for (&pid, member) in &members {
-        if Some(pid) == tidying {
-            // Somebody may have stopped it.
+        if Some(pid) == cleaning_up {
+            // It may have been stopped.
             signal(member, Signal::CONT);
         } else {
             killed |= signal(member, Signal::KILL);
@@ -88,18 +91,18 @@ pub(super) fn sweep(root: Pid, tidying: Option<Pid>, is_root: impl Fn() -> bool)
     killed
 }
 
-/// Kills everything below a child of ours that then ends by itself.
-pub(super) fn kill_below(tidying: Pid) {
-    for child in children(tidying) {
-        if let Some(child) = hold(tidying, Link { parent: tidying, child }) {
+/// Kills the children of a child of ours, which then exits by itself.
+pub(super) fn kill_children_of(cleaning_up: Pid) {
+    for child in children(cleaning_up) {
+        if let Some(child) = open_descendant(cleaning_up, Edge { parent: cleaning_up, child }) {
             signal(&child, Signal::KILL);
         }
     }
-    // Ours to reap, so the number is its own. Somebody may have stopped it.
-    let _ = rustix::process::kill_process(tidying, Signal::CONT);
+    // We have not reaped it, so the pid is still its own. It may have been stopped.
+    let _ = rustix::process::kill_process(cleaning_up, Signal::CONT);
 }
 
-/// Kills the process group of a child of ours that is not reaped meanwhile, unless it is our own.
+/// Kills the process group of a child that is not reaped meanwhile, unless it is our own group.
 pub(super) fn kill_group_of(child: Pid) {
     let own = Stat::of(rustix::process::getpid()).and_then(|stat| stat.group);
     if let Some(group) = Stat::of(child).and_then(|stat| stat.group)
@@ -109,8 +112,8 @@ pub(super) fn kill_group_of(child: Pid) {
     }
 }
 
-/// Continues the keepers below a warden that somebody has stopped.
-pub(super) fn wake_below(warden: Pid) {
+/// Resumes keepers below a warden that have been stopped.
+pub(super) fn resume_keepers_of(warden: Pid) {
     for keeper in children(warden) {
         let Ok(pidfd) = rustix::process::pidfd_open(keeper, PidfdFlags::empty()) else { continue };
         let stat = Stat::of(keeper);
@@ -120,42 +123,41 @@ pub(super) fn wake_below(warden: Pid) {
     }
 }
 
-/// A keeper that is stopped until this is dropped: it reaps nobody. After that it goes on, whoever had
-/// stopped it before.
-struct Still {
+/// A stopped keeper, which reaps nothing. Dropping this resumes it, even if it had been stopped before.
+struct StoppedKeeper {
     keeper: Pid,
     pidfd: OwnedFd,
-    /// Its own process group, which is not what it keeps.
+    /// The keeper's own process group, which must survive.
     group: Option<Pid>,
 }
 
-impl Still {
-    /// `None` if it does not stop at once, as one does that is starting its program.
-    fn hold(keeper: Pid, is_keeper: impl Fn() -> bool) -> Option<Self> {
+impl StoppedKeeper {
+    /// `None` if the keeper does not stop at once, for example because it is starting its program.
+    fn stop(keeper: Pid, is_keeper: impl Fn() -> bool) -> Option<Self> {
         let pidfd = rustix::process::pidfd_open(keeper, PidfdFlags::empty()).ok()?;
         if !is_keeper() || !signal(&pidfd, Signal::STOP) {
             return None;
         }
-        let still = Self { keeper, pidfd, group: Stat::of(keeper)?.group };
-        for _ in 0..STOPPING {
+        let stopped = Self { keeper, pidfd, group: Stat::of(keeper)?.group };
+        for _ in 0..STOP_CHECKS {
             if Stat::of(keeper)?.is_stopped {
-                return Some(still);
+                return Some(stopped);
             }
             std::thread::sleep(Duration::from_micros(100));
         }
         None
     }
 
-    /// Kills the keeper's children with their groups, and those that come to it by that, for some
-    /// time; but not what is `tidying` up. Tells whether there was any.
-    fn kill_children(&self, tidying: Option<Pid>) -> bool {
-        let mut seen: HashSet<_> = tidying.into_iter().collect();
-        let spared = [self.group, tidying.and_then(|tidying| Stat::of(tidying)?.group)];
+    /// Kills the keeper's children with their groups, and the orphans that it adopts by that, in a
+    /// bounded number of passes; not `cleaning_up`. Returns whether there was any.
+    fn kill_children(&self, cleaning_up: Option<Pid>) -> bool {
+        let mut seen: HashSet<_> = cleaning_up.into_iter().collect();
+        let spared = [self.group, cleaning_up.and_then(|cleaning_up| Stat::of(cleaning_up)?.group)];
         let mut killed = false;
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_PASSES {
             let mut new = children(self.keeper);
             #[cfg(test)]
-            tests::look_slowly(new.iter().copied());
+            tests::delay_after_listing(new.iter().copied());
             new.retain(|pid| seen.insert(*pid));
             if new.is_empty() {
                 break;
@@ -173,52 +175,53 @@ impl Still {
     }
 }
 
-impl Drop for Still {
+impl Drop for StoppedKeeper {
     fn drop(&mut self) {
         signal(&self.pidfd, Signal::CONT);
     }
 }
 
-/// Stops every descendant that was not known, but not what is `tidying` up; tells whether there was any.
-fn stop_new(
+/// Stops every descendant that is not in `members` yet, except `cleaning_up`; returns whether there was
+/// any.
+fn stop_new_descendants(
     root: Pid,
-    tidying: Option<Pid>,
+    cleaning_up: Option<Pid>,
     is_root: impl Fn() -> bool,
     members: &mut HashMap<Pid, OwnedFd>,
 ) -> bool {
     let found = descendants(root);
     #[cfg(test)]
-    tests::look_slowly(found.iter().map(|link| link.child));
+    tests::delay_after_listing(found.iter().map(|edge| edge.child));
     if !is_root() {
         return false;
     }
-    let mut news = false;
-    for link in found {
-        if members.contains_key(&link.child) {
+    let mut found_new = false;
+    for edge in found {
+        if members.contains_key(&edge.child) {
             continue;
         }
-        news = true;
-        if let Some(member) = hold(root, link) {
-            if Some(link.child) != tidying {
+        found_new = true;
+        if let Some(member) = open_descendant(root, edge) {
+            if Some(edge.child) != cleaning_up {
                 signal(&member, Signal::STOP);
             }
-            members.insert(link.child, member);
+            members.insert(edge.child, member);
         }
     }
-    news
+    found_new
 }
 
-/// A descriptor of a descendant, if that is still who has the number.
-fn hold(root: Pid, link: Link) -> Option<OwnedFd> {
-    let opened = rustix::process::pidfd_open(link.child, PidfdFlags::empty());
-    // One whose parent has died in between belongs to the root by now.
-    let parent = Stat::of(link.child).and_then(|stat| stat.parent);
-    let ours = parent.is_some_and(|parent| parent == link.parent || parent == root);
+/// Opens a pidfd of a descendant, if the pid is still that descendant's.
+fn open_descendant(root: Pid, edge: Edge) -> Option<OwnedFd> {
+    let opened = rustix::process::pidfd_open(edge.child, PidfdFlags::empty());
+    // If its parent has died meanwhile, the root has adopted it.
+    let parent = Stat::of(edge.child).and_then(|stat| stat.parent);
+    let ours = parent.is_some_and(|parent| parent == edge.parent || parent == root);
     match opened {
         Ok(pidfd) => ours.then_some(pidfd),
-        // Out of descriptors: better a small risk than a survivor.
+        // Out of descriptors: accept a small risk rather than a survivor.
         Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) if ours => {
-            let _ = rustix::process::kill_process(link.child, Signal::KILL);
+            let _ = rustix::process::kill_process(edge.child, Signal::KILL);
             None
         }
         Err(_) => None,
@@ -237,21 +240,21 @@ fn signal(pidfd: &OwnedFd, signal: Signal) -> bool {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Link {
+struct Edge {
     parent: Pid,
     child: Pid,
 }
 
-/// Every process below `root`, as far as one pass can see; parents before their children.
-fn descendants(root: Pid) -> Vec<Link> {
-    let mut found: Vec<Link> = Vec::new();
+/// All processes below `root` that one pass can see; parents before their children.
+fn descendants(root: Pid) -> Vec<Edge> {
+    let mut found: Vec<Edge> = Vec::new();
     let mut seen = HashSet::from([root]);
     let mut at = 0;
     let mut parent = root;
     loop {
         for child in children(parent) {
             if seen.insert(child) {
-                found.push(Link { parent, child });
+                found.push(Edge { parent, child });
             }
         }
         let Some(next) = found.get(at) else { break };
@@ -261,7 +264,7 @@ fn descendants(root: Pid) -> Vec<Link> {
     found
 }
 
-/// The children of all threads of a process; none if it has gone.
+/// The children of all threads of a process; empty if it is gone.
 pub(super) fn children(pid: Pid) -> Vec<Pid> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())) else {
         return Vec::new();
@@ -277,7 +280,7 @@ fn parse_pids(list: &str) -> Vec<Pid> {
     list.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
 }
 
-/// What `/proc/PID/stat` tells of a process.
+/// Fields of `/proc/PID/stat`.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     is_stopped: bool,
@@ -286,19 +289,19 @@ struct Stat {
 }
 
 impl Stat {
-    /// `None` if it has gone.
+    /// `None` if the process is gone.
     fn of(pid: Pid) -> Option<Self> {
         let text = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
         Self::parse(&text)
     }
 
     fn parse(text: &[u8]) -> Option<Self> {
-        // The name, in parentheses, may hold anything.
+        // The name, in parentheses, may contain anything.
         let end = text.iter().rposition(|&b| b == b')')?;
         let rest = std::str::from_utf8(&text[end + 1..]).ok()?;
         let mut fields = rest.split_ascii_whitespace();
         let is_stopped = fields.next()? == "T";
-        // Of one that is just being reaped some are 0 or -1.
+        // For a process that is being reaped, some are 0 or -1.
         let mut pid = || {
             let number: i32 = fields.next()?.parse().ok()?;
             Some(Pid::from_raw(number.max(0)))
@@ -314,15 +317,15 @@ mod tests {
     use super::super::{Group, Launch, ProcessConfig, ProcessHost, StartError, environment};
     use super::*;
 
-    /// Whether every look at a tree takes so long that all it has found has exited meanwhile.
-    static SLOWLY: AtomicBool = AtomicBool::new(false);
+    /// Delays each pass over a tree until everything it has found has exited.
+    static DELAY: AtomicBool = AtomicBool::new(false);
 
-    pub(super) fn look_slowly(found: impl Iterator<Item = Pid>) {
+    pub(super) fn delay_after_listing(found: impl Iterator<Item = Pid>) {
         let runs = |pid: Pid| {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
             stat.is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") T "))
         };
-        if SLOWLY.load(Ordering::Relaxed) {
+        if DELAY.load(Ordering::Relaxed) {
             for pid in found {
                 while runs(pid) {
                     std::thread::sleep(Duration::from_millis(1));
@@ -332,11 +335,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_gone_before_it_is_signalled_is_caught_by_its_group() {
-        SLOWLY.store(true, Ordering::Relaxed);
+    async fn processes_that_fork_and_exit_are_killed_by_their_group() {
+        DELAY.store(true, Ordering::Relaxed);
         let directory = tempfile::tempdir().unwrap();
         let end = directory.path().join("end");
-        // Each starts the next and exits; the last of them would leave a file.
+        // Each process starts the next and exits; the last one would create a file.
         let script = format!(
             "r() {{ if [ $1 -gt 0 ]; then r $(($1 - 1)) & else echo > {}; fi; }}; r 900",
             end.display()
@@ -358,12 +361,12 @@ mod tests {
         process.kill();
         process.gone().await;
         host.shut_down().await;
-        SLOWLY.store(false, Ordering::Relaxed);
+        DELAY.store(false, Ordering::Relaxed);
         assert!(!end.exists(), "it ran to its end");
     }
 
     #[test]
-    fn a_stat_is_read_past_any_name() {
+    fn stat_is_parsed_after_any_process_name() {
         let line = "7 (a) b (c)) T 5 6 9 34816 7 4194304 1 2 3 4 5 6 7 8 20 0 1 0 4242 9 9";
         let pid = Pid::from_raw;
         let stat = Stat { is_stopped: true, parent: pid(5), group: pid(6) };

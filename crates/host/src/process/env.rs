@@ -1,6 +1,6 @@
-//! The environment of a child: what the client sent, over what its policy takes from the server.
+//! Builds the environment of a child: the client's variables on top of those its policy inherits.
 //!
-//! Invariant: the variables of [`NEVER_PASSED_ON`] reach no child, whatever is asked.
+//! Invariant: the variables of [`NEVER_PASSED_ON`] reach no child, whatever the request says.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use codex_exec_server_protocol::process::{Env, EnvInherit, EnvPolicy};
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
-/// Credentials and switches of the server itself.
+/// The server's own credentials and switches: no child gets these variables, not even from the client.
 pub const NEVER_PASSED_ON: &[&str] = &[
     "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
     "NODE_REPL_AUTH_TOKEN",
@@ -19,7 +19,7 @@ pub const NEVER_PASSED_ON: &[&str] = &[
     "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
 ];
 
-/// What the server itself signs in with: no policy inherits it, though a client may set the name.
+/// Variables that the server signs in with: no policy inherits them, but a client may set them itself.
 pub const NEVER_INHERITED: &[&str] = &[
     "CODEX_ACCESS_TOKEN",
     "CODEX_API_KEY",
@@ -29,16 +29,16 @@ pub const NEVER_INHERITED: &[&str] = &[
     "CODEX_RENDEZVOUS_NATS",
 ];
 
-/// What `inherit: "core"` keeps.
+/// The variables of `inherit: "core"`.
 const CORE: &[&str] = &[
     "PATH", "SHELL", "TMPDIR", "TEMP", "TMP", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME",
     "USER",
 ];
 
-/// Names dropped unless the policy says otherwise.
+/// Excluded by default; see `ignoreDefaultExcludes`.
 const DEFAULT_EXCLUDES: &[&str] = &["*KEY*", "*SECRET*", "*TOKEN*"];
 
-/// A glob of an [`EnvPolicy`] that does not parse.
+/// A pattern of an [`EnvPolicy`] does not parse.
 #[derive(Debug, thiserror::Error)]
 #[error("envPolicy: {0}")]
 pub struct BadGlob(#[from] globset::Error);
@@ -46,8 +46,8 @@ pub struct BadGlob(#[from] globset::Error);
 /// The environment of a child, by name.
 pub type Environment = BTreeMap<OsString, OsString>;
 
-/// Lays `env` over what `policy` makes of `server`.
-pub fn build(
+/// Puts `env` on top of what `policy` takes from `server`.
+pub(super) fn build(
     server: impl IntoIterator<Item = (OsString, OsString)>,
     policy: Option<&EnvPolicy>,
     env: &Env,
@@ -59,7 +59,7 @@ pub fn build(
             inherit(server.into_iter().filter(|(name, _)| !own(name)), policy)?
         }
     };
-    lay_over(&mut out, env);
+    overlay(&mut out, env);
     out.retain(|name, _| !NEVER_PASSED_ON.iter().any(|never| name == *never));
     Ok(out)
 }
@@ -78,7 +78,7 @@ fn inherit(
         drop_matching(&mut out, DEFAULT_EXCLUDES)?;
     }
     drop_matching(&mut out, &policy.exclude)?;
-    lay_over(&mut out, &policy.set);
+    overlay(&mut out, &policy.set);
     if !policy.include_only.is_empty() {
         let keep = globs(&policy.include_only)?;
         out.retain(|name, _| keep.is_match(name));
@@ -86,7 +86,7 @@ fn inherit(
     Ok(out)
 }
 
-fn lay_over(out: &mut Environment, env: &Env) {
+fn overlay(out: &mut Environment, env: &Env) {
     out.extend(env.0.iter().map(|(name, value)| (name.into(), value.into())));
 }
 
@@ -133,13 +133,13 @@ mod tests {
     }
 
     #[test]
-    fn without_a_policy_the_client_says_everything() {
+    fn without_a_policy_only_client_variables_are_set() {
         assert_eq!(names(None, &[]), Vec::<String>::new());
         assert_eq!(names(None, &[("A", "1"), ("MY_TOKEN", "2")]), ["A", "MY_TOKEN"]);
     }
 
     #[test]
-    fn a_policy_starts_from_the_server_and_drops_secrets() {
+    fn policy_inherits_from_the_server_and_drops_secrets() {
         let all = EnvPolicy::default();
         assert_eq!(names(Some(&all), &[]), ["EDITOR", "HOME", "LANG", "PATH"]);
         let core = EnvPolicy { inherit: EnvInherit::Core, ..EnvPolicy::default() };
@@ -149,14 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_signs_in_with_is_not_inherited() {
+    fn sign_in_credentials_are_not_inherited() {
         let all = EnvPolicy { ignore_default_excludes: true, ..EnvPolicy::default() };
         assert!(!names(Some(&all), &[]).contains(&"CODEX_API_KEY".to_owned()));
         assert_eq!(names(None, &[("CODEX_API_KEY", "theirs")]), ["CODEX_API_KEY"]);
     }
 
     #[test]
-    fn steps_apply_in_order() {
+    fn policy_steps_apply_in_order() {
         let policy = EnvPolicy {
             ignore_default_excludes: true,
             exclude: vec!["git*".into(), "EDIT?R".into()],
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_own_credentials_are_never_passed_on() {
+    fn server_credentials_are_never_passed_on() {
         let policy = EnvPolicy { ignore_default_excludes: true, ..EnvPolicy::default() };
         let names = names(Some(&policy), &[("NODE_REPL_AUTH_TOKEN", "x")]);
         assert!(names.iter().all(|name| !NEVER_PASSED_ON.contains(&name.as_str())), "{names:?}");
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_glob_is_an_error() {
+    fn invalid_glob_is_an_error() {
         let policy = EnvPolicy { exclude: vec!["[".into()], ..EnvPolicy::default() };
         build([], Some(&policy), &Env::default()).unwrap_err();
     }

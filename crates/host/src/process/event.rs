@@ -1,4 +1,4 @@
-//! What a process publishes, and where to.
+//! Events of a process, and the sink they go to.
 
 use std::task::{Context, Poll};
 
@@ -8,9 +8,9 @@ use codex_exec_server_protocol::process::{OutputStream, ProcessId};
 /// One numbered event of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessEvent {
-    /// Whose.
+    /// The process.
     pub process_id: ProcessId,
-    /// Its place among the process's events.
+    /// Sequence number, from 1 on, per process.
     pub seq: u64,
     /// What happened.
     pub kind: EventKind,
@@ -19,26 +19,26 @@ pub struct ProcessEvent {
 /// What happened to a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventKind {
-    /// It wrote something.
+    /// The process wrote output.
     Output {
-        /// Where to.
+        /// The stream it wrote to.
         stream: OutputStream,
-        /// What.
+        /// The bytes it wrote.
         bytes: Bytes,
     },
-    /// It exited.
+    /// The process exited.
     Exited {
-        /// 128 + signal for a death by signal.
+        /// Exit code; 128 + signal number if a signal killed it.
         code: i32,
-        /// The sandbox probably caused it.
+        /// The sandbox probably caused the exit.
         sandbox_denied: bool,
     },
-    /// It exited and its streams have ended.
+    /// The process has exited and its streams have ended.
     Closed,
 }
 
 impl ProcessEvent {
-    /// Bytes of output in it.
+    /// Bytes of output in the event.
     pub fn len(&self) -> usize {
         match &self.kind {
             EventKind::Output { bytes, .. } => bytes.len(),
@@ -46,30 +46,30 @@ impl ProcessEvent {
         }
     }
 
-    /// Whether it carries no output.
+    /// Whether the event carries no output.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The other side of a sink has gone.
+/// The receiver of a sink is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SinkClosed;
 
-/// Where a process's events go while a client is attached.
+/// Receives a process's events while a client is attached.
 pub trait EventSink: Send {
-    /// Waits for room for the event. After `Ready(Ok)` the same event is sent.
+    /// Waits until the sink has room for the event. After `Ready(Ok)`, the caller sends this event.
     fn poll_ready(
         &mut self,
         cx: &mut Context<'_>,
         event: &ProcessEvent,
     ) -> Poll<Result<(), SinkClosed>>;
 
-    /// Sends the event there was room for.
+    /// Sends the event that `poll_ready` had room for.
     fn send(&mut self, event: ProcessEvent);
 
-    /// Finds out that everything sent before the first call has reached the other side, past all
-    /// buffers on the way. One that cannot tell takes what was sent for arrived.
+    /// Resolves once everything sent before the first call has reached the client's side, past all
+    /// buffers on the way. The default assumes that what was sent has arrived.
     fn poll_arrived(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let _ = cx;
         Poll::Ready(())

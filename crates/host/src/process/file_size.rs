@@ -2,10 +2,10 @@
 
 use std::ffi::c_int;
 
-/// Has writes beyond the limit on the size of files fail with `EFBIG` instead of killing this process,
-/// which is what `SIGXFSZ` does. What this process executes has the signal as it always is: a handler, other
-/// than a signal that is ignored, does not outlive `execve`.
-pub fn outlive_file_size_limit() {
+/// Makes writes beyond the file size limit fail with `EFBIG` instead of killing this process by
+/// `SIGXFSZ`. Executed programs get the default action: a handler, unlike an ignored signal, does not
+/// survive `execve`.
+pub(crate) fn handle_file_size_signal() {
     extern "C" fn nothing(_: c_int) {}
     // SAFETY: a valid action whose handler does nothing, which is allowed at any moment.
     unsafe {

@@ -1,7 +1,7 @@
-//! The way to a process: commands into its owner's mailbox, answers back.
+//! A handle to a process: sends commands to its owner's mailbox and receives replies.
 //!
-//! Every method takes effect in the order of the calls, and returns before that: the answer is a
-//! future of its own. So a caller keeps the order of its requests and waits for none of them.
+//! Commands take effect in the order of the calls. A method returns at once; the reply is a separate
+//! future. So a caller keeps its requests in order without waiting for any of them.
 
 use codex_exec_server_protocol::process::{
     ProcessInfo, ProcessSignal, ReadParams, ReadResponse, TerminalSize, WriteParams, WriteStatus,
@@ -10,17 +10,17 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::event::EventSink;
 
-/// A process, from the moment its start was asked for until it is forgotten.
+/// A handle to a process, from its start request until the host forgets it.
 #[derive(Debug, Clone)]
 pub struct ProcessHandle {
     pub(super) mailbox: mpsc::UnboundedSender<Command>,
 }
 
-/// An answer to come; an error means that the process is unknown (its start failed, or it was
-/// forgotten).
+/// A pending reply; an error means that the process is unknown (its start failed, or the host has
+/// forgotten it).
 pub type Reply<T> = oneshot::Receiver<T>;
 
-/// What the owner of a process is told.
+/// A command to the owner of a process.
 pub(super) enum Command {
     Read(ReadParams, oneshot::Sender<ReadResponse>),
     Write(WriteParams, oneshot::Sender<WriteStatus>),
@@ -57,63 +57,63 @@ impl std::fmt::Debug for Command {
 impl ProcessHandle {
     fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Reply<T> {
         let (reply, answer) = oneshot::channel();
-        // An owner that has gone drops the command, and with it the reply.
+        // If the owner is gone, `send` drops the command and its reply.
         let _ = self.mailbox.send(command(reply));
         answer
     }
 
-    /// Output, now or as soon as there is something to tell.
+    /// Reads output, now or as soon as there is some.
     pub fn read(&self, params: ReadParams) -> Reply<ReadResponse> {
         self.ask(|reply| Command::Read(params, reply))
     }
 
-    /// Bytes for stdin; answered once they are accepted.
+    /// Writes to stdin; replies once the bytes are accepted.
     pub fn write(&self, params: WriteParams) -> Reply<WriteStatus> {
         self.ask(|reply| Command::Write(params, reply))
     }
 
-    /// A signal to the process group.
+    /// Signals the process group.
     pub fn signal(&self, signal: ProcessSignal) -> Reply<()> {
         self.ask(|reply| Command::Signal(signal, reply))
     }
 
-    /// SIGKILL to the group and every descendant; answers whether it was running.
+    /// Sends SIGKILL to the group and every descendant; replies whether the process was running.
     pub fn terminate(&self) -> Reply<bool> {
         self.ask(Command::Terminate)
     }
 
-    /// A new size for the terminal.
+    /// Resizes the terminal.
     pub fn resize(&self, size: TerminalSize) -> Reply<Result<(), NoTerminal>> {
         self.ask(|reply| Command::Resize(size, reply))
     }
 
-    /// A line for `process/list`.
+    /// An entry of `process/list`.
     pub fn info(&self) -> Reply<ProcessInfo> {
         self.ask(Command::Info)
     }
 
-    /// Events go to this sink from now on. The first sink of a process gets all of them, a later
-    /// one those that are yet to come: what happened in between is there to be read.
+    /// Sends events to this sink from now on. The first sink of a process gets all events; a later one
+    /// gets new events only, and earlier output is available through `read`.
     pub fn attach(&self, sink: Box<dyn EventSink>) {
         let _ = self.mailbox.send(Command::Attach(sink));
     }
 
-    /// Nobody listens any more; output is kept for somebody who comes back.
+    /// Detaches the sink; output is retained for a later one.
     pub fn detach(&self) {
         let _ = self.mailbox.send(Command::Detach);
     }
 
-    /// Kills everything of the process and forgets it.
+    /// Kills the process with its descendants and forgets it.
     pub fn kill(&self) {
         let _ = self.mailbox.send(Command::Kill);
     }
 
-    /// Whether the process was forgotten.
+    /// Whether the host has forgotten the process.
     pub fn is_gone(&self) -> bool {
         self.mailbox.is_closed()
     }
 
-    /// Resolves when the process was forgotten.
+    /// Waits until the host has forgotten the process.
     pub async fn gone(&self) {
         self.mailbox.closed().await;
     }

@@ -1,5 +1,5 @@
-//! A helper process in a sandbox: this executable, re-entered, that serves requests on its stdin
-//! and stdout.
+//! A helper process in a sandbox: this executable, re-entered, which serves requests on its stdin and
+//! stdout.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,43 +21,43 @@ use super::confinement::Confinement;
 use super::descendants;
 use super::host::{ProcessHost, StartError};
 use super::launch::LaunchError;
-use super::left::Group;
+use super::leftovers::Group;
 
-/// Helpers belong to no client.
+/// The group of helpers, which belong to no client.
 pub(super) const GROUP: Group = Group(u64::MAX);
 
-/// Both ends of a running helper. It is killed when its input is dropped.
+/// A running helper. Dropping its input kills it.
 #[derive(Debug)]
 pub(crate) struct HelperProcess {
-    /// What it answers.
+    /// Its replies.
     pub output: pipe::Receiver,
-    /// What it is asked.
+    /// Its requests.
     pub input: HelperInput,
     /// Its mounts.
-    pub mounts: Mounts,
+    pub mounts: SandboxMounts,
 }
 
-/// The mounts of a running helper: what keeps its sandbox from what is denied and protected. When a
-/// file is removed that something was mounted on, the kernel takes the mount away, in every sandbox.
+/// The mounts of a helper's sandbox, which hide denied and protected files. When a file that is a mount
+/// point is removed, the kernel removes the mount, in every sandbox.
 #[derive(Debug)]
-pub(crate) struct Mounts(Option<OwnedFd>);
+pub(crate) struct SandboxMounts(Option<OwnedFd>);
 
-impl Mounts {
-    /// Those of the sandbox that a process stands outside of.
-    fn below(outer: Pid) -> Self {
+impl SandboxMounts {
+    /// The mounts of the sandbox with this outer process.
+    fn of_sandbox(outer: Pid) -> Self {
         let inner = descendants::children(outer).into_iter().next();
         let path = inner.map(|inner| format!("/proc/{}/mountinfo", inner.as_raw_nonzero()));
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         Self(path.and_then(|path| rustix::fs::open(path, flags, Mode::empty()).ok()))
     }
 
-    /// Whether it can be told.
-    pub fn are_known(&self) -> bool {
+    /// Whether the mount table could be opened.
+    pub(crate) fn are_known(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Whether all of them have stood since the helper began. If that cannot be told, they have not.
-    pub fn stand(&self) -> bool {
+    /// Whether no mount has changed since the helper started; false if that is unknown.
+    pub(crate) fn are_intact(&self) -> bool {
         let Some(table) = &self.0 else { return false };
         let now = Timespec::default();
         let mut fds = [PollFd::new(table, PollFlags::PRI)];
@@ -66,75 +66,75 @@ impl Mounts {
     }
 }
 
-/// A helper's stdin, which holds the helper.
+/// A helper's stdin; dropping it kills the helper.
 #[derive(Debug)]
 pub(crate) struct HelperInput {
     pipe: pipe::Sender,
-    _ending: Ending,
+    _kill_on_drop: KillInBackground,
 }
 
-/// The helpers of a host. Clones are the same.
+/// The helpers of a host. Clones share their state.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Running(Arc<Mutex<Vec<Helper>>>);
+pub(super) struct HelperProcesses(Arc<Mutex<Vec<Helper>>>);
 
-/// Locked while it is being killed: whoever comes then waits for the end of that.
+/// Locked while the helper is being killed, so that others wait for that.
 type Helper = Arc<Mutex<Option<Child>>>;
 
-impl Running {
-    fn add(&self, child: Child) -> Ending {
+impl HelperProcesses {
+    fn add(&self, child: Child) -> KillInBackground {
         let helper = Arc::new(Mutex::new(Some(child)));
         self.0.lock().push(helper.clone());
-        Ending(Some(Last { helpers: self.clone(), helper }))
+        KillInBackground(Some(KillOnDrop { helpers: self.clone(), helper }))
     }
 
-    /// Kills a helper; nothing of it is left then. Blocks.
-    fn end(&self, helper: &Helper) {
+    /// Kills a helper and its descendants. Blocks.
+    fn kill(&self, helper: &Helper) {
         let mut child = helper.lock();
         drop(child.take());
         self.0.lock().retain(|other| !Arc::ptr_eq(other, helper));
     }
 
-    /// Kills all of them. Blocks.
-    pub(super) fn end_all(&self) {
+    /// Kills all helpers. Blocks.
+    pub(super) fn kill_all(&self) {
         let all = self.0.lock().clone();
-        // First all of them: one tidies up after the last that has used the same place.
+        // First kill all: the last helper that used a placeholder removes it.
         for helper in &all {
             if let Some(child) = &*helper.lock() {
-                child.kill_here();
+                child.kill_blocking();
             }
         }
         for helper in &all {
-            self.end(helper);
+            self.kill(helper);
         }
     }
 }
 
-/// Ends a helper when it is dropped, on a thread that may block.
+/// Kills a helper when dropped, on a pool thread.
 #[derive(Debug)]
-struct Ending(Option<Last>);
+struct KillInBackground(Option<KillOnDrop>);
 
-/// Ends a helper when it is dropped.
+/// Kills a helper when dropped.
 #[derive(Debug)]
-struct Last {
-    helpers: Running,
+struct KillOnDrop {
+    helpers: HelperProcesses,
     helper: Helper,
 }
 
-impl Drop for Last {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        self.helpers.end(&self.helper);
+        self.helpers.kill(&self.helper);
     }
 }
 
-impl Drop for Ending {
+impl Drop for KillInBackground {
     fn drop(&mut self) {
-        let last = self.0.take();
-        pool::detached(move || drop(last));
+        let kill = self.0.take();
+        pool::spawn_detached(move || drop(kill));
     }
 }
 
 impl ProcessHost {
-    /// Starts a helper that a sandbox has been prepared for. Its stderr goes nowhere.
+    /// Starts a helper in a prepared sandbox. Its stderr is discarded.
     pub(crate) async fn start_helper(
         &self,
         sandbox: crate::sandbox::Launch,
@@ -144,16 +144,17 @@ impl ProcessHost {
         let (their_input, input) = io::pipe().map_err(setup)?;
         let (output, their_output) = io::pipe().map_err(setup)?;
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let nowhere = rustix::fs::open("/dev/null", flags, Mode::empty());
-        let nowhere = nowhere.map_err(|errno| setup(errno.into()))?;
-        let stdio = [their_input.into(), their_output.into(), nowhere];
-        let child = self.enter(confinement, stdio, false, GROUP).await?.entered().await?;
+        let null = rustix::fs::open("/dev/null", flags, Mode::empty());
+        let null = null.map_err(|errno| setup(errno.into()))?;
+        let stdio = [their_input.into(), their_output.into(), null];
+        let child =
+            self.start_sandbox(confinement, stdio, false, GROUP).await?.wait_started().await?;
         Ok(HelperProcess {
-            mounts: Mounts::below(child.pid()),
+            mounts: SandboxMounts::of_sandbox(child.pid()),
             output: pipe::Receiver::from_owned_fd(output.into()).map_err(setup)?,
             input: HelperInput {
                 pipe: pipe::Sender::from_owned_fd(input.into()).map_err(setup)?,
-                _ending: self.helpers().add(child),
+                _kill_on_drop: self.helpers().add(child),
             },
         })
     }

@@ -1,4 +1,4 @@
-//! Starting processes, and the end of all of them.
+//! Starts processes, and kills what is left of them at shutdown.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,9 +18,9 @@ use super::child::Child;
 use super::config::{Lifeline, ProcessConfig};
 use super::confinement::Confined;
 use super::handle::{Command, ProcessHandle, Reply};
-use super::helper::Running;
-use super::launch::{Launch, LaunchError, What};
-use super::left::{Group, Left};
+use super::helper::HelperProcesses;
+use super::launch::{Launch, LaunchError, LaunchTarget};
+use super::leftovers::{Group, Leftovers};
 use super::output::Output;
 use super::pty;
 use super::readiness::register;
@@ -31,48 +31,48 @@ use super::spool::Spool;
 use super::stdin::Stdin;
 use super::warden::Warden;
 
-/// Where processes run.
+/// Starts processes on this machine.
 #[derive(Debug, Clone)]
 pub struct ProcessHost {
     config: Arc<ProcessConfig>,
     spawner: Spawner,
-    left: Left,
+    leftovers: Leftovers,
     spares: Spares,
-    helpers: Running,
+    helpers: HelperProcesses,
     peers: Peers,
 }
 
-/// A process that runs.
+/// A started process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Started {
-    /// How much stands behind its sandbox; `None` without one.
+    /// Assurance of its sandbox; `None` without one.
     pub assurance: Option<Assurance>,
 }
 
 /// Why a process did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// It cannot be executed here.
+    /// The program cannot be executed.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
-    /// What it needs around it cannot be had.
+    /// The host cannot set up what the process needs.
     #[error("cannot set up {what}: {source}")]
     Setup {
-        /// A terminal, a pipe, a spool.
+        /// A terminal, a pipe or a spool.
         what: &'static str,
-        /// Why not.
+        /// The error of the system.
         source: io::Error,
     },
-    /// It asks for more than is allowed.
+    /// The request exceeds a limit.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// Its sandbox could not be built, or could not execute it; nothing ran.
+    /// The sandbox could not be built, or could not execute the program; nothing ran.
     #[error("{0}")]
     Sandbox(crate::sandbox::Failure),
 }
 
 impl StartError {
-    /// What kind of failure it is.
+    /// The error kind to report.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Spawn(error) => error.kind(),
@@ -89,9 +89,9 @@ impl StartError {
 }
 
 impl ProcessHost {
-    /// A host in this process. To be made inside a runtime.
+    /// Creates a host in this process. Call it inside a tokio runtime.
     pub fn new(config: ProcessConfig) -> io::Result<Self> {
-        pool::prepare()?;
+        pool::start_threads()?;
         let spawner = match &config.lifeline {
             Lifeline::Own => Spawner::Own(Arc::default()),
             Lifeline::Warden { executable } => {
@@ -101,16 +101,17 @@ impl ProcessHost {
             }
         };
         let spares = if config.spare_sandbox { Spares::default() } else { Spares::none() };
-        let helpers = Running::default();
+        let helpers = HelperProcesses::default();
         let peers = Peers::new(matches!(config.lifeline, Lifeline::Warden { .. }));
-        let left = Left::default();
-        Ok(Self { config: Arc::new(config), spawner, left, spares, helpers, peers })
+        let leftovers = Leftovers::default();
+        Ok(Self { config: Arc::new(config), spawner, leftovers, spares, helpers, peers })
     }
 
-    /// Begins to start a process, once `launch` is ready. Commands to the handle queue up until it
-    /// has started; its answer tells whether it has. Events wait until a sink is attached.
+    /// Starts a process once `launch` resolves. The handle queues commands until then; the reply says
+    /// whether the start succeeded. Events wait until a sink is attached.
     ///
-    /// If something that its sandbox is built on was replaced meanwhile, `again` is taken, once.
+    /// If a file that the sandbox is built on was replaced meanwhile, the host tries once more with
+    /// `again`.
     pub fn start<E: From<StartError> + Send + 'static, F>(
         &self,
         launch: F,
@@ -139,7 +140,7 @@ impl ProcessHost {
                     Actor::new(parts, host.config, commands).run().await;
                 }
                 Err(error) => {
-                    // First forget the process, then say so: its id is free for whoever hears it.
+                    // Drop the mailbox before replying: the caller may reuse the process id at once.
                     drop::<mpsc::UnboundedReceiver<Command>>(commands);
                     let _ = started.send(Err(error));
                 }
@@ -148,20 +149,21 @@ impl ProcessHost {
         (ProcessHandle { mailbox }, answer)
     }
 
-    /// Kills what processes of a group left behind. Its processes themselves are gone already.
+    /// Kills processes that programs of this group left behind. The programs themselves have been
+    /// killed already.
     pub async fn end_group(&self, group: Group) {
-        let left = self.left.clone();
-        let _ = pool::blocking(move || left.end(group)).await;
+        let leftovers = self.leftovers.clone();
+        let _ = pool::blocking(move || leftovers.kill_group(group)).await;
     }
 
-    /// Kills the helpers and everything that any process left behind, and lets the warden go.
+    /// Kills the helpers and all processes left behind, and dismisses the warden.
     pub async fn shut_down(&self) {
-        let (left, spares, helpers) =
-            (self.left.clone(), self.spares.clone(), self.helpers.clone());
+        let (leftovers, spares, helpers) =
+            (self.leftovers.clone(), self.spares.clone(), self.helpers.clone());
         let ended = pool::blocking(move || {
-            spares.end();
-            helpers.end_all();
-            left.end_all();
+            spares.shut_down();
+            helpers.kill_all();
+            leftovers.kill_all();
         });
         let _ = ended.await;
         if let Spawner::Warden(warden) = &self.spawner {
@@ -171,21 +173,21 @@ impl ProcessHost {
 
     async fn parts(&self, launch: Launch) -> Result<Parts, StartError> {
         let retention = self.retention(launch.retain).await?;
-        let wires = Wires::new(&launch, &self.config)
+        let io = Stdio::new(&launch, &self.config)
             .map_err(|(what, source)| StartError::Setup { what, source })?;
         let tty = launch.terminal.is_some();
-        let (group, stdio) = (launch.group, wires.theirs);
-        let (child, confined) = match launch.what {
-            What::Program(command) => {
+        let (group, stdio) = (launch.group, io.child_ends);
+        let (child, confined) = match launch.target {
+            LaunchTarget::Program(command) => {
                 let request =
-                    SpawnRequest { group, command, stdio, tty, pass: Vec::new(), tidies_up: false };
+                    SpawnRequest { group, command, stdio, tty, pass: Vec::new(), cleans_up: false };
                 (self.spawn(request).await?, None)
             }
-            What::Confined(confinement) => {
+            LaunchTarget::Confined(confinement) => {
                 let assurance = confinement.assurance();
-                let entering = self.enter(confinement, stdio, tty, group).await?;
-                let cleanup = entering.cleanup.clone();
-                (entering.entered().await?, Some(Confined::new(cleanup, assurance)))
+                let starting = self.start_sandbox(confinement, stdio, tty, group).await?;
+                let cleanup = starting.cleanup.clone();
+                (starting.wait_started().await?, Some(Confined::new(cleanup, assurance)))
             }
         };
         Ok(Parts {
@@ -193,33 +195,33 @@ impl ProcessHost {
             argv: launch.argv,
             cwd: launch.cwd,
             child,
-            stdin: wires.stdin,
-            outputs: wires.outputs,
-            terminal: wires.terminal,
+            stdin: io.stdin,
+            outputs: io.outputs,
+            terminal: io.terminal,
             retention,
             confined,
         })
     }
 
-    /// Which connections from this machine are admitted: none from what runs in a sandbox here.
+    /// The admission check for connections from this machine: refuses sandboxed processes.
     pub fn peers(&self) -> &Peers {
         &self.peers
     }
 
-    /// What is kept ready for sandboxes.
+    /// The spare sandbox processes.
     pub(super) fn spares(&self) -> &Spares {
         &self.spares
     }
 
-    /// The helpers that run.
-    pub(super) fn helpers(&self) -> &Running {
+    /// The running helpers.
+    pub(super) fn helpers(&self) -> &HelperProcesses {
         &self.helpers
     }
 
     /// Starts a process that dies with this one.
     pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Child, StartError> {
         let group = request.group;
-        Ok(Child::new(self.spawner.spawn(request).await?, group, self.left.clone()))
+        Ok(Child::new(self.spawner.spawn(request).await?, group, self.leftovers.clone()))
     }
 
     async fn retention(&self, retain: Option<Retain>) -> Result<Retention, StartError> {
@@ -251,15 +253,15 @@ impl ProcessHost {
     }
 }
 
-/// The two sides of a process's stdin and outputs.
-struct Wires {
-    theirs: [OwnedFd; 3],
+/// Both ends of a process's stdin and outputs.
+struct Stdio {
+    child_ends: [OwnedFd; 3],
     stdin: Stdin,
     outputs: [Option<Output>; 2],
     terminal: Option<Arc<OwnedFd>>,
 }
 
-impl Wires {
+impl Stdio {
     fn new(launch: &Launch, config: &ProcessConfig) -> Result<Self, (&'static str, io::Error)> {
         match launch.terminal {
             Some(size) => Self::terminal(size, config).map_err(|error| ("a terminal", error)),
@@ -269,11 +271,11 @@ impl Wires {
 
     fn terminal(size: TerminalSize, config: &ProcessConfig) -> io::Result<Self> {
         let pty::Pty { master, terminal } = pty::open(size)?;
-        // One more descriptor of the same terminal, so that reading and writing wait apart.
+        // A second descriptor of the same terminal, so that reads and writes have separate readiness.
         let input = Arc::new(master.try_clone()?);
-        let theirs = [terminal.try_clone()?, terminal.try_clone()?, terminal];
+        let child_ends = [terminal.try_clone()?, terminal.try_clone()?, terminal];
         Ok(Self {
-            theirs,
+            child_ends,
             stdin: Stdin::new(Some(register(input.clone())?), config.stdin_queue_bytes),
             outputs: [Some(Output::new(OutputStream::Pty, register(master)?)), None],
             terminal: Some(input),
@@ -292,7 +294,7 @@ impl Wires {
         let (stdout, their_stdout) = output_pipe()?;
         let (stderr, their_stderr) = output_pipe()?;
         Ok(Self {
-            theirs: [their_stdin, their_stdout, their_stderr],
+            child_ends: [their_stdin, their_stdout, their_stderr],
             stdin: Stdin::new(stdin, config.stdin_queue_bytes),
             outputs: [
                 Some(Output::new(OutputStream::Stdout, register(stdout)?)),
@@ -303,29 +305,29 @@ impl Wires {
     }
 }
 
-/// Our end, which does not block, and theirs, which does.
+/// Our end, non-blocking, and the child's, blocking.
 fn output_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) = io::pipe()?;
     rustix::io::ioctl_fionbio(&ours, true)?;
     Ok((ours.into(), theirs.into()))
 }
 
-/// What a server cannot do without: its own, the numbers that sandboxes keep clear, and a few for work.
-const FEWEST_DESCRIPTORS: u64 = 96;
+/// Minimum of open files: the server's own, the numbers that sandboxes reserve, and a few for requests.
+const MIN_DESCRIPTORS: u64 = 96;
 
 fn require_descriptors() -> io::Result<()> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     match limit.current {
-        Some(limit) if limit < FEWEST_DESCRIPTORS => Err(io::Error::other(format!(
+        Some(limit) if limit < MIN_DESCRIPTORS => Err(io::Error::other(format!(
             "only {limit} files may be open at once; raise the limit (ulimit -n) to at least \
-             {FEWEST_DESCRIPTORS}, better 1024"
+             {MIN_DESCRIPTORS}, better 1024"
         ))),
         _ => Ok(()),
     }
 }
 
-/// A server of many processes needs many descriptors: raises the soft limit to the hard one and
-/// tells what it was, for children to get it back.
+/// Raises the soft limit on open files to the hard limit: a server of many processes needs many
+/// descriptors. Returns the previous limit, to restore it in children.
 fn raise_descriptor_limit() -> Option<libc::rlimit> {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let before = getrlimit(Resource::Nofile);

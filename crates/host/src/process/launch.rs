@@ -1,4 +1,4 @@
-//! From the params of `process/start` to something that can be started.
+//! Turns the params of `process/start` into something that can be started.
 
 use std::ffi::OsStr;
 
@@ -8,31 +8,31 @@ use codex_exec_server_protocol::process::{ExecParams, ProcessId, Retain, Termina
 use super::command::{Command, NulByte};
 use super::confinement::Confinement;
 use super::env::{self, BadGlob, Environment};
-use super::left::Group;
+use super::leftovers::Group;
 
-/// A process that is about to be started.
+/// A process to start.
 #[derive(Debug)]
 pub struct Launch {
-    /// Its name in its session.
+    /// The process's id in its session.
     pub process_id: ProcessId,
-    /// With whom it is killed in the end.
+    /// The group it is killed with.
     pub group: Group,
     /// For `process/list`.
     pub argv: Vec<String>,
     /// For `process/list`.
     pub cwd: PathUri,
-    /// With a terminal of this size.
+    /// Size of its terminal; `None` without a terminal.
     pub terminal: Option<TerminalSize>,
-    /// Without a terminal: stdin is a pipe.
+    /// Without a terminal: stdin is a pipe, not `/dev/null`.
     pub pipe_stdin: bool,
-    /// How much output is kept.
+    /// How much output the server retains; `None` for the default.
     pub retain: Option<Retain>,
-    pub(super) what: What,
+    pub(super) target: LaunchTarget,
 }
 
 /// What to execute.
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum LaunchTarget {
     Program(Command),
     Confined(Confinement),
 }
@@ -40,26 +40,26 @@ pub(super) enum What {
 /// Why params cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// Nothing to execute.
+    /// `argv` is empty.
     #[error("argv must not be empty")]
     EmptyArgv,
-    /// A bad pattern.
+    /// A pattern of `envPolicy` does not parse.
     #[error(transparent)]
     EnvPolicy(#[from] BadGlob),
-    /// A NUL byte where none can be.
+    /// A string contains a NUL byte.
     #[error(transparent)]
     Nul(#[from] NulByte),
-    /// More output to be kept than is allowed.
+    /// The request wants more output retained than the server allows.
     #[error("retain.bytes is {asked}; this server keeps at most {limit}")]
     Retain {
-        /// What was asked for.
+        /// Requested bytes.
         asked: u64,
-        /// What can be had.
+        /// Maximum bytes.
         limit: u64,
     },
 }
 
-/// The environment that `params` ask for, on top of this process's own.
+/// Builds the environment that `params` ask for, based on this process's own.
 pub fn environment(params: &ExecParams) -> Result<Environment, LaunchError> {
     Ok(env::build(std::env::vars_os(), params.env_policy.as_ref(), &params.env)?)
 }
@@ -80,19 +80,19 @@ impl Launch {
             environment,
             params.cwd.as_path(),
         )?;
-        Ok(Self::with(params, What::Program(command), group))
+        Ok(Self::with(params, LaunchTarget::Program(command), group))
     }
 
-    /// A process that a sandbox has been prepared for.
+    /// A process in a prepared sandbox.
     pub fn confined(
         params: ExecParams,
         sandbox: crate::sandbox::Launch,
         group: Group,
     ) -> Result<Self, LaunchError> {
-        Ok(Self::with(params, What::Confined(Confinement::new(sandbox)?), group))
+        Ok(Self::with(params, LaunchTarget::Confined(Confinement::new(sandbox)?), group))
     }
 
-    fn with(params: ExecParams, what: What, group: Group) -> Self {
+    fn with(params: ExecParams, target: LaunchTarget, group: Group) -> Self {
         Self {
             process_id: params.process_id,
             group,
@@ -101,7 +101,7 @@ impl Launch {
             terminal: params.tty.then(|| params.size.unwrap_or_default()),
             pipe_stdin: params.pipe_stdin,
             retain: params.retain,
-            what,
+            target,
         }
     }
 }

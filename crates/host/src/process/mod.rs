@@ -1,11 +1,11 @@
-//! Processes: started, fed, listened to, signalled, and never left behind.
+//! Processes: start, write to, read from, signal, and kill with all their descendants.
 //!
-//! [`ProcessHost::start`] makes a process and its one owner (a task, see `actor`); a
-//! [`ProcessHandle`] talks to that owner. What the process publishes goes to an [`EventSink`].
+//! [`ProcessHost::start`] starts a process and its owner, a task (see `actor`); a [`ProcessHandle`]
+//! sends commands to that owner. The owner publishes events to an [`EventSink`].
 //!
-//! Memory of one process is bounded by [`ProcessConfig`]: `retain_bytes` of output in at most
-//! `retain_chunks` chunks (or that much of a file), `stdin_queue_bytes` of input, and
-//! `unsent_bytes` on the way to the client.
+//! [`ProcessConfig`] bounds the memory of one process: `retain_bytes` of output in at most
+//! `retain_chunks` chunks (or that much in a file), `stdin_queue_bytes` of input, and `unsent_bytes` on
+//! the way to the client.
 
 mod actor;
 mod child;
@@ -21,7 +21,7 @@ mod helper;
 mod host;
 mod keeper;
 mod launch;
-mod left;
+mod leftovers;
 mod output;
 mod pty;
 mod readiness;
@@ -36,10 +36,10 @@ pub use command::{Command, NulByte};
 pub use config::{Lifeline, ProcessConfig};
 pub use env::{Environment, NEVER_INHERITED, NEVER_PASSED_ON};
 pub use event::{EventKind, EventSink, ProcessEvent, SinkClosed};
-pub(crate) use file_size::outlive_file_size_limit;
+pub(crate) use file_size::handle_file_size_signal;
 pub use handle::{NoTerminal, ProcessHandle, Reply};
-pub(crate) use helper::Mounts;
+pub(crate) use helper::SandboxMounts;
 pub use host::{ProcessHost, StartError, Started};
 pub use launch::{Launch, LaunchError, environment};
-pub use left::Group;
+pub use leftovers::Group;
 pub use spawner::SpawnError;

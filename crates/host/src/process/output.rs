@@ -1,4 +1,4 @@
-//! Reading what a process writes.
+//! Reads the output of a process.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -9,71 +9,71 @@ use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 
-/// The most that is read at once.
+/// Maximum bytes of one read.
 pub(super) const READ_BYTES: usize = 256 << 10;
 
-/// More than a terminal holds of what was written to it.
+/// More than a terminal buffers.
 const TERMINAL_BYTES: u64 = 128 << 10;
 
-/// What the pipe of a process that writes much holds.
+/// Pipe size for a process that writes a lot.
 const ENLARGED_PIPE: usize = 1 << 20;
 
 thread_local! {
-    /// Read into, and copied out of unless it is full, so that a process that writes nothing costs
-    /// no buffer and one that writes much costs no copy.
+    /// Reads go here and are copied out unless it is full: an idle process needs no buffer, and a busy
+    /// one no copy.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// One stream of a process.
+/// One output stream of a process.
 #[derive(Debug)]
 pub(super) struct Output {
     pub stream: OutputStream,
-    /// Gone once the stream has ended.
+    /// `None` once the stream has ended.
     fd: Option<AsyncFd<OwnedFd>>,
-    /// The pipe was made larger, or cannot be.
+    /// The pipe was enlarged, or cannot be.
     enlarged: bool,
-    /// Bytes that are still to be read, if the stream ends with what it holds.
-    rest: Option<u64>,
+    /// Bytes still to be read before the stream ends.
+    buffered: Option<u64>,
 }
 
 impl Output {
     pub(super) fn new(stream: OutputStream, fd: AsyncFd<OwnedFd>) -> Self {
-        Self { stream, fd: Some(fd), enlarged: stream == OutputStream::Pty, rest: None }
+        Self { stream, fd: Some(fd), enlarged: stream == OutputStream::Pty, buffered: None }
     }
 
     pub(super) fn is_open(&self) -> bool {
         self.fd.is_some()
     }
 
-    /// Ends the stream from our side: what is written to it from now on fails.
+    /// Closes our end; later writes by the process fail.
     pub(super) fn end(&mut self) {
         self.fd = None;
     }
 
-    /// Ends the stream after what it holds now, whoever may write to it later.
-    pub(super) fn end_after_rest(&mut self) {
-        // A terminal does not tell all that it holds; it is read until it is empty.
-        let rest = match self.stream {
+    /// Ends the stream after the output it buffers now, even if a process still writes to it.
+    pub(super) fn end_after_buffered(&mut self) {
+        // A terminal does not report all that it buffers; read it until it is empty.
+        let buffered = match self.stream {
             OutputStream::Pty => TERMINAL_BYTES,
             _ => self.available(),
         };
-        match rest {
+        match buffered {
             0 => self.end(),
-            rest => self.rest = Some(rest),
+            buffered => self.buffered = Some(buffered),
         }
     }
 
-    /// Waits for bytes, at most `limit`; `None` at the end of the stream. Cancel safe.
+    /// Waits for at most `limit` bytes; `None` at the end of the stream. Cancel safe.
     pub(super) async fn read(&mut self, limit: usize) -> Option<Bytes> {
-        if let Some(rest) = self.rest {
-            return self.read_rest(limit, rest);
+        if let Some(buffered) = self.buffered {
+            return self.read_buffered(limit, buffered);
         }
         let fd = self.fd.as_ref()?;
         let bytes = loop {
             let Ok(mut ready) = fd.readable().await else { break Bytes::new() };
             match read(fd.get_ref(), limit) {
                 Ok(bytes) => {
-                    // A pipe that gave less than asked for is empty; a terminal may hold more.
+                    // A short read means that a pipe is empty; a terminal may hold more.
                     if bytes.len() < limit.min(READ_BYTES) && self.stream != OutputStream::Pty {
                         ready.clear_ready();
                     }
@@ -82,7 +82,7 @@ impl Output {
                 Err(Errno::AGAIN) => ready.clear_ready(),
                 Err(Errno::INTR) => {}
                 Err(error) => {
-                    // A terminal whose last user has gone says EIO.
+                    // Reading a terminal without users fails with EIO.
                     if error != Errno::IO {
                         tracing::debug!(%error, stream = self.stream.as_str(), "output ended");
                     }
@@ -96,30 +96,30 @@ impl Output {
         self.unless_ended(bytes)
     }
 
-    fn read_rest(&mut self, limit: usize, rest: u64) -> Option<Bytes> {
+    fn read_buffered(&mut self, limit: usize, buffered: u64) -> Option<Bytes> {
         let fd = self.fd.as_ref()?.get_ref();
-        let limit = usize::try_from(rest).unwrap_or(usize::MAX).min(limit);
-        // Nothing that is left to read counts as the end.
+        let limit = usize::try_from(buffered).unwrap_or(usize::MAX).min(limit);
+        // Nothing left to read counts as the end.
         let bytes = rustix::io::retry_on_intr(|| read(fd, limit)).unwrap_or_default();
-        let rest = rest.saturating_sub(bytes.len() as u64);
-        self.rest = Some(rest);
-        if rest == 0 || bytes.is_empty() {
+        let buffered = buffered.saturating_sub(bytes.len() as u64);
+        self.buffered = Some(buffered);
+        if buffered == 0 || bytes.is_empty() {
             self.end();
         }
         (!bytes.is_empty()).then_some(bytes)
     }
 
-    /// A process that fills its pipe gets a larger one, so that it and we take turns less often.
+    /// Enlarges the pipe of a process that fills it, to switch between writer and reader less often.
     fn enlarge(&mut self) {
         if !std::mem::replace(&mut self.enlarged, true)
             && let Some(fd) = &self.fd
         {
-            // Refused to a user who has many such pipes already; then it stays as it is.
+            // The kernel refuses this to a user with many large pipes; then the size stays.
             let _ = rustix::pipe::fcntl_setpipe_size(fd.get_ref(), ENLARGED_PIPE);
         }
     }
 
-    /// What can be read without waiting, at most `limit` bytes, if anything.
+    /// Reads at most `limit` bytes without waiting, if there are any.
     pub(super) fn read_now(&mut self, limit: usize) -> Option<Bytes> {
         match read(self.fd.as_ref()?.get_ref(), limit) {
             Ok(bytes) => self.unless_ended(bytes),
@@ -128,7 +128,7 @@ impl Output {
         }
     }
 
-    /// How many bytes are there to be read.
+    /// Bytes that can be read now.
     pub(super) fn available(&self) -> u64 {
         let fd = self.fd.as_ref();
         fd.and_then(|fd| rustix::io::ioctl_fionread(fd.get_ref()).ok()).unwrap_or(0)
@@ -143,8 +143,8 @@ impl Output {
     }
 }
 
-/// Reads what is there. A process that writes much is read on as long as it keeps up, so that its
-/// output travels in few large chunks; a keystroke's echo is not kept for a second look.
+/// Reads what is available. Continues while a busy process keeps up, so that its output forms few large
+/// chunks; a keystroke's echo is returned at once.
 fn read(fd: &OwnedFd, limit: usize) -> Result<Bytes, Errno> {
     const MUCH: usize = 4 << 10;
     if limit < READ_BYTES {
@@ -158,7 +158,7 @@ fn read(fd: &OwnedFd, limit: usize) -> Result<Bytes, Errno> {
         scratch.reserve_exact(READ_BYTES);
         let mut last = rustix::io::read(fd, spare_capacity(scratch))?;
         while last >= MUCH && scratch.len() < scratch.capacity() {
-            // An end or an error is found again by the next read.
+            // The next read finds an end or an error again.
             last = rustix::io::read(fd, spare_capacity(scratch)).unwrap_or(0);
         }
         if scratch.len() == scratch.capacity() {
@@ -174,9 +174,9 @@ mod tests {
     use super::super::readiness::register;
     use super::*;
 
-    /// A stream that ends gives what was written before, and nothing that is written meanwhile.
+    /// A stream that ends yields what was written before, and nothing written meanwhile.
     #[tokio::test]
-    async fn a_stream_that_ends_is_read_to_its_current_end() {
+    async fn ending_stream_is_read_to_its_current_end() {
         let mut random = fastrand::Rng::with_seed(5);
         for len in [0, 1, 100, 4096, 60_000] {
             let (ours, theirs) = rustix::pipe::pipe().unwrap();
@@ -187,7 +187,7 @@ mod tests {
             if len > 0 {
                 assert_eq!(rustix::io::write(&theirs, &before).unwrap(), len);
             }
-            output.end_after_rest();
+            output.end_after_buffered();
             let mut got = Vec::new();
             while output.is_open() {
                 rustix::io::write(&theirs, b"later").unwrap();

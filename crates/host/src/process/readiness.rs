@@ -1,4 +1,4 @@
-//! Descriptors registered with the runtime, to wait on.
+//! Registers descriptors with the runtime.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ pub(super) trait Owned: std::os::fd::AsRawFd {}
 impl Owned for OwnedFd {}
 impl Owned for Arc<OwnedFd> {}
 
-/// Registers a descriptor that does not block.
+/// Registers a non-blocking descriptor.
 pub(super) fn register<T: Owned>(fd: T) -> io::Result<AsyncFd<T>> {
     // SAFETY: the number stays open and the same for as long as `fd` lives, and `fd` lives as long
     // as the registration: both implementors of `Owned` own their descriptor.

@@ -1,13 +1,13 @@
-//! What a process has written and may still be asked for.
+//! The retained output of a process.
 //!
-//! Chunks are kept in order, oldest dropped first, within a number of bytes and of chunks. A chunk
-//! is *released* once it has reached the client's side, or, with [`RetainUntil::Read`], once the client
-//! has said so itself; only released chunks are dropped, unless the client
-//! asked for [`OnFull::Drop`]. While released chunks do not make enough room, the store is full and
-//! its owner stops reading from the process.
+//! Chunks are stored in order and dropped oldest first, within a limit of bytes and of chunks. A chunk
+//! is *released* once it has reached the client's side or, with [`RetainUntil::Read`], once the client
+//! has acknowledged it. Only released chunks are dropped, unless the client asked for [`OnFull::Drop`].
+//! While released chunks do not free enough space, the store is full and the owner stops reading from
+//! the process.
 //!
-//! Invariant: chunks that are not released fill the store to its last byte and never pass it, except
-//! that a store of which all is released takes one chunk of any size; every byte dropped is counted.
+//! Invariant: unreleased chunks fill the store to its last byte and never exceed it, except that a
+//! store with only released chunks accepts one chunk of any size. Every dropped byte is counted.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,10 +18,10 @@ use codex_exec_server_protocol::process::{OnFull, OutputStream, ProcessOutputChu
 
 use super::spool::Spool;
 
-/// Up to this length a chunk that nobody has seen grows by what follows it.
+/// A chunk that no client has seen grows up to this length, in bytes.
 const SMALL_CHUNK: usize = 1 << 10;
 
-/// How much is kept.
+/// Limits of the store.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RetentionLimits {
     pub bytes: u64,
@@ -34,39 +34,39 @@ pub(super) struct RetentionLimits {
 #[derive(Debug)]
 pub(super) struct Retention {
     limits: RetentionLimits,
-    chunks: VecDeque<Kept>,
+    chunks: VecDeque<Chunk>,
     /// Sum of the chunks' lengths.
     bytes: u64,
-    /// Everything up to this number may be dropped.
+    /// Chunks up to this number may be dropped.
     released: u64,
-    /// Sum of the lengths of the chunks after `released`.
+    /// Total length of the chunks after `released`.
     pinned: u64,
     dropped: Dropped,
     spool: Option<Spool>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct Chunk {
     seq: u64,
     stream: OutputStream,
     len: u32,
-    /// The bytes; empty if they are in the spool.
+    /// Empty if the bytes are in the spool.
     bytes: Bytes,
 }
 
-/// Lengths of chunks that are gone, newest last, so that a reader learns what it missed.
+/// Lengths of dropped chunks, newest last, so that a reader learns how much it missed.
 #[derive(Debug, Default)]
 struct Dropped {
     total: u64,
-    /// The number of the last dropped chunk.
+    /// Number of the last dropped chunk.
     last_seq: u64,
-    /// (number, length) of recent ones.
+    /// (number, length) of recently dropped chunks.
     recent: VecDeque<(u64, u32)>,
 }
 
 impl Dropped {
-    /// Bytes dropped after `seq`. Exact for the recent ones; for a reader further behind than that,
-    /// everything ever dropped.
+    /// Bytes dropped after `seq`. Exact for recent chunks; for a reader further behind, all bytes ever
+    /// dropped.
     fn after(&self, seq: u64) -> u64 {
         if seq >= self.last_seq {
             return 0;
@@ -81,12 +81,12 @@ impl Dropped {
     }
 }
 
-/// What a read found.
+/// The result of a read.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct ReadResult {
     pub chunks: Vec<ProcessOutputChunk>,
-    /// There are more.
-    pub cut: bool,
+    /// There are more chunks.
+    pub truncated: bool,
     pub dropped_bytes: u64,
 }
 
@@ -103,7 +103,7 @@ impl Retention {
         }
     }
 
-    /// How long the next chunk may be. A store of which all is released has room for some.
+    /// Maximum length of the next chunk. Never 0 if all chunks are released.
     pub(super) fn room(&self) -> usize {
         let room = match (self.limits.on_full, self.limits.until) {
             (OnFull::Drop, _) => u64::MAX,
@@ -115,9 +115,8 @@ impl Retention {
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
-    /// Whether so much waits to be released by [`sent`](Self::sent) that it is time to find out what
-    /// has arrived.
-    pub(super) fn wants_to_know(&self) -> bool {
+    /// Whether so much waits for [`sent`](Self::sent) that the owner should check what has arrived.
+    pub(super) fn needs_arrival_check(&self) -> bool {
         self.limits.on_full == OnFull::Wait
             && self.limits.until == RetainUntil::Sent
             && (self.pinned > self.limits.bytes / 2
@@ -125,10 +124,10 @@ impl Retention {
     }
 
     fn pinned_chunks(&self) -> usize {
-        self.chunks.len() - self.chunks.partition_point(|kept| kept.seq <= self.released)
+        self.chunks.len() - self.chunks.partition_point(|chunk| chunk.seq <= self.released)
     }
 
-    /// Keeps a chunk, dropping the oldest as far as that is allowed and necessary.
+    /// Stores a chunk; drops the oldest ones as far as allowed and necessary.
     pub(super) async fn push(
         &mut self,
         seq: u64,
@@ -143,24 +142,24 @@ impl Retention {
             }
             self.drop_oldest();
         }
-        let kept = match &mut self.spool {
+        let in_memory = match &mut self.spool {
             None => bytes,
             Some(spool) => {
                 spool.push(bytes).await?;
                 Bytes::new()
             }
         };
-        self.chunks.push_back(Kept { seq, stream, len: len as u32, bytes: kept });
+        self.chunks.push_back(Chunk { seq, stream, len: len as u32, bytes: in_memory });
         self.bytes += len;
         self.pinned += len;
         Ok(())
     }
 
-    /// Adds to the newest chunk, if that has this number and stays small: many small writes that nobody
-    /// is waiting for would fill the store with chunks long before they fill it with bytes.
+    /// Appends to the newest chunk, if it has this number and stays small: many small writes that no
+    /// client waits for would reach the chunk limit long before the byte limit.
     pub(super) fn extend(&mut self, seq: u64, stream: OutputStream, bytes: &Bytes) -> bool {
         let len = bytes.len() as u64;
-        let fits = |newest: &Kept| {
+        let fits = |newest: &Chunk| {
             newest.seq == seq
                 && newest.stream == stream
                 && newest.bytes.len() + bytes.len() <= SMALL_CHUNK
@@ -186,20 +185,20 @@ impl Retention {
     }
 
     fn drop_oldest(&mut self) {
-        let Some(kept) = self.chunks.pop_front() else { return };
-        self.bytes -= u64::from(kept.len);
-        if kept.seq > self.released {
-            self.pinned -= u64::from(kept.len);
+        let Some(chunk) = self.chunks.pop_front() else { return };
+        self.bytes -= u64::from(chunk.len);
+        if chunk.seq > self.released {
+            self.pinned -= u64::from(chunk.len);
         }
         if let Some(spool) = &mut self.spool {
-            spool.drop_oldest(u64::from(kept.len));
+            spool.drop_oldest(u64::from(chunk.len));
         }
-        self.dropped.total += u64::from(kept.len);
-        self.dropped.last_seq = kept.seq;
+        self.dropped.total += u64::from(chunk.len);
+        self.dropped.last_seq = chunk.seq;
         if self.dropped.recent.len() >= self.limits.chunks {
             self.dropped.recent.pop_front();
         }
-        self.dropped.recent.push_back((kept.seq, kept.len));
+        self.dropped.recent.push_back((chunk.seq, chunk.len));
     }
 
     /// Everything up to `seq` has reached the client's side.
@@ -209,37 +208,37 @@ impl Retention {
         }
     }
 
-    /// The client has everything up to `seq`.
+    /// The client has received everything up to `seq`.
     pub(super) fn release(&mut self, seq: u64) {
         if seq <= self.released {
             return;
         }
-        let from = self.chunks.partition_point(|kept| kept.seq <= self.released);
-        let to = self.chunks.partition_point(|kept| kept.seq <= seq);
-        let freed: u64 = self.chunks.range(from..to).map(|kept| u64::from(kept.len)).sum();
+        let from = self.chunks.partition_point(|chunk| chunk.seq <= self.released);
+        let to = self.chunks.partition_point(|chunk| chunk.seq <= seq);
+        let freed: u64 = self.chunks.range(from..to).map(|chunk| u64::from(chunk.len)).sum();
         self.pinned -= freed;
         self.released = seq;
     }
 
-    /// What was sent may have died on its way: everything kept has to stay.
+    /// Sent chunks may have been lost: no chunk counts as released any more.
     pub(super) fn pin_all(&mut self) {
         self.released = self.chunks.front().map_or(self.released, |oldest| oldest.seq - 1);
         self.pinned = self.bytes;
     }
 
-    /// Whether there is a chunk with a higher number.
+    /// Whether there is a chunk with a higher number than `seq`.
     pub(super) fn has_after(&self, seq: u64) -> bool {
         self.chunks.back().is_some_and(|newest| newest.seq > seq)
     }
 
-    /// Chunks with a higher number than `seq`: whole ones, at least one if there is any, stopping
-    /// before `max_bytes` would be passed.
-    pub(super) async fn after(&self, seq: u64, max_bytes: u64) -> io::Result<Found> {
-        let from = self.chunks.partition_point(|kept| kept.seq <= seq);
+    /// Chunks with higher numbers than `seq`: whole chunks, at least one if there is any, within
+    /// `max_bytes` otherwise.
+    pub(super) async fn after(&self, seq: u64, max_bytes: u64) -> io::Result<ReadResult> {
+        let from = self.chunks.partition_point(|chunk| chunk.seq <= seq);
         let mut to = from;
         let mut bytes = 0;
-        for kept in self.chunks.range(from..) {
-            bytes += u64::from(kept.len);
+        for chunk in self.chunks.range(from..) {
+            bytes += u64::from(chunk.len);
             if to > from && bytes > max_bytes {
                 break;
             }
@@ -247,9 +246,9 @@ impl Retention {
         }
         let mut chunks = Vec::with_capacity(to - from);
         match &self.spool {
-            None => chunks.extend(self.chunks.range(from..to).map(|kept| {
-                let chunk = Base64Bytes(kept.bytes.clone());
-                ProcessOutputChunk { seq: kept.seq, stream: kept.stream, chunk }
+            None => chunks.extend(self.chunks.range(from..to).map(|chunk| {
+                let bytes = Base64Bytes(chunk.bytes.clone());
+                ProcessOutputChunk { seq: chunk.seq, stream: chunk.stream, chunk: bytes }
             })),
             Some(spool) => {
                 let sum = |range| -> u64 {
@@ -259,13 +258,21 @@ impl Retention {
                         .sum()
                 };
                 let mut all = spool.read(sum(0..from), sum(from..to)).await?;
-                for kept in self.chunks.range(from..to) {
-                    let chunk = Base64Bytes(all.split_to(kept.len as usize));
-                    chunks.push(ProcessOutputChunk { seq: kept.seq, stream: kept.stream, chunk });
+                for chunk in self.chunks.range(from..to) {
+                    let bytes = Base64Bytes(all.split_to(chunk.len as usize));
+                    chunks.push(ProcessOutputChunk {
+                        seq: chunk.seq,
+                        stream: chunk.stream,
+                        chunk: bytes,
+                    });
                 }
             }
         }
-        Ok(Found { chunks, cut: to < self.chunks.len(), dropped_bytes: self.dropped.after(seq) })
+        Ok(ReadResult {
+            chunks,
+            truncated: to < self.chunks.len(),
+            dropped_bytes: self.dropped.after(seq),
+        })
     }
 }
 
@@ -286,7 +293,11 @@ mod tests {
     async fn texts(retention: &Retention, after: u64, max: u64) -> (Vec<(u64, String)>, bool, u64) {
         let found = retention.after(after, max).await.unwrap();
         let text = |c: &ProcessOutputChunk| String::from_utf8(c.chunk.to_vec()).unwrap();
-        (found.chunks.iter().map(|c| (c.seq, text(c))).collect(), found.cut, found.dropped_bytes)
+        (
+            found.chunks.iter().map(|c| (c.seq, text(c))).collect(),
+            found.truncated,
+            found.dropped_bytes,
+        )
     }
 
     fn stores(limits: RetentionLimits) -> [Retention; 2] {
@@ -310,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_kept_until_it_was_read_is_not_released_by_sending() {
+    async fn output_retained_until_read_is_not_released_by_sending() {
         let until = RetainUntil::Read;
         for mut store in stores(RetentionLimits { until, ..limits(10, OnFull::Wait) }) {
             push(&mut store, 1, "aaaa").await;
@@ -323,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_what_was_sent_is_dropped_and_a_full_store_says_so() {
+    async fn only_released_chunks_are_dropped_and_a_full_store_has_no_room() {
         for mut store in stores(limits(10, OnFull::Wait)) {
             push(&mut store, 1, "aaaa").await;
             push(&mut store, 2, "bbbb").await;
@@ -332,9 +343,9 @@ mod tests {
             store.release(1);
             assert!(store.room() >= 6);
             push(&mut store, 3, "cccc").await;
-            let kept = vec![(2, "bbbb".into()), (3, "cccc".into())];
-            assert_eq!(texts(&store, 1, 100).await, (kept.clone(), false, 0));
-            assert_eq!(texts(&store, 0, 100).await, (kept, false, 4));
+            let retained = vec![(2, "bbbb".into()), (3, "cccc".into())];
+            assert_eq!(texts(&store, 1, 100).await, (retained.clone(), false, 0));
+            assert_eq!(texts(&store, 0, 100).await, (retained, false, 4));
             store.release(3);
             assert!(store.room() >= 10);
             store.pin_all();
@@ -343,13 +354,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dropping_is_counted_to_the_byte() {
+    async fn dropped_bytes_are_counted_exactly() {
         for mut store in stores(limits(3, OnFull::Drop)) {
             for seq in 1..=9 {
                 assert!(store.room() >= 100);
                 push(&mut store, seq, &"x".repeat(seq as usize % 3 + 1)).await;
             }
-            // Lengths 2 3 1 2 3 1 2 3 1: only the last chunk is left besides none that fits.
+            // Lengths 2 3 1 2 3 1 2 3 1: only the last chunk fits.
             assert_eq!(texts(&store, 7, 100).await, (vec![(9, "x".into())], false, 3));
             assert_eq!(texts(&store, 8, 100).await.2, 0);
             assert_eq!(texts(&store, 6, 100).await.2, 5);
@@ -358,7 +369,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn chunks_are_bounded_in_number_too() {
+    async fn number_of_chunks_is_bounded() {
         for mut store in stores(limits(1000, OnFull::Wait)) {
             for seq in 1..=5 {
                 assert!(store.room() >= 1);
@@ -374,11 +385,11 @@ mod tests {
 
     #[derive(Debug, Clone)]
     enum Step {
-        /// A process writes this much; what finds no room waits.
+        /// The process writes this much; what does not fit waits.
         Write(usize),
-        /// It writes this much more, and nobody has seen what it wrote last.
+        /// The process writes this much more before a client has seen the last chunk.
         More(usize),
-        /// Everything up to this part of what was published has arrived.
+        /// Everything up to this fraction of the published output has arrived.
         Sent(f64),
         Read(f64),
         PinAll,
@@ -399,9 +410,9 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(128))]
-        /// The store against a list that forgets nothing.
+        /// Checks the store against a list that drops nothing.
         #[test]
-        fn a_store_holds_what_it_was_asked_to(
+        fn random_operations_match_the_model(
             bytes in 0..100u64,
             chunks in 1..12usize,
             on_full in prop_oneof![3 => Just(OnFull::Wait), 1 => Just(OnFull::Drop)],
@@ -411,7 +422,8 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             let limits = RetentionLimits { bytes, chunks, on_full, until };
             for mut store in stores(limits) {
-                // What was published, by number from 1 on; what of it may be dropped; what is kept.
+                // The published chunks, from number 1 on; the last released number; the oldest retained
+                // number.
                 let (mut written, mut released, mut oldest) = (Vec::<Vec<u8>>::new(), 0, 1);
                 for step in &steps {
                     let seq_at = |part: f64| (part * written.len() as f64) as u64;
@@ -472,17 +484,17 @@ mod tests {
                             });
                             let got: Vec<u64> = found.chunks.iter().map(|chunk| chunk.seq).collect();
                             prop_assert_eq!(&got, &wanted);
-                            prop_assert_eq!(found.cut, wanted.len() < all);
+                            prop_assert_eq!(found.truncated, wanted.len() < all);
                             for chunk in &found.chunks {
                                 prop_assert_eq!(&chunk.chunk[..], &written[chunk.seq as usize - 1][..]);
                             }
                         }
                     }
-                    // What is kept is the end of what was written, and misses only what it may.
-                    let kept = store.chunks.front().map_or(written.len() as u64 + 1, |kept| kept.seq);
-                    prop_assert!(kept >= oldest);
-                    prop_assert!(on_full == OnFull::Drop || kept <= released + 1, "dropped too early");
-                    oldest = kept;
+                    // The store holds the tail of what was written, and misses only what it may drop.
+                    let first = store.chunks.front().map_or(written.len() as u64 + 1, |chunk| chunk.seq);
+                    prop_assert!(first >= oldest);
+                    prop_assert!(on_full == OnFull::Drop || first <= released + 1, "dropped too early");
+                    oldest = first;
                     released = released.max(oldest - 1);
                     let sum: usize = written[oldest as usize - 1..].iter().map(Vec::len).sum();
                     prop_assert_eq!(store.bytes, sum as u64);

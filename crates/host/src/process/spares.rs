@@ -1,8 +1,8 @@
-//! A process kept ready to become the next sandbox: it has executed already, which is half of the
-//! time that a sandbox takes to start.
+//! A spare: a process that waits to become the next sandbox. It has already executed, which takes half
+//! of the time that a sandbox needs to start.
 //!
-//! Invariant: there is at most one, from the first sandbox on; it is used once, or killed with the
-//! host. A spare that cannot be used costs nothing but the usual way.
+//! Invariant: there is at most one, from the first sandbox on; it is used once, or killed at shutdown.
+//! If it cannot be used, the sandbox starts the usual way.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use super::child::Child;
 use super::confinement::command;
 use super::helper::GROUP;
 use super::host::ProcessHost;
-use super::left::Group;
+use super::leftovers::Group;
 use super::spawner::SpawnRequest;
 
-/// What is kept ready. Clones are the same.
+/// The spare of a host. Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Spares(Arc<Mutex<State>>);
 
@@ -29,27 +29,27 @@ enum State {
     #[default]
     None,
     Starting,
-    Ready(Ready),
-    /// The host is ending, or wants none.
+    Ready(WaitingSpare),
+    /// The host is shutting down, or spares are disabled.
     Ended,
 }
 
-/// A process that waits.
+/// A spare that is ready.
 #[derive(Debug)]
-pub(super) struct Ready {
+pub(super) struct WaitingSpare {
     program: Executable,
     child: Child,
     spare: Spare,
 }
 
 impl Spares {
-    /// Keeps nothing ready, ever.
+    /// Never keeps a spare.
     pub(super) fn none() -> Self {
         Self(Arc::new(Mutex::new(State::Ended)))
     }
 
-    /// What waits, if it is of this program.
-    pub(super) fn take(&self, program: &Executable) -> Option<Ready> {
+    /// Takes the spare, if it runs this program.
+    pub(super) fn take(&self, program: &Executable) -> Option<WaitingSpare> {
         let mut state = self.lock();
         match &*state {
             State::Ready(ready) if ready.program.path() == program.path() => {}
@@ -61,7 +61,7 @@ impl Spares {
         }
     }
 
-    /// Begins to start another one, unless there is one.
+    /// Starts a new spare in the background, unless there is one.
     pub(super) fn replenish(&self, host: &ProcessHost, program: Executable) {
         {
             let mut state = self.lock();
@@ -73,16 +73,16 @@ impl Spares {
         let (spares, host) = (self.clone(), host.clone());
         tokio::spawn(async move {
             let started = start(&host, program).await;
-            let kept = spares.keep(started);
-            if let Some(unwanted) = kept {
-                // Killing waits for the end, which a thread of the runtime must not do.
+            let rejected = spares.store(started);
+            if let Some(unwanted) = rejected {
+                // Killing blocks, which a runtime thread must not do.
                 let _ = pool::blocking(move || drop(unwanted)).await;
             }
         });
     }
 
-    /// Gives back what is not wanted any more.
-    fn keep(&self, started: Option<Ready>) -> Option<Ready> {
+    /// Stores a started spare; returns it if it is no longer wanted.
+    fn store(&self, started: Option<WaitingSpare>) -> Option<WaitingSpare> {
         let mut state = self.lock();
         match (&*state, started) {
             (State::Ended, started) => started,
@@ -97,8 +97,8 @@ impl Spares {
         }
     }
 
-    /// Ends what waits, and keeps nothing from now on. Blocks.
-    pub(super) fn end(&self) {
+    /// Kills the spare and starts no more. Blocks.
+    pub(super) fn shut_down(&self) {
         let last = std::mem::replace(&mut *self.lock(), State::Ended);
         drop(last);
     }
@@ -108,9 +108,9 @@ impl Spares {
     }
 }
 
-impl Ready {
-    /// It becomes this sandbox, unless it has died.
-    pub(super) fn become_launch(
+impl WaitingSpare {
+    /// Turns the spare into this sandbox; `None` if it has died.
+    pub(super) fn activate(
         mut self,
         launch: &Launch,
         stdio: &[OwnedFd; 3],
@@ -118,36 +118,36 @@ impl Ready {
         group: Group,
     ) -> Option<Child> {
         let streams = [stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()];
-        self.child.regroup(group);
+        self.child.set_group(group);
         if !launch.cleanup.is_empty() {
-            self.child.tidies_up();
+            self.child.set_cleans_up();
         }
-        match self.spare.become_launch(launch, streams, tty) {
+        match self.spare.activate(launch, streams, tty) {
             Ok(()) => Some(self.child),
             Err(error) => {
                 tracing::debug!(%error, "a spare sandbox process failed");
-                pool::detached(move || drop(self.child));
+                pool::spawn_detached(move || drop(self.child));
                 None
             }
         }
     }
 }
 
-async fn start(host: &ProcessHost, program: Executable) -> Option<Ready> {
+async fn start(host: &ProcessHost, program: Executable) -> Option<WaitingSpare> {
     let SpareLaunch { program, args, descriptor, spare } = Spare::launch(&program).ok()?;
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let nowhere = || rustix::fs::open("/dev/null", flags, Mode::empty());
+    let null = || rustix::fs::open("/dev/null", flags, Mode::empty());
     let request = SpawnRequest {
         group: GROUP,
         command: command(&program, &args, &[]).ok()?,
-        stdio: [nowhere().ok()?, nowhere().ok()?, nowhere().ok()?],
+        stdio: [null().ok()?, null().ok()?, null().ok()?],
         tty: false,
         pass: vec![descriptor.fd],
-        tidies_up: false,
+        cleans_up: false,
     };
     let child = host.spawn(request).await;
     let child = child
         .inspect_err(|error| tracing::debug!(%error, "cannot start a spare sandbox process"))
         .ok()?;
-    Some(Ready { program, child, spare })
+    Some(WaitingSpare { program, child, spare })
 }

@@ -1,4 +1,4 @@
-//! From a [`Command`] to a running process: an order, carried out by a [keeper](super::keeper).
+//! Starts a [`Command`] by sending an order to a [keeper](super::keeper).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,25 +8,28 @@ use codex_exec_server_protocol::ErrorKind;
 use parking_lot::Mutex;
 
 use super::command::Command;
-use super::keeper::{Cells, Keeper, Long, Order, Own, Parent, Place, Room, SHORT};
-use super::left::Group;
+use super::keeper::{
+    Keeper, LongOrder, MAX_INLINE_ORDER, MemoryPool, Order, OrderLocation, OwnKeeper, Parent,
+    UnstartedKeeper,
+};
+use super::leftovers::Group;
 use super::warden::Warden;
 
-/// What a child is started with besides its [`Command`].
+/// A child to start.
 #[derive(Debug)]
 pub(super) struct SpawnRequest {
-    /// With whom it is killed in the end.
+    /// The group it is killed with.
     pub group: Group,
     /// What to execute.
     pub command: Command,
     /// Its descriptors 0, 1 and 2.
     pub stdio: [OwnedFd; 3],
-    /// Descriptor 0 is a terminal, to be the controlling one.
+    /// Descriptor 0 is a terminal, to become the controlling terminal.
     pub tty: bool,
-    /// Further descriptors to pass: the first becomes 3, the second 4, and so on.
+    /// Further descriptors to pass: the first becomes number 3, the second 4, and so on.
     pub pass: Vec<Arc<OwnedFd>>,
-    /// It ends by itself when this process does, and has to tidy up before.
-    pub tidies_up: bool,
+    /// The child exits by itself when this process does, and must clean up before that.
+    pub cleans_up: bool,
 }
 
 /// Why no process was started.
@@ -38,18 +41,18 @@ pub enum SpawnError {
     /// The program cannot be executed.
     #[error("cannot execute the program: {0}")]
     Exec(#[source] io::Error),
-    /// Something before that failed.
+    /// An earlier step failed.
     #[error("cannot start a process ({step}): {source}")]
     System {
-        /// What was attempted.
+        /// The step.
         step: &'static str,
-        /// Why it failed.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
 impl SpawnError {
-    /// What kind of failure it is.
+    /// The error kind to report.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Cwd(error) => ErrorKind::of_chdir(error),
@@ -59,45 +62,47 @@ impl SpawnError {
     }
 }
 
-/// Who starts processes. Clones are the same.
+/// Starts processes. Clones share their state.
 #[derive(Debug, Clone)]
 pub(super) enum Spawner {
     /// This process itself.
-    Own(Arc<Mutex<Cells>>),
+    Own(Arc<Mutex<MemoryPool>>),
     /// The warden.
     Warden(Warden),
 }
 
 impl Spawner {
-    /// Starts a process, and waits until it executes its program. If this is dropped meanwhile, nothing
-    /// is left of it.
+    /// Starts a process and waits until it has executed its program. If this future is dropped, the
+    /// process is killed.
     pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Keeper, SpawnError> {
         let system = |source| SpawnError::System { step: "keeper", source };
-        let SpawnRequest { command, stdio, tty, pass, tidies_up, .. } = request;
-        let (order, socket) = Order::new(&command, stdio, pass, tty, tidies_up).map_err(system)?;
+        let SpawnRequest { command, stdio, tty, pass, cleans_up, .. } = request;
+        let (order, socket) = Order::new(&command, stdio, pass, tty, cleans_up).map_err(system)?;
         let parent = match self {
-            Self::Own(cells) => Parent::Own { _own: start_here(cells, &order).map_err(system)? },
+            Self::Own(memory_pool) => {
+                Parent::Own { _own: start_here(memory_pool, &order).map_err(system)? }
+            }
             Self::Warden(warden) => {
-                warden.carry_out(&order).await.map_err(system)?;
+                warden.send_order(&order).await.map_err(system)?;
                 Parent::Warden { warden: warden.clone(), known: None }
             }
         };
-        // The keeper has its own; whoever waits for the ends of these must not wait for ours.
+        // The keeper has its own copies; close ours, or their readers would wait for them.
         drop(order);
-        Keeper::meet(socket, parent, tidies_up).await
+        Keeper::wait_started(socket, parent, cleans_up).await
     }
 }
 
-fn start_here(cells: &Mutex<Cells>, order: &Order) -> io::Result<Own> {
-    let mut room = Room::new(&mut cells.lock())?;
+fn start_here(memory_pool: &Mutex<MemoryPool>, order: &Order) -> io::Result<OwnKeeper> {
+    let mut unstarted = UnstartedKeeper::new(&mut memory_pool.lock())?;
     let bytes = &order.bytes;
-    let place = if bytes.len() <= SHORT {
-        room.order()[..bytes.len()].copy_from_slice(bytes);
-        Place::Cell(bytes.len())
+    let location = if bytes.len() <= MAX_INLINE_ORDER {
+        unstarted.order()[..bytes.len()].copy_from_slice(bytes);
+        OrderLocation::Inline(bytes.len())
     } else {
-        let mut long = Long::new(bytes.len());
+        let mut long = LongOrder::new(bytes.len());
         long.bytes()[..bytes.len()].copy_from_slice(bytes);
-        Place::Long(long)
+        OrderLocation::Separate(long)
     };
-    Ok(Own::new(room.start(place, &order.descriptors)?))
+    Ok(OwnKeeper::new(unstarted.start(location, &order.descriptors)?))
 }

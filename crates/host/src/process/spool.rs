@@ -1,8 +1,8 @@
-//! Output that is too much for memory: a ring in a file that has no name.
+//! Output that is too large for memory: a ring buffer in an unlinked file.
 //!
-//! The space is allocated when the ring is made, so that a full disk is an error at the start of a
-//! process and not in the middle of its output. The file is gone with its last descriptor, however
-//! this process ends.
+//! The space is allocated up front, so a full disk is an error at the start of a process and not in the
+//! middle of its output. The kernel removes the file with its last descriptor, however this process
+//! ends.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 pub(super) struct Spool {
     file: Arc<File>,
     capacity: u64,
-    /// Where the oldest byte is, counted from the first ever written.
+    /// Position of the oldest byte, counted from the first byte ever written.
     start: u64,
     len: u64,
 }
@@ -26,12 +26,12 @@ pub(super) struct Spool {
 impl Spool {
     /// A ring of at least `capacity` bytes in `directory`.
     pub(super) fn create(directory: &Path, capacity: u64) -> io::Result<Self> {
-        // Retention may pass its limit by one chunk.
+        // Retention may exceed its limit by one chunk.
         let capacity = capacity + (1 << 20);
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file: File = match rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR) {
             Ok(fd) => fd.into(),
-            // A filesystem without unnamed files: one that is unlinked at once.
+            // The file system does not support unnamed files: unlink one at once.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => named(directory)?,
             Err(error) => return Err(error.into()),
         };
@@ -63,7 +63,7 @@ impl Spool {
         self.len -= len;
     }
 
-    /// `len` bytes from `offset` past the oldest.
+    /// Reads `len` bytes from `offset` after the oldest byte.
     pub(super) async fn read(&self, offset: u64, len: u64) -> io::Result<Bytes> {
         let (file, at, capacity) = (self.file.clone(), self.start + offset, self.capacity);
         blocking(move || {
@@ -77,7 +77,7 @@ impl Spool {
     }
 }
 
-/// How many of `len` bytes at `at` lie before the ring's end.
+/// How many of `len` bytes at `at` fit before the end of the ring.
 fn before_end(at: u64, len: u64, capacity: u64) -> usize {
     len.min(capacity - at % capacity) as usize
 }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn bytes_come_back_across_the_end_of_the_ring() {
+    async fn reads_wrap_around_the_end_of_the_ring() {
         let mut spool = Spool::create(&std::env::temp_dir(), 0).unwrap();
         let chunk = |n: u8| Bytes::from(vec![n; 300_000]);
         for n in 0..20 {

@@ -1,8 +1,8 @@
-//! What a process is still to be given on its stdin.
+//! The queue of bytes for a process's stdin.
 //!
-//! Invariant: bytes accepted are written in the order of acceptance, each `writeId` once. At most
-//! `limit` bytes are held (one larger write alone excepted); later writes wait to be accepted, and
-//! wait without delaying anything else.
+//! Invariant: accepted bytes are written in the order of acceptance, each `writeId` once. The queue
+//! holds at most `limit` bytes (or one larger write); later writes wait to be accepted and delay
+//! nothing else.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -16,8 +16,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
-/// How many accepted writes are remembered for retries.
-const REMEMBERED: usize = 4096;
+/// Accepted write ids that are remembered, to recognize retries.
+const MAX_REMEMBERED_WRITES: usize = 4096;
 
 #[derive(Debug)]
 pub(super) struct Stdin {
@@ -25,13 +25,13 @@ pub(super) struct Stdin {
     limit: usize,
     queue: VecDeque<Bytes>,
     queued: usize,
-    /// No write is accepted any more; close when the queue is empty.
+    /// Accept no more writes; close once the queue is empty.
     closing: bool,
     waiting: VecDeque<Waiting>,
     accepted: Accepted,
 }
 
-/// Where it goes; `None` once closed.
+/// Where the bytes go; `None` once closed.
 type Destination = Option<AsyncFd<Arc<OwnedFd>>>;
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct Waiting {
 }
 
 impl Stdin {
-    /// Writes to a pipe or a terminal's master that does not block; or to nothing.
+    /// Writes to a non-blocking pipe or terminal master, or to nothing.
     pub(super) fn new(to: Destination, limit: usize) -> Self {
         Self {
             to,
@@ -54,9 +54,9 @@ impl Stdin {
         }
     }
 
-    /// Takes a write; its answer comes now or when there is room.
+    /// Queues a write; replies now, or once there is room.
     ///
-    /// `eof` is what ends input on a terminal.
+    /// `eof` is the character that ends input on a terminal.
     pub(super) fn write(
         &mut self,
         write: WriteParams,
@@ -78,7 +78,7 @@ impl Stdin {
         self.accept(eof);
     }
 
-    /// Accepts waiting writes as far as there is room.
+    /// Accepts waiting writes while there is room.
     pub(super) fn accept(&mut self, eof: Option<u8>) {
         while let Some(next) = self.waiting.front() {
             let closed = self.closing || self.to.is_none();
@@ -121,12 +121,12 @@ impl Stdin {
         }
     }
 
-    /// Whether [`Stdin::flush`] has something to do.
-    pub(super) fn has_output(&self) -> bool {
+    /// Whether [`Stdin::flush`] has bytes to write.
+    pub(super) fn has_queued(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// Waits until some bytes could be written, and writes them. Cancel safe.
+    /// Waits until the destination accepts bytes, and writes them. Cancel safe.
     pub(super) async fn flush(&mut self) {
         let (Some(fd), Some(bytes)) = (&self.to, self.queue.front_mut()) else { return };
         let write = |fd: &Arc<OwnedFd>| Ok(rustix::io::write(fd, &bytes[..])?);
@@ -142,8 +142,8 @@ impl Stdin {
                 }
             }
             Err(error) => {
-                // The other end is gone: what was accepted went the way of bytes in a pipe whose
-                // reader has died.
+                // The reader is gone: accepted bytes are lost like those in a pipe whose reader has
+                // died.
                 if error.kind() != io::ErrorKind::BrokenPipe {
                     tracing::debug!(%error, "stdin ended");
                 }
@@ -152,7 +152,7 @@ impl Stdin {
         }
     }
 
-    /// Closes it: nothing more is accepted or written.
+    /// Closes stdin: accepts and writes nothing more.
     pub(super) fn close(&mut self) {
         self.to = None;
         self.queue = VecDeque::new();
@@ -161,7 +161,7 @@ impl Stdin {
     }
 }
 
-/// The last accepted `writeId`s, as hashes: their length is up to the client, our memory is not.
+/// The last accepted `writeId`s, as hashes, because clients choose their length.
 #[derive(Debug, Default)]
 struct Accepted {
     keys: [RandomState; 2],
@@ -180,7 +180,7 @@ impl Accepted {
 
     fn insert(&mut self, id: &str) {
         let hash = self.hash(id);
-        if self.order.len() == REMEMBERED
+        if self.order.len() == MAX_REMEMBERED_WRITES
             && let Some(oldest) = self.order.pop_front()
         {
             self.set.remove(&oldest);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_retried_write_is_accepted_once() {
+    async fn retried_write_is_accepted_once() {
         let mut stdin = stdin(100);
         for _ in 0..3 {
             assert_eq!(
@@ -225,15 +225,15 @@ mod tests {
             );
         }
         assert_eq!(stdin.queued, 2);
-        for n in 0..REMEMBERED {
+        for n in 0..MAX_REMEMBERED_WRITES {
             write(&mut stdin, params("", Some(&format!("x{n}")), false));
         }
         assert!(!stdin.accepted.contains("1"), "forgotten after 4,096 others");
-        assert_eq!(stdin.accepted.set.len(), REMEMBERED);
+        assert_eq!(stdin.accepted.set.len(), MAX_REMEMBERED_WRITES);
     }
 
     #[tokio::test]
-    async fn a_full_queue_makes_writes_wait_in_order_and_retries_join_them() {
+    async fn writes_wait_in_order_for_a_full_queue_and_retries_join_them() {
         let mut stdin = stdin(4);
         assert_eq!(write(&mut stdin, params("aaa", None, false)), Some(WriteStatus::Accepted));
         assert_eq!(write(&mut stdin, params("bb", Some("b"), false)), None);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closing_ends_acceptance() {
+    async fn no_write_is_accepted_after_close() {
         let mut stdin = stdin(100);
         assert_eq!(write(&mut stdin, params("a", None, true)), Some(WriteStatus::Accepted));
         assert_eq!(write(&mut stdin, params("b", None, false)), Some(WriteStatus::StdinClosed));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_eof_character_follows_the_bytes_and_leaves_a_terminal_open() {
+    async fn eof_character_follows_the_bytes_and_keeps_the_terminal_open() {
         let mut stdin = stdin(100);
         let (reply, _answer) = oneshot::channel();
         stdin.write(params("a", None, true), reply, Some(4));

@@ -1,21 +1,21 @@
-//! The warden: a small process between the server and all that it starts. It starts keepers on the
-//! server's order, and outlives a killed server just long enough to take along what is left.
+//! The warden: a small process between the server and all keepers. It starts keepers on the server's
+//! orders, and survives a killed server just long enough to kill what is left.
 //!
-//! `kill -9` leaves a server no last word, and a parent-death signal reaches only direct children:
-//! the compiler below the make below the shell would go on. But the keepers (see `keeper`) are the
-//! warden's children, and it is the reaper of all that falls from them. When the socket to the server
-//! ends, each keeper kills what it keeps; the warden helps, until it has no children any more.
+//! After `kill -9` the server cannot clean up, and a parent-death signal reaches only direct children:
+//! a compiler below make below a shell would continue. But the keepers (see `keeper`) are the warden's
+//! children, and the warden is the subreaper of all orphans below them. When the socket to the server
+//! closes, each keeper kills its descendants; the warden does so too, until it has no children left.
 //!
-//! A sandbox hears of the server's end itself, kills what is inside and removes what it has put into
-//! the file system. It is given the time for that, and killed only if it takes too long.
+//! A sandbox notices the end of the server itself: it kills the processes inside and removes what it
+//! put into the file system. It gets time for that and is killed only if it takes too long.
 //!
-//! If the warden is killed, its keepers fall to the server, which starts another for what comes. If a
-//! keeper is killed, what it kept falls to the warden, or to the server, and is killed; a sandbox after
-//! it has tidied up, as above.
+//! If the warden is killed, the server adopts its keepers and starts a new warden. If a keeper is
+//! killed, the warden, or the server, adopts its descendants and kills them; a sandbox after it has
+//! cleaned up.
 //!
-//! The warden is this same executable, re-entered (see [`main_if_reentered`]), in a session of its
-//! own and deaf to all signals that can be blocked, so that what is sent to the server's process
-//! group, or to everything of a service, does not take both.
+//! The warden is this same executable, re-entered (see [`main_if_reentered`]), in its own session and
+//! with all signals blocked, so that a signal to the server's process group, or to all processes of a
+//! service, does not kill both.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -43,124 +43,134 @@ use tokio::io::unix::AsyncFd;
 
 use super::descendants;
 use super::keeper::{
-    Cells, Long, MOST_DESCRIPTORS, Order, Place, Room, Running, SHORT, TIDYING, refuse,
+    CLEANUP_TIMEOUT, LongOrder, MAX_DESCRIPTORS, MAX_INLINE_ORDER, MemoryPool, Order,
+    OrderLocation, RunningKeeper, UnstartedKeeper, refuse,
 };
 use super::readiness::register;
 use crate::sandbox::Executable;
 
-/// The word that makes the executable a warden.
-const WORD: &str = "__exec-warden";
+/// The argument that makes the executable a warden.
+const ARGUMENT: &str = "__exec-warden";
 
-/// How long after a kill it is looked for more to kill, if nobody tells of a death before.
-const KILLING: Duration = Duration::from_millis(20);
+/// How long after a kill to look for more processes to kill, unless SIGCHLD comes first.
+const KILL_RETRY: Duration = Duration::from_millis(20);
 
-/// How often the warden looks through all its children.
-const LOOKING: Duration = Duration::from_millis(100);
+/// How long after a reaped keeper the warden checks all its children.
+const FULL_REAP_DELAY: Duration = Duration::from_millis(100);
 
-/// How often what has fallen to the server is looked after.
-const LOOKING_AFTER: Duration = Duration::from_millis(20);
+/// How often the server checks the orphans it has adopted.
+const ORPHAN_POLL: Duration = Duration::from_millis(20);
 
-/// How long after the death of a warden it may be unknown what something is that fell to the server.
-const STRANGE: Duration = Duration::from_secs(1);
+/// How long after the death of a warden an adopted orphan may be a keeper that has not reported yet.
+const ORPHAN_GRACE: Duration = Duration::from_secs(1);
 
-/// What a message begins with: where the order is.
-const HERE: u8 = 1;
-const IN_A_FILE: u8 = 2;
+/// First byte of a message: where the order is.
+const INLINE: u8 = 1;
+const IN_MEMFD: u8 = 2;
 
-/// Becomes the warden and never returns, if that is what this process was started as.
+/// Becomes the warden and never returns, if this process was started as one.
 ///
-/// To be called first thing in `main`, before any thread exists.
-pub fn main_if_reentered() {
-    if std::env::args_os().nth(1).is_some_and(|word| word == WORD) {
-        // Executed by a descriptor, it would be called by that number. The name of the program is not in
-        // it: who kills all that are called so has to leave the one that sees to the rest.
+/// Call it first thing in `main`, before any thread exists.
+pub(crate) fn main_if_reentered() {
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == ARGUMENT) {
+        // Executed by descriptor, the process would be named after that number. The name does not
+        // contain the program's name: `pkill` of the server must not kill its warden.
         let _ = rustix::thread::set_name(c"exec-warden");
-        if let Err(error) = watch(io::stdin().as_fd()) {
+        if let Err(error) = run(io::stdin().as_fd()) {
             tracing::error!(%error, "the warden failed");
         }
         std::process::exit(0);
     }
 }
 
-/// Starts keepers until the end of the server, then sees to it that nothing is left.
-fn watch(link: BorrowedFd<'_>) -> io::Result<()> {
-    let mut watch = Watch::new()?;
+/// Starts keepers until the server is gone, then kills what is left.
+fn run(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let mut warden = WardenProcess::new()?;
     loop {
         let mut fds =
-            [PollFd::new(&link, PollFlags::IN), PollFd::new(&watch.deaths, PollFlags::IN)];
-        let wait = watch.patience().and_then(|wait| Timespec::try_from(wait).ok());
+            [PollFd::new(&socket, PollFlags::IN), PollFd::new(&warden.sigchld, PollFlags::IN)];
+        let wait = warden.time_until_full_reap().and_then(|wait| Timespec::try_from(wait).ok());
         match poll(&mut fds, wait.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
-        let (asked, died) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+        let (has_order, died) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
         if died {
-            watch.reap_told();
+            warden.reap_signalled();
         }
-        if watch.patience().is_some_and(|wait| wait.is_zero()) {
-            watch.reap();
+        if warden.time_until_full_reap().is_some_and(|wait| wait.is_zero()) {
+            warden.reap_all();
         }
-        if asked && !watch.carry_out(link) {
+        if has_order && !warden.receive_order(socket) {
             break;
         }
     }
-    watch.end();
+    warden.kill_all();
     Ok(())
 }
 
-/// The warden's own side.
-struct Watch {
-    deaths: File,
-    cells: Cells,
-    /// A cell for the next order, which is received into it.
-    room: Option<Room>,
-    keepers: HashMap<Pid, Running>,
-    /// What fell to us and tidies up before it ends, and until when it may.
-    tidying: HashMap<Pid, Instant>,
-    /// When all children are looked through for those that have exited.
-    look_at: Option<Instant>,
+/// State of the warden process.
+struct WardenProcess {
+    sigchld: File,
+    memory_pool: MemoryPool,
+    /// Memory for the next order, which is received into it.
+    unstarted: Option<UnstartedKeeper>,
+    keepers: HashMap<Pid, RunningKeeper>,
+    /// Adopted processes that clean up before they exit, and their deadlines.
+    cleaning_up: HashMap<Pid, Instant>,
+    /// When to check all children for exited ones.
+    full_reap_at: Option<Instant>,
 }
 
-impl Watch {
+impl WardenProcess {
     fn new() -> io::Result<Self> {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        let deaths = deaf_but_for_deaths()?;
+        let sigchld = block_signals()?;
         Ok(Self {
-            deaths,
-            cells: Cells::default(),
-            room: None,
+            sigchld,
+            memory_pool: MemoryPool::default(),
+            unstarted: None,
             keepers: HashMap::new(),
-            tidying: HashMap::new(),
-            look_at: None,
+            cleaning_up: HashMap::new(),
+            full_reap_at: None,
         })
     }
 
-    /// Takes the next order. False once there will be none.
-    fn carry_out(&mut self, link: BorrowedFd<'_>) -> bool {
-        let mut room = match self.room.take().map_or_else(|| Room::new(&mut self.cells), Ok) {
-            Ok(room) => room,
-            // Nothing can be received; there may be memory a moment later.
+    /// Receives and starts the next order. False once the socket is closed.
+    fn receive_order(&mut self, socket: BorrowedFd<'_>) -> bool {
+        let mut unstarted = match self
+            .unstarted
+            .take()
+            .map_or_else(|| UnstartedKeeper::new(&mut self.memory_pool), Ok)
+        {
+            Ok(unstarted) => unstarted,
+            // Out of memory: try again a moment later.
             Err(_) => {
-                thread::sleep(KILLING);
+                thread::sleep(KILL_RETRY);
                 return true;
             }
         };
         let mut kind = [0];
         let mut space =
-            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS + 1))];
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let received = {
-            let mut parts = [IoSliceMut::new(&mut kind), IoSliceMut::new(room.order())];
-            recvmsg(link, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
+            let mut parts = [IoSliceMut::new(&mut kind), IoSliceMut::new(unstarted.order())];
+            recvmsg(
+                socket,
+                &mut parts,
+                &mut ancillary,
+                RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
+            )
         };
         let len = match received {
             Ok(received) if received.bytes > 0 => received.bytes - 1,
             Err(Errno::INTR | Errno::AGAIN) => {
-                self.room = Some(room);
+                self.unstarted = Some(unstarted);
                 return true;
             }
             Ok(_) | Err(_) => {
-                room.unused(&mut self.cells);
+                unstarted.recycle(&mut self.memory_pool);
                 return false;
             }
         };
@@ -170,11 +180,11 @@ impl Watch {
                 descriptors.extend(fds);
             }
         }
-        let place = match kind {
-            [IN_A_FILE] => long_order(&mut descriptors),
-            _ => Ok(Place::Cell(len)),
+        let location = match kind {
+            [IN_MEMFD] => read_long_order(&mut descriptors),
+            _ => Ok(OrderLocation::Inline(len)),
         };
-        let started = place.and_then(|place| room.start(place, &descriptors));
+        let started = location.and_then(|location| unstarted.start(location, &descriptors));
         match started {
             Ok(running) => drop(self.keepers.insert(running.pid, running)),
             Err(errno) => {
@@ -186,75 +196,76 @@ impl Watch {
         true
     }
 
-    /// How long until all children have to be looked through, if they have to be.
-    fn patience(&self) -> Option<Duration> {
-        self.look_at.map(|at| at.saturating_duration_since(Instant::now()))
+    /// Time until all children must be checked, if they must be.
+    fn time_until_full_reap(&self) -> Option<Duration> {
+        self.full_reap_at.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Reaps the keeper whose end was told. To ask for all that have exited takes longer the more there
-    /// are, so that is done now and then: of several ends at once the kernel tells one.
-    fn reap_told(&mut self) {
-        let mut told = [0; size_of::<libc::signalfd_siginfo>()];
-        let heard = self.deaths.read(&mut told).is_ok_and(|len| len == told.len());
-        let word = |at: usize| told.get(at..at + 4).and_then(|word| word.try_into().ok());
-        let word = |at| i32::from_ne_bytes(word(at).unwrap_or_default());
-        let code = word(offset_of!(libc::signalfd_siginfo, ssi_code));
-        let status = word(offset_of!(libc::signalfd_siginfo, ssi_status));
-        let pid = Pid::from_raw(word(offset_of!(libc::signalfd_siginfo, ssi_pid)));
+    /// Reaps the keeper that SIGCHLD names. Waiting for any child takes longer the more children there
+    /// are, so that is done only now and then; it is needed because the kernel merges signals of exits
+    /// at the same time.
+    fn reap_signalled(&mut self) {
+        let mut info = [0; size_of::<libc::signalfd_siginfo>()];
+        let received = self.sigchld.read(&mut info).is_ok_and(|len| len == info.len());
+        let number = |at: usize| info.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+        let number = |at| i32::from_ne_bytes(number(at).unwrap_or_default());
+        let code = number(offset_of!(libc::signalfd_siginfo, ssi_code));
+        let status = number(offset_of!(libc::signalfd_siginfo, ssi_status));
+        let pid = Pid::from_raw(number(offset_of!(libc::signalfd_siginfo, ssi_pid)));
         match pid.and_then(|pid| self.keepers.remove(&pid)) {
-            Some(running) if heard && (code, status) == (libc::CLD_EXITED, 0) => {
+            Some(running) if received && (code, status) == (libc::CLD_EXITED, 0) => {
                 let _ = rustix::process::waitpid(Some(running.pid), WaitOptions::empty());
-                running.ended(&mut self.cells);
-                self.look_at.get_or_insert_with(|| Instant::now() + LOOKING);
+                running.recycle(&mut self.memory_pool);
+                self.full_reap_at.get_or_insert_with(|| Instant::now() + FULL_REAP_DELAY);
             }
             killed => {
                 self.keepers.extend(killed.map(|running| (running.pid, running)));
-                self.reap();
+                self.reap_all();
             }
         }
     }
 
-    /// Reaps all that have exited. What was kept by a keeper that was killed has fallen to us, and is
-    /// killed.
-    fn reap(&mut self) {
-        self.look_at = None;
-        let mut told = [0; 512];
-        while self.deaths.read(&mut told).is_ok_and(|len| len == told.len()) {}
-        let mut fallen = false;
+    /// Reaps all exited children, and kills the processes adopted from killed keepers.
+    fn reap_all(&mut self) {
+        self.full_reap_at = None;
+        let mut info = [0; 512];
+        while self.sigchld.read(&mut info).is_ok_and(|len| len == info.len()) {}
+        let mut orphaned = false;
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             match self.keepers.remove(&pid) {
                 Some(running) => {
                     let killed = status.exit_status() != Some(0);
-                    let tidying = running.tidying().filter(|_| killed);
-                    self.tidying.extend(tidying.map(|pid| (pid, Instant::now() + TIDYING)));
-                    fallen |= killed;
-                    running.ended(&mut self.cells);
+                    let cleaning_up = running.cleaning_up().filter(|_| killed);
+                    self.cleaning_up
+                        .extend(cleaning_up.map(|pid| (pid, Instant::now() + CLEANUP_TIMEOUT)));
+                    orphaned |= killed;
+                    running.recycle(&mut self.memory_pool);
                 }
-                // What had fallen to us may have left something in turn.
+                // An adopted process may have left orphans in turn.
                 None => {
-                    self.tidying.remove(&pid);
-                    fallen = true;
+                    self.cleaning_up.remove(&pid);
+                    orphaned = true;
                 }
             }
         }
-        if fallen || !self.tidying.is_empty() {
-            self.kill_fallen();
+        if orphaned || !self.cleaning_up.is_empty() {
+            self.kill_orphans();
         }
-        if !self.tidying.is_empty() {
-            self.look_at = Some(Instant::now() + KILLING);
+        if !self.cleaning_up.is_empty() {
+            self.full_reap_at = Some(Instant::now() + KILL_RETRY);
         }
     }
 
-    /// Kills what is below us and below no keeper; of what tidies up, only what is below it. Whatever
-    /// that leaves is told by its deaths. Tells whether there was anything to kill.
-    fn kill_fallen(&self) -> bool {
+    /// Kills adopted processes, which are below no keeper; of one that cleans up, only its descendants.
+    /// Their deaths trigger the next round. Returns whether there was anything to kill.
+    fn kill_orphans(&self) -> bool {
         let (mut any, now) = (false, Instant::now());
         for pid in descendants::children(rustix::process::getpid()) {
             if self.keepers.contains_key(&pid) {
                 continue;
             }
-            if self.tidying.get(&pid).is_some_and(|&until| now < until) {
-                descendants::kill_below(pid);
+            if self.cleaning_up.get(&pid).is_some_and(|&until| now < until) {
+                descendants::kill_children_of(pid);
                 any = true;
             } else {
                 any |= kill_child(pid);
@@ -263,151 +274,152 @@ impl Watch {
         any
     }
 
-    /// Kills what is left of the server, until nothing is.
-    fn end(&mut self) {
-        let until = Instant::now() + TIDYING;
-        // The server may have been killed while it had one stopped.
-        descendants::wake_below(rustix::process::getpid());
-        // What cannot be signalled, since it belongs to another user, must not keep us for ever.
+    /// Kills all that is left of the server.
+    fn kill_all(&mut self) {
+        let until = Instant::now() + CLEANUP_TIMEOUT;
+        // The server may have been killed while it had a keeper stopped.
+        descendants::resume_keepers_of(rustix::process::getpid());
+        // Processes of another user cannot be signalled; do not wait for them for ever.
         let mut killed = Instant::now();
-        while killed.elapsed() < 2 * TIDYING {
-            self.reap();
+        while killed.elapsed() < 2 * CLEANUP_TIMEOUT {
+            self.reap_all();
             if matches!(rustix::process::wait(WaitOptions::NOHANG), Err(Errno::CHILD)) {
                 return;
             }
             let in_time = Instant::now() < until;
-            let mut any = self.kill_fallen();
+            let mut any = self.kill_orphans();
             for keeper in self.keepers.values() {
-                // One that has only just begun has nothing below it yet, and its turn next time.
-                if keeper.can_be_stopped() && !(in_time && keeper.tidies_up()) {
-                    // Ours to reap, so the number is its own.
-                    any |= descendants::sweep(keeper.pid, None, || true);
+                // A keeper that has just started has no descendants yet; it is next.
+                if keeper.can_be_stopped() && !(in_time && keeper.cleans_up()) {
+                    // We have not reaped it, so the pid is still its own.
+                    any |= descendants::kill_descendants(keeper.pid, None, || true);
                 }
             }
             if any {
                 killed = Instant::now();
             }
-            let wait = Timespec::try_from(KILLING).ok();
-            let _ = poll(&mut [PollFd::new(&self.deaths, PollFlags::IN)], wait.as_ref());
+            let wait = Timespec::try_from(KILL_RETRY).ok();
+            let _ = poll(&mut [PollFd::new(&self.sigchld, PollFlags::IN)], wait.as_ref());
         }
     }
 }
 
-/// The order in the file that came last.
-fn long_order(descriptors: &mut Vec<OwnedFd>) -> Result<Place, Errno> {
+/// Reads an order from the memfd, which is the last descriptor.
+fn read_long_order(descriptors: &mut Vec<OwnedFd>) -> Result<OrderLocation, Errno> {
     let file = descriptors.pop().ok_or(Errno::BADF)?;
     let len = rustix::fs::fstat(&file)?.st_size as usize;
-    let mut long = Long::new(len);
+    let mut long = LongOrder::new(len);
     let memory = long.bytes().get_mut(..len).ok_or(Errno::TOOBIG)?;
     File::from(file).read_exact(memory).map_err(|_| Errno::IO)?;
-    Ok(Place::Long(long))
+    Ok(OrderLocation::Separate(long))
 }
 
-/// Blocks every signal; tells of the deaths of children by a descriptor.
-fn deaf_but_for_deaths() -> io::Result<File> {
+/// Blocks every signal; returns a signalfd for SIGCHLD.
+fn block_signals() -> io::Result<File> {
     // SAFETY: the sets are plain memory of the right type; this process has one thread, and takes no
     // signal otherwise.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
-        // Whoever started us may have it ignored, and children would reap themselves. Of keepers that
-        // are stopped for a moment nothing need be told.
+        // If our parent had SIGCHLD ignored, children would be reaped automatically. Keepers that are
+        // stopped for a moment need no signal.
         let mut default: libc::sigaction = std::mem::zeroed();
         default.sa_flags = libc::SA_NOCLDSTOP;
         libc::sigaction(libc::SIGCHLD, &raw const default, std::ptr::null_mut());
-        let mut deaths: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut deaths);
-        libc::sigaddset(&raw mut deaths, libc::SIGCHLD);
+        let mut sigchld: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut sigchld);
+        libc::sigaddset(&raw mut sigchld, libc::SIGCHLD);
         let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
-        match libc::signalfd(-1, &raw const deaths, flags) {
+        match libc::signalfd(-1, &raw const sigchld, flags) {
             ..0 => Err(io::Error::last_os_error()),
             fd => Ok(File::from_raw_fd(fd)),
         }
     }
 }
 
-/// The server's side. Clones are handles to the same one.
+/// The server's side of the warden. Clones share their state.
 #[derive(Debug, Clone)]
-pub(super) struct Warden(Arc<Watched>);
+pub(super) struct Warden(Arc<WardenState>);
 
 #[derive(Debug)]
-struct Watched {
+struct WardenState {
     executable: Executable,
-    /// The limit of descriptors that programs get, which may be another than ours.
+    /// Limit of open files for programs, which may differ from ours.
     descriptors: Option<libc::rlimit>,
     current: Mutex<Current>,
-    /// The keepers that we know.
+    /// The registered keepers.
     keepers: Mutex<HashSet<Pid>>,
 }
 
-/// A keeper that is known, until this is dropped.
+/// A registered keeper; dropping this removes it.
 #[derive(Debug)]
-pub(super) struct Known {
-    watched: Arc<Watched>,
+pub(super) struct RegisteredKeeper {
+    state: Arc<WardenState>,
     keeper: Pid,
 }
 
-impl Drop for Known {
+impl Drop for RegisteredKeeper {
     fn drop(&mut self) {
-        self.watched.keepers.lock().remove(&self.keeper);
+        self.state.keepers.lock().remove(&self.keeper);
     }
 }
 
 #[derive(Debug)]
 enum Current {
-    /// The way to the warden that works now, and its process.
-    Link { link: Arc<AsyncFd<OwnedFd>>, process: OwnedFd, pid: Pid },
-    /// It cannot be had.
+    /// The socket and the process of the current warden.
+    Running { socket: Arc<AsyncFd<OwnedFd>>, process: OwnedFd, pid: Pid },
+    /// The warden could not be started.
     Failed,
-    /// It was let go.
+    /// The host is shutting down.
     Dismissed,
 }
 
 impl Warden {
-    /// Starts a warden, and another whenever it should die. To be called in a runtime.
+    /// Starts a warden, and a new one whenever it dies. Call it inside a runtime.
     pub(super) fn start(executable: &Path, descriptors: Option<libc::rlimit>) -> io::Result<Self> {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        // Whoever is started later is the same, whatever has taken its name.
+        // Later wardens run the same file, even if another file takes its name.
         let executable = Executable::open(executable)?;
-        let watched = Arc::new(Watched {
+        let state = Arc::new(WardenState {
             executable,
             descriptors,
             current: Mutex::new(Current::Failed),
             keepers: Mutex::default(),
         });
-        let child = watched.launch()?;
-        let (keeping, runtime) = (watched.clone(), tokio::runtime::Handle::current());
+        let child = state.launch()?;
+        let (restarter, runtime) = (state.clone(), tokio::runtime::Handle::current());
         thread::Builder::new().name("exec-warden".into()).spawn(move || {
             let _inside = runtime.enter();
-            keeping.keep(child);
+            restarter.restart_until_dismissed(child);
         })?;
-        Ok(Self(watched))
+        Ok(Self(state))
     }
 
-    /// Has an order carried out. Whether that succeeds is told at the order's socket.
-    pub(super) async fn carry_out(&self, order: &Order) -> io::Result<()> {
+    /// Sends an order to the warden. The outcome is reported on the order's socket.
+    pub(super) async fn send_order(&self, order: &Order) -> io::Result<()> {
         let mut file = None;
-        let (kind, bytes) = if order.bytes.len() <= SHORT {
-            (HERE, order.bytes.as_slice())
+        let (kind, bytes) = if order.bytes.len() <= MAX_INLINE_ORDER {
+            (INLINE, order.bytes.as_slice())
         } else {
             let memory = rustix::fs::memfd_create("exec-order", MemfdFlags::CLOEXEC)?;
             let mut memory = File::from(memory);
             memory.write_all(&order.bytes)?;
             io::Seek::rewind(&mut memory)?;
             file = Some(memory);
-            (IN_A_FILE, &[][..])
+            (IN_MEMFD, &[][..])
         };
         let mut fds: Vec<BorrowedFd<'_>> = order.descriptors.iter().map(|fd| fd.as_fd()).collect();
         fds.extend(file.as_ref().map(AsFd::as_fd));
-        // One that has just died is replaced within a moment.
+        // A warden that has just died is replaced at once.
         for pause in [50, 200, 1000] {
-            let link = match &*self.0.current() {
-                Current::Link { link, .. } => link.clone(),
+            let socket = match &*self.0.current() {
+                Current::Running { socket, .. } => socket.clone(),
                 Current::Failed => return Err(io::Error::other("the warden is not running")),
                 Current::Dismissed => return Err(io::Error::other("the host is shutting down")),
             };
-            let sent = link.async_io(Interest::WRITABLE, |link| deliver(link, kind, bytes, &fds));
+            let sent = socket
+                .async_io(Interest::WRITABLE, |socket| send_message(socket, kind, bytes, &fds));
             match sent.await {
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
@@ -418,43 +430,48 @@ impl Warden {
         Err(io::Error::other("the warden was killed"))
     }
 
-    /// An order takes long: somebody may have stopped who carries it out.
-    pub(super) fn wake(&self) {
-        if let Current::Link { process, pid, .. } = &*self.0.current()
+    /// Resumes the warden and its keepers if they were stopped; called when an order takes long.
+    pub(super) fn resume(&self) {
+        if let Current::Running { process, pid, .. } = &*self.0.current()
             && rustix::process::pidfd_send_signal(process, Signal::CONT).is_ok()
         {
-            // Or its keeper, before that could say a word.
-            descendants::wake_below(*pid);
+            // The keeper may have been stopped before it could report.
+            descendants::resume_keepers_of(*pid);
         }
     }
 
-    /// A keeper is ours: if it should fall to us, it is left alone.
-    pub(super) fn know(&self, keeper: Pid) -> Known {
+    /// Registers a keeper: if the server adopts it, it is not killed.
+    pub(super) fn register(&self, keeper: Pid) -> RegisteredKeeper {
         self.0.keepers.lock().insert(keeper);
-        Known { watched: self.0.clone(), keeper }
+        RegisteredKeeper { state: self.0.clone(), keeper }
     }
 
-    /// Lets the warden end. What is still below it is being killed at this moment, by a thread that
-    /// may not come to its end if we do; the warden sees to it.
+    /// Lets the warden end. A thread of this process may still be killing what is below it; if this
+    /// process exits first, the warden finishes that.
     pub(super) fn dismiss(&self) {
         *self.0.current() = Current::Dismissed;
     }
 }
 
 /// Sends one message.
-fn deliver(link: &OwnedFd, kind: u8, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS + 1))];
+fn send_message(
+    socket: &OwnedFd,
+    kind: u8,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::other("too many descriptors to pass"));
     }
     let (kind, flags) = ([kind], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     let parts = [IoSlice::new(&kind), IoSlice::new(bytes)];
-    rustix::io::retry_on_intr(|| sendmsg(link, &parts, &mut ancillary, flags))?;
+    rustix::io::retry_on_intr(|| sendmsg(socket, &parts, &mut ancillary, flags))?;
     Ok(())
 }
 
-impl Watched {
+impl WardenState {
     fn current(&self) -> MutexGuard<'_, Current> {
         self.current.lock()
     }
@@ -463,11 +480,11 @@ impl Watched {
         let kind = SocketType::SEQPACKET;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
-        let link = Arc::new(register(ours)?);
+        let socket = Arc::new(register(ours)?);
         let mut command = Command::new(self.executable.name_after_fork());
         command
             .arg0("exec-warden")
-            .arg(WORD)
+            .arg(ARGUMENT)
             .env_clear()
             .current_dir("/")
             .stdin(theirs)
@@ -488,27 +505,27 @@ impl Watched {
         // SAFETY: two bare system calls, allowed between fork and exec.
         unsafe { command.pre_exec(prepare) };
         let child = command.spawn()?;
-        // Nobody has waited for it yet, so the number is its own.
+        // We have not reaped it, so the pid is still its own.
         let pid = Pid::from_raw(child.id().cast_signed()).ok_or(io::ErrorKind::InvalidData)?;
         let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
         let mut current = self.current();
         if !matches!(*current, Current::Dismissed) {
-            *current = Current::Link { link, process, pid };
+            *current = Current::Running { socket, process, pid };
         }
         Ok(child)
     }
 
-    /// Waits for the warden to end and starts another, until dismissed.
-    fn keep(&self, mut child: Child) {
-        // Until nothing is left that fell to us from a warden that was killed, that is looked after.
-        let mut fallen = None;
+    /// Waits for the warden to end and starts a new one, until dismissed.
+    fn restart_until_dismissed(&self, mut child: Child) {
+        // Set while orphans adopted from a killed warden may be left.
+        let mut orphaned = None;
         loop {
-            if let Some(since) = fallen
+            if let Some(since) = orphaned
                 && let Ok(None) = child.try_wait()
             {
-                thread::sleep(LOOKING_AFTER);
-                if !self.look_after_fallen(&child, since) {
-                    fallen = None;
+                thread::sleep(ORPHAN_POLL);
+                if !self.reap_orphans(&child, since) {
+                    orphaned = None;
                 }
                 continue;
             }
@@ -517,8 +534,8 @@ impl Watched {
                 return;
             }
             tracing::warn!("the warden has died; starting another");
-            // Something that kills it at once must not make us spin.
-            thread::sleep(LOOKING_AFTER);
+            // Do not spin if something kills it at once.
+            thread::sleep(ORPHAN_POLL);
             match self.launch() {
                 Ok(next) => child = next,
                 Err(error) => {
@@ -527,14 +544,14 @@ impl Watched {
                     return;
                 }
             }
-            fallen = Some(Instant::now());
+            orphaned = Some(Instant::now());
         }
     }
 
-    /// Reaps what fell to us and has exited, and kills what no keeper of ours keeps. Tells whether
-    /// anything is left.
-    fn look_after_fallen(&self, warden: &Child, since: Instant) -> bool {
-        let mut left = false;
+    /// Reaps adopted processes that have exited, and kills those that are no registered keepers.
+    /// Returns whether any is left.
+    fn reap_orphans(&self, warden: &Child, since: Instant) -> bool {
+        let mut any_left = false;
         for pid in descendants::children(rustix::process::getpid()) {
             if pid.as_raw_nonzero().get().cast_unsigned() == warden.id() {
                 continue;
@@ -543,21 +560,22 @@ impl Watched {
             if !matches!(rustix::process::waitid(WaitId::Pid(pid), exited), Ok(None)) {
                 continue;
             }
-            left = true;
-            // At first it may be a keeper whose first word is yet to be heard.
-            if since.elapsed() > STRANGE && !self.keepers.lock().contains(&pid) {
+            any_left = true;
+            // At first it may be a keeper that has not reported yet.
+            if since.elapsed() > ORPHAN_GRACE && !self.keepers.lock().contains(&pid) {
                 kill_child(pid);
             }
         }
-        left
+        any_left
     }
 }
 
-/// Kills a child of this process with everything below it. Tells whether any of it could be.
+/// Kills a child of this process and its descendants. Returns whether any could be killed.
 fn kill_child(pid: Pid) -> bool {
-    // Ours to reap, so the number is its own, and that of its group: what runs away leaves it behind.
+    // We have not reaped it, so its pid and group id are still its own; processes that fork and exit
+    // leave the group behind.
     let _ = rustix::process::kill_process(pid, Signal::STOP);
     descendants::kill_group_of(pid);
-    let below = descendants::sweep(pid, None, || true);
+    let below = descendants::kill_descendants(pid, None, || true);
     rustix::process::kill_process(pid, Signal::KILL).is_ok() || below
 }

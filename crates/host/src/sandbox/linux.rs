@@ -1,4 +1,4 @@
-//! Linux: `codex_linux_sandbox`, which no other file of this crate names.
+//! Linux: the only file of this crate that names `codex_linux_sandbox`.
 
 use std::io;
 
@@ -11,13 +11,13 @@ use codex_linux_sandbox::{
 use super::{PolicyRefusal, Program, SandboxBackend, SandboxConfig};
 
 pub(crate) use codex_linux_sandbox::denial::Detector;
-pub(crate) use codex_linux_sandbox::reentry::{is_reentry as is_sandbox, mounts_stand};
+pub(crate) use codex_linux_sandbox::reentry::{is_reentry as is_sandbox, mounts_intact};
 pub(crate) use codex_linux_sandbox::{
     Cleanup, Executable, PLACEHOLDER_MODE, Spare, SpareLaunch, Stage, StatusReader,
 };
 pub use codex_linux_sandbox::{Failure, Launch, OwnFiles};
 
-/// The sandbox of namespaces, Landlock and seccomp.
+/// The Linux sandbox: namespaces, Landlock and seccomp.
 #[derive(Debug)]
 pub struct NativeSandbox(Sandbox);
 
@@ -88,7 +88,7 @@ impl PolicyRefusal for PrepareError {
     }
 }
 
-/// Does not return if this process was started as a sandbox; `run` is the helper of that name.
+/// Never returns if this process was started as a sandbox; `run` is the body of the helper `name`.
 pub(crate) fn become_sandbox(name: &'static str, run: fn() -> i32) {
     reentry::main_if_reentered(&[Helper { name, run }]);
 }

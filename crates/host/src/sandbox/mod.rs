@@ -1,20 +1,21 @@
-//! The seam between this crate and the operating system's sandbox.
+//! The interface between this crate and the operating system's sandbox.
 //!
-//! Everything that the host and the server need of a sandbox is named here: [`SandboxBackend`] is what
-//! they ask of it, and the types beside it are what it answers with. Which one it is is known when it
-//! is compiled; no call is dynamic. Another operating system's sandbox is another file beside
-//! `linux.rs`, which exports the same names:
+//! This module names everything that the host and the server use of a sandbox: the trait
+//! [`SandboxBackend`] and the types below. The implementation is chosen at compile time, without
+//! dynamic dispatch. A sandbox for another operating system is another file beside `linux.rs` that
+//! exports the same names:
 //!
 //! | name | what it is |
 //! | --- | --- |
 //! | `NativeSandbox` | the [`SandboxBackend`] |
 //! | `Launch`, `Executable` | what is spawned in place of a confined program |
-//! | `StatusReader`, `Failure`, `Stage` | why a confined program does not run, told by what was spawned |
-//! | `Cleanup` | what a sandbox that was killed has left in the file system |
-//! | `Detector` | the words by which a program says that it was denied something |
+//! | `StatusReader`, `Failure`, `Stage` | why a confined program does not run, as the spawned process
+//! reports it |
+//! | `Cleanup` | removes what a killed sandbox left in the file system |
+//! | `Detector` | recognizes output that reports a denial |
 //! | `Spare`, `SpareLaunch` | a process that waits to become the next sandbox |
 //! | `OwnFiles` | files of the server that no policy can open |
-//! | `is_sandbox`, `mounts_stand`, `PLACEHOLDER_MODE` | marks by which sandboxes are known |
+//! | `is_sandbox`, `mounts_intact`, `PLACEHOLDER_MODE` | how to recognize sandboxes and their state |
 
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
@@ -30,73 +31,74 @@ mod linux;
 #[cfg(target_os = "linux")]
 pub(crate) use linux::{
     Cleanup, Detector, Executable, PLACEHOLDER_MODE, Spare, SpareLaunch, Stage, StatusReader,
-    become_sandbox, is_sandbox, mounts_stand,
+    become_sandbox, is_sandbox, mounts_intact,
 };
 #[cfg(target_os = "linux")]
 pub use linux::{Failure, Launch, NativeSandbox, OwnFiles};
 
-/// What the host and the server ask of an operating system's sandbox.
+/// An operating system's sandbox, as the host and the server use it.
 pub trait SandboxBackend: fmt::Debug + Sized + Send + Sync + 'static {
-    /// A policy that has been resolved.
+    /// A resolved policy.
     type Plan: fmt::Debug + Clone + Send + 'static;
-    /// Equal for policies that one helper can serve.
+    /// Identifies a policy; two equal keys can share a helper.
     type Key: fmt::Debug + Clone + Eq + Hash + Send + Sync + 'static;
     /// What to spawn in place of a confined program.
     type Launch: fmt::Debug + Send + 'static;
-    /// Why a policy is not enforced. Nothing has run.
+    /// Why a policy cannot be enforced. Nothing has run.
     type Refusal: PolicyRefusal;
 
-    /// A sandbox that is set up so.
+    /// Sets up a sandbox with this configuration.
     fn new(config: SandboxConfig) -> io::Result<Self>;
 
-    /// The most that can stand behind a sandbox here; `None` if there can be none.
+    /// The highest assurance this machine offers; `None` if it can enforce nothing.
     fn assurance(&self) -> Option<Assurance>;
 
-    /// Resolves a policy for a helper; `None` if it restricts no file. Looks at files.
+    /// Resolves a policy for a helper; `None` if the policy restricts no files. Reads the file system.
     fn plan_helper(&self, context: &SandboxContext) -> Result<Option<Self::Plan>, Self::Refusal>;
 
-    /// Which helper can serve a policy.
+    /// The key of the helper that can serve this plan.
     fn key(plan: &Self::Plan) -> Self::Key;
 
-    /// Prepares a helper of that name under a policy.
+    /// Prepares the helper called `name` under a plan.
     fn launch_helper(&self, plan: &Self::Plan, name: &str) -> Result<Self::Launch, Self::Refusal>;
 
-    /// Prepares a program under a policy; `None` if there is nothing to enforce. Looks at files.
+    /// Prepares a program under a policy; `None` if there is nothing to enforce. Reads the file system.
     fn launch_program(
         &self,
         context: &SandboxContext,
         program: &Program<'_>,
     ) -> Result<Option<Self::Launch>, Self::Refusal>;
 
-    /// Has every policy resolved anew: something was not what it was when one was.
+    /// Clears the plan cache. Call it after a launch failed because a planned file was replaced.
     fn forget_plans(&self);
 }
 
-/// Why a policy is not enforced.
+/// Why a policy cannot be enforced.
 pub trait PolicyRefusal: Error + Send + Sync + 'static {
-    /// What kind of failure it is.
+    /// The error kind to report.
     fn kind(&self) -> ErrorKind;
 
-    /// Whether the request is at fault, and not this machine at this moment.
+    /// Whether the request is at fault, as opposed to a temporary shortage on this machine.
     fn is_of_the_request(&self) -> bool;
 }
 
-/// How a server wants its sandboxes.
+/// Configuration of a server's sandboxes.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct SandboxConfig {
-    /// The executable that is re-entered as the sandbox.
+    /// The executable to re-enter as the sandbox.
     pub executable: PathBuf,
-    /// Files of the server itself that no policy can open. Default none.
+    /// Files of the server that no policy can open (default: none).
     pub own_files: OwnFiles,
-    /// What has to stand behind a sandbox at least, where the request does not say. Default full.
+    /// Minimum assurance where the request names none (default: full). The server refuses a policy that
+    /// it cannot enforce at this level.
     pub assurance: Assurance,
-    /// Whether plans are used again while nothing they rest on has changed. Default true.
+    /// Reuse a plan while the files it depends on are unchanged (default: true).
     pub cache_plans: bool,
 }
 
 impl SandboxConfig {
-    /// The defaults, re-entering this executable.
+    /// The defaults, with this executable to re-enter.
     pub fn new(executable: impl Into<PathBuf>) -> Self {
         Self {
             executable: executable.into(),
@@ -107,15 +109,16 @@ impl SandboxConfig {
     }
 }
 
-/// A program that is to be confined.
+/// A program to confine.
 #[derive(Debug, Clone, Copy)]
 pub struct Program<'a> {
-    /// The program and its arguments; looked up in the `PATH` of `env`, inside the sandbox.
+    /// The program and its arguments; `argv[0]` is looked up in the `PATH` of `env`, inside the
+    /// sandbox.
     pub argv: &'a [OsString],
-    /// What the program sees as its own name, if not `argv[0]`.
+    /// What the program sees as its own name (default: `argv[0]`).
     pub arg0: Option<&'a OsStr>,
     /// The whole environment.
     pub env: &'a [(OsString, OsString)],
-    /// Where it starts.
+    /// Working directory.
     pub cwd: &'a Path,
 }

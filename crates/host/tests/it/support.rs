@@ -1,4 +1,4 @@
-//! Processes without a server around them.
+//! Processes without a server.
 
 use std::time::{Duration, Instant};
 
@@ -7,9 +7,9 @@ use codex_exec_host::process::{
 };
 use codex_exec_server_protocol::process::{ExecParams, ReadParams};
 
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-pub fn params(script: &str) -> ExecParams {
+pub(crate) fn params(script: &str) -> ExecParams {
     serde_json::from_value(serde_json::json!({
         "processId": "p",
         "argv": ["/bin/sh", "-c", script],
@@ -19,7 +19,10 @@ pub fn params(script: &str) -> ExecParams {
     .unwrap()
 }
 
-pub async fn start(host: &ProcessHost, params: ExecParams) -> Result<ProcessHandle, StartError> {
+pub(crate) async fn start(
+    host: &ProcessHost,
+    params: ExecParams,
+) -> Result<ProcessHandle, StartError> {
     let launch = async move {
         let environment = environment(&params)?;
         Ok::<_, StartError>(Launch::new(params, &environment, Group(0))?)
@@ -28,8 +31,8 @@ pub async fn start(host: &ProcessHost, params: ExecParams) -> Result<ProcessHand
     started.await.unwrap().map(|_| handle)
 }
 
-/// Everything a process has written after a number, once there is something.
-pub async fn read(handle: &ProcessHandle, after: u64) -> String {
+/// All output of a process after a sequence number, once there is some.
+pub(crate) async fn read(handle: &ProcessHandle, after: u64) -> String {
     let params = ReadParams {
         process_id: "p".into(),
         after_seq: Some(after),
@@ -41,13 +44,13 @@ pub async fn read(handle: &ProcessHandle, after: u64) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-pub fn is_running(pid: u32) -> bool {
+pub(crate) fn is_running(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// Waits for something that has no event to wait for. Blocks.
-pub fn eventually(what: &str, condition: impl Fn() -> bool) {
+/// Polls for a condition that has no event. Blocks.
+pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < until, "never: {what}");

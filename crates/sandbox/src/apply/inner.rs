@@ -1,14 +1,14 @@
-//! The inner process: first of its PID namespace. Builds the sandbox around itself, starts the
-//! target, reaps.
+//! The inner process, PID 1 of its PID namespace: builds the sandbox around itself, starts the target,
+//! reaps.
 //!
-//! Invariant: it is confined by everything the target is confined by, before the target exists; the
-//! target inherits, it is not trusted to lock itself in.
+//! Invariant: every restriction of the target applies to this process before the target exists; the
+//! target inherits them and is not trusted to set them.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::placeholder::Held;
+use super::placeholder::HeldPlaceholders;
 use super::{during, execute, landlock, outer, privileges, streams, sys, tree};
 use crate::plan::{Plan, Target};
 use crate::reentry::Helper;
@@ -17,17 +17,17 @@ use crate::status::{Failure, Stage};
 pub(super) fn run(
     plan: &Plan,
     ready: &OwnedFd,
-    calls: Option<&OwnedFd>,
-    stops: Option<&OwnedFd>,
+    listener_pipe: Option<&OwnedFd>,
+    stop_pipe: Option<&OwnedFd>,
     changeable: [bool; 3],
-    held: &Held,
+    held: &HeldPlaceholders,
     helpers: &[Helper],
 ) -> Result<i32, Failure> {
     die_with_parent(ready)?;
     let enforcement = &plan.enforcement;
     let terminal = streams::terminal();
     let reopened = streams::confine(enforcement, changeable)?;
-    let proved = tree::build(enforcement, held, terminal)?;
+    let proven = tree::build(enforcement, held, terminal)?;
     privileges::limit_processes(enforcement.processes)?;
     privileges::limit_signals()?;
     if let Target::Program(program) = &plan.target {
@@ -36,51 +36,51 @@ pub(super) fn run(
     sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(during(Stage::NoNewPrivileges))?;
     landlock::enter(plan)?;
     privileges::drop_capabilities(&enforcement.tree)?;
-    match calls {
-        Some(calls) => {
+    match listener_pipe {
+        Some(listener_pipe) => {
             let listener = privileges::load_seccomp_with_listener(&plan.seccomp)?;
-            hand_over(&listener, calls, ready)?;
+            send_listener(&listener, listener_pipe, ready)?;
         }
         None => privileges::load_seccomp(&plan.seccomp)?,
     }
-    // Nobody inside may look into this process, though it holds nothing of value. Not before the outer
-    // process, which may have no more rights over it, has taken what it needs.
+    // Nothing inside may inspect this process. Not earlier, because the outer process may need the
+    // right to take the listener.
     sys::prctl(libc::PR_SET_DUMPABLE, 0).map_err(during(Stage::Capabilities))?;
     match &plan.target {
         Target::Program(program) => {
             sys::close_from(3, true).map_err(during(Stage::Descriptors))?;
             let target = execute::spawn(program)?;
-            // The target has the streams, and has closed the status pipe: so here too. The locks stay,
-            // for they have to outlive an outer process that is killed; and files, which have no end that
-            // somebody could wait for.
-            let mut kept = held.descriptors();
-            kept.extend(stops.map(AsRawFd::as_raw_fd));
-            kept.extend(reopened.descriptors());
-            kept.sort_unstable();
-            sys::close_all_but(&kept).map_err(during(Stage::Descriptors))?;
-            let code = reap(target, stops);
+            // Close the streams, which belong to the target, and the status pipe, which the target has
+            // closed. The locks stay open, because they must outlive a killed outer process; so do
+            // files, whose end no reader waits for.
+            let mut open = held.descriptors();
+            open.extend(stop_pipe.map(AsRawFd::as_raw_fd));
+            open.extend(reopened.descriptors());
+            open.sort_unstable();
+            sys::close_all_but(&open).map_err(during(Stage::Descriptors))?;
+            let code = reap(target, stop_pipe);
             reopened.advance();
             sys::exit_now(code)
         }
         Target::Helper { name, env } => {
             let helper = execute::find_helper(helpers, name)?;
             execute::set_environment(env);
-            let kept = [0, 1, 2, proved.number()];
-            proved.keep();
-            sys::close_all_but(&kept).map_err(during(Stage::Descriptors))?;
+            let open = [0, 1, 2, proven.number()];
+            proven.watch();
+            sys::close_all_but(&open).map_err(during(Stage::Descriptors))?;
             sys::exit_now((helper.run)())
         }
     }
 }
 
-/// Waits until the ids are mapped, and makes sure to be killed when the outer process is.
+/// Waits until the ids are mapped, and asks to be killed with the outer process.
 fn die_with_parent(ready: &OwnedFd) -> Result<(), Failure> {
     let failed = during(Stage::Identities);
     sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64).map_err(&failed)?;
     let mut byte = [0];
     let told = rustix::io::read(ready, &mut byte).map_err(&failed)?;
-    // The outer process may have died before the line above the last: its end of the pipe, which it
-    // keeps for life, tells.
+    // The outer process may have died before PDEATHSIG was set; it holds its end of the pipe open for
+    // life, so HUP shows that.
     let mut fds = [PollFd::new(ready, PollFlags::empty())];
     let polled = poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 }));
     polled.map_err(&failed)?;
@@ -90,22 +90,23 @@ fn die_with_parent(ready: &OwnedFd) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tells the outer process the number of the descriptor at which connections are asked for, and waits
-/// until it has taken it.
-fn hand_over(listener: &OwnedFd, calls: &OwnedFd, ready: &OwnedFd) -> Result<(), Failure> {
+/// Sends the number of the seccomp listener to the outer process, and waits until it has duplicated the
+/// descriptor.
+fn send_listener(listener: &OwnedFd, pipe: &OwnedFd, ready: &OwnedFd) -> Result<(), Failure> {
     let failed = during(Stage::Seccomp);
     let number = listener.as_raw_fd().to_ne_bytes();
-    rustix::io::write(calls, &number).map_err(&failed)?;
+    rustix::io::write(pipe, &number).map_err(&failed)?;
     match rustix::io::read(ready, &mut [0]).map_err(&failed)? {
         0 => sys::exit_now(super::FAILED),
         _ => Ok(()),
     }
 }
 
-/// Reaps whatever dies until the target has; then this process ends and the kernel kills the rest. Tells
-/// whenever the target has stopped, if anybody is to know.
-fn reap(target: i32, stops: Option<&OwnedFd>) -> i32 {
-    let flags = libc::WNOHANG | libc::__WALL | if stops.is_some() { libc::WUNTRACED } else { 0 };
+/// Reaps until the target has exited; then this process ends and the kernel kills the rest. Reports
+/// each stop of the target, if requested.
+fn reap(target: i32, stop_pipe: Option<&OwnedFd>) -> i32 {
+    let flags =
+        libc::WNOHANG | libc::__WALL | if stop_pipe.is_some() { libc::WUNTRACED } else { 0 };
     // SAFETY: the set is filled before it is used; the information is plain data.
     let (set, mut information) = unsafe {
         let mut set = std::mem::zeroed::<libc::sigset_t>();
@@ -120,8 +121,8 @@ fn reap(target: i32, stops: Option<&OwnedFd>) -> i32 {
         if pid == target && !stopped {
             return outer::exit_code(status);
         }
-        if let Some(stops) = stops.filter(|_| pid == target) {
-            let _ = rustix::io::write(stops, b"!");
+        if let Some(stop_pipe) = stop_pipe.filter(|_| pid == target) {
+            let _ = rustix::io::write(stop_pipe, b"!");
         }
         if pid > 0 {
             continue;
@@ -129,16 +130,16 @@ fn reap(target: i32, stops: Option<&OwnedFd>) -> i32 {
         // SAFETY: both live across the call. Every signal is blocked, so none is missed in between.
         let signal = unsafe { libc::sigwaitinfo(&raw const set, &raw mut information) };
         if signal > 0 && signal != libc::SIGCHLD {
-            pass_on(target, signal, &information);
+            forward_signal(target, signal, &information);
         }
     }
 }
 
-/// The server signals the group of its child. A target that is still in that group has got the
-/// signal itself; one that has made its own group, as a shell with job control does, has not. A
-/// queued signal was sent to the outer process alone, so the target has not got it in any case. When the
-/// shell of a stopped job ends, or its terminal, the kernel tells the job's group only.
-fn pass_on(target: i32, signal: i32, information: &libc::siginfo_t) {
+/// Forwards a signal to the target. The server signals the group of its child: a target in that group
+/// has received the signal already; one with its own group, such as a shell with job control, has not.
+/// A queued signal was sent to the outer process alone, so the target never has it. When the shell of a
+/// stopped job ends, or its terminal, the kernel signals only the job's group.
+fn forward_signal(target: i32, signal: i32, information: &libc::siginfo_t) {
     // SAFETY: for a signal sent by a process the sender is stored.
     let sender = unsafe { information.si_pid() };
     let hangs_up =

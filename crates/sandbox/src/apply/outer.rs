@@ -1,7 +1,7 @@
 //! The outer process: the server's child, which stays on the host.
 //!
 //! Invariant: it lives until the last process of the sandbox is gone, whatever catchable signal its
-//! group receives, so that the exit code is the target's and nothing is left behind; and the sandbox
+//! group receives, so that it returns the target's exit code and leaves nothing behind; and the sandbox
 //! never outlives it (the inner process dies with its parent).
 
 use std::fs;
@@ -12,8 +12,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::PipeFlags;
 
 use super::broker::Broker;
-use super::foreground::Forwarded;
-use super::placeholder::Held;
+use super::foreground::SignalForwarder;
+use super::placeholder::HeldPlaceholders;
 use super::{Status, during, inner, sys};
 use crate::plan::Plan;
 use crate::reentry::Helper;
@@ -22,47 +22,49 @@ use crate::status::{Failure, Stage};
 const NAMESPACES: i32 =
     libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
 
-/// What the server gave besides the plan.
-pub(super) struct Given {
-    /// Its end means that the server is gone.
+/// Descriptors and settings from the server, besides the plan.
+pub(super) struct Inherited {
+    /// Closes when the server is gone.
     pub(super) lifeline: Option<OwnedFd>,
-    /// The empty network.
+    /// The empty network namespace.
     pub(super) network: Option<OwnedFd>,
-    /// The user namespace it belongs to.
+    /// The user namespace that owns it.
     pub(super) user: Option<OwnedFd>,
-    /// Signals for the target are sent to this process alone, not to its group.
-    pub(super) alone: bool,
+    /// Signals for the target go to this process alone, not to its group.
+    pub(super) foreground: bool,
 }
 
 pub(super) fn run(
     plan: &Plan,
     status: &Status,
-    given: &Given,
+    inherited: &Inherited,
     helpers: &[Helper],
 ) -> Result<i32, Failure> {
-    if given.lifeline.is_some() {
-        // The server's end is told by the lifeline, so that there is time to tidy up.
+    if inherited.lifeline.is_some() {
+        // The lifeline reports the end of the server, which leaves time to clean up.
         sys::prctl(libc::PR_SET_PDEATHSIG, 0).map_err(during(Stage::Namespaces))?;
     }
-    let held = Held::create(&plan.enforcement.tree.placeholders)?;
-    let Inner { pid, pidfd, tell_ready, calls, stops } =
-        start(plan, status, given, &held, helpers).inspect_err(|_| held.release())?;
-    let _ = rustix::io::write(&tell_ready, b"!");
-    // From here on only the inner process may speak, and only it and the target hold the streams.
-    close_given();
-    let forwarded = stops.and_then(|stops| Forwarded::new(stops, pid).ok());
-    let broker = calls.as_ref().and_then(|calls| take_calls(calls, pid));
+    let held = HeldPlaceholders::create(&plan.enforcement.tree.placeholders)?;
+    let Inner { pid, pidfd, ready_sender, listener_pipe, stop_pipe } =
+        start(plan, status, inherited, &held, helpers).inspect_err(|_| held.release())?;
+    let _ = rustix::io::write(&ready_sender, b"!");
+    // From here on only the inner process reports failures, and only it and the target hold the
+    // streams.
+    close_streams();
+    let forwarder = stop_pipe.and_then(|stop_pipe| SignalForwarder::new(stop_pipe, pid).ok());
+    let broker =
+        listener_pipe.as_ref().and_then(|listener_pipe| receive_listener(listener_pipe, pid));
     if broker.is_some() {
-        let _ = rustix::io::write(&tell_ready, b"!");
-    } else if calls.is_some() {
-        // It has ended, or would wait for ever.
+        let _ = rustix::io::write(&ready_sender, b"!");
+    } else if listener_pipe.is_some() {
+        // The inner process has ended, or would wait for ever.
         let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
     }
-    let (lifeline, forwarded) = (given.lifeline.as_ref(), forwarded.as_ref());
-    Watch { pidfd: &pidfd, lifeline, forwarded, broker: broker.as_ref() }.until_over();
+    let (lifeline, forwarder) = (inherited.lifeline.as_ref(), forwarder.as_ref());
+    Supervisor { pidfd: &pidfd, lifeline, forwarder, broker: broker.as_ref() }.run();
     let code = wait(pid);
     held.release();
-    drop(tell_ready);
+    drop(ready_sender);
     sys::exit_now(code)
 }
 
@@ -70,42 +72,42 @@ pub(super) fn run(
 struct Inner {
     pid: i32,
     pidfd: OwnedFd,
-    /// Tells it that its ids are mapped, and by its end that this process has gone.
-    tell_ready: OwnedFd,
-    /// Tells the number of its descriptor at which connections are asked for, if they are.
-    calls: Option<OwnedFd>,
-    /// Tells whenever the target has stopped, if that is to be known.
-    stops: Option<OwnedFd>,
+    /// Signals that the ids are mapped; closes when this process is gone.
+    ready_sender: OwnedFd,
+    /// Receives the number of the seccomp listener, if there is one.
+    listener_pipe: Option<OwnedFd>,
+    /// Reports each stop of the target, if requested.
+    stop_pipe: Option<OwnedFd>,
 }
 
 /// Forks the inner process into its namespaces.
 fn start(
     plan: &Plan,
     status: &Status,
-    given: &Given,
-    held: &Held,
+    inherited: &Inherited,
+    held: &HeldPlaceholders,
     helpers: &[Helper],
 ) -> Result<Inner, Failure> {
     let changeable = super::streams::changeable();
-    let (ready, tell_ready) =
+    let (ready, ready_sender) =
         rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?;
-    let calls = match plan.enforcement.is_brokered(plan.network_restricted) {
+    let listener_pipe = match plan.enforcement.is_brokered(plan.network_restricted) {
         true => {
             Some(rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?)
         }
         false => None,
     };
-    let stops = match given.alone {
+    let stop_pipe = match inherited.foreground {
         true => {
             Some(rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?)
         }
         false => None,
     };
-    let network = match &given.network {
+    let network = match &inherited.network {
         _ if !plan.network_restricted => 0,
         None => libc::CLONE_NEWNET,
         Some(network) => {
-            super::network::enter(network, given.user.as_ref())?;
+            super::network::enter(network, inherited.user.as_ref())?;
             0
         }
     };
@@ -114,10 +116,10 @@ fn start(
     let (pid, pidfd) = match forked.map_err(during(Stage::Namespaces))? {
         Some(child) => child,
         None => {
-            drop(tell_ready);
-            let calls = calls.as_ref().map(|(_, tell)| tell);
-            let stops = stops.as_ref().map(|(_, tell)| tell);
-            match inner::run(plan, &ready, calls, stops, changeable, held, helpers) {
+            drop(ready_sender);
+            let listener_pipe = listener_pipe.as_ref().map(|(_, sender)| sender);
+            let stop_pipe = stop_pipe.as_ref().map(|(_, sender)| sender);
+            match inner::run(plan, &ready, listener_pipe, stop_pipe, changeable, held, helpers) {
                 Ok(code) => sys::exit_now(code),
                 Err(failure) => status.fail(&failure),
             }
@@ -129,20 +131,23 @@ fn start(
         wait(pid);
         return Err(Failure::new(Stage::Identities, errno, ""));
     }
-    let (calls, stops) = (calls.map(|(calls, _)| calls), stops.map(|(stops, _)| stops));
-    Ok(Inner { pid, pidfd, tell_ready, calls, stops })
+    let (listener_pipe, stop_pipe) = (
+        listener_pipe.map(|(listener_pipe, _)| listener_pipe),
+        stop_pipe.map(|(stop_pipe, _)| stop_pipe),
+    );
+    Ok(Inner { pid, pidfd, ready_sender, listener_pipe, stop_pipe })
 }
 
-/// Takes the descriptor at which the inner process has connections asked for. None if it ended before.
-fn take_calls(calls: &OwnedFd, pid: i32) -> Option<Broker> {
+/// Duplicates the seccomp listener of the inner process. `None` if that has ended.
+fn receive_listener(listener_pipe: &OwnedFd, pid: i32) -> Option<Broker> {
     let mut number = [0; size_of::<i32>()];
-    let read = rustix::io::retry_on_intr(|| rustix::io::read(calls, &mut number)).ok()?;
+    let read = rustix::io::retry_on_intr(|| rustix::io::read(listener_pipe, &mut number)).ok()?;
     let number = (read == number.len()).then(|| i32::from_ne_bytes(number))?;
     sys::take_descriptor(pid, number).ok().map(Broker::new)
 }
 
-/// Gives the streams and the status pipe away: the target alone decides when they end.
-fn close_given() {
+/// Closes the streams and the status pipe: only the target holds them open.
+fn close_streams() {
     for number in [0, 1, 2, crate::reentry::STATUS] {
         // SAFETY: the numbers are the ones this process was given; it uses none of them any more, and
         // leaves by `_exit`, so that no owner of them is ever dropped.
@@ -151,42 +156,42 @@ fn close_given() {
 }
 
 /// What this process waits for while the sandbox runs.
-struct Watch<'a> {
+struct Supervisor<'a> {
     pidfd: &'a OwnedFd,
     lifeline: Option<&'a OwnedFd>,
-    forwarded: Option<&'a Forwarded>,
+    forwarder: Option<&'a SignalForwarder>,
     broker: Option<&'a Broker>,
 }
 
-/// What came of waiting.
-struct Woken {
+/// Why a wait ended.
+struct WakeReasons {
     /// The inner process is gone.
     ended: bool,
-    /// The server is.
+    /// The server is gone.
     server_gone: bool,
-    /// Connections are asked for.
-    asked: bool,
+    /// A process inside wants to connect.
+    connections_pending: bool,
     /// The target has stopped.
     stopped: bool,
 }
 
-impl Watch<'_> {
-    /// Until the inner process is gone, or the server: then it has to go too.
-    fn until_over(&self) {
+impl Supervisor<'_> {
+    /// Runs until the inner process is gone, or until the server is; then it kills the inner process.
+    fn run(&self) {
         if self.lifeline.is_none() && self.broker.is_none() {
             return;
         }
         loop {
-            let calls = self.broker.filter(|broker| broker.has_room());
-            let Ok(woken) = self.wait(calls) else { continue };
-            if let Some(forwarded) = self.forwarded {
-                forwarded.hand_on(self.pidfd);
+            let broker = self.broker.filter(|broker| broker.has_room());
+            let Ok(woken) = self.wait(broker) else { continue };
+            if let Some(forwarder) = self.forwarder {
+                forwarder.forward(self.pidfd);
                 if woken.stopped {
-                    forwarded.tell_of_stop();
+                    forwarder.report_stop();
                 }
             }
-            if let Some(calls) = calls.filter(|_| woken.asked) {
-                calls.take();
+            if let Some(broker) = broker.filter(|_| woken.connections_pending) {
+                broker.handle_next();
             }
             if woken.ended {
                 return;
@@ -199,34 +204,34 @@ impl Watch<'_> {
         }
     }
 
-    /// Until something happens; connections count only while there is room for more.
-    fn wait(&self, calls: Option<&Broker>) -> rustix::io::Result<Woken> {
-        // Each has its place, whether there is one or not.
+    /// Waits for an event; for connections only while the broker has room.
+    fn wait(&self, broker: Option<&Broker>) -> rustix::io::Result<WakeReasons> {
+        // Each has a fixed index, present or not.
         let absent = (self.pidfd, PollFlags::empty());
         let mut fds = [
             (self.pidfd, PollFlags::IN),
             self.lifeline.map_or(absent, |fd| (fd, PollFlags::empty())),
-            self.forwarded.map_or(absent, |forwarded| (&forwarded.fd, PollFlags::IN)),
-            calls.map_or(absent, |calls| (calls.calls(), PollFlags::IN)),
-            self.forwarded.map_or(absent, |forwarded| (&forwarded.stops, PollFlags::IN)),
+            self.forwarder.map_or(absent, |forwarder| (&forwarder.fd, PollFlags::IN)),
+            broker.map_or(absent, |broker| (broker.listener(), PollFlags::IN)),
+            self.forwarder.map_or(absent, |forwarder| (&forwarder.stop_pipe, PollFlags::IN)),
         ]
         .map(|(fd, flags)| PollFd::new(fd, flags));
-        // Without room for a call it is looked again soon.
-        let full = self.broker.is_some() && calls.is_none();
+        // Without room for a call, check again soon.
+        let full = self.broker.is_some() && broker.is_none();
         let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
         poll(&mut fds, full.then_some(&soon))?;
-        let [ended, server, _, asked, stopped] = fds.map(|fd| fd.revents());
+        let [ended, server, _, connections_pending, stopped] = fds.map(|fd| fd.revents());
         let gone = PollFlags::HUP | PollFlags::ERR;
-        Ok(Woken {
+        Ok(WakeReasons {
             ended: ended.contains(PollFlags::IN),
             server_gone: self.lifeline.is_some() && server.intersects(gone),
-            asked: asked.contains(PollFlags::IN),
-            stopped: self.forwarded.is_some() && stopped.contains(PollFlags::IN),
+            connections_pending: connections_pending.contains(PollFlags::IN),
+            stopped: self.forwarder.is_some() && stopped.contains(PollFlags::IN),
         })
     }
 }
 
-/// The exit code of a child, 128 and the signal for one that was killed.
+/// Waits for a child and returns its exit code, 128 + signal number if it was killed.
 pub(super) fn wait(pid: i32) -> i32 {
     let mut status = 0;
     loop {
@@ -241,12 +246,12 @@ pub(super) fn wait(pid: i32) -> i32 {
     }
 }
 
-/// What a wait status is as an exit code.
+/// Converts a wait status to an exit code.
 pub(super) fn exit_code(status: i32) -> i32 {
     if libc::WIFSIGNALED(status) { 128 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) }
 }
 
-/// Every id stands for itself. All of them where this process may say so (root), else its own.
+/// Maps ids to themselves: all ids if this process may do that (root), else its own.
 pub(super) fn map_identities(pid: i32) -> io::Result<()> {
     let write = |name: &str, text: &str| fs::write(format!("/proc/{pid}/{name}"), text);
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
@@ -266,7 +271,7 @@ fn own_group(pid: i32, group: rustix::process::Gid) -> io::Result<()> {
     fs::write(format!("/proc/{pid}/gid_map"), format!("{0} {0} 1\n", group.as_raw()))
 }
 
-/// The ids of this process's own namespace, each onto itself.
+/// An identity map of all ids of this process's namespace.
 fn identity_map(path: &str) -> io::Result<String> {
     let mut map = String::new();
     for line in fs::read_to_string(path)?.lines() {

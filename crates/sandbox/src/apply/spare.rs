@@ -1,11 +1,11 @@
-//! A spare: the first process of a sandbox to come, started ahead of time.
+//! A spare: the outer process of a future sandbox, started ahead of time.
 //!
-//! To execute a large program and to relocate it takes as long as all the rest of a sandbox, and it is
-//! the same for every sandbox. So a server keeps one process that has done that, and waits, at the end
-//! of a socket, for everything that a [`Launch`](crate::Launch) would have been spawned with.
+//! Executing and relocating a large program takes as long as the rest of a sandbox, and is the same for
+//! every sandbox. So the server keeps one process that has done that, and that waits on a socket for
+//! everything that a [`Launch`](crate::Launch) would have been spawned with.
 //!
-//! Invariant: until it has been given a plan a spare holds nothing but its end of the socket and does
-//! nothing but wait; it is used once; it ends when the socket does.
+//! Invariant: until it receives a plan, a spare holds only its end of the socket and only waits; it is
+//! used once; it ends when the socket closes.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -15,17 +15,17 @@ use super::sys;
 use crate::launch::PassedDescriptor;
 use crate::reentry;
 
-/// The standard streams, and as many more as a launch passes.
-const MOST: usize = 3 + 5;
+/// Maximum descriptors in the message: the standard streams and those that a launch passes.
+const MAX_DESCRIPTORS: usize = 3 + 5;
 
-/// Above every number that something is passed at.
-const OUT_OF_THE_WAY: RawFd = 64;
+/// Above every number that is passed.
+const LOWEST_TEMPORARY: RawFd = 64;
 
-/// Room for the header and the descriptors, aligned as the kernel wants it.
+/// A buffer for the header and the descriptors, aligned for the kernel.
 #[repr(C, align(8))]
 struct Control([u8; 128]);
 
-/// Two ends of a socket that keeps messages whole.
+/// A pair of sockets that preserve message boundaries.
 pub(crate) fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [0; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
@@ -36,7 +36,7 @@ pub(crate) fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     }
 }
 
-/// Sends a waiting process its streams and descriptors. Does not wait.
+/// Sends a waiting spare its streams and descriptors. Does not block.
 pub(crate) fn send(
     socket: &OwnedFd,
     streams: [BorrowedFd<'_>; 3],
@@ -50,14 +50,14 @@ pub(crate) fn send(
         .map(AsRawFd::as_raw_fd)
         .chain(passed.iter().map(|passed| passed.as_fd().as_raw_fd()))
         .collect();
-    if fds.len() > MOST {
+    if fds.len() > MAX_DESCRIPTORS {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut control = Control([0; 128]);
     let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
     let bytes = size_of_val(&fds[..]);
     // SAFETY: the message is plain data, all of whose pointers are to values that live across the
-    // call; the control buffer is large enough for `MOST` descriptors.
+    // call; the control buffer is large enough for `MAX_DESCRIPTORS` descriptors.
     let sent = unsafe {
         let mut message = std::mem::zeroed::<libc::msghdr>();
         message.msg_iov = &raw mut part;
@@ -79,12 +79,12 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// Waits to be needed, and puts everything in its place. Ends the process if it never is.
-pub(super) fn wait_to_be_needed() {
-    let mut text = [0u8; MOST];
+/// Waits for a launch and installs its descriptors. Exits if the socket closes first.
+pub(super) fn wait_for_launch() {
+    let mut text = [0u8; MAX_DESCRIPTORS];
     let mut control = MaybeUninit::<Control>::uninit();
     let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
-    let mut fds = [-1; MOST];
+    let mut fds = [-1; MAX_DESCRIPTORS];
     let mut count = 0;
     // SAFETY: the message is plain data, all of whose pointers are to values that live across the
     // call; the kernel writes no more control data than there is room, and says how much.
@@ -105,27 +105,27 @@ pub(super) fn wait_to_be_needed() {
             let header = libc::CMSG_FIRSTHDR(&raw const message);
             if !header.is_null() && (*header).cmsg_type == libc::SCM_RIGHTS {
                 let bytes = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
-                count = (bytes / size_of::<RawFd>()).min(MOST);
+                count = (bytes / size_of::<RawFd>()).min(MAX_DESCRIPTORS);
                 let data = libc::CMSG_DATA(header).cast::<RawFd>();
                 std::ptr::copy_nonoverlapping(data, fds.as_mut_ptr(), count);
             }
         }
         received
     };
-    // The end of the socket: the server has no use for this process any more.
+    // The socket was closed: the server does not need this process any more.
     if received <= 0 || count < 3 || received as usize != 1 + count - 3 {
         sys::exit_now(0);
     }
-    place(&fds[..count], &text[1..received as usize], text[0] != 0);
+    install_descriptors(&fds[..count], &text[1..received as usize], text[0] != 0);
 }
 
-fn place(fds: &[RawFd], numbers: &[u8], terminal: bool) {
-    let mut moved = [-1; MOST];
+fn install_descriptors(fds: &[RawFd], numbers: &[u8], terminal: bool) {
+    let mut moved = [-1; MAX_DESCRIPTORS];
     // SAFETY: system calls on numbers that were received just now, that nobody else owns, and that no
     // destructor will close.
     unsafe {
         for (moved, fd) in moved.iter_mut().zip(fds) {
-            *moved = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, OUT_OF_THE_WAY);
+            *moved = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, LOWEST_TEMPORARY);
             libc::close(*fd);
         }
         libc::close(reentry::SPARE);

@@ -1,7 +1,7 @@
-//! Building the tree: the steps of a [`Tree`] with the mount calls of Linux 5.12 and newer.
+//! Builds the tree: performs the operations of a [`Tree`] with the mount calls of Linux 5.12 and newer.
 //!
-//! Invariant: no path is followed through a link, and what is bound or masked is the very file that
-//! was planned for; somebody who replaces names while this runs makes it fail, not go elsewhere.
+//! Invariant: no link is followed, and each bound or masked file is the planned one. If names are
+//! replaced meanwhile the build fails; it never goes elsewhere.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -12,12 +12,12 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::placeholder::{self, Held};
-use super::proof::{self, Expected, Proved};
+use super::placeholder::{self, HeldPlaceholders};
+use super::proof::{self, Expected, ProvenMounts};
 use super::sys::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
 use super::{at, during, streams};
 use crate::decide::facts::Identity;
-use crate::decide::order::is_within;
+use crate::decide::paths::is_within;
 use crate::plan::{Base, Enforcement, Operation, SkeletonNode, Tree};
 use crate::status::{CHANGED, Failure, Stage};
 
@@ -27,8 +27,8 @@ const MASKED_FILE: &str = "masked-file";
 const PLACEHOLDER: &str = "placeholder";
 const SHARED_MEMORY: &str = "shared-memory";
 
-/// Where the private file system is mounted, out of reach once what is new there is on top of it.
-fn buried(tree: &Tree) -> &'static Path {
+/// Where to mount the private file system: a path that a later mount covers.
+fn scratch_mount_point(tree: &Tree) -> &'static Path {
     let is_at = |path: &Path| {
         tree.operations.iter().any(|operation| operation.path(&tree.placeholders) == path)
     };
@@ -36,64 +36,65 @@ fn buried(tree: &Tree) -> &'static Path {
     if is_at(dev) { dev } else { Path::new("/proc") }
 }
 
-/// The name that a sandbox with a `/dev` of its own has for its terminal.
+/// The terminal's name in a sandbox with its own `/dev`.
 const CONSOLE: &str = "/dev/console";
 
 pub(super) fn build(
     enforcement: &Enforcement,
-    held: &Held,
+    held: &HeldPlaceholders,
     terminal: Option<OwnedFd>,
-) -> Result<Proved, Failure> {
+) -> Result<ProvenMounts, Failure> {
     let tree = &enforcement.tree;
-    let terminal = terminal.filter(|_| has_room_for_terminal(tree));
+    let terminal = terminal.filter(|_| can_mount_terminal(tree));
     let host = sys::open_absolute(Path::new("/")).map_err(during(Stage::Sources))?;
-    let files = with_many_files(tree)?;
+    let files = raise_descriptor_limit(tree)?;
     let sources = open_sources(tree, &host, held)?;
     base(tree, &host)?;
     let scratch = Scratch::make(tree, enforcement.shared_memory, terminal.is_some())?;
     let mut expected = Vec::with_capacity(tree.operations.len() + 2);
-    scratch.bury(tree, &host, &mut expected)?;
+    scratch.attach_hidden(tree, &host, &mut expected)?;
     let root = match tree.base {
         Base::ReadOnlyHost | Base::WritableHost => host,
-        Base::Nothing => {
+        Base::Empty => {
             let root = scratch.clone("s0", ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)?;
-            // On the old root alone: whatever else lay there would stay on top of the new one.
+            // Attach to the old root directly: another mount there would cover the new one.
             sys::attach(&root, &host).map_err(during(Stage::Root))?;
             root
         }
     };
     let attributes = match tree.base {
-        Base::Nothing => ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV,
+        Base::Empty => ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV,
         _ => base_attributes(tree),
     };
-    let with_submounts = tree.base != Base::Nothing;
+    let with_submounts = tree.base != Base::Empty;
     expected.push(expect(&root, Path::new("/"), attributes, with_submounts, Stage::Root)?);
-    let mut site = Site { enforcement, held, root, scratch, sources };
+    let mut builder = TreeBuilder { enforcement, held, root, scratch, sources };
     for (index, operation) in tree.operations.iter().enumerate() {
-        expected.extend(site.put(index, operation)?);
+        expected.extend(builder.mount_operation(index, operation)?);
     }
     if let Some(terminal) = terminal {
         let path = Path::new(CONSOLE);
         let attributes = streams::TERMINAL_ATTRIBUTES;
         expected.push(expect(&terminal, path, attributes, false, Stage::Tree)?);
-        sys::attach_named(&terminal, &site.root, inside(path)).map_err(at(Stage::Tree, path))?;
+        sys::attach_named(&terminal, &builder.root, relative_to_root(path))
+            .map_err(at(Stage::Tree, path))?;
     }
-    if tree.base == Base::Nothing {
+    if tree.base == Base::Empty {
         let failed = during(Stage::Root);
-        rustix::process::fchdir(&site.root).map_err(&failed)?;
+        rustix::process::fchdir(&builder.root).map_err(&failed)?;
         rustix::process::pivot_root(".", ".").map_err(&failed)?;
         rustix::mount::unmount(".", rustix::mount::UnmountFlags::DETACH).map_err(&failed)?;
     }
     rustix::process::chdir("/").map_err(during(Stage::Root))?;
-    let proved = proof::check(&expected)?;
+    let proven = proof::check(&expected)?;
     if let Some(before) = files {
         let _ = setrlimit(Resource::Nofile, before);
     }
-    Ok(proved)
+    Ok(proven)
 }
 
-/// Whether there is a `/dev` of its own, in which nothing else has that name.
-fn has_room_for_terminal(tree: &Tree) -> bool {
+/// Whether the tree has its own `/dev` without a `console`.
+fn can_mount_terminal(tree: &Tree) -> bool {
     tree.operations.iter().any(|operation| match operation {
         Operation::Skeleton { path, nodes, .. } => {
             path == Path::new("/dev")
@@ -103,7 +104,7 @@ fn has_room_for_terminal(tree: &Tree) -> bool {
     })
 }
 
-/// A mount that was just made, as it has to be found once the tree is whole.
+/// Records a new mount for the verification of the tree.
 fn expect(
     mount: &OwnedFd,
     path: &Path,
@@ -115,8 +116,8 @@ fn expect(
     Ok(Expected { id, path: path.to_owned(), attributes, with_submounts })
 }
 
-/// A policy of many places needs a descriptor for each while it is put up.
-fn with_many_files(tree: &Tree) -> Result<Option<Rlimit>, Failure> {
+/// A large policy needs an open descriptor for each path while the tree is built.
+fn raise_descriptor_limit(tree: &Tree) -> Result<Option<Rlimit>, Failure> {
     let before = getrlimit(Resource::Nofile);
     let needed = tree.operations.len() as u64 + 64;
     if before.current.is_none_or(|current| current >= needed) {
@@ -127,18 +128,18 @@ fn with_many_files(tree: &Tree) -> Result<Option<Rlimit>, Failure> {
     Ok(Some(before))
 }
 
-/// Step `Sources`: everything that will be bound, taken while the host's tree is still whole.
+/// Step `Sources`: opens everything to be bound, while the host's tree is still visible.
 fn open_sources(
     tree: &Tree,
     host: &OwnedFd,
-    held: &Held,
+    held: &HeldPlaceholders,
 ) -> Result<HashMap<usize, OwnedFd>, Failure> {
     let mut sources = HashMap::new();
     for (index, operation) in tree.operations.iter().enumerate() {
         let (path, identity) = match operation {
-            // Only root can change the host's devices, and root needs no detour.
+            // Only root can change the host's devices, and root needs no such trick.
             Operation::Bind { path, device: true, .. } => {
-                let source = sys::clone_named(host, inside(path));
+                let source = sys::clone_named(host, relative_to_root(path));
                 sources.insert(index, source.map_err(at(Stage::Sources, path))?);
                 continue;
             }
@@ -154,17 +155,17 @@ fn open_sources(
             _ => continue,
         };
         let failed = at(Stage::Sources, &path);
-        let place = match sys::open_place(host, &path) {
-            Ok(place) => place,
+        let target = match sys::open_below(host, &path) {
+            Ok(target) => target,
             Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => {
                 return Err(changed(Stage::Sources, &path));
             }
             Err(errno) => return Err(failed(errno)),
         };
         if let Some(identity) = identity {
-            same(&place, identity, Stage::Sources, &path)?;
+            require_identity(&target, identity, Stage::Sources, &path)?;
         }
-        sources.insert(index, sys::clone_tree(&place).map_err(failed)?);
+        sources.insert(index, sys::clone_tree(&target).map_err(failed)?);
     }
     Ok(sources)
 }
@@ -178,8 +179,13 @@ fn changed(stage: Stage, path: &Path) -> Failure {
 }
 
 /// Mount ids differ in the new namespace; device and inode do not.
-fn same(place: &OwnedFd, planned: &Identity, stage: Stage, path: &Path) -> Result<(), Failure> {
-    let found = sys::node_of(place).map_err(at(stage, path))?.identity;
+fn require_identity(
+    target: &OwnedFd,
+    planned: &Identity,
+    stage: Stage,
+    path: &Path,
+) -> Result<(), Failure> {
+    let found = sys::node_of(target).map_err(at(stage, path))?.identity;
     if (found.device, found.inode) == (planned.device, planned.inode) {
         Ok(())
     } else {
@@ -187,23 +193,23 @@ fn same(place: &OwnedFd, planned: &Identity, stage: Stage, path: &Path) -> Resul
     }
 }
 
-/// Step `Base`: nothing comes in from the host any more, and all that is not bound is read-only.
+/// Step `Base`: stops propagation from the host, and makes everything that is not bound read-only.
 fn base(tree: &Tree, host: &OwnedFd) -> Result<(), Failure> {
     sys::mount_attributes(host, base_attributes(tree), true).map_err(during(Stage::Base))
 }
 
-/// What every mount of the host's tree is given.
+/// Attributes of every mount of the host's tree.
 fn base_attributes(tree: &Tree) -> u64 {
     let has_own_devices = tree.operations.iter().any(|o| matches!(o, Operation::Terminals));
     match tree.base {
         Base::ReadOnlyHost => ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV,
         Base::WritableHost if has_own_devices => ATTR_NOSUID | ATTR_NODEV,
         Base::WritableHost => ATTR_NOSUID,
-        Base::Nothing => 0,
+        Base::Empty => 0,
     }
 }
 
-/// The private file system: skeletons, masks and shared memory, each a directory of its own.
+/// The private file system, with a directory for each skeleton, mask and shared memory.
 struct Scratch {
     mount: Option<OwnedFd>,
 }
@@ -235,33 +241,33 @@ impl Scratch {
         Ok(Self { mount: Some(mount) })
     }
 
-    /// Mounts it below the `/dev` or `/proc` to come. A mount that is in no tree would have to be taken apart when
-    /// its descriptor is closed, for which the kernel waits for all processors; this one goes with the
-    /// whole tree. Never on the root: there it would stay on top of the tree that becomes the root.
-    fn bury(
+    /// Mounts it where the new `/dev` or `/proc` will cover it. A mount outside the tree would be
+    /// dissolved when its descriptor is closed, for which the kernel waits for all processors; this one
+    /// goes with the whole tree. Never on the root: there it would cover the new root.
+    fn attach_hidden(
         &self,
         tree: &Tree,
         host: &OwnedFd,
         expected: &mut Vec<Expected>,
     ) -> Result<(), Failure> {
         let Some(mount) = &self.mount else { return Ok(()) };
-        let path = buried(tree);
-        let place = sys::open_place(host, path).map_err(at(Stage::Scratch, path))?;
-        sys::attach(mount, place).map_err(at(Stage::Scratch, path))?;
+        let path = scratch_mount_point(tree);
+        let target = sys::open_below(host, path).map_err(at(Stage::Scratch, path))?;
+        sys::attach(mount, target).map_err(at(Stage::Scratch, path))?;
         // It goes with the old root, unless the host's tree stays.
-        if tree.base != Base::Nothing {
+        if tree.base != Base::Empty {
             let quiet = ATTR_NOSUID | ATTR_NODEV;
             expected.push(expect(mount, path, quiet, false, Stage::Scratch)?);
         }
         Ok(())
     }
 
-    /// One of its directories as a mount of its own.
+    /// One of its directories as a separate mount.
     fn clone(&self, name: &str, attributes: u64) -> Result<OwnedFd, Failure> {
         let failed = during(Stage::Scratch);
         let mount = self.mount.as_ref().ok_or_else(|| failed(Errno::NOENT))?;
         let clone = sys::clone_named(mount, Path::new(name)).map_err(&failed)?;
-        // The private file system has no devices and no owners' rights to begin with.
+        // The private file system is nodev and nosuid already.
         if attributes & ATTR_RDONLY != 0 {
             sys::mount_attributes(&clone, attributes, false).map_err(&failed)?;
         }
@@ -305,7 +311,7 @@ fn fill(mount: &OwnedFd, tree: &Tree, with_terminal: bool) -> rustix::io::Result
                     }
                 }
                 if !listable {
-                    // Can be walked through, by those who know the way, but not be listed.
+                    // Its entries can be reached by name, but not listed.
                     hide(mount, Path::new(&top), nodes)?;
                 }
             }
@@ -317,8 +323,8 @@ fn fill(mount: &OwnedFd, tree: &Tree, with_terminal: bool) -> rustix::io::Result
         directory(Path::new(PLACEHOLDER), placeholder::MODE)?;
     }
     if masks.1 {
-        // A device that does not exist, on a mount without devices: nobody can open it, whatever
-        // their capabilities. An empty file would read as success.
+        // A nonexistent device, on a nodev mount: no process can open it, whatever its capabilities.
+        // Reading an empty file would succeed.
         let mode = Mode::empty();
         rustix::fs::mknodat(mount, MASKED_FILE, FileType::CharacterDevice, mode, 0)?;
     }
@@ -335,38 +341,42 @@ fn hide(mount: &OwnedFd, top: &Path, nodes: &[SkeletonNode]) -> rustix::io::Resu
     rustix::fs::chmodat(mount, top, mode, rustix::fs::AtFlags::empty())
 }
 
-/// A mount that is ready to be put in its place.
-struct Ready {
+/// A mount that is ready to be attached.
+struct PreparedMount {
     mount: OwnedFd,
     attributes: u64,
-    /// Whether mounts below it came along.
+    /// Whether it may have submounts.
     with_submounts: bool,
 }
 
-/// Step `Tree`: where the operations take place, and what they need.
-struct Site<'a> {
+/// Step `Tree`: performs the operations.
+struct TreeBuilder<'a> {
     enforcement: &'a Enforcement,
-    held: &'a Held,
+    held: &'a HeldPlaceholders,
     root: OwnedFd,
     scratch: Scratch,
     sources: HashMap<usize, OwnedFd>,
 }
 
-impl Site<'_> {
-    /// One operation, in its place.
-    fn put(&mut self, index: usize, operation: &Operation) -> Result<Option<Expected>, Failure> {
+impl TreeBuilder<'_> {
+    /// Performs one operation.
+    fn mount_operation(
+        &mut self,
+        index: usize,
+        operation: &Operation,
+    ) -> Result<Option<Expected>, Failure> {
         let path = operation.path(&self.enforcement.tree.placeholders);
         let failed = at(Stage::Tree, &path);
-        let Some(ready) = self.ready(index, operation, &path)? else { return Ok(None) };
-        let Ready { mount, attributes, with_submounts } = &ready;
+        let Some(prepare) = self.prepare(index, operation, &path)? else { return Ok(None) };
+        let PreparedMount { mount, attributes, with_submounts } = &prepare;
         let expected = expect(mount, &path, *attributes, *with_submounts, Stage::Tree)?;
-        if is_ours(operation, &path) {
-            sys::attach_named(mount, &self.root, inside(&path)).map_err(failed)?;
+        if is_in_new_dev(operation, &path) {
+            sys::attach_named(mount, &self.root, relative_to_root(&path)).map_err(failed)?;
             return Ok(Some(expected));
         }
-        let place = match sys::open_place(&self.root, &path) {
-            Ok(place) => place,
-            // A denied path of the kernel's own trees that the new ones do not have.
+        let target = match sys::open_below(&self.root, &path) {
+            Ok(target) => target,
+            // A denied path of the kernel's trees that the new ones do not have.
             Err(Errno::NOENT) if matches!(operation, Operation::Mask { identity: None, .. }) => {
                 return Ok(None);
             }
@@ -376,23 +386,23 @@ impl Site<'_> {
             Err(errno) => return Err(failed(errno)),
         };
         if let Operation::Mask { identity: Some(identity), .. } = operation {
-            same(&place, identity, Stage::Tree, &path)?;
+            require_identity(&target, identity, Stage::Tree, &path)?;
         }
-        sys::attach(mount, &place).map_err(failed)?;
+        sys::attach(mount, &target).map_err(failed)?;
         Ok(Some(expected))
     }
 
-    /// What is to be mounted; `None` if nothing is.
-    fn ready(
+    /// The mount for an operation; `None` if there is nothing to mount.
+    fn prepare(
         &mut self,
         index: usize,
         operation: &Operation,
         path: &Path,
-    ) -> Result<Option<Ready>, Failure> {
+    ) -> Result<Option<PreparedMount>, Failure> {
         let quiet = ATTR_NOSUID | ATTR_NODEV;
         let closed = quiet | ATTR_RDONLY;
         let own = |mount: OwnedFd, attributes: u64| {
-            Ok(Some(Ready { mount, attributes, with_submounts: false }))
+            Ok(Some(PreparedMount { mount, attributes, with_submounts: false }))
         };
         match operation {
             Operation::Skeleton { path, .. } if path == Path::new("/") => Ok(None),
@@ -403,7 +413,7 @@ impl Site<'_> {
                 let name = if *directory { MASKED_DIRECTORY } else { MASKED_FILE };
                 own(self.scratch.clone(name, closed)?, closed)
             }
-            // A device is written to on a read-only mount as well; its mode and owner are not.
+            // A device can be written on a read-only mount; its mode and owner cannot.
             Operation::Bind { device: true, .. } => {
                 self.bound(index, path, ATTR_NOSUID | ATTR_RDONLY)
             }
@@ -420,7 +430,7 @@ impl Site<'_> {
                 } else if placeholder.hidden {
                     own(self.scratch.clone(MASKED_DIRECTORY, closed)?, closed)
                 } else if self.held.is_placeholder(*name as usize) {
-                    // The host's own is left out of reach: somebody inside could lock it.
+                    // Keep the host's placeholder out of reach: a process inside could lock it.
                     own(self.scratch.clone(PLACEHOLDER, closed)?, closed)
                 } else {
                     self.bound(index, path, closed)
@@ -436,21 +446,21 @@ impl Site<'_> {
         }
     }
 
-    /// What was taken from the host, with these attributes from here on.
+    /// A source from the host, with these attributes.
     fn bound(
         &mut self,
         index: usize,
         path: &Path,
         attributes: u64,
-    ) -> Result<Option<Ready>, Failure> {
+    ) -> Result<Option<PreparedMount>, Failure> {
         let Some(mount) = self.sources.remove(&index) else { return Ok(None) };
         sys::mount_attributes(&mount, attributes, true).map_err(at(Stage::Tree, path))?;
-        Ok(Some(Ready { mount, attributes, with_submounts: true }))
+        Ok(Some(PreparedMount { mount, attributes, with_submounts: true }))
     }
 }
 
-/// Whether the place is in `/dev` as it was just built, where nobody else changes names.
-fn is_ours(operation: &Operation, path: &Path) -> bool {
+/// Whether the path is in the new `/dev`, where no other process changes names.
+fn is_in_new_dev(operation: &Operation, path: &Path) -> bool {
     match operation {
         Operation::Terminals | Operation::SharedMemory => true,
         Operation::Bind { device: true, .. } => is_within(path, Path::new("/dev")),
@@ -458,13 +468,13 @@ fn is_ours(operation: &Operation, path: &Path) -> bool {
     }
 }
 
-/// A path as seen from the root.
-fn inside(path: &Path) -> &Path {
+/// A path relative to the root.
+fn relative_to_root(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
-/// Step `Proc`: shows this namespace's processes only, and takes no writes: to the kernel, root inside
-/// is still the user 0 whom `/proc/sys` obeys.
+/// Step `Proc`: a `/proc` that shows only this namespace's processes and is read-only: root inside is
+/// still user 0, who may write to `/proc/sys`.
 fn proc(processes: u32) -> Result<OwnedFd, Failure> {
     let failed = during(Stage::Proc);
     let mount = sys::new_mount(c"proc", &[], ATTR_NOSUID | ATTR_NODEV).map_err(&failed)?;
@@ -475,15 +485,15 @@ fn proc(processes: u32) -> Result<OwnedFd, Failure> {
     Ok(mount)
 }
 
-/// Bounds the processes of this PID namespace, root's included, where the kernel knows such a bound
-/// (6.14). On older kernels the number is the whole machine's and this namespace may not set it.
+/// Limits the processes of this PID namespace, including root's, where the kernel supports that (6.14).
+/// On older kernels the limit is machine-wide, and this namespace cannot set it.
 fn limit_pids(proc: &OwnedFd, processes: u32) {
-    // The kernel keeps the first 300 numbers back once it has counted through all of them.
+    // The kernel reserves the first 300 pids once it has wrapped around.
     set(proc, "sys/kernel/pid_max", u64::from(processes.saturating_add(300).min(4_194_304)));
 }
 
-/// Bounds what is counted per user, so that one sandbox leaves some of it to the others: half of what
-/// the user may have.
+/// Limits resources that are counted per user to half of the user's limit, to leave some to other
+/// sandboxes.
 fn limit_watches(proc: &OwnedFd) {
     for (all, own) in [
         ("sys/fs/inotify/max_user_instances", "sys/user/max_inotify_instances"),
@@ -503,7 +513,7 @@ fn get(proc: &OwnedFd, name: &str) -> Option<u64> {
     std::str::from_utf8(&text[..read]).ok()?.trim().parse().ok()
 }
 
-/// Best effort: an older kernel has no such bound.
+/// Best effort: older kernels have no such limit.
 fn set(proc: &OwnedFd, name: &str, value: u64) {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     if let Ok(file) = rustix::fs::openat(proc, name, flags, Mode::empty()) {

@@ -1,12 +1,11 @@
-//! Protected metadata: what belongs to the tools around a project, not to what runs inside it.
+//! Protects metadata of the tools around a project from the commands that run in it.
 //!
 //! Invariant: below every writable root the top-level [`NAMES`] stay read-only unless an entry names
-//! them; in a workspace root they cannot come into being either. What `.git` leads to, by a link, a
-//! pointer file or a `commondir` file, is protected with it, whether it exists yet or not; and so is what
-//! the links lead to that are right inside of one of them, or among a repository's hooks. Otherwise a
-//! command could leave a hook behind that runs later, outside the sandbox. Where one of them leads to a
-//! writable directory that the root itself is in, nothing can be protected without taking the root away:
-//! such a policy is refused.
+//! them; in a workspace root they cannot be created either. Also protected, whether it exists or not,
+//! is what `.git` leads to by a link, a pointer file or a `commondir` file, and the targets of links
+//! directly inside these or among a repository's hooks. Otherwise a command could leave a hook that
+//! runs later, outside the sandbox. If one of them leads to a writable directory around the root
+//! itself, protecting it would take the root away: the policy is refused.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -16,22 +15,22 @@ use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
-use super::facts::{Node, NodeKind, Obstacle, Place, Resolver};
-use super::order::is_within;
+use super::facts::{Node, NodeKind, Obstacle, ResolvedPath, Resolver};
+use super::path_trace::PathTrace;
+use super::paths::is_within;
 use super::policy::{PolicyError, ProtectedName, Region, ResolvedPolicy};
-use super::way::Way;
 
 /// The protected names.
-pub const NAMES: [&str; 3] = [".git", ".agents", ".codex"];
+pub(crate) const NAMES: [&str; 3] = [".git", ".agents", ".codex"];
 
-/// As many names as may be missing on the way to something: each becomes a directory for a while.
-pub(super) const MOST_MISSING: usize = 64;
+/// Maximum missing names in a path: each becomes a directory for a while.
+pub(super) const MAX_MISSING: usize = 64;
 
-/// Where in a git directory links are looked for besides right inside: where hooks, attributes and the
-/// names of other object stores are.
+/// Subdirectories of a git directory that are also searched for links: hooks, attributes and names of
+/// other object stores.
 const IN_GIT: [&str; 3] = ["hooks", "info", "objects/info"];
 
-/// The names in a git directory by which git finds what it runs or trusts.
+/// Names in a git directory that git uses for what it runs or trusts.
 const GIT_NAMES: [&str; 13] = [
     "HEAD",
     "commondir",
@@ -48,18 +47,18 @@ const GIT_NAMES: [&str; 13] = [
     "worktrees",
 ];
 
-/// As many links as are followed in one directory: each may cost a mount.
-const MOST_LINKS: usize = 1_024;
+/// Maximum links to follow in one directory: each may cost a mount.
+const MAX_LINKS: usize = 1_024;
 
-/// Adds the read-only regions and protected names of every writable root. Returns all that is protected
-/// and that no entry names, in a writable place or not: it may be seen in one through another mount.
-/// `unnamed` has an access for another reason than an entry.
+/// Adds the read-only regions and protected names of every writable root. Returns all protected paths
+/// that no entry names, writable or not: they may be writable through another mount. The paths in
+/// `unnamed` have an access that no entry has set.
 pub(super) fn protect(
     policy: &mut ResolvedPolicy,
     workspace_roots: &[PathBuf],
     unnamed: &[PathBuf],
     resolver: &mut Resolver<'_>,
-    ways: &mut Vec<Way>,
+    traces: &mut Vec<PathTrace>,
 ) -> Result<Vec<(PathBuf, Node)>, PolicyError> {
     let is_writable = |root: &&PathBuf| policy.access.access(root) == AccessMode::Write;
     let workspaces: HashSet<PathBuf> =
@@ -71,14 +70,14 @@ pub(super) fn protect(
         .map(|(path, _)| path)
         .filter(|path| !workspaces.contains(*path));
     let roots: Vec<&PathBuf> = writable.chain(&workspaces).collect();
-    // Decided on the entries alone, before any of the additions below.
+    // Decide on the entries alone, before the additions below.
     let mut found = Protected {
         resolver,
-        ways,
+        traces,
         root: PathBuf::new(),
-        places: Vec::new(),
+        paths: Vec::new(),
         missing: Vec::new(),
-        around: Vec::new(),
+        enclosing: Vec::new(),
     };
     let mut path = PathBuf::new();
     for root in roots {
@@ -103,28 +102,31 @@ pub(super) fn protect(
                 }
                 Err(error) => {
                     let obstacle = Obstacle::looking_up(root, &error);
-                    found.ways.push(Way::blocked(path.clone(), obstacle));
+                    found.traces.push(PathTrace::blocked(path.clone(), obstacle));
                 }
             }
         }
     }
-    let Protected { mut places, mut missing, around, .. } = found;
-    let given_up = around.into_iter().find(|(_, at)| policy.access.access(at) == AccessMode::Write);
-    if let Some((name, at)) = given_up {
+    let Protected { mut paths, mut missing, enclosing, .. } = found;
+    let exposed =
+        enclosing.into_iter().find(|(_, at)| policy.access.access(at) == AccessMode::Write);
+    if let Some((name, at)) = exposed {
         let why =
             "it is writable, holds the root that the name is in, and is used by that name outside";
         return Err(PolicyError::Unreachable { name, at, why: why.to_owned() });
     }
     policy.protected.append(&mut missing);
-    places.retain(|(path, _)| policy.access.named(path).is_none() || unnamed.contains(path));
+    paths.retain(|(path, _)| policy.access.named(path).is_none() || unnamed.contains(path));
     let is_writable =
         |(path, _): &&(PathBuf, Node)| policy.access.access(path) == AccessMode::Write;
-    let writable: Vec<(PathBuf, Node)> = places.iter().filter(is_writable).cloned().collect();
+    let writable: Vec<(PathBuf, Node)> = paths.iter().filter(is_writable).cloned().collect();
     for (path, node) in writable {
         policy.access.insert(path.clone(), AccessMode::Read);
-        policy.regions.push((path, Region { access: AccessMode::Read, node, own: false }));
+        policy
+            .regions
+            .push((path, Region { access: AccessMode::Read, node, is_server_file: false }));
     }
-    Ok(places)
+    Ok(paths)
 }
 
 fn unreadable(name: &Path, at: &Path, error: &io::Error) -> PolicyError {
@@ -135,50 +137,50 @@ fn unreadable(name: &Path, at: &Path, error: &io::Error) -> PolicyError {
     }
 }
 
-/// What has to be protected, as it is found.
+/// Collects what must be protected.
 struct Protected<'r, 'f> {
     resolver: &'r mut Resolver<'f>,
-    ways: &'r mut Vec<Way>,
-    /// The root whose names are looked at.
+    traces: &'r mut Vec<PathTrace>,
+    /// The current root.
     root: PathBuf,
-    places: Vec<(PathBuf, Node)>,
+    paths: Vec<(PathBuf, Node)>,
     missing: Vec<ProtectedName>,
-    /// Names by which a directory is used that the root itself is in, and that directory.
-    around: Vec<(PathBuf, PathBuf)>,
+    /// Names that lead to a directory around the root, with that directory.
+    enclosing: Vec<(PathBuf, PathBuf)>,
 }
 
 impl Protected<'_, '_> {
-    /// One of the names, which exists.
+    /// Protects one of the names, which exists.
     fn name(&mut self, path: &Path, node: Node) -> Result<(), PolicyError> {
         let is_git = path.file_name() == Some(OsStr::new(".git"));
-        let (place, node) = if node.kind == NodeKind::Link {
+        let (target, node) = if node.kind == NodeKind::Link {
             match self.follow_used(path) {
                 Some(found) => found,
                 None => return Ok(()),
             }
         } else {
-            self.places.push((path.to_owned(), node));
+            self.paths.push((path.to_owned(), node));
             (path.to_owned(), node)
         };
         if !is_git {
             return match node.kind {
-                NodeKind::Directory => self.links_in(&place, |_| true),
+                NodeKind::Directory => self.links_in(&target, |_| true),
                 _ => Ok(()),
             };
         }
         match node.kind {
-            NodeKind::Directory => self.git_directory(&place),
+            NodeKind::Directory => self.git_directory(&target),
             NodeKind::File => {
-                let text = self.read(&place)?;
+                let text = self.read(&target)?;
                 let Some(text) = text.strip_prefix(b"gitdir:") else { return Ok(()) };
-                // git takes it from where the name is; others from where the file is, which is somewhere
-                // else if the name is a link.
-                let mut around: Vec<&Path> =
-                    [path, &place].into_iter().filter_map(Path::parent).collect();
-                around.dedup();
+                // git resolves it relative to the name's directory; other tools relative to the file's,
+                // which differs if the name is a link.
+                let mut enclosing: Vec<&Path> =
+                    [path, &target].into_iter().filter_map(Path::parent).collect();
+                enclosing.dedup();
                 for target in paths(text) {
-                    for around in &around {
-                        if let Some((directory, _)) = self.follow_used(&around.join(target)) {
+                    for enclosing in &enclosing {
+                        if let Some((directory, _)) = self.follow_used(&enclosing.join(target)) {
                             self.git_directory(&directory)?;
                         }
                     }
@@ -189,7 +191,7 @@ impl Protected<'_, '_> {
         }
     }
 
-    /// A directory of git's: what its links lead to, and the directory that it shares with others.
+    /// Protects a git directory: the targets of its links, and its common directory.
     fn git_directory(&mut self, directory: &Path) -> Result<(), PolicyError> {
         self.links_in_git(directory)?;
         self.common_directory(directory)
@@ -199,22 +201,22 @@ impl Protected<'_, '_> {
         self.links_in(directory, |name| GIT_NAMES.iter().any(|known| name == *known))?;
         for inside in IN_GIT {
             let path = directory.join(inside);
-            if let Place::Found(place, _) = self.resolver.resolve(&path) {
-                if place != path {
+            if let ResolvedPath::Found(target, _) = self.resolver.resolve(&path) {
+                if target != path {
                     self.follow_used(&path);
                 }
-                self.links_in(&place, |_| false)?;
+                self.links_in(&target, |_| false)?;
             }
         }
-        // The root may be a directory that git uses by its name: the hooks, say.
+        // The root may be a directory that git uses, such as the hooks.
         let inside = self.root.strip_prefix(directory).ok();
         if inside.is_some_and(|inside| GIT_NAMES.iter().any(|known| inside == Path::new(known))) {
-            self.around.push((self.root.clone(), self.root.clone()));
+            self.enclosing.push((self.root.clone(), self.root.clone()));
         }
         Ok(())
     }
 
-    /// Protects what the links right inside of a directory lead to, some of which are used by their names.
+    /// Protects the targets of links in a directory; `is_used` tells which names tools use.
     fn links_in(
         &mut self,
         directory: &Path,
@@ -226,15 +228,16 @@ impl Protected<'_, '_> {
         }
         let links = match facts.links(directory) {
             Ok(links) => links,
-            // Its mode cannot be changed inside. Whoever could before could also write to it.
+            // Its mode cannot be changed inside; a process that could change it before could also write
+            // to it.
             Err(error) if error.raw_os_error() == Some(libc::EACCES) => return Ok(()),
             Err(error) => return Err(unreadable(directory, directory, &error)),
         };
-        if links.len() > MOST_LINKS {
+        if links.len() > MAX_LINKS {
             return Err(PolicyError::Unreachable {
                 name: directory.to_owned(),
                 at: directory.to_owned(),
-                why: format!("it holds more than {MOST_LINKS} links"),
+                why: format!("it holds more than {MAX_LINKS} links"),
             });
         }
         for link in links {
@@ -247,7 +250,7 @@ impl Protected<'_, '_> {
         Ok(())
     }
 
-    /// A worktree's directory names the one it shares with others, where hooks and configuration are.
+    /// Protects the common directory of a worktree, which contains hooks and configuration.
     fn common_directory(&mut self, directory: &Path) -> Result<(), PolicyError> {
         let file = directory.join("commondir");
         match self.resolver.facts().lookup(&file) {
@@ -273,42 +276,42 @@ impl Protected<'_, '_> {
         self.resolver.facts().read_start(path).map_err(|error| unreadable(path, path, &error))
     }
 
-    /// The same for a path that tools outside use by its name, so that it must not lead to what stays
-    /// writable.
+    /// Like `follow`, for a path that tools outside use by name: it must not lead to something that
+    /// stays writable.
     fn follow_used(&mut self, path: &Path) -> Option<(PathBuf, Node)> {
         let found = self.follow(path)?;
         if is_within(&self.root, &found.0) {
-            self.around.push((path.to_owned(), found.0.clone()));
+            self.enclosing.push((path.to_owned(), found.0.clone()));
         }
         Some(found)
     }
 
-    /// Protects what a path leads to, and the links on its way; `None` if it leads nowhere yet.
+    /// Protects the target of a path and the links on the way; `None` if it does not exist yet.
     fn follow(&mut self, path: &Path) -> Option<(PathBuf, Node)> {
-        // As for something denied: the links stay, and what blocks the way must not give way.
-        let (place, mut way) = Way::follow(self.resolver, path, AccessMode::Deny);
-        way.place = None;
-        way.found = true;
-        let found = match place {
-            Place::Found(path, node) => Some((path, node)),
-            Place::Missing(parent, missing) if missing.len() > MOST_MISSING => {
-                way.obstacle = Some(Obstacle { path: parent, errno: libc::ENAMETOOLONG });
+        // As for a denied path: links are pinned, and obstacles must be permanent.
+        let (target, mut trace) = PathTrace::follow(self.resolver, path, AccessMode::Deny);
+        trace.target = None;
+        trace.implied = true;
+        let found = match target {
+            ResolvedPath::Found(path, node) => Some((path, node)),
+            ResolvedPath::Missing(parent, missing) if missing.len() > MAX_MISSING => {
+                trace.obstacle = Some(Obstacle { path: parent, errno: libc::ENAMETOOLONG });
                 None
             }
-            Place::Missing(parent, missing) => {
+            ResolvedPath::Missing(parent, missing) => {
                 self.missing.push(ProtectedName { parent, missing, access: AccessMode::Read });
                 None
             }
-            Place::Unreachable(_) => None,
+            ResolvedPath::Unreachable(_) => None,
         };
-        self.places.extend(found.clone());
-        self.ways.push(way);
+        self.paths.extend(found.clone());
+        self.traces.push(trace);
         found
     }
 }
 
-/// The paths that a pointer may mean: what git takes it for, which is all but the line ends after it,
-/// blanks included; and the first line without blanks, as others may read it.
+/// The paths that a pointer may mean: for git, everything up to the trailing line ends, including
+/// spaces; for other tools, the first line without surrounding spaces.
 fn paths(text: &[u8]) -> impl Iterator<Item = &OsStr> {
     let exact = text.strip_prefix(b" ").unwrap_or(text);
     let ends = exact.iter().rev().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();

@@ -1,12 +1,12 @@
-//! Decide: a policy and a file system in, an access for every path out. Pure.
+//! Decide: resolves a policy against a file system to an access for every path. Pure.
 
 pub(crate) mod access;
 mod alias;
+mod expand;
 pub mod facts;
 pub mod glob;
 pub(crate) mod metadata;
-pub(crate) mod order;
+mod path_trace;
+pub(crate) mod paths;
 pub mod policy;
-mod scan;
-mod way;
-pub mod written;
+pub mod writable_history;

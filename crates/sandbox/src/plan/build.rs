@@ -1,4 +1,4 @@
-//! From a resolved policy to the ordered steps of a plan.
+//! Turns a resolved policy into the ordered steps of a plan.
 //!
 //! Invariant: one pass over the regions in path order, with the enclosing regions on a stack, so the
 //! cost is linear; a step is emitted only where the access changes.
@@ -11,14 +11,16 @@ use std::path::{Path, PathBuf};
 use codex_exec_server_protocol::{AccessMode, Assurance, NetworkPolicy};
 
 use super::landlock_only;
-use super::{Base, Enforcement, Grant, Operation, Placeholder, Rule, SkeletonNode, Tree, Walls};
+use super::{
+    Base, Enforcement, Grant, Isolation, Operation, Placeholder, Rule, SkeletonNode, Tree,
+};
 use crate::Limits;
 use crate::capabilities::Capabilities;
 use crate::decide::facts::{Facts, NodeKind};
-use crate::decide::order::{ancestors, is_within, order, parent};
+use crate::decide::paths::{ancestors, is_within, order, parent};
 use crate::decide::policy::{Region, Resolved, ResolvedPolicy};
 
-/// Why a policy cannot be enforced here. Nothing has run.
+/// Why a policy cannot be enforced on this machine. Nothing has run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
@@ -27,15 +29,15 @@ pub enum PlanError {
     Unsupported {
         /// What is missing.
         reason: String,
-        /// What to do about it.
+        /// How to get it.
         remedy: String,
     },
-    /// Too many names to protect.
+    /// The policy protects too many missing names.
     #[error("the policy protects {found} names that do not exist yet; at most {limit} can be")]
     Placeholders {
-        /// As many as there are.
+        /// Their number.
         found: usize,
-        /// As many as are allowed.
+        /// The maximum.
         limit: usize,
     },
 }
@@ -43,10 +45,10 @@ pub enum PlanError {
 /// Where devices are.
 const DEV: &str = "/dev";
 
-/// The devices every program may expect.
+/// Devices that every program may expect.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
-/// The links every program may expect in `/dev`.
+/// Links that every program may expect in `/dev`.
 const DEVICE_LINKS: [(&str, &str); 5] = [
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
@@ -55,7 +57,7 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
     ("ptmx", "pts/ptmx"),
 ];
 
-/// Turns what there is to enforce into steps; `None` if there is nothing.
+/// Builds the steps for a resolved policy; `None` if there is nothing to enforce.
 pub(crate) fn build(
     resolved: &Resolved,
     facts: &dyn Facts,
@@ -78,7 +80,7 @@ pub(crate) fn build(
         }
     };
     let mut enforcement = Enforcement {
-        walls: Walls::Namespaces,
+        isolation: Isolation::Namespaces,
         assurance: capabilities.assurance().unwrap_or(Assurance::Landlock),
         tree,
         rules,
@@ -92,22 +94,22 @@ pub(crate) fn build(
     Ok(Some(enforcement))
 }
 
-/// An enclosing region while walking down.
+/// A region around the current one.
 struct Enclosing<'a> {
     path: &'a Path,
     access: AccessMode,
-    /// The skeleton operation that stands for it, if it is denied and something inside is not.
+    /// Its skeleton operation, if it is denied and something inside is granted.
     skeleton: Option<usize>,
-    /// The mask that stands for it, until something inside turns out to be granted.
+    /// Its mask operation, until something inside turns out to be granted.
     mask: Option<usize>,
 }
 
-/// What `/dev` is.
+/// What `/dev` contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Devices {
-    /// A directory of few devices, and what is named below the host's.
+    /// A few devices, and what the policy names in the host's.
     Own,
-    /// The host's, as it is.
+    /// The host's `/dev`, unchanged.
     Host,
 }
 
@@ -121,11 +123,11 @@ fn tree(
     let (base, root_access) = match policy.region(root).map(|region| region.access) {
         Some(AccessMode::Write) => (Base::WritableHost, AccessMode::Write),
         Some(AccessMode::Read) => (Base::ReadOnlyHost, AccessMode::Read),
-        Some(AccessMode::Deny) | None => (Base::Nothing, AccessMode::Deny),
+        Some(AccessMode::Deny) | None => (Base::Empty, AccessMode::Deny),
     };
     let mut building = Building::default();
     let mut stack = vec![Enclosing { path: root, access: root_access, skeleton: None, mask: None }];
-    if base == Base::Nothing {
+    if base == Base::Empty {
         stack[0].skeleton = Some(building.skeleton(root, true));
     }
     building.proc(stack[0].skeleton);
@@ -138,13 +140,13 @@ fn tree(
             continue;
         }
         if is_within(path, Path::new("/proc")) {
-            // Mounted anew: only what is denied there differs from any other sandbox.
+            // The sandbox has its own `/proc`; only denied paths in it make a difference.
             if region.access == AccessMode::Deny && path != Path::new("/proc") {
                 building.operations.push(Operation::Mask {
                     path: path.clone(),
                     identity: None,
                     directory: region.is_directory(),
-                    own: region.own,
+                    is_server_file: region.is_server_file,
                 });
             }
             continue;
@@ -156,7 +158,7 @@ fn tree(
             && is_within(path, dev)
             && !stack.iter().any(|above| above.path == dev)
         {
-            // Its own, and empty but for what is named.
+            // The sandbox's own `/dev` is empty except for what is named.
             let skeleton = building.dev;
             stack.push(Enclosing { path: dev, access: AccessMode::Deny, skeleton, mask: None });
         }
@@ -165,7 +167,7 @@ fn tree(
             continue;
         }
         if stack[above].access == AccessMode::Write {
-            building.pin_way(path, stack[above].path, policy);
+            building.pin_ancestors(path, stack[above].path, policy);
         }
         let mut mask = None;
         building.mounted.insert(path.as_os_str());
@@ -175,12 +177,12 @@ fn tree(
                 path: path.clone(),
                 identity: Some(region.node.identity),
                 directory: region.is_directory(),
-                own: region.own,
+                is_server_file: region.is_server_file,
             });
         } else {
             let enclosing = &mut stack[above];
             if let Some(index) = enclosing.mask.take() {
-                building.turn_to_skeleton(index);
+                building.mask_to_skeleton(index);
                 enclosing.skeleton = Some(index);
             }
             if let Some(index) = enclosing.skeleton {
@@ -189,7 +191,7 @@ fn tree(
             }
             let (writable, device) =
                 (region.access == AccessMode::Write, building.is_device(path, region));
-            // A device is written to on any mount, so only a rule that does not grant it helps.
+            // A device is writable on any mount; only a missing Landlock rule prevents that.
             let only_read = capabilities.landlock_abi > 0 && root_access != AccessMode::Write;
             if device && !writable && !only_read {
                 return Err(PlanError::Unsupported {
@@ -209,13 +211,13 @@ fn tree(
     }
     building.links(policy);
     for name in &policy.protected {
-        building.pin_from(&name.parent, policy);
+        building.pin_with_ancestors(&name.parent, policy);
     }
     for path in policy.pinned_links.keys() {
-        building.pin_from(parent(path).unwrap_or(root), policy);
+        building.pin_with_ancestors(parent(path).unwrap_or(root), policy);
     }
-    for path in &policy.kept_directories {
-        building.pin_from(path, policy);
+    for path in &policy.pinned_directories {
+        building.pin_with_ancestors(path, policy);
     }
     for (path, node) in &policy.pinned_links {
         building
@@ -248,13 +250,13 @@ fn tree(
 #[derive(Default)]
 struct Building<'a> {
     operations: Vec<Operation>,
-    /// What each skeleton holds, by the index of its operation.
+    /// The nodes of each skeleton, by the index of its operation.
     nodes: BTreeMap<usize, BTreeMap<PathBuf, SkeletonNode>>,
-    /// Directories that were made mount points so that they keep their names.
+    /// Directories that were made mount points, so that they cannot be renamed.
     pinned: HashSet<OsString>,
-    /// Places that are mount points already.
+    /// Paths that are mount points already.
     mounted: HashSet<&'a OsStr>,
-    /// A directory that would have to keep its name and was never looked at, or may not be written.
+    /// A directory that must not be renamed but is unknown or not writable.
     unknown: Option<PathBuf>,
     /// The skeleton of `/dev`.
     dev: Option<usize>,
@@ -276,7 +278,7 @@ impl<'a> Building<'a> {
         index
     }
 
-    fn turn_to_skeleton(&mut self, index: usize) {
+    fn mask_to_skeleton(&mut self, index: usize) {
         if let Operation::Mask { path, .. } = &self.operations[index] {
             let path = path.clone();
             self.operations[index] =
@@ -285,7 +287,7 @@ impl<'a> Building<'a> {
         }
     }
 
-    /// A place inside a skeleton to mount something on.
+    /// Creates a mount point inside a skeleton.
     fn mount_point(&mut self, skeleton: usize, inside: &Path, directory: bool) {
         let Some(nodes) = self.nodes.get_mut(&skeleton) else { return };
         for above in inside.ancestors().skip(1) {
@@ -304,10 +306,9 @@ impl<'a> Building<'a> {
         });
     }
 
-    /// A directory can be renamed from under a name below it, and another put in its place; a mount
-    /// point cannot. So every directory between a protected place and the mount around it is bound
-    /// onto itself.
-    fn pin_way(&mut self, path: &Path, mount: &Path, policy: &ResolvedPolicy) {
+    /// A directory above a protected path could be renamed and replaced; a mount point cannot. So each
+    /// directory between a protected path and the enclosing mount is bound onto itself.
+    fn pin_ancestors(&mut self, path: &Path, mount: &Path, policy: &ResolvedPolicy) {
         let Some(above) = parent(path) else { return };
         for directory in ancestors(above).take_while(|directory| *directory != mount) {
             let name = directory.as_os_str();
@@ -330,17 +331,17 @@ impl<'a> Building<'a> {
         }
     }
 
-    /// The same for a directory itself, up to whatever mount it is in.
-    fn pin_from(&mut self, directory: &Path, policy: &ResolvedPolicy) {
+    /// Pins a directory and its ancestors up to the enclosing mount.
+    fn pin_with_ancestors(&mut self, directory: &Path, policy: &ResolvedPolicy) {
         let root = Path::new("/");
         let mount = ancestors(directory).find(|above| self.mounted.contains(above.as_os_str()));
         let mount = mount.unwrap_or(root).to_owned();
         if directory != mount {
-            self.pin_way(&directory.join("."), &mount, policy);
+            self.pin_ancestors(&directory.join("."), &mount, policy);
         }
     }
 
-    /// `/proc`, which no sandbox shares with the host.
+    /// A new `/proc`: no sandbox shares the host's.
     fn proc(&mut self, root: Option<usize>) {
         if let Some(root) = root {
             self.mount_point(root, Path::new("proc"), true);
@@ -348,7 +349,7 @@ impl<'a> Building<'a> {
         self.operations.push(Operation::Proc);
     }
 
-    /// A `/dev` of its own.
+    /// A `/dev` for the sandbox.
     fn dev(&mut self, policy: &ResolvedPolicy, facts: &dyn Facts, root: Option<usize>) {
         if let Some(root) = root {
             self.mount_point(root, Path::new("dev"), true);
@@ -391,8 +392,8 @@ impl<'a> Building<'a> {
         }
     }
 
-    /// Whether a region in `/dev` is there for its devices: a device, or a directory of them. Anything
-    /// else that is mounted there (shared memory, huge pages) is a place for files.
+    /// Whether a region in `/dev` is a device or a directory of devices. Other file systems there
+    /// (shared memory, huge pages) hold files.
     fn is_device(&self, path: &Path, region: &Region) -> bool {
         is_within(path, Path::new(DEV))
             && (region.node.kind == NodeKind::Other
@@ -400,8 +401,8 @@ impl<'a> Building<'a> {
                 || is_within(path, Path::new("/dev/pts")))
     }
 
-    /// In a skeleton the names that lead to what is granted have to exist too: `/bin` as a link to
-    /// `usr/bin`, say.
+    /// Creates the links in skeletons that lead to granted paths: `/bin` as a link to `usr/bin`, for
+    /// example.
     fn links(&mut self, policy: &ResolvedPolicy) {
         let skeletons: Vec<(PathBuf, usize)> = self
             .nodes
@@ -414,7 +415,7 @@ impl<'a> Building<'a> {
         let at: BTreeMap<&Path, usize> =
             skeletons.iter().map(|(path, index)| (path.as_path(), *index)).collect();
         for (link, target) in &policy.links {
-            // The nearest region above decides whether the link is there anyway.
+            // The nearest region above decides whether the link exists anyway.
             let nearest = link.ancestors().skip(1).find_map(|above| {
                 let skeleton = at.get(above).copied();
                 let granted =
@@ -447,7 +448,7 @@ impl<'a> Building<'a> {
 }
 
 impl Operation {
-    /// Where the operation takes place.
+    /// The path that the operation applies to.
     pub fn path<'p>(&'p self, placeholders: &[Placeholder]) -> Cow<'p, Path> {
         match self {
             Self::Skeleton { path, .. }
@@ -467,7 +468,7 @@ impl Operation {
     }
 }
 
-/// The second wall: coarser than the tree, since a rule cannot take back what one above it grants.
+/// The Landlock rules: coarser than the tree, since a rule cannot revoke what one above it grants.
 fn rules(policy: &ResolvedPolicy) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     let mut stack: Vec<(&Path, AccessMode)> = Vec::new();
@@ -488,7 +489,7 @@ fn rules(policy: &ResolvedPolicy) -> Vec<Rule> {
     }
     let shared_memory = rules.iter().any(|rule| rule.grant == Grant::Write);
     rules.push(Rule { path: "/proc".into(), grant: Grant::Read });
-    // A device can be written to on a read-only mount: only those that are to be written.
+    // A device can be written to on a read-only mount, so grant writing only to these.
     rules.push(Rule { path: DEV.into(), grant: Grant::Read });
     let devices = DEVICES.iter().map(|name| Path::new(DEV).join(name));
     rules.extend(devices.map(|path| Rule { path, grant: Grant::Device }));

@@ -1,14 +1,14 @@
-//! The plan as bytes, for the memory file that the re-entered process reads it from.
+//! Encodes a plan for the memory file that the re-entered process reads.
 //!
-//! Invariant: both ends are the same executable, so the format has a version number only to turn a
-//! replaced executable (an upgrade under a running server) into a clear refusal.
+//! Invariant: both ends are the same executable. The version number only turns a replaced executable
+//! (an upgrade under a running server) into a clear error.
 
 use super::Plan;
 
-/// Changes with every change of [`Plan`].
+/// Increment it with every change of [`Plan`].
 const VERSION: u8 = 3;
 
-/// Why bytes are not a plan.
+/// Why bytes are not a valid plan.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
@@ -21,15 +21,15 @@ pub enum DecodeError {
 }
 
 impl Plan {
-    /// The plan as bytes.
+    /// Encodes the plan.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![VERSION];
-        // Writing to a vector cannot fail, and no type of the plan refuses to be written.
+        // Writing to a vector cannot fail, and every type of the plan can be encoded.
         let written = rmp_serde::encode::write(&mut bytes, self);
         if written.is_ok() { bytes } else { Vec::new() }
     }
 
-    /// The plan from bytes.
+    /// Decodes a plan.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         match bytes.split_first() {
             Some((&VERSION, rest)) => rmp_serde::from_slice(rest).map_err(DecodeError::Damaged),
@@ -38,7 +38,7 @@ impl Plan {
     }
 }
 
-/// Paths as their bytes, in one piece; serde's own way needs them to be text.
+/// Encodes paths as bytes; serde's own encoding requires UTF-8.
 pub(super) mod path {
     use std::ffi::{OsStr, OsString};
     use std::fmt;

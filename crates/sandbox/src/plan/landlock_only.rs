@@ -1,24 +1,24 @@
-//! Without namespaces: Landlock and seccomp for what they can express exactly, a refusal for the
-//! rest.
+//! Enforcement without namespaces: Landlock and seccomp for policies that they express exactly; others
+//! are refused.
 //!
-//! Invariant: a Landlock rule grants and can never take back, so a policy that denies something, or
-//! keeps it read-only, inside of what it grants is refused here, never approximated.
+//! Invariant: a Landlock rule can only grant, so a policy that denies something, or makes it read-only,
+//! inside of what it grants is refused, never approximated.
 
 use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
-use super::{Base, Enforcement, Grant, PlanError, Rule, Tree, Walls};
+use super::{Base, Enforcement, Grant, Isolation, PlanError, Rule, Tree};
 use crate::capabilities::{Capabilities, NEEDED_LANDLOCK};
 use crate::decide::facts::Facts;
-use crate::decide::order::is_within;
+use crate::decide::paths::is_within;
 use crate::decide::policy::{Resolved, ResolvedPolicy};
 
-/// Devices without which hardly a program runs.
+/// Devices that almost every program needs.
 const DEVICES: [&str; 6] =
     ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
-/// Where the kernel can be steered. With namespaces a sandbox has its own, or cannot write there.
+/// Trees that control the kernel. With namespaces a sandbox has its own, or cannot write there.
 const KERNEL_TREES: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 pub(super) fn convert(
@@ -40,30 +40,31 @@ pub(super) fn convert(
         )));
     }
     if let Resolved::Restricted(policy) = resolved
-        && let Some(place) = around_kernel_trees(policy)
+        && let Some(path) = contains_kernel_trees(policy)
     {
         return Err(PlanError::Unsupported {
             reason: format!(
                 "namespaces are not available, and with `{}` writable the command could write to the \
                  kernel's /proc, /sys and /dev",
-                place.display()
+                path.display()
             ),
             remedy: format!("grant write access only to the directories that need it, or {remedy}"),
         });
     }
     if let Resolved::Restricted(policy) | Resolved::NetworkOnly(policy) = resolved
-        && let Some(place) = inexpressible(policy)
+        && let Some(path) = inexpressible(policy)
     {
         return Err(unsupported(format!(
             "namespaces are not available, and Landlock alone cannot exclude `{}` from the grant \
              around it",
-            place.display()
+            path.display()
         )));
     }
     if let Resolved::Restricted(policy) = resolved {
         let rules = enforcement.rules.get_or_insert_default();
-        // Without namespaces `/dev` is the host's: only what is named in it. So is `/proc`, which nearly
-        // every program reads; Landlock keeps it from looking into other processes.
+        // Without namespaces `/dev` is the host's, so grant only what is named in it. `/proc` is the
+        // host's too; nearly every program reads it, and Landlock keeps it from inspecting other
+        // processes.
         rules.retain(|rule| {
             rule.path != Path::new("/dev") && policy.access.named(&rule.path).is_some()
         });
@@ -73,14 +74,14 @@ pub(super) fn convert(
             }
         }
     }
-    enforcement.walls = Walls::LandlockOnly;
+    enforcement.isolation = Isolation::LandlockOnly;
     enforcement.tree =
         Tree { base: Base::WritableHost, operations: Vec::new(), placeholders: Vec::new() };
     Ok(())
 }
 
-/// A writable place that the kernel's trees are inside of.
-fn around_kernel_trees(policy: &ResolvedPolicy) -> Option<&Path> {
+/// A writable path that contains one of the kernel's trees.
+fn contains_kernel_trees(policy: &ResolvedPolicy) -> Option<&Path> {
     let is_around = |path: &Path| {
         KERNEL_TREES.iter().any(|tree| path != Path::new(tree) && is_within(Path::new(tree), path))
     };
@@ -89,7 +90,7 @@ fn around_kernel_trees(policy: &ResolvedPolicy) -> Option<&Path> {
     writable.find(|(path, _)| is_around(path)).map(|(path, _)| path.as_path())
 }
 
-/// A place with less access than a place around it.
+/// A path with less access than one around it.
 fn inexpressible(policy: &ResolvedPolicy) -> Option<&Path> {
     let mut stack: Vec<(&Path, AccessMode)> = Vec::new();
     for (path, region) in &policy.regions {
@@ -113,5 +114,5 @@ fn inexpressible(policy: &ResolvedPolicy) -> Option<&Path> {
         .first()
         .map(|name| name.parent.as_path())
         .or_else(|| policy.pinned_links.keys().next().map(PathBuf::as_path))
-        .or_else(|| policy.kept_directories.first().map(PathBuf::as_path))
+        .or_else(|| policy.pinned_directories.first().map(PathBuf::as_path))
 }

@@ -1,8 +1,8 @@
-//! Plan: what will be done, in order, as plain data.
+//! Plan: the steps to take, in order, as plain data.
 //!
-//! Invariant: a [`Plan`] is complete. The process that carries it out takes no decision of its own:
-//! it does each step or gives up. Building one is pure; everything known about the machine comes in
-//! through [`Facts`](crate::decide::facts::Facts) and [`Capabilities`](crate::Capabilities).
+//! Invariant: a [`Plan`] is complete. The process that carries it out makes no decisions: it performs
+//! each step or fails. Building a plan is pure; all knowledge of the machine comes in through
+//! [`Facts`](crate::decide::facts::Facts) and [`Capabilities`](crate::Capabilities).
 
 mod build;
 mod encoding;
@@ -20,28 +20,28 @@ use crate::decide::facts::Identity;
 pub(crate) use build::{PlanError, build};
 pub use encoding::DecodeError;
 
-/// Everything the re-entered process needs to know.
+/// Everything the re-entered process needs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Plan {
-    /// What holds the target back.
+    /// The restrictions of the target.
     pub enforcement: Arc<Enforcement>,
-    /// No network, for this target: because the policy says so, or because it is a helper.
+    /// The target has no network: because of the policy, or because it is a helper.
     pub network_restricted: bool,
-    /// The numbers at which descriptors are passed besides the plan's own and the status pipe. Said
-    /// here, since any number may be open for some other reason.
+    /// Numbers of the passed descriptors, besides the plan and the status pipe. Listed here because
+    /// other numbers may happen to be open.
     pub passed: Vec<i32>,
     /// The seccomp program to load, as raw instructions.
     pub seccomp: Arc<[u64]>,
-    /// What runs once that is in place.
+    /// What to run.
     pub target: Target,
 }
 
-/// What holds the target back. Two equal enforcements are interchangeable.
+/// The restrictions of a target. Two equal enforcements are interchangeable.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Enforcement {
-    /// Which mechanisms are used.
-    pub walls: Walls,
-    /// What these amount to. With full assurance a Landlock that cannot be entered is a failure.
+    /// The mechanisms.
+    pub isolation: Isolation,
+    /// The level they reach. At full assurance, failing to enter Landlock is an error.
     pub assurance: Assurance,
     /// The file system as the target sees it.
     pub tree: Tree,
@@ -49,26 +49,26 @@ pub struct Enforcement {
     pub rules: Option<Vec<Rule>>,
     /// The policy allows no network.
     pub network_restricted: bool,
-    /// As many processes and threads as there may be at once.
+    /// Maximum processes and threads at once.
     pub processes: u32,
-    /// As much private memory as `/dev/shm` may hold, in bytes.
+    /// Size of `/dev/shm`, in bytes.
     pub shared_memory: u64,
 }
 
 impl Enforcement {
-    /// Whether connections are made by the outer process: there is a network to connect to, files
-    /// that may not be connected to, and an outer process.
+    /// Whether the outer process makes connections: there is a network, some files must not be
+    /// connected to, and there is an outer process.
     pub(crate) fn is_brokered(&self, network_restricted: bool) -> bool {
-        !network_restricted && self.rules.is_some() && self.walls == Walls::Namespaces
+        !network_restricted && self.rules.is_some() && self.isolation == Isolation::Namespaces
     }
 }
 
-/// Which mechanisms are used.
+/// The mechanisms in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Walls {
-    /// Namespaces first, Landlock as the second wall where the kernel has it, seccomp.
+pub enum Isolation {
+    /// Namespaces, seccomp, and Landlock as a second layer where the kernel has it.
     Namespaces,
-    /// Landlock and seccomp, for a policy that they express exactly.
+    /// Landlock and seccomp only, for a policy that they express exactly.
     LandlockOnly,
 }
 
@@ -77,10 +77,10 @@ pub enum Walls {
 pub struct Tree {
     /// What the tree starts from.
     pub base: Base,
-    /// Applied in this order, parents before children.
+    /// Operations in order, parents before children.
     pub operations: Vec<Operation>,
-    /// Names that may not come into being: created as empty directories before the tree is built and
-    /// removed when the last sandbox that uses them ends.
+    /// Names that must not be created: empty directories, created before the tree is built and removed
+    /// when the last sandbox that uses them ends.
     pub placeholders: Vec<Placeholder>,
 }
 
@@ -91,83 +91,84 @@ pub enum Base {
     ReadOnlyHost,
     /// The host's tree as it is.
     WritableHost,
-    /// Nothing: the first operation is the skeleton of the root.
-    Nothing,
+    /// Empty: the first operation is the skeleton of the root.
+    Empty,
 }
 
 /// One step of building the tree.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Operation {
-    /// A private, read-only directory that holds mount points and links only.
+    /// A private, read-only directory with only mount points and links.
     Skeleton {
-        /// Where it is put.
+        /// Its path.
         #[serde(with = "encoding::path")]
         path: PathBuf,
-        /// What is in it, relative, parents first.
+        /// Its nodes, with relative paths, parents first.
         nodes: Vec<SkeletonNode>,
-        /// May its names be listed? Not where it stands for a denied directory.
+        /// Whether its names can be listed; not if it replaces a denied directory.
         listable: bool,
     },
-    /// The host's own directory or file, at the same place.
+    /// A bind mount of the host's directory or file, at the same path.
     Bind {
-        /// Where it is and where it is put.
+        /// Its path, on the host and in the sandbox.
         #[serde(with = "encoding::path")]
         path: PathBuf,
-        /// Which one it has to be.
+        /// The identity that the file must have.
         identity: Identity,
-        /// Can it be written?
+        /// Whether it is writable.
         writable: bool,
-        /// Is it a device that has to stay usable?
+        /// Whether it is a device that must stay usable.
         device: bool,
     },
-    /// Nothing can be done with what is at this path.
+    /// Hides what is at this path.
     Mask {
-        /// Where.
+        /// The path.
         #[serde(with = "encoding::path")]
         path: PathBuf,
-        /// What is hidden; `None` in the kernel's own trees, which are mounted anew.
+        /// The identity of the hidden file; `None` in the kernel's trees, which are mounted anew.
         identity: Option<Identity>,
-        /// Is it a directory?
+        /// Whether it is a directory.
         directory: bool,
-        /// Hidden because it is the server's own: to those who may override permissions it is empty.
-        own: bool,
+        /// Hidden because it belongs to the server; processes that may override permissions see it
+        /// empty.
+        is_server_file: bool,
     },
     /// A link that can be followed but neither replaced nor removed.
     PinnedLink {
-        /// Where.
+        /// The path.
         #[serde(with = "encoding::path")]
         path: PathBuf,
-        /// Which one it has to be.
+        /// The identity that the link must have.
         identity: Identity,
     },
-    /// A placeholder, read-only or hidden; or a directory on the way to it, which only keeps its name.
+    /// A placeholder, read-only or hidden; or a directory above it, which only must not be renamed.
     Placeholder {
-        /// Its place in [`Tree::placeholders`].
+        /// Index in [`Tree::placeholders`].
         index: u32,
-        /// Which of the missing names it is; the last is the placeholder itself.
+        /// Index of the missing name; the last one is the placeholder itself.
         level: u32,
     },
-    /// A fresh `/proc` of the new PID namespace, read-only.
+    /// A new `/proc` of the new PID namespace, read-only.
     Proc,
-    /// A fresh `/dev/pts`.
+    /// A new `/dev/pts`.
     Terminals,
     /// A private `/dev/shm`.
     SharedMemory,
 }
 
-/// Something in a [`Operation::Skeleton`].
+/// A node of an [`Operation::Skeleton`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SkeletonNode {
     /// A directory.
     Directory(#[serde(with = "encoding::path")] PathBuf),
-    /// An empty file, to mount a file or a device on.
+    /// An empty file, as a mount point for a file or a device.
     File(#[serde(with = "encoding::path")] PathBuf),
     /// A link and its target.
     Link(#[serde(with = "encoding::path")] PathBuf, #[serde(with = "encoding::path")] PathBuf),
 }
 
 impl SkeletonNode {
-    /// Where it is in the skeleton.
+    /// Its path in the skeleton.
     pub(crate) fn path(&self) -> &Path {
         match self {
             Self::Directory(path) | Self::File(path) | Self::Link(path, _) => path,
@@ -175,15 +176,15 @@ impl SkeletonNode {
     }
 }
 
-/// A name that may not come into being.
+/// A name that must not be created.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placeholder {
-    /// The directory that exists.
+    /// The existing directory.
     #[serde(with = "encoding::path")]
     pub parent: PathBuf,
-    /// What is missing below it; only the last becomes a placeholder.
+    /// The missing names below it; the last one becomes the placeholder.
     pub missing: Vec<OsString>,
-    /// Is it hidden, or an empty directory?
+    /// Whether it is hidden; otherwise it appears as an empty directory.
     pub hidden: bool,
 }
 
@@ -193,26 +194,26 @@ impl Placeholder {
         self.path_to(self.missing.len())
     }
 
-    /// The path of the first so many missing names.
+    /// The path up to this many of the missing names.
     pub(crate) fn path_to(&self, names: usize) -> PathBuf {
         let mut path = self.parent.clone();
         path.extend(self.missing.iter().take(names));
         path
     }
 
-    /// Whether a level is the placeholder itself.
+    /// Whether this index is the placeholder itself.
     pub(crate) fn is_last(&self, level: u32) -> bool {
         level as usize + 1 == self.missing.len()
     }
 }
 
-/// A Landlock rule: what may be done with a path and all below.
+/// A Landlock rule for a path and everything below it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Rule {
     /// The path, inside the finished tree.
     #[serde(with = "encoding::path")]
     pub path: PathBuf,
-    /// What may be done.
+    /// What the rule allows.
     pub grant: Grant,
 }
 
@@ -223,13 +224,13 @@ pub enum Grant {
     Read,
     /// Everything.
     Write,
-    /// Reading and writing what exists, and device controls.
+    /// Reading and writing existing files, and device controls.
     Device,
-    /// Writing what exists.
+    /// Writing existing files.
     Output,
 }
 
-/// What runs inside.
+/// What to run inside the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Target {
     /// A program.
@@ -238,7 +239,7 @@ pub enum Target {
     Helper {
         /// Its name.
         name: String,
-        /// `PATH`, `TMPDIR`, `TMP`, `TEMP`; nothing else.
+        /// `PATH`, `TMPDIR`, `TMP` and `TEMP`, if set.
         env: Vec<(OsString, OsString)>,
     },
 }
@@ -246,13 +247,14 @@ pub enum Target {
 /// A program to execute.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Program {
-    /// The program and its arguments; looked up in the `PATH` of `env`, inside the sandbox.
+    /// The program and its arguments; `argv[0]` is looked up in the `PATH` of `env`, inside the
+    /// sandbox.
     pub argv: Vec<OsString>,
-    /// What the program sees as its own name, if not `argv[0]`.
+    /// What the program sees as its own name (default: `argv[0]`).
     pub arg0: Option<OsString>,
     /// The whole environment.
     pub env: Vec<(OsString, OsString)>,
-    /// Where it starts.
+    /// Working directory.
     #[serde(with = "encoding::path")]
     pub cwd: PathBuf,
 }

@@ -1,8 +1,8 @@
-//! From verdicts to a kernel program.
+//! Compiles verdicts to a kernel program.
 //!
-//! When a program is loaded the kernel runs it for every number there is, to remember the ones that are
-//! allowed whatever their arguments. A list of comparisons one by one would be among the most expensive
-//! steps of a start, and would delay each call that has to be judged. Hence a search tree over ranges of
+//! When a program is loaded, the kernel runs it for every call number, to cache those that are allowed
+//! with any arguments. A linear list of comparisons would be one of the slowest steps of a start, and
+//! would delay each call whose arguments are checked. So the program is a search tree over ranges of
 //! numbers, followed by the rules on arguments, which calls with equal rules share.
 
 use std::collections::BTreeMap;
@@ -10,17 +10,17 @@ use std::collections::BTreeMap;
 use super::arguments::{Condition, Rule};
 use super::{FilterError, Instruction};
 
-/// What is to be done about a number.
+/// What to do with a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     Allow,
-    /// `EPERM`.
+    /// Fail with `EPERM`.
     Refuse,
-    /// `ENOSYS`, upon which programs take an older call.
+    /// Fail with `ENOSYS`, upon which programs fall back to an older call.
     Absent,
-    /// `EPERM` if one of the rules applies.
+    /// Fail with `EPERM` if one of the rules applies.
     Unless(Vec<Rule>),
-    /// Left to the process that listens.
+    /// Notify the listening process.
     Broker,
 }
 
@@ -34,7 +34,7 @@ pub(super) const RETURN: u16 = 0x06;
 /// Offsets in `struct seccomp_data`.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
-/// The low half of the first argument, where that is stored first.
+/// The low half of the first argument, on little-endian machines.
 const ARGUMENTS: u32 = 16;
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
@@ -42,7 +42,7 @@ const EPERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
 const ENOSYS: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
 const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 
-/// Compiles ranges, each a first number and the verdict up to the next one's, the first of them zero.
+/// Compiles ranges, each given by its first number and its verdict; the first range starts at zero.
 pub(super) fn compile(
     architecture: u32,
     ranges: &[(u32, Verdict)],
@@ -53,10 +53,10 @@ pub(super) fn compile(
         pack(RETURN, 0, 0, KILL),
         pack(LOAD, 0, 0, NUMBER),
     ];
-    let mut judged = Vec::new();
-    branch(ranges, &mut program, &mut judged);
+    let mut argument_checks = Vec::new();
+    branch(ranges, &mut program, &mut argument_checks);
     let mut blocks: BTreeMap<Vec<u64>, usize> = BTreeMap::new();
-    for (at, rules) in judged {
+    for (at, rules) in argument_checks {
         let block = block(rules)?;
         let start = *blocks.entry(block).or_insert_with_key(|block| {
             program.extend(block);
@@ -64,19 +64,19 @@ pub(super) fn compile(
         });
         program[at] = pack(JUMP, 0, 0, (start - at - 1) as u32);
     }
-    // What the kernel takes (BPF_MAXINSNS).
+    // The kernel's limit (BPF_MAXINSNS).
     if program.len() > 4096 {
         return Err(FilterError("the program is too long".to_owned()));
     }
     Ok(program)
 }
 
-/// A subtree. Leaves that judge arguments are entered in `judged`, to be filled in once it is known where
-/// their rules are.
+/// Emits a subtree. Records leaves that check arguments in `argument_checks`; their jumps are filled in
+/// once the position of their rules is known.
 fn branch<'r>(
     ranges: &'r [(u32, Verdict)],
     program: &mut Vec<Instruction>,
-    judged: &mut Vec<(usize, &'r [Rule])>,
+    argument_checks: &mut Vec<(usize, &'r [Rule])>,
 ) {
     if let [(_, verdict)] = ranges {
         program.push(match verdict {
@@ -85,7 +85,7 @@ fn branch<'r>(
             Verdict::Absent => pack(RETURN, 0, 0, ENOSYS),
             Verdict::Broker => pack(RETURN, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
             Verdict::Unless(rules) => {
-                judged.push((program.len(), rules));
+                argument_checks.push((program.len(), rules));
                 0
             }
         });
@@ -96,21 +96,21 @@ fn branch<'r>(
     program.push(pack(JUMP_AT_LEAST, 0, 1, high[0].0));
     let at = program.len();
     program.push(0);
-    branch(low, program, judged);
+    branch(low, program, argument_checks);
     let skipped = program.len() - at - 1;
     if let Ok(near) = u8::try_from(skipped) {
         program.remove(at);
         program[at - 1] = pack(JUMP_AT_LEAST, near, 0, high[0].0);
-        for (place, _) in judged.iter_mut().filter(|(place, _)| *place > at) {
+        for (place, _) in argument_checks.iter_mut().filter(|(place, _)| *place > at) {
             *place -= 1;
         }
     } else {
         program[at] = pack(JUMP, 0, 0, skipped as u32);
     }
-    branch(high, program, judged);
+    branch(high, program, argument_checks);
 }
 
-/// The instructions that judge arguments: every rule in turn, then leave.
+/// Emits the argument checks: each rule in turn, then allow.
 fn block(rules: &[Rule]) -> Result<Vec<Instruction>, FilterError> {
     let mut block = Vec::new();
     for rule in rules {
@@ -120,20 +120,20 @@ fn block(rules: &[Rule]) -> Result<Vec<Instruction>, FilterError> {
     Ok(block)
 }
 
-/// A comparison that is not resolved yet: it leaves the rule on one of its outcomes.
-struct Leaves {
+/// A comparison whose jump target is not known yet.
+struct PendingJump {
     at: usize,
     value: u32,
     on_equal: bool,
 }
 
-/// Refuses if all conditions hold, and goes on behind itself otherwise.
+/// Refuses the call if all conditions hold; else continues after the rule.
 fn refusal(rule: Rule) -> Result<Vec<Instruction>, FilterError> {
     let far = |distance: usize| {
         u8::try_from(distance).map_err(|_| FilterError("a rule is too long".to_owned()))
     };
     let mut program = Vec::new();
-    let mut leaves = Vec::new();
+    let mut pending = Vec::new();
     let mut loaded = None;
     for &Condition { argument, mask, values, one_of } in rule {
         if loaded != Some(argument) {
@@ -149,13 +149,13 @@ fn refusal(rule: Rule) -> Result<Vec<Instruction>, FilterError> {
             if one_of && rest > 0 {
                 program.push(pack(JUMP_EQUAL, far(rest)?, 0, value));
             } else {
-                leaves.push(Leaves { at: program.len(), value, on_equal: !one_of });
+                pending.push(PendingJump { at: program.len(), value, on_equal: !one_of });
                 program.push(0);
             }
         }
     }
     program.push(pack(RETURN, 0, 0, EPERM));
-    for Leaves { at, value, on_equal } in leaves {
+    for PendingJump { at, value, on_equal } in pending {
         let distance = far(program.len() - at - 1)?;
         let (equal, other) = if on_equal { (distance, 0) } else { (0, distance) };
         program[at] = pack(JUMP_EQUAL, equal, other, value);
@@ -163,7 +163,7 @@ fn refusal(rule: Rule) -> Result<Vec<Instruction>, FilterError> {
     Ok(program)
 }
 
-/// `struct sock_filter` in memory order.
+/// Packs a `struct sock_filter` in memory order.
 fn pack(code: u16, jt: u8, jf: u8, k: u32) -> Instruction {
     let [c0, c1] = code.to_ne_bytes();
     let [k0, k1, k2, k3] = k.to_ne_bytes();

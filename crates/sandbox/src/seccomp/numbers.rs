@@ -1,13 +1,12 @@
-//! Numbers that the `libc` crate lacks on some target: calls it has left out, and calls newer than its
-//! table.
+//! System call numbers that the `libc` crate lacks on some target.
 
 use libc::c_long;
 
-/// Numbers from here on belong to calls that are newer than this table (Linux 6.18; the same on every
-/// architecture). Programs that meet `ENOSYS` fall back to an older call; `EPERM` would end them.
+/// The first number that is newer than this table (Linux 6.18; the same on every architecture).
+/// Programs fall back to an older call on `ENOSYS`; `EPERM` would make them fail.
 pub(super) const FIRST_UNKNOWN: u32 = 470;
 
-/// Numbers below [`FIRST_UNKNOWN`] that no kernel has given out, as first and last.
+/// Unassigned numbers below [`FIRST_UNKNOWN`], as inclusive ranges.
 #[cfg(target_arch = "x86_64")]
 pub(super) const UNASSIGNED: &[(u32, u32)] = &[(337, 423)];
 #[cfg(not(target_arch = "x86_64"))]
@@ -17,13 +16,13 @@ pub(super) const UNASSIGNED: &[(u32, u32)] = &[(244, 259), (295, 423)];
 mod of_architecture {
     use libc::c_long;
 
-    pub const RENAMEAT: c_long = libc::SYS_renameat;
-    pub const SYNC_FILE_RANGE: c_long = libc::SYS_sync_file_range;
-    pub const GETRLIMIT: c_long = libc::SYS_getrlimit;
-    pub const SETRLIMIT: c_long = libc::SYS_setrlimit;
-    pub const IO_PGETEVENTS: c_long = 333;
-    pub const URETPROBE: c_long = 335;
-    pub const UPROBE: c_long = 336;
+    pub(crate) const RENAMEAT: c_long = libc::SYS_renameat;
+    pub(crate) const SYNC_FILE_RANGE: c_long = libc::SYS_sync_file_range;
+    pub(crate) const GETRLIMIT: c_long = libc::SYS_getrlimit;
+    pub(crate) const SETRLIMIT: c_long = libc::SYS_setrlimit;
+    pub(crate) const IO_PGETEVENTS: c_long = 333;
+    pub(crate) const URETPROBE: c_long = 335;
+    pub(crate) const UPROBE: c_long = 336;
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -37,7 +36,9 @@ mod of_architecture {
     pub const IO_PGETEVENTS: c_long = 292;
 }
 
-pub(super) use of_architecture::*;
+pub(super) use of_architecture::{GETRLIMIT, IO_PGETEVENTS, RENAMEAT, SETRLIMIT, SYNC_FILE_RANGE};
+#[cfg(target_arch = "x86_64")]
+pub(super) use of_architecture::{UPROBE, URETPROBE};
 
 pub(super) const CACHESTAT: c_long = 451;
 pub(super) const FCHMODAT2: c_long = 452;

@@ -14,7 +14,7 @@ use codex_linux_sandbox::decide::facts::{Facts, Identity, Mount, Node, NodeKind}
 use codex_linux_sandbox::decide::policy::{
     PolicyError, Resolved, ResolvedPolicy, ServerState, Surroundings, resolve,
 };
-use codex_linux_sandbox::decide::written::Written;
+use codex_linux_sandbox::decide::writable_history::WritableHistory;
 use codex_linux_sandbox::plan::{Base, Operation};
 use codex_linux_sandbox::{
     Assurance, Capabilities, Config, Limits, OwnFiles, PrepareError, Sandbox,
@@ -25,13 +25,13 @@ use super::support::{at, glob, managed, minimal, project, root, special};
 
 /// A file system in memory.
 #[derive(Default)]
-pub struct Tree {
+pub(crate) struct Tree {
     pub nodes: BTreeMap<PathBuf, Entry>,
     looks: Cell<usize>,
     pub mounts: Vec<Mount>,
 }
 
-pub enum Entry {
+pub(crate) enum Entry {
     Directory,
     /// A directory that may not be entered.
     Closed,
@@ -40,7 +40,7 @@ pub enum Entry {
 }
 
 impl Tree {
-    pub fn new(entries: impl IntoIterator<Item = (&'static str, Entry)>) -> Self {
+    pub(crate) fn new(entries: impl IntoIterator<Item = (&'static str, Entry)>) -> Self {
         let mut tree = Self::default();
         tree.nodes.insert("/".into(), Entry::Directory);
         for (path, entry) in entries {
@@ -102,25 +102,25 @@ impl Facts for Tree {
     }
 }
 
-/// A server that has neither files of its own nor run anything yet.
+/// A server without own files that has run nothing yet.
 fn server() -> ServerState<'static> {
     static OWN_FILES: LazyLock<OwnFiles> = LazyLock::new(OwnFiles::default);
-    static WRITTEN: LazyLock<Written> = LazyLock::new(Written::default);
-    ServerState { own_files: &OWN_FILES, written: &WRITTEN }
+    static WRITTEN: LazyLock<WritableHistory> = LazyLock::new(WritableHistory::default);
+    ServerState { own_files: &OWN_FILES, writable_history: &WRITTEN }
 }
 
-pub fn context(entries: Vec<FileSystemEntry>) -> SandboxContext {
+pub(crate) fn context(entries: Vec<FileSystemEntry>) -> SandboxContext {
     SandboxContext::in_workspace(managed(entries), "/w".parse().unwrap())
 }
 
-pub fn resolved(tree: &Tree, context: &SandboxContext) -> ResolvedPolicy {
+pub(crate) fn resolved(tree: &Tree, context: &SandboxContext) -> ResolvedPolicy {
     match resolve(context, Surroundings::default(), tree, &Limits::default(), server()).unwrap() {
         Resolved::Restricted(policy) => *policy,
         other => panic!("{other:?}"),
     }
 }
 
-pub fn place(path: &str, access: AccessMode) -> FileSystemEntry {
+pub(crate) fn path_entry(path: &str, access: AccessMode) -> FileSystemEntry {
     at(Path::new(path), access)
 }
 
@@ -128,7 +128,7 @@ fn any_path() -> impl Strategy<Value = String> {
     proptest::collection::vec("[abc]", 0..5).prop_map(|names| format!("/{}", names.join("/")))
 }
 
-/// The rule as it is written: ancestors, the most specific, precedence.
+/// The documented rule: ancestors, the most specific, precedence.
 fn oracle(entries: &[(String, AccessMode)], path: &str) -> AccessMode {
     let is_ancestor =
         |above: &str| above == "/" || path == above || path.starts_with(&format!("{above}/"));
@@ -147,7 +147,7 @@ fn oracle(entries: &[(String, AccessMode)], path: &str) -> AccessMode {
 
 proptest! {
     #[test]
-    fn the_entry_that_decides_is_the_oracles(
+    fn deciding_entry_matches_the_oracle(
         entries in proptest::collection::vec(
             (any_path(), prop_oneof![
                 Just(AccessMode::Read), Just(AccessMode::Write), Just(AccessMode::Deny)
@@ -159,7 +159,7 @@ proptest! {
         let tree = Tree::new([]);
         let policy = resolved(
             &tree,
-            &context(entries.iter().map(|(path, access)| place(path, *access)).collect()),
+            &context(entries.iter().map(|(path, access)| path_entry(path, *access)).collect()),
         );
         for path in &paths {
             prop_assert_eq!(
@@ -181,14 +181,17 @@ fn links_are_resolved_before_deciding() {
     ]);
     let policy = resolved(
         &tree,
-        &context(vec![place("/link/data", AccessMode::Write), place("/w/up", AccessMode::Deny)]),
+        &context(vec![
+            path_entry("/link/data", AccessMode::Write),
+            path_entry("/w/up", AccessMode::Deny),
+        ]),
     );
     assert_eq!(policy.access.access(Path::new("/real/data/x")), AccessMode::Deny);
     assert_eq!(policy.regions.len(), 1);
 }
 
 #[test]
-fn no_workspace_roots_grant_nothing() {
+fn without_workspace_roots_nothing_is_granted() {
     let tree = Tree::new([("/w", Entry::Directory)]);
     let mut asked = context(vec![root(AccessMode::Read), project(AccessMode::Write)]);
     asked.workspace_roots.clear();
@@ -232,23 +235,26 @@ fn no_entry_opens_files_of_the_server() {
     for most in [Read, Write] {
         for path in ["/w/token", "/state/sessions", "/state/sessions/a.json"] {
             assert_eq!(access(vec![root(most)], path), Deny, "{path}");
-            assert_eq!(access(vec![place(path, most)], path), Deny, "{path}");
-            assert_eq!(access(vec![root(most), place(path, most)], path), Deny, "{path}");
-            assert_eq!(access(vec![place("/state", most), place(path, most)], path), Deny);
+            assert_eq!(access(vec![path_entry(path, most)], path), Deny, "{path}");
+            assert_eq!(access(vec![root(most), path_entry(path, most)], path), Deny, "{path}");
+            assert_eq!(
+                access(vec![path_entry("/state", most), path_entry(path, most)], path),
+                Deny
+            );
         }
         assert_eq!(access(vec![root(most)], "/other"), most);
         assert_eq!(access(vec![root(most)], "/state"), most);
         assert_eq!(access(vec![root(most)], "/w/codex"), Read);
-        assert_eq!(access(vec![root(Read), place("/w/codex", most)], "/w/codex"), Read);
-        assert_eq!(access(vec![root(Read), place("/w", most)], "/w/codex"), Read);
+        assert_eq!(access(vec![root(Read), path_entry("/w/codex", most)], "/w/codex"), Read);
+        assert_eq!(access(vec![root(Read), path_entry("/w", most)], "/w/codex"), Read);
     }
-    assert_eq!(access(vec![place("/w/codex", Write)], "/w/codex"), Read);
-    assert_eq!(access(vec![root(Read), place("/w/codex", Deny)], "/w/codex"), Deny);
-    assert_eq!(access(vec![place("/other", Read)], "/w/codex"), Deny);
+    assert_eq!(access(vec![path_entry("/w/codex", Write)], "/w/codex"), Read);
+    assert_eq!(access(vec![root(Read), path_entry("/w/codex", Deny)], "/w/codex"), Deny);
+    assert_eq!(access(vec![path_entry("/other", Read)], "/w/codex"), Deny);
 }
 
 #[test]
-fn patterns_expand_to_what_is_there() {
+fn patterns_expand_to_existing_files() {
     let tree = Tree::new([
         ("/w/.env", Entry::File("")),
         ("/w/a/.env", Entry::File("")),
@@ -282,9 +288,9 @@ fn patterns_expand_to_what_is_there() {
     assert_eq!(denied("a/*/a/.env", None), Vec::<String>::new());
 }
 
-/// And stays as it is, whoever made it.
+/// The link stays unchanged, whoever created it.
 #[test]
-fn a_link_that_a_pattern_names_keeps_its_place() {
+fn link_named_by_a_pattern_is_pinned() {
     let tree = Tree::new([
         ("/w/real/x.env", Entry::File("")),
         ("/w/conf", Entry::Link("real")),
@@ -294,7 +300,7 @@ fn a_link_that_a_pattern_names_keeps_its_place() {
         &tree,
         &context(vec![
             root(AccessMode::Read),
-            place("/w", AccessMode::Write),
+            path_entry("/w", AccessMode::Write),
             glob("/w/conf/*.env"),
             glob("/w/gone/*.env"),
         ]),
@@ -304,9 +310,9 @@ fn a_link_that_a_pattern_names_keeps_its_place() {
 }
 
 #[test]
-fn each_path_is_looked_at_once() {
+fn each_path_is_looked_up_once() {
     let tree = Tree::new([("/w", Entry::Directory), ("/deep/a/b/c", Entry::Directory)]);
-    let entries = (0..500).map(|n| place(&format!("/deep/a/b/c/{n}"), AccessMode::Read));
+    let entries = (0..500).map(|n| path_entry(&format!("/deep/a/b/c/{n}"), AccessMode::Read));
     resolved(&tree, &context(entries.collect()));
     assert!(tree.looks.get() < 600, "{}", tree.looks.get());
 }
@@ -356,7 +362,7 @@ fn steps(tree: &Tree, context: &SandboxContext) -> (Base, Vec<String>) {
 }
 
 #[test]
-fn plans() {
+fn plans_match_their_policies() {
     let tree = Tree::new([
         ("/dev/null", Entry::File("")),
         ("/w/.git", Entry::Directory),
@@ -380,9 +386,9 @@ fn plans() {
         &context(vec![
             root(AccessMode::Read),
             project(AccessMode::Write),
-            place("/w/a/ro", AccessMode::Read),
-            place("/w/no", AccessMode::Deny),
-            place("/w/no/yes", AccessMode::Write),
+            path_entry("/w/a/ro", AccessMode::Read),
+            path_entry("/w/no", AccessMode::Deny),
+            path_entry("/w/no/yes", AccessMode::Write),
         ]),
     );
     assert_eq!(base, Base::ReadOnlyHost);
@@ -408,14 +414,14 @@ fn plans() {
         &tree,
         &context(vec![special(SpecialPath::Minimal, AccessMode::Read), project(AccessMode::Write)]),
     );
-    assert_eq!(base, Base::Nothing);
+    assert_eq!(base, Base::Empty);
     assert_eq!(steps_taken[0], "skeleton /");
     assert!(steps_taken.contains(&"read /usr".to_owned()));
     assert!(!steps_taken.iter().any(|step| step.ends_with("/bin")));
 }
 
 #[test]
-fn restrictions_and_keys() {
+fn keys_differ_by_restrictions() {
     let tree = Tree::new([("/w", Entry::Directory), ("/w/x", Entry::File(""))]);
     let planner = planner(able());
     let plan = |tree: &Tree, context: &SandboxContext| {
@@ -423,7 +429,7 @@ fn restrictions_and_keys() {
     };
     let read_only = SandboxContext::new(PermissionProfile::read_only());
     assert!(plan(&tree, &read_only).unwrap().restricts_files());
-    let denies = context(vec![root(AccessMode::Read), place("/w/x", AccessMode::Deny)]);
+    let denies = context(vec![root(AccessMode::Read), path_entry("/w/x", AccessMode::Deny)]);
     let external = PermissionProfile::External { network: NetworkPolicy::Restricted };
     assert!(!plan(&tree, &SandboxContext::new(external)).unwrap().restricts_files());
     assert!(plan(&tree, &SandboxContext::new(PermissionProfile::Disabled)).is_none());
@@ -437,7 +443,7 @@ fn restrictions_and_keys() {
 }
 
 #[test]
-fn machines_that_cannot() {
+fn machines_without_capabilities_refuse() {
     let tree = Tree::new([("/w", Entry::Directory)]);
     let writes = context(vec![root(AccessMode::Read), project(AccessMode::Write)]);
     let reads = SandboxContext::new(PermissionProfile::read_only());
@@ -466,7 +472,7 @@ fn machines_that_cannot() {
     for check in Capabilities::none().checks() {
         assert!(!check.available && check.remedy.is_some(), "{check:?}");
     }
-    // Without user namespaces nothing is known of what is tried inside of one.
+    // Without user namespaces nothing is known about what is tried inside one.
     let unknown = Capabilities { user_namespace: false, ..Capabilities::none() }.checks();
     let remedy = |name| unknown.iter().find(|check| check.name == name).unwrap().remedy.clone();
     assert_eq!(remedy("process limit for root"), remedy("user namespace"));
@@ -474,21 +480,21 @@ fn machines_that_cannot() {
 }
 
 #[test]
-fn this_machine_is_probed() {
+fn probe_finds_an_assurance_on_this_machine() {
     let probed = Capabilities::probe();
-    assert!(probed.any(), "{probed:?}");
+    assert!(probed.assurance().is_some(), "{probed:?}");
     let _ = minimal();
 }
 
-/// What resolving says, for a server whose sandboxes have written to `written`.
-pub fn tried(
+/// What resolving says, for a server whose sandboxes have written to `writable_history`.
+pub(crate) fn tried(
     tree: &Tree,
     context: &SandboxContext,
-    written: &[&str],
+    writable_history: &[&str],
 ) -> Result<Resolved, PolicyError> {
-    let mut known = Written::default();
-    written.iter().for_each(|path| known.add(path.into()));
-    let state = ServerState { written: &known, ..server() };
+    let mut known = WritableHistory::default();
+    writable_history.iter().for_each(|path| known.add(path.into()));
+    let state = ServerState { writable_history: &known, ..server() };
     resolve(context, Surroundings::default(), tree, &Limits::default(), state)
 }
 
@@ -501,7 +507,7 @@ fn is_unreachable(result: &Result<Resolved, PolicyError>, expected: &str) -> boo
 }
 
 #[test]
-fn a_grant_through_a_link_that_somebody_inside_could_have_made_is_refused() {
+fn grant_through_a_link_that_a_sandbox_could_create_is_refused() {
     let tree = Tree::new([
         ("/w/link", Entry::Link("/etc")),
         ("/w/deep/er", Entry::Link("../../etc")),
@@ -510,25 +516,25 @@ fn a_grant_through_a_link_that_somebody_inside_could_have_made_is_refused() {
     ]);
     for access in [AccessMode::Read, AccessMode::Write] {
         for (named, link) in [("/w/link", "/w/link"), ("/w/deep/er/app", "/w/deep/er")] {
-            let asked = context(vec![project(AccessMode::Write), place(named, access)]);
+            let asked = context(vec![project(AccessMode::Write), path_entry(named, access)]);
             assert!(is_link(&tried(&tree, &asked, &[]), link), "{named} {access:?}");
         }
         // Where it makes no difference the link may lead anywhere.
         let asked = context(vec![
             project(AccessMode::Write),
-            place("/etc", AccessMode::Read),
-            place("/srv/link/app", AccessMode::Read),
+            path_entry("/etc", AccessMode::Read),
+            path_entry("/srv/link/app", AccessMode::Read),
         ]);
         assert!(tried(&tree, &asked, &["/"]).is_ok());
-        // Nobody inside can write there, under this policy or another.
-        let asked = context(vec![project(AccessMode::Write), place("/srv/link/app", access)]);
+        // Nothing inside can write there, under this policy or another.
+        let asked = context(vec![project(AccessMode::Write), path_entry("/srv/link/app", access)]);
         assert!(tried(&tree, &asked, &["/tmp"]).is_ok());
         assert!(is_link(&tried(&tree, &asked, &["/srv"]), "/srv/link"));
     }
 }
 
 #[test]
-fn a_link_on_the_way_to_something_denied_keeps_its_place() {
+fn link_on_the_way_to_a_denied_path_is_pinned() {
     let tree = Tree::new([
         ("/w/a/link", Entry::Link("../real")),
         ("/w/real/key", Entry::File("")),
@@ -537,7 +543,7 @@ fn a_link_on_the_way_to_something_denied_keeps_its_place() {
     ]);
     let asked = context(vec![
         project(AccessMode::Write),
-        place("/w/a/link/key", AccessMode::Deny),
+        path_entry("/w/a/link/key", AccessMode::Deny),
         glob(".env"),
     ]);
     let policy = resolved(&tree, &asked);
@@ -549,7 +555,7 @@ fn a_link_on_the_way_to_something_denied_keeps_its_place() {
 }
 
 #[test]
-fn what_somebody_inside_could_open_is_not_left_unprotected() {
+fn removable_obstacle_is_refused() {
     let tree = Tree::new([
         ("/w/closed", Entry::Closed),
         ("/w/closed/key", Entry::File("")),
@@ -559,20 +565,20 @@ fn what_somebody_inside_could_open_is_not_left_unprotected() {
         ("/second", Entry::Closed),
     ]);
     let with = |entry| context(vec![project(AccessMode::Write), entry]);
-    let denied = |path| with(place(path, AccessMode::Deny));
+    let denied = |path| with(path_entry(path, AccessMode::Deny));
     assert!(is_unreachable(&tried(&tree, &denied("/w/closed/key"), &[]), "/w/closed"));
     assert!(is_unreachable(&tried(&tree, &denied("/w/file/key"), &[]), "/w/file"));
     assert!(is_unreachable(&tried(&tree, &with(glob("**/key")), &[]), "/w/closed"));
     // Its `.git` cannot be looked at.
-    let second = with(place("/second", AccessMode::Write));
+    let second = with(path_entry("/second", AccessMode::Write));
     assert!(is_unreachable(&tried(&tree, &second, &[]), "/second"));
-    // Nobody inside can change the mode of a directory that is not writable there.
+    // Nothing inside can change the mode of a directory that is not writable there.
     assert!(tried(&tree, &denied("/root/key"), &[]).is_ok());
     assert!(is_unreachable(&tried(&tree, &denied("/root/key"), &["/root"]), "/root"));
 }
 
 #[test]
-fn patterns_are_expanded_to_their_end_or_refused() {
+fn patterns_are_expanded_completely_or_refused() {
     let deep = "/w/".to_owned() + &"d/".repeat(40) + ".env";
     let tree = Tree::new([(&*deep.leak(), Entry::File(""))]);
     let asked = context(vec![project(AccessMode::Write), glob("**/.env")]);
@@ -580,7 +586,7 @@ fn patterns_are_expanded_to_their_end_or_refused() {
 }
 
 #[test]
-fn files_that_are_mounted_twice_are_protected_by_both_names() {
+fn files_mounted_twice_are_protected_under_both_paths() {
     let mount = |id, file_system, root: &str, point: &str, kind: &str| Mount {
         id,
         file_system,
@@ -611,7 +617,7 @@ fn files_that_are_mounted_twice_are_protected_by_both_names() {
     let asked = context(vec![
         root(AccessMode::Write),
         project(AccessMode::Write),
-        place("/w/den", AccessMode::Deny),
+        path_entry("/w/den", AccessMode::Deny),
     ]);
     let policy = resolved(&tree, &asked);
     for (path, access) in [
@@ -634,7 +640,7 @@ fn files_that_are_mounted_twice_are_protected_by_both_names() {
 }
 
 #[test]
-fn own_files_are_protected_with_their_way_and_before_they_exist() {
+fn server_files_are_protected_with_their_links_and_before_they_exist() {
     let tree = Tree::new([
         ("/w/token", Entry::Link("../real/token")),
         ("/real/token", Entry::File("")),
@@ -656,28 +662,28 @@ fn own_files_are_protected_with_their_way_and_before_they_exist() {
 }
 
 #[test]
-fn only_roots_that_grant_nothing_otherwise_are_created() {
+fn only_needed_writable_roots_are_created() {
     let tree = Tree::new([("/w/.git", Entry::Directory), ("/srv", Entry::Directory)]);
     for (path, created) in [("/srv/new", true), ("/w/build.log", false), ("/w/.git/index", false)] {
-        let asked = context(vec![project(AccessMode::Write), place(path, AccessMode::Write)]);
+        let asked = context(vec![project(AccessMode::Write), path_entry(path, AccessMode::Write)]);
         let policy = resolved(&tree, &asked);
         assert_eq!(!policy.missing_roots.is_empty(), created, "{path}");
     }
 }
 
 #[test]
-fn a_name_below_too_many_missing_ones_is_refused() {
+fn name_below_too_many_missing_ones_is_refused() {
     let pointer = format!("gitdir: {}git\n", "a/".repeat(3_000));
     let tree = Tree::new([("/w/.git", Entry::File(pointer.leak()))]);
     let asked = context(vec![project(AccessMode::Write)]);
     assert!(is_unreachable(&tried(&tree, &asked, &[]), "/w"));
     let denied = format!("/w/{}x", "a/".repeat(100));
-    let asked = context(vec![project(AccessMode::Write), place(&denied, AccessMode::Deny)]);
+    let asked = context(vec![project(AccessMode::Write), path_entry(&denied, AccessMode::Deny)]);
     assert!(is_unreachable(&tried(&tree, &asked, &[]), "/w"));
 }
 
 #[test]
-fn a_directory_that_a_way_climbs_out_of_keeps_its_name() {
+fn directory_left_by_dot_dot_is_pinned() {
     let tree = Tree::new([
         ("/w/lk", Entry::Link("d/e/../../sec")),
         ("/w/d/e", Entry::Directory),
@@ -687,18 +693,18 @@ fn a_directory_that_a_way_climbs_out_of_keeps_its_name() {
         ("/w/d/gd", Entry::Directory),
         ("/out/lk", Entry::Link("../w/d/e/../../sec")),
     ]);
-    let asked = context(vec![project(AccessMode::Write), place("/w/lk", AccessMode::Deny)]);
+    let asked = context(vec![project(AccessMode::Write), path_entry("/w/lk", AccessMode::Deny)]);
     let policy = resolved(&tree, &asked);
     for kept in ["/w/d/e", "/w/d", "/w/d/g"] {
-        assert!(policy.kept_directories.contains(Path::new(kept)), "{kept}");
+        assert!(policy.pinned_directories.contains(Path::new(kept)), "{kept}");
     }
-    // A grant by such a way is refused.
-    let asked = context(vec![project(AccessMode::Write), place("/out/lk", AccessMode::Write)]);
+    // A grant through such a path is refused.
+    let asked = context(vec![project(AccessMode::Write), path_entry("/out/lk", AccessMode::Write)]);
     assert!(is_link(&tried(&tree, &asked, &[]), "/w/d/e"));
 }
 
 #[test]
-fn a_directory_that_keeps_its_name_stays_denied() {
+fn pinned_directory_stays_denied() {
     for denied in ["/w/den", "/w/den/deep"] {
         let tree = Tree::new([
             ("/w/den/deep/key", Entry::File("")),
@@ -707,8 +713,8 @@ fn a_directory_that_keeps_its_name_stays_denied() {
         ]);
         let entries = vec![
             project(AccessMode::Write),
-            place(denied, AccessMode::Deny),
-            place("/w/den/deep/key", AccessMode::Read),
+            path_entry(denied, AccessMode::Deny),
+            path_entry("/w/den/deep/key", AccessMode::Read),
         ];
         let (_, steps) = steps(&tree, &context(entries));
         let at = |path: &str| {
@@ -724,7 +730,7 @@ fn a_directory_that_keeps_its_name_stays_denied() {
 }
 
 #[test]
-fn a_link_is_laid_by_every_name_of_its_directory() {
+fn link_is_checked_under_every_alias_of_its_directory() {
     let mount = |id, root: &str, point: &str| Mount {
         id,
         file_system: (8, 1),
@@ -738,9 +744,10 @@ fn a_link_is_laid_by_every_name_of_its_directory() {
         ("/vic/s", Entry::File("")),
     ]);
     tree.mounts = vec![mount(1, "/", "/"), mount(2, "/a", "/al")];
-    let through = |access| context(vec![place("/al", AccessMode::Write), place("/a/lk/s", access)]);
+    let through =
+        |access| context(vec![path_entry("/al", AccessMode::Write), path_entry("/a/lk/s", access)]);
     assert!(is_link(&tried(&tree, &through(AccessMode::Write), &[]), "/a/lk"));
-    let narrow = context(vec![place("/a/lk/s", AccessMode::Write)]);
+    let narrow = context(vec![path_entry("/a/lk/s", AccessMode::Write)]);
     assert!(is_link(&tried(&tree, &narrow, &["/al"]), "/a/lk"));
     let policy = resolved(&tree, &through(AccessMode::Deny));
     assert!(policy.pinned_links.contains_key(Path::new("/al/lk")), "{:?}", policy.pinned_links);

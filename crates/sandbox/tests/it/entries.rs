@@ -1,4 +1,4 @@
-//! What single entries and patterns are taken for, against a file system in memory.
+//! How single entries and patterns are resolved, against a file system in memory.
 
 use std::path::Path;
 
@@ -6,12 +6,13 @@ use codex_exec_server_protocol::{AccessMode, FileSystemEntry};
 use codex_linux_sandbox::decide::facts::Mount;
 use codex_linux_sandbox::decide::policy::{PolicyError, Resolved};
 
-use super::decisions::{Entry, Tree, context, place, resolved, tried};
+use super::decisions::{Entry, Tree, context, path_entry, resolved, tried};
 use super::support::{glob, project, root};
 
-/// What is denied by a link is denied where it leads now; only a grant must not follow one that was laid.
+/// A denial through a link applies to the current target; only a grant must not follow a link that a
+/// sandbox created.
 #[test]
-fn a_denial_by_a_link_that_could_have_been_laid_earlier_is_kept() {
+fn denial_through_an_earlier_sandbox_link_holds() {
     let tree = Tree::new([
         ("/w/lnk", Entry::Link("/out")),
         ("/w/up", Entry::Link("d/../lnk")),
@@ -19,7 +20,7 @@ fn a_denial_by_a_link_that_could_have_been_laid_earlier_is_kept() {
         ("/out/s", Entry::File("")),
     ]);
     for name in ["/w/lnk", "/w/up", "/w/d/../lnk"] {
-        let asked = context(vec![root(AccessMode::Read), place(name, AccessMode::Deny)]);
+        let asked = context(vec![root(AccessMode::Read), path_entry(name, AccessMode::Deny)]);
         let Ok(Resolved::Restricted(policy)) = tried(&tree, &asked, &["/w"]) else {
             panic!("{name}");
         };
@@ -29,7 +30,7 @@ fn a_denial_by_a_link_that_could_have_been_laid_earlier_is_kept() {
 }
 
 #[test]
-fn entries_that_lead_through_a_process_are_refused() {
+fn entries_through_per_process_proc_are_refused() {
     let mut tree = Tree::new([
         ("/proc/self", Entry::Link("7")),
         ("/proc/mounts", Entry::Link("self/mounts")),
@@ -74,24 +75,25 @@ fn entries_that_lead_through_a_process_are_refused() {
             "/alias/7",
             "/one/environ",
         ] {
-            assert!(refused(place(path, access)), "{path}");
+            assert!(refused(path_entry(path, access)), "{path}");
         }
         for path in ["/proc", "/proc/cpuinfo", "/proc/sys/kernel", "/alias/cpuinfo", "/etc/x"] {
-            assert!(!refused(place(path, access)), "{path}");
+            assert!(!refused(path_entry(path, access)), "{path}");
         }
     }
     for pattern in ["/proc/*/environ", "/proc/self/root/etc/*", "/proc/7/e*"] {
         assert!(refused(glob(pattern)), "{pattern}");
     }
-    // What another `/proc` shows is not what is in the sandbox's own.
-    let asked = context(vec![root(AccessMode::Read), place("/alias/cpuinfo", AccessMode::Deny)]);
+    // Another `/proc` does not show what the sandbox's own shows.
+    let asked =
+        context(vec![root(AccessMode::Read), path_entry("/alias/cpuinfo", AccessMode::Deny)]);
     let policy = resolved(&tree, &asked);
     assert_eq!(policy.access.access(Path::new("/proc/cpuinfo")), AccessMode::Read);
     assert_eq!(policy.access.access(Path::new("/alias/cpuinfo")), AccessMode::Deny);
 }
 
 #[test]
-fn patterns_go_on_below_a_match_where_something_is_granted() {
+fn patterns_continue_below_a_match_where_something_is_granted() {
     let tree = Tree::new([
         ("/w/x.env/sub/y.env", Entry::File("")),
         ("/w/x.env/sub/z", Entry::File("")),
@@ -103,7 +105,7 @@ fn patterns_go_on_below_a_match_where_something_is_granted() {
         &context(vec![
             root(AccessMode::Read),
             glob("**/*.env"),
-            place("/w/x.env/sub", AccessMode::Write),
+            path_entry("/w/x.env/sub", AccessMode::Write),
         ]),
     );
     for (path, access) in [
@@ -119,9 +121,9 @@ fn patterns_go_on_below_a_match_where_something_is_granted() {
     assert!(policy.region(Path::new("/w/x.env/other/y.env")).is_none(), "nothing to look for");
 }
 
-/// A mount that the table does not have could be of any file.
+/// A mount that the table does not list could show any file.
 #[test]
-fn a_place_on_a_mount_that_is_not_known_is_refused() {
+fn path_on_an_unknown_mount_is_refused() {
     let mut tree = Tree::new([("/w/den", Entry::Directory)]);
     tree.mounts = vec![Mount {
         id: 9,
@@ -130,6 +132,6 @@ fn a_place_on_a_mount_that_is_not_known_is_refused() {
         point: "/y".into(),
         kind: "ext4".to_owned(),
     }];
-    let asked = context(vec![project(AccessMode::Write), place("/w/den", AccessMode::Deny)]);
+    let asked = context(vec![project(AccessMode::Write), path_entry("/w/den", AccessMode::Deny)]);
     assert!(matches!(tried(&tree, &asked, &[]), Err(PolicyError::Mounts(_))));
 }

@@ -13,10 +13,10 @@ mod connections;
 mod decisions;
 mod denial;
 mod entries;
-mod kept;
 mod landlock_only;
 mod lifecycle;
 mod metadata;
+mod plan_cache;
 mod promises;
 mod proof;
 #[path = "../../../../tests/skipped.rs"]

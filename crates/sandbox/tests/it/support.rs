@@ -14,34 +14,34 @@ use codex_exec_server_protocol::{
 };
 
 /// What the miniature server exits with if the sandbox was refused, or failed.
-pub const REFUSED: i32 = 201;
-pub const FAILED: i32 = 202;
+pub(crate) const REFUSED: i32 = 201;
+pub(crate) const FAILED: i32 = 202;
 
-/// Nobody.
+/// The user id of `nobody`.
 const UNPRIVILEGED: u32 = 65_534;
 
 /// Who runs the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum User {
-    /// Whoever runs the tests.
+pub(crate) enum User {
+    /// The user who runs the tests.
     Own,
-    /// Somebody without any privilege.
+    /// A user without privileges.
     Nobody,
 }
 
 /// Root and an unprivileged user, or just the latter if the tests are run by one.
-pub fn users() -> Vec<User> {
+pub(crate) fn users() -> Vec<User> {
     if runs_as_root() { vec![User::Own, User::Nobody] } else { vec![User::Own] }
 }
 
 /// The program beside the tests.
-pub fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     own.ancestors().nth(2).unwrap().join("examples/sandbox-test-program")
 }
 
 /// Directories of a test: `work` is the workspace, `outside` is not.
-pub struct World {
+pub(crate) struct World {
     _directory: tempfile::TempDir,
     pub user: User,
     pub base: PathBuf,
@@ -50,7 +50,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(user: User) -> Self {
+    pub(crate) fn new(user: User) -> Self {
         // Not below /tmp, which workspace-write makes writable.
         let directory = tempfile::Builder::new().prefix("sandbox-").tempdir_in("/var/tmp").unwrap();
         let base = directory.path().canonicalize().unwrap();
@@ -65,22 +65,22 @@ impl World {
     }
 
     /// Gives everything to the user.
-    pub fn own(&self) {
+    pub(crate) fn own(&self) {
         if self.user == User::Nobody {
             give(&self.base);
         }
     }
 
-    pub fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         self.base.join(name).to_str().unwrap().to_owned()
     }
 
     /// The context of these permissions in the workspace.
-    pub fn context(&self, permissions: PermissionProfile) -> SandboxContext {
+    pub(crate) fn context(&self, permissions: PermissionProfile) -> SandboxContext {
         SandboxContext::in_workspace(permissions, uri(&self.work))
     }
 
-    pub fn run<I>(&self, permissions: PermissionProfile, argv: I) -> Done
+    pub(crate) fn run<I>(&self, permissions: PermissionProfile, argv: I) -> Done
     where
         I: IntoIterator,
         I::Item: AsRef<OsStr>,
@@ -88,12 +88,12 @@ impl World {
         finish(&mut self.server(&self.context(permissions), &self.work, argv))
     }
 
-    pub fn shell(&self, permissions: PermissionProfile, script: &str) -> Done {
+    pub(crate) fn shell(&self, permissions: PermissionProfile, script: &str) -> Done {
         self.run(permissions, ["sh", "-c", script])
     }
 
     /// Runs an attempt of the test program.
-    pub fn attempt(&self, permissions: PermissionProfile, words: &[&str]) -> Done {
+    pub(crate) fn attempt(&self, permissions: PermissionProfile, words: &[&str]) -> Done {
         let program = program();
         let mut argv: Vec<&OsStr> = vec![program.as_os_str(), "attempt".as_ref()];
         argv.extend(words.iter().map(OsStr::new));
@@ -101,7 +101,7 @@ impl World {
     }
 
     /// The miniature server, ready to be spawned.
-    pub fn server<I>(&self, context: &SandboxContext, cwd: &Path, argv: I) -> Command
+    pub(crate) fn server<I>(&self, context: &SandboxContext, cwd: &Path, argv: I) -> Command
     where
         I: IntoIterator,
         I::Item: AsRef<OsStr>,
@@ -113,7 +113,7 @@ impl World {
         command
     }
 
-    pub fn clothe(&self, command: &mut Command) {
+    pub(crate) fn clothe(&self, command: &mut Command) {
         command.env_clear().env("PATH", "/usr/bin:/bin").env("SERVER_SECRET", "do not tell");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         if self.user == User::Nobody {
@@ -132,19 +132,19 @@ fn give(path: &Path) {
 }
 
 /// Makes sure `chown` exists for the odd test that needs it.
-pub fn give_to_root(path: &Path) {
+pub(crate) fn give_to_root(path: &Path) {
     chown(path, Some(0), Some(0)).unwrap();
 }
 
 /// How it ended.
 #[derive(Debug)]
-pub struct Done {
+pub(crate) struct Done {
     pub code: i32,
     pub out: String,
     pub err: String,
 }
 
-pub fn finish(command: &mut Command) -> Done {
+pub(crate) fn finish(command: &mut Command) -> Done {
     let Output { status, stdout, stderr } = command.output().unwrap();
     Done {
         code: status.code().unwrap_or(-1),
@@ -156,49 +156,52 @@ pub fn finish(command: &mut Command) -> Done {
 impl Done {
     /// It ran and succeeded.
     #[track_caller]
-    pub fn ok(&self) -> &Self {
+    pub(crate) fn ok(&self) -> &Self {
         assert_eq!(self.code, 0, "{self:?}");
         self
     }
 
-    /// It ran and was kept from what it tried.
+    /// It ran and its attempt was refused.
     #[track_caller]
-    pub fn kept_from(&self) -> &Self {
+    pub(crate) fn kept_from(&self) -> &Self {
         assert!(self.code != 0 && self.code != REFUSED && self.code != FAILED, "{self:?}");
         self
     }
 }
 
-pub fn uri(path: &Path) -> PathUri {
+pub(crate) fn uri(path: &Path) -> PathUri {
     PathUri::try_from(path).unwrap()
 }
 
-pub fn at(path: &Path, access: AccessMode) -> FileSystemEntry {
+pub(crate) fn at(path: &Path, access: AccessMode) -> FileSystemEntry {
     FileSystemEntry::new(FileSystemPath::Path { path: uri(path) }, access)
 }
 
-pub fn special(value: SpecialPath, access: AccessMode) -> FileSystemEntry {
+pub(crate) fn special(value: SpecialPath, access: AccessMode) -> FileSystemEntry {
     FileSystemEntry::new(FileSystemPath::Special { value }, access)
 }
 
-pub fn glob(pattern: &str) -> FileSystemEntry {
+pub(crate) fn glob(pattern: &str) -> FileSystemEntry {
     let path = FileSystemPath::GlobPattern { pattern: pattern.to_owned() };
     FileSystemEntry::new(path, AccessMode::Deny)
 }
 
-pub fn root(access: AccessMode) -> FileSystemEntry {
+pub(crate) fn root(access: AccessMode) -> FileSystemEntry {
     special(SpecialPath::Root, access)
 }
 
-pub fn project(access: AccessMode) -> FileSystemEntry {
+pub(crate) fn project(access: AccessMode) -> FileSystemEntry {
     special(SpecialPath::ProjectRoots { subpath: None }, access)
 }
 
-pub fn managed(entries: Vec<FileSystemEntry>) -> PermissionProfile {
+pub(crate) fn managed(entries: Vec<FileSystemEntry>) -> PermissionProfile {
     managed_with(entries, NetworkPolicy::Restricted)
 }
 
-pub fn managed_with(entries: Vec<FileSystemEntry>, network: NetworkPolicy) -> PermissionProfile {
+pub(crate) fn managed_with(
+    entries: Vec<FileSystemEntry>,
+    network: NetworkPolicy,
+) -> PermissionProfile {
     PermissionProfile::Managed {
         file_system: FileSystemPolicy::Restricted(RestrictedFileSystem {
             entries,
@@ -209,12 +212,12 @@ pub fn managed_with(entries: Vec<FileSystemEntry>, network: NetworkPolicy) -> Pe
 }
 
 /// The whole disk readable, the workspace writable, nothing else.
-pub fn workspace() -> PermissionProfile {
+pub(crate) fn workspace() -> PermissionProfile {
     managed(vec![root(AccessMode::Read), project(AccessMode::Write)])
 }
 
 /// What programs need, and the workspace.
-pub fn minimal() -> PermissionProfile {
+pub(crate) fn minimal() -> PermissionProfile {
     let test_program = program().parent().unwrap().to_owned();
     managed(vec![
         special(SpecialPath::Minimal, AccessMode::Read),

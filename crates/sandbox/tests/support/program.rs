@@ -46,8 +46,8 @@ fn copy_helper() -> i32 {
         .read_to_end(&mut input)
         .and_then(|_| writeln!(out, "env {}", names.join(" ")))
         .and_then(|()| writeln!(out, "write {}", std::fs::write("/etc/x", "x").is_ok()))
-        .and_then(|()| writeln!(out, "mounts stand {}", reentry::mounts_stand()))
-        .and_then(|()| writeln!(out, "mounts stand {}", reentry::mounts_stand()))
+        .and_then(|()| writeln!(out, "mounts stand {}", reentry::mounts_intact()))
+        .and_then(|()| writeln!(out, "mounts stand {}", reentry::mounts_intact()))
         .and_then(|()| out.write_all(&input))
         .and_then(|()| out.flush());
     i32::from(copied.is_err())

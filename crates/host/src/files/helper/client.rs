@@ -1,8 +1,8 @@
-//! The server's side of a helper: many operations over one pair of pipes.
+//! The server's side of a helper: concurrent operations over one pair of pipes.
 //!
-//! Invariant: the task that reads never waits for a consumer, because each operation's events have
-//! as much room as the helper may send. A call that is dropped is cancelled in the helper; a helper
-//! that ends fails every call.
+//! Invariant: the reading task never waits for a consumer, because each operation's channel holds as
+//! many events as the helper may send. Dropping a call cancels it in the helper; when a helper ends,
+//! all its calls fail.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use tokio::task::AbortHandle;
 use super::frame::{self, Frame, Reply, Request, WINDOW};
 use crate::files::{Cancel, Event, FileError, FilesConfig, Operation, Outcome};
 
-/// Frames waiting to be written.
+/// Capacity of the queue of outgoing frames.
 const OUTBOUND: usize = 16;
 
-/// A running helper. Clones are the same one; its pipes close when the last is dropped.
+/// A running helper. Clones share it; dropping the last one closes its pipes.
 #[derive(Debug, Clone)]
 pub struct HelperClient(Arc<Client>);
 
@@ -34,7 +34,7 @@ struct Client {
 #[derive(Debug)]
 struct Shared {
     calls: Mutex<Calls>,
-    /// Short messages that do not wait in line: at most a few for each call that runs.
+    /// Short messages that skip the queue: at most a few per running call.
     urgent: Mutex<Vec<Request>>,
     urgent_waiting: Notify,
     slots: Semaphore,
@@ -43,7 +43,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Calls {
     running: HashMap<u64, Call>,
-    /// Why there will be no more.
+    /// Why the helper accepts no more calls.
     ended: Option<String>,
 }
 
@@ -60,7 +60,7 @@ impl std::fmt::Debug for Frame {
 }
 
 impl HelperClient {
-    /// Speaks with a helper through its output and input. Needs a runtime.
+    /// Connects to a helper through its output and input. Call it inside a runtime.
     pub fn new(
         output: impl AsyncRead + Unpin + Send + 'static,
         input: impl AsyncWrite + Unpin + Send + 'static,
@@ -79,14 +79,14 @@ impl HelperClient {
         Self(Arc::new(Client { shared, outbound, next_id, tasks }))
     }
 
-    /// Why the helper takes no more operations, if it does not.
+    /// Why the helper accepts no more operations; `None` while it does.
     pub fn ended(&self) -> Option<String> {
         self.0.shared.calls.lock().ended.clone()
     }
 
-    /// Runs an operation in the helper, handing its events on as they come. `cancel` asks it to end
-    /// soon and is still answered; dropping the future cancels it too.
-    /// `room` is that of [`Executor::execute_within`](crate::files::Executor::execute_within).
+    /// Runs an operation in the helper and forwards its events. `cancel` asks it to end soon with a
+    /// result; dropping the future cancels it too. For `room` see
+    /// [`Executor::execute_within`](crate::files::Executor::execute_within).
     pub async fn run(
         &self,
         room: u64,
@@ -116,16 +116,16 @@ impl HelperClient {
         let weak = Arc::downgrade(shared);
         cancel.on_cancel(move || {
             if let Some(shared) = weak.upgrade() {
-                shared.hurry(Request::Cancel { id });
+                shared.send_urgent(Request::Cancel { id });
             }
         });
         let result = loop {
             tokio::select! {
                 biased;
                 Some(event) = incoming.recv() => {
-                    // A consumer that is gone takes everything.
+                    // If the consumer is gone, discard the event.
                     let _ = events.send(event).await;
-                    shared.hurry(Request::Taken { id });
+                    shared.send_urgent(Request::Taken { id });
                 }
                 result = &mut result => break result,
             }
@@ -155,13 +155,13 @@ struct CancelCall<'a> {
 impl Drop for CancelCall<'_> {
     fn drop(&mut self) {
         if self.armed && self.shared.calls.lock().running.remove(&self.id).is_some() {
-            self.shared.hurry(Request::Cancel { id: self.id });
+            self.shared.send_urgent(Request::Cancel { id: self.id });
         }
     }
 }
 
 impl Shared {
-    fn hurry(&self, request: Request) {
+    fn send_urgent(&self, request: Request) {
         self.urgent.lock().push(request);
         self.urgent_waiting.notify_one();
     }
@@ -215,8 +215,8 @@ async fn write_requests(
                 None => return,
             },
         };
-        // A call comes before whatever is said about it: what is urgent now was said after its
-        // call was put in line, so all that is in line goes first.
+        // A call must precede messages about it. An urgent message was sent after its call was queued,
+        // so write the whole queue first.
         let urgent = std::mem::take(&mut *shared.urgent.lock());
         let written = async {
             while let Some(frame) = next.take().or_else(|| frames.try_recv().ok()) {

@@ -1,8 +1,8 @@
 //! Frames between a server and its helper.
 //!
-//! `u32` length of the head, `u32` length of the payload (both little-endian), the head in
-//! MessagePack, the payload as it is. File contents are always payload, so they are neither encoded
-//! nor copied on their way.
+//! Format: `u32` length of the head, `u32` length of the payload (both little-endian), the head in
+//! MessagePack, the raw payload. File contents are always in the payload, so they are neither encoded
+//! nor copied.
 //!
 //! Invariant: neither side allocates for a frame longer than [`MAX_HEAD`] and [`MAX_PAYLOAD`].
 
@@ -16,30 +16,30 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use crate::files::operation::Payload;
 use crate::files::{Event, FileError, Operation, Outcome};
 
-/// A listing of 50,000 long names is the longest head there is.
+/// Maximum length of a head, in bytes; the longest is a listing of 50,000 long names.
 pub(super) const MAX_HEAD: usize = 128 << 20;
-/// More than the largest file that is read or written at once.
+/// Maximum length of a payload, in bytes; more than the largest file that is read or written at once.
 pub(super) const MAX_PAYLOAD: usize = 1 << 30;
-/// Events of one operation that may be on their way before the server has taken the first.
+/// Events of one operation that the helper may send before the server has acknowledged the first.
 pub(super) const WINDOW: usize = 16;
 
-/// To the helper.
+/// Messages to the helper.
 #[derive(Debug, PartialEq, Serialize, serde::Deserialize)]
 pub(super) enum Request {
-    /// Run this, with an outcome of at most `room` bytes; answer with the same number.
+    /// Run this operation, with at most `room` bytes in its outcome; reply with the same id.
     Run { id: u64, room: u64, operation: Box<Operation> },
-    /// Nobody waits for it any more.
+    /// Cancel this operation.
     Cancel { id: u64 },
-    /// One event of it was taken; send another.
+    /// Acknowledges one event; the helper may send another.
     Taken { id: u64 },
 }
 
-/// From the helper.
+/// Messages from the helper.
 #[derive(Debug, PartialEq, Serialize, serde::Deserialize)]
 pub(super) enum Reply {
-    /// Told while it runs.
+    /// An event of a running operation.
     Event { id: u64, event: Event },
-    /// The end of it.
+    /// The result of an operation.
     Done { id: u64, result: Result<Outcome, FileError> },
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    pub fn new<T: Payload + Serialize>(mut message: T) -> io::Result<Self> {
+    pub(super) fn new<T: Payload + Serialize>(mut message: T) -> io::Result<Self> {
         let payload = message.take_payload();
         let mut head = vec![0; 8];
         rmp_serde::encode::write_named(&mut head, &message).map_err(invalid)?;
@@ -91,20 +91,20 @@ impl Frame {
         Ok(Self { head, payload })
     }
 
-    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
+    pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
         out.write_all(&self.head)?;
         out.write_all(&self.payload)?;
         out.flush()
     }
 
-    pub async fn write_async(&self, out: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+    pub(super) async fn write_async(&self, out: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         out.write_all(&self.head).await?;
         out.write_all(&self.payload).await?;
         out.flush().await
     }
 }
 
-/// The next message, or `None` at the end of the input, which may only be between two frames.
+/// Reads the next message; `None` at the end of the input, which must be between two frames.
 pub(super) fn read<T: Payload + DeserializeOwned>(input: &mut impl Read) -> io::Result<Option<T>> {
     let mut lengths = [0; 8];
     let mut got = 0;
@@ -129,7 +129,7 @@ pub(super) fn read<T: Payload + DeserializeOwned>(input: &mut impl Read) -> io::
     decode(&head, payload.into()).map(Some)
 }
 
-/// As [`read`].
+/// Like [`read`].
 pub(super) async fn read_async<T: Payload + DeserializeOwned>(
     input: &mut (impl AsyncRead + Unpin),
 ) -> io::Result<Option<T>> {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn contents_travel_beside_the_head_and_are_not_copied() {
+    fn file_contents_are_sent_as_payload_without_a_copy() {
         let data = Bytes::from(vec![7; 1 << 20]);
         let operation =
             Box::new(Operation::WriteFile(FsWriteFileParams::new(path(), data.clone())));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_and_errors_survive() {
+    fn replies_round_trip() {
         let outcomes = [
             Ok(Outcome::Remove(FsDone {})),
             Ok(Outcome::ReadBlock(FsReadBlockResponse { chunk: vec![1, 2].into(), eof: true })),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_lies_about_its_length_is_refused_before_it_is_read() {
+    fn oversized_frame_is_refused_before_it_is_read() {
         for (head, payload) in [(u32::MAX, 0), (1, u32::MAX)] {
             let mut bytes = head.to_le_bytes().to_vec();
             bytes.extend(payload.to_le_bytes());
@@ -287,7 +287,7 @@ mod tests {
         }
 
         #[test]
-        fn a_cut_frame_is_an_error(cut in 1usize..100) {
+        fn truncated_frame_is_an_error(cut in 1usize..100) {
             let operation =
                 Box::new(Operation::WriteFile(FsWriteFileParams::new(path(), vec![1; 40])));
             let mut bytes = Vec::new();

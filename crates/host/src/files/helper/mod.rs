@@ -1,8 +1,7 @@
-//! Operations carried to another process, which runs them under a sandbox.
+//! Runs operations in another process, under a sandbox.
 //!
-//! The helper reads [`frame::Request`]s from its standard input and writes [`frame::Reply`]s to its
-//! standard output, many at a time, matched by number. It ends when its input does, and takes its
-//! open handles with it.
+//! The helper reads [`frame::Request`]s from its stdin and writes [`frame::Reply`]s to its stdout,
+//! concurrently, matched by id. It ends when its input does, and closes its handles.
 
 mod client;
 mod frame;

@@ -1,9 +1,8 @@
-//! The helper's side: blocking, no runtime. One thread reads; when it has read an operation it hands
-//! the reading on to another thread and runs the operation itself, so that nobody has to be woken
-//! before the work begins.
+//! The helper's side: blocking, without a runtime. One thread reads; once it has read an operation it
+//! lets another thread read and runs the operation itself, so the work begins without waking a thread.
 //!
-//! Invariant: some thread always reads, and waits for nothing but input meanwhile, so that a cancel or
-//! a taken event always gets through. When the input ends every operation is cancelled and waited for.
+//! Invariant: some thread always reads, and waits for nothing but input, so cancellations and
+//! acknowledgements always get through. When the input ends, every operation is cancelled and awaited.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -21,7 +20,7 @@ use crate::files::{Cancel, Event, Executor, FileError, FilesConfig, Operation};
 /// Threads that may wait for their turn to read.
 const IDLE: usize = 4;
 
-/// Runs what `input` asks and answers on `output`, until `input` ends or `output` breaks.
+/// Runs the operations from `input` and replies on `output`, until `input` ends or `output` fails.
 ///
 /// `output` is written in large pieces and flushed after each; a plain descriptor is best.
 pub fn serve_helper(
@@ -37,7 +36,7 @@ pub fn serve_helper(
         output: Mutex::new(output),
         running: Mutex::new(HashMap::new()),
     };
-    std::thread::scope(|scope| helper.take_turns(scope));
+    std::thread::scope(|scope| helper.serve(scope));
     let input = helper.input.into_inner();
     input.ended.unwrap_or(Ok(()))
 }
@@ -45,9 +44,9 @@ pub fn serve_helper(
 struct Helper<R, W> {
     limit: usize,
     executor: Executor,
-    /// Whoever holds it reads.
+    /// The thread that holds this lock reads.
     input: Mutex<Input<R>>,
-    /// How many threads wait to read.
+    /// Threads that wait to read.
     idle: AtomicUsize,
     output: Mutex<W>,
     running: Mutex<HashMap<u64, Arc<Running>>>,
@@ -55,11 +54,11 @@ struct Helper<R, W> {
 
 struct Input<R> {
     from: R,
-    /// How it ended; nobody reads any more.
+    /// How the input ended; then no thread reads any more.
     ended: Option<io::Result<()>>,
 }
 
-/// An operation that has begun.
+/// A started operation.
 struct Call {
     id: u64,
     room: u64,
@@ -69,22 +68,22 @@ struct Call {
 
 struct Running {
     cancel: Cancel,
-    /// How many events may be sent.
+    /// Events that may still be sent.
     window: Mutex<usize>,
-    wider: Condvar,
+    credit_added: Condvar,
 }
 
 impl Running {
-    fn give(&self) {
+    fn add_credit(&self) {
         *self.window.lock() += 1;
-        self.wider.notify_one();
+        self.credit_added.notify_one();
     }
 
-    /// Waits for room for an event; false if it is cancelled first.
-    fn take(&self) -> bool {
+    /// Waits until an event may be sent; false if the operation is cancelled first.
+    fn take_credit(&self) -> bool {
         let mut window = self.window.lock();
         let closed = |window: &mut usize| *window == 0 && !self.cancel.is_cancelled();
-        self.wider.wait_while(&mut window, closed);
+        self.credit_added.wait_while(&mut window, closed);
         if self.cancel.is_cancelled() {
             return false;
         }
@@ -94,17 +93,17 @@ impl Running {
 }
 
 impl<R: Read + Send, W: Write + Send> Helper<R, W> {
-    /// The life of a thread: read, run, and read again.
-    fn take_turns<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+    /// Body of a thread: read, run, and read again.
+    fn serve<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
         loop {
             self.idle.fetch_add(1, Ordering::SeqCst);
             let mut input = self.input.lock();
             self.idle.fetch_sub(1, Ordering::SeqCst);
             let Some(call) = self.read(&mut input) else { return };
-            // Somebody has to be there to read on.
+            // Another thread must read meanwhile.
             if self.idle.load(Ordering::SeqCst) == 0 {
                 let next = std::thread::Builder::new();
-                if let Err(error) = next.spawn_scoped(scope, || self.take_turns(scope)) {
+                if let Err(error) = next.spawn_scoped(scope, || self.serve(scope)) {
                     input.ended = Some(Err(error));
                     self.cancel_all();
                 }
@@ -117,7 +116,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
         }
     }
 
-    /// The next operation, begun; `None` at the end.
+    /// Reads and registers the next operation; `None` at the end.
     fn read(&self, input: &mut Input<R>) -> Option<Call> {
         if input.ended.is_some() {
             return None;
@@ -136,7 +135,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
                 }
                 Ok(Some(Request::Taken { id })) => {
                     if let Some(running) = self.running.lock().get(&id) {
-                        running.give();
+                        running.add_credit();
                     }
                 }
                 Ok(None) => break Ok(()),
@@ -148,12 +147,12 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
         None
     }
 
-    /// `None` if the other side breaks the rules, which it is told.
+    /// `None` if the server exceeds the limit; replies with an error.
     fn begin(&self, id: u64) -> Option<Arc<Running>> {
         let running = Arc::new(Running {
             cancel: Cancel::new(),
             window: Mutex::new(WINDOW),
-            wider: Condvar::new(),
+            credit_added: Condvar::new(),
         });
         let refused = {
             let mut all = self.running.lock();
@@ -174,9 +173,9 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
         let weak = Arc::downgrade(&running);
         running.cancel.on_cancel(move || {
             if let Some(running) = weak.upgrade() {
-                // Under the lock, or the wake could fall between a look and the wait after it.
+                // Take the lock, or the wakeup could fall between a check and the wait after it.
                 drop(running.window.lock());
-                running.wider.notify_all();
+                running.credit_added.notify_all();
             }
         });
         Some(running)
@@ -185,21 +184,21 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
     fn run(&self, call: Call) {
         let Call { id, room, operation, running } = call;
         let emit = |event: Event| {
-            if running.take() && self.send(Reply::Event { id, event }) {
+            if running.take_credit() && self.send(Reply::Event { id, event }) {
                 ControlFlow::Continue(())
             } else {
                 ControlFlow::Break(())
             }
         };
         let run = || self.executor.execute_within(room, *operation, &running.cancel, &emit);
-        // Whoever waits for it must not wait for ever.
+        // A panic must not leave the caller waiting.
         let result = catch_unwind(AssertUnwindSafe(run))
             .unwrap_or_else(|_| Err(FileError::Helper { reason: "the operation panicked".into() }));
         self.running.lock().remove(&id);
         self.send(Reply::Done { id, result });
     }
 
-    /// False, and everything cancelled, if nobody reads any more.
+    /// Sends a reply. If the output is closed, cancels everything and returns false.
     fn send(&self, reply: Reply) -> bool {
         let sent = Frame::new(reply).and_then(|frame| frame.write(&mut *self.output.lock()));
         if sent.is_err() {

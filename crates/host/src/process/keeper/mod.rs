@@ -1,12 +1,12 @@
-//! Keepers: each program that is started has one, a process between it and the server.
+//! Keepers: one process per program, between the program and the server.
 //!
-//! A keeper is the reaper of everything below it, so that whatever the program starts is below its
-//! keeper at every moment, also what has left its group, its session and its parents. When a keeper
-//! ends, nothing is left of its program. That is all the bookkeeping there is: which processes belong
-//! to a program is what the kernel says.
+//! A keeper is the subreaper of everything below it, so whatever the program starts stays below its
+//! keeper, even if it leaves its group, its session and its parents. When a keeper ends, no descendant
+//! of its program is left. No other bookkeeping is needed: the kernel knows which processes belong to a
+//! program.
 //!
-//! The ancestors of a program are its keeper, the [warden](super::warden) and the server. Whoever of
-//! them is killed, what is below falls to the next, which kills until nothing is left:
+//! The ancestors of a program are its keeper, the [warden](super::warden) and the server. If one of
+//! them is killed, the next one adopts what is below it, and kills until nothing is left:
 //!
 //! ```text
 //! server ── warden ─┬─ keeper ── program ── …
@@ -15,11 +15,11 @@
 //!
 //! A host inside another program has no warden; its keepers are its own children.
 
-mod cell;
+mod memory;
+mod message;
 mod order;
 mod stub;
 mod syscall;
-mod words;
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -38,47 +38,47 @@ use tokio::io::unix::AsyncFd;
 use super::command::Command;
 use super::readiness::register;
 use super::spawner::SpawnError;
-use super::warden::{Known, Warden};
+use super::warden::{RegisteredKeeper, Warden};
 use crate::sandbox::Executable;
 
-pub(super) use cell::Cells;
-pub(super) use stub::TIDYING;
-pub(super) use words::{Wish, Word};
+pub(super) use memory::MemoryPool;
+pub(super) use message::{Control, Report};
+pub(super) use stub::CLEANUP_TIMEOUT;
 
-/// An order that is longer than this is sent in another way.
-pub(super) const SHORT: usize = cell::ORDER;
+/// A longer order, in bytes, is sent in a memfd.
+pub(super) const MAX_INLINE_ORDER: usize = memory::MAX_ORDER;
 
-/// The most descriptors that come with an order.
-pub(super) const MOST_DESCRIPTORS: usize = FIXED + 1 + stub::MOST_PASSED;
+/// Maximum descriptors that come with an order.
+pub(super) const MAX_DESCRIPTORS: usize = FIXED + 1 + stub::MAX_PASSED;
 
-/// After this long without a word from a keeper it is looked to the warden.
+/// How long to wait for a keeper's first report before resuming a possibly stopped warden.
 const SLOW: Duration = Duration::from_secs(1);
 
 /// The socket and the three standard streams.
 const FIXED: usize = 4;
 
-/// What is to be started, in the form that a keeper takes it.
+/// A program to start, in the form that a keeper reads.
 #[derive(Debug)]
 pub(super) struct Order {
     pub bytes: Vec<u8>,
-    /// The keeper's end of the socket, the standard streams, what is executed, what is passed.
+    /// The keeper's end of the socket, the standard streams, the executable, the passed descriptors.
     pub descriptors: Vec<Arc<OwnedFd>>,
 }
 
 impl Order {
-    /// The order, and our end of the socket to whoever carries it out.
+    /// Creates the order and our end of its socket.
     pub(super) fn new(
         command: &Command,
         stdio: [OwnedFd; 3],
         pass: Vec<Arc<OwnedFd>>,
         tty: bool,
-        tidies_up: bool,
+        cleans_up: bool,
     ) -> io::Result<(Self, OwnedFd)> {
-        if pass.len() > stub::MOST_PASSED {
+        if pass.len() > stub::MAX_PASSED {
             return Err(io::Error::other("too many descriptors to pass"));
         }
         let executable = command.executable.as_ref().and_then(Executable::descriptor);
-        let manner = order::Manner { tty, tidies_up, executable: executable.is_some() };
+        let flags = order::OrderFlags { tty, cleans_up, executable: executable.is_some() };
         let kind = SocketType::SEQPACKET;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
@@ -88,65 +88,65 @@ impl Order {
             descriptors.push(Arc::new(executable.try_clone_to_owned()?));
         }
         descriptors.extend(pass);
-        Ok((Self { bytes: order::write(command, manner), descriptors }, ours))
+        Ok((Self { bytes: order::write(command, flags), descriptors }, ours))
     }
 }
 
 /// A keeper that runs on memory of this process.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningKeeper {
     pub pid: Pid,
-    plan: *const stub::Plan,
-    cell: cell::Cell,
-    /// An order that was too long for the cell.
-    _long: Option<Long>,
+    state: *const stub::KeeperState,
+    memory: memory::KeeperMemory,
+    /// An order that was too long for the keeper's memory.
+    _long: Option<LongOrder>,
 }
 
-// SAFETY: the plan lives in the cell, which is this value's own, and what is read of it is atomic.
-unsafe impl Send for Running {}
+// SAFETY: the state lives in the keeper memory, which is this value's own, and what is read of it is atomic.
+unsafe impl Send for RunningKeeper {}
 // SAFETY: as above.
-unsafe impl Sync for Running {}
+unsafe impl Sync for RunningKeeper {}
 
-impl Running {
-    /// Whether its program ends by itself when the server does, and has to tidy up before.
-    pub(super) fn tidies_up(&self) -> bool {
-        // SAFETY: the plan lives as long as the cell; the flag is shared with the keeper by design.
-        unsafe { (*self.plan).tidies_up.load(Ordering::Relaxed) }
+impl RunningKeeper {
+    /// Whether its program exits by itself when the server does, and must clean up before that.
+    pub(super) fn cleans_up(&self) -> bool {
+        // SAFETY: the state lives as long as the memory; the flag is shared with the keeper by design.
+        unsafe { (*self.state).cleans_up.load(Ordering::Relaxed) }
     }
 
-    /// Its program, if that has to tidy up before it ends.
-    pub(super) fn tidying(&self) -> Option<Pid> {
+    /// The pid of its program, if that must clean up before it exits.
+    pub(super) fn cleaning_up(&self) -> Option<Pid> {
         // SAFETY: as above.
-        let root = unsafe { (*self.plan).root.load(Ordering::Acquire) };
-        Pid::from_raw(root).filter(|_| self.tidies_up())
+        let root = unsafe { (*self.state).root.load(Ordering::Acquire) };
+        Pid::from_raw(root).filter(|_| self.cleans_up())
     }
 
-    /// Whether it has come so far that it is continued should whoever stops it die.
+    /// Whether the keeper may be stopped: the kernel resumes it if its parent dies.
     pub(super) fn can_be_stopped(&self) -> bool {
         // SAFETY: as above.
-        unsafe { (*self.plan).can_be_stopped.load(Ordering::Acquire) }
+        unsafe { (*self.state).can_be_stopped.load(Ordering::Acquire) }
     }
 
-    /// The keeper has been reaped.
-    pub(super) fn ended(self, cells: &mut Cells) {
-        cells.give_back(self.cell);
+    /// Reuses the memory of a keeper that has been reaped.
+    pub(super) fn recycle(self, memory_pool: &mut MemoryPool) {
+        memory_pool.recycle(self.memory);
     }
 }
 
-/// Where an order is.
+/// Where an order is stored.
 #[derive(Debug)]
-pub(super) enum Place {
-    /// At the beginning of the cell's room, so many bytes of it.
-    Cell(usize),
-    /// Somewhere else.
-    Long(Long),
+pub(super) enum OrderLocation {
+    /// In the keeper's memory, with this length in bytes.
+    Inline(usize),
+    /// In separate memory.
+    Separate(LongOrder),
 }
 
-/// Memory for an order, aligned as one has to be.
+/// Memory for an order, aligned for pointers.
 #[derive(Debug)]
-pub(super) struct Long(Vec<u64>);
+pub(super) struct LongOrder(Vec<u64>);
 
-impl Long {
+impl LongOrder {
     pub(super) fn new(len: usize) -> Self {
         Self(vec![0; len.div_ceil(size_of::<u64>())])
     }
@@ -158,49 +158,49 @@ impl Long {
     }
 }
 
-/// Memory for a keeper that is yet to be started.
+/// Memory for a keeper that has not been started.
 #[derive(Debug)]
-pub(super) struct Room(cell::Cell);
+pub(super) struct UnstartedKeeper(memory::KeeperMemory);
 
-impl Room {
-    pub(super) fn new(cells: &mut Cells) -> io::Result<Self> {
-        cells.take().map(Self)
+impl UnstartedKeeper {
+    pub(super) fn new(memory_pool: &mut MemoryPool) -> io::Result<Self> {
+        memory_pool.take().map(Self)
     }
 
-    /// Where the bytes of an order can be put.
+    /// The buffer for an order.
     pub(super) fn order(&mut self) -> &mut [u8] {
         self.0.order()
     }
 
-    pub(super) fn unused(self, cells: &mut Cells) {
-        cells.give_back(self.0);
+    pub(super) fn recycle(self, memory_pool: &mut MemoryPool) {
+        memory_pool.recycle(self.0);
     }
 
-    /// Starts a keeper that carries out the order. The descriptors are those of [`Order`]; they can be
-    /// closed afterwards.
+    /// Starts a keeper that executes the order. The descriptors are those of [`Order`]; the caller may
+    /// close them afterwards.
     pub(super) fn start(
         mut self,
-        place: Place,
+        location: OrderLocation,
         descriptors: &[impl AsRawFd],
-    ) -> Result<Running, Errno> {
+    ) -> Result<RunningKeeper, Errno> {
         let mut long = None;
-        let opened = match place {
-            Place::Cell(len) => self.0.order().get_mut(..len).and_then(order::open),
-            Place::Long(memory) => order::open(long.insert(memory).bytes()),
+        let opened = match location {
+            OrderLocation::Inline(len) => self.0.order().get_mut(..len).and_then(order::open),
+            OrderLocation::Separate(memory) => order::open(long.insert(memory).bytes()),
         };
         let opened = opened.ok_or(Errno::INVAL)?;
         let mut numbers = descriptors.iter().map(AsRawFd::as_raw_fd);
         let mut next = || numbers.next().ok_or(Errno::BADF);
         let socket = next()?;
         let stdio = [next()?, next()?, next()?];
-        let executable = if opened.manner.executable { next()? } else { -1 };
-        let mut pass = [-1; stub::MOST_PASSED];
+        let executable = if opened.flags.executable { next()? } else { -1 };
+        let mut pass = [-1; stub::MAX_PASSED];
         let mut passed = 0;
         for fd in numbers {
             *pass.get_mut(passed).ok_or(Errno::TOOBIG)? = fd;
             passed += 1;
         }
-        let plan = stub::Plan {
+        let state = stub::KeeperState {
             order: opened,
             stdio,
             pass,
@@ -208,69 +208,68 @@ impl Room {
             executable,
             socket,
             process_stack: self.0.process_stack(),
-            passing: self.0.passing(),
-            tidies_up: AtomicBool::new(opened.manner.tidies_up),
+            start_only: self.0.start_only(),
+            cleans_up: AtomicBool::new(opened.flags.cleans_up),
             root: AtomicI32::new(0),
             can_be_stopped: AtomicBool::new(false),
             failed: None,
         };
-        // The plan lies at the beginning of the keeper's stack, which grows down from there.
-        let top = self.0.keeper_stack().wrapping_byte_sub(size_of::<stub::Plan>());
+        // The state lies at the top of the keeper's stack, which grows down from there.
+        let top = self.0.keeper_stack().wrapping_byte_sub(size_of::<stub::KeeperState>());
         let top = top.map_addr(|address| address & !63);
-        let at = top.cast::<stub::Plan>();
-        // SAFETY: within the cell, aligned, and nobody else's.
-        unsafe { at.write(plan) };
-        // SAFETY: the cell and the long order live in the value returned, which is held until the
-        // keeper was reaped; the plan's descriptors are open.
+        let at = top.cast::<stub::KeeperState>();
+        // SAFETY: within the keeper memory, aligned, and used by nothing else.
+        unsafe { at.write(state) };
+        // SAFETY: the keeper memory and the long order live in the value returned, which is held until the
+        // keeper was reaped; the descriptors of the state are open.
         let pid = unsafe { stub::start(at, top) }?;
-        Ok(Running { pid, plan: at, cell: self.0, _long: long })
+        Ok(RunningKeeper { pid, state: at, memory: self.0, _long: long })
     }
 }
 
-/// Says at an order's socket why it was not carried out.
+/// Reports on an order's socket that it could not be started.
 pub(super) fn refuse(socket: &OwnedFd, errno: Errno) {
-    let word = Word::Failed { step: 0, errno: errno.raw_os_error() };
-    let _ = send(socket, &word.message(), SendFlags::NOSIGNAL);
+    let report = Report::Failed { step: 0, errno: errno.raw_os_error() };
+    let _ = send(socket, &report.encode(), SendFlags::NOSIGNAL);
 }
 
-/// The server's hold on a keeper. Dropping it kills what is left of the program.
+/// The server's connection to a keeper. Dropping it kills what is left of the program.
 #[derive(Debug)]
 pub(super) struct Keeper {
     socket: AsyncFd<Arc<OwnedFd>>,
     pid: Pid,
     root: Pid,
-    /// The program has to tidy up before it ends.
-    tidies_up: AtomicBool,
-    /// Dropped after the socket, whose end the keeper ends by.
+    /// The program must clean up before it exits.
+    cleans_up: AtomicBool,
+    /// Dropped after the socket, because the keeper ends when the socket closes.
     _parent: Parent,
 }
 
-/// Whose child a keeper is.
+/// The parent of a keeper.
 #[derive(Debug)]
 pub(super) enum Parent {
-    /// This process's own.
-    Own { _own: Own },
-    /// The warden's.
-    Warden { warden: Warden, known: Option<Known> },
+    /// This process.
+    Own { _own: OwnKeeper },
+    /// The warden.
+    Warden { warden: Warden, known: Option<RegisteredKeeper> },
 }
 
-/// A way to a keeper for whoever ends it.
+/// A handle to a keeper, for killing what is below it.
 #[derive(Debug, Clone)]
-pub(super) struct Grip {
+pub(super) struct KeeperHandle {
     pub pid: Pid,
-    /// The program, if it has to tidy up before it ends.
-    pub tidying: Option<Pid>,
+    /// The program's pid, if it must clean up before it exits.
+    pub cleaning_up: Option<Pid>,
     socket: Arc<OwnedFd>,
 }
 
-impl Grip {
-    /// Whether the keeper has ended, within so many milliseconds. As long as it has not, its number is
-    /// its own.
+impl KeeperHandle {
+    /// Waits up to `milliseconds` for the keeper to end. Until then its pid is its own.
     pub(super) fn has_ended(&self, milliseconds: i64) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let wait =
             Timespec { tv_sec: milliseconds / 1000, tv_nsec: (milliseconds % 1000) * 1_000_000 };
-        // Nothing is asked for but the end, which is always told.
+        // No events are requested: the kernel always reports HUP and ERR.
         let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
         let _ = poll(&mut fds, Some(&wait));
         fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
@@ -278,11 +277,11 @@ impl Grip {
 }
 
 impl Keeper {
-    /// Waits for the first word on our end of an order's socket.
-    pub(super) async fn meet(
+    /// Waits for the first report on our end of an order's socket.
+    pub(super) async fn wait_started(
         socket: OwnedFd,
         mut parent: Parent,
-        tidies_up: bool,
+        cleans_up: bool,
     ) -> Result<Self, SpawnError> {
         let system = |step, source| SpawnError::System { step, source };
         let socket =
@@ -290,19 +289,19 @@ impl Keeper {
         let first = loop {
             match (tokio::time::timeout(SLOW, next(&socket)).await, &parent) {
                 (Ok(first), _) => break first,
-                (Err(_), Parent::Warden { warden, .. }) => warden.wake(),
+                (Err(_), Parent::Warden { warden, .. }) => warden.resume(),
                 (Err(_), Parent::Own { .. }) => {}
             }
         };
         match first {
-            Some(Word::Started { root, keeper }) => {
+            Some(Report::Started { root, keeper }) => {
                 if let Parent::Warden { warden, known } = &mut parent {
-                    *known = Some(warden.know(keeper));
+                    *known = Some(warden.register(keeper));
                 }
-                let tidies_up = AtomicBool::new(tidies_up);
-                Ok(Self { socket, pid: keeper, root, tidies_up, _parent: parent })
+                let cleans_up = AtomicBool::new(cleans_up);
+                Ok(Self { socket, pid: keeper, root, cleans_up, _parent: parent })
             }
-            Some(Word::Failed { step, errno }) => {
+            Some(Report::Failed { step, errno }) => {
                 let source = io::Error::from_raw_os_error(errno);
                 let step = stub::STEPS.get(step as usize).copied().unwrap_or("keeper");
                 Err(match step {
@@ -311,7 +310,7 @@ impl Keeper {
                     step => system(step, source),
                 })
             }
-            Some(Word::Exited { .. }) | None => {
+            Some(Report::Exited { .. }) | None => {
                 Err(system("keeper", io::Error::other("it was killed")))
             }
         }
@@ -322,44 +321,44 @@ impl Keeper {
         self.root
     }
 
-    pub(super) fn grip(&self) -> Grip {
-        let tidying = self.tidies_up.load(Ordering::Relaxed).then_some(self.root);
-        Grip { pid: self.pid, tidying, socket: self.socket.get_ref().clone() }
+    pub(super) fn handle(&self) -> KeeperHandle {
+        let cleaning_up = self.cleans_up.load(Ordering::Relaxed).then_some(self.root);
+        KeeperHandle { pid: self.pid, cleaning_up, socket: self.socket.get_ref().clone() }
     }
 
-    /// The program has to tidy up before it ends.
-    pub(super) fn tidies_up(&self) {
-        self.tidies_up.store(true, Ordering::Relaxed);
-        self.wish(Wish::TidiesUp);
+    /// Marks that the program must clean up before it exits.
+    pub(super) fn set_cleans_up(&self) {
+        self.cleans_up.store(true, Ordering::Relaxed);
+        self.send(Control::CleansUp);
     }
 
-    /// The next word; `None` once the keeper has ended. Cancel safe.
-    pub(super) async fn next(&self) -> Option<Word> {
+    /// The next report; `None` once the keeper has ended. Cancel safe.
+    pub(super) async fn next(&self) -> Option<Report> {
         next(&self.socket).await
     }
 
-    /// Waits until the keeper has ended: then nothing is left.
-    pub(super) async fn ended(&self) {
+    /// Waits until the keeper has ended: then no descendant is left.
+    pub(super) async fn wait_ended(&self) {
         while self.next().await.is_some() {}
     }
 
-    pub(super) fn wish(&self, wish: Wish) {
+    pub(super) fn send(&self, control: Control) {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        if let Err(error) = send(self.socket.get_ref(), &wish.message(), flags) {
+        if let Err(error) = send(self.socket.get_ref(), &control.encode(), flags) {
             tracing::debug!(%error, "cannot send to a keeper");
         }
     }
 }
 
-async fn next(socket: &AsyncFd<Arc<OwnedFd>>) -> Option<Word> {
+async fn next(socket: &AsyncFd<Arc<OwnedFd>>) -> Option<Report> {
     loop {
         let mut ready = socket.readable().await.ok()?;
-        let mut message = [0; words::LENGTH];
+        let mut message = [0; message::LENGTH];
         match recv(socket.get_ref(), &mut message, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return None,
-            Ok((len, _)) => return message.get(..len).and_then(Word::read),
+            Ok((len, _)) => return message.get(..len).and_then(Report::decode),
             Err(Errno::AGAIN) => ready.clear_ready(),
-            // It ended before it heard a wish; what it said before that comes next.
+            // The keeper ended before it read a message; its own reports come next.
             Err(Errno::INTR | Errno::CONNRESET) => {}
             Err(_) => return None,
         }
@@ -368,15 +367,15 @@ async fn next(socket: &AsyncFd<Arc<OwnedFd>>) -> Option<Word> {
 
 /// The keeper of a host without a warden: a child of this process, and its memory.
 #[derive(Debug)]
-pub(super) struct Own(Option<Running>);
+pub(super) struct OwnKeeper(Option<RunningKeeper>);
 
-impl Own {
-    pub(super) fn new(running: Running) -> Self {
+impl OwnKeeper {
+    pub(super) fn new(running: RunningKeeper) -> Self {
         Self(Some(running))
     }
 }
 
-impl Drop for Own {
+impl Drop for OwnKeeper {
     fn drop(&mut self) {
         let Some(running) = self.0.take() else { return };
         let reap = |pid, options| {
@@ -386,7 +385,7 @@ impl Drop for Own {
         if !matches!(reap(pid, WaitIdOptions::EXITED | WaitIdOptions::NOHANG), Ok(None)) {
             return;
         }
-        // It is about to end. Until then its memory has to stay, whatever becomes of the thread.
+        // It is about to end. Its memory must stay until then, even if the thread fails to start.
         let running = ManuallyDrop::new(running);
         let wait = move || {
             let _ = reap(pid, WaitIdOptions::EXITED);

@@ -1,5 +1,5 @@
-//! An order to start a program, as one piece of memory that needs nothing else: it is sent to
-//! another process, and read between `clone` and `execve`.
+//! An order to start a program, as one self-contained block of memory: it is sent to another process
+//! and read between `clone` and `execve`.
 //!
 //! ```text
 //! Head │ a pointer for each file, argument and variable, filled in where it is read │ strings
@@ -10,7 +10,7 @@ use std::ptr;
 
 use crate::process::command::Command;
 
-/// How an order begins.
+/// Start of an order.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct Head {
@@ -21,25 +21,25 @@ struct Head {
 }
 
 const TTY: u32 = 1;
-const TIDIES_UP: u32 = 2;
+const CLEANS_UP: u32 = 2;
 const EXECUTABLE: u32 = 4;
 
-/// What an order says besides the [`Command`].
+/// What an order contains besides the [`Command`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Manner {
-    /// Descriptor 0 is a terminal, to be the controlling one.
+pub(super) struct OrderFlags {
+    /// Descriptor 0 is a terminal, to become the controlling terminal.
     pub tty: bool,
-    /// It ends by itself when the server does, and has to tidy up before.
-    pub tidies_up: bool,
-    /// A descriptor is executed in place of all files.
+    /// The program exits by itself when the server does, and must clean up before that.
+    pub cleans_up: bool,
+    /// Execute a descriptor instead of the files.
     pub executable: bool,
 }
 
-/// An order that is ready to be carried out. It points into the memory that it was opened in.
+/// An order with its pointers filled in. It points into the memory that it was opened in.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Opened {
-    pub manner: Manner,
-    /// The files to try, `count` of them.
+pub(super) struct OpenedOrder {
+    pub flags: OrderFlags,
+    /// The files to try; `count` pointers.
     pub files: *const *const c_char,
     pub count: usize,
     /// Each ends with a null pointer.
@@ -51,8 +51,8 @@ pub(super) struct Opened {
 const HEAD: usize = size_of::<Head>();
 const POINTER: usize = size_of::<*const c_char>();
 
-/// Writes an order. Memory for it has to be aligned as pointers are.
-pub(super) fn write(command: &Command, manner: Manner) -> Vec<u8> {
+/// Encodes an order. It must be stored aligned for pointers.
+pub(super) fn write(command: &Command, flags: OrderFlags) -> Vec<u8> {
     let strings = || {
         [&command.cwd]
             .into_iter()
@@ -64,15 +64,15 @@ pub(super) fn write(command: &Command, manner: Manner) -> Vec<u8> {
     let start = HEAD + pointers * POINTER;
     let len = start + strings().map(|s| s.as_bytes_with_nul().len()).sum::<usize>();
     let mut order = Vec::with_capacity(len);
-    let flags = [(manner.tty, TTY), (manner.tidies_up, TIDIES_UP), (manner.executable, EXECUTABLE)];
+    let set = [(flags.tty, TTY), (flags.cleans_up, CLEANS_UP), (flags.executable, EXECUTABLE)];
     let count = |strings: &[CString]| strings.len() as u32;
-    for word in [
+    for number in [
         count(&command.candidates),
         count(&command.argv),
         count(&command.env),
-        flags.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum(),
+        set.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum(),
     ] {
-        order.extend(word.to_ne_bytes());
+        order.extend(number.to_ne_bytes());
     }
     order.resize(start, 0);
     for string in strings() {
@@ -81,17 +81,17 @@ pub(super) fn write(command: &Command, manner: Manner) -> Vec<u8> {
     order
 }
 
-/// Pointers of an order: two of the three lists end with a null.
+/// Number of pointers in an order: two of the three lists end with null.
 fn slots(files: usize, arguments: usize, variables: usize) -> usize {
     files + arguments + 1 + variables + 1
 }
 
-/// Fills in the pointers of an order. `None` if it is not one.
-pub(super) fn open(order: &mut [u8]) -> Option<Opened> {
-    let mut words = order.get(..HEAD)?.chunks_exact(4);
-    let mut word = || Some(u32::from_ne_bytes(words.next()?.try_into().ok()?));
+/// Fills in the pointers of an order; `None` if it is malformed.
+pub(super) fn open(order: &mut [u8]) -> Option<OpenedOrder> {
+    let mut numbers = order.get(..HEAD)?.chunks_exact(4);
+    let mut number = || Some(u32::from_ne_bytes(numbers.next()?.try_into().ok()?));
     let (files, arguments, variables, flags) =
-        (word()? as usize, word()? as usize, word()? as usize, word()?);
+        (number()? as usize, number()? as usize, number()? as usize, number()?);
     let start = HEAD.checked_add(slots(files, arguments, variables).checked_mul(POINTER)?)?;
     if order.len() < start || !order.as_ptr().addr().is_multiple_of(align_of::<*const c_char>()) {
         return None;
@@ -114,10 +114,10 @@ pub(super) fn open(order: &mut [u8]) -> Option<Opened> {
         }
     }
     let list = |before: usize| base.wrapping_add(HEAD + before * POINTER).cast_const().cast();
-    Some(Opened {
-        manner: Manner {
+    Some(OpenedOrder {
+        flags: OrderFlags {
             tty: flags & TTY != 0,
-            tidies_up: flags & TIDIES_UP != 0,
+            cleans_up: flags & CLEANS_UP != 0,
             executable: flags & EXECUTABLE != 0,
         },
         files: list(0),
@@ -144,13 +144,13 @@ mod tests {
         (0..count).map(|n| unsafe { CStr::from_ptr(*list.add(n)) }.to_bytes().to_vec()).collect()
     }
 
-    /// The same bytes where pointers may be.
+    /// Copies the bytes to memory that is aligned for pointers.
     fn aligned(order: &[u8]) -> Vec<u64> {
         let mut memory = vec![0_u64; order.len().div_ceil(8)];
-        for (word, bytes) in memory.iter_mut().zip(order.chunks(8)) {
+        for (number, bytes) in memory.iter_mut().zip(order.chunks(8)) {
             let mut whole = [0; 8];
             whole[..bytes.len()].copy_from_slice(bytes);
-            *word = u64::from_ne_bytes(whole);
+            *number = u64::from_ne_bytes(whole);
         }
         memory
     }
@@ -170,22 +170,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn orders_round_trip(
             args in proptest::collection::vec("[^\0]{0,20}", 0..6),
             env in proptest::collection::vec(("[A-Z]{1,5}", "[^\0]{0,20}"), 0..6),
             cwd in "/[^\0]{0,20}",
             bits in 0..8_u8,
         ) {
-            let manner = Manner {
+            let flags = OrderFlags {
                 tty: bits & 1 != 0,
-                tidies_up: bits & 2 != 0,
+                cleans_up: bits & 2 != 0,
                 executable: bits & 4 != 0,
             };
             let command = command(&args, &env, &cwd);
-            let order = write(&command, manner);
+            let order = write(&command, flags);
             let mut memory = aligned(&order);
             let opened = open(bytes(&mut memory, order.len())).unwrap();
-            prop_assert_eq!(opened.manner, manner);
+            prop_assert_eq!(opened.flags, flags);
             let all = |strings: &[CString]| -> Vec<Vec<u8>> {
                 strings.iter().map(|s| s.as_bytes().to_vec()).collect()
             };
@@ -198,7 +198,7 @@ mod tests {
                 prop_assert!((*opened.env.add(command.env.len())).is_null());
                 prop_assert_eq!(CStr::from_ptr(opened.cwd).to_bytes(), cwd.as_bytes());
             }
-            // A piece of it is none.
+            // Every prefix is malformed.
             for len in 0..order.len() {
                 let mut memory = aligned(&order[..len]);
                 prop_assert!(open(bytes(&mut memory, len)).is_none());

@@ -1,24 +1,24 @@
-//! The keeper's own code, and that of the program's process until it executes.
+//! The code of a keeper, and of the program's process until it executes.
 //!
-//! Both share the memory of whoever started them (`CLONE_VM`): a large server starts a program as
-//! fast as a small one, and a keeper costs little more than what the kernel knows of it. The price
-//! is that the code here may only make system calls, by [`syscall`](super::syscall) or `rustix`: no
-//! allocation, no lock, no `errno`, no panic. Everything it needs is in [`Plan`] beforehand.
+//! Both share the memory of their parent (`CLONE_VM`): a large server starts a program as fast as a
+//! small one, and a keeper costs little more than its kernel structures. In return, this code may only
+//! make system calls, through [`syscall`](super::syscall) or `rustix`: no allocation, no lock, no
+//! `errno`, no panic. Everything it needs is prepared in [`KeeperState`].
 //!
-//! The keeper's life:
-//! 1. be continued when its parent dies, which may have stopped it; a session and group of its own; be
-//!    the reaper of everything below it;
-//! 2. start the process, and wait until that executes its program or has failed to;
-//! 3. say which, and hold no descriptor but the socket to the server from then on;
-//! 4. reap, say when the program has exited, carry out what the server wishes;
-//! 5. when nothing is left, end. When the server has gone, kill what is left, and end.
+//! The keeper, in order:
+//! 1. asks to be resumed when its parent dies, which may have stopped it; gets its own session and
+//!    group; becomes the subreaper of everything below it;
+//! 2. starts the process, and waits until it has executed its program or failed;
+//! 3. reports which, and closes every descriptor but the socket to the server;
+//! 4. reaps, reports the program's exit, handles messages of the server;
+//! 5. ends when no descendant is left. If the server is gone, kills what is left, and ends.
 //!
-//! The process's life before `execve`, in order:
-//! 1. every signal to its default; a session and process group of its own;
-//! 2. die when the keeper dies;
-//! 3. descriptors 0, 1, 2 and the passed ones in place, all others closed;
-//! 4. with a terminal: take it as the controlling one;
-//! 5. the working directory; no signal blocked; `execve`.
+//! The process, before `execve`, in order:
+//! 1. resets every signal to its default; gets its own session and process group;
+//! 2. asks to be killed when the keeper dies;
+//! 3. puts descriptors 0, 1, 2 and the passed ones in place, and closes all others;
+//! 4. with a terminal: makes it the controlling terminal;
+//! 5. enters the working directory; unblocks all signals; calls `execve`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
@@ -31,70 +31,70 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
-use super::cell::Span;
-use super::order::Opened;
+use super::memory::Span;
+use super::message::{Control, LENGTH, Report};
+use super::order::OpenedOrder;
 use super::syscall::call;
-use super::words::{LENGTH, Wish, Word};
 
-/// How long what tidies up may take after the server has gone: much longer than it does on a busy
+/// How long a program may clean up after the server is gone: much longer than it takes on a busy
 /// machine.
-pub(in crate::process) const TIDYING: Duration = Duration::from_secs(10);
+pub(in crate::process) const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long after a kill it is looked for more to kill, if nobody tells of a death before.
-const KILLING: Duration = Duration::from_millis(20);
+/// How long after a kill to look for more processes to kill, unless SIGCHLD comes first.
+const KILL_RETRY: Duration = Duration::from_millis(20);
 
-/// The most descriptors that can be passed besides the standard ones.
-pub(super) const MOST_PASSED: usize = 64;
+/// Maximum descriptors passed besides the standard streams.
+pub(super) const MAX_PASSED: usize = 64;
 
-/// Steps of the start that can fail; their number travels in [`Word::Failed`].
+/// Steps of the start that can fail; [`Report::Failed`] carries their index.
 pub(super) const STEPS: [&str; 7] =
     ["clone", "setsid", "parent death signal", "descriptors", "terminal", CWD, EXEC];
 pub(super) const CWD: &str = "working directory";
 pub(super) const EXEC: &str = "execve";
 
-/// Everything a keeper and its process read, and what they write.
+/// Memory shared by a keeper, its process and their parent.
 #[derive(Debug)]
-pub(super) struct Plan {
-    pub order: Opened,
+pub(super) struct KeeperState {
+    pub order: OpenedOrder,
     pub stdio: [RawFd; 3],
-    pub pass: [RawFd; MOST_PASSED],
+    pub pass: [RawFd; MAX_PASSED],
     pub passed: usize,
-    /// In place of all files, unless negative.
+    /// Executed instead of the files, unless negative.
     pub executable: RawFd,
-    /// The way to the server.
+    /// The socket to the server.
     pub socket: RawFd,
     pub process_stack: *mut c_void,
-    /// What is needed for the start only.
-    pub passing: [Span; 2],
-    /// The program ends by itself when the server does, and has to tidy up before.
-    pub tidies_up: AtomicBool,
-    /// The program's number until it was reaped, else 0.
+    /// Memory needed only for the start.
+    pub start_only: [Span; 2],
+    /// The program exits by itself when the server does, and must clean up before that.
+    pub cleans_up: AtomicBool,
+    /// The program's pid until it was reaped, else 0.
     pub root: AtomicI32,
-    /// The keeper is continued when its parent dies. Before that nobody may stop it.
+    /// The kernel resumes the keeper when its parent dies. Do not stop it before this is set.
     pub can_be_stopped: AtomicBool,
-    /// Written by the process, if it fails.
+    /// The step that failed; written by the process.
     pub failed: Option<(i32, Errno)>,
 }
 
-/// Starts a keeper, which starts the process; tells the keeper's pid. It has the descriptors of the
-/// plan for its own: ours can be closed.
+/// Starts a keeper, which starts the process; returns the keeper's pid. The keeper has copies of the
+/// descriptors, so the caller may close its own.
 ///
 /// # Safety
-/// The plan, what it points to and the stack are left alone until that keeper has ended.
-pub(super) unsafe fn start(plan: *mut Plan, stack: *mut c_void) -> Result<Pid, Errno> {
-    // No signal may be delivered to the keeper while it shares our memory: a handler would run there.
+/// The state, what it points to and the stack must not be touched until that keeper has ended.
+pub(super) unsafe fn start(state: *mut KeeperState, stack: *mut c_void) -> Result<Pid, Errno> {
+    // Block signals: a handler must not run in the keeper while it shares our memory.
     let blocked = BlockedSignals::all();
     // SAFETY: `keeper` makes system calls only and never returns; the caller's promise for the rest.
     let pid = unsafe {
-        libc::clone(keeper, stack, libc::CLONE_VM | libc::SIGCHLD, plan.cast::<c_void>())
+        libc::clone(keeper, stack, libc::CLONE_VM | libc::SIGCHLD, state.cast::<c_void>())
     };
     let started = Pid::from_raw(pid.max(0)).ok_or_else(errno);
     drop(blocked);
     started
 }
 
-/// What the library's `clone` left. The one place where it is read: all else here leaves it alone, so
-/// that it is that of a `clone`, of this keeper or at worst of another at the same moment.
+/// The `errno` that libc's `clone` has set. Nothing else here touches it, so it belongs to a `clone` of
+/// this keeper, or at worst of another one at the same time.
 fn errno() -> Errno {
     // SAFETY: the location is always valid.
     match unsafe { *libc::__errno_location() } {
@@ -103,7 +103,7 @@ fn errno() -> Errno {
     }
 }
 
-/// All signals blocked in this thread, until dropped.
+/// Blocks all signals in this thread until dropped.
 struct BlockedSignals(libc::sigset_t);
 
 impl BlockedSignals {
@@ -128,98 +128,98 @@ impl Drop for BlockedSignals {
     }
 }
 
-/// The keeper.
-extern "C" fn keeper(plan: *mut c_void) -> c_int {
-    let plan = plan.cast::<Plan>();
-    // Whoever stops a keeper (see `descendants`) may be killed before it continues it. All who do are its
-    // parent, or die before its parent does; so the last death on the way up continues it.
+/// Body of the keeper.
+extern "C" fn keeper(state: *mut c_void) -> c_int {
+    let state = state.cast::<KeeperState>();
+    // Whoever stops a keeper (see `descendants`) may be killed before resuming it. That is its parent,
+    // or a process that dies before its parent does; so the parent's death resumes it.
     let awake = [libc::PR_SET_PDEATHSIG as usize, libc::SIGCONT as usize];
-    // SAFETY: takes a number; the plan is ours, and the flag is shared by design.
+    // SAFETY: takes a number; the state is ours, and the flag is shared by design.
     unsafe {
         if call(libc::SYS_prctl, awake).is_ok() {
-            (*plan).can_be_stopped.store(true, Ordering::Release);
+            (*state).can_be_stopped.store(true, Ordering::Release);
         }
     }
     let _ = rustix::thread::set_name(c"exec-keeper");
-    // A group of its own: who kills that of one keeper must not kill all.
+    // Its own group: killing the group of one keeper must not kill others.
     // SAFETY: takes nothing.
     let _ = unsafe { call(libc::SYS_setsid, []) };
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     // SAFETY: system calls; whether a handler was set does not matter to what is blocked.
     unsafe { default_signal(libc::SIGCHLD) };
-    // SAFETY: `start` was promised that the plan is ours; the process's stack is its own part of the
-    // cell; CLONE_VFORK suspends this process until the other has executed or exited.
+    // SAFETY: `start` was promised that the state is ours; the process's stack is its own part of the
+    // memory; CLONE_VFORK suspends this process until the other has executed or exited.
     let pid = unsafe {
         libc::clone(
             process,
-            (*plan).process_stack,
+            (*state).process_stack,
             libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
-            plan.cast::<c_void>(),
+            state.cast::<c_void>(),
         )
     };
     // SAFETY: the process has gone or executed; nobody else writes here.
-    let plan = unsafe { &mut *plan };
+    let state = unsafe { &mut *state };
     // SAFETY: our own copy of that descriptor, open until this process ends.
-    let socket = unsafe { BorrowedFd::borrow_raw(plan.socket) };
+    let socket = unsafe { BorrowedFd::borrow_raw(state.socket) };
     let failed = match Pid::from_raw(pid.max(0)) {
         None => Some((0, errno())),
-        Some(_) => plan.failed,
+        Some(_) => state.failed,
     };
     if let (Some(root), None) = (Pid::from_raw(pid.max(0)), failed) {
-        say(socket, Word::Started { root, keeper: rustix::process::getpid() });
+        send_report(socket, Report::Started { root, keeper: rustix::process::getpid() });
         // SAFETY: nothing else of our own copies is used any more, and no memory of the start.
         unsafe {
-            close_around(0, plan.socket);
-            plan.passing.iter().for_each(|span| span.give_back());
+            close_around(0, state.socket);
+            state.start_only.iter().for_each(|span| span.release());
         }
-        plan.root.store(root.as_raw_nonzero().get(), Ordering::Release);
-        keep(root, socket, plan);
+        state.root.store(root.as_raw_nonzero().get(), Ordering::Release);
+        supervise(root, socket, state);
     } else if let Some((step, errno)) = failed {
         let _ = rustix::process::wait(WaitOptions::empty());
-        say(socket, Word::Failed { step, errno: errno.raw_os_error() });
+        send_report(socket, Report::Failed { step, errno: errno.raw_os_error() });
     }
     // SAFETY: leaves without destructors or exit handlers, which belong to whoever started us.
     let _ = unsafe { call(libc::SYS_exit_group, [0]) };
     0
 }
 
-/// Keeps what the program starts until nothing is left.
-fn keep(root: Pid, socket: BorrowedFd<'_>, plan: &Plan) {
-    // Without it, deaths are looked for now and then.
-    let deaths = signalfd().unwrap_or(-1);
+/// Reaps and reports until no descendant is left.
+fn supervise(root: Pid, socket: BorrowedFd<'_>, state: &KeeperState) {
+    // Without a signalfd, poll for exited children.
+    let sigchld = signalfd().unwrap_or(-1);
     let mut root = Some(root);
     let mut server = true;
-    let mut patience = None;
+    let mut cleanup_deadline = None;
     loop {
         let (exited, left) = reap(root);
         if let Some(code) = exited {
             root = None;
-            plan.root.store(0, Ordering::Release);
-            say(socket, Word::Exited { code, last: !left });
+            state.root.store(0, Ordering::Release);
+            send_report(socket, Report::Exited { code, nothing_left: !left });
         }
         if !left {
             return;
         }
-        let mut wait = (deaths < 0).then_some(KILLING);
+        let mut wait = (sigchld < 0).then_some(KILL_RETRY);
         if !server {
-            let until = *patience.get_or_insert_with(|| Instant::now() + TIDYING);
+            let until = *cleanup_deadline.get_or_insert_with(|| Instant::now() + CLEANUP_TIMEOUT);
             let left = until.saturating_duration_since(Instant::now());
-            let tidying =
-                root.is_some() && plan.tidies_up.load(Ordering::Relaxed) && !left.is_zero();
+            let cleaning_up =
+                root.is_some() && state.cleans_up.load(Ordering::Relaxed) && !left.is_zero();
             match root {
-                // Somebody may have stopped it. Ours to reap, so the number is its own.
-                Some(root) if tidying => {
+                // It may have been stopped. We have not reaped it, so the pid is still its own.
+                Some(root) if cleaning_up => {
                     let _ = rustix::process::kill_process(root, Signal::CONT);
                 }
                 _ => kill_children(root),
             }
-            wait = Some(if tidying { left } else { KILLING });
+            wait = Some(if cleaning_up { left } else { KILL_RETRY });
         }
-        server = wait_for(socket.as_fd(), deaths, server, wait);
-        while server && let Some(wish) = hear(socket) {
-            match wish {
-                Wish::TidiesUp => plan.tidies_up.store(true, Ordering::Relaxed),
-                Wish::Signal { signal, also } => {
+        server = wait_for(socket.as_fd(), sigchld, server, wait);
+        while server && let Some(control) = receive_control(socket) {
+            match control {
+                Control::CleansUp => state.cleans_up.store(true, Ordering::Relaxed),
+                Control::Signal { signal, also } => {
                     for group in
                         [root, also.filter(|&also| Some(also) != root)].into_iter().flatten()
                     {
@@ -231,7 +231,8 @@ fn keep(root: Pid, socket: BorrowedFd<'_>, plan: &Plan) {
     }
 }
 
-/// Reaps what has exited. Tells the code if the root was among it, and whether anything is left.
+/// Reaps exited children. Returns the exit code if the root was among them, and whether any child is
+/// left.
 fn reap(root: Option<Pid>) -> (Option<i32>, bool) {
     let mut exited = None;
     loop {
@@ -249,27 +250,27 @@ fn code(status: WaitStatus) -> i32 {
     status.exit_status().or(signal).unwrap_or(-1)
 }
 
-/// Waits for a wish, a death, or the end of the server, of which it tells whether it is there.
-fn wait_for(socket: BorrowedFd<'_>, deaths: RawFd, server: bool, wait: Option<Duration>) -> bool {
+/// Waits for a message, an exited child, or the end of the server; returns whether the server is there.
+fn wait_for(socket: BorrowedFd<'_>, sigchld: RawFd, server: bool, wait: Option<Duration>) -> bool {
     let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
     // SAFETY: our own, open until this process ends.
-    let signals = (deaths >= 0).then(|| unsafe { BorrowedFd::borrow_raw(deaths) });
+    let signals = (sigchld >= 0).then(|| unsafe { BorrowedFd::borrow_raw(sigchld) });
     let mut fds = [
         PollFd::from_borrowed_fd(socket, PollFlags::IN),
         PollFd::from_borrowed_fd(signals.unwrap_or(socket), PollFlags::IN),
     ];
-    // The socket of a server that has gone is always ready.
+    // The socket of a gone server is always readable.
     let from = usize::from(!server);
     let to = 1 + usize::from(signals.is_some());
     let _ = poll(fds.get_mut(from..to).unwrap_or_default(), wait.as_ref());
     if let Some(signals) = signals {
-        let mut told = [0; 512];
-        while rustix::io::read(signals, &mut told).is_ok_and(|len| len == told.len()) {}
+        let mut info = [0; 512];
+        while rustix::io::read(signals, &mut info).is_ok_and(|len| len == info.len()) {}
     }
     server && !fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
-/// A descriptor that tells of the deaths of children.
+/// A signalfd for SIGCHLD.
 fn signalfd() -> Result<RawFd, Errno> {
     let set: u64 = 1 << (libc::SIGCHLD - 1);
     let flags = (libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) as usize;
@@ -280,20 +281,20 @@ fn signalfd() -> Result<RawFd, Errno> {
     fd.map(|fd| fd as RawFd)
 }
 
-fn say(socket: BorrowedFd<'_>, word: Word) {
-    // A server that does not hear it any more has gone, which is found out anyway.
+fn send_report(socket: BorrowedFd<'_>, report: Report) {
+    // If the server is gone, `poll` will tell.
     let _ = rustix::io::retry_on_intr(|| {
-        rustix::net::send(socket, &word.message(), SendFlags::NOSIGNAL)
+        rustix::net::send(socket, &report.encode(), SendFlags::NOSIGNAL)
     });
 }
 
-fn hear(socket: BorrowedFd<'_>) -> Option<Wish> {
+fn receive_control(socket: BorrowedFd<'_>) -> Option<Control> {
     let mut message = [0; LENGTH];
     let (len, _) = rustix::net::recv(socket, &mut message, RecvFlags::DONTWAIT).ok()?;
-    Wish::read(message.get(..len)?)
+    Control::decode(message.get(..len)?)
 }
 
-/// Kills the children there are. What they leave becomes ours: to be called until none is left.
+/// Kills all current children. This process adopts what they leave, so call it until none is left.
 fn kill_children(root: Option<Pid>) {
     let path: &CStr = c"/proc/thread-self/children";
     let Ok(list) = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
@@ -313,31 +314,31 @@ fn kill_children(root: Option<Pid>) {
             if byte.is_ascii_digit() {
                 number = number.wrapping_mul(10).wrapping_add(i32::from(byte - b'0'));
             } else if let Some(pid) = Pid::from_raw(std::mem::take(&mut number)) {
-                // Ours to reap, so the number is still its own.
+                // We have not reaped it, so the pid is still its own.
                 let _ = rustix::process::kill_process(pid, Signal::KILL);
             }
         }
     }
 }
 
-/// The process. Only system calls from here to `execve`.
-extern "C" fn process(plan: *mut c_void) -> c_int {
-    let plan = plan.cast::<Plan>();
-    // SAFETY: the keeper passes its plan, and is suspended while we use it.
-    let failed = unsafe { run(&*plan) };
+/// Body of the process. Makes only system calls until `execve`.
+extern "C" fn process(state: *mut c_void) -> c_int {
+    let state = state.cast::<KeeperState>();
+    // SAFETY: the keeper passes its state, and is suspended while we use it.
+    let failed = unsafe { run(&*state) };
     // SAFETY: as above.
-    unsafe { (*plan).failed = Some(failed) };
+    unsafe { (*state).failed = Some(failed) };
     // SAFETY: leaves without destructors or exit handlers.
     let _ = unsafe { call(libc::SYS_exit_group, [127]) };
     0
 }
 
-/// Returns the step that failed and why; does not return otherwise.
+/// Returns the step that failed and its error; does not return otherwise.
 ///
 /// # Safety
-/// To be called in the process only.
-unsafe fn run(plan: &Plan) -> (i32, Errno) {
-    // SAFETY: every call below is a bare system call on values of the plan, which are valid for its
+/// Call it in the process only.
+unsafe fn run(state: &KeeperState) -> (i32, Errno) {
+    // SAFETY: every call below is a bare system call on values of the state, which are valid for its
     // lifetime: open descriptors, NUL-terminated strings, NULL-terminated arrays of them.
     unsafe {
         let keeper = libc::getppid();
@@ -351,36 +352,36 @@ unsafe fn run(plan: &Plan) -> (i32, Errno) {
         if let Err(errno) = call(libc::SYS_prctl, death) {
             return (2, errno);
         }
-        // The keeper may have died before the call: then nothing would ever signal us.
+        // If the keeper died before the call, its death signal never comes.
         if libc::getppid() != keeper {
             return (2, Errno::SRCH);
         }
-        let executable = match place_descriptors(plan) {
+        let executable = match place_descriptors(state) {
             Ok(executable) => executable,
             Err(errno) => return (3, errno),
         };
-        if plan.order.manner.tty
+        if state.order.flags.tty
             && let Err(errno) = call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0])
         {
             return (4, errno);
         }
-        if let Err(errno) = call(libc::SYS_chdir, [plan.order.cwd.addr()]) {
+        if let Err(errno) = call(libc::SYS_chdir, [state.order.cwd.addr()]) {
             return (5, errno);
         }
         let none = 0_u64;
         let (set, len) = ((&raw const none).addr(), size_of::<u64>());
         let _ = call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, set, 0, len]);
-        (6, execute(plan, executable))
+        (6, execute(state, executable))
     }
 }
 
 const SIGNALS: c_int = 64;
 
-/// A signal to its default. The library refuses to touch the two that it uses itself; a parent of
-/// ours may have left them ignored all the same, so this asks the kernel.
+/// Resets a signal to its default, by a system call: libc refuses to touch the two signals that it uses
+/// itself, which a parent may have left ignored.
 ///
 /// # Safety
-/// To be called in a process that has its own table of handlers.
+/// Call it in a process with its own table of handlers.
 unsafe fn default_signal(signal: c_int) {
     /// The kernel's `struct sigaction` (handler, flags, restorer, mask) with `SIG_DFL`, which is 0;
     /// longer than it is on any architecture.
@@ -392,23 +393,23 @@ unsafe fn default_signal(signal: c_int) {
     }
 }
 
-/// Puts the standard and the passed descriptors in place and closes every other one but what is to
-/// be executed, which it tells.
+/// Puts the standard and the passed descriptors in place and closes all others, except the executable,
+/// whose descriptor it returns.
 ///
 /// # Safety
-/// To be called in the process only.
-unsafe fn place_descriptors(plan: &Plan) -> Result<RawFd, Errno> {
-    let end = plan.stdio.len() + plan.passed;
-    let sources = || plan.stdio.iter().chain(plan.pass.iter().take(plan.passed));
+/// Call it in the process only.
+unsafe fn place_descriptors(state: &KeeperState) -> Result<RawFd, Errno> {
+    let end = state.stdio.len() + state.passed;
+    let sources = || state.stdio.iter().chain(state.pass.iter().take(state.passed));
     let above = libc::F_DUPFD_CLOEXEC as usize;
-    let mut moved = [0; 3 + MOST_PASSED];
+    let mut moved = [0; 3 + MAX_PASSED];
     // SAFETY: system calls on descriptors of the process's own table. First all of them above the
     // numbers that they are passed as, so that none is overwritten before it is used.
     unsafe {
         for (moved, &fd) in moved.iter_mut().zip(sources()) {
             *moved = call(libc::SYS_fcntl, [fd as usize, above, end])?;
         }
-        let executable = match plan.executable {
+        let executable = match state.executable {
             ..0 => None,
             fd => Some(call(libc::SYS_fcntl, [fd as usize, above, end])? as RawFd),
         };
@@ -416,7 +417,7 @@ unsafe fn place_descriptors(plan: &Plan) -> Result<RawFd, Errno> {
             call(libc::SYS_dup3, [fd, target, 0])?;
         }
         match executable {
-            // Executing closes it.
+            // `execve` closes it.
             Some(executable) => close_around(end as c_int, executable),
             None => close(end as c_int, c_int::MAX),
         }
@@ -424,22 +425,22 @@ unsafe fn place_descriptors(plan: &Plan) -> Result<RawFd, Errno> {
     }
 }
 
-/// Closes every descriptor from `first` on but one.
+/// Closes every descriptor from `first` on, except one.
 ///
 /// # Safety
-/// None of them may be used any more.
-unsafe fn close_around(first: c_int, kept: RawFd) {
+/// None of them may be in use.
+unsafe fn close_around(first: c_int, except: RawFd) {
     // SAFETY: the caller's promise.
     unsafe {
-        close(first, kept - 1);
-        close(kept + 1, c_int::MAX);
+        close(first, except - 1);
+        close(except + 1, c_int::MAX);
     }
 }
 
 /// Closes every descriptor in a range.
 ///
 /// # Safety
-/// None of them may be used any more.
+/// None of them may be in use.
 unsafe fn close(first: c_int, last: c_int) {
     if first > last {
         return;
@@ -447,7 +448,7 @@ unsafe fn close(first: c_int, last: c_int) {
     // SAFETY: the caller's promise.
     unsafe {
         if call(libc::SYS_close_range, [first as usize, last as usize, 0]).is_err() {
-            // A kernel before 5.9: close what a table of ordinary size can hold.
+            // Kernels before 5.9: close as many as a table of ordinary size holds.
             for fd in first..last.min(4096) {
                 let _ = call(libc::SYS_close, [fd as usize]);
             }
@@ -455,14 +456,14 @@ unsafe fn close(first: c_int, last: c_int) {
     }
 }
 
-/// Tries each file as `execvp` does: past those that are not there, remembering one that may not be
-/// executed. Returns why none was.
+/// Tries each file as `execvp` does: skips missing files, remembers one that may not be executed.
+/// Returns why none was executed.
 ///
 /// # Safety
-/// To be called in the process only.
-unsafe fn execute(plan: &Plan, executable: RawFd) -> Errno {
-    let Opened { files, count, argv, env, .. } = plan.order;
-    // SAFETY: NUL-terminated strings, NULL-terminated arrays and an open descriptor, which the plan
+/// Call it in the process only.
+unsafe fn execute(state: &KeeperState, executable: RawFd) -> Errno {
+    let OpenedOrder { files, count, argv, env, .. } = state.order;
+    // SAFETY: NUL-terminated strings, NULL-terminated arrays and an open descriptor, which the state
     // keeps alive.
     unsafe {
         if executable >= 0 {

@@ -1,8 +1,7 @@
-//! System calls of the code that shares its memory with another process.
+//! System calls for code that shares its memory with another process.
 //!
-//! Such code has no `errno` of its own: the library's is in thread-local memory, which it shares
-//! too. So errors come back as values here, straight from the kernel. What `rustix` offers, it
-//! offers in the same way; this is for the rest.
+//! Such code cannot use `errno`, which is in thread-local memory and so shared too. These calls return
+//! errors as values, straight from the kernel. `rustix` does the same; this is for calls it lacks.
 
 use std::arch::asm;
 use std::ffi::c_long;
@@ -12,7 +11,7 @@ use rustix::io::Errno;
 /// Makes a system call.
 ///
 /// # Safety
-/// The arguments have to be what that system call takes.
+/// The arguments must be valid for that system call.
 pub(super) unsafe fn call<const N: usize>(
     number: c_long,
     arguments: [usize; N],
@@ -66,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_and_errors_are_told_apart() {
+    fn results_and_errors_are_distinguished() {
         // SAFETY: takes nothing.
         let pid = unsafe { call(libc::SYS_getpid, []) };
         assert_eq!(pid, Ok(std::process::id() as usize));

@@ -1,49 +1,49 @@
-//! The filesystem as a connection sees it: order, handles, cancellation.
+//! File requests of a connection: order, handles, cancellation.
 
 use std::future::Future;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use codex_exec_host::files::{Backend, FileConnection, FileNotification, UnboundedMemory};
+use codex_exec_host::files::{Backend, FileConnection, FileNotification};
 use codex_exec_server_protocol::files::*;
 use tokio::sync::mpsc;
 
 use super::*;
 
-/// A connection and what it tells.
+/// A connection and its notifications.
 pub(super) struct Client {
     pub f: Fixture,
     pub connection: FileConnection,
     pub backend: Backend,
-    pub told: mpsc::Receiver<FileNotification>,
+    pub notifications: mpsc::Receiver<FileNotification>,
 }
 
 impl Client {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self::with(FilesConfig::default(), Backend::Here)
     }
 
-    pub fn with(config: FilesConfig, backend: Backend) -> Self {
-        let (sink, told) = mpsc::channel(64);
+    pub(super) fn with(config: FilesConfig, backend: Backend) -> Self {
+        let (sink, notifications) = mpsc::channel(64);
         let connection =
             FileConnection::new(Arc::new(config), Arc::new(sink), Arc::new(UnboundedMemory));
-        Self { f: Fixture::new(), connection, backend, told }
+        Self { f: Fixture::new(), connection, backend, notifications }
     }
 
-    pub async fn call<R: FileRequest>(&self, request: R) -> Result<R::Response, FileError> {
+    pub(super) async fn call<R: FileRequest>(&self, request: R) -> Result<R::Response, FileError> {
         let answer = self.connection.call(self.backend.clone(), request).await?;
         Ok(answer.into_response())
     }
 
-    /// The next notification; a test that waits longer has failed.
-    pub async fn next(&mut self) -> FileNotification {
-        let next = tokio::time::timeout(Duration::from_secs(20), self.told.recv()).await;
+    /// The next notification; a test that waits longer fails.
+    pub(super) async fn next(&mut self) -> FileNotification {
+        let next = tokio::time::timeout(Duration::from_secs(20), self.notifications.recv()).await;
         next.expect("a notification in time").expect("a living connection")
     }
 }
 
 #[tokio::test]
-async fn requests_take_effect_in_the_order_they_were_made() {
+async fn requests_take_effect_in_order() {
     let c = Client::new();
     let path = c.f.path("x");
     let mut futures: Vec<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
@@ -59,7 +59,7 @@ async fn requests_take_effect_in_the_order_they_were_made() {
         }));
         futures.push(Box::pin(async move { assert_eq!(stat.await.unwrap().size, 10_000) }));
     }
-    // Polled last first: the order is the one of the calls, not of the polls.
+    // Polled in reverse: the order of the calls counts, not that of the polls.
     let tasks: Vec<_> = futures.into_iter().rev().map(tokio::spawn).collect();
     for task in tasks {
         task.await.unwrap();
@@ -67,7 +67,7 @@ async fn requests_take_effect_in_the_order_they_were_made() {
 }
 
 #[tokio::test]
-async fn handles_can_be_used_before_their_open_is_answered() {
+async fn handle_can_be_used_before_its_open_has_responded() {
     let c = Client::new();
     let path = c.f.path("x");
     let here = || Backend::Here;
@@ -85,8 +85,8 @@ async fn handles_can_be_used_before_their_open_is_answered() {
 }
 
 #[tokio::test]
-async fn a_slow_scan_delays_nobody() {
-    // Each line is a notification of its own: more than fit between the search and its call.
+async fn slow_scan_delays_no_other_request() {
+    // Each line is a separate notification: more than fit between the search and its call.
     let mut config = FilesConfig::default();
     config.search_batch_bytes = 1;
     let mut c = Client::with(config, Backend::Here);
@@ -94,12 +94,12 @@ async fn a_slow_scan_delays_nobody() {
     let search =
         FsSearchParams { search_id: Some("s".into()), ..FsSearchParams::new(c.f.path(""), "abc") };
     let mut scan = Box::pin(c.connection.call(Backend::Here, search));
-    // The scan has begun and is not polled again: as slow as can be.
+    // The scan has begun and is not polled again.
     let mut context = Context::from_waker(Waker::noop());
     assert!(matches!(scan.as_mut().poll(&mut context), Poll::Pending));
     c.call(FsWriteFileParams::new(path.clone(), vec![1])).await.unwrap();
     c.call(FsReadFileParams::new(path)).await.unwrap();
-    let drain = async { while c.told.recv().await.is_some() {} };
+    let drain = async { while c.notifications.recv().await.is_some() {} };
     tokio::select! {
         answer = scan => drop(answer.unwrap()),
         () = drain => panic!("the connection ended"),
@@ -107,7 +107,7 @@ async fn a_slow_scan_delays_nobody() {
 }
 
 #[tokio::test]
-async fn handles_have_one_count_and_end_with_the_connection() {
+async fn handle_limit_spans_backends_and_handles_end_with_the_connection() {
     let c = Client::new();
     let path = c.f.file("x", "abc");
     for at in 0..128 {
@@ -138,7 +138,7 @@ async fn handles_have_one_count_and_end_with_the_connection() {
 }
 
 #[tokio::test]
-async fn a_failed_read_frees_the_handle() {
+async fn failed_read_frees_the_handle_id() {
     let c = Client::new();
     let path: PathUri = "/proc/self/mem".parse().unwrap();
     c.call(FsOpenParams::new("h", path.clone(), FsOpenMode::Read)).await.unwrap();
@@ -150,7 +150,7 @@ async fn a_failed_read_frees_the_handle() {
 }
 
 #[tokio::test]
-async fn a_dropped_call_is_cancelled_and_its_turn_ends() {
+async fn dropped_call_is_cancelled_and_ends_its_turn() {
     let c = Client::new();
     for at in 0..300 {
         c.f.file(&format!("tree/{at}/a/b/c/file"), "needle\n".repeat(3000));
@@ -165,11 +165,11 @@ async fn a_dropped_call_is_cancelled_and_its_turn_ends() {
         let mut context = Context::from_waker(Waker::noop());
         assert!(scan.as_mut().poll(&mut context).is_pending());
     }
-    // The id is free again, and the thread: the connection would not go quiet otherwise.
+    // The id is free again, and so is the thread.
     let search = FsSearchParams { max_matches: Some(1), ..search };
     let answer = c.call(search).await.unwrap();
     assert_eq!(answer.matches, 1);
-    // A change that is dropped before its turn lets the next one go.
+    // Dropping a change before its turn releases the next one.
     let path = c.f.path("x");
     drop(c.connection.call(Backend::Here, FsWriteFileParams::new(path.clone(), vec![1])));
     assert_eq!(
@@ -179,7 +179,7 @@ async fn a_dropped_call_is_cancelled_and_its_turn_ends() {
 }
 
 #[tokio::test]
-async fn a_streamed_search_tells_all_before_it_answers() {
+async fn streamed_search_sends_all_matches_before_its_response() {
     let mut c = Client::new();
     for at in 0..20 {
         c.f.file(&format!("{at:02}"), format!("{} hit\n", "x".repeat(3000)).repeat(30));
@@ -188,7 +188,7 @@ async fn a_streamed_search_tells_all_before_it_answers() {
     search.search_id = Some("s".into());
     let answer = c.call(search).await.unwrap();
     let (mut lines, mut seq) = (0, 0);
-    while let Ok(FileNotification::SearchMatches(batch)) = c.told.try_recv() {
+    while let Ok(FileNotification::SearchMatches(batch)) = c.notifications.try_recv() {
         seq += 1;
         assert_eq!(batch.seq, seq);
         lines += batch.files.iter().map(|file| file.lines.len() as u64).sum::<u64>();
@@ -198,7 +198,7 @@ async fn a_streamed_search_tells_all_before_it_answers() {
 }
 
 #[tokio::test]
-async fn a_search_can_be_ended_by_its_name() {
+async fn search_can_be_cancelled_by_its_id() {
     let mut c = Client::new();
     for at in 0..60 {
         c.f.file(&format!("{at:02}"), format!("{} hit\n", "x".repeat(3000)).repeat(300));
@@ -211,7 +211,7 @@ async fn a_search_can_be_ended_by_its_name() {
     assert!(matches!(taken, Err(FileError::IdTaken { .. })), "{taken:?}");
     c.call(FsCancelSearchParams::new("s")).await.unwrap();
     c.call(FsCancelSearchParams::new("unknown")).await.unwrap();
-    let drain = async { while c.told.recv().await.is_some() {} };
+    let drain = async { while c.notifications.recv().await.is_some() {} };
     let answer = tokio::select! {
         answer = running => answer.unwrap().unwrap().into_response(),
         () = drain => panic!("the connection ended"),
@@ -220,26 +220,26 @@ async fn a_search_can_be_ended_by_its_name() {
 }
 
 #[tokio::test]
-async fn quick_questions_can_be_answered_on_the_spot_if_it_is_their_turn() {
+async fn cached_requests_run_at_once_if_it_is_their_turn() {
     let c = Client::new();
     let path = c.f.file("x", "abc");
     let stat = FsGetMetadataParams::new(path.clone());
     let read = FsReadFileParams::new(path.clone());
-    // The first question tells what filesystem it is.
-    assert!(c.connection.call_now(&stat).is_none());
+    // The first request classifies the filesystem.
+    assert!(c.connection.call_if_cached(&stat).is_none());
     assert_eq!(c.connection.call(Backend::Here, stat.clone()).await.unwrap().size, 3);
-    assert_eq!(c.connection.call_now(&stat).unwrap().unwrap().size, 3);
-    assert_eq!(&*c.connection.call_now(&read).unwrap().unwrap().data, b"abc");
+    assert_eq!(c.connection.call_if_cached(&stat).unwrap().unwrap().size, 3);
+    assert_eq!(&*c.connection.call_if_cached(&read).unwrap().unwrap().data, b"abc");
     let write = c.connection.call(Backend::Here, FsWriteFileParams::new(path.clone(), vec![1]));
-    assert!(c.connection.call_now(&stat).is_none());
+    assert!(c.connection.call_if_cached(&stat).is_none());
     write.await.unwrap();
-    assert_eq!(c.connection.call_now(&stat).unwrap().unwrap().size, 1);
+    assert_eq!(c.connection.call_if_cached(&stat).unwrap().unwrap().size, 1);
     let large = FsReadFileParams::new(c.f.file("large", vec![0; 1 << 20]));
-    assert!(c.connection.call_now(&large).is_none(), "too much to keep others waiting for");
-    assert!(c.connection.call_now(&FsReadFileParams::new(c.f.path("none"))).is_none());
+    assert!(c.connection.call_if_cached(&large).is_none(), "too much to keep others waiting for");
+    assert!(c.connection.call_if_cached(&FsReadFileParams::new(c.f.path("none"))).is_none());
 }
 
-/// A single-threaded runtime goes on while the filesystem is busy.
+/// A single-threaded runtime continues while the filesystem is busy.
 #[tokio::test(flavor = "current_thread")]
 async fn the_runtime_is_never_stalled() {
     let c = Client::new();

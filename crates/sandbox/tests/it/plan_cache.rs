@@ -19,8 +19,8 @@ use rustix::mount::{
 
 use super::support::*;
 
-/// A directory with places of every kind, a policy that names them, and who plans it.
-struct Place {
+/// A directory with files of every kind, a policy that names them, and the sandbox that plans it.
+struct Fixture {
     base: PathBuf,
     context: SandboxContext,
     sandbox: Sandbox,
@@ -31,7 +31,7 @@ fn directory() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("kept-").tempdir_in("/var/tmp").unwrap()
 }
 
-/// Makes the places.
+/// Creates the files.
 fn furnish(base: &Path) {
     for name in ["work", "other/inside", "secret", "deep/er/est", "linked", "elsewhere"] {
         fs::create_dir_all(base.join(name)).unwrap();
@@ -53,7 +53,7 @@ fn entries(base: &Path) -> Vec<FileSystemEntry> {
     ]
 }
 
-impl Place {
+impl Fixture {
     fn new() -> Self {
         let directory = directory();
         let base = directory.path().canonicalize().unwrap();
@@ -79,49 +79,49 @@ impl Place {
         self.sandbox.plan(&self.context, Surroundings::default()).unwrap().unwrap()
     }
 
-    /// Asks often enough for it to be kept: what is asked for once is not, the second time it is.
+    /// Plans often enough to be cached: the second request for a policy caches its plan.
     fn keep(&self) -> *const Enforcement {
         let planned: Vec<Planned> = (0..4).map(|_| self.plan()).collect();
-        let [kept, again] = [&planned[2], &planned[3]].map(|planned| {
+        let [cached, again] = [&planned[2], &planned[3]].map(|planned| {
             let enforcement: *const Enforcement = planned.enforcement();
             enforcement
         });
-        assert_eq!(kept, again, "not kept");
+        assert_eq!(cached, again, "not kept");
         again
     }
 
-    /// What is kept and what planning anew gives are equal, refusals included.
+    /// The cached plan equals a new one, refusals included.
     fn is_right(&self, after: &str) {
         let around = Surroundings::default();
-        let told = |planned: Result<Option<Planned>, PrepareError>| {
+        let reported = |planned: Result<Option<Planned>, PrepareError>| {
             planned.map(|planned| planned.unwrap().key()).map_err(|error| error.to_string())
         };
-        let kept = told(self.sandbox.plan(&self.context, around));
+        let cached = reported(self.sandbox.plan(&self.context, around));
         let anew = self.sandbox.plan_with(&self.context, around, &HostFacts::default());
-        assert_eq!(kept, told(anew), "after {after}");
+        assert_eq!(cached, reported(anew), "after {after}");
     }
 }
 
 #[test]
-fn a_plan_is_kept_while_nothing_that_matters_changes() {
-    let place = Place::new();
-    let kept = place.keep();
+fn plan_is_cached_while_nothing_relevant_changes() {
+    let fixture = Fixture::new();
+    let cached = fixture.keep();
     for round in 0..3 {
-        fs::write(place.base.join(format!("beside-{round}")), "").unwrap();
-        fs::write(place.base.join(format!("work/new-{round}")), "").unwrap();
-        fs::write(place.base.join("work/new-0"), "changed").unwrap();
-        fs::create_dir_all(place.base.join("other/src/.git")).unwrap();
-        assert!(std::ptr::eq(place.plan().enforcement(), kept), "round {round}");
+        fs::write(fixture.base.join(format!("beside-{round}")), "").unwrap();
+        fs::write(fixture.base.join(format!("work/new-{round}")), "").unwrap();
+        fs::write(fixture.base.join("work/new-0"), "changed").unwrap();
+        fs::create_dir_all(fixture.base.join("other/src/.git")).unwrap();
+        assert!(std::ptr::eq(fixture.plan().enforcement(), cached), "round {round}");
     }
-    let other = SandboxContext { cwd: Some(uri(&place.base)), ..place.context.clone() };
-    let other = place.sandbox.plan(&other, Surroundings::default()).unwrap().unwrap();
-    assert!(!std::ptr::eq(other.enforcement(), kept), "another policy");
-    let held = place.plan();
-    place.sandbox.forget_plans();
-    assert!(!std::ptr::eq(place.plan().enforcement(), held.enforcement()), "forgotten");
+    let other = SandboxContext { cwd: Some(uri(&fixture.base)), ..fixture.context.clone() };
+    let other = fixture.sandbox.plan(&other, Surroundings::default()).unwrap().unwrap();
+    assert!(!std::ptr::eq(other.enforcement(), cached), "another policy");
+    let held = fixture.plan();
+    fixture.sandbox.forget_plans();
+    assert!(!std::ptr::eq(fixture.plan().enforcement(), held.enforcement()), "forgotten");
 }
 
-/// Something done to the place.
+/// A change in the directory.
 type Change = fn(&Path);
 
 const CHANGES: &[(&str, Change)] = &[
@@ -167,25 +167,25 @@ const CHANGES: &[(&str, Change)] = &[
 ];
 
 #[test]
-fn every_change_that_matters_is_noticed() {
+fn every_relevant_change_is_noticed() {
     for (what, change) in CHANGES {
-        notices(&Place::new(), what, *change);
+        notices(&Fixture::new(), what, *change);
     }
 }
 
-fn notices(place: &Place, what: &str, change: Change) {
-    place.keep();
-    let before = place.plan().key();
-    change(&place.base);
-    place.is_right(what);
-    assert!(place.plan().key() != before, "{what} made no difference");
-    // And it is kept again from then on.
-    place.keep();
-    place.is_right(what);
+fn notices(fixture: &Fixture, what: &str, change: Change) {
+    fixture.keep();
+    let before = fixture.plan().key();
+    change(&fixture.base);
+    fixture.is_right(what);
+    assert!(fixture.plan().key() != before, "{what} made no difference");
+    // From then on it is cached again.
+    fixture.keep();
+    fixture.is_right(what);
 }
 
 #[test]
-fn a_link_that_is_made_among_hooks_is_noticed() {
+fn new_link_among_hooks_is_noticed() {
     let links: [(&str, Change); 4] = [
         ("a hook", |base| symlink("../../x", base.join("other/.git/hooks/update")).unwrap()),
         ("a configuration", |base| symlink("../x", base.join("other/.git/config")).unwrap()),
@@ -197,46 +197,46 @@ fn a_link_that_is_made_among_hooks_is_noticed() {
         }),
     ];
     for (what, change) in links {
-        let place = Place::new();
+        let fixture = Fixture::new();
         for name in ["other/.git/hooks", "other/.agents"] {
-            fs::create_dir_all(place.base.join(name)).unwrap();
+            fs::create_dir_all(fixture.base.join(name)).unwrap();
         }
         for name in ["other/x", "other/y"] {
-            fs::write(place.base.join(name), "").unwrap();
+            fs::write(fixture.base.join(name), "").unwrap();
         }
-        symlink("../../y", place.base.join("other/.git/hooks/post-commit")).unwrap();
-        let kept = place.keep();
-        fs::write(place.base.join("other/.git/index"), "").unwrap();
-        fs::write(place.base.join("other/.git/hooks/other"), "").unwrap();
-        assert!(std::ptr::eq(place.plan().enforcement(), kept), "files make no difference");
-        notices(&place, what, change);
+        symlink("../../y", fixture.base.join("other/.git/hooks/post-commit")).unwrap();
+        let cached = fixture.keep();
+        fs::write(fixture.base.join("other/.git/index"), "").unwrap();
+        fs::write(fixture.base.join("other/.git/hooks/other"), "").unwrap();
+        assert!(std::ptr::eq(fixture.plan().enforcement(), cached), "files make no difference");
+        notices(&fixture, what, change);
     }
 }
 
 #[test]
-fn a_pointer_file_is_read_each_time() {
-    let place = Place::new();
+fn pointer_file_is_read_each_time() {
+    let fixture = Fixture::new();
     for name in ["one", "two"] {
-        fs::create_dir(place.base.join("other").join(name)).unwrap();
+        fs::create_dir(fixture.base.join("other").join(name)).unwrap();
     }
-    let pointer = place.base.join("other/.git");
+    let pointer = fixture.base.join("other/.git");
     fs::write(&pointer, "gitdir: one\n").unwrap();
-    place.keep();
-    let before = place.plan().key();
+    fixture.keep();
+    let before = fixture.plan().key();
     // In place, and of the same length.
     fs::write(&pointer, "gitdir: two\n").unwrap();
-    place.is_right("another pointer");
-    assert!(place.plan().key() != before);
+    fixture.is_right("another pointer");
+    assert!(fixture.plan().key() != before);
 }
 
 #[test]
-fn what_holds_a_missing_name_is_looked_into_each_time() {
-    let place = Place::new();
-    let held = place.base.join("work/.git");
-    let kept = place.keep();
+fn placeholder_is_inspected_each_time() {
+    let fixture = Fixture::new();
+    let held = fixture.base.join("work/.git");
+    let cached = fixture.keep();
     fs::create_dir(&held).unwrap();
     fs::set_permissions(&held, fs::Permissions::from_mode(PLACEHOLDER_MODE)).unwrap();
-    assert!(std::ptr::eq(place.plan().enforcement(), kept), "the name is as absent as before");
+    assert!(std::ptr::eq(fixture.plan().enforcement(), cached), "the name is as absent as before");
     // Written into by root, nothing happens in the directory around it; another user has to change its
     // mode, of which there is word.
     let own = !rustix::process::geteuid().is_root();
@@ -251,12 +251,12 @@ fn what_holds_a_missing_name_is_looked_into_each_time() {
         }
     };
     into(&|file| fs::write(file, "").unwrap());
-    place.is_right("a placeholder is used");
-    place.keep();
+    fixture.is_right("a placeholder is used");
+    fixture.keep();
     into(&|file| fs::remove_file(file).unwrap());
-    place.is_right("a placeholder is free again");
+    fixture.is_right("a placeholder is free again");
     fs::remove_dir(&held).unwrap();
-    place.is_right("a placeholder is gone");
+    fixture.is_right("a placeholder is gone");
 }
 
 /// Has a directory tell of so much, and change nothing that matters.
@@ -270,48 +270,48 @@ fn make_noise(directory: &Path, events: usize) {
 }
 
 #[test]
-fn a_directory_that_tells_too_much_is_looked_at() {
-    let place = Place::new();
-    let kept = place.keep();
-    make_noise(&place.base.join("other"), 1000);
+fn noisy_directory_is_looked_up_instead() {
+    let fixture = Fixture::new();
+    let cached = fixture.keep();
+    make_noise(&fixture.base.join("other"), 1000);
     for _ in 0..2 {
-        assert!(std::ptr::eq(place.plan().enforcement(), kept));
+        assert!(std::ptr::eq(fixture.plan().enforcement(), cached));
     }
-    fs::create_dir(place.base.join("other/.git")).unwrap();
-    place.is_right("a change in the noisy directory");
+    fs::create_dir(fixture.base.join("other/.git")).unwrap();
+    fixture.is_right("a change in the noisy directory");
 }
 
 #[test]
-fn more_happens_than_anybody_could_be_told_of() {
+fn inotify_overflow_invalidates_the_plan() {
     let queued = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events");
     let queued: usize = queued.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(16384);
-    let place = Place::new();
-    place.keep();
-    make_noise(&place.base.join("linked"), queued);
-    // Nobody is told of this.
-    fs::create_dir(place.base.join("deep/er/est/.git")).unwrap();
-    place.is_right("a flood");
+    let fixture = Fixture::new();
+    fixture.keep();
+    make_noise(&fixture.base.join("linked"), queued);
+    // No watch reports this.
+    fs::create_dir(fixture.base.join("deep/er/est/.git")).unwrap();
+    fixture.is_right("a flood");
 }
 
 /// Kernel trees tell of nothing: they are looked at each time.
 #[test]
-fn where_nobody_tells_everything_is_looked_at() {
+fn unwatchable_file_system_is_looked_up_each_time() {
     let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let process = PathBuf::from(format!("/proc/{}/task", child.id()));
     let directory = directory();
     furnish(directory.path());
     // No entry may name it.
     let own = OwnFiles { denied: vec![process], read_only: Vec::new() };
-    let place = Place::of_server(directory.path(), entries(directory.path()), own);
-    place.keep();
-    let before = place.plan().key();
+    let fixture = Fixture::of_server(directory.path(), entries(directory.path()), own);
+    fixture.keep();
+    let before = fixture.plan().key();
     child.kill().unwrap();
     child.wait().unwrap();
-    place.is_right("a process ended");
-    assert!(place.plan().key() != before);
+    fixture.is_right("a process ended");
+    assert!(fixture.plan().key() != before);
 }
 
-/// Runs a test in a thread of its own, which alone sees what it mounts; if that is possible here.
+/// Runs a test in a thread with a private mount namespace, if that is possible here.
 fn where_mounts_are_private(test: impl FnOnce() + Send + 'static) {
     let test = || {
         // SAFETY: changes what this thread sees of the file system, nothing else.
@@ -325,19 +325,19 @@ fn where_mounts_are_private(test: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn a_mount_is_noticed() {
+fn new_mount_is_noticed() {
     where_mounts_are_private(|| {
-        let place = Place::new();
-        place.keep();
-        let before = place.plan().key();
-        let other = place.base.join("other");
-        mount_bind(place.base.join("elsewhere"), &other).unwrap();
-        place.is_right("a mount");
-        assert!(place.plan().key() != before);
-        place.keep();
+        let fixture = Fixture::new();
+        fixture.keep();
+        let before = fixture.plan().key();
+        let other = fixture.base.join("other");
+        mount_bind(fixture.base.join("elsewhere"), &other).unwrap();
+        fixture.is_right("a mount");
+        assert!(fixture.plan().key() != before);
+        fixture.keep();
         unmount(&other, UnmountFlags::DETACH).unwrap();
-        place.is_right("an unmount");
-        assert!(place.plan().key() == before);
+        fixture.is_right("an unmount");
+        assert!(fixture.plan().key() == before);
     });
 }
 
@@ -359,7 +359,7 @@ fn every_change_in_an_overlay_is_noticed() {
             {
                 return;
             }
-            notices(&Place::furnished(&base, entries(&base)), what, *change);
+            notices(&Fixture::furnished(&base, entries(&base)), what, *change);
             unmount(&base, UnmountFlags::DETACH).unwrap();
         }
     });
@@ -452,21 +452,21 @@ fn open_up(directory: &Path) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever is done to the places of a policy: what is handed out is what planning anew gives.
+    /// After any changes to the files of a policy, the cached plan equals a new one.
     #[test]
-    fn a_kept_plan_is_what_planning_anew_gives(
+    fn cached_plan_equals_a_new_one(
         steps in prop::collection::vec(prop::collection::vec(step(), 1..4), 1..24)
     ) {
-        let place = Place::new();
+        let fixture = Fixture::new();
         for steps in steps {
             for step in &steps {
-                step.take(&place.base);
+                step.take(&fixture.base);
             }
-            // Twice, so that it is kept between the changes.
+            // Twice, so that it is cached between the changes.
             for _ in 0..2 {
-                place.is_right(&format!("{steps:?}"));
+                fixture.is_right(&format!("{steps:?}"));
             }
         }
-        open_up(&place.base);
+        open_up(&fixture.base);
     }
 }

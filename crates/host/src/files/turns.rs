@@ -1,41 +1,41 @@
-//! Who goes first among the filesystem requests of one connection, or of a session's.
+//! The order of the file requests of a connection or a session.
 //!
-//! Invariant: a turn that was taken earlier and has not ended is waited for, if either of the two is
-//! a change; scans and free requests are never waited for. A turn ends when it is dropped, also if
-//! its request never ran, and ending early lets nobody past those that were before it.
+//! Invariant: a request waits for every earlier one that has not ended, if one of the two is a change;
+//! no request waits for scans and free requests. A turn ends when it is dropped, even if its request
+//! never ran; a turn that ends early does not let later ones pass those before it.
 
 use codex_exec_server_protocol::Order;
 use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// The line the requests of a connection, or of all connections of a session, stand in.
+/// The queue of file requests of a connection, or of all connections of a session.
 #[derive(Debug, Default)]
-pub struct Turns(Mutex<Line>);
+pub(crate) struct Turns(Mutex<Queue>);
 
-/// Ends of turns that may not have ended yet.
+/// The ends of turns that may still be pending.
 #[derive(Debug, Default)]
-struct Line {
+struct Queue {
     changes: Vec<CancellationToken>,
     reads: Vec<CancellationToken>,
 }
 
 impl Turns {
-    /// Takes a place in the line. Call it in the order the requests arrived.
-    pub fn take(&self, order: Order) -> Turn {
-        let mut line = self.0.lock();
-        line.changes.retain(|end| !end.is_cancelled());
-        line.reads.retain(|end| !end.is_cancelled());
+    /// Enters the queue. Call it in the order the requests arrived.
+    pub(crate) fn take(&self, order: Order) -> Turn {
+        let mut queue = self.0.lock();
+        queue.changes.retain(|end| !end.is_cancelled());
+        queue.reads.retain(|end| !end.is_cancelled());
         let end = CancellationToken::new();
         let before = match order {
             Order::Free => Vec::new(),
-            Order::Scan => line.changes.clone(),
+            Order::Scan => queue.changes.clone(),
             Order::Read => {
-                line.reads.push(end.clone());
-                line.changes.clone()
+                queue.reads.push(end.clone());
+                queue.changes.clone()
             }
             Order::Change => {
-                let before = line.changes.iter().chain(&line.reads).cloned().collect();
-                line.changes.push(end.clone());
+                let before = queue.changes.iter().chain(&queue.reads).cloned().collect();
+                queue.changes.push(end.clone());
                 before
             }
         };
@@ -43,21 +43,21 @@ impl Turns {
     }
 }
 
-/// A place in the line. Dropping it lets the next go.
+/// A place in the queue. Dropping it releases the next.
 #[derive(Debug)]
-pub struct Turn {
+pub(crate) struct Turn {
     before: Vec<CancellationToken>,
     _end: DropGuard,
 }
 
 impl Turn {
-    /// Whether nobody has to be waited for.
-    pub fn has_come(&self) -> bool {
+    /// Whether all turns before it have ended.
+    pub(crate) fn ready(&self) -> bool {
         self.before.iter().all(CancellationToken::is_cancelled)
     }
 
-    /// Waits for everyone before.
-    pub async fn come(&mut self) {
+    /// Waits for all turns before it.
+    pub(crate) async fn wait(&mut self) {
         for end in self.before.drain(..) {
             end.cancelled().await;
         }
@@ -70,42 +70,42 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_share_and_changes_do_not() {
+    fn reads_run_together_and_changes_alone() {
         let turns = Turns::default();
         let (first, second) = (turns.take(Order::Read), turns.take(Order::Read));
-        assert!(first.has_come() && second.has_come());
+        assert!(first.ready() && second.ready());
         let change = turns.take(Order::Change);
         let (scan, read) = (turns.take(Order::Scan), turns.take(Order::Read));
         let free = turns.take(Order::Free);
-        assert!(!change.has_come() && !scan.has_come() && !read.has_come() && free.has_come());
+        assert!(!change.ready() && !scan.ready() && !read.ready() && free.ready());
         drop(first);
-        assert!(!change.has_come());
+        assert!(!change.ready());
         drop(second);
-        assert!(change.has_come() && !read.has_come());
+        assert!(change.ready() && !read.ready());
         drop(change);
-        assert!(scan.has_come() && read.has_come());
+        assert!(scan.ready() && read.ready());
         let after_scan = turns.take(Order::Change);
         drop(read);
-        assert!(after_scan.has_come(), "a scan holds nobody up");
+        assert!(after_scan.ready(), "a scan holds nobody up");
         drop(scan);
     }
 
     #[test]
-    fn a_turn_given_up_lets_nobody_past_those_before_it() {
+    fn dropped_turn_does_not_let_later_ones_overtake() {
         let turns = Turns::default();
         let first = turns.take(Order::Change);
         let given_up = turns.take(Order::Change);
         let last = turns.take(Order::Read);
         drop(given_up);
-        assert!(!last.has_come());
+        assert!(!last.ready());
         drop(first);
-        assert!(last.has_come());
+        assert!(last.ready());
     }
 
     proptest! {
-        /// Whatever ends in whatever order, no two that exclude each other are on at once.
+        /// In whatever order turns end, no two that exclude each other run at once.
         #[test]
-        fn changes_are_alone(
+        fn random_turns_exclude_each_other_as_specified(
             orders in proptest::collection::vec(0..4u8, 1..24),
             ends in proptest::collection::vec(any::<proptest::sample::Index>(), 24),
         ) {
@@ -118,7 +118,7 @@ mod tests {
                 .collect();
             for pick in ends {
                 let on: Vec<usize> =
-                    (0..waiting.len()).filter(|&i| waiting[i].2.has_come()).collect();
+                    (0..waiting.len()).filter(|&i| waiting[i].2.ready()).collect();
                 prop_assert!(waiting.is_empty() || !on.is_empty(), "someone can always go");
                 for &i in &on {
                     for earlier in &waiting[..i] {

@@ -1,11 +1,10 @@
-//! Handles that outlive their connection, as long as its session does.
+//! Handles that survive their connection, as long as its session lasts.
 //!
-//! Invariant: a request on such a handle that is made again, on the same connection or on the next
-//! one, changes nothing more and is answered as the first time. So a client whose connection died
-//! repeats what was under way and goes on: an open of the same file under the same id is that open,
-//! a block has its place, and the result of a close is remembered, with those of the blocks before it.
-//! What cannot be remembered is what was read: once a handle is closed, nothing is read of it. What was
-//! not committed is gone when the table is dropped.
+//! Invariant: repeating a request on such a handle, on the same connection or the next, changes nothing
+//! and gets the same response. So a client that lost its connection repeats its pending requests and
+//! continues: a second open of the same file with the same id returns the same handle, a block has its
+//! own offset, and the results of a close and of the blocks before it are remembered. Read data is not
+//! remembered: a closed handle cannot be read. Dropping the table discards uncommitted replacements.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -21,42 +20,43 @@ use tokio::sync::OwnedMutexGuard;
 use super::{Cancel, Executor, FileError, FilesConfig, Operation, Outcome, Turns};
 
 /// Closed handles whose result is remembered.
-const REMEMBERED: usize = 256;
+const MAX_CLOSED: usize = 256;
 
-/// Blocks of a handle whose results are remembered after its close: more than are ever under way at
-/// once, of which a client may not know the answers.
-const REMEMBERED_BLOCKS: usize = 256;
+/// Blocks per handle whose results are remembered after its close: more than are ever pending, so a
+/// client can repeat any of them.
+const MAX_BLOCKS: usize = 256;
 
-/// The handles that one session keeps.
+/// The persistent handles of one session.
 #[derive(Debug)]
-pub struct KeptHandles {
+pub struct PersistentHandles {
     executor: Executor,
     table: Mutex<Table>,
-    /// The line that the requests of all connections of the session stand in.
+    /// The queue of requests of all connections of the session.
     turns: Turns,
 }
 
 #[derive(Debug, Default)]
 struct Table {
-    handles: HashMap<String, Arc<Kept>>,
+    handles: HashMap<String, Arc<PersistentHandle>>,
     /// The closed ones among them, oldest first.
     closed: VecDeque<String>,
 }
 
 #[derive(Debug)]
-struct Kept {
-    asked: FsOpenParams,
-    /// Held to be changed while it is opened or closed, and to be read while a block moves: what
-    /// comes meanwhile waits, and no block of an older connection is written after the close.
+struct PersistentHandle {
+    params: FsOpenParams,
+    /// Locked for writing while the handle is opened or closed, and for reading while a block is
+    /// transferred: later requests wait, and no block of an older connection is written after the
+    /// close.
     state: RwLock<State>,
-    /// Whose turn it is, also among connections: a block of one that died comes before what is written
-    /// over it by the next.
+    /// Orders requests across connections: a block of a lost connection is written before one of the
+    /// next connection that overwrites it.
     turn: Arc<tokio::sync::Mutex<()>>,
-    /// The blocks that were written last, and with what result.
+    /// The last blocks written, with their results.
     written: Mutex<VecDeque<(Block, Result<(), FileError>)>>,
 }
 
-/// A block that was written, as far as it takes to know it again.
+/// Identifies a block that was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Block {
     offset: u64,
@@ -68,7 +68,7 @@ impl Block {
     fn of(params: &FsWriteBlockParams) -> Self {
         let FsWriteBlockParams { offset, chunk, .. } = params;
         let (words, rest) = chunk.as_chunks::<8>();
-        // A mixture that is quick: whoever deceives it deceives itself.
+        // A fast hash; a client that forges a collision harms only itself.
         let mix =
             |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         let content = words.iter().fold(0, |sum, word| mix(sum, u64::from_le_bytes(*word)));
@@ -80,7 +80,7 @@ impl Block {
 #[derive(Debug)]
 enum State {
     Open,
-    /// It could not be opened.
+    /// Opening failed.
     Failed(FileError),
     Closed {
         commit: bool,
@@ -88,24 +88,24 @@ enum State {
     },
 }
 
-impl KeptHandles {
+impl PersistentHandles {
     /// A table without handles.
     pub fn new(config: Arc<FilesConfig>) -> Self {
         Self { executor: Executor::new(config), table: Mutex::default(), turns: Turns::default() }
     }
 
-    /// Who goes first in the session: a change that was under way when its connection died takes
-    /// effect before what the next connection asks for.
+    /// The session's queue: a change that was running when its connection was lost takes effect before
+    /// the requests of the next connection.
     pub(super) fn turns(&self) -> &Turns {
         &self.turns
     }
 
-    /// Whether requests on this handle belong here.
+    /// Whether this handle is in the table.
     pub(super) fn has(&self, handle_id: &str) -> bool {
         self.table().handles.contains_key(handle_id)
     }
 
-    /// Waits until what was asked of the same handle before has been done.
+    /// Waits until earlier requests on the same handle are done.
     pub(super) async fn turn(&self, operation: &Operation) -> Option<OwnedMutexGuard<()>> {
         let handle_id = match operation {
             Operation::Close(params) => &params.handle_id,
@@ -117,8 +117,8 @@ impl KeptHandles {
         Some(turn.lock_owned().await)
     }
 
-    /// Runs an operation on a handle. It blocks, and is not cancelled when whoever asked is gone:
-    /// they may come back for its result.
+    /// Runs an operation on a handle. Blocks, and is not cancelled when the connection is lost: the
+    /// client may reconnect for the result.
     pub(super) fn execute(&self, operation: Operation) -> Result<Outcome, FileError> {
         match operation {
             Operation::Open(params) => self.open(params),
@@ -131,22 +131,22 @@ impl KeptHandles {
 
     fn open(&self, params: FsOpenParams) -> Result<Outcome, FileError> {
         let handle_id = params.handle_id.clone();
-        let kept = Arc::new(Kept {
-            asked: params.clone(),
+        let handle = Arc::new(PersistentHandle {
+            params: params.clone(),
             state: RwLock::new(State::Open),
             turn: Arc::default(),
             written: Mutex::default(),
         });
-        let opening = change(&kept);
+        let opening = lock_state(&handle);
         let before = match self.table().handles.entry(handle_id.clone()) {
             Entry::Occupied(before) => Some(before.get().clone()),
             Entry::Vacant(free) => {
-                free.insert(kept.clone());
+                free.insert(handle.clone());
                 None
             }
         };
         if let Some(before) = before {
-            if before.asked != params {
+            if before.params != params {
                 return Err(FileError::HandleTaken { handle_id });
             }
             let state = before.state.read();
@@ -159,7 +159,7 @@ impl KeptHandles {
         }
         let opened = self.run(Operation::Open(params));
         if let Err(error) = &opened {
-            // For those that wait for it; whoever comes later may try again.
+            // For requests that wait for this open; a later one may try again.
             let mut opening = opening;
             *opening = State::Failed(error.clone());
             self.table().handles.remove(&handle_id);
@@ -167,14 +167,14 @@ impl KeptHandles {
         opened
     }
 
-    fn kept(&self, handle_id: &str) -> Result<Arc<Kept>, FileError> {
-        let kept = self.table().handles.get(handle_id).cloned();
-        kept.ok_or_else(|| FileError::UnknownHandle { handle_id: handle_id.into() })
+    fn handle(&self, handle_id: &str) -> Result<Arc<PersistentHandle>, FileError> {
+        let handle = self.table().handles.get(handle_id).cloned();
+        handle.ok_or_else(|| FileError::UnknownHandle { handle_id: handle_id.into() })
     }
 
     fn read(&self, handle_id: &str, operation: Operation) -> Result<Outcome, FileError> {
-        let kept = self.kept(handle_id)?;
-        let state = kept.state.read();
+        let handle = self.handle(handle_id)?;
+        let state = handle.state.read();
         match &*state {
             State::Open => self.run(operation),
             State::Failed(_) | State::Closed { .. } => {
@@ -184,20 +184,20 @@ impl KeptHandles {
     }
 
     fn write(&self, params: FsWriteBlockParams) -> Result<Outcome, FileError> {
-        let kept = self.kept(&params.handle_id)?;
+        let handle = self.handle(&params.handle_id)?;
         let block = Block::of(&params);
-        let state = kept.state.read();
+        let state = handle.state.read();
         if !matches!(*state, State::Open) {
-            let written = kept.written();
+            let written = handle.written();
             let known = written.iter().rev().find(|(known, _)| *known == block);
             let unknown = || Err(FileError::UnknownHandle { handle_id: params.handle_id.clone() });
             let result = known.map_or_else(unknown, |(_, result)| result.clone());
             return result.map(|()| Outcome::WriteBlock(FsDone {}));
         }
         let result = self.run(Operation::WriteBlock(params));
-        let mut written = kept.written();
+        let mut written = handle.written();
         written.push_back((block, result.as_ref().map(|_| ()).map_err(Clone::clone)));
-        if written.len() > REMEMBERED_BLOCKS {
+        if written.len() > MAX_BLOCKS {
             written.pop_front();
         }
         result
@@ -209,8 +209,8 @@ impl KeptHandles {
             true => Err(FileError::UnknownHandle { handle_id: handle_id.clone() }),
             false => Ok(()),
         };
-        let Some(kept) = self.table().handles.get(&handle_id).cloned() else { return unknown() };
-        let mut state = change(&kept);
+        let Some(handle) = self.table().handles.get(&handle_id).cloned() else { return unknown() };
+        let mut state = lock_state(&handle);
         match &*state {
             State::Open => {}
             State::Failed(_) => return unknown(),
@@ -223,7 +223,7 @@ impl KeptHandles {
         drop(state);
         let mut table = self.table();
         table.closed.push_back(handle_id);
-        if table.closed.len() > REMEMBERED
+        if table.closed.len() > MAX_CLOSED
             && let Some(oldest) = table.closed.pop_front()
         {
             table.handles.remove(&oldest);
@@ -240,12 +240,12 @@ impl KeptHandles {
     }
 }
 
-impl Kept {
+impl PersistentHandle {
     fn written(&self) -> MutexGuard<'_, VecDeque<(Block, Result<(), FileError>)>> {
         self.written.lock()
     }
 }
 
-fn change(kept: &Kept) -> RwLockWriteGuard<'_, State> {
-    kept.state.write()
+fn lock_state(handle: &PersistentHandle) -> RwLockWriteGuard<'_, State> {
+    handle.state.write()
 }

@@ -1,7 +1,7 @@
-//! Being told by the kernel: what happens in a directory, and to the mounts.
+//! Watches directories and the mount table for changes.
 //!
-//! Invariant: whatever changed a name in a watched directory, or a mount, before the question is
-//! asked is in the answer, or the answer is that something was missed.
+//! Invariant: [`Watches::changes`] reports every earlier change of a name in a watched directory, or of
+//! a mount; or it reports that some were missed.
 
 use std::collections::{HashMap, HashSet};
 use std::mem::MaybeUninit;
@@ -14,27 +14,27 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// All that gives a name another meaning, or takes away the right to look it up.
-const TOLD: WatchFlags = WatchFlags::CREATE
+/// Events that can change the meaning of a name, or the permission to look it up.
+const WATCHED_EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MOVED_FROM)
     .union(WatchFlags::MOVED_TO)
     .union(WatchFlags::ATTRIB)
     .union(WatchFlags::ONLYDIR);
 
-/// File systems that change only through this kernel, which then tells of it: ext, XFS, Btrfs, F2FS,
-/// tmpfs, ramfs and overlays. On others (of the network, of a program) names are looked up every time.
-const TELLING: [u32; 7] =
+/// File systems that change only through this kernel, which then reports it: ext, XFS, Btrfs, F2FS,
+/// tmpfs, ramfs and overlayfs. On others (network, FUSE) names are looked up every time.
+const REPORTING_FILE_SYSTEMS: [u32; 7] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994, 0x8584_58f6, 0x794c_7630];
 
-/// A directory in which so much happens between two questions costs more to be told of than to look at.
-const NOISY: u32 = 256;
+/// A directory with more events than this between two checks is cheaper to look up than to watch.
+const NOISY_EVENTS: u32 = 256;
 
-/// Watches in use in this process, of the share of the user's that it takes.
+/// Watches in use by this process, within its budget.
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 
-/// An eighth of what the user may have: others need some too.
-fn share() -> usize {
+/// An eighth of the user's limit, to leave the rest to other programs.
+fn watch_budget() -> usize {
     static SHARE: OnceLock<usize> = OnceLock::new();
     *SHARE.get_or_init(|| {
         let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_watches");
@@ -42,32 +42,32 @@ fn share() -> usize {
     })
 }
 
-/// What happened since it was asked last.
+/// Changes since the last check.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Changes {
-    /// Nothing.
+    /// No changes.
     None,
-    /// This.
-    Told {
-        /// Something in the directories of these watches.
+    /// Some changes.
+    Some {
+        /// The watches with events.
         watches: Vec<Changed>,
-        /// Something with the mounts, so that any name may lead elsewhere.
+        /// The mounts changed, so any path may lead elsewhere.
         mounts: bool,
     },
-    /// Nobody knows.
+    /// Events were lost.
     Missed,
 }
 
-/// A watch that has something to tell.
+/// A watch with events.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Changed {
-    /// Which one.
+    /// Watch descriptor.
     pub(super) watch: i32,
-    /// It watches no more.
-    pub(super) gone: bool,
+    /// The watch was removed.
+    pub(super) removed: bool,
 }
 
-/// Some watched directories, and the mounts of this process.
+/// Watched directories, and the mount table of this process.
 #[derive(Debug)]
 pub(super) struct Watches {
     inotify: OwnedFd,
@@ -83,25 +83,26 @@ impl Watches {
         Ok(Self { inotify, mounts, watched: HashSet::new() })
     }
 
-    /// Whether changes in this directory are told of at all.
-    pub(super) fn is_told_of(directory: impl AsFd) -> bool {
-        rustix::fs::fstatfs(directory).is_ok_and(|about| TELLING.contains(&(about.f_type as u32)))
+    /// Whether the kernel reports all changes in this directory.
+    pub(super) fn reports_changes(directory: impl AsFd) -> bool {
+        rustix::fs::fstatfs(directory)
+            .is_ok_and(|about| REPORTING_FILE_SYSTEMS.contains(&(about.f_type as u32)))
     }
 
-    /// Watches exactly this directory, whatever its name leads to by now.
+    /// Watches this open directory, whatever its path leads to by now.
     pub(super) fn add(&mut self, directory: impl AsFd) -> rustix::io::Result<i32> {
-        if IN_USE.load(Ordering::Relaxed) >= share() {
+        if IN_USE.load(Ordering::Relaxed) >= watch_budget() {
             return Err(Errno::NOSPC);
         }
         let name = format!("/proc/thread-self/fd/{}", directory.as_fd().as_raw_fd());
-        let watch = inotify::add_watch(&self.inotify, name, TOLD)?;
+        let watch = inotify::add_watch(&self.inotify, name, WATCHED_EVENTS)?;
         if self.watched.insert(watch) {
             IN_USE.fetch_add(1, Ordering::Relaxed);
         }
         Ok(watch)
     }
 
-    /// What happened since this was asked last.
+    /// Returns the changes since the last call.
     pub(super) fn changes(&mut self) -> Changes {
         let mut fds =
             [PollFd::new(&self.inotify, PollFlags::IN), PollFd::new(&self.mounts, PollFlags::PRI)];
@@ -111,11 +112,11 @@ impl Watches {
             Err(_) => return Changes::Missed,
         }
         let [events, mounts] = fds.map(|fd| !fd.revents().is_empty());
-        let told = if events { self.drain() } else { Some(Vec::new()) };
-        told.map_or(Changes::Missed, |watches| Changes::Told { watches, mounts })
+        let changed = if events { self.drain() } else { Some(Vec::new()) };
+        changed.map_or(Changes::Missed, |watches| Changes::Some { watches, mounts })
     }
 
-    /// Every watch with events, once; `None` if some were lost.
+    /// All watches with events; `None` if events were lost.
     fn drain(&mut self) -> Option<Vec<Changed>> {
         let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
         let mut events: HashMap<i32, (u32, bool)> = HashMap::new();
@@ -124,31 +125,31 @@ impl Watches {
             match reader.next() {
                 Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => return None,
                 Ok(event) => {
-                    let (times, gone) = events.entry(event.wd()).or_default();
+                    let (times, removed) = events.entry(event.wd()).or_default();
                     *times += 1;
-                    *gone |= event.events().contains(ReadFlags::IGNORED);
+                    *removed |= event.events().contains(ReadFlags::IGNORED);
                 }
                 Err(Errno::WOULDBLOCK) => break,
                 Err(Errno::INTR) => {}
                 Err(_) => return None,
             }
         }
-        // Watches of a plan that was let go have their last words here too.
+        // Removed watches may still have events in the queue.
         events.retain(|watch, _| self.watched.contains(watch));
-        let told = events.into_iter().map(|(watch, (times, gone))| {
-            let noisy = times > NOISY;
-            if noisy && !gone {
+        let changed = events.into_iter().map(|(watch, (times, removed))| {
+            let noisy = times > NOISY_EVENTS;
+            if noisy && !removed {
                 let _ = inotify::remove_watch(&self.inotify, watch);
             }
-            if (noisy || gone) && self.watched.remove(&watch) {
+            if (noisy || removed) && self.watched.remove(&watch) {
                 IN_USE.fetch_sub(1, Ordering::Relaxed);
             }
-            Changed { watch, gone: noisy || gone }
+            Changed { watch, removed: noisy || removed }
         });
-        Some(told.collect())
+        Some(changed.collect())
     }
 
-    /// Watches nothing any more. To close instead would have the kernel wait for all processors.
+    /// Removes all watches. Closing the instance would make the kernel wait for all processors.
     pub(super) fn clear(&mut self) {
         for watch in self.watched.drain() {
             let _ = inotify::remove_watch(&self.inotify, watch);

@@ -1,21 +1,21 @@
-//! Handles that outlive their connection, whose requests may be repeated.
+//! Persistent handles, whose requests may be repeated.
 
-use codex_exec_host::files::{Answer, Backend, FileConnection, KeptHandles, UnboundedMemory};
+use codex_exec_host::files::{Answer, Backend, FileConnection, PersistentHandles};
 use codex_exec_server_protocol::files::*;
 use proptest::prelude::*;
 use tokio::sync::mpsc;
 
 use super::*;
 
-/// A connection of the session that keeps these handles.
-fn connection(kept: &Arc<KeptHandles>) -> FileConnection {
+/// A connection of the session with these handles.
+fn connection(persistent: &Arc<PersistentHandles>) -> FileConnection {
     let (sink, _none) = mpsc::channel(1);
     let connection = FileConnection::new(
         Arc::new(FilesConfig::default()),
         Arc::new(sink),
         Arc::new(UnboundedMemory),
     );
-    connection.keep_handles_in(kept.clone());
+    connection.persist_handles_in(persistent.clone());
     connection
 }
 
@@ -33,13 +33,13 @@ async fn run<R: FileRequest>(at: &FileConnection, request: R) -> Result<R::Respo
     at.call(Backend::Here, request).await.map(Answer::into_response)
 }
 
-/// What happens between a request and the next.
+/// What happens between two requests.
 #[derive(Debug, Clone, Copy)]
 enum Trouble {
     None,
-    /// The connection ends, with this request under way, which is made again on the next.
+    /// The connection ends during the request, which is repeated on the next one.
     Cut,
-    /// The request is made twice at once, the second time on the next connection.
+    /// The request is sent twice at once, the second time on the next connection.
     Overlap,
 }
 
@@ -48,9 +48,9 @@ fn troubles() -> impl Strategy<Value = Vec<Trouble>> {
     proptest::collection::vec(trouble, 1..40)
 }
 
-/// Makes a request, through trouble; all answers have to be the same.
+/// Sends a request despite disturbances; all responses must be equal.
 async fn request<R>(
-    kept: &Arc<KeptHandles>,
+    persistent: &Arc<PersistentHandles>,
     at: &mut FileConnection,
     trouble: Trouble,
     request: R,
@@ -64,18 +64,18 @@ where
         Trouble::Cut => {
             let lost = at.call(Backend::Here, request.clone());
             let mut lost = Box::pin(lost);
-            // It has begun, or not.
+            // It may have begun or not.
             std::future::poll_fn(|cx| {
                 let _ = lost.as_mut().poll(cx);
                 std::task::Poll::Ready(())
             })
             .await;
             drop(lost);
-            *at = connection(kept);
+            *at = connection(persistent);
             run(at, request).await
         }
         Trouble::Overlap => {
-            let next = connection(kept);
+            let next = connection(persistent);
             let (first, second) = tokio::join!(run(at, request.clone()), run(&next, request));
             assert_eq!(first, second);
             *at = next;
@@ -87,7 +87,7 @@ where
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn repeated_requests_have_the_effect_of_one(
+    fn repeated_requests_take_effect_once(
         blocks in proptest::collection::vec((0u64..3000, 1usize..900, any::<u8>()), 0..12),
         troubles in troubles(),
         commits: bool,
@@ -96,11 +96,11 @@ proptest! {
         runtime.block_on(async {
             let f = Fixture::new();
             let path = f.file("x", "old");
-            let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
-            let mut at = connection(&kept);
+            let persistent = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
+            let mut at = connection(&persistent);
             let mut troubles = troubles.into_iter().cycle();
             let mut next = || troubles.next().unwrap();
-            let opened = request(&kept, &mut at, next(), keep("h", &path)).await;
+            let opened = request(&persistent, &mut at, next(), keep("h", &path)).await;
             assert_eq!(opened.unwrap().handle_id, "h");
             let (mut want, mut asked) = (Vec::new(), Vec::new());
             for (offset, len, byte) in blocks {
@@ -111,25 +111,25 @@ proptest! {
                 want[offset as usize..].iter_mut().take(len).for_each(|at| *at = byte);
                 let params = FsWriteBlockParams::new("h", offset, vec![byte; len]);
                 asked.push(params.clone());
-                request(&kept, &mut at, next(), params).await.unwrap();
+                request(&persistent, &mut at, next(), params).await.unwrap();
             }
             assert_eq!(std::fs::read(f.native("x")).unwrap(), b"old", "not before the commit");
             let close = if commits { commit("h") } else { FsCloseParams::new("h") };
-            request(&kept, &mut at, next(), close.clone()).await.unwrap();
+            request(&persistent, &mut at, next(), close.clone()).await.unwrap();
             let want = if commits { want } else { b"old".to_vec() };
             assert!(std::fs::read(f.native("x")).unwrap() == want);
-            // Whoever has written to it since keeps that.
+            // Later changes by others are kept.
             std::fs::write(f.native("x"), "later").unwrap();
-            run(&connection(&kept), close.clone()).await.unwrap();
-            // And whoever has got none of the answers, and repeats all of it, gets them now.
-            let opened = request(&kept, &mut at, next(), keep("h", &path)).await;
+            run(&connection(&persistent), close.clone()).await.unwrap();
+            // A client that received no response and repeats everything gets the same responses.
+            let opened = request(&persistent, &mut at, next(), keep("h", &path)).await;
             assert_eq!(opened.unwrap().handle_id, "h");
             for params in asked {
-                request(&kept, &mut at, next(), params).await.unwrap();
+                request(&persistent, &mut at, next(), params).await.unwrap();
             }
-            request(&kept, &mut at, next(), close).await.unwrap();
+            request(&persistent, &mut at, next(), close).await.unwrap();
             let late = FsWriteBlockParams::new("h", 0, b"late".to_vec());
-            run(&connection(&kept), late).await.unwrap_err();
+            run(&connection(&persistent), late).await.unwrap_err();
             assert_eq!(std::fs::read(f.native("x")).unwrap(), b"later");
             assert_eq!(std::fs::read_dir(&f.root).unwrap().count(), 1);
         });
@@ -137,59 +137,59 @@ proptest! {
 }
 
 #[tokio::test]
-async fn a_failed_commit_is_told_again() {
+async fn failed_commit_is_reported_again() {
     let f = Fixture::new();
     let path = f.path("sub/x");
     f.dir("sub");
-    let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
-    let at = connection(&kept);
+    let persistent = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
+    let at = connection(&persistent);
     run(&at, keep("h", &path)).await.unwrap();
     std::fs::remove_dir(f.native("sub")).unwrap();
     let first = run(&at, commit("h")).await.unwrap_err();
     f.dir("sub");
-    assert_eq!(run(&connection(&kept), commit("h")).await.unwrap_err(), first);
+    assert_eq!(run(&connection(&persistent), commit("h")).await.unwrap_err(), first);
 }
 
 #[tokio::test]
-async fn what_is_not_kept_ends_with_its_connection_and_names_are_not_shared() {
+async fn other_handles_end_with_their_connection_and_ids_are_not_shared() {
     let f = Fixture::new();
     let (path, other) = (f.path("x"), f.path("y"));
-    let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
-    let at = connection(&kept);
+    let persistent = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
+    let at = connection(&persistent);
     run(&at, FsOpenParams { keep: false, ..keep("h", &path) }).await.unwrap();
     assert_eq!(run(&at, keep("h", &path)).await.unwrap_err().kind(), ErrorKind::IdInUse);
     drop(at);
-    let at = connection(&kept);
+    let at = connection(&persistent);
     assert_eq!(run(&at, commit("h")).await.unwrap_err().kind(), ErrorKind::UnknownFileHandle);
     run(&at, keep("k", &path)).await.unwrap();
     run(&at, keep("k", &path)).await.unwrap();
     let taken = run(&at, keep("k", &other)).await.unwrap_err();
     assert!(matches!(taken, FileError::HandleTaken { .. }), "{taken}");
-    drop((at, kept));
+    drop((at, persistent));
     assert_eq!(std::fs::read_dir(&f.root).unwrap().count(), 0);
 }
 
-/// A write that has begun is not taken back when its connection dies. What the next connection writes
-/// comes after it, however long it takes.
+/// A write that has begun completes even if its connection is lost, and the next connection's writes
+/// come after it, however long it takes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_of_a_connection_that_died_comes_before_those_of_the_next() {
     let f = Fixture::new();
     let path = f.path("file");
-    let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
+    let persistent = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
     let write = |content: Vec<u8>| {
         let mut params = FsWriteFileParams::new(path.clone(), content);
         params.atomic = true;
         params
     };
     for round in 0..60u8 {
-        let first = connection(&kept);
+        let first = connection(&persistent);
         let writing = tokio::spawn(first.call(Backend::Here, write(vec![b'x'; 4 << 20])));
         for _ in 0..u32::from(round) * 37 % 200 {
             tokio::task::yield_now().await;
         }
         writing.abort();
         drop(first);
-        let next = connection(&kept);
+        let next = connection(&persistent);
         run(&next, write(vec![round])).await.unwrap();
         for _ in 0..20 {
             let read = run(&next, FsReadFileParams::new(path.clone())).await.unwrap();
@@ -198,23 +198,23 @@ async fn a_change_of_a_connection_that_died_comes_before_those_of_the_next() {
     }
 }
 
-/// What is remembered of a closed handle is bounded, and what is not remembered is no success.
+/// The memory of a closed handle is bounded, and what is forgotten is not a success.
 #[tokio::test]
-async fn the_newest_blocks_of_a_closed_handle_are_known() {
+async fn recent_blocks_of_a_closed_handle_are_remembered() {
     let f = Fixture::new();
     let path = f.file("x", "old");
-    let kept = Arc::new(KeptHandles::new(Arc::new(FilesConfig::default())));
-    let at = connection(&kept);
+    let persistent = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
+    let at = connection(&persistent);
     run(&at, keep("h", &path)).await.unwrap();
     let block = |n: u64| FsWriteBlockParams::new("h", n * 9, format!("block {n:03}").into_bytes());
     for n in 0..300 {
         run(&at, block(n)).await.unwrap();
     }
-    // A failure is remembered as such, and with it what came of it.
+    // A failure is remembered as a failure.
     let bad = FsWriteBlockParams::new("h", u64::MAX, b"x".to_vec());
     let refused = run(&at, bad.clone()).await.unwrap_err();
     let torn = run(&at, commit("h")).await.unwrap_err();
-    let at = connection(&kept);
+    let at = connection(&persistent);
     run(&at, keep("h", &path)).await.unwrap();
     for n in 0..300 {
         let again = run(&at, block(n)).await;

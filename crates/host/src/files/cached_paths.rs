@@ -1,9 +1,9 @@
-//! Whether an answer can be had without waiting for a disk or a network.
+//! Whether a request can be answered without waiting for a disk or a network.
 //!
-//! Handing a request to another thread and its answer back costs more than most small requests do
-//! themselves. So what is known not to block is answered on the spot: the kernel finds the whole
-//! path in its caches (`RESOLVE_CACHED`), on a filesystem of this machine's own, and what is read of
-//! a file is in memory (`RWF_NOWAIT`). Everything else goes to a thread that may wait.
+//! Passing a small request to another thread and its response back costs more than most small requests.
+//! So a request that is known not to block runs at once: the kernel finds the whole path in its caches
+//! (`RESOLVE_CACHED`), the filesystem is local, and the file's content is in memory (`RWF_NOWAIT`).
+//! Everything else goes to a thread that may block.
 
 use std::collections::HashMap;
 
@@ -15,25 +15,25 @@ use rustix::io::Errno;
 
 use super::resolve::Links;
 
-/// What is known of the filesystems that were met.
+/// Which of the known filesystems are local.
 #[derive(Debug, Default)]
-pub(super) struct AtHand {
-    /// Whether it is this machine's own.
+pub(super) struct CachedPaths {
+    /// Whether the filesystem is local.
     local: Mutex<HashMap<Mount, bool>>,
-    /// Something on a filesystem that was not met before: asking about it may block.
-    unmet: Mutex<Option<OwnedFd>>,
+    /// A file on an unknown filesystem, to be classified by a thread that may block.
+    unclassified: Mutex<Option<OwnedFd>>,
 }
 
-/// A filesystem, as the kernel tells it without asking that filesystem.
+/// Identifies a filesystem; the kernel can tell without accessing it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Mount {
     id: u64,
     device: (u32, u32),
 }
 
-impl AtHand {
-    /// Whether `path` can be opened and looked at without waiting.
-    pub fn holds(&self, path: &PathUri, links: Links) -> bool {
+impl CachedPaths {
+    /// Whether `path` can be opened and inspected without waiting.
+    pub(super) fn contains(&self, path: &PathUri, links: Links) -> bool {
         let resolve = match links {
             Links::Follow => ResolveFlags::CACHED,
             Links::Refuse => ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS,
@@ -44,14 +44,14 @@ impl AtHand {
         let Ok(mount) = Mount::of(&found) else { return false };
         let local = self.local.lock().get(&mount).copied();
         if local.is_none() {
-            *self.unmet.lock() = Some(found);
+            *self.unclassified.lock() = Some(found);
         }
         local == Some(true)
     }
 
-    /// Gets to know the filesystem that was met last. May block.
-    pub fn learn(&self) {
-        let Some(found) = self.unmet.lock().take() else { return };
+    /// Classifies the last unknown filesystem. May block.
+    pub(super) fn classify_pending(&self) {
+        let Some(found) = self.unclassified.lock().take() else { return };
         if let (Ok(mount), Ok(about)) = (Mount::of(&found), rustix::fs::fstatfs(&found)) {
             self.local.lock().insert(mount, is_local(about.f_type as u64));
         }
@@ -66,7 +66,7 @@ impl Mount {
     }
 }
 
-/// Filesystems that live in memory or on a disk of this machine, by their magic numbers.
+/// Whether a filesystem with this magic number is in memory or on a local disk.
 fn is_local(magic: u64) -> bool {
     const BTRFS: u64 = 0x9123_683e;
     const EROFS: u64 = 0xe0f5_e1e2;
@@ -90,36 +90,36 @@ mod tests {
     }
 
     #[test]
-    fn a_filesystem_is_at_hand_once_it_is_known_to_be_local() {
+    fn paths_are_cached_once_their_filesystem_is_known_to_be_local() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         std::fs::write(&file, "x").unwrap();
         std::os::unix::fs::symlink(&file, directory.path().join("link")).unwrap();
         let link = uri(&directory.path().join("link"));
-        let at_hand = AtHand::default();
-        assert!(!at_hand.holds(&uri(&file), Links::Follow), "not met yet");
-        at_hand.learn();
-        // The kernel gives up on its caches whenever something is renamed anywhere at that moment, and
-        // when it has to note that a link was followed, as it does in the ordinary way once.
-        let holds = |path: &PathUri| {
+        let cached_paths = CachedPaths::default();
+        assert!(!cached_paths.contains(&uri(&file), Links::Follow), "not met yet");
+        cached_paths.classify_pending();
+        // A cached lookup fails while anything is being renamed, and when the kernel has to record that
+        // a link was followed, which an ordinary lookup does once.
+        let contains = |path: &PathUri| {
             (0..10_000).any(|_| {
                 std::fs::metadata(path.as_path()).unwrap();
-                at_hand.holds(path, Links::Follow)
+                cached_paths.contains(path, Links::Follow)
             })
         };
-        assert!(holds(&uri(&file)));
-        assert!(holds(&link));
-        assert!(!at_hand.holds(&link, Links::Refuse));
-        assert!(!at_hand.holds(&uri(&directory.path().join("none")), Links::Follow));
+        assert!(contains(&uri(&file)));
+        assert!(contains(&link));
+        assert!(!cached_paths.contains(&link, Links::Refuse));
+        assert!(!cached_paths.contains(&uri(&directory.path().join("none")), Links::Follow));
     }
 
     #[test]
-    fn the_kernels_own_filesystems_are_not() {
-        let at_hand = AtHand::default();
+    fn kernel_filesystems_are_never_cached() {
+        let cached_paths = CachedPaths::default();
         let path = uri(std::path::Path::new("/proc/self/status"));
         for _ in 0..2 {
-            assert!(!at_hand.holds(&path, Links::Follow));
-            at_hand.learn();
+            assert!(!cached_paths.contains(&path, Links::Follow));
+            cached_paths.classify_pending();
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Expanding glob patterns to the files that exist.
+//! Expands glob patterns to existing files.
 //!
-//! Invariant: bounded in depth, in names looked at and in matches, and refused beyond, never cut
-//! short: a pattern that was expanded only in part would deny less than asked. A directory that cannot be
-//! listed is reported. Links are matched but not searched; one that a pattern
-//! names on its way is followed, and kept. A name that only literals can match is looked up, not searched for.
-//! All below a matching directory is denied with it, but for what an entry grants there: that is searched
-//! like any other place.
+//! Invariant: the expansion is limited in depth, names and matches, and refused beyond that, never
+//! truncated: a partly expanded pattern would deny less than requested. A directory that cannot be
+//! listed is reported. Links are matched but not searched; a link that a pattern names explicitly is
+//! followed and pinned. A literal component is looked up, not searched for. Everything below a matching
+//! directory is denied with it, except what an entry grants there, which is searched like anything
+//! else.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -13,24 +13,24 @@ use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
-use super::facts::{NodeKind, Obstacle, Place, Resolver};
+use super::facts::{NodeKind, Obstacle, ResolvedPath, Resolver};
 use super::glob::{Glob, Position};
-use super::order::{is_within, order};
+use super::path_trace::PathTrace;
+use super::paths::{is_within, order};
 use super::policy::PolicyError;
-use super::way::Way;
 use crate::Limits;
 
-/// A directory still to be looked at.
+/// A directory to visit.
 struct Pending {
     path: PathBuf,
     depth: usize,
-    /// Which patterns are how far.
+    /// The patterns and their positions.
     states: Vec<(usize, Position)>,
-    /// Denied already: of interest is only the way to what is granted below it.
+    /// Already denied: visit only paths to what is granted below it.
     denied: bool,
 }
 
-/// What entries grant, by every name that it has, in [`order`].
+/// Granted paths with all their aliases, in [`order`].
 pub(super) struct Granted(Vec<PathBuf>);
 
 impl Granted {
@@ -39,30 +39,30 @@ impl Granted {
         Self(paths)
     }
 
-    fn is_one(&self, path: &Path) -> bool {
+    fn contains(&self, path: &Path) -> bool {
         self.0.binary_search_by(|granted| order(granted, path)).is_ok()
     }
 
-    /// Whether it is one, or one is below it.
-    fn reaches(&self, path: &Path) -> bool {
+    /// Whether a granted path is at or below this one.
+    fn contains_within(&self, path: &Path) -> bool {
         let next = self.0.partition_point(|granted| order(granted, path).is_lt());
         self.0.get(next).is_some_and(|granted| is_within(granted, path))
     }
 }
 
-/// What expanding found.
+/// The result of an expansion.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// Every path that one of the patterns matches.
     pub(super) matches: Vec<PathBuf>,
-    /// Where it could not look, and the links that it went through.
-    pub(super) ways: Vec<Way>,
-    /// The policy's own bound ended it before the patterns did.
-    pub(super) cut: bool,
+    /// Directories that could not be listed, and links that were followed.
+    pub(super) traces: Vec<PathTrace>,
+    /// The policy's own depth limit ended the expansion early.
+    pub(super) truncated: bool,
 }
 
-/// Expands the patterns below their bases. `own_depth` is the policy's own bound, beyond which it asks
-/// for nothing; without one the patterns are expanded to their end or refused.
+/// Expands the patterns below their bases. `own_depth` is the policy's own limit, where the expansion
+/// ends; without one, the patterns are expanded completely or refused.
 pub(super) fn expand(
     globs: &[Glob],
     base: Option<&Path>,
@@ -86,18 +86,18 @@ pub(super) fn expand(
         }
     }
     let mut found = Found::default();
-    let mut looked_at = 0;
+    let mut names_seen = 0;
     while let Some(directory) = pending.pop() {
-        let (names, searched) = names_in(&directory, globs, resolver, &mut found.ways);
-        // The literal beginning of a pattern is no search, so it does not count as depth.
+        let (names, searched) = names_in(&directory, globs, resolver, &mut found.traces);
+        // Literal components are not searched, so they do not count as depth.
         let depth = directory.depth + usize::from(searched);
-        looked_at += names.len();
-        if looked_at > limits.glob_names {
+        names_seen += names.len();
+        if names_seen > limits.glob_names {
             return Err(PolicyError::GlobScan(limits.glob_names));
         }
         for (name, kind) in names {
             let mut path = directory.path.join(&name);
-            if directory.denied && !granted.reaches(&path) {
+            if directory.denied && !granted.contains_within(&path) {
                 continue;
             }
             let mut states = Vec::new();
@@ -116,19 +116,19 @@ pub(super) fn expand(
                 }
             }
             let mut kind = kind;
-            // The pattern names this link: it means what is behind it.
+            // The pattern names this link explicitly: it means the target.
             if kind == NodeKind::Link && !searched && !states.is_empty() {
-                let (place, way) = Way::follow(resolver, &path, AccessMode::Deny);
-                found.ways.push(way);
-                let Place::Found(leads_to, node) = place else { continue };
-                (path, kind) = (leads_to, node.kind);
+                let (resolved, trace) = PathTrace::follow(resolver, &path, AccessMode::Deny);
+                found.traces.push(trace);
+                let ResolvedPath::Found(target, node) = resolved else { continue };
+                (path, kind) = (target, node.kind);
             }
-            let denied = matched || (directory.denied && !granted.is_one(&path));
-            if denied && !granted.reaches(&path) {
+            let denied = matched || (directory.denied && !granted.contains(&path));
+            if denied && !granted.contains_within(&path) {
                 continue;
             }
             if kind == NodeKind::Directory && !states.is_empty() {
-                // The kernel's own trees have no files that a pattern which does not name them could mean.
+                // A pattern that does not name the kernel's trees does not mean files in them.
                 if searched && matches!(path.to_str(), Some("/proc" | "/sys")) {
                     continue;
                 }
@@ -137,7 +137,7 @@ pub(super) fn expand(
                     states.dedup();
                     pending.push(Pending { path, depth, states, denied });
                 } else if own_depth.is_some() {
-                    found.cut = true;
+                    found.truncated = true;
                 } else {
                     return Err(PolicyError::GlobDepth(path));
                 }
@@ -152,11 +152,11 @@ fn names_in(
     directory: &Pending,
     globs: &[Glob],
     resolver: &mut Resolver<'_>,
-    blocked: &mut Vec<Way>,
+    blocked_traces: &mut Vec<PathTrace>,
 ) -> (Vec<(OsString, NodeKind)>, bool) {
     let mut blocked_by = |error: &io::Error| {
         let obstacle = Obstacle::looking_up(&directory.path, error);
-        blocked.push(Way::blocked(directory.path.clone(), obstacle));
+        blocked_traces.push(PathTrace::blocked(directory.path.clone(), obstacle));
     };
     let literals: Option<Vec<&OsStr>> =
         directory.states.iter().map(|&(index, position)| globs[index].literal(position)).collect();

@@ -1,71 +1,72 @@
-//! The decision: given who holds the other end of a connection, may it stay? Pure.
+//! Decides whether to admit a connection, given the processes that hold its other end. Pure.
 
 use std::collections::HashMap;
 use std::io;
 
 use super::{Refusal, owners};
 
-/// What is known of a process.
+/// A process, as far as admission needs to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Member {
+pub(super) struct KnownProcess {
     /// `None` at the top of the tree.
     pub parent: Option<i32>,
-    /// It is held back by something that this process is not held back by, or that cannot be ruled
-    /// out.
+    /// The process has a restriction that this process does not have, or may have one.
     pub restricted: bool,
 }
 
-/// How a process is held back, as far as that can be seen from outside.
+/// Restrictions of a process that are visible from outside.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Walls {
+pub(super) struct Restrictions {
     /// Its user namespace.
     pub user_namespace: Option<Vec<u8>>,
-    /// How many seccomp filters it has.
-    pub filters: Option<u32>,
+    /// Number of seccomp filters.
+    pub seccomp_filters: Option<u32>,
 }
 
-/// This process, and what makes others its sandboxes.
+/// This process, and how to recognize its sandboxes.
 #[derive(Debug)]
-pub(super) struct Family {
+pub(super) struct AdmissionPolicy {
     pub own_pid: i32,
-    pub walls: Walls,
-    /// Every orphan among our descendants becomes our child.
+    pub restrictions: Restrictions,
+    /// Orphaned descendants become children of this process.
     pub adopts_orphans: bool,
 }
 
-/// The processes that hold a socket, and all their ancestors that could be seen.
+/// The processes that hold a socket, and those of their ancestors that could be read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Owners {
     pub holders: Vec<i32>,
-    pub known: HashMap<i32, Member>,
+    pub known: HashMap<i32, KnownProcess>,
 }
 
-impl Family {
+impl AdmissionPolicy {
     pub(super) fn of_this_process(adopts_orphans: bool) -> io::Result<Self> {
         let own_pid = rustix::process::getpid().as_raw_nonzero().get();
-        let walls = owners::own_walls()?;
-        Ok(Self { own_pid, walls, adopts_orphans })
+        let restrictions = owners::own_restrictions()?;
+        Ok(Self { own_pid, restrictions, adopts_orphans })
     }
 
-    /// Whether a process with these walls may be a sandbox. Each of ours has a user namespace of its
-    /// own or, where there are none, one more filter than this process.
-    pub(super) fn is_restricted(&self, walls: &Walls) -> bool {
-        let own = &self.walls;
-        walls.user_namespace.is_none()
-            || walls.user_namespace != own.user_namespace
-            || walls.filters.is_none()
-            || walls.filters > own.filters
+    /// Whether a process with these restrictions may be in a sandbox. Each of our sandboxes has its own
+    /// user namespace or, where there are none, one more seccomp filter than this process.
+    pub(super) fn is_restricted(&self, restrictions: &Restrictions) -> bool {
+        let own = &self.restrictions;
+        restrictions.user_namespace.is_none()
+            || restrictions.user_namespace != own.user_namespace
+            || restrictions.seccomp_filters.is_none()
+            || restrictions.seccomp_filters > own.seccomp_filters
     }
 
-    /// Refuses a socket that any sandbox of ours holds, and one that nobody holds.
-    pub(super) fn judge(&self, owners: &Owners) -> Result<(), Refusal> {
+    /// Refuses a socket that a sandbox of ours holds, and one without a holder.
+    pub(super) fn check(&self, owners: &Owners) -> Result<(), Refusal> {
         if owners.holders.is_empty() {
             return Err(Refusal::Unknown);
         }
         for holder in &owners.holders {
             match owners.known.get(holder) {
                 None => return Err(Refusal::Unknown),
-                Some(member) if member.restricted && self.may_be_ours(*holder, owners) => {
+                Some(known_process)
+                    if known_process.restricted && self.may_be_ours(*holder, owners) =>
+                {
                     return Err(Refusal::Sandboxed);
                 }
                 Some(_) => {}
@@ -74,16 +75,16 @@ impl Family {
         Ok(())
     }
 
-    /// Whether a process descends from this one, or may do so: its line cannot be followed to the top,
-    /// or does not tell because orphans leave it.
+    /// Whether a process is, or may be, a descendant of this one: its ancestors cannot be followed to
+    /// the root, or orphans leave the tree so that the ancestors prove nothing.
     fn may_be_ours(&self, pid: i32, owners: &Owners) -> bool {
         let mut at = pid;
-        // A number that is used again meanwhile could close a circle.
+        // A reused pid could make the chain circular.
         for _ in 0..=owners.known.len() {
             match owners.known.get(&at) {
                 _ if at == self.own_pid => return true,
-                Some(Member { parent: Some(parent), .. }) => at = *parent,
-                Some(Member { parent: None, .. }) => return !self.adopts_orphans,
+                Some(KnownProcess { parent: Some(parent), .. }) => at = *parent,
+                Some(KnownProcess { parent: None, .. }) => return !self.adopts_orphans,
                 None => return true,
             }
         }
@@ -97,21 +98,22 @@ mod tests {
 
     const OWN: i32 = 100;
 
-    fn family(adopts_orphans: bool) -> Family {
-        let walls = Walls { user_namespace: Some(b"user:[1]".to_vec()), filters: Some(1) };
-        Family { own_pid: OWN, walls, adopts_orphans }
+    fn admission(adopts_orphans: bool) -> AdmissionPolicy {
+        let restrictions =
+            Restrictions { user_namespace: Some(b"user:[1]".to_vec()), seccomp_filters: Some(1) };
+        AdmissionPolicy { own_pid: OWN, restrictions, adopts_orphans }
     }
 
     fn owners(holders: &[i32], known: &[(i32, Option<i32>, bool)]) -> Owners {
         let known = known
             .iter()
-            .map(|&(pid, parent, restricted)| (pid, Member { parent, restricted }))
+            .map(|&(pid, parent, restricted)| (pid, KnownProcess { parent, restricted }))
             .collect();
         Owners { holders: holders.to_vec(), known }
     }
 
     #[test]
-    fn a_sandboxed_descendant_is_refused_and_nobody_else() {
+    fn only_sandboxed_descendants_are_refused() {
         let known = [
             (1, None, false),
             (OWN, Some(1), false),
@@ -121,7 +123,7 @@ mod tests {
             (300, Some(1), true),
             (400, Some(399), true),
         ];
-        let verdict = |adopts, holders: &[i32]| family(adopts).judge(&owners(holders, &known));
+        let verdict = |adopts, holders: &[i32]| admission(adopts).check(&owners(holders, &known));
         assert_eq!(verdict(true, &[201]), Err(Refusal::Sandboxed));
         assert_eq!(verdict(true, &[202]), Ok(()), "a descendant without a sandbox");
         assert_eq!(verdict(true, &[300]), Ok(()), "somebody else's sandbox");
@@ -133,27 +135,27 @@ mod tests {
     }
 
     #[test]
-    fn walls_that_cannot_be_seen_count_as_a_sandbox() {
-        let family = family(true);
-        let walls = |user: Option<&str>, filters| Walls {
+    fn unknown_restrictions_count_as_a_sandbox() {
+        let admission = admission(true);
+        let restrictions = |user: Option<&str>, seccomp_filters| Restrictions {
             user_namespace: user.map(|user| user.as_bytes().to_vec()),
-            filters,
+            seccomp_filters,
         };
-        for (walls, restricted) in [
-            (walls(Some("user:[1]"), Some(1)), false),
-            (walls(Some("user:[1]"), Some(0)), false),
-            (walls(Some("user:[1]"), Some(2)), true),
-            (walls(Some("user:[2]"), Some(0)), true),
-            (walls(None, Some(0)), true),
-            (walls(Some("user:[1]"), None), true),
+        for (restrictions, restricted) in [
+            (restrictions(Some("user:[1]"), Some(1)), false),
+            (restrictions(Some("user:[1]"), Some(0)), false),
+            (restrictions(Some("user:[1]"), Some(2)), true),
+            (restrictions(Some("user:[2]"), Some(0)), true),
+            (restrictions(None, Some(0)), true),
+            (restrictions(Some("user:[1]"), None), true),
         ] {
-            assert_eq!(family.is_restricted(&walls), restricted, "{walls:?}");
+            assert_eq!(admission.is_restricted(&restrictions), restricted, "{restrictions:?}");
         }
     }
 
-    /// Random trees against the sets they stand for.
+    /// Random process trees, checked against a set model.
     #[test]
-    fn random_trees_are_judged_as_a_model_does() {
+    fn random_trees_are_judged_like_the_model() {
         for seed in 1..=20_000_u64 {
             let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let mut below = |n: usize| {
@@ -162,7 +164,7 @@ mod tests {
                 state ^= state << 17;
                 (state >> 33) as usize % n
             };
-            // Numbers from 99 up; OWN is among them. Some parents are not known, some make circles.
+            // Pids from 99 up, OWN among them. Some parents are unknown, some form cycles.
             let known: Vec<(i32, Option<i32>, bool)> = (0..below(10))
                 .map(|n| {
                     let parent = (below(5) > 0).then(|| 97 + below(14) as i32);
@@ -172,7 +174,8 @@ mod tests {
             let holders: Vec<i32> = (0..below(4)).map(|_| 99 + below(10) as i32).collect();
             let adopts = below(2) == 0;
 
-            // The strangers: those whose line ends at a process without a parent, without us in it.
+            // Unrelated processes: their chain ends at a process without a parent and does not contain
+            // us.
             let mut strangers: Vec<i32> = Vec::new();
             for _ in 0..known.len() {
                 for (pid, parent, _) in &known {
@@ -189,7 +192,7 @@ mod tests {
             };
             let expected = !holders.is_empty() && !holders.iter().any(refused);
 
-            let verdict = family(adopts).judge(&owners(&holders, &known));
+            let verdict = admission(adopts).check(&owners(&holders, &known));
             assert_eq!(verdict.is_ok(), expected, "seed {seed}: {holders:?} {known:?}");
         }
     }
