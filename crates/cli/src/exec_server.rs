@@ -16,7 +16,7 @@ use codex_linux_sandbox::Assurance;
 
 use crate::on::RENEWAL;
 use crate::own_files::own_files;
-use crate::remote::{ForwardArgs, RemoteArgs, told_to_stop_or_left};
+use crate::remote::{ForwardArgs, RemoteArgs, shutdown_signal_or_stdin_end};
 use crate::trim;
 
 /// Serve this machine: run commands and work with files for clients that connect
@@ -152,9 +152,9 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
             Some(ExecServerCommand::Forward(forward)) => forward.run(&paths).await,
             None if args.remote.remote.is_some() => args.remote.run(config, &paths, None).await,
             None => {
-                let left =
+                let stdin_ends_it =
                     args.remote.exits_on_stdin_close() && !matches!(args.listen, ListenUrl::Stdio);
-                let stop = told_to_stop_or_left(left);
+                let stop = shutdown_signal_or_stdin_end(stdin_ends_it);
                 serve(args.listen, auth, config, &paths, stop).await.map_err(anyhow::Error::from)
             }
         };

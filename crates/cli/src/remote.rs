@@ -8,7 +8,7 @@ use clap::Args;
 use codex_exec_server::{
     ExecServerRuntimePaths, RemoteEnvironmentConfig, RemoteExecutorConfig, ServerConfig,
     SignInKind, SignInSources, run_remote_environment_until, run_remote_executor_until,
-    told_to_stop,
+    shutdown_signal,
 };
 
 /// Set to `1` or `true`, it does what `--exit-on-stdin-close` does.
@@ -92,7 +92,8 @@ impl RemoteArgs {
         let mut sources = SignInSources::from_env();
         sources.allowed_hosts = self.allow_host;
         let agent = self.use_agent_identity_auth.then_some(SignInKind::AgentIdentity);
-        let stop = told_to_stop_or_left(wants_exit_on_stdin_close(self.exit_on_stdin_close));
+        let stop =
+            shutdown_signal_or_stdin_end(wants_exit_on_stdin_close(self.exit_on_stdin_close));
         let name = self.name.unwrap_or_else(|| "codex-exec-server".to_owned());
         match (self.environment_id, self.executor_id) {
             (Some(environment_id), _) => {
@@ -127,18 +128,18 @@ fn wants_exit_on_stdin_close(flag: bool) -> bool {
 
 /// Resolves on SIGTERM, on SIGINT and, if `stdin` says so, at the end of stdin; signals are listened
 /// for by the time this returns. To be called inside a runtime.
-pub fn told_to_stop_or_left(stdin: bool) -> impl Future<Output = ()> {
-    let told = told_to_stop();
+pub fn shutdown_signal_or_stdin_end(stdin: bool) -> impl Future<Output = ()> {
+    let signal = shutdown_signal();
     async move {
         tokio::select! {
-            () = told => {}
+            () = signal => {}
             () = stdin_ended(), if stdin => tracing::info!("stdin has ended; stopping"),
         }
     }
 }
 
 async fn stdin_ended() {
-    let (left, leaving) = tokio::sync::oneshot::channel();
+    let (sender, ended) = tokio::sync::oneshot::channel();
     // A thread of its own: a read of a terminal cannot be cancelled.
     std::thread::spawn(move || {
         let mut buffer = [0; 1024];
@@ -153,7 +154,7 @@ async fn stdin_ended() {
                 Err(_) => break,
             }
         }
-        let _ = left.send(());
+        let _ = sender.send(());
     });
-    let _ = leaving.await;
+    let _ = ended.await;
 }

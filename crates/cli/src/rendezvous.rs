@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use codex_exec_server::told_to_stop;
+use codex_exec_server::shutdown_signal;
 use codex_rendezvous::{
     Clock, Config, NatsOptions, NatsServers, NatsTokens, PublicUrl, Right, Scope, ServeOptions,
     StoreOptions, TokenBook, TokenFile, serve,
@@ -178,7 +178,7 @@ fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     };
     let options = ServeOptions { listen: args.listen, store, tls: args.tls_cert.zip(args.tls_key) };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async { serve(options, config, announce, told_to_stop()).await })?;
+    runtime.block_on(async { serve(options, config, announce, shutdown_signal()).await })?;
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }

@@ -48,7 +48,7 @@ pub use codex_exec_serving::{
     ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig, KeepAlive, Lifeline,
     ListenUrl, NEVER_INHERITED, NEVER_PASSED_ON, OutboundConfig, OwnFiles, ProcessConfig, RunError,
     Server, ServerConfig, SignedBearer, WebSocketAuth, WebSocketListener, main_if_reentered, run,
-    run_main, told_to_stop,
+    run_main, shutdown_signal,
 };
 
 // Its remote mode.

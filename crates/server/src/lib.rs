@@ -38,7 +38,7 @@ pub use remote::{
     RemoteEnvironmentConfig, RemoteExecutorConfig, RemoteRunError, run_remote_environment,
     run_remote_environment_until, run_remote_executor, run_remote_executor_until,
 };
-pub use run::{ExecServerRuntimePaths, RunError, run, run_main, told_to_stop};
+pub use run::{ExecServerRuntimePaths, RunError, run, run_main, shutdown_signal};
 pub use server::Server;
 
 // The types of the configuration's fields, and of what a server serves.

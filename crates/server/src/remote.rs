@@ -11,7 +11,7 @@ use codex_exec_rpc::{Connection, WebsocketDial};
 
 use crate::config::ServerConfig;
 use crate::forward::forward;
-use crate::run::{ExecServerRuntimePaths, told_to_stop};
+use crate::run::{ExecServerRuntimePaths, shutdown_signal};
 use crate::server::Server;
 
 /// A server of an environment, end-to-end encrypted.
@@ -126,7 +126,7 @@ pub async fn run_remote_environment(
     config: RemoteEnvironmentConfig,
     runtime_paths: ExecServerRuntimePaths,
 ) -> Result<(), RemoteRunError> {
-    run_remote_environment_until(config, &runtime_paths, told_to_stop()).await
+    run_remote_environment_until(config, &runtime_paths, shutdown_signal()).await
 }
 
 /// Serves an environment until `stop` resolves or it is refused for good.
@@ -164,7 +164,7 @@ pub async fn run_remote_executor(
     config: RemoteExecutorConfig,
     runtime_paths: ExecServerRuntimePaths,
 ) -> Result<(), RemoteRunError> {
-    run_remote_executor_until(config, &runtime_paths, told_to_stop()).await
+    run_remote_executor_until(config, &runtime_paths, shutdown_signal()).await
 }
 
 /// Serves an executor of the older registration until `stop` resolves.

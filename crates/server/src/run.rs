@@ -85,7 +85,7 @@ pub async fn run_main(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let listen_url = listen_url.parse().map_err(RunError::ListenUrl)?;
     let auth = WebSocketAuth::default();
-    run(listen_url, auth, ServerConfig::default(), &runtime_paths, told_to_stop()).await?;
+    run(listen_url, auth, ServerConfig::default(), &runtime_paths, shutdown_signal()).await?;
     Ok(())
 }
 
@@ -148,7 +148,7 @@ fn announce(url: &str) -> io::Result<()> {
 
 /// Resolves on SIGTERM or SIGINT that come from now on: they are listened for by the time this
 /// returns. To be called inside a runtime.
-pub fn told_to_stop() -> impl Future<Output = ()> {
+pub fn shutdown_signal() -> impl Future<Output = ()> {
     let listen = |kind| {
         let signals = signal(kind);
         async move {
