@@ -102,7 +102,7 @@ const MIN_SECRET: usize = 32;
 impl WebSocketAuth {
     /// The token is what the file holds, without white space around it.
     pub fn capability_token_file(path: &Path) -> Result<Self, AuthConfigError> {
-        let token = read(path, 1)?;
+        let token = read_secret(path, 1)?;
         Ok(Self::CapabilityToken { sha256: sha256(&token) })
     }
 
@@ -129,12 +129,12 @@ impl WebSocketAuth {
         audience: Option<String>,
         max_clock_skew: Duration,
     ) -> Result<Self, AuthConfigError> {
-        let secret = read(secret_file, MIN_SECRET)?;
+        let secret = read_secret(secret_file, MIN_SECRET)?;
         Ok(Self::SignedBearerToken(SignedBearer { secret, issuer, audience, max_clock_skew }))
     }
 
     /// Who connects with this `Authorization` header, if they may be served.
-    pub(crate) fn admits(&self, authorization: Option<&str>) -> Option<Principal> {
+    pub(crate) fn authenticate(&self, authorization: Option<&str>) -> Option<Principal> {
         let token = authorization
             .and_then(|value| value.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
@@ -147,13 +147,13 @@ impl WebSocketAuth {
                 same.then_some(Principal::TokenHolder)
             }
             (Self::SignedBearerToken(signed), Some(token)) => {
-                signed.admits(token, SystemTime::now())
+                signed.authenticate(token, SystemTime::now())
             }
         }
     }
 }
 
-fn read(path: &Path, minimum: usize) -> Result<Vec<u8>, AuthConfigError> {
+fn read_secret(path: &Path, minimum: usize) -> Result<Vec<u8>, AuthConfigError> {
     let shown = || path.display().to_string();
     let text = std::fs::read(path)
         .map_err(|source| AuthConfigError::Unreadable { path: shown(), source })?;
@@ -196,24 +196,25 @@ impl Audience {
 
 impl SignedBearer {
     /// Whom the token names, if it is signed, in time, and meant for us.
-    fn admits(&self, token: &str, now: SystemTime) -> Option<Principal> {
+    fn authenticate(&self, token: &str, now: SystemTime) -> Option<Principal> {
         let (signed, signature) = token.rsplit_once('.')?;
         let (header, claims) = signed.split_once('.')?;
-        let header: Header = part(header)?;
+        let header: Header = decode_part(header)?;
         if header.alg != "HS256" {
             return None;
         }
         let key = hmac::Key::new(hmac::HMAC_SHA256, &self.secret);
         hmac::verify(&key, signed.as_bytes(), &base64(signature)?).ok()?;
-        let claims: Claims = part(claims)?;
+        let claims: Claims = decode_part(claims)?;
         let now = now.duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
         let skew = self.max_clock_skew.as_secs_f64();
-        let in_time = now < claims.exp + skew && claims.nbf.is_none_or(|nbf| now >= nbf - skew);
-        let ours = self.issuer.is_none() || self.issuer == claims.iss;
-        let for_us = self.audience.as_ref().is_none_or(|audience| {
+        let is_valid_now =
+            now < claims.exp + skew && claims.nbf.is_none_or(|nbf| now >= nbf - skew);
+        let issuer_matches = self.issuer.is_none() || self.issuer == claims.iss;
+        let audience_matches = self.audience.as_ref().is_none_or(|audience| {
             claims.aud.as_ref().is_some_and(|named| named.includes(audience))
         });
-        (in_time && ours && for_us)
+        (is_valid_now && issuer_matches && audience_matches)
             .then_some(Principal::Signed { issuer: claims.iss, subject: claims.sub })
     }
 }
@@ -228,7 +229,7 @@ fn base64(text: &str) -> Option<Vec<u8>> {
     base64_simd::URL_SAFE_NO_PAD.decode_to_vec(text).ok()
 }
 
-fn part<T: for<'de> Deserialize<'de>>(text: &str) -> Option<T> {
+fn decode_part<T: for<'de> Deserialize<'de>>(text: &str) -> Option<T> {
     serde_json::from_slice(&base64(text)?).ok()
 }
 
@@ -261,7 +262,7 @@ mod tests {
     fn a_token_is_checked_for_signature_time_issuer_and_audience() {
         let now = UNIX_EPOCH + Duration::from_secs(1000);
         let check = |bearer: SignedBearer, header: &str, claims: &str, secret: &[u8]| {
-            bearer.admits(&token(header, claims, secret), now).is_some()
+            bearer.authenticate(&token(header, claims, secret), now).is_some()
         };
         let open = || signed(None, None);
         assert!(check(open(), HS256, r#"{"exp":1001}"#, SECRET));
@@ -278,11 +279,11 @@ mod tests {
         let named = r#"{"exp":2000,"iss":"us","sub":"ann"}"#;
         let (issuer, subject) = (Some("us".to_owned()), Some("ann".to_owned()));
         assert_eq!(
-            open().admits(&token(HS256, named, SECRET), now),
+            open().authenticate(&token(HS256, named, SECRET), now),
             Some(Principal::Signed { issuer, subject })
         );
         for garbage in ["", ".", "..", "a.b.c", "é.é.é"] {
-            assert!(open().admits(garbage, now).is_none());
+            assert!(open().authenticate(garbage, now).is_none());
         }
     }
 
@@ -295,14 +296,14 @@ mod tests {
         let digest: String = sha256(b"sesame").iter().map(|b| format!("{b:02x}")).collect();
         let by_digest = WebSocketAuth::capability_token_sha256(&digest).unwrap();
         for auth in [by_file, by_digest] {
-            assert_eq!(auth.admits(Some("Bearer sesame")), Some(Principal::TokenHolder));
-            assert_eq!(auth.admits(Some("bearer  sesame ")), Some(Principal::TokenHolder));
-            assert_eq!(auth.admits(Some("Bearer open")), None);
-            assert_eq!(auth.admits(Some("Basic sesame")), None);
-            assert_eq!(auth.admits(Some("sesame")), None);
-            assert_eq!(auth.admits(None), None);
+            assert_eq!(auth.authenticate(Some("Bearer sesame")), Some(Principal::TokenHolder));
+            assert_eq!(auth.authenticate(Some("bearer  sesame ")), Some(Principal::TokenHolder));
+            assert_eq!(auth.authenticate(Some("Bearer open")), None);
+            assert_eq!(auth.authenticate(Some("Basic sesame")), None);
+            assert_eq!(auth.authenticate(Some("sesame")), None);
+            assert_eq!(auth.authenticate(None), None);
         }
-        assert_eq!(WebSocketAuth::Open.admits(None), Some(Principal::Anyone));
+        assert_eq!(WebSocketAuth::Open.authenticate(None), Some(Principal::Anyone));
     }
 
     #[test]

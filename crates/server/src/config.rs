@@ -44,7 +44,7 @@ pub struct ServerConfig {
     pub stop_grace: Duration,
     /// How long a connection may leave a ping unanswered while another of the same principal asks for
     /// its session; then it loses the session to that one. Default 5 s.
-    pub takeover_patience: Duration,
+    pub takeover_timeout: Duration,
     /// Requests of one connection that run at once; those that only wait do not count.
     /// Default 64.
     pub concurrent_requests: usize,
@@ -72,9 +72,9 @@ pub struct ServerConfig {
     /// the time to finish are those of [`message_memory`](Self::message_memory); a first share is enough
     /// for an answer that carries 4.5 MiB. Over other transports than websockets, only the two minutes
     /// count.
-    pub answer_memory: usize,
+    pub response_memory: usize,
     /// The part of that which one connection may hold. Default 64 MiB, or one larger answer alone.
-    pub answer_memory_per_connection: usize,
+    pub response_memory_per_connection: usize,
     /// Threads among which a listener's connections are shared out, each staying on its own.
     /// Default 0: connections are served in the runtime that the listener is in;
     /// [`run`](crate::run) sets as many as there are processors.
@@ -100,14 +100,14 @@ impl Default for ServerConfig {
             detach_ttl: Duration::from_secs(30),
             max_detach_ttl: Duration::from_secs(7 * 24 * 3600),
             stop_grace: Duration::ZERO,
-            takeover_patience: Duration::from_secs(5),
+            takeover_timeout: Duration::from_secs(5),
             concurrent_requests: 64,
             pending_requests: 4096,
             pending_bytes: 96 << 20,
             first_message_bytes: 64 << 10,
             message_memory: 256 << 20,
-            answer_memory: 256 << 20,
-            answer_memory_per_connection: 64 << 20,
+            response_memory: 256 << 20,
+            response_memory_per_connection: 64 << 20,
             lanes: 0,
             unsent_bytes: 512 << 10,
             handshake_timeout: Duration::from_secs(10),

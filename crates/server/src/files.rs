@@ -15,8 +15,8 @@ use codex_exec_server_protocol::{Encode, RpcError, Touches, encode, notice};
 use futures_util::FutureExt;
 use tokio::sync::Semaphore;
 
-use crate::answers::AnswerMemory;
 use crate::connection::Request;
+use crate::response_memory::ResponseMemory;
 use crate::sandbox::Confiner;
 use crate::server::Server;
 
@@ -28,19 +28,23 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    pub(crate) fn new(server: &Server, outbound: Outbound, answers: AnswerMemory) -> Self {
+    pub(crate) fn new(
+        server: &Server,
+        outbound: Outbound,
+        response_memory: ResponseMemory,
+    ) -> Self {
         let config = server.config();
         let sink = Arc::new(Notifications(outbound));
         Self {
-            connection: FileConnection::new(config.files.clone(), sink, Arc::new(answers)),
+            connection: FileConnection::new(config.files.clone(), sink, Arc::new(response_memory)),
             confiner: server.confiner().clone(),
             running: Arc::new(Semaphore::new(config.concurrent_requests)),
         }
     }
 
     /// The session is known: it keeps handles that outlive this connection.
-    pub(crate) fn attached(&self, kept: Arc<KeptHandles>) {
-        self.connection.keep_handles_in(kept);
+    pub(crate) fn attach(&self, handles: Arc<KeptHandles>) {
+        self.connection.keep_handles_in(handles);
     }
 
     /// Runs a request and answers it, after those it may not overtake.
@@ -53,7 +57,7 @@ impl Files {
         if sandbox.is_none()
             && let Some(result) = self.connection.call_now(&params)
         {
-            return request.answer_soon(result.map_err(RpcError::from));
+            return request.respond_without_waiting(result.map_err(RpcError::from));
         }
         let backend =
             self.confiner.backend(sandbox.filter(|_| R::METHOD.touches() == Touches::Paths));
@@ -78,12 +82,12 @@ impl Files {
             };
             match result {
                 // Dropped after it is sent: what it announces may only follow then.
-                Ok(mut answer) => {
-                    request.hold(answer.take_memory());
-                    request.respond(answer).await;
+                Ok(mut result) => {
+                    request.hold_memory(result.take_memory());
+                    request.send_result(result).await;
                 }
                 Err(error) => {
-                    request.answer::<R::Response>(Err(RpcError::from(error))).await;
+                    request.respond::<R::Response>(Err(RpcError::from(error))).await;
                 }
             }
         });

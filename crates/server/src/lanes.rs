@@ -21,22 +21,22 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 const BLOCKING_THREADS: usize = 64;
 
 /// Longer than any server runs; the runtime adds it to the time of day.
-const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+const KEEP_ALIVE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The lanes of a listener. Dropped, they end with what is still on them.
 #[derive(Debug)]
 pub(crate) struct Lanes {
     handles: Vec<Handle>,
     next: AtomicUsize,
-    _end: DropGuard,
+    _shutdown: DropGuard,
 }
 
 impl Lanes {
     /// So many threads; none means that whoever asks is served where they are.
     pub(crate) fn start(count: usize) -> io::Result<Self> {
-        let end = CancellationToken::new();
-        let handles = (0..count).map(|n| lane(n, end.clone())).collect::<io::Result<_>>()?;
-        Ok(Self { handles, next: AtomicUsize::new(0), _end: end.drop_guard() })
+        let shutdown = CancellationToken::new();
+        let handles = (0..count).map(|n| lane(n, shutdown.clone())).collect::<io::Result<_>>()?;
+        Ok(Self { handles, next: AtomicUsize::new(0), _shutdown: shutdown.drop_guard() })
     }
 
     /// The lane that is next in turn.
@@ -49,16 +49,16 @@ impl Lanes {
     }
 }
 
-fn lane(n: usize, end: CancellationToken) -> io::Result<Handle> {
+fn lane(n: usize, shutdown: CancellationToken) -> io::Result<Handle> {
     let runtime = Builder::new_current_thread()
         .enable_all()
         .thread_name(format!("exec-lane-{n}-blocking"))
         .max_blocking_threads(BLOCKING_THREADS)
-        .thread_keep_alive(FOR_EVER)
+        .thread_keep_alive(KEEP_ALIVE)
         .build()?;
     let handle = runtime.handle().clone();
     thread::Builder::new().name(format!("exec-lane-{n}")).spawn(move || {
-        runtime.block_on(end.cancelled());
+        runtime.block_on(shutdown.cancelled());
         runtime.shutdown_background();
     })?;
     // Without any thread the runtime would panic later, when one is needed and not to be had.

@@ -7,7 +7,6 @@
 //! What happens to a request: [`Connection`] → envelope → one match in `connection` → handler →
 //! owner of the process → answer → the connection's bounded way out.
 
-mod answers;
 mod auth;
 mod config;
 mod connection;
@@ -21,6 +20,7 @@ mod listener;
 mod process;
 #[cfg(feature = "remote")]
 mod remote;
+mod response_memory;
 mod run;
 mod sandbox;
 mod server;

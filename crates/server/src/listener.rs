@@ -128,7 +128,7 @@ fn respond(
         (&Method::GET, "/") => {
             let authorization = request.headers().get(AUTHORIZATION);
             let authorization = authorization.and_then(|value| value.to_str().ok());
-            let Some(principal) = auth.admits(authorization) else {
+            let Some(principal) = auth.authenticate(authorization) else {
                 let mut response = text(StatusCode::UNAUTHORIZED, "a bearer token is required\n");
                 response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
                 return response;

@@ -199,7 +199,7 @@ async fn serve(
     runtime_paths: &ExecServerRuntimePaths,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RemoteRunError> {
-    runtime_paths.install(&mut config);
+    runtime_paths.configure(&mut config);
     let server = Server::new(config).map_err(RemoteRunError::Setup)?;
     let serving = server.clone();
     let accept = move |connection| serving.serve(connection);

@@ -39,7 +39,7 @@ impl ExecServerRuntimePaths {
     }
 
     /// Has a server re-enter these executables, wherever it listens.
-    pub(crate) fn install(&self, config: &mut ServerConfig) {
+    pub(crate) fn configure(&self, config: &mut ServerConfig) {
         config.process.lifeline = Lifeline::Warden { executable: self.codex_self_exe.clone() };
         let sandbox = self.codex_linux_sandbox_exe.as_ref().unwrap_or(&self.codex_self_exe);
         config.sandbox_executable = Some(sandbox.clone());
@@ -97,7 +97,7 @@ pub async fn run(
     runtime_paths: &ExecServerRuntimePaths,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
-    runtime_paths.install(&mut config);
+    runtime_paths.configure(&mut config);
     config.lanes = std::thread::available_parallelism().map_or(1, Into::into);
     match listen_url {
         ListenUrl::WebSocket(address) => {
@@ -127,13 +127,13 @@ pub async fn run(
             );
             let outbound = connection.outbound().clone();
             tokio::select! {
-                () = server.serve_here(connection) => {}
+                () = server.serve_until_closed(connection) => {}
                 () = stop => tracing::info!("stopping"),
             }
             server.shut_down().await;
             // The answers to what came before the end of the input.
-            let patience = server.config().connection.close_timeout;
-            let _ = tokio::time::timeout(patience, outbound.drained()).await;
+            let timeout = server.config().connection.close_timeout;
+            let _ = tokio::time::timeout(timeout, outbound.drained()).await;
         }
     }
     Ok(())

@@ -21,10 +21,10 @@ use crate::config::ServerConfig;
 
 /// What confines, if anything can here.
 #[derive(Debug, Clone)]
-pub(crate) struct Confiner(Option<Confining>);
+pub(crate) struct Confiner(Option<Enforcer>);
 
 #[derive(Debug, Clone)]
-struct Confining {
+struct Enforcer {
     sandbox: Arc<NativeSandbox>,
     helpers: Helpers,
 }
@@ -39,23 +39,23 @@ impl Confiner {
         setup.cache_plans = config.sandbox_plan_cache;
         let sandbox = Arc::new(NativeSandbox::new(setup)?);
         let helpers = Helpers::new(sandbox.clone(), host.clone(), config.files.clone());
-        Ok(Self(Some(Confining { sandbox, helpers })))
+        Ok(Self(Some(Enforcer { sandbox, helpers })))
     }
 
     /// Whether anything can be confined.
-    pub(crate) fn is_offered(&self) -> bool {
+    pub(crate) fn is_available(&self) -> bool {
         self.0.is_some()
     }
 
     /// The most that can stand behind a sandbox.
     pub(crate) fn assurance(&self) -> Option<Assurance> {
-        self.0.as_ref().and_then(|confining| confining.sandbox.assurance())
+        self.0.as_ref().and_then(|enforcer| enforcer.sandbox.assurance())
     }
 
     /// Has every policy resolved anew: something was not what it was when one was.
     pub(crate) fn forget_plans(&self) {
-        if let Some(confining) = &self.0 {
-            confining.sandbox.forget_plans();
+        if let Some(enforcer) = &self.0 {
+            enforcer.sandbox.forget_plans();
         }
     }
 
@@ -64,12 +64,12 @@ impl Confiner {
         &self,
         context: Option<SandboxContext>,
     ) -> impl Future<Output = Result<Backend, FileError>> + Send + use<> {
-        let confining = self.0.clone();
+        let enforcer = self.0.clone();
         async move {
-            match (context.filter(restricts), confining) {
+            match (context.filter(restricts), enforcer) {
                 (None, _) => Ok(Backend::Here),
-                (Some(context), Some(confining)) => confining.helpers.backend(context).await,
-                (Some(_), None) => Err(FileError::Sandbox { reason: NOT_OFFERED.into() }),
+                (Some(context), Some(enforcer)) => enforcer.helpers.backend(context).await,
+                (Some(_), None) => Err(FileError::Sandbox { reason: UNAVAILABLE.into() }),
             }
         }
     }
@@ -84,8 +84,8 @@ impl Confiner {
         if !restricts(&context) {
             return Ok(None);
         }
-        let Some(Confining { sandbox, .. }) = self.0.clone() else {
-            return Err(RpcError::invalid_params(ErrorKind::SandboxUnavailable, NOT_OFFERED));
+        let Some(Enforcer { sandbox, .. }) = self.0.clone() else {
+            return Err(RpcError::invalid_params(ErrorKind::SandboxUnavailable, UNAVAILABLE));
         };
         let argv: Vec<OsString> = params.argv.iter().map(OsString::from).collect();
         let arg0 = params.arg0.clone();
@@ -102,8 +102,8 @@ impl Confiner {
             Ok(Ok(Some(launch))) => {
                 if launch.globs_cut {
                     // Clients send such policies with every request.
-                    static TOLD: Once = Once::new();
-                    TOLD.call_once(|| {
+                    static WARNED: Once = Once::new();
+                    WARNED.call_once(|| {
                         tracing::warn!(
                             "a policy's glob patterns apply only down to its glob_scan_max_depth"
                         );
@@ -121,7 +121,7 @@ impl Confiner {
 }
 
 /// The answer to a request that asks for confinement where there is none.
-const NOT_OFFERED: &str =
+const UNAVAILABLE: &str =
     "this server cannot enforce a sandbox; send no sandbox, or permissions of type `disabled`";
 
 /// Whether the request has to be confined at all.

@@ -49,7 +49,7 @@ struct Shared {
     connections: TaskTracker,
     lanes: Lanes,
     message_budget: Budget,
-    answer_budget: Budget,
+    response_budget: Budget,
 }
 
 impl Server {
@@ -62,7 +62,7 @@ impl Server {
             sessions: Sessions::new(host.clone()),
             environment_info: environment_info(&confiner),
             message_budget: Budget::new(config.message_memory),
-            answer_budget: Budget::new(config.answer_memory),
+            response_budget: Budget::new(config.response_memory),
             confiner,
             config,
             host,
@@ -83,7 +83,7 @@ impl Server {
     }
 
     /// Serves a connection to its end.
-    pub async fn serve_here(&self, connection: Connection) {
+    pub async fn serve_until_closed(&self, connection: Connection) {
         let serving = connection::serve(self.clone(), Principal::Embedder, connection);
         self.0.connections.track_future(serving).await;
     }
@@ -101,7 +101,7 @@ impl Server {
     pub async fn shut_down(&self) {
         let grace = self.0.config.stop_grace;
         if !grace.is_zero() && !self.0.shutdown.is_cancelled() {
-            let _ = tokio::time::timeout(grace, self.0.sessions.tell_to_end()).await;
+            let _ = tokio::time::timeout(grace, self.0.sessions.terminate_all()).await;
         }
         self.0.shutdown.cancel();
         self.0.connections.close();
@@ -140,8 +140,8 @@ impl Server {
     }
 
     /// The memory for large answers of all connections.
-    pub(crate) fn answer_budget(&self) -> &Budget {
-        &self.0.answer_budget
+    pub(crate) fn response_budget(&self) -> &Budget {
+        &self.0.response_budget
     }
 
     /// The memory for large messages of all websockets.
@@ -178,8 +178,8 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
         temp_dir: uri(&std::env::temp_dir()),
         sandbox_assurance: confiner.assurance(),
         capabilities: Capabilities {
-            sandboxed_file_streaming: confiner.is_offered(),
-            sandbox_assurance: confiner.is_offered(),
+            sandboxed_file_streaming: confiner.is_available(),
+            sandbox_assurance: confiner.is_available(),
             file_write_streaming: true,
             fs_watch_missing: true,
             http_header_env_vars: true,

@@ -30,7 +30,7 @@ use crate::auth::Principal;
 use crate::sink::NotificationSink;
 
 /// How often it is looked whether a process that was told to end has.
-const EXIT_LOOK: Duration = Duration::from_millis(10);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// All sessions of a server.
 #[derive(Debug, Clone)]
@@ -49,14 +49,14 @@ pub(crate) struct Session {
     group: Group,
     state: Mutex<State>,
     /// File handles that outlive a connection; they end with the session.
-    kept_handles: OnceLock<Arc<KeptHandles>>,
+    persistent_handles: OnceLock<Arc<KeptHandles>>,
 }
 
 #[derive(Debug)]
 struct State {
     processes: HashMap<ProcessId, ProcessHandle>,
     /// Forgotten processes are cleared away when there are this many.
-    clear_at: usize,
+    prune_at: usize,
     presence: Presence,
     /// The connection that has the session, or had it last.
     holder: Holder,
@@ -94,7 +94,7 @@ enum Refusal {
 
 /// Why a process was not begun.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum NotInserted {
+pub(crate) enum InsertError {
     /// Another process has the name.
     Taken,
     /// The session has ended.
@@ -117,39 +117,39 @@ impl Sessions {
             group: Group(self.last_group.fetch_add(1, Ordering::Relaxed)),
             state: Mutex::new(State {
                 processes: HashMap::new(),
-                clear_at: 64,
+                prune_at: 64,
                 presence: Presence::Attached,
                 holder,
                 detach_ttl,
                 attachment: Attachment(0),
             }),
-            kept_handles: OnceLock::new(),
+            persistent_handles: OnceLock::new(),
         });
         self.by_id.lock().insert(session.id.clone(), session.clone());
         (session, Attachment(0))
     }
 
     /// Attaches to a session that lost its connection, or whose connection is silent: one of the same
-    /// principal that does not answer a ping within `patience` loses the session.
+    /// principal that does not answer a ping within `timeout` loses the session.
     pub(crate) async fn resume(
         &self,
         id: &str,
         detach_ttl: Option<Duration>,
         newcomer: Holder,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(Arc<Session>, Attachment), RpcError> {
         let unknown = || {
             let message = format!("unknown session id {id}");
             RpcError::invalid_request(ErrorKind::UnknownSession, message)
         };
         let session = self.by_id.lock().get(id).cloned().ok_or_else(unknown)?;
-        let mut attached = session.take(None, detach_ttl, &newcomer);
+        let mut attached = session.try_attach(None, detach_ttl, &newcomer);
         if let Err(Refusal::Held(holder, attachment)) = &attached
             && holder.principal == newcomer.principal
-            && !holder.peer.answers(patience).await
+            && !holder.peer.answers(timeout).await
         {
             tracing::info!(session = id, "took the session over from an unresponsive connection");
-            attached = session.take(Some(*attachment), detach_ttl, &newcomer);
+            attached = session.try_attach(Some(*attachment), detach_ttl, &newcomer);
         }
         match attached {
             Ok(attachment) => Ok((session, attachment)),
@@ -176,15 +176,15 @@ impl Sessions {
         let sessions = self.clone();
         tokio::spawn(async move {
             sleep(ttl).await;
-            let still = |state: &State| {
+            let still_detached = |state: &State| {
                 state.presence == Presence::Detached && state.attachment == attachment
             };
-            sessions.end_if(&session, still).await;
+            sessions.end_if(&session, still_detached).await;
         });
     }
 
     /// Sends SIGTERM to every process, and waits until all have exited.
-    pub(crate) async fn tell_to_end(&self) {
+    pub(crate) async fn terminate_all(&self) {
         let all: Vec<_> = self.by_id.lock().values().cloned().collect();
         let all: Vec<_> = all.iter().flat_map(|session| session.processes()).collect();
         for process in &all {
@@ -192,13 +192,13 @@ impl Sessions {
         }
         for process in all {
             // Its last output comes with the close, unless somebody it left holds its streams.
-            let mut looks_after_exit = 0;
+            let mut polls_after_exit = 0;
             while let Ok(info) = process.info().await
                 && !info.closed
-                && looks_after_exit < 20
+                && polls_after_exit < 20
             {
-                looks_after_exit += u32::from(info.exited);
-                sleep(EXIT_LOOK).await;
+                polls_after_exit += u32::from(info.exited);
+                sleep(EXIT_POLL_INTERVAL).await;
             }
         }
     }
@@ -243,7 +243,7 @@ impl Session {
     }
 
     /// Attaches a connection, if there is none, or instead of `silent`, which ends.
-    fn take(
+    fn try_attach(
         &self,
         silent: Option<Attachment>,
         detach_ttl: Option<Duration>,
@@ -273,8 +273,8 @@ impl Session {
     }
 
     /// Where file handles are kept that outlive a connection.
-    pub(crate) fn kept_handles(&self, config: &Arc<FilesConfig>) -> Arc<KeptHandles> {
-        self.kept_handles.get_or_init(|| Arc::new(KeptHandles::new(config.clone()))).clone()
+    pub(crate) fn persistent_handles(&self, config: &Arc<FilesConfig>) -> Arc<KeptHandles> {
+        self.persistent_handles.get_or_init(|| Arc::new(KeptHandles::new(config.clone()))).clone()
     }
 
     /// Sends the events of every process to this connection from now on.
@@ -300,17 +300,17 @@ impl Session {
         &self,
         id: &ProcessId,
         start: impl FnOnce() -> ProcessHandle,
-    ) -> Result<ProcessHandle, NotInserted> {
+    ) -> Result<ProcessHandle, InsertError> {
         let mut state = self.state.lock();
         if state.presence == Presence::Ended {
-            return Err(NotInserted::Ended);
+            return Err(InsertError::Ended);
         }
         if state.processes.get(id).is_some_and(|process| !process.is_gone()) {
-            return Err(NotInserted::Taken);
+            return Err(InsertError::Taken);
         }
-        if state.processes.len() >= state.clear_at {
+        if state.processes.len() >= state.prune_at {
             state.processes.retain(|_, process| !process.is_gone());
-            state.clear_at = (state.processes.len() * 2).max(64);
+            state.prune_at = (state.processes.len() * 2).max(64);
         }
         let process = start();
         state.processes.insert(id.clone(), process.clone());
@@ -356,6 +356,6 @@ mod tests {
         let (session, _) = server.sessions().create(Duration::ZERO, holder);
         server.sessions().end_all().await;
         let refused = session.insert(&"p".into(), || unreachable!("nothing starts"));
-        assert_eq!(refused.err(), Some(NotInserted::Ended));
+        assert_eq!(refused.err(), Some(InsertError::Ended));
     }
 }

@@ -304,7 +304,7 @@ async fn a_holder_that_was_silent_for_a_moment_keeps_its_session() {
     holder.cut.send_replace(true);
     let mut newcomer = Client::new(&server, Principal::Anyone);
     let back = async {
-        sleep(server.config().takeover_patience / 2).await;
+        sleep(server.config().takeover_timeout / 2).await;
         holder.cut.send_replace(false);
     };
     let (opened, ()) = tokio::join!(newcomer.open(Some(&session)), back);

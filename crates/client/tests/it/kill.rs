@@ -134,7 +134,7 @@ async fn connect(args: RemoteExecServerConnectArgs) -> ExecServerClient {
 
 async fn survive(kills: usize, how: Kills, lines: u64, seed: u64) {
     let mut config = ServerConfig::default();
-    config.takeover_patience = SILENCE.patience;
+    config.takeover_timeout = SILENCE.patience;
     // It notices silence only when somebody else asks for the session.
     config.connection.keep_alive = None;
     let listening = listening(config).await;

@@ -15,7 +15,7 @@ const RESPONSE: usize = 3;
 const SIZE_HINT: usize = 4;
 const ENCODE: usize = 5;
 const ENCODE_LARGE: usize = 6;
-const ENCODE_VAST: usize = 7;
+const ENCODE_HUGE: usize = 7;
 
 fn panic_at<const STAGE: usize>(stage: usize) {
     assert!(STAGE != stage, "on purpose");
@@ -54,15 +54,15 @@ impl<const STAGE: usize> Encode for Answer<STAGE> {
     fn encode_into(&self, out: &mut Vec<u8>) {
         panic_at::<STAGE>(ENCODE);
         panic_at::<STAGE>(ENCODE_LARGE);
-        panic_at::<STAGE>(ENCODE_VAST);
+        panic_at::<STAGE>(ENCODE_HUGE);
         out.extend_from_slice(b"{}");
     }
 
     fn size_hint(&self) -> usize {
         panic_at::<STAGE>(SIZE_HINT);
         match STAGE {
-            ENCODE_LARGE => 2 * LARGE,
-            ENCODE_VAST => 2 * VAST,
+            ENCODE_LARGE => 2 * LARGE_RESPONSE,
+            ENCODE_HUGE => 2 * HUGE_RESPONSE,
             _ => 8,
         }
     }
@@ -71,7 +71,7 @@ impl<const STAGE: usize> Encode for Answer<STAGE> {
 /// A connection whose requests are made here.
 struct Fixture {
     client: Connection,
-    serving: Serving,
+    state: ConnectionState,
     last_id: i64,
 }
 
@@ -80,13 +80,13 @@ impl Fixture {
         let server = Server::new(ServerConfig::default()).unwrap();
         let (ours, client) = Connection::pair(&server.config().connection);
         let (outbound, transfer) = (ours.outbound().clone(), ours.transfer());
-        let serving = Serving::new(server, Principal::Embedder, outbound, &transfer);
-        Self { client, serving, last_id: 0 }
+        let state = ConnectionState::new(server, Principal::Embedder, outbound, &transfer);
+        Self { client, state, last_id: 0 }
     }
 
     async fn request(&mut self) -> Request {
         self.last_id += 1;
-        self.serving.request(RequestId::Integer(self.last_id), 100, None).await
+        self.state.admit_request(RequestId::Integer(self.last_id), 100, None).await
     }
 
     /// Handles one more request as the dispatcher would, and tells what is answered.
@@ -95,7 +95,7 @@ impl Fixture {
         handle: impl FnOnce(&Files, Request) -> F,
     ) -> Value {
         let request = self.request().await;
-        let handled = async { handle(&self.serving.files, request).await };
+        let handled = async { handle(&self.state.files, request).await };
         let _ = AssertUnwindSafe(handled).catch_unwind().await;
         let message = tokio::time::timeout(Duration::from_secs(20), self.client.next()).await;
         let message = message.expect("an answer").unwrap().unwrap();
@@ -130,7 +130,7 @@ async fn a_file_request_that_panics_is_answered_at_every_stage() {
         f.file::<SIZE_HINT>(path).await;
         f.file::<ENCODE>(path).await;
         f.file::<ENCODE_LARGE>(path).await;
-        f.file::<ENCODE_VAST>(path).await;
+        f.file::<ENCODE_HUGE>(path).await;
         f.file::<NONE>(path).await;
     }
 }
@@ -149,10 +149,10 @@ async fn an_answer_that_panics_or_is_dropped_is_an_error() {
                 let panics = async { panic!("on purpose") };
                 match way {
                     0 => drop(request),
-                    1 => request.answer_later::<Answer<NONE>>(panics),
-                    2 => request.answer_soon(Ok(Answer::<ENCODE> {})),
-                    3 => drop(request.answer(Ok(Answer::<ENCODE_VAST> {})).await),
-                    _ => drop(request.answer(Ok(Answer::<NONE> {}))),
+                    1 => request.respond_later::<Answer<NONE>>(panics),
+                    2 => request.respond_without_waiting(Ok(Answer::<ENCODE> {})),
+                    3 => drop(request.respond(Ok(Answer::<ENCODE_HUGE> {})).await),
+                    _ => drop(request.respond(Ok(Answer::<NONE> {}))),
                 }
             })
             .await;
@@ -164,10 +164,10 @@ async fn an_answer_that_panics_or_is_dropped_is_an_error() {
 #[tokio::test]
 async fn what_the_requests_took_is_given_back() {
     let mut f = Fixture::new();
-    let (count, bytes) = (f.serving.count.available_permits(), f.serving.bytes.available_permits());
+    let (count, bytes) = (f.state.count.available_permits(), f.state.bytes.available_permits());
     for _ in 0..100 {
         f.file::<ENCODE>("/").await;
     }
-    assert_eq!(f.serving.count.available_permits(), count);
-    assert_eq!(f.serving.bytes.available_permits(), bytes);
+    assert_eq!(f.state.count.available_permits(), count);
+    assert_eq!(f.state.bytes.available_permits(), bytes);
 }

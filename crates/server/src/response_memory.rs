@@ -16,20 +16,20 @@ use crate::config::ServerConfig;
 
 /// A connection's memory for large answers. Clones share it.
 #[derive(Debug, Clone)]
-pub(crate) struct AnswerMemory {
+pub(crate) struct ResponseMemory {
     /// Of this connection.
     own: Arc<Semaphore>,
-    most: u32,
+    limit: u32,
     /// Of all connections.
     server: Account,
 }
 
-impl AnswerMemory {
+impl ResponseMemory {
     /// A part of what the whole server has, for a connection that moves this.
     pub(crate) fn new(config: &ServerConfig, server: &Budget, transfer: &Transfer) -> Self {
-        let most = u32::try_from(config.answer_memory_per_connection).unwrap_or(u32::MAX).max(1);
-        let own = Arc::new(Semaphore::new(most as usize));
-        Self { own, most, server: server.account(transfer) }
+        let limit = u32::try_from(config.response_memory_per_connection).unwrap_or(u32::MAX).max(1);
+        let own = Arc::new(Semaphore::new(limit as usize));
+        Self { own, limit, server: server.account(transfer) }
     }
 
     /// Waits until an answer that carries so many bytes can be held.
@@ -49,11 +49,11 @@ impl AnswerMemory {
 
     /// An answer that would take more than all of the connection's memory takes all of it.
     fn permits(&self, cost: u64) -> u32 {
-        u32::try_from(cost).unwrap_or(u32::MAX).min(self.most)
+        u32::try_from(cost).unwrap_or(u32::MAX).min(self.limit)
     }
 }
 
-impl files::AnswerMemory for AnswerMemory {
+impl files::AnswerMemory for ResponseMemory {
     fn reserve(&self, bytes: u64) -> Pin<Box<dyn Future<Output = Reservation> + Send + '_>> {
         Box::pin(self.reserve(bytes))
     }
