@@ -18,14 +18,14 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::dialer::{Dialer, OneConnection, StdioDialer, WebsocketDialer};
+use crate::channel::Channel;
+use crate::dialer::{Dialer, SingleConnection, StdioDialer, WebsocketDialer};
 use crate::driver::Driver;
 use crate::error::{DialFailure, ExecServerError};
 use crate::handshake::{HandshakeError, handshake};
-use crate::link::Link;
-use crate::notices::Notices;
 use crate::options::{ExecServerClientConnectOptions, RemoteExecServerConnectArgs};
-use crate::shared::{ConnectionStatus, LinkState, Shared};
+use crate::shared::{ChannelState, ConnectionStatus, Shared};
+use crate::subscriptions::Notifications;
 
 /// A session with an exec-server. Cheap to clone; the connection closes when the last clone and
 /// the last process handle are gone.
@@ -43,13 +43,13 @@ use crate::shared::{ConnectionStatus, LinkState, Shared};
 #[derive(Clone)]
 pub struct ExecServerClient {
     pub(crate) shared: Arc<Shared>,
-    alive: Arc<Alive>,
+    close_signal: Arc<CloseOnDrop>,
 }
 
 /// Closes the connection when the last handle is dropped.
-struct Alive(watch::Sender<bool>);
+struct CloseOnDrop(watch::Sender<bool>);
 
-impl Drop for Alive {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.send_replace(true);
     }
@@ -87,7 +87,7 @@ impl ExecServerClient {
         connection: Connection,
         options: ExecServerClientConnectOptions,
     ) -> Result<Self, ExecServerError> {
-        Self::connect(OneConnection(Mutex::new(Some(connection))), options).await
+        Self::connect(SingleConnection(Mutex::new(Some(connection))), options).await
     }
 
     /// Connects through any [`Dialer`], and reconnects through it.
@@ -105,8 +105,8 @@ impl ExecServerClient {
                 .detach_ttl
                 .map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
         };
-        let began = Instant::now();
-        let patience = options.initialize_timeout.min(options.reconnect.give_up_after);
+        let started = Instant::now();
+        let resume_timeout = options.initialize_timeout.min(options.reconnect.give_up_after);
         let mut attempt = 0;
         let (connection, opened) = loop {
             let mut connection = dialer.dial().await.map_err(failed)?;
@@ -117,7 +117,7 @@ impl ExecServerClient {
                     if error.kind == Some(ErrorKind::SessionAttached)
                         && options.reconnect.enabled
                         && dialer.can_resume()
-                        && began.elapsed() < patience =>
+                        && started.elapsed() < resume_timeout =>
                 {
                     drop(connection);
                     tokio::time::sleep(options.reconnect.delay(attempt)).await;
@@ -125,29 +125,29 @@ impl ExecServerClient {
                 }
                 Err(error) => {
                     drop(connection);
-                    let obituary = dialer.obituary().await;
-                    return Err(opening_error(&endpoint, error, obituary));
+                    let failure_detail = dialer.failure_detail().await;
+                    return Err(connect_error(&endpoint, error, failure_detail));
                 }
             }
         };
 
-        let link = Link::new(1, connection.outbound().clone());
-        let shared = Arc::new(Shared::new(options.tuning, endpoint, link.clone()));
+        let channel = Channel::new(1, connection.outbound().clone());
+        let shared = Arc::new(Shared::new(options.tuning, endpoint, channel.clone()));
         shared.session.lock().clone_from(&opened.session_id);
         if initialize.resume_session_id.is_some() {
-            shared.session_is_old();
+            shared.mark_resumed();
         }
-        let alive = Arc::new(Alive(watch::Sender::new(false)));
+        let close_signal = Arc::new(CloseOnDrop(watch::Sender::new(false)));
         let driver = Driver {
             shared: shared.clone(),
             dialer: Arc::new(dialer),
             policy: options.reconnect,
             initialize,
             initialize_timeout: options.initialize_timeout,
-            closing: alive.0.subscribe(),
+            closing: close_signal.0.subscribe(),
         };
-        tokio::spawn(driver.run(connection, link));
-        let client = Self { shared, alive };
+        tokio::spawn(driver.run(connection, channel));
+        let client = Self { shared, close_signal };
         let info = match opened.environment_info {
             Some(info) => info,
             // An older server tells on request, or not at all.
@@ -191,16 +191,16 @@ impl ExecServerClient {
     /// Closes the connection, and sees to it that the other side learns of that. The server keeps the
     /// session, and its processes go on, for its detach period. Calls under way fail.
     pub async fn close(&self) {
-        self.alive.0.send_replace(true);
-        let mut states = self.shared.link.subscribe();
+        self.close_signal.0.send_replace(true);
+        let mut states = self.shared.channel.subscribe();
         // The driver lives until it has said so.
-        let _ = states.wait_for(|state| matches!(state, LinkState::Dead(_))).await;
+        let _ = states.wait_for(|state| matches!(state, ChannelState::Dead(_))).await;
         // And until its dialer has said farewell.
-        self.alive.0.closed().await;
+        self.close_signal.0.closed().await;
     }
 
     /// Calls any method of the table. A request that only reads is made again after a reconnect;
-    /// another that was under way fails with [`Lost::Answer`](crate::Lost::Answer).
+    /// another that was under way fails with [`Lost::Response`](crate::Lost::Response).
     ///
     /// ```no_run
     /// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), codex_exec_client::ExecServerError> {
@@ -242,8 +242,8 @@ impl ExecServerClient {
     /// Subscribes to a notification that is not a process's own: `http/request/bodyDelta`,
     /// `fs/changed`, `fs/missingChanged`, `fs/search/matches`. Subscribe before the request that
     /// causes them.
-    pub fn subscribe<N: Notice>(&self) -> Notices<N> {
-        self.shared.subscriptions.subscribe(self.shared.tuning.notice_queue)
+    pub fn subscribe<N: Notice>(&self) -> Notifications<N> {
+        self.shared.subscriptions.subscribe(self.shared.tuning.notification_queue)
     }
 
     /// An id that no other client uses, for requests that want one.
@@ -274,18 +274,18 @@ impl fmt::Debug for ExecServerClient {
     }
 }
 
-fn opening_error(
+fn connect_error(
     endpoint: &str,
     error: HandshakeError,
-    obituary: Option<String>,
+    failure_detail: Option<String>,
 ) -> ExecServerError {
     let connect = |kind: ErrorKind, why: String| ExecServerError::Connect {
         endpoint: endpoint.to_owned(),
         cause: DialFailure::transient(why).of_kind(kind),
     };
     match error {
-        HandshakeError::Ended(why) => match obituary {
-            Some(words) => connect(ErrorKind::CommandEnded, words),
+        HandshakeError::Ended(why) => match failure_detail {
+            Some(detail) => connect(ErrorKind::CommandEnded, detail),
             None => connect(
                 ErrorKind::ConnectionLost,
                 format!(

@@ -18,17 +18,18 @@ use tokio::process::{Child, Command};
 use crate::error::DialFailure;
 
 /// The future of [`Dialer::dial`].
-pub type Dialling<'a> = Pin<Box<dyn Future<Output = Result<Connection, DialFailure>> + Send + 'a>>;
+pub type DialFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<Connection, DialFailure>> + Send + 'a>>;
 
 /// Produces connections to one server.
 ///
 /// ```
-/// use codex_exec_client::{Dialer, Dialling, DialFailure};
+/// use codex_exec_client::{Dialer, DialFuture, DialFailure};
 ///
 /// struct Nowhere;
 ///
 /// impl Dialer for Nowhere {
-///     fn dial(&self) -> Dialling<'_> {
+///     fn dial(&self) -> DialFuture<'_> {
 ///         Box::pin(async { Err(DialFailure::permanent("there is nothing here")) })
 ///     }
 ///     fn endpoint(&self) -> String {
@@ -38,7 +39,7 @@ pub type Dialling<'a> = Pin<Box<dyn Future<Output = Result<Connection, DialFailu
 /// ```
 pub trait Dialer: Send + Sync + 'static {
     /// A fresh connection, not yet initialized.
-    fn dial(&self) -> Dialling<'_>;
+    fn dial(&self) -> DialFuture<'_>;
 
     /// What is dialled, for errors and logs; never a secret.
     fn endpoint(&self) -> String;
@@ -50,12 +51,12 @@ pub trait Dialer: Send + Sync + 'static {
 
     /// Resolves when every connection of this dialer that was dropped has told the other side so,
     /// or cannot any more; bounded in time. Default at once: what ends with its socket needs no words.
-    fn farewell(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+    fn closed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(std::future::ready(()))
     }
 
     /// More about why the last connection ended, if the dialer knows. Default nothing.
-    fn obituary(&self) -> Pin<Box<dyn Future<Output = Option<String>> + Send + '_>> {
+    fn failure_detail(&self) -> Pin<Box<dyn Future<Output = Option<String>> + Send + '_>> {
         Box::pin(std::future::ready(None))
     }
 }
@@ -70,7 +71,7 @@ pub struct WebsocketDialer {
 }
 
 impl Dialer for WebsocketDialer {
-    fn dial(&self) -> Dialling<'_> {
+    fn dial(&self) -> DialFuture<'_> {
         Box::pin(async { Ok(Connection::dial(&self.dial, &self.config).await?) })
     }
 
@@ -88,10 +89,10 @@ pub struct StdioDialer {
     argv: Vec<String>,
     config: ConnectionConfig,
     patience: Duration,
-    last: Arc<Mutex<Option<Spawned>>>,
+    last: Arc<Mutex<Option<RunningCommand>>>,
 }
 
-struct Spawned {
+struct RunningCommand {
     child: Child,
     stderr: tokio::task::JoinHandle<Vec<u8>>,
 }
@@ -121,7 +122,7 @@ impl fmt::Debug for StdioDialer {
 }
 
 impl Dialer for StdioDialer {
-    fn dial(&self) -> Dialling<'_> {
+    fn dial(&self) -> DialFuture<'_> {
         Box::pin(async {
             let Some((program, arguments)) = self.argv.split_first() else {
                 return Err(DialFailure::permanent("the command is empty; pass a program to run"));
@@ -145,8 +146,8 @@ impl Dialer for StdioDialer {
                     "cannot open the command's stdin, stdout and stderr",
                 ));
             };
-            let stderr = tokio::spawn(tail(stderr));
-            *self.last.lock() = Some(Spawned { child, stderr });
+            let stderr = tokio::spawn(read_tail(stderr));
+            *self.last.lock() = Some(RunningCommand { child, stderr });
             Ok(Connection::lines(stdout, stdin, &self.config))
         })
     }
@@ -164,7 +165,7 @@ impl Dialer for StdioDialer {
         false
     }
 
-    fn obituary(&self) -> Pin<Box<dyn Future<Output = Option<String>> + Send + '_>> {
+    fn failure_detail(&self) -> Pin<Box<dyn Future<Output = Option<String>> + Send + '_>> {
         Box::pin(async {
             let mut spawned = self.last.lock().take()?;
             let end = async {
@@ -184,23 +185,23 @@ impl Dialer for StdioDialer {
 }
 
 /// Reads to the end and keeps the last part.
-async fn tail(mut from: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> {
-    let mut kept = Vec::new();
+async fn read_tail(mut from: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> {
+    let mut last = Vec::new();
     let mut buffer = [0; 1024];
     while let Ok(n @ 1..) = from.read(&mut buffer).await {
-        kept.extend_from_slice(&buffer[..n]);
-        if kept.len() > 2 * STDERR_TAIL {
-            kept.drain(..kept.len() - STDERR_TAIL);
+        last.extend_from_slice(&buffer[..n]);
+        if last.len() > 2 * STDERR_TAIL {
+            last.drain(..last.len() - STDERR_TAIL);
         }
     }
-    kept
+    last
 }
 
 /// One connection that was there already; it cannot be made again.
-pub(crate) struct OneConnection(pub(crate) Mutex<Option<Connection>>);
+pub(crate) struct SingleConnection(pub(crate) Mutex<Option<Connection>>);
 
-impl Dialer for OneConnection {
-    fn dial(&self) -> Dialling<'_> {
+impl Dialer for SingleConnection {
+    fn dial(&self) -> DialFuture<'_> {
         let connection = self.0.lock().take();
         Box::pin(async move {
             connection

@@ -14,7 +14,7 @@ use codex_exec_remote::{
 use codex_exec_server_protocol::ErrorKind;
 
 use crate::client::ExecServerClient;
-use crate::dialer::{Dialer, Dialling};
+use crate::dialer::{DialFuture, Dialer};
 use crate::error::{DialFailure, ExecServerError, dial_kind};
 use crate::options::ExecServerClientConnectOptions;
 
@@ -44,7 +44,7 @@ impl EnvironmentDialer {
 }
 
 impl Dialer for EnvironmentDialer {
-    fn dial(&self) -> Dialling<'_> {
+    fn dial(&self) -> DialFuture<'_> {
         Box::pin(async {
             self.link.dial().await.map_err(|error| {
                 let kind = kind_of(&error);
@@ -56,7 +56,7 @@ impl Dialer for EnvironmentDialer {
         })
     }
 
-    fn farewell(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+    fn closed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(self.link.farewell())
     }
 

@@ -169,14 +169,14 @@ pub enum Lost {
     #[error(
         "the connection was lost during {method}; it may have taken effect: check before you retry"
     )]
-    Answer {
+    Response {
         /// Which request.
         method: &'static str,
     },
 
     /// A part of a notification stream that came faster than it was taken.
     #[error("{count} notifications of {name} were dropped because they were not read in time")]
-    Notices {
+    Notifications {
         /// Which notification.
         name: &'static str,
         /// How many.
@@ -276,10 +276,10 @@ impl ExecServerError {
             Self::Protocol { .. } => ErrorKind::ProtocolViolation,
             Self::Server { kind, .. } => *kind,
             Self::Timeout { .. } => ErrorKind::TimedOut,
-            Self::Closed { .. } | Self::Lost(Lost::Answer { .. }) => ErrorKind::ConnectionLost,
+            Self::Closed { .. } | Self::Lost(Lost::Response { .. }) => ErrorKind::ConnectionLost,
             Self::Lost(Lost::Session { .. }) => ErrorKind::SessionEnded,
             Self::Lost(Lost::Process { .. }) => ErrorKind::UnknownProcess,
-            Self::Lost(Lost::Output { .. } | Lost::Spooled { .. } | Lost::Notices { .. }) => {
+            Self::Lost(Lost::Output { .. } | Lost::Spooled { .. } | Lost::Notifications { .. }) => {
                 ErrorKind::OutputLost
             }
             Self::Unsupported { .. } => ErrorKind::Unsupported,
@@ -308,13 +308,13 @@ impl ExecServerError {
     }
 
     /// Whether the request may have taken effect although it failed.
-    pub fn may_have_happened(&self) -> bool {
-        matches!(self, Self::Timeout { changes: true, .. }) || self.is_cut()
+    pub fn may_have_taken_effect(&self) -> bool {
+        matches!(self, Self::Timeout { changes: true, .. }) || self.is_interrupted()
     }
 
     /// Whether the connection ended before the answer came.
-    pub(crate) fn is_cut(&self) -> bool {
-        matches!(self, Self::Lost(Lost::Answer { .. }))
+    pub(crate) fn is_interrupted(&self) -> bool {
+        matches!(self, Self::Lost(Lost::Response { .. }))
     }
 
     /// An error response to `method`.

@@ -10,7 +10,7 @@ use codex_exec_server_protocol::{
     DecodeLimits, Incoming, Method, RequestId, RpcError, call, encode, notice,
 };
 
-use crate::foreign::with_kind;
+use crate::infer_kind::with_inferred_kind;
 
 /// Why a fresh connection did not become a session.
 #[derive(Debug, Clone)]
@@ -61,7 +61,7 @@ async fn exchange(
                     .map_err(|error| HandshakeError::Protocol(error.to_string()))?;
             }
             Ok(Incoming::Error { id, error }) if id == own || id == RequestId::UNKNOWN => {
-                return Err(HandshakeError::Server(with_kind(Method::Initialize, error)));
+                return Err(HandshakeError::Server(with_inferred_kind(Method::Initialize, error)));
             }
             // Events of a resumed session; they are read again later.
             Ok(Incoming::Notification { .. }) => {}

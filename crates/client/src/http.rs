@@ -11,14 +11,14 @@ use futures_util::{Stream, StreamExt};
 
 use crate::client::ExecServerClient;
 use crate::error::{ExecServerError, Lost};
-use crate::notices::Notices;
+use crate::subscriptions::Notifications;
 
 /// The body of an answer, piece by piece, see [`ExecServerClient::http_stream`].
 ///
 /// It is bound to its connection: one that drops ends it with an error.
 pub struct HttpBody {
     request_id: String,
-    pieces: Notices<notice::HttpRequestBodyDelta>,
+    pieces: Notifications<notice::HttpRequestBodyDelta>,
     next: u64,
     /// Keeps the connection.
     client: ExecServerClient,
@@ -38,10 +38,10 @@ impl ExecServerClient {
         params.stream_response = true;
         let request_id = params.request_id.clone();
         let pieces = self.subscribe();
-        let epoch = self.shared.link().await?.epoch;
+        let epoch = self.shared.channel().await?.epoch;
         let head = self.call::<call::HttpRequest>(params).await?;
         let shared = self.shared.clone();
-        let lost = Box::pin(async move { shared.link_lost(epoch).await });
+        let lost = Box::pin(async move { shared.channel_lost(epoch).await });
         let body =
             HttpBody { request_id, pieces, next: 1, client: self.clone(), lost, done: false };
         Ok((head, body))
@@ -62,7 +62,7 @@ impl Stream for HttpBody {
                     ready!(self.lost.as_mut().poll(cx));
                     self.done = true;
                     let method = "http/request";
-                    return Poll::Ready(Some(Err(Lost::Answer { method }.into())));
+                    return Poll::Ready(Some(Err(Lost::Response { method }.into())));
                 }
             };
             let piece = match piece {
@@ -75,7 +75,7 @@ impl Stream for HttpBody {
                 None => {
                     self.done = true;
                     let method = "http/request";
-                    return Poll::Ready(Some(Err(Lost::Answer { method }.into())));
+                    return Poll::Ready(Some(Err(Lost::Response { method }.into())));
                 }
             };
             self.done = piece.done || piece.error.is_some();

@@ -16,6 +16,7 @@
 mod approval;
 mod backoff;
 mod calls;
+mod channel;
 mod client;
 mod dialer;
 mod driver;
@@ -23,20 +24,19 @@ mod driver;
 mod environment;
 mod error;
 mod files;
-mod foreign;
 mod handshake;
 mod http;
-mod link;
-mod notices;
+mod infer_kind;
 mod options;
 mod patch;
 mod process;
 mod shared;
+mod subscriptions;
 
 pub use approval::{Approval, Denial};
 pub use backoff::{Jitter, ReconnectPolicy};
 pub use client::ExecServerClient;
-pub use dialer::{Dialer, Dialling, StdioDialer, WebsocketDialer};
+pub use dialer::{DialFuture, Dialer, StdioDialer, WebsocketDialer};
 #[cfg(feature = "remote")]
 pub use environment::EnvironmentDialer;
 pub use error::{DialFailure, ExecServerError, Lost};
@@ -45,16 +45,16 @@ pub use files::{
     Walk, WalkItem, Watch,
 };
 pub use http::HttpBody;
-pub use notices::Notices;
 pub use options::{ClientTuning, ExecServerClientConnectOptions, RemoteExecServerConnectArgs};
 pub use patch::{
     Hunk, HunkLine, Patch, PatchChange, PatchChangeKind, PatchError, PatchReport, PatchSection,
 };
 pub use process::{
-    ExecCommand, ExitStatus, Output, Process, ProcessEvent, ProcessEvents, ProcessOutput,
-    ProcessStdin, WhenSlow,
+    ExecCommand, ExitStatus, OnSlowConsumer, Output, Process, ProcessEvent, ProcessEvents,
+    ProcessOutput, ProcessStdin,
 };
 pub use shared::ConnectionStatus;
+pub use subscriptions::Notifications;
 
 #[cfg(feature = "remote")]
 pub use codex_exec_remote as remote;

@@ -62,7 +62,7 @@ pub struct ClientTuning {
     /// until the consumer has caught up. Default 256 MiB.
     pub spill_limit: u64,
     /// How long a missing event is waited for before it is fetched. Default 200 ms.
-    pub reorder_patience: Duration,
+    pub reorder_timeout: Duration,
     /// Bytes for one process's stdin that the server has not accepted yet. Default 256 KiB.
     pub stdin_window: usize,
     /// The largest single write to stdin. Default 64 KiB.
@@ -70,7 +70,7 @@ pub struct ClientTuning {
     /// Writes to one stdin that are under way at once. Default 8.
     pub stdin_in_flight: usize,
     /// Notifications that wait in one subscription. Default 1,024.
-    pub notice_queue: usize,
+    pub notification_queue: usize,
     /// The size of a block of a streamed file, at most 1 MiB. Default 256 KiB.
     pub file_block: usize,
     /// Blocks of one streamed file that are under way at once. Default 8.
@@ -89,11 +89,11 @@ impl Default for ClientTuning {
             request_timeout: Some(Duration::from_secs(120)),
             event_window: 8 << 20,
             spill_limit: 256 << 20,
-            reorder_patience: Duration::from_millis(200),
+            reorder_timeout: Duration::from_millis(200),
             stdin_window: 256 << 10,
             stdin_chunk: 64 << 10,
             stdin_in_flight: 8,
-            notice_queue: 1024,
+            notification_queue: 1024,
             file_block: 256 << 10,
             file_in_flight: 8,
             whole_file: 16 << 20,

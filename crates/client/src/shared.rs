@@ -15,11 +15,11 @@ use codex_exec_server_protocol::{Call, Effect};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::channel::{Channel, ChannelError};
 use crate::error::{ExecServerError, Lost};
-use crate::link::{Link, LinkError};
-use crate::notices::Subscriptions;
 use crate::options::ClientTuning;
-use crate::process::Tracked;
+use crate::process::SharedSequencer;
+use crate::subscriptions::Subscriptions;
 
 /// How a client's connection is, see
 /// [`ExecServerClient::status`](crate::ExecServerClient::status).
@@ -40,8 +40,8 @@ pub enum ConnectionStatus {
 }
 
 #[derive(Clone)]
-pub(crate) enum LinkState {
-    Up(Arc<Link>),
+pub(crate) enum ChannelState {
+    Up(Arc<Channel>),
     Down,
     Dead(ExecServerError),
 }
@@ -49,21 +49,21 @@ pub(crate) enum LinkState {
 pub(crate) struct Shared {
     pub(crate) tuning: ClientTuning,
     pub(crate) endpoint: String,
-    pub(crate) link: watch::Sender<LinkState>,
+    pub(crate) channel: watch::Sender<ChannelState>,
     pub(crate) status: watch::Sender<ConnectionStatus>,
     pub(crate) subscriptions: Subscriptions,
     pub(crate) session: Mutex<Option<String>>,
     pub(crate) info: Mutex<Arc<EnvironmentInfo>>,
-    processes: Mutex<HashMap<ProcessId, Arc<Tracked>>>,
-    names: Mutex<Names>,
+    processes: Mutex<HashMap<ProcessId, Arc<SharedSequencer>>>,
+    names: Mutex<ProcessNames>,
     /// Makes ids that are unique in this process and, with its random prefix, among clients.
     ids: AtomicU64,
     prefix: String,
 }
 
-/// Names of processes that this client's session may have.
+/// ProcessNames of processes that this client's session may have.
 #[derive(Default)]
-struct Names {
+struct ProcessNames {
     /// Those that were asked for, as long as they are not too many.
     used: HashSet<ProcessId>,
     /// The session may have any other name, too.
@@ -71,14 +71,14 @@ struct Names {
 }
 
 /// More names than this are not remembered.
-const NAMES: usize = 4096;
+const MAX_NAMES: usize = 4096;
 
 impl Shared {
-    pub(crate) fn new(tuning: ClientTuning, endpoint: String, link: Arc<Link>) -> Self {
+    pub(crate) fn new(tuning: ClientTuning, endpoint: String, channel: Arc<Channel>) -> Self {
         Self {
             tuning,
             endpoint,
-            link: watch::Sender::new(LinkState::Up(link)),
+            channel: watch::Sender::new(ChannelState::Up(channel)),
             status: watch::Sender::new(ConnectionStatus::Connected),
             subscriptions: Subscriptions::default(),
             session: Mutex::new(None),
@@ -96,7 +96,7 @@ impl Shared {
     }
 
     /// The session had processes before this client came.
-    pub(crate) fn session_is_old(&self) {
+    pub(crate) fn mark_resumed(&self) {
         self.names.lock().any = true;
     }
 
@@ -107,7 +107,7 @@ impl Shared {
             return true;
         }
         let mut names = self.names.lock();
-        if names.used.len() >= NAMES {
+        if names.used.len() >= MAX_NAMES {
             names.any = true;
         }
         !names.any && names.used.insert(id.clone())
@@ -118,13 +118,13 @@ impl Shared {
     }
 
     /// The link, as soon as there is one.
-    pub(crate) async fn link(&self) -> Result<Arc<Link>, ExecServerError> {
-        let mut states = self.link.subscribe();
+    pub(crate) async fn channel(&self) -> Result<Arc<Channel>, ExecServerError> {
+        let mut states = self.channel.subscribe();
         loop {
             match &*states.borrow_and_update() {
-                LinkState::Up(link) => return Ok(link.clone()),
-                LinkState::Dead(error) => return Err(error.clone()),
-                LinkState::Down => {}
+                ChannelState::Up(channel) => return Ok(channel.clone()),
+                ChannelState::Dead(error) => return Err(error.clone()),
+                ChannelState::Down => {}
             }
             if states.changed().await.is_err() {
                 return Err(ExecServerError::Closed {
@@ -135,12 +135,12 @@ impl Shared {
     }
 
     /// The link after the one of that epoch, as soon as there is one.
-    pub(crate) async fn link_after(&self, epoch: u64) -> Result<Arc<Link>, ExecServerError> {
-        let mut states = self.link.subscribe();
+    pub(crate) async fn channel_after(&self, epoch: u64) -> Result<Arc<Channel>, ExecServerError> {
+        let mut states = self.channel.subscribe();
         loop {
             match &*states.borrow_and_update() {
-                LinkState::Up(link) if link.epoch > epoch => return Ok(link.clone()),
-                LinkState::Dead(error) => return Err(error.clone()),
+                ChannelState::Up(channel) if channel.epoch > epoch => return Ok(channel.clone()),
+                ChannelState::Dead(error) => return Err(error.clone()),
                 _ => {}
             }
             if states.changed().await.is_err() {
@@ -152,9 +152,10 @@ impl Shared {
     }
 
     /// Resolves when the link of that epoch has ended.
-    pub(crate) async fn link_lost(&self, epoch: u64) {
-        let mut states = self.link.subscribe();
-        let lost = |state: &LinkState| !matches!(state, LinkState::Up(up) if up.epoch == epoch);
+    pub(crate) async fn channel_lost(&self, epoch: u64) {
+        let mut states = self.channel.subscribe();
+        let lost =
+            |state: &ChannelState| !matches!(state, ChannelState::Up(up) if up.epoch == epoch);
         // An error means that the client is gone, and with it the link.
         let _ = states.wait_for(lost).await;
     }
@@ -166,31 +167,31 @@ impl Shared {
         effect: Effect,
         timeout: Option<Duration>,
     ) -> Result<C::Response, ExecServerError> {
-        let mut link = self.link().await?;
+        let mut channel = self.channel().await?;
         loop {
-            match self.attempt::<C>(&link, params, effect, timeout).await? {
+            match self.attempt::<C>(&channel, params, effect, timeout).await? {
                 Ok(response) => return Ok(response),
-                Err(LinkError::NotSent) => {}
-                Err(LinkError::Interrupted) if effect != Effect::Once => {}
+                Err(ChannelError::NotSent) => {}
+                Err(ChannelError::Interrupted) if effect != Effect::Once => {}
                 Err(error) => return Err(call_error(C::METHOD.name(), error)),
             }
-            link = self.link_after(link.epoch).await?;
+            channel = self.channel_after(channel.epoch).await?;
         }
     }
 
-    /// Makes a request on this very connection, for what belongs to it: [`Lost::Answer`] if it has
+    /// Makes a request on this very connection, for what belongs to it: [`Lost::Response`] if it has
     /// ended, whether before the request was sent or after.
     pub(crate) async fn call_on<C: Call>(
         &self,
-        link: &Arc<Link>,
+        channel: &Arc<Channel>,
         params: &C::Params,
         effect: Effect,
         timeout: Option<Duration>,
     ) -> Result<C::Response, ExecServerError> {
-        let answer = self.attempt::<C>(link, params, effect, timeout).await?;
-        if let Err(LinkError::NotSent | LinkError::Interrupted) = answer {
+        let answer = self.attempt::<C>(channel, params, effect, timeout).await?;
+        if let Err(ChannelError::NotSent | ChannelError::Interrupted) = answer {
             // Whoever tries again finds another connection.
-            self.link_lost(link.epoch).await;
+            self.channel_lost(channel.epoch).await;
         }
         answer.map_err(|error| call_error(C::METHOD.name(), error))
     }
@@ -198,13 +199,13 @@ impl Shared {
     /// Makes a request once. The outer error is that there was no answer in time.
     async fn attempt<C: Call>(
         &self,
-        link: &Arc<Link>,
+        channel: &Arc<Channel>,
         params: &C::Params,
         effect: Effect,
         timeout: Option<Duration>,
-    ) -> Result<Result<C::Response, LinkError>, ExecServerError> {
+    ) -> Result<Result<C::Response, ChannelError>, ExecServerError> {
         let attempt = async {
-            match link.send::<C>(params).await {
+            match channel.send::<C>(params).await {
                 Ok(answer) => answer.await,
                 Err(error) => Err(error),
             }
@@ -217,7 +218,7 @@ impl Shared {
         })
     }
 
-    pub(crate) fn track(&self, id: &ProcessId, tracked: &Arc<Tracked>) -> bool {
+    pub(crate) fn track(&self, id: &ProcessId, tracked: &Arc<SharedSequencer>) -> bool {
         let mut processes = self.processes.lock();
         if processes.get(id).is_some_and(|other| !other.is_abandoned()) {
             return false;
@@ -226,7 +227,7 @@ impl Shared {
         drop(processes);
         if let Some(before) = before {
             // Its follower has nothing to do any more.
-            before.feed(|track| track.fail(Lost::Process { process: id.clone() }.into()));
+            before.feed(|sequencer| sequencer.fail(Lost::Process { process: id.clone() }.into()));
         }
         true
     }
@@ -236,49 +237,49 @@ impl Shared {
     }
 
     /// Forgets this very process; another may have its name by now.
-    pub(crate) fn untrack_if(&self, id: &ProcessId, tracked: &Arc<Tracked>) {
+    pub(crate) fn untrack_if(&self, id: &ProcessId, tracked: &Arc<SharedSequencer>) {
         let mut processes = self.processes.lock();
         if processes.get(id).is_some_and(|other| Arc::ptr_eq(other, tracked)) {
             processes.remove(id);
         }
     }
 
-    pub(crate) fn tracked(&self, id: &ProcessId) -> Option<Arc<Tracked>> {
+    pub(crate) fn tracked(&self, id: &ProcessId) -> Option<Arc<SharedSequencer>> {
         self.processes.lock().get(id).cloned()
     }
 
-    pub(crate) fn all_tracked(&self) -> Vec<Arc<Tracked>> {
+    pub(crate) fn all_tracked(&self) -> Vec<Arc<SharedSequencer>> {
         self.processes.lock().values().cloned().collect()
     }
 
     /// The end: every call and every process learns of it.
-    pub(crate) fn die(&self, error: &ExecServerError) {
-        let died = self.link.send_if_modified(|state| {
-            if matches!(state, LinkState::Dead(_)) {
+    pub(crate) fn close(&self, error: &ExecServerError) {
+        let closed_now = self.channel.send_if_modified(|state| {
+            if matches!(state, ChannelState::Dead(_)) {
                 return false;
             }
-            if let LinkState::Up(link) = state {
-                link.fail();
+            if let ChannelState::Up(channel) = state {
+                channel.fail();
             }
-            *state = LinkState::Dead(error.clone());
+            *state = ChannelState::Dead(error.clone());
             true
         });
-        if died {
+        if closed_now {
             self.status.send_replace(ConnectionStatus::Closed(error.clone()));
             for tracked in self.all_tracked() {
-                tracked.feed(|track| track.fail(error.clone()));
+                tracked.feed(|sequencer| sequencer.fail(error.clone()));
             }
             self.subscriptions.end();
         }
     }
 }
 
-pub(crate) fn call_error(method: &'static str, error: LinkError) -> ExecServerError {
+pub(crate) fn call_error(method: &'static str, error: ChannelError) -> ExecServerError {
     match error {
-        LinkError::Server(error) => ExecServerError::server(method, error),
-        LinkError::Protocol(detail) => {
+        ChannelError::Server(error) => ExecServerError::server(method, error),
+        ChannelError::Protocol(detail) => {
             ExecServerError::protocol(format!("cannot parse the response to {method}"), detail)
         }
-        LinkError::NotSent | LinkError::Interrupted => Lost::Answer { method }.into(),
+        ChannelError::NotSent | ChannelError::Interrupted => Lost::Response { method }.into(),
     }
 }

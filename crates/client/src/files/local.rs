@@ -33,7 +33,7 @@ fn native(bytes: &[u8]) -> PathBuf {
 }
 
 /// A path of the server for people.
-pub(super) fn shown(path: &PathUri) -> String {
+pub(super) fn display(path: &PathUri) -> String {
     String::from_utf8_lossy(path.as_bytes()).into_owned()
 }
 
@@ -85,7 +85,7 @@ pub(super) fn set_mode(_: &std::fs::File, _: u32) -> io::Result<()> {
 
 /// Gives a file the owner and the mode of the one it replaces.
 #[cfg(unix)]
-pub(super) fn keep_attributes(file: &std::fs::File, old: &Metadata) -> io::Result<()> {
+pub(super) fn copy_attributes(file: &std::fs::File, old: &Metadata) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, fchown};
     let new = file.metadata()?;
     let uid = (old.uid() != new.uid()).then_some(old.uid());
@@ -93,8 +93,8 @@ pub(super) fn keep_attributes(file: &std::fs::File, old: &Metadata) -> io::Resul
     if uid.is_some() || gid.is_some() {
         // Replacing would silently give the file away.
         fchown(file, uid, gid).map_err(|error| {
-            let words = format!("cannot give the new file the owner of the old one: {error}");
-            io::Error::new(error.kind(), words)
+            let message = format!("cannot give the new file the owner of the old one: {error}");
+            io::Error::new(error.kind(), message)
         })?;
     }
     // After the owner, which clears set-id bits.
@@ -102,7 +102,7 @@ pub(super) fn keep_attributes(file: &std::fs::File, old: &Metadata) -> io::Resul
 }
 
 #[cfg(not(unix))]
-pub(super) fn keep_attributes(_: &std::fs::File, _: &Metadata) -> io::Result<()> {
+pub(super) fn copy_attributes(_: &std::fs::File, _: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
@@ -113,13 +113,13 @@ pub(super) fn require_regular(metadata: &Metadata) -> io::Result<()> {
     }
     let (kind, what) = match metadata.is_dir() {
         true => (io::ErrorKind::IsADirectory, "a directory"),
-        false => (io::ErrorKind::InvalidInput, special(metadata.file_type())),
+        false => (io::ErrorKind::InvalidInput, special_file_kind(metadata.file_type())),
     };
     Err(io::Error::new(kind, format!("it is {what}, not a regular file")))
 }
 
 #[cfg(unix)]
-fn special(kind: std::fs::FileType) -> &'static str {
+fn special_file_kind(kind: std::fs::FileType) -> &'static str {
     use std::os::unix::fs::FileTypeExt;
     match () {
         () if kind.is_fifo() => "a FIFO",
@@ -131,7 +131,7 @@ fn special(kind: std::fs::FileType) -> &'static str {
 }
 
 #[cfg(not(unix))]
-fn special(_: std::fs::FileType) -> &'static str {
+fn special_file_kind(_: std::fs::FileType) -> &'static str {
     "a special file"
 }
 
@@ -168,7 +168,7 @@ pub(super) fn set_directory_mode(_: &Path, _: u32) -> io::Result<()> {
 
 /// Whether a file is still what it was.
 #[cfg(unix)]
-pub(super) fn same(before: &Metadata, after: &Metadata) -> bool {
+pub(super) fn is_unchanged(before: &Metadata, after: &Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
     let version = |of: &Metadata| {
         let times = (of.mtime(), of.mtime_nsec(), of.ctime(), of.ctime_nsec());
@@ -178,6 +178,6 @@ pub(super) fn same(before: &Metadata, after: &Metadata) -> bool {
 }
 
 #[cfg(not(unix))]
-pub(super) fn same(before: &Metadata, after: &Metadata) -> bool {
+pub(super) fn is_unchanged(before: &Metadata, after: &Metadata) -> bool {
     before.len() == after.len() && before.modified().ok() == after.modified().ok()
 }

@@ -1,5 +1,6 @@
 //! Files on the server: whole, streamed, walked, watched, transferred.
 
+mod copy_within;
 mod download;
 mod local;
 mod reader;
@@ -8,7 +9,6 @@ mod transfer;
 mod upload;
 mod walk;
 mod watch;
-mod within;
 mod writer;
 
 pub use reader::FileReader;
@@ -23,9 +23,9 @@ use bytes::Bytes;
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::{Effect, FileCall, PathUri, SandboxContext, call};
 
+use crate::channel::Channel;
 use crate::client::ExecServerClient;
 use crate::error::ExecServerError;
-use crate::link::Link;
 
 /// Files on the server, perhaps held to a sandbox. Cheap to clone.
 ///
@@ -73,16 +73,16 @@ impl Files {
     /// Calls a method on this very connection, see [`Shared::call_on`](crate::shared::Shared::call_on).
     async fn call_on<C: FileCall>(
         &self,
-        link: &Arc<Link>,
+        channel: &Arc<Channel>,
         params: C::Params,
     ) -> Result<C::Response, ExecServerError> {
         let params = C::held_to(params, self.sandbox.as_ref());
         let timeout = self.client.timeout(C::METHOD);
-        self.client.shared.call_on::<C>(link, &params, C::effect(&params), timeout).await
+        self.client.shared.call_on::<C>(channel, &params, C::effect(&params), timeout).await
     }
 
     /// Calls a method that may be repeated after a reconnect although its params do not tell.
-    async fn call_again<C: FileCall>(
+    async fn call_repeatable<C: FileCall>(
         &self,
         params: C::Params,
     ) -> Result<C::Response, ExecServerError> {
@@ -126,7 +126,7 @@ impl Files {
     ) -> Result<(), ExecServerError> {
         let mode = mode.filter(|_| self.can_write_atomically());
         if content.len() <= self.client.shared.tuning.whole_file || !self.can_write_blocks() {
-            self.check_whole(content.len())?;
+            self.check_one_request(content.len())?;
             let mut params = FsWriteFileParams::new(path.clone(), content);
             params.atomic = atomic && self.can_write_atomically();
             params.mode = mode;
@@ -237,19 +237,19 @@ impl Files {
     }
 
     /// How much fits into one message as base64, with room for the rest of the request.
-    pub(crate) fn largest_whole(&self) -> usize {
+    pub(crate) fn largest_one_request(&self) -> usize {
         (self.client.shared.tuning.connection.message_bytes / 4 * 3).saturating_sub(64 << 10)
     }
 
-    pub(crate) fn check_whole(&self, len: usize) -> Result<(), ExecServerError> {
-        if len <= self.largest_whole() {
+    pub(crate) fn check_one_request(&self, len: usize) -> Result<(), ExecServerError> {
+        if len <= self.largest_one_request() {
             return Ok(());
         }
         Err(ExecServerError::Unsupported {
             what: format!("receive a file of {len} bytes"),
             instead: format!(
                 "it accepts files of up to {} bytes; split or compress it",
-                self.largest_whole()
+                self.largest_one_request()
             ),
         })
     }

@@ -1,7 +1,7 @@
 //! A file of this side that is replaced all at once.
 //!
 //! Invariant: until [`Replacement::commit`] what is there stays, and only a regular file, or nothing,
-//! is ever replaced. A link is followed: the file it leads to is replaced, beside itself. The bytes go
+//! is ever replaced. A link is followed: the file it leads to is replaced, in its own directory. The bytes go
 //! to an unnamed file where the filesystem has those, so even a kill leaves nothing; elsewhere to a
 //! file `.download-RANDOM`, which a kill leaves.
 
@@ -34,23 +34,23 @@ enum Unfinished {
 impl Replacement {
     /// Makes the temporary file, unless what is there cannot be replaced.
     pub fn begin(path: &Path) -> io::Result<Self> {
-        let target = follow(path)?;
+        let target = resolve_links(path)?;
         let directory = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
         if !directory.is_dir() {
-            let words = format!("there is no directory {}; create it first", directory.display());
-            return Err(io::Error::new(io::ErrorKind::NotFound, words));
+            let message = format!("there is no directory {}; create it first", directory.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, message));
         }
-        let old = found(std::fs::symlink_metadata(&target))?;
-        let meant = found(std::fs::metadata(path))?;
-        if let Some(meant) = &meant {
-            local::require_regular(meant)?;
+        let old = if_exists(std::fs::symlink_metadata(&target))?;
+        let followed = if_exists(std::fs::metadata(path))?;
+        if let Some(followed) = &followed {
+            local::require_regular(followed)?;
         }
-        match (&old, &meant) {
+        match (&old, &followed) {
             (None, None) => {}
-            (Some(old), Some(meant)) if local::is_same_file(old, meant) => {
+            (Some(old), Some(followed)) if local::is_same_file(old, followed) => {
                 local::require_writable(&target)?;
             }
             // What a descriptor in /proc leads to may have another name by now, or none.
@@ -59,7 +59,7 @@ impl Replacement {
             }
         }
         #[cfg(target_os = "linux")]
-        if let Some(file) = unnamed::make(directory) {
+        if let Some(file) = unnamed::create(directory) {
             return Ok(Self { target, old, new: Unfinished::Unnamed(file) });
         }
         let new = tempfile::Builder::new().prefix(".download-").tempfile_in(directory)?;
@@ -80,15 +80,15 @@ impl Replacement {
     pub fn commit(self, mode: u32) -> io::Result<()> {
         // Until here nobody else could read it.
         match &self.old {
-            Some(old) => local::keep_attributes(self.file(), old)?,
+            Some(old) => local::copy_attributes(self.file(), old)?,
             None => local::set_mode(self.file(), mode & 0o777)?,
         }
-        if let Some(now) = found(std::fs::symlink_metadata(&self.target))? {
+        if let Some(now) = if_exists(std::fs::symlink_metadata(&self.target))? {
             local::require_regular(&now)?;
         }
         match self.new {
             #[cfg(target_os = "linux")]
-            Unfinished::Unnamed(file) => unnamed::place(&file, &self.target, self.old.is_none()),
+            Unfinished::Unnamed(file) => unnamed::install(&file, &self.target, self.old.is_none()),
             Unfinished::Named(file) => {
                 file.persist(&self.target).map(drop).map_err(|error| error.error)
             }
@@ -96,7 +96,7 @@ impl Replacement {
     }
 }
 
-fn found(metadata: io::Result<Metadata>) -> io::Result<Option<Metadata>> {
+fn if_exists(metadata: io::Result<Metadata>) -> io::Result<Option<Metadata>> {
     match metadata {
         Ok(metadata) => Ok(Some(metadata)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -105,7 +105,7 @@ fn found(metadata: io::Result<Metadata>) -> io::Result<Option<Metadata>> {
 }
 
 /// Where a chain of links ends, whether or not something is there.
-fn follow(path: &Path) -> io::Result<PathBuf> {
+fn resolve_links(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {
         match std::fs::read_link(&path) {
@@ -138,7 +138,7 @@ mod unnamed {
     use rustix::fs::{AtFlags, CWD, OFlags};
 
     /// `None` where there are none; without /proc only a privileged process could name them.
-    pub fn make(directory: &Path) -> Option<File> {
+    pub fn create(directory: &Path) -> Option<File> {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -146,19 +146,19 @@ mod unnamed {
             .custom_flags(OFlags::TMPFILE.bits().cast_signed())
             .open(directory)
             .ok()?;
-        Path::new(&itself(&file)).exists().then_some(file)
+        Path::new(&fd_path(&file)).exists().then_some(file)
     }
 
-    fn itself(file: &File) -> String {
+    fn fd_path(file: &File) -> String {
         format!("/proc/self/fd/{}", file.as_raw_fd())
     }
 
     fn link(file: &File, path: &Path) -> io::Result<()> {
-        Ok(rustix::fs::linkat(CWD, itself(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+        Ok(rustix::fs::linkat(CWD, fd_path(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
     }
 
     /// Gives the file its name. If that is taken, Linux wants a second name to rename from.
-    pub fn place(file: &File, path: &Path, is_new: bool) -> io::Result<()> {
+    pub fn install(file: &File, path: &Path, is_new: bool) -> io::Result<()> {
         if is_new {
             match link(file, path) {
                 // Someone has made one since; it is replaced like any other.
@@ -167,13 +167,13 @@ mod unnamed {
             }
         }
         loop {
-            let fresh = path.with_file_name(format!(".download-{:016x}", fastrand::u64(..)));
-            match link(file, &fresh) {
+            let temporary = path.with_file_name(format!(".download-{:016x}", fastrand::u64(..)));
+            match link(file, &temporary) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 linked => linked?,
             }
-            return std::fs::rename(&fresh, path).inspect_err(|_| {
-                let _ = std::fs::remove_file(&fresh);
+            return std::fs::rename(&temporary, path).inspect_err(|_| {
+                let _ = std::fs::remove_file(&temporary);
             });
         }
     }

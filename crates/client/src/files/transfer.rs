@@ -18,13 +18,13 @@ type OnProgress = Arc<dyn Fn(&TransferProgress) + Send + Sync>;
 #[non_exhaustive]
 pub struct TransferOptions {
     /// Files of a tree that are transferred at once. Default 4.
-    pub files_at_once: usize,
+    pub concurrent_files: usize,
     progress: Option<OnProgress>,
 }
 
 impl Default for TransferOptions {
     fn default() -> Self {
-        Self { files_at_once: 4, progress: None }
+        Self { concurrent_files: 4, progress: None }
     }
 }
 
@@ -43,7 +43,7 @@ impl TransferOptions {
 impl fmt::Debug for TransferOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TransferOptions")
-            .field("files_at_once", &self.files_at_once)
+            .field("concurrent_files", &self.concurrent_files)
             .finish_non_exhaustive()
     }
 }
@@ -79,7 +79,7 @@ pub struct TransferReport {
 }
 
 /// Counters that files of one transfer share.
-pub(super) struct Count {
+pub(super) struct Counters {
     options: TransferOptions,
     pub bytes: AtomicU64,
     pub total_bytes: AtomicU64,
@@ -87,7 +87,7 @@ pub(super) struct Count {
     total_files: u64,
 }
 
-impl Count {
+impl Counters {
     pub fn new(options: &TransferOptions, total_files: u64, total_bytes: u64) -> Self {
         Self {
             options: options.clone(),
@@ -98,7 +98,7 @@ impl Count {
         }
     }
 
-    fn tell(&self, path: &PathUri) {
+    fn report_progress(&self, path: &PathUri) {
         if let Some(progress) = &self.options.progress {
             progress(&TransferProgress {
                 path: path.clone(),
@@ -117,12 +117,12 @@ impl Count {
 
     pub fn add(&self, path: &PathUri, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.tell(path);
+        self.report_progress(path);
     }
 
     pub fn file_done(&self, path: &PathUri) {
         self.files.fetch_add(1, Ordering::Relaxed);
-        self.tell(path);
+        self.report_progress(path);
     }
 
     /// What the files amount to.
@@ -135,8 +135,8 @@ impl Count {
     }
 
     /// Transfers the files of a tree, as many at once as the options say. Returns the
-    /// [words](keep_words) of those that failed.
-    pub async fn each<T, F>(
+    /// [messages](tolerate_file_error) of those that failed.
+    pub async fn transfer_each<T, F>(
         &self,
         files: Vec<T>,
         transfer: impl Fn(T) -> F,
@@ -144,9 +144,9 @@ impl Count {
     where
         F: Future<Output = Result<Option<String>, ExecServerError>>,
     {
-        let at_once = self.options.files_at_once.max(1);
+        let at_once = self.options.concurrent_files.max(1);
         let transfers = stream::iter(files).map(transfer).buffer_unordered(at_once);
-        transfers.try_filter_map(async |words| Ok(words)).try_collect().await
+        transfers.try_filter_map(async |message| Ok(message)).try_collect().await
     }
 
     /// What the files and the rest of their tree amount to.
@@ -161,7 +161,7 @@ impl Count {
 }
 
 /// Whether the rest of a tree can be copied although this went wrong.
-pub(super) fn is_of_one(error: &ExecServerError) -> bool {
+pub(super) fn affects_one_file(error: &ExecServerError) -> bool {
     use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     match error {
         ExecServerError::Server { .. }
@@ -174,22 +174,22 @@ pub(super) fn is_of_one(error: &ExecServerError) -> bool {
     }
 }
 
-/// A failure that concerns one file is kept in words, any other ends the transfer.
-pub(super) fn keep_words(
+/// A failure that concerns one file is kept as its message, any other ends the transfer.
+pub(super) fn tolerate_file_error(
     result: Result<(), ExecServerError>,
 ) -> Result<Option<String>, ExecServerError> {
     match result {
-        Err(error) if is_of_one(&error) => Ok(Some(error.to_string())),
+        Err(error) if affects_one_file(&error) => Ok(Some(error.to_string())),
         other => other.map(|()| None),
     }
 }
 
-pub(super) fn reading(path: &Path) -> impl FnOnce(io::Error) -> ExecServerError + use<> {
+pub(super) fn read_error(path: &Path) -> impl FnOnce(io::Error) -> ExecServerError + use<> {
     let doing = format!("cannot read {}", path.display());
     move |error| ExecServerError::local(doing, error)
 }
 
-pub(super) fn writing(path: &Path) -> impl FnOnce(io::Error) -> ExecServerError + use<> {
+pub(super) fn write_error(path: &Path) -> impl FnOnce(io::Error) -> ExecServerError + use<> {
     let doing = format!("cannot write {}", path.display());
     move |error| ExecServerError::local(doing, error)
 }

@@ -22,7 +22,7 @@ use crate::error::ExecServerError;
 pub enum WalkItem {
     /// A directory or a file.
     Entry(FsWalkEntry),
-    /// Something that could not be looked at, and why. The walk goes on.
+    /// Something that could not be read, and why. The walk goes on.
     Unreadable(FsPathError),
 }
 
@@ -34,20 +34,20 @@ pub struct Walk {
 
 enum State {
     Idle(Box<Walker>),
-    Asking(Pin<Box<dyn Future<Output = (Box<Walker>, Asked)> + Send>>),
+    Fetching(Pin<Box<dyn Future<Output = (Box<Walker>, Fetched)> + Send>>),
     Done,
 }
 
-type Asked = Result<(), ExecServerError>;
+type Fetched = Result<(), ExecServerError>;
 
 struct Walker {
     files: Files,
     options: FsWalkOptions,
     /// Directories to walk, with how deep they may still go.
-    todo: VecDeque<(PathUri, u32)>,
+    pending: VecDeque<(PathUri, u32)>,
     found: VecDeque<WalkItem>,
     /// Entries that may still come.
-    left: u64,
+    remaining: u64,
 }
 
 impl Walk {
@@ -55,13 +55,13 @@ impl Walk {
         // The default asks for all that a server gives at once; here it means no limit at all.
         let all = FsWalkOptions::default();
         let depth = if options.max_depth == all.max_depth { u32::MAX } else { options.max_depth };
-        let left = if options.max_entries == all.max_entries {
+        let remaining = if options.max_entries == all.max_entries {
             u64::MAX
         } else {
             options.max_entries.into()
         };
-        let todo = VecDeque::from([(root, depth)]);
-        let walker = Walker { files, options, todo, found: VecDeque::new(), left };
+        let pending = VecDeque::from([(root, depth)]);
+        let walker = Walker { files, options, pending, found: VecDeque::new(), remaining };
         Self { state: State::Idle(Box::new(walker)) }
     }
 }
@@ -73,10 +73,10 @@ impl Stream for Walk {
         loop {
             match &mut self.state {
                 State::Done => return Poll::Ready(None),
-                State::Asking(asking) => {
-                    let (walker, asked) = ready!(asking.as_mut().poll(cx));
+                State::Fetching(fetching) => {
+                    let (walker, fetched) = ready!(fetching.as_mut().poll(cx));
                     self.state = State::Idle(walker);
-                    if let Err(error) = asked {
+                    if let Err(error) = fetched {
                         self.state = State::Done;
                         return Poll::Ready(Some(Err(error)));
                     }
@@ -85,15 +85,15 @@ impl Stream for Walk {
                     if let Some(item) = walker.found.pop_front() {
                         return Poll::Ready(Some(Ok(item)));
                     }
-                    let next = walker.todo.pop_front().filter(|_| walker.left > 0);
+                    let next = walker.pending.pop_front().filter(|_| walker.remaining > 0);
                     let State::Idle(mut walker) = std::mem::replace(&mut self.state, State::Done)
                     else {
                         return Poll::Ready(None);
                     };
                     let Some((directory, depth)) = next else { return Poll::Ready(None) };
-                    self.state = State::Asking(Box::pin(async move {
-                        let asked = walker.ask(directory, depth).await;
-                        (walker, asked)
+                    self.state = State::Fetching(Box::pin(async move {
+                        let fetched = walker.fetch(directory, depth).await;
+                        (walker, fetched)
                     }));
                 }
             }
@@ -108,7 +108,7 @@ impl fmt::Debug for Walk {
 }
 
 impl Walker {
-    async fn ask(&mut self, directory: PathUri, depth: u32) -> Result<(), ExecServerError> {
+    async fn fetch(&mut self, directory: PathUri, depth: u32) -> Result<(), ExecServerError> {
         let at_once = FsWalkOptions::default();
         let options = FsWalkOptions {
             max_depth: depth.min(at_once.max_depth),
@@ -133,12 +133,12 @@ impl Walker {
                     && !parents.contains(entry.path.as_bytes())
                 {
                     let deeper = depth.saturating_sub(u32::try_from(level).unwrap_or(u32::MAX));
-                    self.todo.push_back((entry.path.clone(), deeper));
+                    self.pending.push_back((entry.path.clone(), deeper));
                 }
             }
         }
         self.found.extend(walked.errors.into_iter().map(WalkItem::Unreadable));
-        walked.entries.into_iter().for_each(|entry| self.find(entry));
+        walked.entries.into_iter().for_each(|entry| self.add(entry));
         Ok(())
     }
 
@@ -162,12 +162,12 @@ impl Walker {
             if entry.is_directory {
                 if self.options.follow_directory_symlinks || !self.is_link(&path).await? {
                     if depth > 0 && !pruned {
-                        self.todo.push_back((path.clone(), depth - 1));
+                        self.pending.push_back((path.clone(), depth - 1));
                     }
-                    self.find(FsWalkEntry { path, kind: FsEntryKind::Directory });
+                    self.add(FsWalkEntry { path, kind: FsEntryKind::Directory });
                 }
             } else if entry.is_file && !self.is_link(&path).await? {
-                self.find(FsWalkEntry { path, kind: FsEntryKind::File });
+                self.add(FsWalkEntry { path, kind: FsEntryKind::File });
             }
         }
         Ok(())
@@ -183,9 +183,9 @@ impl Walker {
         }
     }
 
-    fn find(&mut self, entry: FsWalkEntry) {
-        if self.left > 0 {
-            self.left -= 1;
+    fn add(&mut self, entry: FsWalkEntry) {
+        if self.remaining > 0 {
+            self.remaining -= 1;
             self.found.push_back(WalkItem::Entry(entry));
         }
     }

@@ -19,8 +19,8 @@ use futures_util::stream::FuturesUnordered;
 use tokio::io::AsyncWrite;
 
 use super::Files;
+use crate::channel::Channel;
 use crate::error::ExecServerError;
-use crate::link::Link;
 
 type Work = Pin<Box<dyn Future<Output = Result<(), ExecServerError>> + Send>>;
 
@@ -41,7 +41,7 @@ pub struct FileWriter {
     buffer: BytesMut,
     /// Where the buffer starts.
     offset: u64,
-    under_way: FuturesUnordered<Work>,
+    in_flight: FuturesUnordered<Work>,
     closing: Option<Work>,
     failed: Option<ExecServerError>,
     finished: bool,
@@ -51,11 +51,11 @@ pub struct FileWriter {
 struct Handle {
     id: String,
     /// The connection it belongs to; `None` if it outlives that.
-    link: Option<Arc<Link>>,
+    channel: Option<Arc<Channel>>,
 }
 
 /// The least that is written at once after a connection died.
-const SMALLEST: usize = 4 << 10;
+const MIN_BLOCK: usize = 4 << 10;
 
 impl FileWriter {
     pub(super) async fn create(
@@ -73,18 +73,18 @@ impl FileWriter {
             let mut params = FsOpenParams::new(&id, path.clone(), mode);
             params.permissions = permissions;
             params.keep = files.can_keep_handles();
-            let link = match params.keep {
+            let channel = match params.keep {
                 true => {
-                    files.call_again::<call::FsOpen>(params).await?;
+                    files.call_repeatable::<call::FsOpen>(params).await?;
                     None
                 }
                 false => {
-                    let link = files.client.shared.link().await?;
-                    files.call_on::<call::FsOpen>(&link, params).await?;
-                    Some(link)
+                    let channel = files.client.shared.channel().await?;
+                    files.call_on::<call::FsOpen>(&channel, params).await?;
+                    Some(channel)
                 }
             };
-            handle = Some(Handle { id, link });
+            handle = Some(Handle { id, channel });
         }
         Ok(Self {
             files,
@@ -94,7 +94,7 @@ impl FileWriter {
             permissions,
             buffer: BytesMut::new(),
             offset: 0,
-            under_way: FuturesUnordered::new(),
+            in_flight: FuturesUnordered::new(),
             closing: None,
             failed: None,
             finished: false,
@@ -130,7 +130,7 @@ impl FileWriter {
     fn room(&self) -> usize {
         match self.handle {
             Some(_) => self.block() - self.buffer.len(),
-            None => (self.files.largest_whole() + 1).saturating_sub(self.buffer.len()),
+            None => (self.files.largest_one_request() + 1).saturating_sub(self.buffer.len()),
         }
     }
 
@@ -145,29 +145,29 @@ impl FileWriter {
         let Some(handle) = self.handle.clone() else { return };
         let offset = self.offset;
         self.offset += block.len() as u64;
-        self.under_way.push(Box::pin(handle.write(self.files.clone(), offset, block)));
+        self.in_flight.push(Box::pin(handle.write(self.files.clone(), offset, block)));
     }
 
     /// Waits until another block may be sent.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ExecServerError>> {
         if self.handle.is_none() {
-            return Poll::Ready(self.files.check_whole(self.buffer.len()));
+            return Poll::Ready(self.files.check_one_request(self.buffer.len()));
         }
-        let most = self.files.client.shared.tuning.file_in_flight.max(1);
-        self.poll_under_way(cx, most - 1)
+        let max = self.files.client.shared.tuning.file_in_flight.max(1);
+        self.poll_in_flight(cx, max - 1)
     }
 
-    /// Waits until no more than `most` blocks are under way.
-    fn poll_under_way(
+    /// Waits until no more than `max` blocks are under way.
+    fn poll_in_flight(
         &mut self,
         cx: &mut Context<'_>,
-        most: usize,
+        max: usize,
     ) -> Poll<Result<(), ExecServerError>> {
         if let Some(error) = &self.failed {
             return Poll::Ready(Err(error.clone()));
         }
-        while self.under_way.len() > most {
-            if let Some(Err(error)) = ready!(Pin::new(&mut self.under_way).poll_next(cx)) {
+        while self.in_flight.len() > max {
+            if let Some(Err(error)) = ready!(Pin::new(&mut self.in_flight).poll_next(cx)) {
                 self.failed = Some(error.clone());
                 return Poll::Ready(Err(error));
             }
@@ -183,7 +183,7 @@ impl FileWriter {
             let block = self.buffer.split().freeze();
             self.send(block);
         }
-        ready!(self.poll_under_way(cx, 0))?;
+        ready!(self.poll_in_flight(cx, 0))?;
         if self.closing.is_none() {
             let files = self.files.clone();
             self.closing = Some(match self.handle.take() {
@@ -192,13 +192,13 @@ impl FileWriter {
                     Box::pin(async move { handle.close(&files, commit).await })
                 }
                 None => {
-                    files.check_whole(self.buffer.len())?;
+                    files.check_one_request(self.buffer.len())?;
                     let content = self.buffer.split().freeze();
                     let mut params = FsWriteFileParams::new(self.path.clone(), content);
                     params.atomic = self.atomic;
                     params.mode = self.permissions;
                     Box::pin(async move {
-                        files.call_again::<call::FsWriteFile>(params).await?;
+                        files.call_repeatable::<call::FsWriteFile>(params).await?;
                         Ok(())
                     })
                 }
@@ -226,23 +226,23 @@ impl Handle {
         mut offset: u64,
         mut block: Bytes,
     ) -> Result<(), ExecServerError> {
-        let mut most = block.len();
+        let mut max = block.len();
         while !block.is_empty() {
-            let piece = block.slice(..most.min(block.len()));
+            let piece = block.slice(..max.min(block.len()));
             let len = piece.len();
             let params = FsWriteBlockParams::new(&self.id, offset, piece);
-            let link = match &self.link {
-                Some(link) => link.clone(),
-                None => files.client.shared.link().await?,
+            let channel = match &self.channel {
+                Some(channel) => channel.clone(),
+                None => files.client.shared.channel().await?,
             };
-            match files.call_on::<call::FsWriteBlock>(&link, params).await {
+            match files.call_on::<call::FsWriteBlock>(&channel, params).await {
                 Ok(_) => {
                     block.advance(len);
                     offset += len as u64;
-                    most = most.saturating_mul(2);
+                    max = max.saturating_mul(2);
                 }
-                Err(error) if error.is_cut() && self.link.is_none() => {
-                    most = (most.min(len) / 2).max(SMALLEST);
+                Err(error) if error.is_interrupted() && self.channel.is_none() => {
+                    max = (max.min(len) / 2).max(MIN_BLOCK);
                 }
                 Err(error) => return Err(error),
             }
@@ -253,9 +253,9 @@ impl Handle {
     async fn close(self, files: &Files, commit: bool) -> Result<(), ExecServerError> {
         let mut params = FsCloseParams::new(self.id);
         params.commit = commit;
-        match &self.link {
-            Some(link) => files.call_on::<call::FsClose>(link, params).await?,
-            None => files.call_again::<call::FsClose>(params).await?,
+        match &self.channel {
+            Some(channel) => files.call_on::<call::FsClose>(channel, params).await?,
+            None => files.call_repeatable::<call::FsClose>(params).await?,
         };
         Ok(())
     }
@@ -279,7 +279,7 @@ impl AsyncWrite for FileWriter {
 
     /// Waits for the blocks under way. A part of a block stays here until the end.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_under_way(cx, 0).map_err(Into::into)
+        self.poll_in_flight(cx, 0).map_err(Into::into)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -5,8 +5,8 @@ use std::fmt;
 use codex_exec_server_protocol::PathUri;
 
 use super::parse::{Patch, PatchSection};
-use super::step::{Failed, Step, Work};
-use super::tree::{Asked, Found, Tree};
+use super::step::{Step, StepError, Work};
+use super::tree::{Found, Operation, Tree};
 use super::{PatchError, lines};
 use crate::files::Files;
 
@@ -78,14 +78,14 @@ impl Files {
         }
         let steps = plan.steps;
         for (at, step) in steps.iter().enumerate() {
-            if let Err(Failed { cause, left }) = step.take(self).await {
+            if let Err(StepError { cause, uncertain }) = step.execute(self).await {
                 let changes = |steps: &[Step]| steps.iter().map(|s| s.change.clone()).collect();
-                return Err(match (at, &left) {
+                return Err(match (at, &uncertain) {
                     (0, None) => PatchError::Unchanged(cause),
                     _ => PatchError::Partial {
                         done: changes(&steps[..at]),
                         undone: changes(&steps[at..]),
-                        left: left.map(Into::into),
+                        uncertain: uncertain.map(Into::into),
                         cause,
                     },
                 });
@@ -106,22 +106,22 @@ impl Plan<'_> {
     async fn section(&mut self, section: &PatchSection) -> Result<(), PatchError> {
         match section {
             PatchSection::Add { path, lines } => {
-                let asked = Asked { verb: "add", path };
+                let operation = Operation { verb: "add", path };
                 let mut content = lines.join("\n").into_bytes();
                 if !lines.is_empty() {
                     content.push(b'\n');
                 }
-                match self.tree.look(asked).await? {
+                match self.tree.find(operation).await? {
                     (_, Some(found)) => self.write(path, &found, content),
-                    (entry, None) => self.create(asked, entry, content, None)?,
+                    (entry, None) => self.create(operation, entry, content, None)?,
                 }
             }
             PatchSection::Delete { path } => {
-                let found = self.existing(Asked { verb: "delete", path }).await?;
+                let found = self.existing(Operation { verb: "delete", path }).await?;
                 self.remove(path, &found.entry);
             }
             PatchSection::Update { path, move_to, hunks } => {
-                let found = self.existing(Asked { verb: "update", path }).await?;
+                let found = self.existing(Operation { verb: "update", path }).await?;
                 let old = &self.tree.object(found.object).content;
                 let new = lines::update(path, old, hunks)?;
                 match move_to {
@@ -140,8 +140,8 @@ impl Plan<'_> {
         to: &str,
         content: Vec<u8>,
     ) -> Result<(), PatchError> {
-        let asked = Asked { verb: "move", path: to };
-        let (entry, taken) = self.tree.look(asked).await?;
+        let operation = Operation { verb: "move", path: to };
+        let (entry, taken) = self.tree.find(operation).await?;
         if entry == from.entry {
             self.write(path, from, content);
             return Ok(());
@@ -153,13 +153,13 @@ impl Plan<'_> {
                 if !self.files.can_rename() {
                     let problem =
                         format!("it is a link to {path}, which this server cannot rename");
-                    return Err(asked.refused(problem));
+                    return Err(operation.refused(problem));
                 }
                 // What a relative link says depends on where it is.
                 if from.is_link() && entry.join("..").ok() != from.entry.join("..").ok() {
                     let problem =
                         format!("{path} and it are links to one file; delete one of them");
-                    return Err(asked.refused(problem));
+                    return Err(operation.refused(problem));
                 }
                 self.write(to, from, content);
                 self.tree.rename(from, &entry);
@@ -175,11 +175,11 @@ impl Plan<'_> {
                 // be copied as a link.
                 if mode.is_none() && !from.is_link() && !from.fresh {
                     let old = object.content.clone();
-                    self.tree.create(asked, &entry, content.clone(), None)?;
+                    self.tree.create(operation, &entry, content.clone(), None)?;
                     let work = Work::CopyAndWrite { from: from.entry.clone(), old, content };
                     self.step(PatchChangeKind::Added, to, entry, work);
                 } else {
-                    self.create(asked, entry, content, mode)?;
+                    self.create(operation, entry, content, mode)?;
                 }
             }
         }
@@ -187,15 +187,15 @@ impl Plan<'_> {
         Ok(())
     }
 
-    async fn existing(&mut self, asked: Asked<'_>) -> Result<Found, PatchError> {
-        let (_, found) = self.tree.look(asked).await?;
-        found.ok_or_else(|| asked.refused("there is no such file"))
+    async fn existing(&mut self, operation: Operation<'_>) -> Result<Found, PatchError> {
+        let (_, found) = self.tree.find(operation).await?;
+        found.ok_or_else(|| operation.refused("there is no such file"))
     }
 
     /// A file that is there gets new content, by whatever name.
     fn write(&mut self, path: &str, found: &Found, content: Vec<u8>) {
         // Where nobody knows what is the same file, an earlier step may have changed this one.
-        let doubtful = self.steps.iter().any(|step| matches!(step.work, Work::Write { .. }));
+        let may_alias = self.steps.iter().any(|step| matches!(step.work, Work::Write { .. }));
         let object = self.tree.object(found.object);
         let old = std::mem::replace(&mut object.content, content.clone());
         let work = Work::Write {
@@ -203,22 +203,22 @@ impl Plan<'_> {
             old: Some(old),
             mode: None,
             atomic: self.files.can_write_atomically() && !object.shared,
-            look_first: doubtful && !object.identified,
+            verify_first: may_alias && !object.identified,
         };
         self.step(PatchChangeKind::Modified, path, found.real.clone(), work);
     }
 
     fn create(
         &mut self,
-        asked: Asked<'_>,
+        operation: Operation<'_>,
         entry: PathUri,
         content: Vec<u8>,
         mode: Option<u32>,
     ) -> Result<(), PatchError> {
-        self.tree.create(asked, &entry, content.clone(), mode)?;
+        self.tree.create(operation, &entry, content.clone(), mode)?;
         let atomic = self.files.can_write_atomically();
-        let work = Work::Write { content, old: None, mode, atomic, look_first: false };
-        self.step(PatchChangeKind::Added, asked.path, entry, work);
+        let work = Work::Write { content, old: None, mode, atomic, verify_first: false };
+        self.step(PatchChangeKind::Added, operation.path, entry, work);
         Ok(())
     }
 
@@ -227,8 +227,8 @@ impl Plan<'_> {
         self.step(PatchChangeKind::Deleted, path, entry.clone(), Work::Remove);
     }
 
-    fn step(&mut self, kind: PatchChangeKind, path: &str, place: PathUri, work: Work) {
+    fn step(&mut self, kind: PatchChangeKind, path: &str, target: PathUri, work: Work) {
         let change = PatchChange { kind, path: path.to_owned() };
-        self.steps.push(Step { change, path: place, work });
+        self.steps.push(Step { change, path: target, work });
     }
 }

@@ -17,12 +17,12 @@ pub(super) fn update(path: &str, content: &[u8], hunks: &[Hunk]) -> Result<Vec<u
     let mut out: Vec<Line<'_>> = Vec::with_capacity(file.len());
     let mut at = 0;
     for (n, hunk) in hunks.iter().enumerate() {
-        let start = place(path, n + 1, hunk, &texts, at)?;
+        let start = locate(path, n + 1, hunk, &texts, at)?;
         out.extend_from_slice(&file[at..start]);
         at = start;
         for line in &hunk.lines {
             match line {
-                HunkLine::Keep(_) => {
+                HunkLine::Context(_) => {
                     out.push(file[at]);
                     at += 1;
                 }
@@ -85,7 +85,7 @@ impl End {
 }
 
 /// Where the hunk's old lines start, at or after `from`.
-fn place(
+fn locate(
     path: &str,
     number: usize,
     hunk: &Hunk,
@@ -113,7 +113,7 @@ fn place(
         .lines
         .iter()
         .filter_map(|line| match line {
-            HunkLine::Keep(text) | HunkLine::Remove(text) => Some(text.as_str()),
+            HunkLine::Context(text) | HunkLine::Remove(text) => Some(text.as_str()),
             HunkLine::Insert(_) => None,
         })
         .collect();
@@ -146,12 +146,12 @@ fn find(lines: &[&[u8]], wanted: &[&str], from: usize, at_end: bool) -> Option<u
     if first > last {
         return None;
     }
-    (0..4).find_map(|care| {
-        let wanted: Vec<String> = wanted.iter().map(|line| relaxed(line, care)).collect();
+    (0..4).find_map(|leniency| {
+        let wanted: Vec<String> = wanted.iter().map(|line| normalized(line, leniency)).collect();
         (first..=last).find(|&start| {
             wanted.iter().zip(&lines[start..]).all(|(wanted, line)| {
                 match std::str::from_utf8(line) {
-                    Ok(line) => relaxed(line, care) == *wanted,
+                    Ok(line) => normalized(line, leniency) == *wanted,
                     Err(_) => *line == wanted.as_bytes(),
                 }
             })
@@ -161,16 +161,16 @@ fn find(lines: &[&[u8]], wanted: &[&str], from: usize, at_end: bool) -> Option<u
 
 /// The line as it is compared: 0 exactly, 1 without white space at its end, 2 nor at its start, 3
 /// with typographic characters as their ASCII kin.
-fn relaxed(line: &str, care: u8) -> String {
-    match care {
+fn normalized(line: &str, leniency: u8) -> String {
+    match leniency {
         0 => line.to_owned(),
         1 => line.trim_end().to_owned(),
         2 => line.trim().to_owned(),
-        _ => line.trim().chars().map(plain).collect(),
+        _ => line.trim().chars().map(ascii_equivalent).collect(),
     }
 }
 
-fn plain(c: char) -> char {
+fn ascii_equivalent(c: char) -> char {
     match c {
         '\u{2010}'..='\u{2015}' | '\u{2212}' => '-',
         '\u{2018}'..='\u{201B}' => '\'',

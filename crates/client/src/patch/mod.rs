@@ -65,7 +65,7 @@ pub enum PatchError {
     /// The server failed half-way.
     #[error(
         "{cause}; the patch is applied in part: done: {}; not done: {}{}",
-        list(.done), list(.undone), .left.as_ref().map(|left| format!("; {left}")).unwrap_or_default()
+        list(.done), list(.undone), .uncertain.as_ref().map(|uncertain| format!("; {uncertain}")).unwrap_or_default()
     )]
     Partial {
         /// What was written.
@@ -73,7 +73,7 @@ pub enum PatchError {
         /// What was not.
         undone: Vec<PatchChange>,
         /// What has become of the first of `undone`, if it is not known to be as it was.
-        left: Option<Box<str>>,
+        uncertain: Option<Box<str>>,
         /// Why.
         #[source]
         cause: ExecServerError,

@@ -50,7 +50,7 @@ pub struct Hunk {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HunkLine {
     /// Is there and stays.
-    Keep(String),
+    Context(String),
     /// Is there and goes.
     Remove(String),
     /// Comes.
@@ -208,7 +208,7 @@ impl<'a> Parser<'a> {
                 ("-", rest) => HunkLine::Remove(rest.to_owned()),
                 ("+", rest) => HunkLine::Insert(rest.to_owned()),
                 // An empty line is an empty line of context whose space was lost.
-                (_, rest) => HunkLine::Keep(rest.to_owned()),
+                (_, rest) => HunkLine::Context(rest.to_owned()),
             });
             self.at += 1;
         }
@@ -282,7 +282,7 @@ mod tests {
         let [PatchSection::Update { move_to: None, hunks, .. }] = &patch.sections[..] else {
             panic!("{patch:?}");
         };
-        let keep = |text: &str| HunkLine::Keep(text.to_owned());
+        let keep = |text: &str| HunkLine::Context(text.to_owned());
         assert_eq!(
             hunks[0].lines,
             [

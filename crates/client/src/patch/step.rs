@@ -1,6 +1,6 @@
 //! One change of one file, and what is done when it fails half-way.
 //!
-//! Invariant: a step that failed without a word about what is left has left everything as it was.
+//! Invariant: a step that failed with nothing `uncertain` has left everything as it was.
 //! A file is replaced all at once where the server can. Elsewhere, and where a file has other names
 //! that have to see the change, it is written in place, and put back if that fails. A step that a lost
 //! connection interrupts is taken again on the next one, as often as there is a next one.
@@ -30,7 +30,7 @@ pub(super) enum Work {
         mode: Option<u32>,
         atomic: bool,
         /// Whether to see first that `old` is still there.
-        look_first: bool,
+        verify_first: bool,
     },
     /// A copy of another file, which keeps its permissions, with this content.
     CopyAndWrite {
@@ -47,15 +47,15 @@ pub(super) enum Work {
 }
 
 /// A step that was not done.
-pub(super) struct Failed {
+pub(super) struct StepError {
     pub cause: ExecServerError,
     /// What is there now, if it is not known to be what was there before.
-    pub left: Option<String>,
+    pub uncertain: Option<String>,
 }
 
 /// How far a step has come.
 #[derive(Default)]
-struct Begun {
+struct StepProgress {
     /// Directories that were missing, innermost first.
     directories: Vec<PathUri>,
     /// The file itself may be there in part.
@@ -63,40 +63,44 @@ struct Begun {
 }
 
 impl Step {
-    pub async fn take(&self, files: &Files) -> Result<(), Failed> {
-        let mut begun = Begun::default();
-        let Err(cause) = self.attempt(files, &mut begun).await else { return Ok(()) };
-        let left = self.put_right(files, &cause, begun.file).await;
-        if left.is_none() {
+    pub async fn execute(&self, files: &Files) -> Result<(), StepError> {
+        let mut started = StepProgress::default();
+        let Err(cause) = self.attempt(files, &mut started).await else { return Ok(()) };
+        let uncertain = self.roll_back(files, &cause, started.file).await;
+        if uncertain.is_none() {
             // One that is not empty is in use by somebody else.
-            for directory in begun.directories {
-                let _ = files.remove(only(directory)).await;
+            for directory in started.directories {
+                let _ = files.remove(remove_params(directory)).await;
             }
         }
-        Err(Failed { cause, left })
+        Err(StepError { cause, uncertain })
     }
 
-    async fn attempt(&self, files: &Files, begun: &mut Begun) -> Result<(), ExecServerError> {
+    async fn attempt(
+        &self,
+        files: &Files,
+        started: &mut StepProgress,
+    ) -> Result<(), ExecServerError> {
         if self.change.kind == PatchChangeKind::Added {
-            self.make_parents(files, &mut begun.directories).await?;
+            self.make_parents(files, &mut started.directories).await?;
         }
         match &self.work {
-            Work::Write { content, old, mode, atomic, look_first } => {
-                if let (Some(old), true) = (old, look_first) {
-                    self.expect(files, old).await?;
+            Work::Write { content, old, mode, atomic, verify_first } => {
+                if let (Some(old), true) = (old, verify_first) {
+                    self.verify_content(files, old).await?;
                 }
-                self.write(files, content, *atomic, *mode, &mut begun.file).await
+                self.write(files, content, *atomic, *mode, &mut started.file).await
             }
             Work::CopyAndWrite { from, content, .. } => {
-                begun.file = true;
-                while answered(files.copy(from, &self.path, false).await)?.is_none() {}
-                self.write(files, content, true, None, &mut begun.file).await
+                started.file = true;
+                while unless_interrupted(files.copy(from, &self.path, false).await)?.is_none() {}
+                self.write(files, content, true, None, &mut started.file).await
             }
             Work::Rename { .. } | Work::Remove => {
-                let mut done = answered(self.take_name(files).await)?;
+                let mut done = unless_interrupted(self.remove_name(files).await)?;
                 // If the name is gone, the request whose answer was lost has taken it.
                 while done.is_none() && self.has_name(files).await? {
-                    done = answered(self.take_name(files).await)?;
+                    done = unless_interrupted(self.remove_name(files).await)?;
                 }
                 Ok(())
             }
@@ -104,13 +108,13 @@ impl Step {
     }
 
     /// Takes the name from the file: for another, or altogether.
-    async fn take_name(&self, files: &Files) -> Result<(), ExecServerError> {
+    async fn remove_name(&self, files: &Files) -> Result<(), ExecServerError> {
         match &self.work {
             Work::Rename { to } => {
                 let params = FsRenameParams::new(self.path.clone(), to.clone());
                 files.call::<call::FsRename>(params).await.map(drop)
             }
-            _ => files.remove(only(self.path.clone())).await,
+            _ => files.remove(remove_params(self.path.clone())).await,
         }
     }
 
@@ -131,7 +135,7 @@ impl Step {
     }
 
     /// Refuses to go on if the file is not what the plan takes it for.
-    async fn expect(&self, files: &Files, old: &[u8]) -> Result<(), ExecServerError> {
+    async fn verify_content(&self, files: &Files, old: &[u8]) -> Result<(), ExecServerError> {
         if files.read_file(&self.path).await? == old {
             return Ok(());
         }
@@ -152,7 +156,7 @@ impl Step {
         content: &[u8],
         atomic: bool,
         mode: Option<u32>,
-        begun: &mut bool,
+        started: &mut bool,
     ) -> Result<(), ExecServerError> {
         let content = Bytes::copy_from_slice(content);
         if atomic && files.can_write_atomically() {
@@ -163,7 +167,7 @@ impl Step {
                 other => return other,
             }
         }
-        *begun = true;
+        *started = true;
         self.write_all(files, &content, false, mode).await
     }
 
@@ -177,7 +181,7 @@ impl Step {
     ) -> Result<(), ExecServerError> {
         loop {
             let written = files.write_content(&self.path, content.clone(), atomic, mode).await;
-            if answered(written)?.is_some() {
+            if unless_interrupted(written)?.is_some() {
                 return Ok(());
             }
         }
@@ -206,14 +210,14 @@ impl Step {
     }
 
     /// After a failure: makes it as if nothing had happened. What cannot be is told.
-    async fn put_right(
+    async fn roll_back(
         &self,
         files: &Files,
         cause: &ExecServerError,
-        begun: bool,
+        started: bool,
     ) -> Option<String> {
         let path = &self.change.path;
-        let unsure = cause.may_have_happened()
+        let unsure = cause.may_have_taken_effect()
             || matches!(cause, ExecServerError::Closed { .. } | ExecServerError::Lost(_));
         let (old, content) = match &self.work {
             Work::Remove | Work::Rename { .. } => {
@@ -222,7 +226,7 @@ impl Step {
             Work::Write { old, content, .. } => (old.as_deref(), content),
             Work::CopyAndWrite { content, .. } => (None, content),
         };
-        match (unsure, begun) {
+        match (unsure, started) {
             (false, false) => return None,
             (true, false) => return Some(format!("{path} may be changed")),
             (true, true) => return Some(format!("{path} may be damaged: check it")),
@@ -233,7 +237,7 @@ impl Step {
                 "{path} may be damaged: it was written in part and could not be restored ({why})"
             ))
         };
-        // Only what this step has begun is removed.
+        // Only what this step has started is removed.
         let ours = |now: &[u8]| match &self.work {
             Work::CopyAndWrite { old, .. } => old.starts_with(now) || content.starts_with(now),
             _ => content.starts_with(now),
@@ -246,7 +250,7 @@ impl Step {
                 back.err().and_then(|error| damaged(&error))
             }
             (Ok(now), None) if ours(&now) => {
-                let removed = files.remove(only(self.path.clone())).await;
+                let removed = files.remove(remove_params(self.path.clone())).await;
                 removed.err().and_then(|error| damaged(&error))
             }
             (Ok(_), None) => Some(format!("{path} exists, but not as this patch wrote it")),
@@ -257,9 +261,9 @@ impl Step {
 }
 
 /// `None` if the answer was lost with the connection. The next request waits for the next one.
-fn answered<T>(result: Result<T, ExecServerError>) -> Result<Option<T>, ExecServerError> {
+fn unless_interrupted<T>(result: Result<T, ExecServerError>) -> Result<Option<T>, ExecServerError> {
     match result {
-        Err(error) if error.is_cut() => {
+        Err(error) if error.is_interrupted() => {
             tracing::debug!(%error, "retrying a step of a patch");
             Ok(None)
         }
@@ -268,7 +272,7 @@ fn answered<T>(result: Result<T, ExecServerError>) -> Result<Option<T>, ExecServ
 }
 
 /// Removal of this and nothing else.
-fn only(path: PathUri) -> FsRemoveParams {
+fn remove_params(path: PathUri) -> FsRemoveParams {
     let mut params = FsRemoveParams::new(path);
     params.recursive = false;
     params.force = false;

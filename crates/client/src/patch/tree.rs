@@ -73,12 +73,12 @@ impl Found {
 
 /// What is done to a path, and what the patch calls it: for errors.
 #[derive(Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct Operation<'a> {
     pub verb: &'static str,
     pub path: &'a str,
 }
 
-impl Asked<'_> {
+impl Operation<'_> {
     pub(super) fn refused(self, problem: impl Into<String>) -> PatchError {
         let (verb, path) = (self.verb, self.path.to_owned());
         PatchError::Target { verb, path, problem: problem.into() }
@@ -110,22 +110,22 @@ impl<'a> Tree<'a> {
     }
 
     /// The name that a path means, and the file it leads to, if there is one.
-    pub(super) async fn look(
+    pub(super) async fn find(
         &mut self,
-        asked: Asked<'_>,
+        operation: Operation<'_>,
     ) -> Result<(PathUri, Option<Found>), PatchError> {
-        let place = self.resolve(asked.path)?;
-        let entry = self.entry_of(asked, &place).await?;
-        let found = match self.load(asked, &entry).await? {
+        let resolved = self.resolve(operation.path)?;
+        let entry = self.entry_of(operation, &resolved).await?;
+        let found = match self.load(operation, &entry).await? {
             Entry::Missing => None,
             Entry::File { object, fresh } => {
                 Some(Found { entry: entry.clone(), real: entry.clone(), object, fresh })
             }
-            Entry::Link(real) => match self.load(asked, &real).await? {
+            Entry::Link(real) => match self.load(operation, &real).await? {
                 Entry::File { object, fresh } => {
                     Some(Found { entry: entry.clone(), real, object, fresh })
                 }
-                _ => return Err(asked.refused("it is a broken link")),
+                _ => return Err(operation.refused("it is a broken link")),
             },
         };
         Ok((entry, found))
@@ -134,20 +134,20 @@ impl<'a> Tree<'a> {
     /// A new file at a name that is free.
     pub(super) fn create(
         &mut self,
-        asked: Asked<'_>,
+        operation: Operation<'_>,
         entry: &PathUri,
         content: Vec<u8>,
         mode: Option<u32>,
     ) -> Result<(), PatchError> {
         if self.made.contains(entry) {
-            return Err(asked.refused("it is a directory"));
+            return Err(operation.refused("it is a directory"));
         }
         let mut below = entry.clone();
         while let Ok(above) = below.join("..")
             && above != below
         {
             if matches!(self.entries.get(&above), Some(Entry::File { .. } | Entry::Link(_))) {
-                return Err(asked.refused("a parent of it is a file, not a directory"));
+                return Err(operation.refused("a parent of it is a file, not a directory"));
             }
             self.made.insert(above.clone());
             below = above;
@@ -187,12 +187,16 @@ impl<'a> Tree<'a> {
     }
 
     /// The name in its directory's real name. Directories that are missing are taken as they are.
-    async fn entry_of(&mut self, asked: Asked<'_>, place: &PathUri) -> Result<PathUri, PatchError> {
+    async fn entry_of(
+        &mut self,
+        operation: Operation<'_>,
+        resolved: &PathUri,
+    ) -> Result<PathUri, PatchError> {
         let joined = |at: &PathUri, name: &[u8]| {
             at.join(name).map_err(|error| PatchError::Path(error.to_string()))
         };
         let mut names = Vec::new();
-        let mut at = place.clone();
+        let mut at = resolved.clone();
         let mut real = loop {
             let above = joined(&at, b"..")?;
             if above == at {
@@ -210,7 +214,7 @@ impl<'a> Tree<'a> {
                 Err(error) if error.is_not_found() => at = above,
                 // It may be written where it may not be looked at.
                 Err(ExecServerError::Server { .. }) => break above,
-                Err(error) => return Err(asked.failed(error)),
+                Err(error) => return Err(operation.failed(error)),
             }
         };
         for name in names.iter().rev() {
@@ -219,36 +223,44 @@ impl<'a> Tree<'a> {
         Ok(real)
     }
 
-    async fn load(&mut self, asked: Asked<'_>, entry: &PathUri) -> Result<Entry, PatchError> {
+    async fn load(
+        &mut self,
+        operation: Operation<'_>,
+        entry: &PathUri,
+    ) -> Result<Entry, PatchError> {
         if let Some(known) = self.entries.get(entry) {
             return Ok(known.clone());
         }
-        let loaded = self.load_anew(asked, entry).await?;
+        let loaded = self.load_uncached(operation, entry).await?;
         self.entries.insert(entry.clone(), loaded.clone());
         Ok(loaded)
     }
 
-    async fn load_anew(&mut self, asked: Asked<'_>, entry: &PathUri) -> Result<Entry, PatchError> {
+    async fn load_uncached(
+        &mut self,
+        operation: Operation<'_>,
+        entry: &PathUri,
+    ) -> Result<Entry, PatchError> {
         let metadata = match self.files.metadata(entry).await {
             Ok(metadata) => metadata,
-            Err(error) if error.is_not_found() => return self.missing(asked, entry).await,
-            Err(error) => return Err(asked.failed(error)),
+            Err(error) if error.is_not_found() => return self.missing(operation, entry).await,
+            Err(error) => return Err(operation.failed(error)),
         };
         if metadata.is_directory {
-            return Err(asked.refused("it is a directory"));
+            return Err(operation.refused("it is a directory"));
         }
         if !metadata.is_file {
-            return Err(asked.refused("it is not a regular file"));
+            return Err(operation.refused("it is not a regular file"));
         }
         if metadata.is_symlink {
             let real = self.files.canonicalize(entry).await;
-            return Ok(Entry::Link(real.map_err(|error| asked.failed(error))?));
+            return Ok(Entry::Link(real.map_err(|error| operation.failed(error))?));
         }
         let identity = metadata.device.zip(metadata.inode);
         if let Some(&object) = identity.and_then(|identity| self.identities.get(&identity)) {
             return Ok(Entry::File { object, fresh: false });
         }
-        let content = self.files.read_file(entry).await.map_err(|error| asked.failed(error))?;
+        let content = self.files.read_file(entry).await.map_err(|error| operation.failed(error))?;
         let object = self.add(Object {
             content: content.to_vec(),
             mode: metadata.mode.map(|mode| mode & 0o777),
@@ -262,15 +274,19 @@ impl<'a> Tree<'a> {
     }
 
     /// Nothing is there, unless it is a link that leads nowhere: a write would go where it leads.
-    async fn missing(&self, asked: Asked<'_>, entry: &PathUri) -> Result<Entry, PatchError> {
+    async fn missing(
+        &self,
+        operation: Operation<'_>,
+        entry: &PathUri,
+    ) -> Result<Entry, PatchError> {
         let mut params = FsGetMetadataParams::new(entry.clone());
         params.follow_symlinks = false;
         match self.files.call::<codex_exec_server_protocol::call::FsGetMetadata>(params).await {
             Err(error) if error.is_not_found() => Ok(Entry::Missing),
             Ok(_) | Err(ExecServerError::Server { .. }) => {
-                Err(asked.refused("it is a broken link"))
+                Err(operation.refused("it is a broken link"))
             }
-            Err(error) => Err(asked.failed(error)),
+            Err(error) => Err(operation.failed(error)),
         }
     }
 }

@@ -6,7 +6,7 @@ use codex_exec_server_protocol::process::{
 use codex_exec_server_protocol::{PathUri, SandboxContext};
 use serde::Serialize;
 
-use super::tracked::WhenSlow;
+use super::shared_sequencer::OnSlowConsumer;
 use crate::error::ExecServerError;
 
 /// A command to start, as [`std::process::Command`] is.
@@ -38,7 +38,7 @@ pub struct ExecCommand {
     pub(crate) metadata: Option<Opaque>,
     pub(crate) retain: Option<Retain>,
     pub(crate) process_id: Option<ProcessId>,
-    pub(crate) when_slow: WhenSlow,
+    pub(crate) on_slow_consumer: OnSlowConsumer,
     pub(crate) window: Option<usize>,
     pub(crate) terminate_on_drop: bool,
 }
@@ -59,7 +59,7 @@ impl ExecCommand {
             metadata: None,
             retain: None,
             process_id: None,
-            when_slow: WhenSlow::default(),
+            on_slow_consumer: OnSlowConsumer::default(),
             window: None,
             terminate_on_drop: false,
         }
@@ -199,8 +199,8 @@ impl ExecCommand {
 
     /// What happens when its output is not taken as fast as it comes.
     #[must_use]
-    pub fn when_slow(mut self, when_slow: WhenSlow) -> Self {
-        self.when_slow = when_slow;
+    pub fn on_slow_consumer(mut self, on_slow_consumer: OnSlowConsumer) -> Self {
+        self.on_slow_consumer = on_slow_consumer;
         self
     }
 

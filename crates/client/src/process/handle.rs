@@ -18,9 +18,9 @@ use super::delivery::Side;
 use super::event::{ExitStatus, Output, ProcessEvent};
 use super::follow::follow;
 use super::output::ProcessOutput;
+use super::sequencer::EventSequencer;
+use super::shared_sequencer::SharedSequencer;
 use super::stdin::ProcessStdin;
-use super::track::Track;
-use super::tracked::Tracked;
 use crate::client::ExecServerClient;
 use crate::error::{ExecServerError, Lost};
 
@@ -64,25 +64,26 @@ struct Taken {
 }
 
 /// What a server is asked to keep until it is acknowledged, unless the caller says otherwise.
-const RETAIN: u64 = 8 << 20;
+const DEFAULT_RETAIN_BYTES: u64 = 8 << 20;
 
 /// What the handle and everything taken from it share.
 pub(super) struct Handle {
     pub(super) client: ExecServerClient,
     pub(super) id: ProcessId,
-    pub(super) tracked: Arc<Tracked>,
+    pub(super) events: Arc<SharedSequencer>,
     pub(super) tty: bool,
     terminate_on_drop: bool,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.tracked.abandon() {
+        if !self.events.abandon() {
             self.client.shared.untrack(&self.id);
         }
-        let over = self.tracked.peek(|track| track.exit().is_some() || track.end().is_some());
+        let has_ended =
+            self.events.peek(|sequencer| sequencer.exit().is_some() || sequencer.end().is_some());
         if self.terminate_on_drop
-            && !over
+            && !has_ended
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             // Keeps the connection until it is done.
@@ -104,22 +105,26 @@ impl ExecServerClient {
         };
         let mut process = self.observe(
             id.clone(),
-            Track::new(id.clone(), self.window(&command), 0, false),
+            EventSequencer::new(id.clone(), self.window(&command), 0, false),
             &command,
         )?;
         let mut params = command.params(id, self.default_cwd());
         if self.capabilities().process_retain_until_read {
-            let own = Retain { bytes: RETAIN, on_full: OnFull::Wait, until: RetainUntil::Read };
-            let retain = params.retain.get_or_insert(own);
+            let default = Retain {
+                bytes: DEFAULT_RETAIN_BYTES,
+                on_full: OnFull::Wait,
+                until: RetainUntil::Read,
+            };
+            let retain = params.retain.get_or_insert(default);
             // Whoever wants old output dropped does not want to be waited for.
             if retain.on_full == OnFull::Wait {
                 retain.until = RetainUntil::Read;
-                process.handle.tracked.feed(Track::acknowledge);
+                process.handle.events.feed(EventSequencer::acknowledge);
             }
         }
         if params.retain.is_none_or(|retain| retain.until != RetainUntil::Read) {
             let limit = self.shared.tuning.spill_limit;
-            process.handle.tracked.feed(|track| track.spill(limit));
+            process.handle.events.feed(|sequencer| sequencer.spill(limit));
         }
         match self.start(&params).await {
             Ok(Some(started)) => {
@@ -129,7 +134,7 @@ impl ExecServerClient {
             // It had started before, and the answer was lost.
             Ok(None) => {}
             Err(error) => {
-                process.forget();
+                process.forget_unstarted();
                 return Err(error);
             }
         }
@@ -163,13 +168,13 @@ impl ExecServerClient {
                 None => return Err(Lost::Process { process: id }.into()),
             }
         }
-        let mut track = Track::new(id.clone(), self.window(&like), after, true);
+        let mut sequencer = EventSequencer::new(id.clone(), self.window(&like), after, true);
         // Whoever started it may have had it wait for acknowledgements, or not.
-        track.spill(self.shared.tuning.spill_limit);
+        sequencer.spill(self.shared.tuning.spill_limit);
         if self.capabilities().process_retain_until_read {
-            track.acknowledge();
+            sequencer.acknowledge();
         }
-        let mut process = self.observe(id, track, &like)?;
+        let mut process = self.observe(id, sequencer, &like)?;
         if let Some(stdin) = &mut process.stdin {
             stdin.leave_open();
         }
@@ -180,11 +185,11 @@ impl ExecServerClient {
     fn observe(
         &self,
         id: ProcessId,
-        track: Track,
+        sequencer: EventSequencer,
         command: &ExecCommand,
     ) -> Result<Process, ExecServerError> {
-        let tracked = Arc::new(Tracked::new(track, command.when_slow));
-        if !self.shared.track(&id, &tracked) {
+        let events = Arc::new(SharedSequencer::new(sequencer, command.on_slow_consumer));
+        if !self.shared.track(&id, &events) {
             return Err(ExecServerError::Invalid(format!(
                 "this client already has a handle on a process `{id}`; use that one, or another id"
             )));
@@ -192,7 +197,7 @@ impl ExecServerClient {
         let handle = Arc::new(Handle {
             client: self.clone(),
             id,
-            tracked,
+            events,
             tty: command.tty,
             terminate_on_drop: command.terminate_on_drop,
         });
@@ -211,18 +216,18 @@ impl ExecServerClient {
     /// request never arrived, or the second is refused because the process exists. Returns `None` if
     /// this very request started it and only the answer was lost.
     async fn start(&self, params: &ExecParams) -> Result<Option<ExecResponse>, ExecServerError> {
-        let only_ours = self.shared.claim(&params.process_id);
+        let is_unused_name = self.shared.claim(&params.process_id);
         let timeout = self.shared.tuning.request_timeout;
         let first = self.shared.call::<call::ProcessStart>(params, Effect::Once, timeout).await;
-        if !first.as_ref().is_err_and(ExecServerError::is_cut) {
+        if !first.as_ref().is_err_and(ExecServerError::is_interrupted) {
             return first.map(Some);
         }
-        let again =
+        let retried =
             self.shared.call::<call::ProcessStart>(params, Effect::Repeatable, timeout).await;
-        match again {
+        match retried {
             // It is in our session, under a name that nothing but this start could have taken.
-            Err(error) if only_ours && error.kind() == ErrorKind::ProcessExists => Ok(None),
-            again => again.map(Some),
+            Err(error) if is_unused_name && error.kind() == ErrorKind::ProcessExists => Ok(None),
+            retried => retried.map(Some),
         }
     }
 
@@ -233,8 +238,8 @@ impl ExecServerClient {
     /// Where a command runs that names no directory.
     fn default_cwd(&self) -> PathUri {
         let info = self.info();
-        let place = info.cwd.clone().or_else(|| info.user_home_dir.clone());
-        place.unwrap_or_else(root)
+        let directory = info.cwd.clone().or_else(|| info.user_home_dir.clone());
+        directory.unwrap_or_else(root)
     }
 }
 
@@ -272,7 +277,7 @@ impl Process {
             return None;
         }
         self.taken.events = true;
-        self.handle.tracked.feed(|track| track.delivery.take());
+        self.handle.events.feed(|sequencer| sequencer.delivery.attach_consumer());
         Some(ProcessEvents { handle: self.handle.clone(), ended: false })
     }
 
@@ -302,7 +307,7 @@ impl Process {
     }
 
     fn output(&self, side: Side) -> ProcessOutput {
-        self.handle.tracked.feed(|track| track.delivery.split());
+        self.handle.events.feed(|sequencer| sequencer.delivery.split());
         ProcessOutput { handle: self.handle.clone(), side }
     }
 
@@ -313,17 +318,19 @@ impl Process {
     }
 
     /// Waits for its exit. Output is neither taken nor needed to be, unless it
-    /// [holds](crate::WhenSlow::Hold) the connection.
+    /// [holds](crate::OnSlowConsumer::HoldConnection) the connection.
     pub async fn wait(&self) -> Result<ExitStatus, ExecServerError> {
         poll_fn(|cx| {
-            self.handle.tracked.poll_take(cx, |track| match (track.exit(), track.end()) {
-                (Some(status), _) => Some(Ok(status)),
-                (None, Some(Err(error))) => Some(Err(error.clone())),
-                // Closed without an exit: the server never told how it ended.
-                (None, Some(Ok(()))) => {
-                    Some(Err(Lost::Process { process: self.handle.id.clone() }.into()))
+            self.handle.events.poll_take(cx, |sequencer| {
+                match (sequencer.exit(), sequencer.end()) {
+                    (Some(status), _) => Some(Ok(status)),
+                    (None, Some(Err(error))) => Some(Err(error.clone())),
+                    // Closed without an exit: the server never told how it ended.
+                    (None, Some(Ok(()))) => {
+                        Some(Err(Lost::Process { process: self.handle.id.clone() }.into()))
+                    }
+                    (None, None) => None,
                 }
-                (None, None) => None,
             })
         })
         .await
@@ -392,25 +399,25 @@ impl Process {
     /// The number of the last event that was put in order, to [attach](ExecServerClient::attach)
     /// after it later.
     pub fn last_seq(&self) -> u64 {
-        self.handle.tracked.peek(Track::delivered)
+        self.handle.events.peek(EventSequencer::delivered)
     }
 
     fn follow(&self) {
         let handle = &self.handle;
         tokio::spawn(follow(
             handle.client.shared.clone(),
-            handle.tracked.clone(),
+            handle.events.clone(),
             handle.id.clone(),
         ));
     }
 
     /// It was never started.
-    fn forget(mut self) {
+    fn forget_unstarted(mut self) {
         if let Some(stdin) = &mut self.stdin {
             stdin.leave_open();
         }
-        self.handle.tracked.feed(|track| {
-            track.fail(Lost::Process { process: self.handle.id.clone() }.into());
+        self.handle.events.feed(|sequencer| {
+            sequencer.fail(Lost::Process { process: self.handle.id.clone() }.into());
         });
     }
 }
@@ -435,7 +442,7 @@ impl Stream for ProcessEvents {
         if self.ended {
             return Poll::Ready(None);
         }
-        let event = self.handle.tracked.poll_take(cx, |track| track.delivery.pop());
+        let event = self.handle.events.poll_take(cx, |sequencer| sequencer.delivery.pop());
         if let Poll::Ready(ProcessEvent::Closed | ProcessEvent::Failed(_)) = event {
             self.ended = true;
         }
@@ -446,7 +453,7 @@ impl Stream for ProcessEvents {
 impl Drop for ProcessEvents {
     fn drop(&mut self) {
         // Nobody can take them any more.
-        self.handle.tracked.feed(|track| track.delivery.discard_all());
+        self.handle.events.feed(|sequencer| sequencer.delivery.discard_all());
     }
 }
 

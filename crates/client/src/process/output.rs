@@ -29,8 +29,9 @@ impl AsyncRead for ProcessOutput {
             return Poll::Ready(Ok(()));
         }
         let (side, max) = (self.side, buffer.remaining());
-        let read =
-            ready!(self.handle.tracked.poll_take(cx, |track| track.delivery.read(side, max)));
+        let read = ready!(
+            self.handle.events.poll_take(cx, |sequencer| sequencer.delivery.read(side, max))
+        );
         buffer.put_slice(&read?);
         Poll::Ready(Ok(()))
     }
@@ -38,7 +39,7 @@ impl AsyncRead for ProcessOutput {
 
 impl Drop for ProcessOutput {
     fn drop(&mut self) {
-        self.handle.tracked.feed(|track| track.delivery.discard(self.side));
+        self.handle.events.feed(|sequencer| sequencer.delivery.discard(self.side));
     }
 }
 

@@ -149,7 +149,7 @@ async fn a_request_without_answer_ends_after_its_time_and_a_wait_comes_on_top() 
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let began = tokio::time::Instant::now();
     let error = client.environment_status().await.unwrap_err();
-    assert!(matches!(error, ExecServerError::Timeout { .. }) && !error.may_have_happened());
+    assert!(matches!(error, ExecServerError::Timeout { .. }) && !error.may_have_taken_effect());
     assert!(!error.to_string().contains("taken effect"), "{error}");
     assert_eq!(began.elapsed(), Duration::from_secs(120));
     fake.expect("environment/status").await;

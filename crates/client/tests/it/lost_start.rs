@@ -1,7 +1,7 @@
 //! A `process/start` whose answer is lost with its connection, against this project's own server.
 
 use codex_exec_client::{
-    Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ErrorKind, ExecCommand,
+    Connection, ConnectionConfig, DialFailure, DialFuture, Dialer, ErrorKind, ExecCommand,
     ExecServerClient, ExecServerError, ReconnectPolicy,
 };
 use codex_exec_serving::{Server, ServerConfig};
@@ -19,7 +19,7 @@ struct Cutting {
 }
 
 impl Dialer for Cutting {
-    fn dial(&self) -> Dialling<'_> {
+    fn dial(&self) -> DialFuture<'_> {
         Box::pin(async {
             let (ours, theirs) = Connection::pair(&ConnectionConfig::default());
             tokio::spawn(pass(theirs, self.server.connect(), self.cut.clone()));

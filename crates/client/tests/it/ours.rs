@@ -179,7 +179,7 @@ async fn holding_the_connection_makes_the_process_wait() {
     let client = soon(ExecServerClient::connect_websocket(args)).await.unwrap();
     let command = ExecCommand::shell("head -c 24000000 /dev/zero")
         .window(64 << 10)
-        .when_slow(codex_exec_client::WhenSlow::Hold);
+        .on_slow_consumer(codex_exec_client::OnSlowConsumer::HoldConnection);
     let process = client.spawn(command).await.unwrap();
     // Nobody reads: it cannot have ended, for its output is more than all buffers take.
     let early = tokio::time::timeout(std::time::Duration::from_millis(300), process.wait()).await;

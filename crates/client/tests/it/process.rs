@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use codex_exec_client::{
-    ExecCommand, ExecServerClient, ExecServerError, OutputStream, Process, ProcessEvent, WhenSlow,
+    ExecCommand, ExecServerClient, ExecServerError, OnSlowConsumer, OutputStream, Process,
+    ProcessEvent,
 };
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -120,7 +121,8 @@ async fn a_full_window_disturbs_nobody_and_what_came_is_not_asked_for_again() {
 #[tokio::test]
 async fn a_process_that_holds_the_connection_makes_it_wait() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
-    let command = ExecCommand::new(["x"]).window(1000).when_slow(WhenSlow::Hold);
+    let command =
+        ExecCommand::new(["x"]).window(1000).on_slow_consumer(OnSlowConsumer::HoldConnection);
     let (mut slow, id) = spawn(&client, &mut fake, command).await;
     let piece = "s".repeat(800);
     for seq in 1..=3 {
@@ -250,5 +252,5 @@ async fn a_streamed_body_comes_in_order_and_ends() {
     let (_, body) = asking.await.unwrap().unwrap();
     drop((fake, client, _dialled));
     let error = soon(body.try_collect::<Vec<_>>()).await.unwrap_err();
-    assert!(error.may_have_happened(), "{error}");
+    assert!(error.may_have_taken_effect(), "{error}");
 }

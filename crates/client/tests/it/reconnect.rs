@@ -151,8 +151,8 @@ async fn reads_are_made_again_and_the_rest_may_have_happened() {
     drop(fake);
 
     let error = soon(signalling).await.unwrap().unwrap_err();
-    assert!(matches!(error, ExecServerError::Lost(Lost::Answer { method: "process/signal" })));
-    assert!(error.may_have_happened(), "{error}");
+    assert!(matches!(error, ExecServerError::Lost(Lost::Response { method: "process/signal" })));
+    assert!(error.may_have_taken_effect(), "{error}");
     let mut fake = resumed(&mut dialled).await;
     let asked = fake.expect("process/read").await;
     assert_eq!((&asked.params["afterSeq"], &asked.params["waitMs"]), (&json!(3), &json!(60_000)));

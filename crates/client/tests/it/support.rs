@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use codex_exec_client::{
-    Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ExecServerClient,
+    Connection, ConnectionConfig, DialFailure, DialFuture, Dialer, ExecServerClient,
     ExecServerClientConnectOptions, Jitter,
 };
 use codex_exec_serving::Server;
@@ -141,7 +141,7 @@ impl FakeDialer {
 }
 
 impl Dialer for FakeDialer {
-    fn dial(&self) -> Dialling<'_> {
+    fn dial(&self) -> DialFuture<'_> {
         Box::pin(async {
             if let Some(failure) = self.failures.lock().await.pop() {
                 return Err(failure);

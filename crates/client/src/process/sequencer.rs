@@ -2,7 +2,7 @@
 //!
 //! Pure: no clock, no task, no socket. Events come as notifications (perhaps out of order, twice,
 //! or unnumbered) and as answers of `process/read`; out go [`ProcessEvent`]s in order, and the wish
-//! to read ([`Track::need`]).
+//! to read ([`EventSequencer::need`]).
 //!
 //! ```text
 //!   notifications ──┐                                  ┌─▶ delivery (in order)
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Invariant: every number below `next` was delivered, or is the number of the exit, or was told as
-//! lost. A read answer is the authority on what exists: a number that it passes over is no output.
+//! lost. A read response is the authority on what exists: a number that it passes over is no output.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ const ACKNOWLEDGE_AFTER: u64 = 1 << 20;
 const LARGEST_READ: u64 = 8 << 20;
 
 #[derive(Debug)]
-pub(crate) struct Track {
+pub(crate) struct EventSequencer {
     process: ProcessId,
     window: usize,
     /// The lowest number that is not delivered.
@@ -71,11 +71,11 @@ pub(crate) struct Track {
 struct Exit {
     status: ExitStatus,
     delivered: bool,
-    place: Place,
+    seq: ExitSeq,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ExitSeq {
     /// Known from a read, which does not tell it.
     Unknown,
     /// The notification had none.
@@ -85,8 +85,8 @@ enum Place {
     Known(u64),
 }
 
-impl Place {
-    fn is_open(self) -> bool {
+impl ExitSeq {
+    fn is_unknown(self) -> bool {
         matches!(self, Self::Unknown | Self::Unnumbered)
     }
 }
@@ -97,7 +97,7 @@ enum Early {
     Exited,
     Closed,
     /// Numbers from here to before `end` are no retained output.
-    Passed {
+    Gap {
         end: u64,
         dropped: u64,
     },
@@ -118,14 +118,14 @@ pub(crate) enum Need {
 
 /// What became of a notification of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum Intake {
     /// Kept, or known already.
-    Yes,
+    Accepted,
     /// There was no room; it will be read later.
-    Later,
+    ReadLater,
 }
 
-impl Track {
+impl EventSequencer {
     /// Of a process that is being started (`after` 0), or of one that is joined.
     pub(crate) fn new(process: ProcessId, window: usize, after: u64, resync: bool) -> Self {
         Self {
@@ -177,7 +177,7 @@ impl Track {
     }
 
     /// Whether output of this number and length is taken now, rather than read later.
-    fn takes(&self, seq: u64, len: usize) -> bool {
+    fn accepts(&self, seq: u64, len: usize) -> bool {
         if self.has_room(len) {
             return true;
         }
@@ -185,20 +185,20 @@ impl Track {
             return self.delivery.can_spill(len);
         }
         // What stands before it is being read, which is soon over, and cannot be waited for.
-        self.delivery.spills() && (self.early_cost + cost_of(len)) as u64 <= self.spill_limit
+        self.delivery.spill_enabled() && (self.early_cost + cost_of(len)) as u64 <= self.spill_limit
     }
 
     /// Whether the connection should rather not be read than bring output of this length. Never
-    /// while an answer to a read is needed, which would not arrive either.
-    pub(crate) fn holds(&self, len: usize, always: bool) -> bool {
+    /// while a response to a read is needed, which would not arrive either.
+    pub(crate) fn holds_connection(&self, len: usize, always: bool) -> bool {
         let catching_up = self.resync
             || self.probe
             || self.closed_unnumbered
             || self.missing_until > self.next
             || !self.early.is_empty();
-        let takes = self.has_room(len) || (!always && self.delivery.can_spill(len));
-        let may = always || (self.delivery.spills() && self.delivery.is_taken());
-        may && !takes && !catching_up
+        let accepts = self.has_room(len) || (!always && self.delivery.can_spill(len));
+        let may = always || (self.delivery.spill_enabled() && self.delivery.has_consumer());
+        may && !accepts && !catching_up
     }
 
     pub(crate) fn need(&self) -> Need {
@@ -209,7 +209,7 @@ impl Track {
             return Need::Now;
         }
         // What waits on disk has arrived, but is not to make room for more.
-        let on_disk = self.delivery.is_taken() && self.delivery.spilled() > 0;
+        let on_disk = self.delivery.has_consumer() && self.delivery.spilled() > 0;
         if self.acks
             && !on_disk
             && self.unacknowledged >= ACKNOWLEDGE_AFTER.min(self.window as u64 / 2)
@@ -239,7 +239,11 @@ impl Track {
     /// taken output the process is not to wait for that, so all that was seen counts as arrived.
     pub(crate) fn acknowledgement(&mut self) -> u64 {
         self.unacknowledged = 0;
-        if self.delivery.is_taken() { self.delivered() } else { self.delivered().max(self.seen) }
+        if self.delivery.has_consumer() {
+            self.delivered()
+        } else {
+            self.delivered().max(self.seen)
+        }
     }
 
     /// Too much waits for the consumer to read more.
@@ -262,22 +266,27 @@ impl Track {
         self.read_bytes = FIRST_READ;
     }
 
-    pub(crate) fn output(&mut self, seq: Option<u64>, stream: OutputStream, bytes: Bytes) -> Taken {
-        let seq = seq.unwrap_or_else(|| self.after_all());
+    pub(crate) fn output(
+        &mut self,
+        seq: Option<u64>,
+        stream: OutputStream,
+        bytes: Bytes,
+    ) -> Intake {
+        let seq = seq.unwrap_or_else(|| self.next_unnumbered());
         if self.end.is_some() || seq < self.next || self.early.contains_key(&seq) {
-            return Taken::Yes;
+            return Intake::Accepted;
         }
         self.seen = self.seen.max(seq);
-        if !self.takes(seq, bytes.len()) {
-            if !self.delivery.is_taken() {
+        if !self.accepts(seq, bytes.len()) {
+            if !self.delivery.has_consumer() {
                 self.unacknowledged += bytes.len() as u64;
             }
             self.missing_until = self.missing_until.max(seq + 1);
-            return Taken::Later;
+            return Intake::ReadLater;
         }
-        self.keep(seq, stream, bytes);
+        self.hold_early(seq, stream, bytes);
         self.drain();
-        Taken::Yes
+        Intake::Accepted
     }
 
     pub(crate) fn exited(&mut self, seq: Option<u64>, status: ExitStatus) {
@@ -285,20 +294,20 @@ impl Track {
             return;
         }
         let exit =
-            self.exit.get_or_insert(Exit { status, delivered: false, place: Place::Unknown });
+            self.exit.get_or_insert(Exit { status, delivered: false, seq: ExitSeq::Unknown });
         let Some(seq) = seq else {
-            if exit.place == Place::Unknown {
-                exit.place = Place::Unnumbered;
+            if exit.seq == ExitSeq::Unknown {
+                exit.seq = ExitSeq::Unnumbered;
             }
             self.drain();
             return;
         };
-        let before = std::mem::replace(&mut exit.place, Place::Known(seq));
-        if let Place::Guessed(guess) = before
+        let before = std::mem::replace(&mut exit.seq, ExitSeq::Known(seq));
+        if let ExitSeq::Guessed(guess) = before
             && guess != seq
         {
             // The number that was taken for the exit's was output after all.
-            self.lost(1, 0);
+            self.deliver_loss(1, 0);
         }
         if seq >= self.next {
             self.early.insert(seq, Early::Exited);
@@ -319,44 +328,44 @@ impl Track {
         }
     }
 
-    /// The answer of a read after `after`.
-    pub(crate) fn read(&mut self, after: u64, answer: ReadResponse) {
+    /// The response of a read after `after`.
+    pub(crate) fn read(&mut self, after: u64, response: ReadResponse) {
         if self.end.is_some() {
             return;
         }
         self.probe = false;
         self.read_bytes = self.read_bytes.saturating_mul(2).min(LARGEST_READ);
-        if answer.exited && self.exit.is_none() {
+        if response.exited && self.exit.is_none() {
             let status = ExitStatus {
-                code: answer.exit_code.unwrap_or(-1),
-                sandbox_denied: answer.sandbox_denied,
+                code: response.exit_code.unwrap_or(-1),
+                sandbox_denied: response.sandbox_denied,
             };
-            self.exit = Some(Exit { status, delivered: false, place: Place::Unknown });
+            self.exit = Some(Exit { status, delivered: false, seq: ExitSeq::Unknown });
         }
-        let nothing_more = answer.chunks.is_empty();
+        let nothing_more = response.chunks.is_empty();
         let mut from = after + 1;
-        let first = answer.chunks.first().map_or(answer.next_seq, |chunk| chunk.seq);
-        let mut dropped = self.really_dropped(after, first, answer.dropped_bytes);
-        for chunk in answer.chunks {
-            self.pass(from, chunk.seq, std::mem::take(&mut dropped));
+        let first = response.chunks.first().map_or(response.next_seq, |chunk| chunk.seq);
+        let mut dropped = self.dropped_unseen(after, first, response.dropped_bytes);
+        for chunk in response.chunks {
+            self.mark_gap(from, chunk.seq, std::mem::take(&mut dropped));
             from = chunk.seq + 1;
             if chunk.seq >= self.next && !self.early.contains_key(&chunk.seq) {
-                self.keep(chunk.seq, chunk.stream, chunk.chunk.0);
+                self.hold_early(chunk.seq, chunk.stream, chunk.chunk.0);
             }
         }
         if !nothing_more {
             // The exit's place is known when there is nothing more to read.
-            self.resync |= self.exit.is_some_and(|exit| exit.place == Place::Unknown);
+            self.resync |= self.exit.is_some_and(|exit| exit.seq == ExitSeq::Unknown);
             self.drain();
             return;
         }
 
         // Beyond `after` there is no output: every number up to the server's next is the exit, the
         // close, or lost.
-        let closed = answer.closed || self.closed_unnumbered;
-        self.finish_reading(from, answer.next_seq, dropped, closed);
+        let closed = response.closed || self.closed_unnumbered;
+        self.finish_reading(from, response.next_seq, dropped, closed);
         self.resync = false;
-        if let Some(why) = answer.failure.filter(|_| self.end.is_none()) {
+        if let Some(why) = response.failure.filter(|_| self.end.is_none()) {
             let error = ExecServerError::Server {
                 method: "process/read",
                 code: codex_exec_server_protocol::error::INTERNAL_ERROR,
@@ -377,14 +386,14 @@ impl Track {
         let mut at = start;
         for (&n, early) in self.early.range(start..end.max(start)) {
             unknown += n.saturating_sub(at);
-            at = if let Early::Passed { end, .. } = early { *end } else { n + 1 };
+            at = if let Early::Gap { end, .. } = early { *end } else { n + 1 };
         }
         unknown += end.saturating_sub(at);
-        let exit_unplaced = self.exit.is_some_and(|exit| exit.place.is_open());
-        let close_unplaced = closed && !self.early.values().any(|e| matches!(e, Early::Closed));
-        let explained = u64::from(exit_unplaced) + u64::from(close_unplaced);
+        let exit_unnumbered = self.exit.is_some_and(|exit| exit.seq.is_unknown());
+        let close_unnumbered = closed && !self.early.values().any(|e| matches!(e, Early::Closed));
+        let explained = u64::from(exit_unnumbered) + u64::from(close_unnumbered);
         if dropped > 0 || unknown > explained {
-            self.lost(unknown.saturating_sub(explained).max(1), dropped);
+            self.deliver_loss(unknown.saturating_sub(explained).max(1), dropped);
         }
         // What is known beyond the unknown numbers follows them.
         while self.next < end && self.end.is_none() {
@@ -394,7 +403,7 @@ impl Track {
             }
             self.drain();
         }
-        if exit_unplaced {
+        if exit_unnumbered {
             self.deliver_exit();
         }
         if closed {
@@ -430,7 +439,7 @@ impl Track {
 
     /// Of what the server dropped from after `after` to before `first`, the bytes that did not come
     /// here by notification; [`UNCOUNTED`] if that cannot be told.
-    fn really_dropped(&self, after: u64, first: u64, dropped: u64) -> u64 {
+    fn dropped_unseen(&self, after: u64, first: u64, dropped: u64) -> u64 {
         if dropped == 0 || first <= self.next {
             return 0;
         }
@@ -445,21 +454,21 @@ impl Track {
     }
 
     /// A number after all that are known, for what came without one.
-    fn after_all(&self) -> u64 {
+    fn next_unnumbered(&self) -> u64 {
         self.early.keys().next_back().map_or(self.next, |last| last + 1)
     }
 
-    fn keep(&mut self, seq: u64, stream: OutputStream, bytes: Bytes) {
+    fn hold_early(&mut self, seq: u64, stream: OutputStream, bytes: Bytes) {
         self.early_cost += cost_of(bytes.len());
         self.early.insert(seq, Early::Output(stream, bytes));
     }
 
     /// A read passed over the numbers from `from` to before `end`.
-    fn pass(&mut self, from: u64, end: u64, dropped: u64) {
+    fn mark_gap(&mut self, from: u64, end: u64, dropped: u64) {
         let mut at = from.max(self.next);
         while at < end {
             let stop = match self.early.range(at..end).next() {
-                Some((&n, Early::Passed { end, .. })) if n == at => {
+                Some((&n, Early::Gap { end, .. })) if n == at => {
                     at = *end;
                     continue;
                 }
@@ -470,7 +479,7 @@ impl Track {
                 Some((&n, _)) => n,
                 None => end,
             };
-            self.early.insert(at, Early::Passed { end: stop, dropped });
+            self.early.insert(at, Early::Gap { end: stop, dropped });
             at = stop;
         }
     }
@@ -490,14 +499,14 @@ impl Track {
                 }
                 Early::Exited => self.deliver_exit(),
                 Early::Closed => self.close(),
-                Early::Passed { end, dropped } => {
+                Early::Gap { end, dropped } => {
                     self.next = end;
-                    self.passed(at, end - at, dropped);
+                    self.deliver_gap(at, end - at, dropped);
                 }
             }
         }
         // An exit that has no number comes as soon as nothing known stands before it.
-        if self.exit.is_some_and(|exit| exit.place == Place::Unnumbered)
+        if self.exit.is_some_and(|exit| exit.seq == ExitSeq::Unnumbered)
             && self.early.is_empty()
             && !self.resync
             && self.missing_until <= self.next
@@ -513,26 +522,26 @@ impl Track {
             && let Some(&at) = self.early.keys().next()
         {
             let from = std::mem::replace(&mut self.next, at);
-            self.passed(from, at - from, 0);
+            self.deliver_gap(from, at - from, 0);
             self.drain();
         }
     }
 
     /// These numbers are no retained output: one may be the exit's, others are lost.
-    fn passed(&mut self, at: u64, count: u64, dropped: u64) {
+    fn deliver_gap(&mut self, at: u64, count: u64, dropped: u64) {
         if let Some(exit) = &mut self.exit
-            && exit.place.is_open()
+            && exit.seq.is_unknown()
             && count == 1
             && dropped == 0
         {
-            exit.place = Place::Guessed(at);
+            exit.seq = ExitSeq::Guessed(at);
             self.deliver_exit();
             return;
         }
-        self.lost(count, dropped);
+        self.deliver_loss(count, dropped);
     }
 
-    fn lost(&mut self, chunks: u64, dropped: u64) {
+    fn deliver_loss(&mut self, chunks: u64, dropped: u64) {
         let bytes = Some(dropped).filter(|&n| n > 0 && n != UNCOUNTED);
         let process = self.process.clone();
         self.delivery.push(ProcessEvent::Lost(Lost::Output { process, chunks, bytes }));
@@ -560,5 +569,5 @@ impl Track {
 }
 
 #[cfg(test)]
-#[path = "track_tests.rs"]
+#[path = "sequencer_tests.rs"]
 mod tests;

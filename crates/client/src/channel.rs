@@ -1,7 +1,7 @@
 //! One connection in use: requests out, their answers back.
 //!
 //! Invariant: a request that was added to a link is answered exactly once: by the peer, or by
-//! [`Link::fail`] when the connection ends. A failed link takes no more requests.
+//! [`Channel::fail`] when the connection ends. A failed channel takes no more requests.
 
 use std::future::Future;
 use std::marker::PhantomData;
@@ -15,11 +15,11 @@ use parking_lot::Mutex;
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
-use crate::foreign::with_kind;
+use crate::infer_kind::with_inferred_kind;
 
 /// Why a request on a link has no result.
 #[derive(Debug, Clone)]
-pub(crate) enum LinkError {
+pub(crate) enum ChannelError {
     /// The connection had ended before it could be sent.
     NotSent,
     /// The connection ended while it was under way.
@@ -30,7 +30,7 @@ pub(crate) enum LinkError {
     Protocol(String),
 }
 
-pub(crate) struct Link {
+pub(crate) struct Channel {
     /// Which connection of the client this is, from 1.
     pub(crate) epoch: u64,
     outbound: Outbound,
@@ -38,11 +38,11 @@ pub(crate) struct Link {
 }
 
 struct Requests {
-    pending: Pending<LinkError>,
+    pending: Pending<ChannelError>,
     open: bool,
 }
 
-impl Link {
+impl Channel {
     pub(crate) fn new(epoch: u64, outbound: Outbound) -> Arc<Self> {
         let requests = Mutex::new(Requests { pending: Pending::default(), open: true });
         Arc::new(Self { epoch, outbound, requests })
@@ -57,19 +57,19 @@ impl Link {
     pub(crate) async fn send<C: Call>(
         self: &Arc<Self>,
         params: &C::Params,
-    ) -> Result<AnswerOf<C>, LinkError> {
+    ) -> Result<PendingResponse<C>, ChannelError> {
         let (sender, receiver) = oneshot::channel();
         let id = {
             let mut requests = self.requests.lock();
             if !requests.open {
-                return Err(LinkError::NotSent);
+                return Err(ChannelError::NotSent);
             }
             requests.pending.add(Box::new(move |answer| {
                 let result = match answer {
                     Ok(raw) => serde_json::from_str::<C::Response>(raw.get())
-                        .map_err(|error| LinkError::Protocol(error.to_string())),
+                        .map_err(|error| ChannelError::Protocol(error.to_string())),
                     Err(Answer::Error(error)) => {
-                        Err(LinkError::Server(with_kind(C::METHOD, error)))
+                        Err(ChannelError::Server(with_inferred_kind(C::METHOD, error)))
                     }
                     Err(Answer::Failed(error)) => Err(error),
                 };
@@ -78,55 +78,60 @@ impl Link {
             }))
         };
         let message = encode::request::<C>(&id, params);
-        let answer =
-            AnswerOf { link: self.clone(), id, receiver, answered: false, call: PhantomData };
+        let answer = PendingResponse {
+            channel: self.clone(),
+            id,
+            receiver,
+            answered: false,
+            call: PhantomData,
+        };
         match self.outbound.send(message).await {
             Ok(()) => Ok(answer),
-            Err(_) => Err(LinkError::NotSent),
+            Err(_) => Err(ChannelError::NotSent),
         }
     }
 
     /// Hands an answer to its request.
-    pub(crate) fn answer(&self, id: &RequestId, answer: Result<&RawValue, RpcError>) -> bool {
+    pub(crate) fn respond(&self, id: &RequestId, answer: Result<&RawValue, RpcError>) -> bool {
         self.requests.lock().pending.answer(id, answer)
     }
 
     /// The connection goes on, but one of these answers was thrown away.
-    pub(crate) fn answer_lost(&self, why: &str) {
-        self.requests.lock().pending.fail_all(&LinkError::Protocol(why.to_owned()));
+    pub(crate) fn response_lost(&self, why: &str) {
+        self.requests.lock().pending.fail_all(&ChannelError::Protocol(why.to_owned()));
     }
 
     /// The connection has ended.
     pub(crate) fn fail(&self) {
         let mut requests = self.requests.lock();
         requests.open = false;
-        requests.pending.fail_all(&LinkError::Interrupted);
+        requests.pending.fail_all(&ChannelError::Interrupted);
     }
 }
 
 /// The answer to come. Dropping it forgets the request.
-pub(crate) struct AnswerOf<C: Call> {
-    link: Arc<Link>,
+pub(crate) struct PendingResponse<C: Call> {
+    channel: Arc<Channel>,
     id: RequestId,
-    receiver: oneshot::Receiver<Result<C::Response, LinkError>>,
+    receiver: oneshot::Receiver<Result<C::Response, ChannelError>>,
     answered: bool,
     call: PhantomData<fn(C)>,
 }
 
-impl<C: Call> Future for AnswerOf<C> {
-    type Output = Result<C::Response, LinkError>;
+impl<C: Call> Future for PendingResponse<C> {
+    type Output = Result<C::Response, ChannelError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = ready!(Pin::new(&mut self.receiver).poll(cx));
         self.answered = true;
-        Poll::Ready(answer.unwrap_or(Err(LinkError::Interrupted)))
+        Poll::Ready(answer.unwrap_or(Err(ChannelError::Interrupted)))
     }
 }
 
-impl<C: Call> Drop for AnswerOf<C> {
+impl<C: Call> Drop for PendingResponse<C> {
     fn drop(&mut self) {
         if !self.answered {
-            self.link.requests.lock().pending.forget(&self.id);
+            self.channel.requests.lock().pending.forget(&self.id);
         }
     }
 }

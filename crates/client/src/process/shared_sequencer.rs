@@ -1,18 +1,18 @@
-//! A [`Track`] shared between the connection, which feeds it, and its consumers, who wait for it.
+//! A [`EventSequencer`] shared between the connection, which feeds it, and its consumers, who wait for it.
 
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 
-use super::track::{Need, Track};
+use super::sequencer::{EventSequencer, Need};
 
 /// What happens when output comes faster than it is taken and the process's window is full.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum WhenSlow {
+pub enum OnSlowConsumer {
     /// Other processes go on. A server with the capability `processRetainUntilRead` keeps what does
     /// not fit, and it is fetched again later. With any other it waits in a temporary file on this
     /// side, up to [`ClientTuning::spill_limit`](crate::ClientTuning::spill_limit); beyond that the
-    /// connection is [held](Self::Hold). If nobody has ever taken output the process does not wait:
+    /// connection is [held](Self::HoldConnection). If nobody has ever taken output the process does not wait:
     /// what is no longer there when somebody does is told as
     /// [`ProcessEvent::Lost`](crate::ProcessEvent::Lost).
     #[default]
@@ -20,16 +20,16 @@ pub enum WhenSlow {
     /// The connection is not read until there is room, so that in the end the process waits, as at
     /// a full pipe, and nothing is ever lost; but everything else on the connection waits too.
     /// For a connection with a single process, whose output is taken.
-    Hold,
+    HoldConnection,
 }
 
-pub(crate) struct Tracked {
+pub(crate) struct SharedSequencer {
     state: Mutex<State>,
-    pub(crate) when_slow: WhenSlow,
+    pub(crate) on_slow_consumer: OnSlowConsumer,
 }
 
 struct State {
-    track: Track,
+    sequencer: EventSequencer,
     /// Nobody will look at it any more.
     abandoned: bool,
     consumers: Vec<Waker>,
@@ -39,22 +39,27 @@ struct State {
     holder: Option<Waker>,
 }
 
-impl Tracked {
-    pub(crate) fn new(track: Track, when_slow: WhenSlow) -> Self {
-        let state =
-            State { track, abandoned: false, consumers: Vec::new(), follower: None, holder: None };
-        Self { state: Mutex::new(state), when_slow }
+impl SharedSequencer {
+    pub(crate) fn new(sequencer: EventSequencer, on_slow_consumer: OnSlowConsumer) -> Self {
+        let state = State {
+            sequencer,
+            abandoned: false,
+            consumers: Vec::new(),
+            follower: None,
+            holder: None,
+        };
+        Self { state: Mutex::new(state), on_slow_consumer }
     }
 
     /// Looks at it.
-    pub(crate) fn peek<R>(&self, look: impl FnOnce(&Track) -> R) -> R {
-        look(&self.state.lock().track)
+    pub(crate) fn peek<R>(&self, look: impl FnOnce(&EventSequencer) -> R) -> R {
+        look(&self.state.lock().sequencer)
     }
 
     /// Feeds it, and wakes whoever waits.
-    pub(crate) fn feed<R>(&self, change: impl FnOnce(&mut Track) -> R) -> R {
+    pub(crate) fn feed<R>(&self, change: impl FnOnce(&mut EventSequencer) -> R) -> R {
         let mut state = self.state.lock();
-        let result = change(&mut state.track);
+        let result = change(&mut state.sequencer);
         let consumers = std::mem::take(&mut state.consumers);
         let follower = state.take_follower();
         drop(state);
@@ -69,10 +74,10 @@ impl Tracked {
     pub(crate) fn poll_take<R>(
         &self,
         cx: &mut Context<'_>,
-        take: impl FnOnce(&mut Track) -> Option<R>,
+        take: impl FnOnce(&mut EventSequencer) -> Option<R>,
     ) -> Poll<R> {
         let mut state = self.state.lock();
-        let Some(result) = take(&mut state.track) else {
+        let Some(result) = take(&mut state.sequencer) else {
             if !state.consumers.iter().any(|waker| waker.will_wake(cx.waker())) {
                 state.consumers.push(cx.waker().clone());
             }
@@ -89,7 +94,11 @@ impl Tracked {
     /// Waits for room for that many bytes, if the connection is to be held.
     pub(crate) fn poll_room(&self, cx: &mut Context<'_>, len: usize) -> Poll<()> {
         let mut state = self.state.lock();
-        if state.abandoned || !state.track.holds(len, self.when_slow == WhenSlow::Hold) {
+        if state.abandoned
+            || !state
+                .sequencer
+                .holds_connection(len, self.on_slow_consumer == OnSlowConsumer::HoldConnection)
+        {
             return Poll::Ready(());
         }
         state.holder = Some(cx.waker().clone());
@@ -100,11 +109,11 @@ impl Tracked {
     pub(crate) fn poll_need(&self, cx: &mut Context<'_>, until: Need) -> Poll<Option<Need>> {
         let mut state = self.state.lock();
         // An abandoned process that waits for acknowledgements is followed on, so that it can go on.
-        let done = state.abandoned && !state.track.acknowledges();
-        if done || state.track.end().is_some() {
+        let done = state.abandoned && !state.sequencer.acknowledges();
+        if done || state.sequencer.end().is_some() {
             return Poll::Ready(None);
         }
-        match state.track.need() {
+        match state.sequencer.need() {
             need if need != until => Poll::Ready(Some(need)),
             _ => {
                 state.follower = Some(cx.waker().clone());
@@ -121,8 +130,8 @@ impl Tracked {
     pub(crate) fn abandon(&self) -> bool {
         let mut state = self.state.lock();
         state.abandoned = true;
-        state.track.delivery.discard_all();
-        let goes_on = state.track.acknowledges() && state.track.end().is_none();
+        state.sequencer.delivery.discard_all();
+        let goes_on = state.sequencer.acknowledges() && state.sequencer.end().is_none();
         let wakers = [state.follower.take(), state.holder.take()];
         drop(state);
         wakers.into_iter().flatten().for_each(Waker::wake);
@@ -134,7 +143,7 @@ impl State {
     /// The follower's waker, if it has something to do now. What it waits for may be that a need
     /// goes away, so it is woken on every change while there is one.
     fn take_follower(&mut self) -> Option<Waker> {
-        let waits = self.track.need() == Need::Nothing && self.track.end().is_none();
+        let waits = self.sequencer.need() == Need::Nothing && self.sequencer.end().is_none();
         if waits { None } else { self.follower.take() }
     }
 }
