@@ -35,7 +35,7 @@ impl Default for Escapes {
 
 impl Escapes {
     /// Takes what was typed apart, in order.
-    pub fn take(&mut self, typed: &[u8]) -> Vec<Typed> {
+    pub fn parse(&mut self, typed: &[u8]) -> Vec<Typed> {
         let mut found = Vec::new();
         let mut keys = Vec::new();
         let flush = |keys: &mut Vec<u8>, found: &mut Vec<Typed>| {
@@ -78,21 +78,21 @@ mod tests {
 
     #[test]
     fn words_are_found_at_the_beginning_of_a_line_only() {
-        let take = |typed: &str| Escapes::default().take(typed.as_bytes());
-        assert_eq!(take("~."), [Typed::Detach]);
-        assert_eq!(take("ls ~.\r~?"), [keys("ls ~.\r"), Typed::Help]);
-        assert_eq!(take("~~."), [keys("~.")]);
-        assert_eq!(take("~/bin\r"), [keys("~/bin\r")]);
-        assert_eq!(take("a\r~.b"), [keys("a\r"), Typed::Detach, keys("b")]);
+        let parse = |typed: &str| Escapes::default().parse(typed.as_bytes());
+        assert_eq!(parse("~."), [Typed::Detach]);
+        assert_eq!(parse("ls ~.\r~?"), [keys("ls ~.\r"), Typed::Help]);
+        assert_eq!(parse("~~."), [keys("~.")]);
+        assert_eq!(parse("~/bin\r"), [keys("~/bin\r")]);
+        assert_eq!(parse("a\r~.b"), [keys("a\r"), Typed::Detach, keys("b")]);
     }
 
     #[test]
     fn a_word_may_come_in_pieces() {
         let mut escapes = Escapes::default();
-        assert_eq!(escapes.take(b"x\r"), [keys("x\r")]);
-        assert_eq!(escapes.take(b"~"), []);
-        assert_eq!(escapes.take(b"."), [Typed::Detach]);
-        assert_eq!(escapes.take(b"~"), []);
-        assert_eq!(escapes.take(b"q"), [keys("~q")]);
+        assert_eq!(escapes.parse(b"x\r"), [keys("x\r")]);
+        assert_eq!(escapes.parse(b"~"), []);
+        assert_eq!(escapes.parse(b"."), [Typed::Detach]);
+        assert_eq!(escapes.parse(b"~"), []);
+        assert_eq!(escapes.parse(b"q"), [keys("~q")]);
     }
 }

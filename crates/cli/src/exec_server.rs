@@ -14,7 +14,7 @@ use codex_exec_server::{
 use codex_exec_server::credentials::finish_renewals;
 use codex_linux_sandbox::Assurance;
 
-use crate::on::RENEWAL;
+use crate::on::RENEWAL_TIMEOUT;
 use crate::own_files::own_files;
 use crate::remote::{ForwardArgs, RemoteArgs, shutdown_signal_or_stdin_end};
 use crate::trim;
@@ -52,11 +52,11 @@ pub struct ExecServerArgs {
     concurrent_requests: usize,
 
     /// Keep a session and its processes this long after its connection is lost: 30s, 5m, 2h, 0
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     detach_ttl: Duration,
 
     /// When the server stops, wait this long between SIGTERM and SIGKILL for its processes
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_duration)]
     stop_grace: Duration,
 
     /// Weakest sandbox level to use if a request names none: full, namespaces or landlock. If this
@@ -158,7 +158,7 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
                 serve(args.listen, auth, config, &paths, stop).await.map_err(anyhow::Error::from)
             }
         };
-        finish_renewals(RENEWAL).await;
+        finish_renewals(RENEWAL_TIMEOUT).await;
         result
     })?;
     // A thread that still reads stdin would keep the runtime from ending.
@@ -232,7 +232,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 /// A whole number with `ms`, `s`, `m`, `h` or `d`; seconds without.
-pub fn duration(text: &str) -> Result<Duration, String> {
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let milliseconds: u64 = match unit {
@@ -251,8 +251,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected a whole number with ms, s, m, h or d, such as 30s".to_owned())
 }
 
-/// A duration as [`duration`] reads it.
-pub fn span(duration: Duration) -> String {
+/// A duration as [`parse_duration`] reads it.
+pub fn format_duration(duration: Duration) -> String {
     let milliseconds = duration.as_millis();
     let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
     let unit =
@@ -266,15 +266,15 @@ mod tests {
 
     #[test]
     fn durations() {
-        assert_eq!(duration("0"), Ok(Duration::ZERO));
-        assert_eq!(duration("45"), Ok(Duration::from_secs(45)));
-        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(duration("2h"), Ok(Duration::from_secs(7200)));
+        assert_eq!(parse_duration("0"), Ok(Duration::ZERO));
+        assert_eq!(parse_duration("45"), Ok(Duration::from_secs(45)));
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("2h"), Ok(Duration::from_secs(7200)));
         for text in ["0s", "250ms", "90s", "2h", "1d"] {
-            assert_eq!(duration(text).map(span).as_deref(), Ok(text));
+            assert_eq!(parse_duration(text).map(format_duration).as_deref(), Ok(text));
         }
         for bad in ["", "s", "1y", "-1s", "1.5s", "99999999999999999999d"] {
-            duration(bad).unwrap_err();
+            parse_duration(bad).unwrap_err();
         }
     }
 }

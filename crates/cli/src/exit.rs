@@ -1,4 +1,4 @@
-//! Exit codes, and how a failure is told.
+//! Exit codes, and how a failure is printed.
 //!
 //! Invariant: a reader that has gone away (`codex … | head`) is no failure worth a word.
 
@@ -23,7 +23,7 @@ pub const NOT_FOUND: u8 = 127;
 /// Whoever read our output has gone: 128 + SIGPIPE.
 pub const BROKEN_PIPE: u8 = 141;
 /// The command line was wrong.
-pub const USAGE: Usage = Usage;
+pub const USAGE: u8 = 2;
 
 /// The table of `codex help`.
 pub const HELP: &str = "\
@@ -37,16 +37,6 @@ Exit codes:
   128+N    run, shell, attach, sandbox: signal N killed the command, e.g. 130 after Ctrl-C
   141      the reader of the output closed it (… | head)
   other    run, shell, attach, sandbox: the command's own exit code";
-
-/// Exit code 2.
-#[derive(Debug, Clone, Copy)]
-pub struct Usage;
-
-impl From<Usage> for ExitCode {
-    fn from(Usage: Usage) -> Self {
-        Self::from(2)
-    }
-}
 
 /// A failure that the command line knows more about: its kind, from which come exit code and hints.
 #[derive(Debug)]
@@ -73,7 +63,7 @@ impl CommandError {
 
 impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&words(&self.error))?;
+        f.write_str(&message(&self.error))?;
         self.hints.iter().try_for_each(|hint| write!(f, "; {hint}"))
     }
 }
@@ -89,14 +79,14 @@ struct Coded {
 
 impl fmt::Display for Coded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&words(&self.error))
+        f.write_str(&message(&self.error))
     }
 }
 
 impl std::error::Error for Coded {}
 
 /// Gives every failure this code, unless it has one.
-pub fn code(code: u8) -> impl FnOnce(anyhow::Error) -> anyhow::Error {
+pub fn with_code(code: u8) -> impl FnOnce(anyhow::Error) -> anyhow::Error {
     move |error| match error.downcast::<Coded>() {
         Ok(coded) => coded.into(),
         Err(error) => Coded { code, error }.into(),
@@ -104,22 +94,22 @@ pub fn code(code: u8) -> impl FnOnce(anyhow::Error) -> anyhow::Error {
 }
 
 /// Gives every failure of a command that was to be run the code that a shell would give it.
-pub fn of_command(error: anyhow::Error) -> anyhow::Error {
+pub fn with_command_code(error: anyhow::Error) -> anyhow::Error {
     let by_kind = match kind(&error) {
         ErrorKind::ProgramNotFound => NOT_FOUND,
         ErrorKind::ProgramNotExecutable => NOT_EXECUTABLE,
         _ => NOT_RUN,
     };
-    code(by_kind)(error)
+    with_code(by_kind)(error)
 }
 
 /// What kind of failure it is; [`ErrorKind::Unknown`] if that is not known.
 pub fn kind(error: &anyhow::Error) -> ErrorKind {
-    let told = causes(error).find_map(|cause| {
+    let found = causes(error).find_map(|cause| {
         let by_command = cause.downcast_ref::<CommandError>().map(|error| error.kind);
         by_command.or_else(|| cause.downcast_ref::<ExecServerError>().map(ExecServerError::kind))
     });
-    told.unwrap_or(ErrorKind::Unknown)
+    found.unwrap_or(ErrorKind::Unknown)
 }
 
 /// Tells a failure on stderr.
@@ -127,25 +117,25 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     if is_broken_pipe(error) {
         return ExitCode::from(BROKEN_PIPE);
     }
-    tell(format_args!("{}", words(error)));
+    print_stderr(format_args!("{}", message(error)));
     ExitCode::from(error.downcast_ref::<Coded>().map_or(FAILURE, |coded| coded.code))
 }
 
 /// An error and all that led to it, also below those of this module, which print it themselves.
 fn causes(error: &anyhow::Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
-    let mut waiting: Vec<_> = error.chain().collect();
-    waiting.reverse();
+    let mut pending: Vec<_> = error.chain().collect();
+    pending.reverse();
     std::iter::from_fn(move || {
-        let cause = waiting.pop()?;
+        let cause = pending.pop()?;
         let below = match (cause.downcast_ref::<Coded>(), cause.downcast_ref::<CommandError>()) {
             (Some(coded), _) => Some(&coded.error),
             (_, Some(error)) => Some(&error.error),
             _ => None,
         };
         if let Some(below) = below {
-            let at = waiting.len();
-            waiting.extend(below.chain());
-            waiting[at..].reverse();
+            let at = pending.len();
+            pending.extend(below.chain());
+            pending[at..].reverse();
         }
         Some(cause)
     })
@@ -153,7 +143,7 @@ fn causes(error: &anyhow::Error) -> impl Iterator<Item = &(dyn std::error::Error
 
 /// A failure and its causes for people, each word once: a client's error tells its own causes, and
 /// a server's words stand without the protocol's.
-fn words(error: &anyhow::Error) -> String {
+fn message(error: &anyhow::Error) -> String {
     let mut parts: Vec<String> = Vec::new();
     for cause in error.chain() {
         // Some tell their cause themselves.
@@ -174,8 +164,8 @@ fn words(error: &anyhow::Error) -> String {
 }
 
 /// One line on stderr, wherever that leads.
-pub fn tell(words: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr().lock(), "codex: {words}");
+pub fn print_stderr(message: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "codex: {message}");
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -185,7 +175,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// The exit code that passes on another one.
-pub fn passed_on(code: i32) -> ExitCode {
+pub fn status(code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(code & 0xff).unwrap_or(FAILURE))
 }
 
@@ -202,7 +192,7 @@ mod tests {
     }
 
     fn exit_code(error: anyhow::Error) -> Option<u8> {
-        of_command(error).downcast_ref::<Coded>().map(|coded| coded.code)
+        with_command_code(error).downcast_ref::<Coded>().map(|coded| coded.code)
     }
 
     #[test]
@@ -214,24 +204,24 @@ mod tests {
                 _ => 125,
             };
             assert_eq!(exit_code(server(kind).into()), Some(code), "{kind}");
-            let told = CommandError::new(kind, anyhow::anyhow!("No such file or directory"));
-            let told = anyhow::Error::new(told).context("cannot run it");
-            assert_eq!(exit_code(told), Some(code), "{kind}");
+            let found = CommandError::new(kind, anyhow::anyhow!("No such file or directory"));
+            let found = anyhow::Error::new(found).context("cannot run it");
+            assert_eq!(exit_code(found), Some(code), "{kind}");
         }
-        let words = anyhow::anyhow!("No such file or directory (os error 2)");
-        assert_eq!(exit_code(words), Some(125), "words are not a kind");
+        let unkinded = anyhow::anyhow!("No such file or directory (os error 2)");
+        assert_eq!(exit_code(unkinded), Some(125), "words are not a kind");
     }
 
     #[test]
     fn the_kind_is_found_below_and_the_outermost_counts() {
         let inner = anyhow::Error::from(server(ErrorKind::DiskFull)).context("below");
-        let coded = code(3)(inner);
+        let coded = with_code(3)(inner);
         assert_eq!(kind(&coded), ErrorKind::DiskFull);
         let outer = CommandError::new(ErrorKind::Busy, coded).hint("wait").hint("or do not");
         assert_eq!(outer.to_string(), "below: all is well (os error 0); wait; or do not");
         let outer = anyhow::Error::new(outer).context("above");
         assert_eq!(kind(&outer), ErrorKind::Busy);
-        assert!(words(&outer).ends_with("; wait; or do not"), "{outer:#}");
+        assert!(message(&outer).ends_with("; wait; or do not"), "{outer:#}");
         assert_eq!(kind(&anyhow::anyhow!("unknown session id x")), ErrorKind::Unknown);
     }
 
@@ -240,7 +230,7 @@ mod tests {
         let pipe = io::Error::from(io::ErrorKind::BrokenPipe);
         let error = Err::<(), _>(pipe).context("cannot print");
         let error = CommandError::new(ErrorKind::Unknown, error.unwrap_err());
-        assert!(is_broken_pipe(&code(2)(error.into())));
+        assert!(is_broken_pipe(&with_code(2)(error.into())));
         assert!(!is_broken_pipe(&anyhow::anyhow!("Broken pipe (os error 32)")));
     }
 }

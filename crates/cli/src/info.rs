@@ -7,8 +7,8 @@ use clap::Args;
 use codex_exec_server::{EnvironmentInfo, ExecServerClient};
 use codex_linux_sandbox::Assurance;
 
-use crate::on::{OnArgs, Wants, block_on};
-use crate::remote_path::shown;
+use crate::on::{ConnectOptions, OnArgs, block_on};
+use crate::remote_path::display;
 use crate::style::{Style, printable};
 
 /// Show what the server is and can do
@@ -28,12 +28,13 @@ pub struct InfoArgs {
 
 pub fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
-        let connected = args.on.connect(Wants { sandbox: true, ..Wants::default() }).await?;
+        let connected =
+            args.on.connect(ConnectOptions { sandbox: true, ..ConnectOptions::default() }).await?;
         let info = connected.client.info();
         let text = if args.json {
             format!("{}\n", serde_json::to_string_pretty(&*info)?)
         } else {
-            describe(&args.on.shown(), &connected.client, &info)
+            describe(&args.on.display(), &connected.client, &info)
         };
         std::io::stdout().write_all(text.as_bytes())?;
         connected.close().await;
@@ -51,9 +52,9 @@ fn describe(place: &str, client: &ExecServerClient, info: &EnvironmentInfo) -> S
     row("server", &printable(place));
     row("version", &printable(&info.executor_version));
     row("system", &printable(&info.platform_os));
-    row("working directory", &info.cwd.as_ref().map(shown).unwrap_or_default());
-    row("home", &info.user_home_dir.as_ref().map(shown).unwrap_or_default());
-    row("temporary files", &info.temp_dir.as_ref().map(shown).unwrap_or_default());
+    row("working directory", &info.cwd.as_ref().map(display).unwrap_or_default());
+    row("home", &info.user_home_dir.as_ref().map(display).unwrap_or_default());
+    row("temporary files", &info.temp_dir.as_ref().map(display).unwrap_or_default());
     row("shell", &printable(&info.shell.path));
     let assurance = info.sandbox_assurance.map_or("none", Assurance::as_str);
     row("sandbox assurance", if info.capabilities.sandbox_assurance { assurance } else { "" });

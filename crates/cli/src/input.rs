@@ -1,8 +1,8 @@
-//! Our stdin, read only when somebody wants more of it.
+//! Our stdin, read only on request.
 //!
-//! Invariant: what is read was asked for. Keys typed after the command has ended, and lines meant
+//! Invariant: only what was requested is read. Keys typed after the command has ended, and lines meant
 //! for the next command of a script, stay where they are. So there is a thread that waits for input
-//! *and* for the end of interest, and reads at most once for each time it is asked.
+//! *and* for cancellation, and reads at most once for each request.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,22 +21,23 @@ const CHUNK: usize = 64 << 10;
 /// Our stdin.
 #[derive(Debug)]
 pub struct Input {
-    asks: blocking::Sender<()>,
+    requests: blocking::Sender<()>,
     chunks: mpsc::Receiver<io::Result<Bytes>>,
     /// One chunk is on its way.
-    asked: bool,
-    /// Closed when interest ends.
-    _interest: OwnedFd,
+    requested: bool,
+    /// Dropping it cancels the thread.
+    _cancel_on_drop: OwnedFd,
 }
 
 impl Input {
     pub fn start() -> io::Result<Self> {
-        let (gone, interest) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let (asks, asked) = blocking::channel();
+        let (cancelled, cancel_on_drop) =
+            rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let (requests, requested) = blocking::channel();
         let (send, chunks) = mpsc::channel(1);
         thread::Builder::new().name("stdin".to_owned()).spawn(move || {
-            while asked.recv().is_ok() {
-                match wait_and_read(&gone) {
+            while requested.recv().is_ok() {
+                match wait_and_read(&cancelled) {
                     Some(chunk) => {
                         let over = chunk.as_ref().map_or(true, Bytes::is_empty);
                         if send.blocking_send(chunk).is_err() || over {
@@ -47,29 +48,29 @@ impl Input {
                 }
             }
         })?;
-        Ok(Self { asks, chunks, asked: false, _interest: interest })
+        Ok(Self { requests, chunks, requested: false, _cancel_on_drop: cancel_on_drop })
     }
 
     /// The next bytes, as they come; `None` at the end. Nothing is lost if the future is dropped.
     pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
-        if !self.asked {
+        if !self.requested {
             // A thread that has ended says so below.
-            let _ = self.asks.send(());
-            self.asked = true;
+            let _ = self.requests.send(());
+            self.requested = true;
         }
         let chunk = self.chunks.recv().await;
-        self.asked = false;
+        self.requested = false;
         chunk.transpose().map(|chunk| chunk.filter(|bytes| !bytes.is_empty()))
     }
 }
 
 /// `None` when nobody is interested any more.
-fn wait_and_read(gone: &OwnedFd) -> Option<io::Result<Bytes>> {
+fn wait_and_read(cancelled: &OwnedFd) -> Option<io::Result<Bytes>> {
     let stdin = stdin();
     let mut buffer = vec![0; CHUNK];
     loop {
         let mut both =
-            [PollFd::new(gone, PollFlags::IN), PollFd::from_borrowed_fd(stdin, PollFlags::IN)];
+            [PollFd::new(cancelled, PollFlags::IN), PollFd::from_borrowed_fd(stdin, PollFlags::IN)];
         match poll(&mut both, None) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Some(Err(error.into())),

@@ -6,8 +6,8 @@ use anyhow::bail;
 use clap::{Args, ValueEnum};
 use codex_exec_server::{ProcessSignal, SignalParams, TerminateParams};
 
-use crate::exit::tell;
-use crate::on::{Wants, block_on};
+use crate::exit::print_stderr;
+use crate::on::{ConnectOptions, block_on};
 use crate::target::TargetArgs;
 
 /// End a detached process, or send it a signal
@@ -69,7 +69,7 @@ impl From<Signal> for ProcessSignal {
 
 pub fn run(args: &KillArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
-        let target = args.target.open(Wants::default()).await?;
+        let target = args.target.open(ConnectOptions::default()).await?;
         let client = &target.connected.client;
         let process_id = target.process.clone();
         if let Some(info) = &target.info
@@ -79,11 +79,11 @@ pub fn run(args: &KillArgs) -> anyhow::Result<ExitCode> {
             client.process_terminate(TerminateParams { process_id }).await?;
             target.forget()?;
             let code = info.exit_code.unwrap_or_default();
-            tell(format_args!("the process has already exited with code {code}"));
+            print_stderr(format_args!("the process has already exited with code {code}"));
         } else if let Signal::Kill = args.signal {
             let killed = client.process_terminate(TerminateParams { process_id }).await?;
             if !killed.running {
-                tell(format_args!("the process has already exited"));
+                print_stderr(format_args!("the process has already exited"));
             }
             target.forget()?;
         } else {

@@ -13,7 +13,7 @@ use codex_exec_server::credentials::{
 use codex_exec_server::remote_mode::{HttpClient, Secret};
 
 /// How long a browser has to come back.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
+const BROWSER_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// Sign in to a registry, for remote mode
 ///
@@ -86,7 +86,7 @@ pub fn run(args: LoginArgs) -> anyhow::Result<ExitCode> {
             } else {
                 let login = BrowserLogin::start(issuer, args.port).await?;
                 eprintln!("Open this URL in a browser on this machine:\n{}", login.url());
-                login.finish(PATIENCE, &http).await
+                login.finish(BROWSER_TIMEOUT, &http).await
             }
         })?;
         login_with_tokens(&sources, &tokens)?

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use codex_exec_server::ReadParams;
 
-use crate::exit::tell;
-use crate::on::{Wants, block_on};
+use crate::exit::print_stderr;
+use crate::on::{ConnectOptions, block_on};
 use crate::output::Sink;
 use crate::target::TargetArgs;
 
@@ -33,25 +33,25 @@ pub struct LogsArgs {
 /// How long one request waits for more.
 const WAIT: Duration = Duration::from_secs(20);
 /// How much is asked for at once.
-const AT_ONCE: u64 = 1 << 20;
+const READ_BYTES: u64 = 1 << 20;
 
 pub fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
-        let target = args.target.open(Wants::default()).await?;
+        let target = args.target.open(ConnectOptions::default()).await?;
         let mut sink = Sink::new(false);
         let (mut after, mut gaps) = (0, Gaps::default());
         loop {
             let params = ReadParams {
                 process_id: target.process.clone(),
                 after_seq: Some(after),
-                max_bytes: Some(AT_ONCE),
+                max_bytes: Some(READ_BYTES),
                 wait_ms: args.follow.then_some(WAIT.as_secs() * 1000),
             };
             let read = target.connected.client.process_read(params).await?;
             let mut dropped = read.dropped_bytes;
             for chunk in &read.chunks {
-                if let Some(words) = gaps.before(chunk.seq, dropped, read.exited) {
-                    tell(format_args!("the server dropped {words} of output before this"));
+                if let Some(amount) = gaps.before(chunk.seq, dropped, read.exited) {
+                    print_stderr(format_args!("the server dropped {amount} of output before this"));
                 }
                 dropped = 0;
                 sink.output(chunk.stream, &chunk.chunk.0).await?;

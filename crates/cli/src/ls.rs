@@ -12,9 +12,9 @@ use codex_exec_server::{ExecServerError, FsGetMetadataResponse, FsReadDirectoryE
 use futures_util::{StreamExt, TryStreamExt, stream};
 use time::OffsetDateTime;
 
-use crate::exit::tell;
-use crate::on::{OnArgs, Wants, block_on};
-use crate::remote_path::{self, unmarked};
+use crate::exit::print_stderr;
+use crate::on::{ConnectOptions, OnArgs, block_on};
+use crate::remote_path::{self, strip_colon};
 use crate::style::{Style, name_for_stdout};
 
 /// List a directory on the server
@@ -41,13 +41,13 @@ pub struct LsArgs {
 }
 
 /// Questions about files that are under way at once.
-const AT_ONCE: usize = 32;
+const CONCURRENT_REQUESTS: usize = 32;
 
 pub fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
-        let connected = args.on.connect(Wants::default()).await?;
+        let connected = args.on.connect(ConnectOptions::default()).await?;
         let files = connected.client.files();
-        let path = remote_path::resolve(&connected.client, unmarked(&args.path))?;
+        let path = remote_path::resolve(&connected.client, strip_colon(&args.path))?;
         let listed = args.list(&files, &path).await;
         let text = listed.with_context(|| format!("cannot list {}", args.path.display()))?;
         std::io::stdout().write_all(&text)?;
@@ -73,7 +73,7 @@ impl LsArgs {
         // Not every server does it.
         entries.sort_by(|a, b| name(a).cmp(name(b)));
         if listed.truncated {
-            tell(format_args!(
+            print_stderr(format_args!(
                 "the list is incomplete: the directory has more names than the server lists"
             ));
         }
@@ -98,7 +98,7 @@ impl LsArgs {
                     Err(error) => Err(error.into()),
                 }
             })
-            .buffered(AT_ONCE)
+            .buffered(CONCURRENT_REQUESTS)
             .try_collect()
             .await?;
         let width = long.iter().map(|(_, metadata)| metadata.size.to_string().len()).max();

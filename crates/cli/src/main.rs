@@ -1,17 +1,17 @@
 //! `codex`: parse, run, exit code.
 
 mod apply_patch;
-mod ask;
 mod attach;
 mod cat;
 mod completion;
+mod confirm;
 mod cp;
 mod doctor;
-mod drive;
 mod environments;
 mod escapes;
 mod exec_server;
 mod exit;
+mod foreground;
 mod info;
 mod input;
 mod kill;
@@ -31,7 +31,7 @@ mod rendezvous;
 mod rm;
 mod run;
 mod sandbox;
-mod saved;
+mod saved_sessions;
 mod screen_modes;
 mod search;
 mod shell;

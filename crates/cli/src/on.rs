@@ -64,17 +64,17 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected a number of seconds, such as 30".to_owned())
 }
 
-/// How a command wants to be connected.
+/// How a command connects.
 #[derive(Debug, Clone, Default)]
-pub struct Wants {
+pub struct ConnectOptions {
     /// A session to go on with.
     pub session: Option<String>,
     /// How long the session should outlive its connection.
-    pub keep: Option<Duration>,
+    pub detach_ttl: Option<Duration>,
     /// How long to try to get a lost connection back, instead of the client's own time.
     pub patience: Option<Duration>,
     /// Neither wait for a session that somebody else holds nor reconnect.
-    pub at_once: bool,
+    pub fail_fast: bool,
     /// A server in this process can enforce sandboxes. Only then does it try what the machine offers,
     /// which takes some processes.
     pub sandbox: bool,
@@ -89,7 +89,7 @@ pub struct Connected {
 
 impl OnArgs {
     /// The same credentials for another place, and the registry that knows it.
-    pub fn at(&self, place: Place, registry: Option<String>) -> Self {
+    pub fn with_place(&self, place: Place, registry: Option<String>) -> Self {
         Self {
             on: Some(place),
             registry: registry.or_else(|| self.registry.clone()),
@@ -109,38 +109,38 @@ impl OnArgs {
     }
 
     /// Connects.
-    pub async fn connect(&self, wants: Wants) -> anyhow::Result<Connected> {
+    pub async fn connect(&self, options: ConnectOptions) -> anyhow::Result<Connected> {
         let mut reconnect = ReconnectPolicy::default();
-        if let Some(patience) = self.patience.or(wants.patience) {
+        if let Some(patience) = self.patience.or(options.patience) {
             reconnect.give_up_after = patience;
         }
-        reconnect.enabled = !wants.at_once && !reconnect.give_up_after.is_zero();
-        let mut options = ExecServerClientConnectOptions::default();
-        options.client_name = "codex".to_owned();
-        options.resume_session_id = wants.session;
-        options.detach_ttl = wants.keep;
-        options.reconnect = reconnect;
+        reconnect.enabled = !options.fail_fast && !reconnect.give_up_after.is_zero();
+        let mut connect = ExecServerClientConnectOptions::default();
+        connect.client_name = "codex".to_owned();
+        connect.resume_session_id = options.session;
+        connect.detach_ttl = options.detach_ttl;
+        connect.reconnect = reconnect;
         let client = match &self.on {
             None => {
-                let server = embedded(self.token_file.as_deref(), wants.sandbox)?;
+                let server = embedded(self.token_file.as_deref(), options.sandbox)?;
                 let client =
-                    ExecServerClient::connect_connection(server.connect(), options).await?;
+                    ExecServerClient::connect_connection(server.connect(), connect).await?;
                 return Ok(Connected { client, server: Some(server) });
             }
             Some(Place::Websocket(url)) => {
-                let mut args = RemoteExecServerConnectArgs::new(url, options.client_name);
+                let mut args = RemoteExecServerConnectArgs::new(url, connect.client_name);
                 args.bearer_token = self.token()?;
-                args.resume_session_id = options.resume_session_id;
-                args.detach_ttl = options.detach_ttl;
-                args.reconnect = options.reconnect;
+                args.resume_session_id = connect.resume_session_id;
+                args.detach_ttl = connect.detach_ttl;
+                args.reconnect = connect.reconnect;
                 ExecServerClient::connect_websocket(args).await
             }
             Some(Place::Stdio(argv)) => {
-                ExecServerClient::connect_stdio_command(argv, options).await
+                ExecServerClient::connect_stdio_command(argv, connect).await
             }
             Some(Place::Environment(id)) => {
                 let (registry, sign_in) = (self.registry()?, self.sign_in()?);
-                ExecServerClient::connect_environment(&registry, id, sign_in, options).await
+                ExecServerClient::connect_environment(&registry, id, sign_in, connect).await
             }
         };
         match client {
@@ -150,7 +150,7 @@ impl OnArgs {
     }
 
     /// What is connected to, for people.
-    pub fn shown(&self) -> String {
+    pub fn display(&self) -> String {
         match &self.on {
             None => "this machine, no server".to_owned(),
             Some(Place::Websocket(url)) => WebsocketDial::new(url).shown_url(),
@@ -164,7 +164,7 @@ impl OnArgs {
         match &self.on {
             None => String::new(),
             Some(_) => {
-                let on = format!(" --on {}", crate::style::quoted(&self.shown()));
+                let on = format!(" --on {}", crate::style::quoted(&self.display()));
                 match &self.registry {
                     Some(url) => format!("{on} --registry {}", crate::style::quoted(url)),
                     None => on,
@@ -266,14 +266,14 @@ fn embedded(token_file: Option<&Path>, sandbox: bool) -> anyhow::Result<Server> 
 
 /// How long a renewal of the sign-in that nobody waits for any more may hold the program up: as long as
 /// the issuer may take to answer, and a little to store it.
-pub const RENEWAL: Duration = Duration::from_secs(35);
+pub const RENEWAL_TIMEOUT: Duration = Duration::from_secs(35);
 
 /// Runs a command's work to its end.
 pub fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let result = work.await;
-        finish_renewals(RENEWAL).await;
+        finish_renewals(RENEWAL_TIMEOUT).await;
         result
     });
     // A thread that waits for a terminal or a pipe would keep the runtime from ending.

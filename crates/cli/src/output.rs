@@ -8,7 +8,7 @@ use codex_linux_sandbox::Assurance;
 use serde::Serialize;
 use tokio::io::{AsyncWrite, AsyncWriteExt, Stderr, Stdout};
 
-use crate::exit::tell;
+use crate::exit::print_stderr;
 
 /// Our stdout and stderr.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Sink {
 /// A line of `--json`.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum Line<'a> {
+pub enum JsonEvent<'a> {
     /// It runs.
     Started {
         process_id: &'a str,
@@ -59,7 +59,7 @@ impl Sink {
         if self.json {
             let text = std::str::from_utf8(bytes).ok();
             let base64 = text.is_none().then(|| base64_simd::STANDARD.encode_to_string(bytes));
-            return self.line(&Line::Output { stream: stream.as_str(), text, base64 }).await;
+            return self.print(&JsonEvent::Output { stream: stream.as_str(), text, base64 }).await;
         }
         match stream {
             OutputStream::Stderr => write(&mut self.stderr, bytes).await,
@@ -68,24 +68,24 @@ impl Sink {
     }
 
     pub async fn lost(&mut self, lost: &Lost) -> io::Result<()> {
-        tell(format_args!("{lost}"));
-        self.line_if_json(&Line::Lost { message: lost.to_string() }).await
+        print_stderr(format_args!("{lost}"));
+        self.print_if_json(&JsonEvent::Lost { message: lost.to_string() }).await
     }
 
     pub async fn exited(&mut self, status: ExitStatus) -> io::Result<()> {
         let ExitStatus { code: exit_code, sandbox_denied } = status;
-        self.line_if_json(&Line::Exited { exit_code, sandbox_denied }).await
+        self.print_if_json(&JsonEvent::Exited { exit_code, sandbox_denied }).await
     }
 
     pub async fn closed(&mut self) -> io::Result<()> {
-        self.line_if_json(&Line::Closed).await
+        self.print_if_json(&JsonEvent::Closed).await
     }
 
-    pub async fn line_if_json(&mut self, line: &Line<'_>) -> io::Result<()> {
-        if self.json { self.line(line).await } else { Ok(()) }
+    pub async fn print_if_json(&mut self, line: &JsonEvent<'_>) -> io::Result<()> {
+        if self.json { self.print(line).await } else { Ok(()) }
     }
 
-    async fn line(&mut self, line: &Line<'_>) -> io::Result<()> {
+    async fn print(&mut self, line: &JsonEvent<'_>) -> io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
         write(&mut self.stdout, &text).await

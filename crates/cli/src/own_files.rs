@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use codex_exec_server::SignInSources;
 use codex_linux_sandbox::OwnFiles;
 
-use crate::{rendezvous, saved};
+use crate::{rendezvous, saved_sessions};
 
 /// The credentials that `codex login` keeps, the saved sessions, the data of a rendezvous; this
 /// executable. `more` holds credentials too, such as the token files that were named by flags.
@@ -17,7 +17,7 @@ pub fn own_files<'a>(more: impl IntoIterator<Item = &'a Path>) -> OwnFiles {
     let denied = signed_in
         .into_iter()
         .chain(usual)
-        .chain(saved::directory().ok())
+        .chain(saved_sessions::directory().ok())
         .chain([rendezvous::data_directory()])
         .chain(more.into_iter().map(Path::to_owned));
     OwnFiles {

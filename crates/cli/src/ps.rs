@@ -8,9 +8,9 @@ use clap::Args;
 use codex_exec_server::{ErrorKind, ProcessInfo};
 use futures_util::future::join_all;
 
-use crate::exit::{self, tell};
-use crate::on::{OnArgs, Wants, block_on};
-use crate::saved::Saved;
+use crate::exit::{self, print_stderr};
+use crate::on::{ConnectOptions, OnArgs, block_on};
+use crate::saved_sessions::SavedSession;
 use crate::style::{Style, printable, quoted, table};
 use crate::target;
 
@@ -42,7 +42,7 @@ pub struct PsArgs {
 }
 
 /// How long a server may take to tell.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A line of the table, or an object of the array.
 #[derive(Debug, serde::Serialize)]
@@ -62,16 +62,18 @@ struct Row {
 pub fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let rows = match args.session.as_ref().or(args.name.as_ref()) {
-            Some(session) => of_session(args, session).await?,
+            Some(session) => session_rows(args, session).await?,
             None => {
-                let saved = Saved::all()?;
-                join_all(saved.iter().map(|saved| of_saved(&args.on, saved))).await
+                let saved = SavedSession::all()?;
+                join_all(saved.iter().map(|saved| saved_row(&args.on, saved))).await
             }
         };
         let text = if args.json {
             format!("{}\n", serde_json::to_string_pretty(&rows)?)
         } else if rows.is_empty() {
-            tell(format_args!("no detached processes; start one with codex run --detach NAME"));
+            print_stderr(format_args!(
+                "no detached processes; start one with codex run --detach NAME"
+            ));
             String::new()
         } else {
             render(&rows)
@@ -81,8 +83,8 @@ pub fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-async fn of_session(args: &PsArgs, session: &str) -> anyhow::Result<Vec<Row>> {
-    let (connected, saved) = target::connect(&args.on, session, Wants::default()).await?;
+async fn session_rows(args: &PsArgs, session: &str) -> anyhow::Result<Vec<Row>> {
+    let (connected, saved) = target::connect(&args.on, session, ConnectOptions::default()).await?;
     let listed = connected.client.process_list().await;
     connected.close().await;
     let row = |process| Row {
@@ -94,15 +96,15 @@ async fn of_session(args: &PsArgs, session: &str) -> anyhow::Result<Vec<Row>> {
     Ok(listed?.processes.into_iter().map(row).collect())
 }
 
-async fn of_saved(on: &OnArgs, saved: &Saved) -> Row {
-    let look = async {
-        let wants = Wants { at_once: true, ..Wants::default() };
-        let connected = target::resume(on, saved, wants).await?;
+async fn saved_row(on: &OnArgs, saved: &SavedSession) -> Row {
+    let list = async {
+        let options = ConnectOptions { fail_fast: true, ..ConnectOptions::default() };
+        let connected = target::resume(on, saved, options).await?;
         let listed = connected.client.process_list().await;
         connected.close().await;
         anyhow::Ok(listed?.processes)
     };
-    let (problem, process) = match tokio::time::timeout(PATIENCE, look).await {
+    let (problem, process) = match tokio::time::timeout(REPLY_TIMEOUT, list).await {
         Err(_) => (Some("no reply".to_owned()), None),
         Ok(Err(error)) => (Some(brief(&error)), None),
         Ok(Ok(processes)) => {

@@ -48,12 +48,12 @@ pub fn working_directory(client: &ExecServerClient) -> anyhow::Result<PathUri> {
 }
 
 /// A path of the other side for people.
-pub fn shown(path: &PathUri) -> String {
+pub fn display(path: &PathUri) -> String {
     crate::style::escaped(path.as_bytes())
 }
 
 /// Without the colon that marks a path of the other side in `cp`.
-pub fn unmarked(written: &OsStr) -> &OsStr {
+pub fn strip_colon(written: &OsStr) -> &OsStr {
     match written.as_bytes().strip_prefix(b":") {
         Some(b"") => OsStr::new("."),
         Some(path) => OsStr::from_bytes(path),

@@ -14,7 +14,7 @@ use codex_rendezvous::{
     StoreOptions, TokenBook, TokenFile, serve,
 };
 
-use crate::exec_server::duration;
+use crate::exec_server::parse_duration;
 
 /// Host your own registry and rendezvous, to reach machines behind NAT
 ///
@@ -76,11 +76,11 @@ struct ServeArgs {
     tls_key: Option<PathBuf>,
 
     /// After SIGTERM, let streams continue for this long
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     drain: Duration,
 
     /// Keep resumable streams this long after their socket is lost
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     grace: Duration,
 }
 
@@ -144,7 +144,7 @@ struct CreateArgs {
     can: Vec<Right>,
 
     /// Let the token expire after this time: 12h, 30d [default: never]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     expires: Option<Duration>,
 }
 
@@ -235,7 +235,7 @@ fn list(args: DataArgs) -> anyhow::Result<ExitCode> {
         let expires = match token.expires {
             None => "never".to_owned(),
             Some(at) if at <= now => "expired".to_owned(),
-            Some(at) => format!("in {}", span(at - now)),
+            Some(at) => format!("in {}", rough_duration(at - now)),
         };
         let (id, scope) = (&token.id, token.scope.to_string());
         writeln!(out, "{id:<16}  {scope:<24}  {:<24}  {expires}", can.join(","))?;
@@ -252,7 +252,7 @@ fn revoke(args: RevokeArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// So many seconds, roughly, for people.
-pub fn span(seconds: u64) -> String {
+pub fn rough_duration(seconds: u64) -> String {
     match seconds {
         0..=119 => format!("{seconds}s"),
         120..=7199 => format!("{}m", seconds / 60),

@@ -74,7 +74,7 @@ pub struct SandboxArgs {
 }
 
 pub fn run(args: &SandboxArgs) -> anyhow::Result<ExitCode> {
-    args.run().map_err(exit::of_command)
+    args.run().map_err(exit::with_command_code)
 }
 
 /// A path without `.` and `..`, below a directory that is reached without links.
@@ -100,14 +100,14 @@ impl SandboxArgs {
         config.own_files = own_files;
         config.assurance = assurance;
         let sandbox = Sandbox::new(config).context("cannot create a sandbox")?;
-        for again in [true, false] {
+        for may_retry in [true, false] {
             let Some(launch) = self.prepare(&sandbox, &context, &cwd)? else {
-                return self.become_it();
+                return self.exec_unsandboxed();
             };
             match launch.run_in_foreground().context("cannot start the sandbox")? {
-                Ok(code) => return Ok(exit::passed_on(code)),
+                Ok(code) => return Ok(exit::status(code)),
                 // Something moved while it was being built.
-                Err(failure) if again && failure.is_race() => {}
+                Err(failure) if may_retry && failure.is_race() => {}
                 Err(failure) => return Err(self.explain(failure)),
             }
         }
@@ -175,20 +175,20 @@ impl SandboxArgs {
     }
 
     /// A profile that restricts nothing needs no sandbox.
-    fn become_it(&self) -> anyhow::Result<ExitCode> {
+    fn exec_unsandboxed(&self) -> anyhow::Result<ExitCode> {
         let error = Command::new(&self.command[0]).args(&self.command[1..]).exec();
-        Err(self.not_executed(error).into())
+        Err(self.exec_error(error).into())
     }
 
     fn explain(&self, failure: Failure) -> anyhow::Error {
         match failure.stage {
-            Stage::Execute => self.not_executed(failure.io_error()).into(),
+            Stage::Execute => self.exec_error(failure.io_error()).into(),
             _ => anyhow::Error::new(failure).context("cannot build the sandbox"),
         }
     }
 
     /// As a shell tells them apart.
-    fn not_executed(&self, error: std::io::Error) -> CommandError {
+    fn exec_error(&self, error: std::io::Error) -> CommandError {
         let kind = match ErrorKind::of_exec(&error) {
             ErrorKind::ProgramNotFound => ErrorKind::ProgramNotFound,
             _ => ErrorKind::ProgramNotExecutable,

@@ -31,7 +31,7 @@ const LONGEST: usize = 32;
 impl ScreenModes {
     /// Looks at more of what is shown; true if the modes have changed.
     pub fn watch(&mut self, output: &[u8]) -> bool {
-        let mut news = false;
+        let mut any_changed = false;
         for &byte in output {
             match (&mut self.state, byte) {
                 (_, 0x1b) => self.state = State::Escape,
@@ -44,11 +44,11 @@ impl ScreenModes {
                 (State::Sequence(so_far), end) => {
                     let sequence = std::mem::take(so_far);
                     self.state = State::Text;
-                    news |= self.sequence(&sequence, end);
+                    any_changed |= self.sequence(&sequence, end);
                 }
             }
         }
-        news
+        any_changed
     }
 
     fn sequence(&mut self, sequence: &[u8], end: u8) -> bool {
@@ -58,7 +58,7 @@ impl ScreenModes {
             b'l' => false,
             _ => return false,
         };
-        let mut news = false;
+        let mut any_changed = false;
         let numbers = String::from_utf8_lossy(numbers);
         for mode in numbers.split(';').filter_map(|number| number.parse::<u16>().ok()) {
             let changed = match mode {
@@ -66,9 +66,10 @@ impl ScreenModes {
                 mode if TRACKED.contains(&mode) => set,
                 _ => continue,
             };
-            news |= if changed { self.changed.insert(mode) } else { self.changed.remove(&mode) };
+            any_changed |=
+                if changed { self.changed.insert(mode) } else { self.changed.remove(&mode) };
         }
-        news
+        any_changed
     }
 
     /// What takes them all back.

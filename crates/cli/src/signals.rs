@@ -21,9 +21,9 @@ struct Kinds {
 
 /// One that came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Signalled {
+pub enum SignalEvent {
     /// To be passed on.
-    Pass(ProcessSignal),
+    Forward(ProcessSignal),
     /// The local terminal has another size.
     Resized,
 }
@@ -42,25 +42,25 @@ impl Signals {
         })))
     }
 
-    pub async fn next(&self) -> Signalled {
+    pub async fn next(&self) -> SignalEvent {
         let mut kinds = self.0.lock().await;
         let kinds = &mut *kinds;
         tokio::select! {
-            Some(()) = kinds.interrupt.recv() => Signalled::Pass(ProcessSignal::Interrupt),
-            Some(()) = kinds.terminate.recv() => Signalled::Pass(ProcessSignal::Terminate),
-            Some(()) = kinds.hangup.recv() => Signalled::Pass(ProcessSignal::Hangup),
-            Some(()) = kinds.quit.recv() => Signalled::Pass(ProcessSignal::Quit),
-            Some(()) = kinds.user1.recv() => Signalled::Pass(ProcessSignal::User1),
-            Some(()) = kinds.user2.recv() => Signalled::Pass(ProcessSignal::User2),
-            Some(()) = kinds.resized.recv() => Signalled::Resized,
+            Some(()) = kinds.interrupt.recv() => SignalEvent::Forward(ProcessSignal::Interrupt),
+            Some(()) = kinds.terminate.recv() => SignalEvent::Forward(ProcessSignal::Terminate),
+            Some(()) = kinds.hangup.recv() => SignalEvent::Forward(ProcessSignal::Hangup),
+            Some(()) = kinds.quit.recv() => SignalEvent::Forward(ProcessSignal::Quit),
+            Some(()) = kinds.user1.recv() => SignalEvent::Forward(ProcessSignal::User1),
+            Some(()) = kinds.user2.recv() => SignalEvent::Forward(ProcessSignal::User2),
+            Some(()) = kinds.resized.recv() => SignalEvent::Resized,
             else => std::future::pending().await,
         }
     }
 
     /// Resolves when this program is told to end.
-    pub async fn end(&self) -> i32 {
+    pub async fn exit_code(&self) -> i32 {
         loop {
-            if let Signalled::Pass(signal) = self.next().await {
+            if let SignalEvent::Forward(signal) = self.next().await {
                 return exit_code(signal);
             }
         }

@@ -11,7 +11,7 @@ pub struct Style {
 impl Style {
     /// For what goes to stdout.
     pub fn stdout() -> Self {
-        Self { on: std::io::stdout().is_terminal() && wanted() }
+        Self { on: std::io::stdout().is_terminal() && colour_wanted() }
     }
 
     /// Whether there is a terminal that shows colours.
@@ -52,7 +52,7 @@ impl Style {
     }
 }
 
-fn wanted() -> bool {
+fn colour_wanted() -> bool {
     let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }

@@ -5,9 +5,9 @@ use clap::Args;
 use codex_exec_server::{ErrorKind, ProcessId, ProcessInfo};
 
 use crate::exit::{self, CommandError};
-use crate::on::{Connected, OnArgs, Wants};
+use crate::on::{ConnectOptions, Connected, OnArgs};
 use crate::place::place;
-use crate::saved::{Name, Saved};
+use crate::saved_sessions::{SavedSession, SessionName};
 
 #[derive(Debug, Args)]
 pub struct TargetArgs {
@@ -28,16 +28,16 @@ pub struct TargetArgs {
 pub struct Target {
     pub connected: Connected,
     pub process: ProcessId,
-    pub saved: Option<Saved>,
+    pub saved: Option<SavedSession>,
     /// What the server tells of it, if it can.
     pub info: Option<ProcessInfo>,
 }
 
 impl TargetArgs {
     /// Connects to the session, and looks for the process in it.
-    pub async fn open(&self, wants: Wants) -> anyhow::Result<Target> {
+    pub async fn open(&self, options: ConnectOptions) -> anyhow::Result<Target> {
         let (connected, saved) = match &self.session {
-            Some(session) => connect(&self.on, session, wants).await?,
+            Some(session) => connect(&self.on, session, options).await?,
             None => {
                 let Some(saved) = find(&self.id)? else {
                     bail!(
@@ -46,7 +46,7 @@ impl TargetArgs {
                         self.id
                     );
                 };
-                (resume(&self.on, &saved, wants).await?, Some(saved))
+                (resume(&self.on, &saved, options).await?, Some(saved))
             }
         };
         let process = match (&self.session, &saved) {
@@ -89,14 +89,14 @@ impl Target {
 
     /// It has ended and was told of: nobody needs its name any more.
     pub fn forget(&self) -> anyhow::Result<()> {
-        self.saved.as_ref().map_or(Ok(()), Saved::remove)
+        self.saved.as_ref().map_or(Ok(()), SavedSession::remove)
     }
 }
 
 /// A saved session, if the text can be the name of one.
-pub fn find(text: &str) -> anyhow::Result<Option<Saved>> {
-    match text.parse::<Name>() {
-        Ok(name) => Saved::find(&name),
+pub fn find(text: &str) -> anyhow::Result<Option<SavedSession>> {
+    match text.parse::<SessionName>() {
+        Ok(name) => SavedSession::find(&name),
         Err(_) => Ok(None),
     }
 }
@@ -105,25 +105,29 @@ pub fn find(text: &str) -> anyhow::Result<Option<Saved>> {
 pub async fn connect(
     on: &OnArgs,
     session: &str,
-    wants: Wants,
-) -> anyhow::Result<(Connected, Option<Saved>)> {
+    options: ConnectOptions,
+) -> anyhow::Result<(Connected, Option<SavedSession>)> {
     if let Some(saved) = find(session)? {
-        return Ok((resume(on, &saved, wants).await?, Some(saved)));
+        return Ok((resume(on, &saved, options).await?, Some(saved)));
     }
     if on.on.is_none() {
         bail!("no saved session `{session}`; if it is a session id, add --on SERVER");
     }
-    let wants = Wants { session: Some(session.to_owned()), ..wants };
-    Ok((on.connect(wants).await?, None))
+    let options = ConnectOptions { session: Some(session.to_owned()), ..options };
+    Ok((on.connect(options).await?, None))
 }
 
 /// Connects to a saved session. One that the server does not know any more is forgotten.
-pub async fn resume(on: &OnArgs, saved: &Saved, wants: Wants) -> anyhow::Result<Connected> {
+pub async fn resume(
+    on: &OnArgs,
+    saved: &SavedSession,
+    options: ConnectOptions,
+) -> anyhow::Result<Connected> {
     let place = place(&saved.url).map_err(anyhow::Error::msg);
     let place = place.with_context(|| format!("cannot reattach to `{}`", saved.name))?;
-    let on = on.at(place, saved.registry.clone());
-    let wants = Wants { session: Some(saved.session_id.clone()), ..wants };
-    match on.connect(wants).await {
+    let on = on.with_place(place, saved.registry.clone());
+    let options = ConnectOptions { session: Some(saved.session_id.clone()), ..options };
+    match on.connect(options).await {
         Ok(connected) => Ok(connected),
         Err(error) if exit::kind(&error) == ErrorKind::UnknownSession => {
             saved.remove()?;

@@ -18,9 +18,9 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 use crate::screen_modes::ScreenModes;
 
 /// The word that makes this executable a guard.
-const WORD: &str = "__terminal-guard";
+const GUARD_ARGUMENT: &str = "__terminal-guard";
 /// A message to the guard: its length, then what would take back the modes in force.
-const FAREWELL: u16 = u16::MAX;
+const DISARM: u16 = u16::MAX;
 
 /// The terminal on stdin.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub struct Terminal {
 
 /// Raw until dropped.
 #[derive(Debug)]
-pub struct Raw<'a>(&'a Terminal);
+pub struct RawMode<'a>(&'a Terminal);
 
 impl Terminal {
     /// The terminal, with a guard beside it. To be made before any other child: a server in this
@@ -58,24 +58,24 @@ impl Terminal {
     }
 
     /// Passes every key on, until the answer is dropped.
-    pub fn raw(&self) -> anyhow::Result<Raw<'_>> {
+    pub fn raw(&self) -> anyhow::Result<RawMode<'_>> {
         let mut raw = self.saved.clone();
         raw.make_raw();
         tcsetattr(stdin(), OptionalActions::Now, &raw)
             .context("cannot put the terminal into raw mode")?;
         self.raw.set(true);
-        Ok(Raw(self))
+        Ok(RawMode(self))
     }
 
     /// Looks at what is about to be shown, to know what has to be taken back in the end.
     pub fn watch(&self, output: &[u8]) {
         let mut modes = self.modes.borrow_mut();
         if modes.watch(output) {
-            self.tell_guard(&modes.reset());
+            self.update_guard(&modes.reset());
         }
     }
 
-    fn tell_guard(&self, reset: &[u8]) {
+    fn update_guard(&self, reset: &[u8]) {
         let mut guard = self.guard.borrow_mut();
         let Some(pipe) = guard.as_mut() else { return };
         let len = u16::try_from(reset.len()).unwrap_or(0);
@@ -95,7 +95,7 @@ impl Terminal {
         if !reset.is_empty() {
             let _ = rustix::io::write(stdout(), &reset);
             *modes = ScreenModes::default();
-            self.tell_guard(&[]);
+            self.update_guard(&[]);
         }
         // Not after what is still to be shown: that could take for ever.
         let _ = tcsetattr(stdin(), OptionalActions::Now, &self.saved);
@@ -106,12 +106,12 @@ impl Drop for Terminal {
     fn drop(&mut self) {
         self.restore();
         if let Some(mut pipe) = self.guard.borrow_mut().take() {
-            let _ = pipe.write_all(&FAREWELL.to_le_bytes());
+            let _ = pipe.write_all(&DISARM.to_le_bytes());
         }
     }
 }
 
-impl Drop for Raw<'_> {
+impl Drop for RawMode<'_> {
     fn drop(&mut self) {
         self.0.restore();
     }
@@ -126,12 +126,13 @@ pub fn size() -> Option<(u16, u16)> {
 /// Becomes the guard and never returns, if that is what this process was started as.
 pub fn main_if_guard() {
     let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().is_none_or(|word| word != WORD) {
+    if arguments.next().is_none_or(|word| word != GUARD_ARGUMENT) {
         return;
     }
     if arguments.next().is_some() {
         // Once removed, so that it is nobody's child that could be reaped or killed as one.
-        let _ = std::env::current_exe().and_then(|own| Command::new(own).arg(WORD).spawn());
+        let _ =
+            std::env::current_exe().and_then(|own| Command::new(own).arg(GUARD_ARGUMENT).spawn());
     } else {
         guard();
     }
@@ -140,7 +141,7 @@ pub fn main_if_guard() {
 
 fn start_guard() -> io::Result<ChildStdin> {
     let mut child = Command::new(std::env::current_exe()?)
-        .args([WORD, "start"])
+        .args([GUARD_ARGUMENT, "start"])
         .stdin(Stdio::piped())
         .stdout(stdin().try_clone_to_owned()?)
         .stderr(Stdio::piped())
@@ -168,7 +169,7 @@ fn guard() {
             break;
         }
         match u16::from_le_bytes(len) {
-            FAREWELL => return,
+            DISARM => return,
             len => reset.resize(usize::from(len), 0),
         }
         if pipe.read_exact(&mut reset).is_err() {

@@ -9,13 +9,13 @@ use std::thread;
 use std::time::Duration;
 
 /// How often it is looked.
-const EVERY: Duration = Duration::from_secs(10);
+const INTERVAL: Duration = Duration::from_secs(10);
 
 /// A process whose memory changes by less between two looks is quiet.
-const QUIET: u64 = 1 << 20;
+const QUIET_CHANGE: u64 = 1 << 20;
 
 /// What may be kept, as it is what the next requests will want.
-const KEPT: u64 = 16 << 20;
+const RESERVE: u64 = 16 << 20;
 
 /// Looks between two tries that are of no use, at most: ten minutes.
 const LONGEST_PAUSE: u32 = 60;
@@ -26,7 +26,7 @@ pub fn start() {
         // What a server has that has done nothing yet.
         let mut trimming = Trimming { least: resident(), ..Trimming::default() };
         loop {
-            thread::sleep(EVERY);
+            thread::sleep(INTERVAL);
             if let Some(now) = resident()
                 && trimming.is_due(now)
             {
@@ -56,9 +56,9 @@ impl Trimming {
     fn is_due(&mut self, resident: u64) -> bool {
         let least = self.least.map_or(resident, |least| least.min(resident));
         self.least = Some(least);
-        let is_quiet = self.last.abs_diff(resident) < QUIET;
+        let is_quiet = self.last.abs_diff(resident) < QUIET_CHANGE;
         self.last = resident;
-        if !is_quiet || resident <= least + KEPT {
+        if !is_quiet || resident <= least + RESERVE {
             return false;
         }
         self.pause = self.pause.saturating_sub(1);
@@ -66,7 +66,7 @@ impl Trimming {
     }
 
     fn trimmed_to(&mut self, resident: u64) {
-        let was_of_use = resident + QUIET < self.last;
+        let was_of_use = resident + QUIET_CHANGE < self.last;
         self.last_pause =
             if was_of_use { 3 } else { (self.last_pause * 2).clamp(3, LONGEST_PAUSE) };
         self.pause = self.last_pause;

@@ -18,9 +18,9 @@ use crate::place::Place;
 
 /// A name for a session: letters, digits, `-`, `_` and `.`, and no path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Name(String);
+pub struct SessionName(String);
 
-impl FromStr for Name {
+impl FromStr for SessionName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -37,7 +37,7 @@ impl FromStr for Name {
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for SessionName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -46,7 +46,7 @@ impl fmt::Display for Name {
 /// A session that was left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Saved {
+pub struct SavedSession {
     #[serde(skip)]
     pub name: String,
     /// The server, as `--on` takes it.
@@ -63,9 +63,15 @@ pub struct Saved {
     pub tty: bool,
 }
 
-impl Saved {
+impl SavedSession {
     /// What to note of a session at this place; `None` if its sessions end with their connection.
-    pub fn new(name: &Name, on: &OnArgs, session: &str, process: &str, tty: bool) -> Option<Self> {
+    pub fn new(
+        name: &SessionName,
+        on: &OnArgs,
+        session: &str,
+        process: &str,
+        tty: bool,
+    ) -> Option<Self> {
         let place = on.on.as_ref()?;
         let registry = match place {
             Place::Environment(_) => on.registry().ok(),
@@ -82,7 +88,7 @@ impl Saved {
     }
 
     /// The session of that name, if one was saved.
-    pub fn find(name: &Name) -> anyhow::Result<Option<Self>> {
+    pub fn find(name: &SessionName) -> anyhow::Result<Option<Self>> {
         let path = directory()?.join(format!("{name}.json"));
         let text = match fs::read(&path) {
             Ok(text) => text,
@@ -98,7 +104,7 @@ impl Saved {
     }
 
     /// Refuses a name that leads to another session.
-    pub fn require_free(name: &Name) -> anyhow::Result<()> {
+    pub fn require_free(name: &SessionName) -> anyhow::Result<()> {
         let Some(saved) = Self::find(name)? else { return Ok(()) };
         bail!(
             "the name `{name}` is already in use; see `codex ps`, then `codex attach {name}` or `codex \
@@ -192,10 +198,10 @@ mod tests {
     #[test]
     fn a_name_is_no_path() {
         for good in ["build", "a.b-c_1"] {
-            good.parse::<Name>().unwrap();
+            good.parse::<SessionName>().unwrap();
         }
         for bad in ["", ".", "..", "a/b", "-x", ".hidden", "a b", "ä"] {
-            bad.parse::<Name>().unwrap_err();
+            bad.parse::<SessionName>().unwrap_err();
         }
     }
 }
