@@ -4,13 +4,13 @@
 ///
 /// # Panics
 /// In CI, where nothing may be left out.
-pub fn skipped(why: &str) {
+pub(crate) fn skipped(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "skipped in CI: {why}");
     eprintln!("skipped: {why}");
 }
 
 /// Whether the tests run as root. Where they do not, what needs it is skipped.
-pub fn runs_as_root() -> bool {
+pub(crate) fn runs_as_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
         skipped("only root can do this");

@@ -35,7 +35,7 @@ The format:
   +    print(\"Hello\")
   *** Delete File: old.txt
   *** End Patch")]
-pub struct ApplyPatchArgs {
+pub(crate) struct ApplyPatchArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -50,7 +50,7 @@ pub struct ApplyPatchArgs {
     patch: Option<PathBuf>,
 }
 
-pub fn run(args: &ApplyPatchArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &ApplyPatchArgs) -> anyhow::Result<ExitCode> {
     let patch = Patch::parse(&args.read()?)?;
     block_on(async {
         let options =

@@ -26,12 +26,12 @@ use crate::terminal::{self, Terminal};
 Examples:
   codex attach build                                         started by codex run --detach build
   codex attach --on ws://127.0.0.1:4500 --session 8c4c… p1   by session and process id")]
-pub struct AttachArgs {
+pub(crate) struct AttachArgs {
     #[command(flatten)]
     target: TargetArgs,
 }
 
-pub fn run(args: &AttachArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &AttachArgs) -> anyhow::Result<ExitCode> {
     block_on(attach(args)).map_err(exit::with_code(NOT_RUN))
 }
 

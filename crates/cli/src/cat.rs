@@ -17,7 +17,7 @@ use crate::remote_path::{self, strip_colon};
 Examples:
   codex cat --on ws://127.0.0.1:4500 /etc/os-release
   codex cat '~/log.gz' | gunzip | less                 quote ~ to mean the server's home directory")]
-pub struct CatArgs {
+pub(crate) struct CatArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -26,7 +26,7 @@ pub struct CatArgs {
     paths: Vec<OsString>,
 }
 
-pub fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let connected = args.on.connect(ConnectOptions::default()).await?;
         let files = connected.client.files();

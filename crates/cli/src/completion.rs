@@ -13,12 +13,12 @@ Examples:
   codex completion bash > ~/.local/share/bash-completion/completions/codex
   codex completion zsh > \"${fpath[1]}/_codex\"
   codex completion fish > ~/.config/fish/completions/codex.fish")]
-pub struct CompletionArgs {
+pub(crate) struct CompletionArgs {
     /// The shell to generate completions for
     shell: Shell,
 }
 
-pub fn run(args: &CompletionArgs, command: &mut clap::Command) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &CompletionArgs, command: &mut clap::Command) -> anyhow::Result<ExitCode> {
     // Not straight to stdout: a reader that has gone would be a panic.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, command, "codex", &mut script);

@@ -9,7 +9,7 @@ use crate::exit::print_stderr;
 use crate::signals::Signals;
 
 /// Asks, and takes anything but yes for no: another answer, no terminal, a signal.
-pub async fn confirm(question: &str, signals: &Signals) -> Approval {
+pub(crate) async fn confirm(question: &str, signals: &Signals) -> Approval {
     let Ok(mut terminal) = File::options().read(true).write(true).open("/dev/tty") else {
         print_stderr(format_args!(
             "the sandbox denied the command something, and --ask needs a terminal to ask on; run \

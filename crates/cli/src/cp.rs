@@ -37,7 +37,7 @@ links, pipes, sockets and devices, and prints what it skipped. If a file cannot 
 while it is copied, cp prints an error, copies the rest and exits with 1. cp refuses to write to a
 pipe, a socket or a device; use codex cat for that."
 )]
-pub struct CpArgs {
+pub(crate) struct CpArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -75,7 +75,7 @@ impl Endpoint {
     }
 }
 
-pub fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
     let Some((destination, sources)) = args.paths.split_last() else {
         bail!("expected at least one source and a destination");
     };

@@ -27,7 +27,7 @@ Examples:
   codex environments list --registry https://registry.example --token-file manager
   codex environments show laptop --json
   codex environments remove laptop")]
-pub struct EnvironmentsArgs {
+pub(crate) struct EnvironmentsArgs {
     /// The URL of the registry, as printed by `codex rendezvous serve`
     #[arg(
         long,
@@ -71,7 +71,7 @@ enum EnvironmentsCommand {
     },
 }
 
-pub fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
     let token = match &args.token_file {
         Some(file) => std::fs::read_to_string(file)
             .with_context(|| format!("cannot read {}", file.display()))?,

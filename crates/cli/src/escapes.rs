@@ -2,7 +2,7 @@
 
 /// What was typed, apart.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Typed {
+pub(crate) enum Typed {
     /// For the other side.
     Keys(Vec<u8>),
     /// Leave.
@@ -13,7 +13,7 @@ pub enum Typed {
 
 /// Finds the words.
 #[derive(Debug)]
-pub struct Escapes {
+pub(crate) struct Escapes {
     /// The next key is the first of a line.
     at_start: bool,
     /// A tilde that may be the beginning of a word.
@@ -21,7 +21,7 @@ pub struct Escapes {
 }
 
 /// What `~?` shows.
-pub const HELP: &str = "\
+pub(crate) const HELP: &str = "\
 ~.   detach; on a server the process keeps running
 ~?   show these keys
 ~~   type a tilde
@@ -35,7 +35,7 @@ impl Default for Escapes {
 
 impl Escapes {
     /// Takes what was typed apart, in order.
-    pub fn parse(&mut self, typed: &[u8]) -> Vec<Typed> {
+    pub(crate) fn parse(&mut self, typed: &[u8]) -> Vec<Typed> {
         let mut found = Vec::new();
         let mut keys = Vec::new();
         let flush = |keys: &mut Vec<u8>, found: &mut Vec<Typed>| {

@@ -38,7 +38,7 @@ address that other machines can reach:
   codex exec-server --listen ws://0.0.0.0:4500 \\
       --ws-auth capability-token --ws-token-file /run/token")]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct ExecServerArgs {
+pub(crate) struct ExecServerArgs {
     #[command(subcommand)]
     command: Option<ExecServerCommand>,
 
@@ -120,7 +120,7 @@ enum AuthMode {
     SignedBearerToken,
 }
 
-pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     keep_freed_memory();
     let own_files = own_files(args.auth.files());
     let auth = args.auth.build()?;
@@ -232,7 +232,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 /// A whole number with `ms`, `s`, `m`, `h` or `d`; seconds without.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let milliseconds: u64 = match unit {
@@ -252,7 +252,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// A duration as [`parse_duration`] reads it.
-pub fn format_duration(duration: Duration) -> String {
+pub(crate) fn format_duration(duration: Duration) -> String {
     let milliseconds = duration.as_millis();
     let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
     let unit =

@@ -11,22 +11,22 @@ use codex_exec_server::{ErrorKind, ExecServerError};
 use crate::style::printable;
 
 /// Something failed; the message says what.
-pub const FAILURE: u8 = 1;
+pub(crate) const FAILURE: u8 = 1;
 /// `--timeout` was over, as with `timeout(1)`.
-pub const TIMED_OUT: u8 = 124;
+pub(crate) const TIMED_OUT: u8 = 124;
 /// A command was to be run, and this program failed, not the command.
-pub const NOT_RUN: u8 = 125;
+pub(crate) const NOT_RUN: u8 = 125;
 /// The command is there but cannot be executed.
-pub const NOT_EXECUTABLE: u8 = 126;
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// There is no such command.
-pub const NOT_FOUND: u8 = 127;
+pub(crate) const NOT_FOUND: u8 = 127;
 /// Whoever read our output has gone: 128 + SIGPIPE.
-pub const BROKEN_PIPE: u8 = 141;
+pub(crate) const BROKEN_PIPE: u8 = 141;
 /// The command line was wrong.
-pub const USAGE: u8 = 2;
+pub(crate) const USAGE: u8 = 2;
 
 /// The table of `codex help`.
-pub const HELP: &str = "\
+pub(crate) const HELP: &str = "\
 Exit codes:
   0        success
   1        failure; the message says what to do. search: no match
@@ -40,7 +40,7 @@ Exit codes:
 
 /// A failure that the command line knows more about: its kind, from which come exit code and hints.
 #[derive(Debug)]
-pub struct CommandError {
+pub(crate) struct CommandError {
     pub kind: ErrorKind,
     pub error: anyhow::Error,
     /// What to do about it, each printed after the error.
@@ -49,13 +49,13 @@ pub struct CommandError {
 
 impl CommandError {
     /// A failure of this kind, without hints.
-    pub fn new(kind: ErrorKind, error: impl Into<anyhow::Error>) -> Self {
+    pub(crate) fn new(kind: ErrorKind, error: impl Into<anyhow::Error>) -> Self {
         Self { kind, error: error.into(), hints: Vec::new() }
     }
 
     /// With one more hint.
     #[must_use]
-    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hints.push(hint.into());
         self
     }
@@ -86,7 +86,7 @@ impl fmt::Display for Coded {
 impl std::error::Error for Coded {}
 
 /// Gives every failure this code, unless it has one.
-pub fn with_code(code: u8) -> impl FnOnce(anyhow::Error) -> anyhow::Error {
+pub(crate) fn with_code(code: u8) -> impl FnOnce(anyhow::Error) -> anyhow::Error {
     move |error| match error.downcast::<Coded>() {
         Ok(coded) => coded.into(),
         Err(error) => Coded { code, error }.into(),
@@ -94,7 +94,7 @@ pub fn with_code(code: u8) -> impl FnOnce(anyhow::Error) -> anyhow::Error {
 }
 
 /// Gives every failure of a command that was to be run the code that a shell would give it.
-pub fn with_command_code(error: anyhow::Error) -> anyhow::Error {
+pub(crate) fn with_command_code(error: anyhow::Error) -> anyhow::Error {
     let by_kind = match kind(&error) {
         ErrorKind::ProgramNotFound => NOT_FOUND,
         ErrorKind::ProgramNotExecutable => NOT_EXECUTABLE,
@@ -104,7 +104,7 @@ pub fn with_command_code(error: anyhow::Error) -> anyhow::Error {
 }
 
 /// What kind of failure it is; [`ErrorKind::Unknown`] if that is not known.
-pub fn kind(error: &anyhow::Error) -> ErrorKind {
+pub(crate) fn kind(error: &anyhow::Error) -> ErrorKind {
     let found = causes(error).find_map(|cause| {
         let by_command = cause.downcast_ref::<CommandError>().map(|error| error.kind);
         by_command.or_else(|| cause.downcast_ref::<ExecServerError>().map(ExecServerError::kind))
@@ -113,7 +113,7 @@ pub fn kind(error: &anyhow::Error) -> ErrorKind {
 }
 
 /// Tells a failure on stderr.
-pub fn report(error: &anyhow::Error) -> ExitCode {
+pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if is_broken_pipe(error) {
         return ExitCode::from(BROKEN_PIPE);
     }
@@ -164,7 +164,7 @@ fn message(error: &anyhow::Error) -> String {
 }
 
 /// One line on stderr, wherever that leads.
-pub fn print_stderr(message: fmt::Arguments<'_>) {
+pub(crate) fn print_stderr(message: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "codex: {message}");
 }
 
@@ -175,7 +175,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// The exit code that passes on another one.
-pub fn status(code: i32) -> ExitCode {
+pub(crate) fn status(code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(code & 0xff).unwrap_or(FAILURE))
 }
 

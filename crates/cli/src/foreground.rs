@@ -29,7 +29,7 @@ use crate::terminal::{self, Terminal};
 
 /// How a process is shown.
 #[derive(Debug)]
-pub struct Foreground<'a> {
+pub(crate) struct Foreground<'a> {
     /// The local terminal is the process's terminal.
     pub terminal: Option<&'a Terminal>,
     /// What is typed or piped in here goes there.
@@ -47,7 +47,7 @@ pub struct Foreground<'a> {
 
 /// How it ended, for us.
 #[derive(Debug)]
-pub enum Ending {
+pub(crate) enum Ending {
     /// By itself, with this code.
     Exited { code: i32, sandbox_denied: bool },
     /// The same, but not all that it said arrived. That was reported.
@@ -66,7 +66,7 @@ pub enum Ending {
 
 impl Ending {
     /// Whether the process has ended, and that was reported.
-    pub fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         matches!(self, Self::Exited { .. } | Self::Incomplete { .. } | Self::Stopped(_))
     }
 }
@@ -85,7 +85,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Foreground<'_> {
     /// Shows the process to its end.
-    pub async fn run(&self, mut process: Process) -> Ending {
+    pub(crate) async fn run(&self, mut process: Process) -> Ending {
         let (client, id) = (process.client().clone(), process.id().clone());
         let Some(events) = process.take_events() else {
             return Ending::Failed(anyhow::anyhow!("the events of the process are already taken"));
@@ -433,7 +433,7 @@ fn resize(client: &ExecServerClient, id: &ProcessId) {
 
 /// Whether the server has ended the process and all that it left behind, or answered that it cannot.
 /// Does not wait for a connection to come back.
-pub async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
+pub(crate) async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
     let mut status = client.status();
     let lost = status.wait_for(|status| !matches!(status, ConnectionStatus::Connected));
     let params = TerminateParams { process_id: id.clone() };
@@ -450,7 +450,7 @@ pub async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
 }
 
 /// Says that what a command left behind may go on, and how to end it.
-pub fn warn_left_over(name: &str) {
+pub(crate) fn warn_left_over(name: &str) {
     print_stderr(format_args!(
         "the connection is lost, so processes that the command started may still run; end them with \
          codex kill {name}"
@@ -458,7 +458,7 @@ pub fn warn_left_over(name: &str) {
 }
 
 /// Says that a command was left running for want of a connection, and how to get back to it.
-pub fn warn_abandoned(reattach_command: Option<&str>) {
+pub(crate) fn warn_abandoned(reattach_command: Option<&str>) {
     let message =
         "the connection is lost, so the command still runs, until the server ends its session";
     match reattach_command {

@@ -18,7 +18,7 @@ Examples:
   codex info                                 this machine
   codex info --on ws://127.0.0.1:4500        a server
   codex info --json | jq .capabilities       for programs")]
-pub struct InfoArgs {
+pub(crate) struct InfoArgs {
     #[command(flatten)]
     on: OnArgs,
     /// Print one JSON object
@@ -26,7 +26,7 @@ pub struct InfoArgs {
     json: bool,
 }
 
-pub fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let connected =
             args.on.connect(ConnectOptions { sandbox: true, ..ConnectOptions::default() }).await?;

@@ -20,7 +20,7 @@ const CHUNK: usize = 64 << 10;
 
 /// Our stdin.
 #[derive(Debug)]
-pub struct Input {
+pub(crate) struct Input {
     requests: blocking::Sender<()>,
     chunks: mpsc::Receiver<io::Result<Bytes>>,
     /// One chunk is on its way.
@@ -30,7 +30,7 @@ pub struct Input {
 }
 
 impl Input {
-    pub fn start() -> io::Result<Self> {
+    pub(crate) fn start() -> io::Result<Self> {
         let (cancelled, cancel_on_drop) =
             rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let (requests, requested) = blocking::channel();
@@ -52,7 +52,7 @@ impl Input {
     }
 
     /// The next bytes, as they come; `None` at the end. Nothing is lost if the future is dropped.
-    pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
+    pub(crate) async fn next(&mut self) -> io::Result<Option<Bytes>> {
         if !self.requested {
             // A thread that has ended says so below.
             let _ = self.requests.send(());
@@ -95,7 +95,7 @@ fn wait_and_read(cancelled: &OwnedFd) -> Option<io::Result<Bytes>> {
 }
 
 /// Whether stdin has nothing and will have nothing, as far as can be told without reading.
-pub fn is_at_end() -> bool {
+pub(crate) fn is_at_end() -> bool {
     let Ok(stat) = fstat(stdin()) else { return true };
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::CharacterDevice => stat.st_rdev == makedev(1, 3),

@@ -20,7 +20,7 @@ Examples:
   codex kill build                     ask it to end (SIGTERM)
   codex kill --signal kill build       end it and everything it started
   codex kill --signal user1 build      send SIGUSR1")]
-pub struct KillArgs {
+pub(crate) struct KillArgs {
     #[command(flatten)]
     target: TargetArgs,
 
@@ -67,7 +67,7 @@ impl From<Signal> for ProcessSignal {
     }
 }
 
-pub fn run(args: &KillArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &KillArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let target = args.target.open(ConnectOptions::default()).await?;
         let client = &target.connected.client;

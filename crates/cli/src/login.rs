@@ -31,7 +31,7 @@ Examples:
   printenv OPENAI_API_KEY | codex login --api-key     with an API key from stdin
   codex login status                                  show how you are signed in"
 )]
-pub struct LoginArgs {
+pub(crate) struct LoginArgs {
     #[command(subcommand)]
     command: Option<LoginCommand>,
 
@@ -62,7 +62,7 @@ enum LoginCommand {
     Status,
 }
 
-pub fn run(args: LoginArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: LoginArgs) -> anyhow::Result<ExitCode> {
     let sources = SignInSources::from_env();
     if let Some(LoginCommand::Status) = args.command {
         return status(&sources);
@@ -95,7 +95,7 @@ pub fn run(args: LoginArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn run_logout() -> anyhow::Result<ExitCode> {
+pub(crate) fn run_logout() -> anyhow::Result<ExitCode> {
     let sources = SignInSources::from_env();
     eprintln!("{}", if logout(&sources)? { "Signed out" } else { "Not signed in" });
     Ok(ExitCode::SUCCESS)

@@ -21,7 +21,7 @@ use crate::target::TargetArgs;
 Examples:
   codex logs build             print the output so far
   codex logs -f build          follow it; Ctrl-C stops logs, not the process")]
-pub struct LogsArgs {
+pub(crate) struct LogsArgs {
     #[command(flatten)]
     target: TargetArgs,
 
@@ -35,7 +35,7 @@ const WAIT: Duration = Duration::from_secs(20);
 /// How much is asked for at once.
 const READ_BYTES: u64 = 1 << 20;
 
-pub fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let target = args.target.open(ConnectOptions::default()).await?;
         let mut sink = Sink::new(false);

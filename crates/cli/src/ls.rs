@@ -23,7 +23,7 @@ use crate::style::{Style, name_for_stdout};
 Examples:
   codex ls --on ws://127.0.0.1:4500            the server's working directory
   codex ls -l /srv/app                         with permissions, size and time (UTC)")]
-pub struct LsArgs {
+pub(crate) struct LsArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -43,7 +43,7 @@ pub struct LsArgs {
 /// Questions about files that are under way at once.
 const CONCURRENT_REQUESTS: usize = 32;
 
-pub fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let connected = args.on.connect(ConnectOptions::default()).await?;
         let files = connected.client.files();

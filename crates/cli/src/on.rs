@@ -20,16 +20,16 @@ use crate::own_files::own_files;
 use crate::place::{Place, place};
 
 /// Where a bearer token is looked for if no file is named.
-pub const TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_TOKEN";
+pub(crate) const TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_TOKEN";
 /// The same, for environments.
-pub const HARNESS_TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN";
+pub(crate) const HARNESS_TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN";
 /// Where the registry is looked for if none is named; the second is what other harnesses read.
 const REGISTRY_VARIABLES: [&str; 2] =
     ["CODEX_REGISTRY_URL", "CODEX_EXEC_SERVER_NOISE_REGISTRY_URL"];
 
 /// Where to work.
 #[derive(Debug, Clone, Args)]
-pub struct OnArgs {
+pub(crate) struct OnArgs {
     /// Work on this server: ws://HOST:PORT, wss://HOST, stdio:COMMAND (a command that speaks the
     /// protocol over stdin and stdout) or env:ID (an environment behind a rendezvous) [default: this
     /// machine, without a server]
@@ -66,7 +66,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 /// How a command connects.
 #[derive(Debug, Clone, Default)]
-pub struct ConnectOptions {
+pub(crate) struct ConnectOptions {
     /// A session to go on with.
     pub session: Option<String>,
     /// How long the session should outlive its connection.
@@ -82,14 +82,14 @@ pub struct ConnectOptions {
 
 /// A connection, and the server if it is in this process.
 #[derive(Debug)]
-pub struct Connected {
+pub(crate) struct Connected {
     pub client: ExecServerClient,
     server: Option<Server>,
 }
 
 impl OnArgs {
     /// The same credentials for another place, and the registry that knows it.
-    pub fn with_place(&self, place: Place, registry: Option<String>) -> Self {
+    pub(crate) fn with_place(&self, place: Place, registry: Option<String>) -> Self {
         Self {
             on: Some(place),
             registry: registry.or_else(|| self.registry.clone()),
@@ -98,7 +98,7 @@ impl OnArgs {
     }
 
     /// The registry that environments are looked up in.
-    pub fn registry(&self) -> anyhow::Result<String> {
+    pub(crate) fn registry(&self) -> anyhow::Result<String> {
         let given = self.registry.clone();
         let set = |name| std::env::var(name).ok();
         given
@@ -109,7 +109,7 @@ impl OnArgs {
     }
 
     /// Connects.
-    pub async fn connect(&self, options: ConnectOptions) -> anyhow::Result<Connected> {
+    pub(crate) async fn connect(&self, options: ConnectOptions) -> anyhow::Result<Connected> {
         let mut reconnect = ReconnectPolicy::default();
         if let Some(patience) = self.patience.or(options.patience) {
             reconnect.give_up_after = patience;
@@ -150,7 +150,7 @@ impl OnArgs {
     }
 
     /// What is connected to, for people.
-    pub fn display(&self) -> String {
+    pub(crate) fn display(&self) -> String {
         match &self.on {
             None => "this machine, no server".to_owned(),
             Some(Place::Websocket(url)) => WebsocketDial::new(url).shown_url(),
@@ -160,7 +160,7 @@ impl OnArgs {
     }
 
     /// The flag that says the same, to be pasted into a shell.
-    pub fn flag(&self) -> String {
+    pub(crate) fn flag(&self) -> String {
         match &self.on {
             None => String::new(),
             Some(_) => {
@@ -242,12 +242,12 @@ impl OnArgs {
 
 impl Connected {
     /// Whether the server is in this process.
-    pub fn is_embedded(&self) -> bool {
+    pub(crate) fn is_embedded(&self) -> bool {
         self.server.is_some()
     }
 
     /// Closes the connection; a server in this process ends with all it started.
-    pub async fn close(self) {
+    pub(crate) async fn close(self) {
         self.client.close().await;
         if let Some(server) = self.server {
             server.shut_down().await;
@@ -266,10 +266,10 @@ fn embedded(token_file: Option<&Path>, sandbox: bool) -> anyhow::Result<Server> 
 
 /// How long a renewal of the sign-in that nobody waits for any more may hold the program up: as long as
 /// the issuer may take to answer, and a little to store it.
-pub const RENEWAL_TIMEOUT: Duration = Duration::from_secs(35);
+pub(crate) const RENEWAL_TIMEOUT: Duration = Duration::from_secs(35);
 
 /// Runs a command's work to its end.
-pub fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let result = work.await;

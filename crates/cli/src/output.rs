@@ -12,7 +12,7 @@ use crate::exit::print_stderr;
 
 /// Our stdout and stderr.
 #[derive(Debug)]
-pub struct Sink {
+pub(crate) struct Sink {
     stdout: Stdout,
     stderr: Stderr,
     json: bool,
@@ -21,7 +21,7 @@ pub struct Sink {
 /// A line of `--json`.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum JsonEvent<'a> {
+pub(crate) enum JsonEvent<'a> {
     /// It runs.
     Started {
         process_id: &'a str,
@@ -51,11 +51,11 @@ pub enum JsonEvent<'a> {
 }
 
 impl Sink {
-    pub fn new(json: bool) -> Self {
+    pub(crate) fn new(json: bool) -> Self {
         Self { stdout: tokio::io::stdout(), stderr: tokio::io::stderr(), json }
     }
 
-    pub async fn output(&mut self, stream: OutputStream, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) async fn output(&mut self, stream: OutputStream, bytes: &[u8]) -> io::Result<()> {
         if self.json {
             let text = std::str::from_utf8(bytes).ok();
             let base64 = text.is_none().then(|| base64_simd::STANDARD.encode_to_string(bytes));
@@ -67,21 +67,21 @@ impl Sink {
         }
     }
 
-    pub async fn lost(&mut self, lost: &Lost) -> io::Result<()> {
+    pub(crate) async fn lost(&mut self, lost: &Lost) -> io::Result<()> {
         print_stderr(format_args!("{lost}"));
         self.print_if_json(&JsonEvent::Lost { message: lost.to_string() }).await
     }
 
-    pub async fn exited(&mut self, status: ExitStatus) -> io::Result<()> {
+    pub(crate) async fn exited(&mut self, status: ExitStatus) -> io::Result<()> {
         let ExitStatus { code: exit_code, sandbox_denied } = status;
         self.print_if_json(&JsonEvent::Exited { exit_code, sandbox_denied }).await
     }
 
-    pub async fn closed(&mut self) -> io::Result<()> {
+    pub(crate) async fn closed(&mut self) -> io::Result<()> {
         self.print_if_json(&JsonEvent::Closed).await
     }
 
-    pub async fn print_if_json(&mut self, line: &JsonEvent<'_>) -> io::Result<()> {
+    pub(crate) async fn print_if_json(&mut self, line: &JsonEvent<'_>) -> io::Result<()> {
         if self.json { self.print(line).await } else { Ok(()) }
     }
 

@@ -10,7 +10,7 @@ use crate::{rendezvous, saved_sessions};
 
 /// The credentials that `codex login` keeps, the saved sessions, the data of a rendezvous; this
 /// executable. `more` holds credentials too, such as the token files that were named by flags.
-pub fn own_files<'a>(more: impl IntoIterator<Item = &'a Path>) -> OwnFiles {
+pub(crate) fn own_files<'a>(more: impl IntoIterator<Item = &'a Path>) -> OwnFiles {
     let signed_in = SignInSources::from_env().auth_file().map(|file| file.path().to_owned());
     // What another server of this user reads, if this one was told of another directory.
     let usual = std::env::home_dir().map(|home| home.join(".codex/auth.json"));

@@ -2,7 +2,7 @@
 
 /// A server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub(crate) enum Place {
     /// By websocket.
     Websocket(String),
     /// Through a command.
@@ -13,7 +13,7 @@ pub enum Place {
 
 impl Place {
     /// As it can be kept and dialled again by [`place`], if its sessions outlive a connection.
-    pub fn url(&self) -> Option<String> {
+    pub(crate) fn url(&self) -> Option<String> {
         match self {
             Self::Websocket(url) => Some(url.clone()),
             Self::Stdio(_) => None,
@@ -23,7 +23,7 @@ impl Place {
 }
 
 /// Reads what is written after `--on`.
-pub fn place(text: &str) -> Result<Place, String> {
+pub(crate) fn place(text: &str) -> Result<Place, String> {
     if text.starts_with("ws://") || text.starts_with("wss://") {
         return Ok(Place::Websocket(text.to_owned()));
     }

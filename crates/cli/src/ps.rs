@@ -25,7 +25,7 @@ Examples:
   codex ps build                                            the processes of one session
   codex ps --on ws://127.0.0.1:4500 --session 8c4c…         by session id
   codex ps --json | jq -r '.[] | select(.exited) | .name'   names of those that have exited")]
-pub struct PsArgs {
+pub(crate) struct PsArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -59,7 +59,7 @@ struct Row {
     process: Option<ProcessInfo>,
 }
 
-pub fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let rows = match args.session.as_ref().or(args.name.as_ref()) {
             Some(session) => session_rows(args, session).await?,

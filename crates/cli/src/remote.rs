@@ -17,7 +17,7 @@ const EXIT_ON_STDIN_CLOSE: &str = "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE";
 /// Where and as what to register.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Remote mode")]
-pub struct RemoteArgs {
+pub(crate) struct RemoteArgs {
     /// Register with this registry and serve through its rendezvous instead of listening
     #[arg(long, value_name = "URL")]
     pub remote: Option<String>,
@@ -57,7 +57,7 @@ pub struct RemoteArgs {
 Example:
   codex exec-server forward --connect ws://127.0.0.1:4500 --remote https://registry.example \\
       --environment-id env_1")]
-pub struct ForwardArgs {
+pub(crate) struct ForwardArgs {
     /// Forward streams to the exec-server at this ws:// URL
     #[arg(long, value_name = "URL")]
     connect: String,
@@ -67,7 +67,7 @@ pub struct ForwardArgs {
 }
 
 impl ForwardArgs {
-    pub async fn run(self, paths: &ExecServerRuntimePaths) -> anyhow::Result<()> {
+    pub(crate) async fn run(self, paths: &ExecServerRuntimePaths) -> anyhow::Result<()> {
         if !self.connect.starts_with("ws://") && !self.connect.starts_with("wss://") {
             anyhow::bail!(
                 "invalid --connect URL \"{}\": expected the ws:// URL that the exec-server printed",
@@ -82,7 +82,7 @@ impl ForwardArgs {
 }
 
 impl RemoteArgs {
-    pub async fn run(
+    pub(crate) async fn run(
         self,
         server: ServerConfig,
         paths: &ExecServerRuntimePaths,
@@ -116,7 +116,7 @@ impl RemoteArgs {
     }
 
     /// Whether the end of stdin is the end of the server.
-    pub fn exits_on_stdin_close(&self) -> bool {
+    pub(crate) fn exits_on_stdin_close(&self) -> bool {
         wants_exit_on_stdin_close(self.exit_on_stdin_close)
     }
 }
@@ -128,7 +128,7 @@ fn wants_exit_on_stdin_close(flag: bool) -> bool {
 
 /// Resolves on SIGTERM, on SIGINT and, if `stdin` says so, at the end of stdin; signals are listened
 /// for by the time this returns. To be called inside a runtime.
-pub fn shutdown_signal_or_stdin_end(stdin: bool) -> impl Future<Output = ()> {
+pub(crate) fn shutdown_signal_or_stdin_end(stdin: bool) -> impl Future<Output = ()> {
     let signal = shutdown_signal();
     async move {
         tokio::select! {

@@ -8,7 +8,10 @@ use anyhow::{Context, bail};
 use codex_exec_server::{ExecServerClient, PathUri};
 
 /// A path as written: absolute, below `~`, or relative to where the server works.
-pub fn resolve(client: &ExecServerClient, written: impl AsRef<OsStr>) -> anyhow::Result<PathUri> {
+pub(crate) fn resolve(
+    client: &ExecServerClient,
+    written: impl AsRef<OsStr>,
+) -> anyhow::Result<PathUri> {
     let (info, written) = (client.info(), written.as_ref());
     let shown = written.display();
     let bad = || format!("invalid path `{shown}`");
@@ -43,17 +46,17 @@ pub fn resolve(client: &ExecServerClient, written: impl AsRef<OsStr>) -> anyhow:
 }
 
 /// Where the server works.
-pub fn working_directory(client: &ExecServerClient) -> anyhow::Result<PathUri> {
+pub(crate) fn working_directory(client: &ExecServerClient) -> anyhow::Result<PathUri> {
     resolve(client, ".")
 }
 
 /// A path of the other side for people.
-pub fn display(path: &PathUri) -> String {
+pub(crate) fn display(path: &PathUri) -> String {
     crate::style::escaped(path.as_bytes())
 }
 
 /// Without the colon that marks a path of the other side in `cp`.
-pub fn strip_colon(written: &OsStr) -> &OsStr {
+pub(crate) fn strip_colon(written: &OsStr) -> &OsStr {
     match written.as_bytes().strip_prefix(b":") {
         Some(b"") => OsStr::new("."),
         Some(path) => OsStr::from_bytes(path),

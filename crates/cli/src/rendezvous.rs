@@ -27,7 +27,7 @@ Example, all on one machine:
   codex rendezvous token create --data ./data --environment laptop > token
   export CODEX_API_KEY=$(cat token)
   codex exec-server --remote http://127.0.0.1:4600 --environment-id laptop")]
-pub struct RendezvousArgs {
+pub(crate) struct RendezvousArgs {
     #[command(subcommand)]
     command: RendezvousCommand,
 }
@@ -88,7 +88,7 @@ const DATA_VARIABLE: &str = "CODEX_RENDEZVOUS_DATA";
 const DEFAULT_DATA: &str = "codex-rendezvous-data";
 
 /// Where the data is if no flag says so.
-pub fn data_directory() -> PathBuf {
+pub(crate) fn data_directory() -> PathBuf {
     std::env::var_os(DATA_VARIABLE).map_or_else(|| DEFAULT_DATA.into(), PathBuf::from)
 }
 
@@ -158,7 +158,7 @@ struct RevokeArgs {
     id: String,
 }
 
-pub fn run(args: RendezvousArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: RendezvousArgs) -> anyhow::Result<ExitCode> {
     match args.command {
         RendezvousCommand::Serve(args) => run_serve(args),
         RendezvousCommand::Token(TokenCommand::Create(args)) => create(args),
@@ -252,7 +252,7 @@ fn revoke(args: RevokeArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// So many seconds, roughly, for people.
-pub fn rough_duration(seconds: u64) -> String {
+pub(crate) fn rough_duration(seconds: u64) -> String {
     match seconds {
         0..=119 => format!("{seconds}s"),
         120..=7199 => format!("{}m", seconds / 60),

@@ -21,7 +21,7 @@ Examples:
   codex rm -r /srv/app/build                           a directory and its contents
 
 rm removes a link itself, not its target.")]
-pub struct RmArgs {
+pub(crate) struct RmArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -38,7 +38,7 @@ pub struct RmArgs {
     paths: Vec<OsString>,
 }
 
-pub fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let connected = args.on.connect(ConnectOptions::default()).await?;
         let files = connected.client.files();

@@ -47,7 +47,7 @@ Environment:
 
 Exit codes: the command's own; 124 --timeout expired; 125 codex failed, not the command; 126 the
   command cannot be executed; 127 it was not found; 128+N signal N killed it.")]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -115,7 +115,7 @@ enum Inherit {
 /// What the server keeps of a process that nobody watches: the newest of it.
 const DETACHED_OUTPUT: u64 = 16 << 20;
 
-pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let result = match &args.detach {
         Some(name) => block_on(detach(args, name)),
         None => run_foreground(args),
@@ -319,7 +319,7 @@ impl RunArgs {
 
 /// The server's environment, less what looks like a secret; all of ours if the server is in this
 /// process: whoever runs a command here could have run it without us.
-pub fn env_policy(embedded: bool) -> EnvPolicy {
+pub(crate) fn env_policy(embedded: bool) -> EnvPolicy {
     EnvPolicy {
         ignore_default_excludes: embedded,
         exclude: vec![TOKEN_VARIABLE.to_owned()],
@@ -329,7 +329,7 @@ pub fn env_policy(embedded: bool) -> EnvPolicy {
 
 /// What to execute so that the command finds a terminal of our size. A server that cannot set the
 /// size of a terminal starts with 24×80, and then the terminal is told from inside.
-pub fn with_terminal_size(client: &ExecServerClient, argv: Vec<String>) -> Vec<String> {
+pub(crate) fn with_terminal_size(client: &ExecServerClient, argv: Vec<String>) -> Vec<String> {
     match terminal::size() {
         Some((rows, cols)) if !client.capabilities().process_resize => {
             let script = format!("stty rows {rows} cols {cols}; exec \"$@\"");
@@ -341,7 +341,7 @@ pub fn with_terminal_size(client: &ExecServerClient, argv: Vec<String>) -> Vec<S
 }
 
 /// A command in a terminal like ours.
-pub fn in_terminal(command: ExecCommand) -> ExecCommand {
+pub(crate) fn in_terminal(command: ExecCommand) -> ExecCommand {
     let (rows, cols) = terminal::size().unwrap_or((24, 80));
     let term = std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned());
     command.size(rows, cols).env("TERM", term)

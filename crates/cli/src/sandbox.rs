@@ -51,7 +51,7 @@ Examples:
 Exit codes: the command's own; 125 codex failed and ran nothing, for example because this machine
   cannot enforce the policy; 126 the command cannot be executed; 127 it was not found; 128+N signal
   N killed it.")]
-pub struct SandboxArgs {
+pub(crate) struct SandboxArgs {
     /// The policy: read-only, workspace-write or the path of a JSON file
     #[arg(long, value_name = "PROFILE", default_value = "read-only")]
     profile: String,
@@ -73,7 +73,7 @@ pub struct SandboxArgs {
     command: Vec<OsString>,
 }
 
-pub fn run(args: &SandboxArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &SandboxArgs) -> anyhow::Result<ExitCode> {
     args.run().map_err(exit::with_command_code)
 }
 

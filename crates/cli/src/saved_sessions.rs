@@ -18,7 +18,7 @@ use crate::place::Place;
 
 /// A name for a session: letters, digits, `-`, `_` and `.`, and no path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionName(String);
+pub(crate) struct SessionName(String);
 
 impl FromStr for SessionName {
     type Err = String;
@@ -46,7 +46,7 @@ impl fmt::Display for SessionName {
 /// A session that was left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SavedSession {
+pub(crate) struct SavedSession {
     #[serde(skip)]
     pub name: String,
     /// The server, as `--on` takes it.
@@ -65,7 +65,7 @@ pub struct SavedSession {
 
 impl SavedSession {
     /// What to note of a session at this place; `None` if its sessions end with their connection.
-    pub fn new(
+    pub(crate) fn new(
         name: &SessionName,
         on: &OnArgs,
         session: &str,
@@ -88,7 +88,7 @@ impl SavedSession {
     }
 
     /// The session of that name, if one was saved.
-    pub fn find(name: &SessionName) -> anyhow::Result<Option<Self>> {
+    pub(crate) fn find(name: &SessionName) -> anyhow::Result<Option<Self>> {
         let path = directory()?.join(format!("{name}.json"));
         let text = match fs::read(&path) {
             Ok(text) => text,
@@ -104,7 +104,7 @@ impl SavedSession {
     }
 
     /// Refuses a name that leads to another session.
-    pub fn require_free(name: &SessionName) -> anyhow::Result<()> {
+    pub(crate) fn require_free(name: &SessionName) -> anyhow::Result<()> {
         let Some(saved) = Self::find(name)? else { return Ok(()) };
         bail!(
             "the name `{name}` is already in use; see `codex ps`, then `codex attach {name}` or `codex \
@@ -114,7 +114,7 @@ impl SavedSession {
     }
 
     /// Every saved session, by name.
-    pub fn all() -> anyhow::Result<Vec<Self>> {
+    pub(crate) fn all() -> anyhow::Result<Vec<Self>> {
         let directory = directory()?;
         let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
@@ -138,12 +138,12 @@ impl SavedSession {
     }
 
     /// Where it is saved.
-    pub fn file(&self) -> anyhow::Result<PathBuf> {
+    pub(crate) fn file(&self) -> anyhow::Result<PathBuf> {
         Ok(directory()?.join(format!("{}.json", self.name)))
     }
 
     /// Saves it, whole or not at all.
-    pub fn write(&self) -> anyhow::Result<()> {
+    pub(crate) fn write(&self) -> anyhow::Result<()> {
         let file = self.file()?;
         let failed = || format!("cannot save the session in {}", file.display());
         let directory = directory()?;
@@ -170,7 +170,7 @@ impl SavedSession {
     }
 
     /// Forgets it.
-    pub fn remove(&self) -> anyhow::Result<()> {
+    pub(crate) fn remove(&self) -> anyhow::Result<()> {
         let file = self.file()?;
         match fs::remove_file(&file) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -182,7 +182,7 @@ impl SavedSession {
 }
 
 /// Where they all are.
-pub fn directory() -> anyhow::Result<PathBuf> {
+pub(crate) fn directory() -> anyhow::Result<PathBuf> {
     let absolute =
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = absolute("XDG_STATE_HOME")

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 /// The modes in force, as far as what was shown tells.
 #[derive(Debug, Default)]
-pub struct ScreenModes {
+pub(crate) struct ScreenModes {
     state: State,
     /// Private modes that are on, or off for the cursor.
     changed: BTreeSet<u16>,
@@ -30,7 +30,7 @@ const LONGEST: usize = 32;
 
 impl ScreenModes {
     /// Looks at more of what is shown; true if the modes have changed.
-    pub fn watch(&mut self, output: &[u8]) -> bool {
+    pub(crate) fn watch(&mut self, output: &[u8]) -> bool {
         let mut any_changed = false;
         for &byte in output {
             match (&mut self.state, byte) {
@@ -73,7 +73,7 @@ impl ScreenModes {
     }
 
     /// What takes them all back.
-    pub fn reset(&self) -> Vec<u8> {
+    pub(crate) fn reset(&self) -> Vec<u8> {
         let mut reset = Vec::new();
         for mode in &self.changed {
             let end = if *mode == CURSOR { 'h' } else { 'l' };

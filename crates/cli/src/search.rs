@@ -29,7 +29,7 @@ Examples:
 
 Exit codes: 0 a line matches; 1 no line matches; 2 failure, or no line matches and some files could
   not be read.")]
-pub struct SearchArgs {
+pub(crate) struct SearchArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -73,7 +73,7 @@ pub struct SearchArgs {
     path: OsString,
 }
 
-pub fn run(args: &SearchArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &SearchArgs) -> anyhow::Result<ExitCode> {
     block_on(args.search()).map_err(exit::with_code(2))
 }
 

@@ -39,7 +39,7 @@ Keys, after Enter:
   ~~   type a tilde
 
 Exit codes: the shell's own; 125 codex failed; 128+N signal N killed the shell.")]
-pub struct ShellArgs {
+pub(crate) struct ShellArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -56,7 +56,7 @@ pub struct ShellArgs {
     keep: Duration,
 }
 
-pub fn run(args: &ShellArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &ShellArgs) -> anyhow::Result<ExitCode> {
     args.open().map_err(exit::with_code(NOT_RUN))
 }
 

@@ -6,7 +6,7 @@ use tokio::sync::Mutex;
 
 /// Every signal that is passed on. Whoever asks first gets the next one.
 #[derive(Debug)]
-pub struct Signals(Mutex<Kinds>);
+pub(crate) struct Signals(Mutex<Kinds>);
 
 #[derive(Debug)]
 struct Kinds {
@@ -21,7 +21,7 @@ struct Kinds {
 
 /// One that came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SignalEvent {
+pub(crate) enum SignalEvent {
     /// To be passed on.
     Forward(ProcessSignal),
     /// The local terminal has another size.
@@ -30,7 +30,7 @@ pub enum SignalEvent {
 
 impl Signals {
     /// Takes them from now on.
-    pub fn listen() -> std::io::Result<Self> {
+    pub(crate) fn listen() -> std::io::Result<Self> {
         Ok(Self(Mutex::new(Kinds {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
@@ -42,7 +42,7 @@ impl Signals {
         })))
     }
 
-    pub async fn next(&self) -> SignalEvent {
+    pub(crate) async fn next(&self) -> SignalEvent {
         let mut kinds = self.0.lock().await;
         let kinds = &mut *kinds;
         tokio::select! {
@@ -58,7 +58,7 @@ impl Signals {
     }
 
     /// Resolves when this program is told to end.
-    pub async fn exit_code(&self) -> i32 {
+    pub(crate) async fn exit_code(&self) -> i32 {
         loop {
             if let SignalEvent::Forward(signal) = self.next().await {
                 return exit_code(signal);
@@ -68,7 +68,7 @@ impl Signals {
 }
 
 /// 128 + the signal's number.
-pub fn exit_code(signal: ProcessSignal) -> i32 {
+pub(crate) fn exit_code(signal: ProcessSignal) -> i32 {
     128 + match signal {
         ProcessSignal::Hangup => 1,
         ProcessSignal::Interrupt => 2,

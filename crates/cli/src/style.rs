@@ -4,42 +4,42 @@ use std::io::IsTerminal;
 
 /// A few words of a terminal's language, or none of them.
 #[derive(Debug, Clone, Copy)]
-pub struct Style {
+pub(crate) struct Style {
     on: bool,
 }
 
 impl Style {
     /// For what goes to stdout.
-    pub fn stdout() -> Self {
+    pub(crate) fn stdout() -> Self {
         Self { on: std::io::stdout().is_terminal() && colour_wanted() }
     }
 
     /// Whether there is a terminal that shows colours.
-    pub fn is_on(self) -> bool {
+    pub(crate) fn is_on(self) -> bool {
         self.on
     }
 
-    pub fn bold(self, text: &str) -> String {
+    pub(crate) fn bold(self, text: &str) -> String {
         self.wrap("1", text)
     }
 
-    pub fn dim(self, text: &str) -> String {
+    pub(crate) fn dim(self, text: &str) -> String {
         self.wrap("2", text)
     }
 
-    pub fn red(self, text: &str) -> String {
+    pub(crate) fn red(self, text: &str) -> String {
         self.wrap("1;31", text)
     }
 
-    pub fn green(self, text: &str) -> String {
+    pub(crate) fn green(self, text: &str) -> String {
         self.wrap("32", text)
     }
 
-    pub fn blue(self, text: &str) -> String {
+    pub(crate) fn blue(self, text: &str) -> String {
         self.wrap("1;34", text)
     }
 
-    pub fn magenta(self, text: &str) -> String {
+    pub(crate) fn magenta(self, text: &str) -> String {
         self.wrap("35", text)
     }
 
@@ -58,7 +58,7 @@ fn colour_wanted() -> bool {
 }
 
 /// A word as a shell takes it.
-pub fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     match shlex::try_quote(word) {
         Ok(quoted) => quoted.into_owned(),
         Err(_) => word.to_owned(),
@@ -66,7 +66,7 @@ pub fn quoted(word: &str) -> String {
 }
 
 /// Words of another machine, made harmless: a file's name must not move the cursor.
-pub fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     if !text.chars().any(char::is_control) {
         return text.to_owned();
     }
@@ -74,7 +74,7 @@ pub fn printable(text: &str) -> String {
 }
 
 /// A name as a terminal should see it: bytes that are no text as `\xNN`.
-pub fn escaped(name: &[u8]) -> String {
+pub(crate) fn escaped(name: &[u8]) -> String {
     let mut out = String::new();
     for chunk in name.utf8_chunks() {
         out.push_str(&printable(chunk.valid()));
@@ -84,7 +84,7 @@ pub fn escaped(name: &[u8]) -> String {
 }
 
 /// A name for stdout: as it is for a program, escaped for a terminal.
-pub fn name_for_stdout(name: &[u8]) -> Vec<u8> {
+pub(crate) fn name_for_stdout(name: &[u8]) -> Vec<u8> {
     match std::io::stdout().is_terminal() {
         true => escaped(name).into_bytes(),
         false => name.to_vec(),
@@ -92,7 +92,7 @@ pub fn name_for_stdout(name: &[u8]) -> Vec<u8> {
 }
 
 /// Columns under headings, as wide as what is in them. The last column is not padded.
-pub fn table(rows: &[Vec<String>], heading: impl Fn(&str) -> String) -> String {
+pub(crate) fn table(rows: &[Vec<String>], heading: impl Fn(&str) -> String) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()

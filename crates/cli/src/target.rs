@@ -10,7 +10,7 @@ use crate::place::place;
 use crate::saved_sessions::{SavedSession, SessionName};
 
 #[derive(Debug, Args)]
-pub struct TargetArgs {
+pub(crate) struct TargetArgs {
     #[command(flatten)]
     pub on: OnArgs,
 
@@ -25,7 +25,7 @@ pub struct TargetArgs {
 
 /// A process that was found.
 #[derive(Debug)]
-pub struct Target {
+pub(crate) struct Target {
     pub connected: Connected,
     pub process: ProcessId,
     pub saved: Option<SavedSession>,
@@ -35,7 +35,7 @@ pub struct Target {
 
 impl TargetArgs {
     /// Connects to the session, and looks for the process in it.
-    pub async fn open(&self, options: ConnectOptions) -> anyhow::Result<Target> {
+    pub(crate) async fn open(&self, options: ConnectOptions) -> anyhow::Result<Target> {
         let (connected, saved) = match &self.session {
             Some(session) => connect(&self.on, session, options).await?,
             None => {
@@ -80,7 +80,7 @@ impl TargetArgs {
 
 impl Target {
     /// Whether it has a terminal.
-    pub fn has_terminal(&self) -> bool {
+    pub(crate) fn has_terminal(&self) -> bool {
         match &self.info {
             Some(info) => info.tty,
             None => self.saved.as_ref().is_some_and(|saved| saved.tty),
@@ -88,13 +88,13 @@ impl Target {
     }
 
     /// It has ended and was told of: nobody needs its name any more.
-    pub fn forget(&self) -> anyhow::Result<()> {
+    pub(crate) fn forget(&self) -> anyhow::Result<()> {
         self.saved.as_ref().map_or(Ok(()), SavedSession::remove)
     }
 }
 
 /// A saved session, if the text can be the name of one.
-pub fn find(text: &str) -> anyhow::Result<Option<SavedSession>> {
+pub(crate) fn find(text: &str) -> anyhow::Result<Option<SavedSession>> {
     match text.parse::<SessionName>() {
         Ok(name) => SavedSession::find(&name),
         Err(_) => Ok(None),
@@ -102,7 +102,7 @@ pub fn find(text: &str) -> anyhow::Result<Option<SavedSession>> {
 }
 
 /// Connects to a session by its saved name or its id.
-pub async fn connect(
+pub(crate) async fn connect(
     on: &OnArgs,
     session: &str,
     options: ConnectOptions,
@@ -118,7 +118,7 @@ pub async fn connect(
 }
 
 /// Connects to a saved session. One that the server does not know any more is forgotten.
-pub async fn resume(
+pub(crate) async fn resume(
     on: &OnArgs,
     saved: &SavedSession,
     options: ConnectOptions,

@@ -24,7 +24,7 @@ const DISARM: u16 = u16::MAX;
 
 /// The terminal on stdin.
 #[derive(Debug)]
-pub struct Terminal {
+pub(crate) struct Terminal {
     saved: Termios,
     raw: Cell<bool>,
     modes: RefCell<ScreenModes>,
@@ -33,12 +33,12 @@ pub struct Terminal {
 
 /// Raw until dropped.
 #[derive(Debug)]
-pub struct RawMode<'a>(&'a Terminal);
+pub(crate) struct RawMode<'a>(&'a Terminal);
 
 impl Terminal {
     /// The terminal, with a guard beside it. To be made before any other child: a server in this
     /// process takes all children for its own.
-    pub fn open(flag: &str) -> anyhow::Result<Self> {
+    pub(crate) fn open(flag: &str) -> anyhow::Result<Self> {
         if !io::stdin().is_terminal() {
             bail!(
                 "{flag} needs a terminal, but stdin is not one; run it in a terminal, or use `codex \
@@ -58,7 +58,7 @@ impl Terminal {
     }
 
     /// Passes every key on, until the answer is dropped.
-    pub fn raw(&self) -> anyhow::Result<RawMode<'_>> {
+    pub(crate) fn raw(&self) -> anyhow::Result<RawMode<'_>> {
         let mut raw = self.saved.clone();
         raw.make_raw();
         tcsetattr(stdin(), OptionalActions::Now, &raw)
@@ -68,7 +68,7 @@ impl Terminal {
     }
 
     /// Looks at what is about to be shown, to know what has to be taken back in the end.
-    pub fn watch(&self, output: &[u8]) {
+    pub(crate) fn watch(&self, output: &[u8]) {
         let mut modes = self.modes.borrow_mut();
         if modes.watch(output) {
             self.update_guard(&modes.reset());
@@ -118,13 +118,13 @@ impl Drop for RawMode<'_> {
 }
 
 /// Rows and columns, of whichever of our streams is a terminal.
-pub fn size() -> Option<(u16, u16)> {
+pub(crate) fn size() -> Option<(u16, u16)> {
     let size = tcgetwinsize(stdin()).or_else(|_| tcgetwinsize(stdout())).ok()?;
     (size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
 }
 
 /// Becomes the guard and never returns, if that is what this process was started as.
-pub fn main_if_guard() {
+pub(crate) fn main_if_guard() {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_none_or(|word| word != GUARD_ARGUMENT) {
         return;

@@ -21,7 +21,7 @@ const RESERVE: u64 = 16 << 20;
 const LONGEST_PAUSE: u32 = 60;
 
 /// Starts the thread. Without one, the memory is kept, and that is all.
-pub fn start() {
+pub(crate) fn start() {
     let _ = thread::Builder::new().name("exec-trim".into()).spawn(|| {
         // What a server has that has done nothing yet.
         let mut trimming = Trimming { least: resident(), ..Trimming::default() };

@@ -13,7 +13,7 @@ use crate::support::{Client, Running, codex, start};
 const UNPRIVILEGED: u32 = 65_534;
 
 /// The program on a machine without user namespaces, as root there.
-pub fn without_namespaces(home: &std::path::Path, nobody: bool) -> Command {
+pub(crate) fn without_namespaces(home: &std::path::Path, nobody: bool) -> Command {
     let mut command = Command::new("unshare");
     command
         .args(["--user", "--map-root-user", "sh", "-c"])

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::support::*;
 
 /// The status of an upgrade with this `Authorization`.
-pub async fn status(url: &str, authorization: Option<&str>) -> u16 {
+pub(crate) async fn status(url: &str, authorization: Option<&str>) -> u16 {
     use std::io::{Read, Write};
     let address = url.strip_prefix("ws://").unwrap().to_owned();
     let header = authorization.map_or(String::new(), |value| format!("Authorization: {value}\r\n"));

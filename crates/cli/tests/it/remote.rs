@@ -18,7 +18,7 @@ const BOX: &str = "box";
 const READY: &str = "connected to the rendezvous";
 
 /// A child that ends with the test.
-pub struct Program(Child);
+pub(crate) struct Program(Child);
 
 impl Program {
     fn start(command: &mut Command) -> Self {
@@ -43,7 +43,7 @@ impl Drop for Program {
 }
 
 /// A rendezvous, a token for one environment, and a home.
-pub struct Cloud {
+pub(crate) struct Cloud {
     service: Program,
     pub url: String,
     token: String,
@@ -51,7 +51,7 @@ pub struct Cloud {
 }
 
 impl Cloud {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let home = tempfile::tempdir().unwrap();
         let (service, url) = serve(home.path(), "127.0.0.1:0");
         let data = home.path().join("data");
@@ -91,12 +91,12 @@ impl Cloud {
     }
 
     /// The same, which reaches the rendezvous by another URL.
-    pub fn serving_by(&self, url: &str) -> Program {
+    pub(crate) fn serving_by(&self, url: &str) -> Program {
         ready(&mut self.executor_by(url, &[]))
     }
 
     /// A command on the environment that reaches the rendezvous by another URL.
-    pub fn codex_by(&self, url: &str, subcommand: &str) -> Command {
+    pub(crate) fn codex_by(&self, url: &str, subcommand: &str) -> Command {
         let mut command = self.plain_by(url, subcommand);
         command.env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &self.token);
         command

@@ -200,7 +200,7 @@ impl Proxy {
 }
 
 /// Passes on what comes, until either side ends.
-pub fn pass(mut from: TcpStream, mut to: TcpStream) {
+pub(crate) fn pass(mut from: TcpStream, mut to: TcpStream) {
     thread::spawn(move || {
         let mut buffer = [0; 16 << 10];
         while let Ok(len @ 1..) = from.read(&mut buffer) {

@@ -33,7 +33,7 @@ enum Unfinished {
 
 impl Replacement {
     /// Makes the temporary file, unless what is there cannot be replaced.
-    pub fn begin(path: &Path) -> io::Result<Self> {
+    pub(super) fn begin(path: &Path) -> io::Result<Self> {
         let target = resolve_links(path)?;
         let directory = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -67,7 +67,7 @@ impl Replacement {
     }
 
     /// Where the bytes go.
-    pub fn file(&self) -> &File {
+    pub(super) fn file(&self) -> &File {
         match &self.new {
             #[cfg(target_os = "linux")]
             Unfinished::Unnamed(file) => file,
@@ -77,7 +77,7 @@ impl Replacement {
 
     /// Puts the file in its place. It keeps the mode and the owner of the old one; `mode` is for a
     /// new one, which gets no set-id and sticky bits.
-    pub fn commit(self, mode: u32) -> io::Result<()> {
+    pub(super) fn commit(self, mode: u32) -> io::Result<()> {
         // Until here nobody else could read it.
         match &self.old {
             Some(old) => local::copy_attributes(self.file(), old)?,
@@ -138,7 +138,7 @@ mod unnamed {
     use rustix::fs::{AtFlags, CWD, OFlags};
 
     /// `None` where there are none; without /proc only a privileged process could name them.
-    pub fn create(directory: &Path) -> Option<File> {
+    pub(super) fn create(directory: &Path) -> Option<File> {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -158,7 +158,7 @@ mod unnamed {
     }
 
     /// Gives the file its name. If that is taken, Linux wants a second name to rename from.
-    pub fn install(file: &File, path: &Path, is_new: bool) -> io::Result<()> {
+    pub(super) fn install(file: &File, path: &Path, is_new: bool) -> io::Result<()> {
         if is_new {
             match link(file, path) {
                 // Someone has made one since; it is replaced like any other.

@@ -88,7 +88,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    pub fn new(options: &TransferOptions, total_files: u64, total_bytes: u64) -> Self {
+    pub(super) fn new(options: &TransferOptions, total_files: u64, total_bytes: u64) -> Self {
         Self {
             options: options.clone(),
             bytes: AtomicU64::new(0),
@@ -111,22 +111,22 @@ impl Counters {
     }
 
     /// Notes bytes that are to be transferred.
-    pub fn expect(&self, bytes: u64) {
+    pub(super) fn expect(&self, bytes: u64) {
         self.total_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub fn add(&self, path: &PathUri, bytes: u64) {
+    pub(super) fn add(&self, path: &PathUri, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.report_progress(path);
     }
 
-    pub fn file_done(&self, path: &PathUri) {
+    pub(super) fn file_done(&self, path: &PathUri) {
         self.files.fetch_add(1, Ordering::Relaxed);
         self.report_progress(path);
     }
 
     /// What the files amount to.
-    pub fn report(&self) -> TransferReport {
+    pub(super) fn report(&self) -> TransferReport {
         TransferReport {
             files: self.files.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
@@ -136,7 +136,7 @@ impl Counters {
 
     /// Transfers the files of a tree, as many at once as the options say. Returns the
     /// [messages](tolerate_file_error) of those that failed.
-    pub async fn transfer_each<T, F>(
+    pub(super) async fn transfer_each<T, F>(
         &self,
         files: Vec<T>,
         transfer: impl Fn(T) -> F,
@@ -150,7 +150,7 @@ impl Counters {
     }
 
     /// What the files and the rest of their tree amount to.
-    pub fn report_tree(
+    pub(super) fn report_tree(
         &self,
         directories: usize,
         skipped: Vec<String>,

@@ -63,7 +63,7 @@ struct StepProgress {
 }
 
 impl Step {
-    pub async fn execute(&self, files: &Files) -> Result<(), StepError> {
+    pub(super) async fn execute(&self, files: &Files) -> Result<(), StepError> {
         let mut started = StepProgress::default();
         let Err(cause) = self.attempt(files, &mut started).await else { return Ok(()) };
         let uncertain = self.roll_back(files, &cause, started.file).await;

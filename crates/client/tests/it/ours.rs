@@ -12,19 +12,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{options, soon};
 
-pub struct Listening {
+pub(crate) struct Listening {
     pub address: SocketAddr,
     pub server: Server,
 }
 
 impl Listening {
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("ws://{}", self.address)
     }
 }
 
 /// A server that listens on a port of this machine.
-pub async fn listening(config: ServerConfig) -> Listening {
+pub(crate) async fn listening(config: ServerConfig) -> Listening {
     let server = Server::new(config).unwrap();
     let listener =
         WebSocketListener::bind("127.0.0.1:0".parse().unwrap(), WebSocketAuth::Open).await.unwrap();
@@ -34,7 +34,7 @@ pub async fn listening(config: ServerConfig) -> Listening {
     Listening { address, server }
 }
 
-pub async fn embedded() -> (Server, ExecServerClient) {
+pub(crate) async fn embedded() -> (Server, ExecServerClient) {
     let server = Server::new(ServerConfig::default()).unwrap();
     let client = ExecServerClient::connect_connection(server.connect(), options()).await.unwrap();
     (server, client)

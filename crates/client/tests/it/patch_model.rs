@@ -191,7 +191,7 @@ fn sections(random: &mut fastrand::Rng, existing: &[String], count: usize) -> Ve
 
 /// A random tree, a random patch of it, and what the oracle made of both.
 #[derive(Debug)]
-pub struct Case {
+pub(crate) struct Case {
     seed: u64,
     real: tempfile::TempDir,
     model: tempfile::TempDir,
@@ -201,7 +201,7 @@ pub struct Case {
 }
 
 impl Case {
-    pub fn random(seed: u64) -> Self {
+    pub(crate) fn random(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let (real, model) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let count = random.usize(1..4);
@@ -219,18 +219,18 @@ impl Case {
         Self { seed, real, model, before, sections, expected }
     }
 
-    pub fn patch(&self) -> String {
+    pub(crate) fn patch(&self) -> String {
         text(&self.sections)
     }
 
     /// Where the patch is to be applied.
-    pub fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Path {
         self.real.path()
     }
 
     /// Compares the disk with the oracle's: a patch that the oracle applies is applied in the same way,
     /// any other changes nothing. `said` goes into the complaint.
-    pub fn judge(&self, applied: bool, said: &str) -> Result<(), String> {
+    pub(crate) fn judge(&self, applied: bool, said: &str) -> Result<(), String> {
         let Self { seed, sections, before, expected, .. } = self;
         let now = names(self.real.path());
         let wanted = if applied { &names(self.model.path()) } else { before };

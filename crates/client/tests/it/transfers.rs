@@ -18,7 +18,7 @@ fn uri(path: &Path) -> PathUri {
 }
 
 /// A pipe with something to read, by a name as shells give it to `<(…)`.
-pub fn pipe(content: Vec<u8>) -> (PipeReader, PathBuf) {
+pub(crate) fn pipe(content: Vec<u8>) -> (PipeReader, PathBuf) {
     let (reader, mut writer) = std::io::pipe().unwrap();
     std::thread::spawn(move || {
         // Whoever reads may leave early.

@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::support::*;
 
 /// A tree of every kind of descendant; prints five pids and waits.
-pub const TREE: &str = "\
+pub(crate) const TREE: &str = "\
     echo $$
     sleep 1000 & echo $!
     sh -c 'sleep 1000 & echo $!; wait' &
@@ -14,7 +14,7 @@ pub const TREE: &str = "\
     wait; exec sleep 1000";
 
 /// Starts the tree and waits until all of it is there.
-pub async fn tree(client: &mut Client, id: &str) -> (Vec<u32>, Published) {
+pub(crate) async fn tree(client: &mut Client, id: &str) -> (Vec<u32>, Published) {
     client.start(sh(id, TREE)).await.unwrap();
     let mut all = Published::default();
     while all.text().lines().count() < 5 {

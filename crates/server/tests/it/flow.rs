@@ -18,7 +18,7 @@ fn written(pid: u32) -> u64 {
 }
 
 /// How much it has written once it writes no more, because it has to wait.
-pub async fn written_until_it_waits(pid: u32) -> u64 {
+pub(crate) async fn written_until_it_waits(pid: u32) -> u64 {
     let waits = || {
         let wchan = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap();
         wchan.contains("pipe_write")
