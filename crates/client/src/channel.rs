@@ -1,7 +1,7 @@
-//! One connection in use: requests out, their answers back.
+//! Requests and their responses on one connection.
 //!
-//! Invariant: a request that was added to a link is answered exactly once: by the peer, or by
-//! [`Channel::fail`] when the connection ends. A failed channel takes no more requests.
+//! Invariant: every request gets exactly one result: from the peer, or from [`Channel::fail`] when the
+//! connection ends. A failed channel accepts no more requests.
 
 use std::future::Future;
 use std::marker::PhantomData;
@@ -17,21 +17,21 @@ use tokio::sync::oneshot;
 
 use crate::infer_kind::with_inferred_kind;
 
-/// Why a request on a link has no result.
+/// Why a request failed.
 #[derive(Debug, Clone)]
 pub(crate) enum ChannelError {
-    /// The connection had ended before it could be sent.
+    /// The connection ended before the request was sent.
     NotSent,
-    /// The connection ended while it was under way.
+    /// The connection ended before the response arrived.
     Interrupted,
-    /// The peer's error, with its kind if it can be told.
+    /// The peer's error, with its kind if that is known.
     Server(RpcError),
-    /// The peer's answer does not decode, or was too long to take.
+    /// The response does not parse, or was too long.
     Protocol(String),
 }
 
 pub(crate) struct Channel {
-    /// Which connection of the client this is, from 1.
+    /// The number of the client's connection, from 1.
     pub(crate) epoch: u64,
     outbound: Outbound,
     requests: Mutex<Requests>,
@@ -52,8 +52,8 @@ impl Channel {
         &self.outbound
     }
 
-    /// Sends a request; the answer is awaited apart. Requests sent one after the other through
-    /// here arrive in that order.
+    /// Sends a request and returns its pending response. Requests sent one after the other arrive in that
+    /// order.
     pub(crate) async fn send<C: Call>(
         self: &Arc<Self>,
         params: &C::Params,
@@ -73,35 +73,36 @@ impl Channel {
                     }
                     Err(Answer::Failed(error)) => Err(error),
                 };
-                // The caller may have gone; then nobody wants it.
+                // Fails if the caller has dropped the pending response.
                 let _ = sender.send(result);
             }))
         };
         let message = encode::request::<C>(&id, params);
-        let answer = PendingResponse {
+        let response = PendingResponse {
             channel: self.clone(),
             id,
             receiver,
-            answered: false,
+            received: false,
             call: PhantomData,
         };
         match self.outbound.send(message).await {
-            Ok(()) => Ok(answer),
+            Ok(()) => Ok(response),
             Err(_) => Err(ChannelError::NotSent),
         }
     }
 
-    /// Hands an answer to its request.
-    pub(crate) fn respond(&self, id: &RequestId, answer: Result<&RawValue, RpcError>) -> bool {
-        self.requests.lock().pending.answer(id, answer)
+    /// Delivers a response to its request.
+    pub(crate) fn respond(&self, id: &RequestId, response: Result<&RawValue, RpcError>) -> bool {
+        self.requests.lock().pending.answer(id, response)
     }
 
-    /// The connection goes on, but one of these answers was thrown away.
+    /// Fails all pending requests: the transport discarded a message that may answer one of them. The
+    /// channel stays open.
     pub(crate) fn response_lost(&self, why: &str) {
         self.requests.lock().pending.fail_all(&ChannelError::Protocol(why.to_owned()));
     }
 
-    /// The connection has ended.
+    /// Fails all pending requests and closes the channel.
     pub(crate) fn fail(&self) {
         let mut requests = self.requests.lock();
         requests.open = false;
@@ -109,12 +110,12 @@ impl Channel {
     }
 }
 
-/// The answer to come. Dropping it forgets the request.
+/// The response to a request. Dropping it forgets the request.
 pub(crate) struct PendingResponse<C: Call> {
     channel: Arc<Channel>,
     id: RequestId,
     receiver: oneshot::Receiver<Result<C::Response, ChannelError>>,
-    answered: bool,
+    received: bool,
     call: PhantomData<fn(C)>,
 }
 
@@ -122,15 +123,15 @@ impl<C: Call> Future for PendingResponse<C> {
     type Output = Result<C::Response, ChannelError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = ready!(Pin::new(&mut self.receiver).poll(cx));
-        self.answered = true;
-        Poll::Ready(answer.unwrap_or(Err(ChannelError::Interrupted)))
+        let response = ready!(Pin::new(&mut self.receiver).poll(cx));
+        self.received = true;
+        Poll::Ready(response.unwrap_or(Err(ChannelError::Interrupted)))
     }
 }
 
 impl<C: Call> Drop for PendingResponse<C> {
     fn drop(&mut self) {
-        if !self.answered {
+        if !self.received {
             self.channel.requests.lock().pending.forget(&self.id);
         }
     }

@@ -1,8 +1,8 @@
-//! The task that owns the connection: it reads messages, hands them on, and makes the connection
-//! again when it drops.
+//! The task that owns the connection: it reads and dispatches messages, and reconnects.
 //!
-//! Invariant: nothing here waits for a consumer, except for a process that asked to hold the
-//! connection ([`OnSlowConsumer::HoldConnection`](crate::OnSlowConsumer)) or has more output waiting than may be on disk.
+//! Invariant: nothing here waits for a consumer, except for that of a process that holds the connection
+//! ([`OnSlowConsumer::HoldConnection`](crate::OnSlowConsumer)) or whose unread output exceeds the limit
+//! on disk.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -27,25 +27,25 @@ use crate::handshake::{HandshakeError, handshake};
 use crate::process::ExitStatus;
 use crate::shared::{ChannelState, ConnectionStatus, Shared};
 
-/// How often a client that holds its connection shows that it lives.
+/// How often a client that does not read its connection pings, so that the server sees it alive.
 const HOLD_PING_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Driver {
     pub(crate) shared: Arc<Shared>,
     pub(crate) dialer: Arc<dyn Dialer>,
     pub(crate) policy: ReconnectPolicy,
-    /// To be sent again; the session's id is filled in.
+    /// Sent again on each reconnect, with the session's id.
     pub(crate) initialize: InitializeParams,
     pub(crate) initialize_timeout: Duration,
     /// True once the client is closed or dropped.
     pub(crate) closing: watch::Receiver<bool>,
 }
 
-/// Why a connection is not read any more.
+/// Why the driver stopped reading a connection.
 enum ConnectionEnd {
-    /// The client wants it.
+    /// The client is closing.
     Closing,
-    /// It dropped.
+    /// The connection dropped.
     Dropped(String),
     /// The peer broke the protocol.
     Broken(ExecServerError),
@@ -143,7 +143,7 @@ impl Driver {
             }
             Incoming::Request { id, method, .. } => {
                 let response = encode::error(&id, &RpcError::method_not_found(&method));
-                // In a task: the way out may be full, and reading must go on.
+                // In a task: the send queue may be full, and reading must not stop.
                 let outbound = channel.outbound().clone();
                 tokio::spawn(async move { outbound.send(response).await });
             }
@@ -187,8 +187,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Waits for room. Meanwhile pings show the server that this side lives, often enough for one that
-    /// is asked for the session by somebody else.
+    /// Waits for room. Meanwhile sends pings, often enough that the server does not give the session to
+    /// another connection.
     async fn wait_for_room(
         &mut self,
         mut poll_room: impl FnMut(&mut std::task::Context<'_>) -> std::task::Poll<()>,
@@ -213,7 +213,7 @@ impl Driver {
         }
     }
 
-    /// Makes the connection again and resumes the session on it.
+    /// Dials again and resumes the session.
     async fn reconnect(
         &mut self,
         reason: String,
@@ -286,7 +286,7 @@ impl Driver {
         let limit = self.initialize_timeout.min(self.policy.attempt_timeout);
         let response = match handshake(&mut connection, &self.initialize, limit).await {
             Ok(response) => response,
-            // The server has not noticed yet that the old connection is dead.
+            // The server has not yet detected that the old connection is dead.
             Err(HandshakeError::Server(error))
                 if error.kind == Some(ErrorKind::SessionAttached) =>
             {
@@ -319,8 +319,8 @@ impl Driver {
             *self.shared.info.lock() = Arc::new(info);
         }
         let channel = Channel::new(epoch, connection.outbound().clone());
-        // Before anyone can use the link, so that no event of the new connection is taken for the
-        // next one while older ones are missing.
+        // Before the channel is used, so that no event of the new connection counts as the next one
+        // while older ones are missing.
         for tracked in self.shared.all_tracked() {
             tracked.feed(crate::process::EventSequencer::reconnected);
         }
@@ -330,11 +330,11 @@ impl Driver {
     }
 }
 
-/// What came of an attempt to reconnect.
+/// Why an attempt to reconnect failed.
 enum AttemptError {
-    /// It may work later.
+    /// A later attempt may succeed.
     Transient(String),
-    /// It will not.
+    /// No later attempt can succeed.
     Permanent(String),
 }
 

@@ -1,14 +1,15 @@
-//! Errors of servers that send no kinds: another implementation's, and older versions of ours.
+//! Infers the kinds of errors from servers that send none: another implementation, and older versions of
+//! this one.
 //!
-//! Invariant: this is the only place that reads the words of an error. A server that sends kinds is
-//! taken at its word, also where this version does not know the kind.
+//! Invariant: this is the only place that reads an error's message. A kind that a server sends is never
+//! changed, even if this version does not know it.
 
 use std::io;
 
 use codex_exec_server_protocol::error as code;
 use codex_exec_server_protocol::{ErrorKind, Family, Method, RpcError};
 
-/// Gives an error without a kind the kind that its code and message mean.
+/// Gives an error without a kind the kind that its code and message imply.
 pub(crate) fn with_inferred_kind(method: Method, mut error: RpcError) -> RpcError {
     if error.kind.is_none() {
         error.kind = recognize(method, error.code, &error.message);
@@ -16,7 +17,7 @@ pub(crate) fn with_inferred_kind(method: Method, mut error: RpcError) -> RpcErro
     error
 }
 
-/// Which methods a row is about.
+/// The methods that a row applies to.
 #[derive(Clone, Copy)]
 enum Methods {
     All,
@@ -24,7 +25,7 @@ enum Methods {
     Files,
 }
 
-/// Which messages a row is about.
+/// The messages that a row applies to.
 #[derive(Clone, Copy)]
 enum MessagePattern {
     Any,
@@ -33,11 +34,11 @@ enum MessagePattern {
     Contains(&'static str),
 }
 
-/// What a row tells.
+/// The kind that a row implies.
 #[derive(Clone, Copy)]
 enum Meaning {
     Kind(ErrorKind),
-    /// The kind of the system's error that the message ends with.
+    /// The kind of the system error at the end of the message.
     Errno(fn(&io::Error) -> ErrorKind),
 }
 
@@ -57,7 +58,7 @@ const TABLE: &[(Methods, i64, MessagePattern, Meaning)] = {
         (OPENING, code::INVALID_REQUEST, StartsWith("initialize "), Kind(AlreadyInitialized)),
         (START, code::INVALID_REQUEST, EndsWith("already exists"), Kind(ProcessExists)),
         (START, code::INVALID_REQUEST, EndsWith("already in use"), Kind(ProcessExists)),
-        // A message that does not name the directory may mean it nevertheless.
+        // A message that does not name the directory may still be about it.
         (START, code::INTERNAL_ERROR, Contains("working directory"), Errno(ErrorKind::of_chdir)),
         (START, code::INTERNAL_ERROR, Contains("candidates found in PATH"), Kind(ProgramNotFound)),
         (START, code::INTERNAL_ERROR, Any, Errno(ErrorKind::of_exec)),
@@ -67,7 +68,7 @@ const TABLE: &[(Methods, i64, MessagePattern, Meaning)] = {
             StartsWith("working directory "),
             Kind(WorkingDirectoryDenied),
         ),
-        // Nothing else is wrong with a request to read.
+        // A read fails with this code only for an unknown process.
         (One(Method::ProcessRead), code::INVALID_REQUEST, Any, Kind(UnknownProcess)),
         (All, code::INVALID_REQUEST, StartsWith("unknown process id"), Kind(UnknownProcess)),
         (Files, code::NOT_FOUND, StartsWith("unknown file handle"), Kind(UnknownFileHandle)),
@@ -105,14 +106,14 @@ impl MessagePattern {
     fn matches(self, message: &str) -> bool {
         match self {
             Self::Any => true,
-            Self::StartsWith(words) => message.starts_with(words),
-            Self::EndsWith(words) => message.ends_with(words),
-            Self::Contains(words) => message.contains(words),
+            Self::StartsWith(text) => message.starts_with(text),
+            Self::EndsWith(text) => message.ends_with(text),
+            Self::Contains(text) => message.contains(text),
         }
     }
 }
 
-/// The error of the system that a Rust program's message ends with: `… (os error 2)`.
+/// The system error at the end of a Rust program's message: `… (os error 2)`.
 fn system_error(message: &str) -> Option<io::Error> {
     let (_, number) = message.strip_suffix(')')?.rsplit_once("(os error ")?;
     Some(io::Error::from_raw_os_error(number.parse().ok()?))
@@ -126,7 +127,7 @@ mod tests {
     use ErrorKind::*;
     use Method::*;
 
-    /// As the released program answers (0.166.0), and what it means.
+    /// Errors of the released program (0.166.0), and their kinds.
     const RELEASED: &[(Method, i64, &str, Option<ErrorKind>)] = &[
         (
             ProcessRead,
@@ -210,7 +211,7 @@ mod tests {
         ),
     ];
 
-    /// As versions of this project's server answered that sent no kinds.
+    /// Errors of this project's servers before they sent kinds.
     const OLDER: &[(Method, i64, &str, Option<ErrorKind>)] = &[
         (ProcessStart, -32600, "process id p is already in use", Some(ProcessExists)),
         (
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_that_was_sent_stands_whatever_the_words_are() {
+    fn a_sent_kind_is_not_changed_by_the_message() {
         for &(method, code, message, _) in RELEASED {
             for kind in [Busy, Unknown] {
                 let error = RpcError { code, message: message.to_owned(), kind: Some(kind) };
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_other_methods_mean_nothing() {
+    fn messages_of_other_methods_imply_no_kind() {
         for method in [EnvironmentInfo, ProcessList, File(FileMethod::ReadFile)] {
             for words in ["process a already exists", "unknown session id nope"] {
                 assert_eq!(recognize(method, -32600, words), None, "{method:?} {words}");

@@ -1,4 +1,4 @@
-//! A client of an exec-server: run commands and touch files on another machine, and never lose a
+//! A client of an exec-server: run commands and work with files on another machine, without losing a
 //! byte to a dropped connection.
 //!
 //! [`ExecServerClient`] is a session. It connects [by websocket](ExecServerClient::connect_websocket),
@@ -7,11 +7,11 @@
 //! [`spawn`](ExecServerClient::spawn) starts an [`ExecCommand`] and gives a [`Process`];
 //! [`files`](ExecServerClient::files) reads, writes, walks and transfers.
 //!
-//! When the connection drops, it is dialled again and the session resumed: processes go on, missed
-//! output is fetched, input is sent exactly once. What cannot be recovered is told by
-//! [`ExecServerError::Lost`], never passed over.
+//! When the connection drops, the client dials again and resumes the session: processes keep running, the
+//! client fetches missed output and sends input exactly once. It reports what it cannot recover as
+//! [`ExecServerError::Lost`].
 //!
-//! This crate knows no operating system of the server and runs nothing itself.
+//! This crate does not depend on the server's operating system and runs nothing itself.
 
 mod approval;
 mod backoff;

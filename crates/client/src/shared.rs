@@ -1,8 +1,8 @@
-//! What a client's handles, its driver and its helpers share: the link of the moment, the tracked
-//! processes, the subscriptions.
+//! The state that a client's handles and its driver share: the current channel, the processes, the
+//! subscriptions.
 //!
-//! Invariant: the link state goes up → down → up … and at last to dead, and never leaves dead.
-//! Every call that starts after that fails with the same error.
+//! Invariant: the channel state goes up → down → up … and finally to dead, and never leaves dead. Every
+//! later call fails with the same error.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -21,21 +21,21 @@ use crate::options::ClientTuning;
 use crate::process::SharedSequencer;
 use crate::subscriptions::Subscriptions;
 
-/// How a client's connection is, see
+/// The state of a client's connection, see
 /// [`ExecServerClient::status`](crate::ExecServerClient::status).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum ConnectionStatus {
-    /// Up.
+    /// The connection is up.
     Connected,
-    /// Lost, and being made again.
+    /// The connection is lost and the client is reconnecting.
     Reconnecting {
-        /// The attempt under way or waited for, from 1.
+        /// The current or next attempt, from 1.
         attempt: u32,
         /// Why the last attempt failed, or why the connection was lost.
         reason: String,
     },
-    /// Ended for good.
+    /// The connection ended for good.
     Closed(ExecServerError),
 }
 
@@ -56,21 +56,21 @@ pub(crate) struct Shared {
     pub(crate) info: Mutex<Arc<EnvironmentInfo>>,
     processes: Mutex<HashMap<ProcessId, Arc<SharedSequencer>>>,
     names: Mutex<ProcessNames>,
-    /// Makes ids that are unique in this process and, with its random prefix, among clients.
+    /// Counts ids; with the random prefix they are unique among clients.
     ids: AtomicU64,
     prefix: String,
 }
 
-/// ProcessNames of processes that this client's session may have.
+/// The process ids that may exist in this client's session.
 #[derive(Default)]
 struct ProcessNames {
-    /// Those that were asked for, as long as they are not too many.
+    /// The ids that this client has started, up to [`MAX_NAMES`].
     used: HashSet<ProcessId>,
-    /// The session may have any other name, too.
+    /// Any other id may exist, too.
     any: bool,
 }
 
-/// More names than this are not remembered.
+/// The most ids to remember.
 const MAX_NAMES: usize = 4096;
 
 impl Shared {
@@ -90,18 +90,18 @@ impl Shared {
         }
     }
 
-    /// An id that nobody else uses, at most 32 bytes.
+    /// A new id, unique among clients, of at most 32 bytes.
     pub(crate) fn fresh_id(&self, kind: &str) -> String {
         format!("{kind}{}-{}", self.prefix, self.ids.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// The session had processes before this client came.
+    /// Notes that the session may have processes from before this client.
     pub(crate) fn mark_resumed(&self) {
         self.names.lock().any = true;
     }
 
-    /// Notes that a process of this name is asked for. True if the session cannot have one yet: the
-    /// name is made here, or nobody but this client started processes in it, and none of this name.
+    /// Notes that this client starts a process with this id. True if the session cannot have one yet: the
+    /// client generated the id, or only this client started processes in the session and none has it.
     pub(crate) fn claim(&self, id: &ProcessId) -> bool {
         if id.0.strip_prefix('p').is_some_and(|id| id.starts_with(&self.prefix)) {
             return true;
@@ -117,7 +117,7 @@ impl Shared {
         self.info.lock().clone()
     }
 
-    /// The link, as soon as there is one.
+    /// The current channel; waits for one.
     pub(crate) async fn channel(&self) -> Result<Arc<Channel>, ExecServerError> {
         let mut states = self.channel.subscribe();
         loop {
@@ -134,7 +134,7 @@ impl Shared {
         }
     }
 
-    /// The link after the one of that epoch, as soon as there is one.
+    /// The channel after that of `epoch`; waits for it.
     pub(crate) async fn channel_after(&self, epoch: u64) -> Result<Arc<Channel>, ExecServerError> {
         let mut states = self.channel.subscribe();
         loop {
@@ -151,16 +151,16 @@ impl Shared {
         }
     }
 
-    /// Resolves when the link of that epoch has ended.
+    /// Resolves when the channel of `epoch` has ended.
     pub(crate) async fn channel_lost(&self, epoch: u64) {
         let mut states = self.channel.subscribe();
         let lost =
             |state: &ChannelState| !matches!(state, ChannelState::Up(up) if up.epoch == epoch);
-        // An error means that the client is gone, and with it the link.
+        // An error means that the client was dropped, and its channel with it.
         let _ = states.wait_for(lost).await;
     }
 
-    /// Makes a request, again after a reconnect if that does no harm.
+    /// Makes a request; repeats it after a reconnect if its effect allows that.
     pub(crate) async fn call<C: Call>(
         &self,
         params: &C::Params,
@@ -179,8 +179,8 @@ impl Shared {
         }
     }
 
-    /// Makes a request on this very connection, for what belongs to it: [`Lost::Response`] if it has
-    /// ended, whether before the request was sent or after.
+    /// Makes a request on this channel only, for state that is bound to it. Fails with
+    /// [`Lost::Response`] if the channel has ended, before or after the request was sent.
     pub(crate) async fn call_on<C: Call>(
         &self,
         channel: &Arc<Channel>,
@@ -188,15 +188,15 @@ impl Shared {
         effect: Effect,
         timeout: Option<Duration>,
     ) -> Result<C::Response, ExecServerError> {
-        let answer = self.attempt::<C>(channel, params, effect, timeout).await?;
-        if let Err(ChannelError::NotSent | ChannelError::Interrupted) = answer {
-            // Whoever tries again finds another connection.
+        let result = self.attempt::<C>(channel, params, effect, timeout).await?;
+        if let Err(ChannelError::NotSent | ChannelError::Interrupted) = result {
+            // So that the caller's next attempt uses another channel.
             self.channel_lost(channel.epoch).await;
         }
-        answer.map_err(|error| call_error(C::METHOD.name(), error))
+        result.map_err(|error| call_error(C::METHOD.name(), error))
     }
 
-    /// Makes a request once. The outer error is that there was no answer in time.
+    /// Makes a request once. The outer error is the timeout.
     async fn attempt<C: Call>(
         &self,
         channel: &Arc<Channel>,
@@ -206,7 +206,7 @@ impl Shared {
     ) -> Result<Result<C::Response, ChannelError>, ExecServerError> {
         let attempt = async {
             match channel.send::<C>(params).await {
-                Ok(answer) => answer.await,
+                Ok(response) => response.await,
                 Err(error) => Err(error),
             }
         };
@@ -226,7 +226,7 @@ impl Shared {
         let before = processes.insert(id.clone(), tracked.clone());
         drop(processes);
         if let Some(before) = before {
-            // Its follower has nothing to do any more.
+            // Ends its follower.
             before.feed(|sequencer| sequencer.fail(Lost::Process { process: id.clone() }.into()));
         }
         true
@@ -236,7 +236,7 @@ impl Shared {
         self.processes.lock().remove(id);
     }
 
-    /// Forgets this very process; another may have its name by now.
+    /// Removes this process, unless another already has its id.
     pub(crate) fn untrack_if(&self, id: &ProcessId, tracked: &Arc<SharedSequencer>) {
         let mut processes = self.processes.lock();
         if processes.get(id).is_some_and(|other| Arc::ptr_eq(other, tracked)) {
@@ -252,7 +252,7 @@ impl Shared {
         self.processes.lock().values().cloned().collect()
     }
 
-    /// The end: every call and every process learns of it.
+    /// Closes the client for good: every call and every process fails with `error`.
     pub(crate) fn close(&self, error: &ExecServerError) {
         let closed_now = self.channel.send_if_modified(|state| {
             if matches!(state, ChannelState::Dead(_)) {

@@ -1,7 +1,7 @@
 //! Subscriptions to notifications, each with its own bounded queue.
 //!
-//! Invariant: a subscription that is not read costs its queue and nothing else; what does not fit
-//! is counted, and the count is told in its place in the stream.
+//! Invariant: a subscription that is not read costs its queue and nothing else; notifications that do
+//! not fit are counted, and the stream reports the count at that position.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,11 +17,11 @@ use parking_lot::Mutex;
 
 use crate::error::{ExecServerError, Lost};
 
-/// Notifications of one kind as they come, see
-/// [`ExecServerClient::subscribe`](crate::ExecServerClient::subscribe). Ends with the client.
+/// A stream of the notifications of one kind, from
+/// [`ExecServerClient::subscribe`](crate::ExecServerClient::subscribe). Ends when the client closes.
 ///
-/// Notifications are bound to a connection: after a reconnect the server starts anew, and what was
-/// asked for is to be asked for again, as [`Files::watch`](crate::Files::watch) does.
+/// Notifications are bound to a connection: after a reconnect, the request that causes them has to be
+/// sent again, as [`Files::watch`](crate::Files::watch) does.
 pub struct Notifications<N: Notice> {
     queue: Arc<Mutex<Queue>>,
     notification: PhantomData<fn(N)>,
@@ -63,7 +63,7 @@ impl Subscriptions {
         Notifications { queue, notification: PhantomData }
     }
 
-    /// Passes a notification on to whoever subscribed to its name.
+    /// Queues a notification for every subscription to its name.
     pub(crate) fn publish(&self, name: &str, message: &Bytes) {
         for subscription in
             self.subscriptions.lock().iter().filter(|subscription| subscription.name == name)

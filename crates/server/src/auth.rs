@@ -1,6 +1,6 @@
 //! Who may connect to the listener.
 //!
-//! Secrets are compared in constant time and shown by no `Debug`.
+//! Invariant: secrets are compared in constant time, and no `Debug` shows one.
 
 use std::fmt;
 use std::path::Path;
@@ -10,22 +10,22 @@ use ring::{digest, hmac};
 use serde::Deserialize;
 use subtle::ConstantTimeEq;
 
-/// What the upgrade request has to carry as `Authorization: Bearer …`.
+/// The token that an upgrade request has to carry as `Authorization: Bearer …`.
 #[derive(Clone, Default)]
 pub enum WebSocketAuth {
-    /// Nothing: whoever reaches the port may connect.
+    /// None: anyone who reaches the port may connect.
     #[default]
     Open,
-    /// A token whose SHA-256 is this.
+    /// A token with this SHA-256 digest.
     CapabilityToken {
-        /// The digest.
+        /// The digest of the token.
         sha256: [u8; 32],
     },
     /// A JWT signed with HS256.
     SignedBearerToken(SignedBearer),
 }
 
-/// How a signed token is checked.
+/// The checks of a signed token.
 #[derive(Clone)]
 pub struct SignedBearer {
     secret: Vec<u8>,
@@ -53,17 +53,17 @@ impl fmt::Debug for SignedBearer {
     }
 }
 
-/// Who is at the other end of a connection, as far as the server can tell. A connection takes a session
-/// over only from one of the same principal.
+/// The identity that a connection authenticated as. A connection takes a session over only from a
+/// connection of the same principal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Principal {
-    /// Whoever embeds the server, or relays to it.
+    /// The program that embeds the server, or the relay.
     Embedder,
-    /// Whoever reaches a listener that asks for nothing.
+    /// Any client of a listener without authentication.
     Anyone,
-    /// Whoever has the capability token.
+    /// A client with the capability token.
     TokenHolder,
-    /// Whom a signed token names.
+    /// The client that a signed token names.
     Signed {
         /// Its `iss`.
         issuer: Option<String>,
@@ -72,41 +72,41 @@ pub(crate) enum Principal {
     },
 }
 
-/// A secret that cannot be used.
+/// An invalid token or secret in the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthConfigError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Unreadable {
-        /// Which.
+        /// The file.
         path: String,
-        /// Why.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// The file holds too little.
+    /// The file is too short.
     #[error("{path} must hold at least {minimum} bytes")]
     TooShort {
-        /// Which.
+        /// The file.
         path: String,
-        /// How much it has to hold.
+        /// The shortest length allowed, in bytes.
         minimum: usize,
     },
-    /// Not the hex of a SHA-256.
+    /// Not a SHA-256 digest in hexadecimal.
     #[error("--ws-token-sha256 must be 64 hexadecimal digits")]
     BadDigest,
 }
 
-/// The shortest secret that signs tokens, in bytes.
+/// The shortest secret for signed tokens, in bytes.
 const MIN_SECRET: usize = 32;
 
 impl WebSocketAuth {
-    /// The token is what the file holds, without white space around it.
+    /// Requires the token in this file; white space around it does not count.
     pub fn capability_token_file(path: &Path) -> Result<Self, AuthConfigError> {
         let token = read_secret(path, 1)?;
         Ok(Self::CapabilityToken { sha256: sha256(&token) })
     }
 
-    /// The token's digest, in hexadecimal.
+    /// Requires the token with this SHA-256 digest, in hexadecimal.
     pub fn capability_token_sha256(hex: &str) -> Result<Self, AuthConfigError> {
         let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
         let bytes: Option<Vec<u8>> = hex
@@ -122,7 +122,7 @@ impl WebSocketAuth {
         Ok(Self::CapabilityToken { sha256: sha256.ok_or(AuthConfigError::BadDigest)? })
     }
 
-    /// Tokens are signed with what the file holds, without white space around it.
+    /// Requires a token signed with the secret in this file; white space around it does not count.
     pub fn signed_bearer(
         secret_file: &Path,
         issuer: Option<String>,
@@ -133,7 +133,7 @@ impl WebSocketAuth {
         Ok(Self::SignedBearerToken(SignedBearer { secret, issuer, audience, max_clock_skew }))
     }
 
-    /// Who connects with this `Authorization` header, if they may be served.
+    /// The principal of a request with this `Authorization` header; `None` refuses it.
     pub(crate) fn authenticate(&self, authorization: Option<&str>) -> Option<Principal> {
         let token = authorization
             .and_then(|value| value.split_once(' '))
@@ -195,7 +195,7 @@ impl Audience {
 }
 
 impl SignedBearer {
-    /// Whom the token names, if it is signed, in time, and meant for us.
+    /// The principal that the token names, if signature, time, issuer and audience are valid.
     fn authenticate(&self, token: &str, now: SystemTime) -> Option<Principal> {
         let (signed, signature) = token.rsplit_once('.')?;
         let (header, claims) = signed.split_once('.')?;
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_capability_token_has_to_be_the_one() {
+    fn only_the_configured_capability_token_is_accepted() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("token");
         std::fs::write(&file, " sesame\n").unwrap();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_that_cannot_be_used_are_refused() {
+    fn short_secrets_and_invalid_digests_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("secret");
         let skew = Duration::ZERO;

@@ -1,12 +1,11 @@
-//! One connection: its lifecycle, and the one place where methods are told apart.
+//! One connection: its lifecycle, and the dispatch of methods to handlers.
 //!
-//! Messages are taken in order. What a request does to a process is queued with that process's
-//! owner before the next message is looked at, so requests that name the same process take effect
-//! in the order they came; their responses are awaited by tasks of their own, so none of them delays
-//! another.
+//! Messages are handled in order. A request to a process is queued with the process's owner before the
+//! next message is parsed, so requests to the same process take effect in the order in which they
+//! arrive. A separate task awaits each response, so no request delays another.
 //!
-//! Invariant: every request is answered once, if the connection lasts: a [`Request`] that is dropped
-//! without an answer, by a panic at whatever stage, sends an error.
+//! Invariant: every request gets exactly one response while the connection lasts: a [`Request`] that is
+//! dropped without one, by a panic at any stage, sends an error.
 
 use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
@@ -40,48 +39,48 @@ use crate::session::{Attachment, Holder, Session};
 #[cfg(test)]
 mod panics;
 
-/// Where a connection is in its life.
+/// The stage of the handshake.
 enum Stage {
-    /// Nothing was said yet.
+    /// Before `initialize`.
     New,
-    /// `initialize` was answered.
+    /// After the response to `initialize`, before `initialized`.
     AwaitingInitialized(Attached),
-    /// `initialized` has come.
+    /// After `initialized`.
     Ready(Attached),
 }
 
-/// A connection's hold on its session.
+/// The session that a connection is attached to.
 #[derive(Clone)]
 pub(crate) struct Attached {
     pub session: Arc<Session>,
     pub attachment: Attachment,
 }
 
-/// What a request carries until it is answered. Dropped before that, it responds with an error.
+/// A request without a response yet. Dropping it sends an error response.
 pub(crate) struct Request {
     id: RequestId,
     outbound: Outbound,
     responded: bool,
-    /// What the answer takes of the memory for large ones, until it is written.
+    /// Memory of a large response, held until the response is written.
     memory: Option<Reservation>,
-    /// Its share of what a connection may have under way.
+    /// Its part of the connection's limits on pending requests.
     _permits: Permits,
 }
 
-/// An answer of more bytes is encoded only when it can be sent.
+/// A larger response is encoded only when there is room to send it, in bytes.
 const LARGE_RESPONSE: usize = 16 << 10;
 
-/// An answer of more bytes is encoded elsewhere.
+/// A larger response is encoded on the pool, not on the lane, in bytes.
 const HUGE_RESPONSE: usize = 256 << 10;
 
 struct Permits {
     _count: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
-    /// Of what the server has for large messages.
+    /// Of the server's memory for large messages.
     _memory: Option<codex_exec_rpc::Share>,
 }
 
-/// A message and the memory it takes.
+/// A message, and the memory reserved for it.
 struct ReservedMessage {
     message: Bytes,
     _memory: Reservation,
@@ -94,7 +93,7 @@ impl AsRef<[u8]> for ReservedMessage {
 }
 
 impl Request {
-    /// Has the answer hold this memory until it is written.
+    /// Makes the response hold this memory until it is written.
     pub(crate) fn hold_memory(&mut self, memory: Option<Reservation>) {
         self.memory = memory;
     }
@@ -103,9 +102,9 @@ impl Request {
         &self.outbound
     }
 
-    /// Sends the answer; waits while the client does not read. What is large waits as what it is
-    /// and becomes a message only when there is room for that: many responses that wait may share the
-    /// bytes they carry, their messages would not.
+    /// Sends the response; waits while the client does not read. A large result is encoded only when
+    /// there is room: waiting results may share their bytes, their messages would not. Returns false if
+    /// the connection has closed.
     pub(crate) async fn respond<R: Encode + Send + Sync + 'static>(
         self,
         result: Result<R, RpcError>,
@@ -122,7 +121,7 @@ impl Request {
         true
     }
 
-    /// Sends the answer into the room there is for it.
+    /// Sends the encoded response into its reserved slot.
     fn send(mut self, slot: Slot, message: impl Into<Bytes>) {
         let message = message.into();
         slot.send(match self.memory.take() {
@@ -132,8 +131,8 @@ impl Request {
         self.responded = true;
     }
 
-    /// Sends a result, as [`respond`](Self::respond) does, and drops it after that. One that takes long
-    /// to encode is left to a thread that nobody else waits for.
+    /// Sends a result as [`respond`](Self::respond) does, and drops it afterwards. Encodes a huge one on
+    /// the pool.
     pub(crate) async fn send_result<A, R>(self, result: A) -> bool
     where
         A: Deref<Target = R> + Send + Sync + 'static,
@@ -150,13 +149,13 @@ impl Request {
             true => pool::blocking(encode).await,
             false => Ok(encode()),
         };
-        // Dropping the request answers it.
+        // Dropping the request sends an error.
         let Ok((message, _result)) = encoded else { return false };
         self.send(slot, buffer::into_bytes(message));
         true
     }
 
-    /// Sends the answer at once if there is room for it, and else when there is.
+    /// Sends the response at once if there is room, else from a task that waits for room.
     pub(crate) fn respond_without_waiting<R: Encode + Send + Sync + 'static>(
         self,
         result: Result<R, RpcError>,
@@ -173,7 +172,7 @@ impl Request {
         self.send(slot, message);
     }
 
-    /// Answers when `result` is there, without anybody waiting for it.
+    /// Sends the response from a task once `result` resolves.
     pub(crate) fn respond_later<R: Encode + Send + Sync + 'static>(
         self,
         result: impl Future<Output = Result<R, RpcError>> + Send + 'static,
@@ -181,7 +180,7 @@ impl Request {
         self.respond_later_with_memory(async move { (result.await, None) });
     }
 
-    /// The same for an answer that holds memory until it is written.
+    /// Like [`respond_later`](Self::respond_later), for a response that holds memory until it is written.
     pub(crate) fn respond_later_with_memory<R: Encode + Send + Sync + 'static>(
         mut self,
         result: impl Future<Output = (Result<R, RpcError>, Option<Reservation>)> + Send + 'static,
@@ -192,7 +191,7 @@ impl Request {
                     self.hold_memory(memory);
                     self.respond(result).await;
                 }
-                // Nobody is left to answer to; what waits need not wait any longer.
+                // The client has gone: dropping the work cancels it.
                 () = self.outbound.closed() => {}
             }
         });
@@ -211,7 +210,7 @@ impl Drop for Request {
     }
 }
 
-/// Serves a connection until it ends.
+/// Serves a connection until it closes.
 pub(crate) async fn serve(server: Server, principal: Principal, mut connection: Connection) {
     let transfer = connection.transfer();
     let mut state =
@@ -238,9 +237,9 @@ pub(crate) async fn serve(server: Server, principal: Principal, mut connection: 
             }
         }
     };
-    // A panic ends the connection, and not the session with it.
+    // A panic ends the connection but not its session.
     let work = AssertUnwindSafe(work).catch_unwind();
-    // Whatever it waits for, a client that does not read included.
+    // These end the connection whatever it waits for, even a client that does not read.
     tokio::select! {
         biased;
         () = shutdown.shutting_down() => {}
@@ -311,12 +310,12 @@ impl ConnectionState {
             Ok(Incoming::Request { id, method, params, trace }) => {
                 tracing::debug!(%id, method, ?trace, "request");
                 let request = self.admit_request(id, message.len(), memory).await;
-                // What panics answers by being dropped; the requests after it go on.
+                // A panic drops the request, which sends an error; later requests are not affected.
                 let _ =
                     AssertUnwindSafe(self.dispatch(request, &method, params)).catch_unwind().await;
             }
             Ok(Incoming::Notification { method, .. }) => self.handle_notification(&method).await,
-            // The server asks nothing, so nothing answers it.
+            // The server sends no requests, so no response belongs to one.
             Ok(Incoming::Response { id, .. } | Incoming::Error { id, .. }) => {
                 tracing::debug!(%id, "response to an unknown request");
             }
@@ -324,7 +323,7 @@ impl ConnectionState {
         }
     }
 
-    /// Waits until the connection may have one more request under way.
+    /// Waits until the connection's limits allow one more pending request.
     async fn admit_request(
         &self,
         id: RequestId,
@@ -404,7 +403,7 @@ impl ConnectionState {
         self.handle(request, method, params, attached).await;
     }
 
-    /// The one match. Params are parsed here, once, into their type.
+    /// Dispatches to the handler. Parses params here, once, into their type.
     async fn handle(
         &mut self,
         request: Request,
@@ -484,7 +483,7 @@ impl ConnectionState {
             session_id: Some(attached.session.id().to_owned()),
             environment_info: Some(self.server.environment_info()),
         };
-        // Events of a resumed session follow the answer.
+        // Events of a resumed session follow the response.
         if request.respond(Ok(response)).await {
             attached.session.attach_all(attached.attachment, &self.outbound);
         }

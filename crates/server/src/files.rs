@@ -1,8 +1,8 @@
 //! The handlers of `fs/*`.
 //!
-//! A request takes its place in the connection's order, and in the queue of those that may run at
-//! once, before the next message is looked at. Both queues are in order of arrival, so the oldest
-//! request that is not done can always run.
+//! A request enters the connection's order, and the queue for the limit on concurrent requests, before
+//! the next message is parsed. Both are in order of arrival, so the oldest pending request can always
+//! run.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -42,12 +42,12 @@ impl Files {
         }
     }
 
-    /// The session is known: it keeps handles that outlive this connection.
+    /// Attaches the session's persistent handles, which outlive this connection.
     pub(crate) fn attach(&self, handles: Arc<KeptHandles>) {
         self.connection.keep_handles_in(handles);
     }
 
-    /// Runs a request and answers it, after those it may not overtake.
+    /// Runs a request, after those that it must not overtake, and sends the response.
     pub(crate) fn call<R>(&self, mut request: Request, mut params: R)
     where
         R: FileRequest + Clone,
@@ -62,7 +62,7 @@ impl Files {
         let backend =
             self.confiner.backend(sandbox.filter(|_| R::METHOD.touches() == Touches::Paths));
         let result = self.connection.call_in(backend, params);
-        // Polled once, it stands in the queue.
+        // Polling once enters the queue.
         let mut permit = Box::pin(self.running.clone().acquire_owned());
         let first = permit.as_mut().now_or_never();
         tokio::spawn(async move {
@@ -74,14 +74,14 @@ impl Files {
                 };
                 (result.await, permit)
             };
-            // Held until the answer is sent: what waits for a client that does not read is bounded.
+            // Held until the response is sent, so a client that does not read holds a bounded number.
             let (result, _permit) = tokio::select! {
                 done = work => done,
-                // Nobody is left to answer to: dropping the work cancels it.
+                // The client has gone: dropping the work cancels it.
                 () = outbound.closed() => return,
             };
             match result {
-                // Dropped after it is sent: what it announces may only follow then.
+                // The result is dropped after it is sent: its notifications may follow only then.
                 Ok(mut result) => {
                     request.hold_memory(result.take_memory());
                     request.send_result(result).await;
@@ -94,7 +94,7 @@ impl Files {
     }
 }
 
-/// Notifications about files, on their way to the client.
+/// Sends notifications about files to the client.
 struct Notifications(Outbound);
 
 impl EventSink for Notifications {

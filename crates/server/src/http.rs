@@ -1,9 +1,9 @@
-//! The handler of `http/request`: HTTP from where the server is.
+//! The handler of `http/request`: HTTP requests from the server's machine.
 //!
-//! One connection a request, HTTP/1.1, no cookies, no proxy. A streamed body is read as fast as the
-//! client takes it. Everything belongs to the connection that asked, and ends with it.
+//! Each request opens its own connection: HTTP/1.1, no cookies, no proxy. A streamed body is read only as
+//! fast as the client takes it. A request ends with the client's connection.
 //!
-//! Invariant: no URL, header or body is ever logged, and errors name at most the host.
+//! Invariant: no URL, header or body is logged, and errors name at most the host.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -33,19 +33,19 @@ use url::Url;
 use crate::connection;
 use crate::response_memory::{ResponseMemory, is_small};
 
-/// How often a redirect is followed.
+/// How many redirects one request follows.
 const MAX_REDIRECTS: usize = 10;
 
-/// The most of a body in one notification.
+/// Maximum bytes of a body in one notification.
 const MAX_DELTA_BYTES: usize = 1 << 20;
 
-/// The longest body that one answer carries: what fits a message.
+/// Maximum bytes of a body in one response, so that the response fits into a message.
 const MAX_BODY_BYTES: usize = 45 << 20;
 
-/// How long an exchange may take if the request does not say.
+/// How long an exchange may take if the request sets no timeout.
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// Variables of the server that sign it in somewhere.
+/// Variables of the server that hold credentials; no header may use them.
 const CREDENTIALS: &[&str] = &[
     "OPENAI_API_KEY",
     "CODEX_CONNECTORS_TOKEN",
@@ -57,18 +57,18 @@ const CREDENTIALS: &[&str] = &[
 /// The `http/request`s of one connection.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Requests {
-    /// Those whose bodies are being sent.
+    /// Ids of the requests whose bodies are being streamed.
     streaming: Arc<Mutex<HashSet<String>>>,
 }
 
-/// A request id that is taken, until dropped.
+/// A request id that stays in use until this is dropped.
 struct StreamingId {
     requests: Requests,
     id: String,
 }
 
 impl Requests {
-    /// Makes a request and responds with what came of it.
+    /// Makes an HTTP request and sends its result as the response.
     pub(crate) fn call(
         &self,
         mut request: connection::Request,
@@ -96,7 +96,7 @@ impl Requests {
             };
             tokio::select! {
                 () = work => {}
-                // Nobody is left to answer to.
+                // The client has gone.
                 () = outbound.closed() => {}
             }
         });
@@ -122,7 +122,7 @@ impl Drop for StreamingId {
     }
 }
 
-/// An answer with its whole body, and the memory that a large one takes.
+/// Makes the request and reads its whole body; reserves memory for a large one.
 async fn fetch_whole(
     params: HttpRequestParams,
     response_memory: &ResponseMemory,
@@ -138,7 +138,7 @@ async fn fetch_whole(
             return Err(failed(format!("the body is larger than {limit} MiB; set streamResponse")));
         }
         if memory.is_none() && !is_small(body.len() + data.len()) {
-            // A body that does not tell its length may be as long as any.
+            // A body without a length may be as long as any.
             let announced = response.body().size_hint().upper().unwrap_or(u64::MAX);
             let rest = announced.min((MAX_BODY_BYTES - body.len()) as u64);
             *memory = Some(response_memory.reserve(body.len() as u64 + rest).await);
@@ -148,7 +148,7 @@ async fn fetch_whole(
     Ok(rpc_response(&response, body.freeze()))
 }
 
-/// An answer without its body, which follows in notifications.
+/// Makes the request and responds without the body, which follows in notifications.
 async fn stream_response(
     request: connection::Request,
     params: HttpRequestParams,
@@ -186,12 +186,12 @@ async fn stream_response(
             Err(error) => break Some(error),
         }
     };
-    // Whoever hears the last word may use the id again.
+    // After the last notification the client may reuse the id.
     drop(streaming);
     deltas.send(Bytes::new(), true, error).await;
 }
 
-/// The notifications of one body.
+/// Sends the notifications of one body.
 struct Deltas {
     outbound: Outbound,
     request_id: String,
@@ -226,7 +226,7 @@ fn rpc_response(response: &Response<Incoming>, body: Bytes) -> HttpRequestRespon
     }
 }
 
-/// The next piece of a body; `None` at its end.
+/// The next bytes of a body; `None` at its end.
 async fn next_data(
     response: &mut Response<Incoming>,
     deadline: Instant,
@@ -238,14 +238,14 @@ async fn next_data(
             Ok(Some(Err(error))) => return Err(format!("cannot read the body: {error}")),
             Ok(Some(Ok(frame))) => frame,
         };
-        // Trailers are of no use to anybody here.
+        // Trailers are ignored.
         if let Ok(data) = frame.into_data() {
             return Ok(Some(data));
         }
     }
 }
 
-/// A request that can be made, and made again where a redirect leads.
+/// An HTTP request that can be sent, and sent again to the target of a redirect.
 struct Exchange {
     method: Method,
     url: Url,
@@ -276,7 +276,7 @@ impl Exchange {
         })
     }
 
-    /// The answer as far as its headers, after every redirect that is to be followed.
+    /// Sends the request and follows redirects; returns the response with its body unread.
     async fn run(mut self) -> Result<Response<Incoming>, RpcError> {
         for _ in 0..=MAX_REDIRECTS {
             let attempt = timeout_at(self.deadline, self.send_once());
@@ -324,7 +324,7 @@ impl Exchange {
         Ok(request)
     }
 
-    /// Becomes the request that a redirect asks for; false if the response is none.
+    /// Becomes the request that a redirect asks for; false if the response is not a redirect.
     fn follow_redirect(&mut self, response: &Response<Incoming>) -> Result<bool, String> {
         let keeps_method = match response.status() {
             StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND | StatusCode::SEE_OTHER => false,
@@ -346,7 +346,7 @@ impl Exchange {
         }
         let origin = |url: &Url| (url.host_str().map(str::to_owned), url.port_or_known_default());
         if origin(&next) != origin(&self.url) {
-            // What signs in there is nobody else's business.
+            // Another host must not see the credentials.
             for credential in [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION, WWW_AUTHENTICATE] {
                 self.headers.remove(credential);
             }

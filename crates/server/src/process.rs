@@ -1,6 +1,7 @@
 //! The handlers of `process/*`.
 //!
-//! Each queues what it asks of the process before it returns, and returns the reply as a future.
+//! Each queues its request with the process's owner before it returns, and returns the reply as a
+//! future.
 
 use codex_exec_host::files::Reservation;
 use codex_exec_host::process::{
@@ -21,9 +22,9 @@ use crate::session::{InsertError, Session};
 
 /// Why a process did not start.
 enum StartFailure {
-    /// The request asks for what cannot be.
+    /// The server refuses the request.
     Refused(RpcError),
-    /// The host could not do it.
+    /// The host failed to start the process.
     Failed(StartError),
 }
 
@@ -48,7 +49,7 @@ impl StartFailure {
         let kind = error.kind();
         match &error {
             StartError::Launch(LaunchError::Nul(_)) => RpcError::internal(kind, error.to_string()),
-            // The program or its directory, not the sandbox: the same as without one.
+            // The program or its directory failed, not the sandbox: the same error as without a sandbox.
             StartError::Sandbox(failure) if failure.is_target() => {
                 RpcError::internal(kind, format!("cannot start `{program}`: {failure}"))
             }
@@ -101,7 +102,7 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
                     sandbox_type: Some(kind),
                     sandbox_assurance: assurance,
                 };
-                // Its events follow the response.
+                // Events follow the response.
                 if request.respond(Ok(response)).await {
                     attached.session.attach(&process, attached.attachment, &outbound);
                 }
@@ -109,7 +110,7 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
             Ok(Err(failure)) => {
                 request.respond::<ExecResponse>(Err(failure.into_rpc(&program))).await;
             }
-            // The session ended before the process had begun.
+            // The session ended before the process started.
             Err(_) => {
                 let error = RpcError::internal(ErrorKind::SessionEnded, "the session has ended");
                 request.respond::<ExecResponse>(Err(error)).await;
@@ -132,7 +133,7 @@ async fn launch(
         (params.network_proxy.is_some(), "a network proxy"),
         (params.shell_snapshot.is_some(), "a shell snapshot"),
     ];
-    if let Some((_, what)) = unsupported.iter().find(|(asked, _)| *asked) {
+    if let Some((_, what)) = unsupported.iter().find(|(requested, _)| *requested) {
         let message = format!("this server does not support {what}");
         let error = RpcError::invalid_params(ErrorKind::Unsupported, message);
         return Err(StartFailure::Refused(error));
@@ -175,7 +176,7 @@ pub(crate) fn read(
         if let Some(memory) = response_memory.try_reserve(bytes as u64) {
             return (Ok(response), Some(memory));
         }
-        // The process keeps its output better than a response that waits.
+        // While the response would wait for memory, the output stays with its process.
         drop(response);
         let memory = response_memory.reserve(bytes as u64).await;
         let retry = ReadParams { max_bytes: Some(bytes as u64), wait_ms: None, ..params };

@@ -1,9 +1,8 @@
-//! Memory for large answers.
+//! Memory for large responses.
 //!
-//! Invariant: an answer of more than [`SMALL_ANSWER`] bytes is made, or kept while its client does not
-//! read, only with a share of its connection's memory and of the server's; the share goes back when the
-//! answer is written to the socket. So clients that do not read do not make the server grow. Nor do they
-//! make others wait for long: see [`Budget`].
+//! Invariant: a response of more than [`SMALL_ANSWER`] bytes exists only with a share of its
+//! connection's memory and of the server's, and returns it once it is written to the socket. So clients
+//! that do not read do not make the server grow, nor do they make others wait for long: see [`Budget`].
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,25 +13,25 @@ use tokio::sync::Semaphore;
 
 use crate::config::ServerConfig;
 
-/// A connection's memory for large answers. Clones share it.
+/// A connection's memory for large responses. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct ResponseMemory {
-    /// Of this connection.
+    /// This connection's part.
     own: Arc<Semaphore>,
     limit: u32,
-    /// Of all connections.
+    /// The memory of all connections.
     server: Account,
 }
 
 impl ResponseMemory {
-    /// A part of what the whole server has, for a connection that moves this.
+    /// A part of the server's budget, for the connection whose progress `transfer` tracks.
     pub(crate) fn new(config: &ServerConfig, server: &Budget, transfer: &Transfer) -> Self {
         let limit = u32::try_from(config.response_memory_per_connection).unwrap_or(u32::MAX).max(1);
         let own = Arc::new(Semaphore::new(limit as usize));
         Self { own, limit, server: server.account(transfer) }
     }
 
-    /// Waits until an answer that carries so many bytes can be held.
+    /// Waits until there is memory for a response with this many bytes of content.
     pub(crate) async fn reserve(&self, bytes: u64) -> Reservation {
         let cost = cost(bytes);
         let own = self.own.clone().acquire_many_owned(self.permits(cost)).await;
@@ -40,14 +39,14 @@ impl ResponseMemory {
         Reservation::new((self.server.take(cost).await, own))
     }
 
-    /// The same, if nothing has to be waited for.
+    /// Like [`reserve`](Self::reserve), but does not wait.
     pub(crate) fn try_reserve(&self, bytes: u64) -> Option<Reservation> {
         let cost = cost(bytes);
         let own = self.own.clone().try_acquire_many_owned(self.permits(cost)).ok()?;
         Some(Reservation::new((self.server.try_take(cost)?, own)))
     }
 
-    /// An answer that would take more than all of the connection's memory takes all of it.
+    /// A response that needs more than all of the connection's memory takes all of it.
     fn permits(&self, cost: u64) -> u32 {
         u32::try_from(cost).unwrap_or(u32::MAX).min(self.limit)
     }
@@ -59,12 +58,12 @@ impl files::AnswerMemory for ResponseMemory {
     }
 }
 
-/// Whether an answer of so many bytes needs no memory of its own.
+/// Whether a response with this many bytes of content needs no reservation.
 pub(crate) fn is_small(bytes: usize) -> bool {
     bytes as u64 <= SMALL_ANSWER
 }
 
-/// The bytes, and the message that has them in base64.
+/// Bytes of the content, plus those of the message that carries it in base64.
 fn cost(bytes: u64) -> u64 {
     bytes.saturating_add(bytes.saturating_mul(4) / 3)
 }

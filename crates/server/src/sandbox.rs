@@ -1,6 +1,7 @@
-//! Requests that ask to be confined.
+//! Requests with a sandbox.
 //!
-//! Invariant: what cannot be enforced is refused; nothing runs with less protection than asked.
+//! Invariant: the server refuses what it cannot enforce; nothing runs with less protection than
+//! requested.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -19,7 +20,7 @@ use codex_exec_server_protocol::{
 
 use crate::config::ServerConfig;
 
-/// What confines, if anything can here.
+/// Confines requests, if this server can.
 #[derive(Debug, Clone)]
 pub(crate) struct Confiner(Option<Enforcer>);
 
@@ -30,7 +31,7 @@ struct Enforcer {
 }
 
 impl Confiner {
-    /// Re-enters the configured executable; without one nothing can be confined.
+    /// Re-enters the configured executable; without one, the server refuses sandboxes.
     pub(crate) fn new(config: &ServerConfig, host: &ProcessHost) -> io::Result<Self> {
         let Some(executable) = &config.sandbox_executable else { return Ok(Self(None)) };
         let mut setup = SandboxConfig::new(executable);
@@ -42,24 +43,24 @@ impl Confiner {
         Ok(Self(Some(Enforcer { sandbox, helpers })))
     }
 
-    /// Whether anything can be confined.
+    /// Whether this server can enforce a sandbox at all.
     pub(crate) fn is_available(&self) -> bool {
         self.0.is_some()
     }
 
-    /// The most that can stand behind a sandbox.
+    /// The strongest level that this machine offers.
     pub(crate) fn assurance(&self) -> Option<Assurance> {
         self.0.as_ref().and_then(|enforcer| enforcer.sandbox.assurance())
     }
 
-    /// Has every policy resolved anew: something was not what it was when one was.
+    /// Drops the cached plans: a path changed while a plan was in use.
     pub(crate) fn forget_plans(&self) {
         if let Some(enforcer) = &self.0 {
             enforcer.sandbox.forget_plans();
         }
     }
 
-    /// Where a filesystem request that is held to `context` has to run.
+    /// The backend for a filesystem request under `context`: this process, or a sandboxed helper.
     pub(crate) fn backend(
         &self,
         context: Option<SandboxContext>,
@@ -74,7 +75,7 @@ impl Confiner {
         }
     }
 
-    /// The sandbox to start a process in; `None` if it needs none.
+    /// The sandbox to start a process in; `None` if the policy restricts nothing.
     pub(crate) async fn confine(
         &self,
         context: SandboxContext,
@@ -91,7 +92,7 @@ impl Confiner {
         let arg0 = params.arg0.clone();
         let cwd = params.cwd.as_path().to_owned();
         let env: Vec<_> = environment.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
-        // Resolving a policy looks at files.
+        // Resolving a policy reads the filesystem, which may block.
         let prepared = pool::blocking(move || {
             let arg0 = arg0.as_deref().map(OsStr::new);
             let program = Program { argv: &argv, arg0, env: &env, cwd: &cwd };
@@ -101,7 +102,7 @@ impl Confiner {
             Ok(Ok(None)) => Ok(None),
             Ok(Ok(Some(launch))) => {
                 if launch.globs_cut {
-                    // Clients send such policies with every request.
+                    // Once: clients send the same policy with every request.
                     static WARNED: Once = Once::new();
                     WARNED.call_once(|| {
                         tracing::warn!(
@@ -120,11 +121,11 @@ impl Confiner {
     }
 }
 
-/// The answer to a request that asks for confinement where there is none.
+/// The error for a request with a sandbox on a server without one.
 const UNAVAILABLE: &str =
     "this server cannot enforce a sandbox; send no sandbox, or permissions of type `disabled`";
 
-/// Whether the request has to be confined at all.
+/// Whether the policy restricts anything.
 fn restricts(sandbox: &SandboxContext) -> bool {
     !matches!(sandbox.permissions, PermissionProfile::Disabled)
 }

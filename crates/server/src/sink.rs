@@ -1,4 +1,4 @@
-//! Events of processes on their way to the client: each encoded once, straight into its message.
+//! Sends the events of processes to the client, each encoded once, straight into its message.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -16,10 +16,10 @@ type Reservation = Pin<Box<dyn Future<Output = Result<Slot, Closed>> + Send>>;
 /// Sends a process's events as notifications.
 pub(crate) struct NotificationSink {
     outbound: Outbound,
-    /// Keeps its place among all that wait for the same connection.
+    /// Its position in the queue for room on the connection.
     reservation: Option<Reservation>,
     slot: Option<Slot>,
-    /// Asks whether what was sent has arrived.
+    /// Resolves once the client has received what was sent.
     arrival: Option<Arrival>,
 }
 

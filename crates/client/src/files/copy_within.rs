@@ -1,8 +1,7 @@
-//! Files and trees of the server, copied within it.
+//! Copies of files and trees within the server.
 //!
-//! Invariant: what is copied, left out and reported is what an upload or a download of the same tree
-//! would copy, leave out and report. On a server with the capability `fsAtomicCopy` a file appears under
-//! its name only when it is complete.
+//! Invariant: a copy copies, skips and reports the same as an upload or a download of the same tree. With
+//! the capability `fsAtomicCopy` a file appears under its name only when it is complete.
 
 use std::path::{Path, PathBuf};
 
@@ -14,10 +13,10 @@ use super::{Files, TransferOptions, TransferReport, local};
 use crate::error::ExecServerError;
 
 impl Files {
-    /// Copies a file or a tree of the server to `destination`, which becomes that file or directory.
-    /// Unlike [`copy`](Self::copy), it follows links to files, replaces a file that is there all at
-    /// once (on a server with the capability `fsAtomicCopy`), and goes on with the rest of a tree if a
-    /// part of it cannot be copied.
+    /// Copies a file or a tree on the server to `destination`, which becomes that file or directory.
+    /// Unlike [`copy`](Self::copy), it follows links to files, replaces an existing file atomically (with
+    /// the capability `fsAtomicCopy`), and continues with the rest of a tree if a part of it cannot be
+    /// copied.
     pub async fn copy_within(
         &self,
         source: &PathUri,
@@ -31,7 +30,7 @@ impl Files {
             return Ok(counters.report());
         }
         self.refuse_into_itself(source, destination).await?;
-        // All of the tree is scanned before anything is made, so no copy becomes part of it.
+        // The scan completes before anything is created, so that it does not see the copy.
         let mut tree = self.scan_tree(source, Path::new("")).await?;
         let counters = Counters::new(options, tree.files.len() as u64, 0);
         let deferred_modes =
@@ -41,7 +40,7 @@ impl Files {
             async move {
                 let to = local::below(destination, &to)?;
                 let message = tolerate_file_error(self.copy_file(&from, &to, counters).await)?;
-                // The server speaks of what a link leads to.
+                // The server's message names the target of a link.
                 let shown = local::display(&from);
                 Ok(message.map(|message| format!("{shown}: {message}")))
             }
@@ -59,7 +58,7 @@ impl Files {
     ) -> Result<(), ExecServerError> {
         let metadata = self.metadata(from).await?;
         counters.expect(metadata.size);
-        // A link would be copied as a link.
+        // The server would copy a link as a link.
         let from = match metadata.is_symlink {
             true => self.canonicalize(from).await?,
             false => from.clone(),
@@ -72,7 +71,7 @@ impl Files {
         Ok(())
     }
 
-    /// Compares the real names: of the destination, or of what is there above it.
+    /// Compares the resolved paths of the source and of the destination, or of its nearest existing parent.
     async fn refuse_into_itself(
         &self,
         source: &PathUri,

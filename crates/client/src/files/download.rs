@@ -1,7 +1,7 @@
-//! Files and trees of the server, copied to this side.
+//! Downloads: files and trees on the server, copied to this machine.
 //!
-//! Invariant: a download appears under its name only when it is complete, and takes the place of nothing
-//! but a regular file.
+//! Invariant: a download appears under its name only when it is complete, and replaces nothing but a
+//! regular file.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -17,9 +17,9 @@ use super::{Files, TransferOptions, TransferReport, local};
 use crate::error::ExecServerError;
 
 impl Files {
-    /// Copies a file or a tree of the server to `local`, which becomes that file or directory. A link
-    /// there is followed, and a file keeps its owner and permissions. A pipe, a socket or a device is
-    /// refused.
+    /// Copies a file or a tree on the server to `local`, which becomes that file or directory. Follows a
+    /// link at `local`; an existing file keeps its owner and permissions. Refuses to replace a pipe, a
+    /// socket or a device.
     pub async fn download(
         &self,
         remote: &PathUri,
@@ -48,7 +48,7 @@ impl Files {
         Ok(counters.report_tree(tree.directories.len(), tree.skipped, tree.failed))
     }
 
-    /// Directory by directory: unlike `fs/walk`, a listing names links to files, too.
+    /// Scans a tree directory by directory: unlike `fs/walk`, a listing includes links to files.
     pub(super) async fn scan_tree(
         &self,
         remote: &PathUri,
@@ -134,17 +134,17 @@ impl Files {
     }
 }
 
-/// A tree of the server, and where it goes.
+/// A tree on the server, and its local paths.
 #[derive(Default)]
 pub(super) struct Tree {
-    /// With their bits, as far as they are known, each after its parent; the root is the first.
+    /// Directories and their permission bits if known, parents first, beginning with the root.
     pub directories: Vec<(PathBuf, Option<u32>)>,
     pub files: Vec<(PathUri, PathBuf)>,
     pub skipped: Vec<String>,
     pub failed: Vec<String>,
 }
 
-/// A directory, or a link to one.
+/// A scanned directory, or a link to one.
 struct Scanned {
     mode: Option<u32>,
     /// `None` for a link.
@@ -152,7 +152,7 @@ struct Scanned {
 }
 
 impl Tree {
-    /// Takes what is in a directory; tells which directories are to be scanned next.
+    /// Adds the entries of a directory; returns the directories to scan next.
     fn add_entries(
         &mut self,
         directory: &PathUri,
@@ -188,8 +188,8 @@ impl Tree {
         Ok(directories)
     }
 
-    /// Makes the directories. A new one gets the bits of its source while nothing is in it; bits
-    /// that would keep us from putting something in it are returned, to be set at the end.
+    /// Creates the directories. A new one gets the permission bits of its source while it is empty;
+    /// returns the bits that would prevent writing into it, to be set at the end.
     async fn make_directories(&mut self) -> Result<Vec<(PathBuf, u32)>, ExecServerError> {
         let mut deferred_modes = Vec::new();
         for (at, (directory, mode)) in self.directories.iter().enumerate() {

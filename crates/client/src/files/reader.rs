@@ -1,8 +1,8 @@
-//! A file as a stream of bytes, several blocks under way at once.
+//! Reads a file as a stream of bytes, with several block requests in flight.
 //!
-//! Invariant: bytes come in order, each once. A handle ends with its connection; then the file is
-//! opened again and read on from the same place, if it is still the same file, as often as there is
-//! a next connection.
+//! Invariant: bytes arrive in order, each once. A handle closes with its connection; after each
+//! reconnect the reader opens the file again and continues at the same offset, if it is still the same
+//! file.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,14 +23,14 @@ use super::Files;
 use crate::channel::Channel;
 use crate::error::ExecServerError;
 
-/// A file of the server, read in order, see [`Files::open`].
+/// A file on the server, open for reading, from [`Files::open`].
 pub struct FileReader {
     state: State,
     metadata: FsGetMetadataResponse,
     current: Bytes,
 }
 
-/// The blocks live in a future while one is waited for.
+/// While a block is awaited, the future owns the blocks.
 enum State {
     Idle(Box<Blocks>),
     Reading(Pin<Box<dyn Future<Output = (Box<Blocks>, Block)> + Send>>),
@@ -45,28 +45,28 @@ struct Blocks {
     path: PathUri,
     metadata: FsGetMetadataResponse,
     handle: Option<Handle>,
-    /// Where the next block that is requested starts.
+    /// The offset of the next block to request.
     requested: u64,
-    /// Where the next block that is delivered starts.
+    /// The offset of the next block to deliver.
     delivered: u64,
     in_flight: FuturesOrdered<Pin<Box<dyn Future<Output = BlockResult> + Send>>>,
     lengths: VecDeque<u64>,
-    /// How much a block asks for: less after a connection that died, so that reading gets on even if
-    /// none lives for long, and more after each block that came.
+    /// Bytes to request per block: fewer after a lost connection, so that reading makes progress even on
+    /// short-lived connections, and more after each block.
     len: u64,
     done: bool,
-    /// The server cannot read in blocks.
+    /// The server has no block reads.
     whole: bool,
 }
 
-/// A handle, and the connection it belongs to.
+/// A file handle, and the channel it is bound to.
 #[derive(Clone)]
 struct Handle {
     id: String,
     channel: Arc<Channel>,
 }
 
-/// The least that a block asks for.
+/// The smallest block, in bytes.
 const MIN_BLOCK: u64 = 4 << 10;
 
 impl FileReader {
@@ -93,12 +93,12 @@ impl FileReader {
         Ok(Self { state: State::Idle(blocks), metadata, current: Bytes::new() })
     }
 
-    /// What the file was when it was opened.
+    /// The file's metadata when it was opened.
     pub fn metadata(&self) -> &FsGetMetadataResponse {
         &self.metadata
     }
 
-    /// The next bytes, as many as came in one block; `None` at the end.
+    /// The next block; `None` at the end.
     pub async fn next_block(&mut self) -> Result<Option<Bytes>, ExecServerError> {
         if self.current.has_remaining() {
             return Ok(Some(std::mem::take(&mut self.current)));
@@ -211,10 +211,10 @@ impl Blocks {
         }
     }
 
-    /// Keeps enough blocks under way.
+    /// Keeps enough block requests in flight.
     fn request_blocks(&mut self) {
         let (tuning, len) = (&self.files.client.shared.tuning, self.len);
-        // Past the end there is nothing but the answer that it is the end.
+        // A read past the end only reports the end.
         let likely_end = self.metadata.size.max(self.delivered);
         while self.in_flight.is_empty()
             || (self.in_flight.len() < tuning.file_in_flight && self.requested <= likely_end)
@@ -230,7 +230,7 @@ impl Blocks {
         }
     }
 
-    /// The connection is a new one: opens the file again, if it is still the same.
+    /// Opens the file again after a reconnect, if it is still the same file.
     async fn reopen(&mut self) -> Result<(), ExecServerError> {
         let now = self.files.metadata(&self.path).await?;
         let same = now.size == self.metadata.size
@@ -245,7 +245,7 @@ impl Blocks {
         self.open().await
     }
 
-    /// If the connection died, everything under way is requested anew on the next.
+    /// After a lost connection, prepares to request the blocks in flight again; fails on other errors.
     fn interrupted(&mut self, error: ExecServerError) -> Result<(), ExecServerError> {
         if !error.is_interrupted() {
             self.done = true;
@@ -271,7 +271,7 @@ impl Blocks {
         {
             let files = self.files.clone();
             runtime.spawn(async move {
-                // It would end with the connection anyway.
+                // Without this, the handle would close with the connection.
                 let params = FsCloseParams::new(handle.id);
                 let _ = files.call_on::<call::FsClose>(&handle.channel, params).await;
             });

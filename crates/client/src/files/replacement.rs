@@ -1,8 +1,8 @@
-//! A file of this side that is replaced all at once.
+//! Atomic replacement of a local file.
 //!
-//! Invariant: until [`Replacement::commit`] what is there stays, and only a regular file, or nothing,
-//! is ever replaced. A link is followed: the file it leads to is replaced, in its own directory. The bytes go
-//! to an unnamed file where the filesystem has those, so even a kill leaves nothing; elsewhere to a
+//! Invariant: nothing changes before [`Replacement::commit`], and only a regular file, or nothing, is
+//! ever replaced. A link is followed: its target is replaced, in the target's directory. The bytes go to
+//! an unnamed file if the filesystem supports that, so that even a kill leaves nothing; otherwise to a
 //! file `.download-RANDOM`, which a kill leaves.
 
 use std::fs::{File, Metadata};
@@ -13,14 +13,14 @@ use tempfile::NamedTempFile;
 
 use super::local;
 
-/// As many links as the kernel itself would follow.
+/// The number of links that the kernel follows.
 const MAX_LINKS: usize = 40;
 
-/// A file being written that has not taken its place yet.
+/// A new file that has not replaced its target yet.
 pub(super) struct Replacement {
-    /// Where the links of the path lead.
+    /// The path with its links resolved.
     target: PathBuf,
-    /// The file that is there.
+    /// The file to replace.
     old: Option<Metadata>,
     new: Unfinished,
 }
@@ -32,7 +32,7 @@ enum Unfinished {
 }
 
 impl Replacement {
-    /// Makes the temporary file, unless what is there cannot be replaced.
+    /// Creates the temporary file; fails if the target cannot be replaced.
     pub(super) fn begin(path: &Path) -> io::Result<Self> {
         let target = resolve_links(path)?;
         let directory = match target.parent() {
@@ -53,7 +53,7 @@ impl Replacement {
             (Some(old), Some(followed)) if local::is_same_file(old, followed) => {
                 local::require_writable(&target)?;
             }
-            // What a descriptor in /proc leads to may have another name by now, or none.
+            // The file behind a descriptor in /proc may have been renamed or removed.
             _ => {
                 return Err(io::Error::other("it is a link to a file that was renamed or removed"));
             }
@@ -66,7 +66,7 @@ impl Replacement {
         Ok(Self { target, old, new: Unfinished::Named(new) })
     }
 
-    /// Where the bytes go.
+    /// The file to write to.
     pub(super) fn file(&self) -> &File {
         match &self.new {
             #[cfg(target_os = "linux")]
@@ -75,10 +75,10 @@ impl Replacement {
         }
     }
 
-    /// Puts the file in its place. It keeps the mode and the owner of the old one; `mode` is for a
-    /// new one, which gets no set-id and sticky bits.
+    /// Replaces the target. The new file gets the mode and owner of the old one; `mode`, without set-id and
+    /// sticky bits, is for a target that did not exist.
     pub(super) fn commit(self, mode: u32) -> io::Result<()> {
-        // Until here nobody else could read it.
+        // Until here, only the owner can read the file.
         match &self.old {
             Some(old) => local::copy_attributes(self.file(), old)?,
             None => local::set_mode(self.file(), mode & 0o777)?,
@@ -104,7 +104,7 @@ fn if_exists(metadata: io::Result<Metadata>) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// Where a chain of links ends, whether or not something is there.
+/// The end of a chain of links, which need not exist.
 fn resolve_links(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {
@@ -137,7 +137,7 @@ mod unnamed {
 
     use rustix::fs::{AtFlags, CWD, OFlags};
 
-    /// `None` where there are none; without /proc only a privileged process could name them.
+    /// `None` if the filesystem has no unnamed files, or without /proc, which is needed to name them.
     pub(super) fn create(directory: &Path) -> Option<File> {
         let file = OpenOptions::new()
             .read(true)
@@ -157,11 +157,11 @@ mod unnamed {
         Ok(rustix::fs::linkat(CWD, fd_path(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
     }
 
-    /// Gives the file its name. If that is taken, Linux wants a second name to rename from.
+    /// Gives the file its name. To replace an existing file, Linux needs a temporary name to rename from.
     pub(super) fn install(file: &File, path: &Path, is_new: bool) -> io::Result<()> {
         if is_new {
             match link(file, path) {
-                // Someone has made one since; it is replaced like any other.
+                // The target was created meanwhile; replace it.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 done => return done,
             }

@@ -1,4 +1,4 @@
-//! What copies of files and trees have in common, whichever way they go: options, progress, the report.
+//! Options, progress and reports of uploads, downloads and copies.
 
 use std::fmt;
 use std::io;
@@ -13,11 +13,11 @@ use crate::error::ExecServerError;
 
 type OnProgress = Arc<dyn Fn(&TransferProgress) + Send + Sync>;
 
-/// How to transfer.
+/// Options of a transfer.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct TransferOptions {
-    /// Files of a tree that are transferred at once. Default 4.
+    /// Files of a tree to transfer at once. Default 4.
     pub concurrent_files: usize,
     progress: Option<OnProgress>,
 }
@@ -48,37 +48,37 @@ impl fmt::Debug for TransferOptions {
     }
 }
 
-/// How far a transfer is.
+/// The progress of a transfer.
 #[derive(Debug, Clone)]
 pub struct TransferProgress {
-    /// The file of the server that this step was about.
+    /// The file on the server that made progress.
     pub path: PathUri,
-    /// Bytes transferred. Goes back when a file starts over.
+    /// Bytes transferred. Decreases if a file starts over.
     pub bytes: u64,
-    /// Bytes to transfer, as far as they are known.
+    /// Bytes to transfer, as far as known.
     pub total_bytes: u64,
-    /// Files done.
+    /// Files transferred.
     pub files: u64,
-    /// Files to do.
+    /// Files to transfer.
     pub total_files: u64,
 }
 
-/// What was transferred.
+/// The result of a transfer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TransferReport {
-    /// Files.
+    /// Files transferred.
     pub files: u64,
-    /// Directories, the root included.
+    /// Directories, including the root.
     pub directories: u64,
-    /// Bytes of content.
+    /// Bytes transferred.
     pub bytes: u64,
-    /// What was left out on purpose and why: links to directories, pipes, devices.
+    /// The skipped paths and why: links to directories, pipes, devices.
     pub skipped: Vec<String>,
-    /// Why parts of a tree could not be copied. The rest was.
+    /// Why parts of a tree were not copied.
     pub failed: Vec<String>,
 }
 
-/// Counters that files of one transfer share.
+/// Counters of one transfer.
 pub(super) struct Counters {
     options: TransferOptions,
     pub bytes: AtomicU64,
@@ -110,7 +110,7 @@ impl Counters {
         }
     }
 
-    /// Notes bytes that are to be transferred.
+    /// Adds bytes to transfer.
     pub(super) fn expect(&self, bytes: u64) {
         self.total_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -125,7 +125,7 @@ impl Counters {
         self.report_progress(path);
     }
 
-    /// What the files amount to.
+    /// The report of the files.
     pub(super) fn report(&self) -> TransferReport {
         TransferReport {
             files: self.files.load(Ordering::Relaxed),
@@ -134,7 +134,7 @@ impl Counters {
         }
     }
 
-    /// Transfers the files of a tree, as many at once as the options say. Returns the
+    /// Transfers the files of a tree, several at once. Returns the
     /// [messages](tolerate_file_error) of those that failed.
     pub(super) async fn transfer_each<T, F>(
         &self,
@@ -149,7 +149,7 @@ impl Counters {
         transfers.try_filter_map(async |message| Ok(message)).try_collect().await
     }
 
-    /// What the files and the rest of their tree amount to.
+    /// The report of a tree.
     pub(super) fn report_tree(
         &self,
         directories: usize,
@@ -160,7 +160,7 @@ impl Counters {
     }
 }
 
-/// Whether the rest of a tree can be copied although this went wrong.
+/// Whether the error concerns one file, so that the rest of a tree can be copied.
 pub(super) fn affects_one_file(error: &ExecServerError) -> bool {
     use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     match error {
@@ -174,7 +174,7 @@ pub(super) fn affects_one_file(error: &ExecServerError) -> bool {
     }
 }
 
-/// A failure that concerns one file is kept as its message, any other ends the transfer.
+/// Turns an error that concerns one file into its message; any other error ends the transfer.
 pub(super) fn tolerate_file_error(
     result: Result<(), ExecServerError>,
 ) -> Result<Option<String>, ExecServerError> {

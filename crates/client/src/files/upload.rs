@@ -1,11 +1,10 @@
-//! Files and trees of this side, copied to the server.
+//! Uploads: local files and trees, copied to the server.
 //!
-//! Invariant: memory is bounded by blocks, never by the source. On a server with the capability
-//! `fsAtomicWrite` an upload appears under its name only when it is complete, and not at all if the
-//! source changed while it was read. On one with the
-//! capability `fsKeepHandles` it goes on where it was when a connection drops, however often. On any
-//! other a regular file starts over; anything else (a pipe, a device) can be read once only, so from
-//! the first byte on such an interruption is an error.
+//! Invariant: memory is bounded by blocks, not by the size of the source. With the capability
+//! `fsAtomicWrite` an upload appears under its name only when it is complete, and not at all if the source
+//! changed meanwhile. With the capability `fsKeepHandles` it continues after each dropped connection.
+//! Without it, a regular file starts over; anything else (a pipe, a device) can be read only once, so an
+//! interruption after the first byte is an error.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,8 +21,8 @@ use super::{FileWriter, Files, TransferOptions, TransferReport, local};
 use crate::error::ExecServerError;
 
 impl Files {
-    /// Copies a file or a tree of this side to `remote`, which becomes that file or directory. A
-    /// pipe or a device is read to its end.
+    /// Copies a local file or tree to `remote`, which becomes that file or directory. Reads a pipe or a
+    /// device to its end.
     ///
     /// ```no_run
     /// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), Box<dyn std::error::Error>> {
@@ -63,8 +62,8 @@ impl Files {
         Ok(counters.report_tree(tree.directories.len(), tree.skipped, tree.failed))
     }
 
-    /// Makes the directories of a tree. A new one gets the bits of its source while nothing is in
-    /// it; bits that would keep us from putting something in it are returned, to be set at the end.
+    /// Creates the directories of a tree. A new one gets the permission bits of its source while it is
+    /// empty; returns the bits that would prevent writing into it, to be set at the end.
     pub(super) async fn make_directories(
         &self,
         remote: &PathUri,
@@ -96,7 +95,7 @@ impl Files {
         Ok(deferred_modes)
     }
 
-    /// Sets the bits that [`make_directories`](Self::make_directories) has left for the end.
+    /// Sets the permission bits that [`make_directories`](Self::make_directories) returned.
     pub(super) async fn set_deferred_modes(
         &self,
         deferred_modes: Vec<(PathUri, u32)>,
@@ -128,7 +127,7 @@ impl Files {
                     if !source.can_restart() {
                         return Err(self.interrupted_error(&source, remote, &error));
                     }
-                    // What it wrote is replaced by what it writes next.
+                    // The next attempt replaces what this one wrote.
                     tracing::debug!(%error, "restarting an upload");
                     counters.bytes.fetch_sub(sent.load(Ordering::Relaxed), Ordering::Relaxed);
                 }
@@ -139,7 +138,7 @@ impl Files {
         Ok(())
     }
 
-    /// What is said when the rest of something that can be read once only cannot be delivered.
+    /// The error for an interrupted upload of a source that can be read only once.
     fn interrupted_error(
         &self,
         source: &Source<'_>,
@@ -189,7 +188,7 @@ impl Files {
             let mode = source.mode();
             let mut writer = FileWriter::create(self.clone(), remote.clone(), true, mode).await?;
             self.stream(source, start, &mut writer, add).await?;
-            // Before the commit: what is there is better than a mixture.
+            // Before the commit: the old file is better than a mixture.
             let outcome = match self.can_write_atomically() {
                 true => "the copy was discarded",
                 false => "the copy may mix both versions",
@@ -201,8 +200,8 @@ impl Files {
         Ok(())
     }
 
-    /// A file that fits into one request. If the connection dies meanwhile, it is written in blocks,
-    /// which get smaller where connections do not live for long.
+    /// Writes a file by one request; after a lost connection in blocks, which shrink on short-lived
+    /// connections.
     async fn write_small(&self, params: FsWriteFileParams) -> Result<(), ExecServerError> {
         if !self.can_keep_handles() || !self.can_write_blocks() {
             self.call_repeatable::<call::FsWriteFile>(params).await?;
@@ -219,7 +218,7 @@ impl Files {
         }
     }
 
-    /// Everything of a source, of which `block` is the beginning.
+    /// Writes the source to its end; `block` is its beginning.
     async fn stream(
         &self,
         source: &mut Source<'_>,
@@ -237,7 +236,7 @@ impl Files {
         Ok(())
     }
 
-    /// Whether all that was sent is there.
+    /// Checks that the file has as many bytes as were sent.
     async fn check_size(&self, remote: &PathUri, sent: u64) -> Result<(), ExecServerError> {
         let size = self.metadata(remote).await?.size;
         if size == sent {
@@ -250,16 +249,16 @@ impl Files {
     }
 }
 
-/// What an upload reads from.
+/// The source of an upload.
 struct Source<'a> {
     path: &'a Path,
     file: File,
     before: std::fs::Metadata,
-    /// It can be read again from its beginning.
+    /// A regular file, which can be read again.
     regular: bool,
-    /// Something was read.
+    /// At least one byte was read.
     has_data: bool,
-    /// There is no more.
+    /// The end was reached.
     ended: bool,
 }
 
@@ -271,8 +270,8 @@ impl<'a> Source<'a> {
         Ok(Self { path, file, before, regular, has_data: false, ended: false })
     }
 
-    /// Up to `limit` bytes; if those are all, it has ended. What a file says of its size is not
-    /// asked: a pipe has none, and one that grows has another by now.
+    /// Reads up to `limit` bytes, and sets `ended` at the end. Ignores the file's size: a pipe has none,
+    /// and that of a growing file is out of date.
     async fn start(&mut self, limit: usize) -> Result<BytesMut, ExecServerError> {
         let mut start = BytesMut::with_capacity(limit);
         while !self.ended && start.len() < limit {
@@ -288,17 +287,17 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// The permission bits for a new file. What is no file has none to give.
+    /// The permission bits for a new file; `None` unless the source is a regular file.
     fn mode(&self) -> Option<u32> {
         local::mode(&self.before).filter(|_| self.regular).map(|mode| mode & 0o777)
     }
 
-    /// Whether it can be sent once more from its beginning.
+    /// Whether the upload can start over.
     fn can_restart(&self) -> bool {
         self.regular || !(self.has_data || self.ended)
     }
 
-    /// Whether what was read is one version of the file; `outcome` says what became of it if not.
+    /// Checks that the file did not change meanwhile; `outcome` says in the error what became of the copy.
     async fn check_unchanged(&self, outcome: &str) -> Result<(), ExecServerError> {
         let after = tokio::fs::metadata(self.path).await.map_err(read_error(self.path))?;
         if !self.regular || local::is_unchanged(&self.before, &after) {
@@ -311,9 +310,9 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A tree of this side.
+/// A local tree.
 struct Tree {
-    /// Relative with their bits, each after its parent; the root is the first.
+    /// Relative paths and permission bits, parents first, beginning with the root.
     directories: Vec<(PathBuf, Option<u32>)>,
     files: Vec<PathBuf>,
     bytes: u64,

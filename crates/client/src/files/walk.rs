@@ -1,8 +1,8 @@
-//! A tree as a stream, however large.
+//! Walks a tree of any size as a stream.
 //!
-//! A server answers a walk in one piece and cuts it off at its limits. A piece that was cut is
-//! thrown away and the directory is listed instead, and each of its directories walked on its own;
-//! so every entry comes once and none is passed over.
+//! A server responds to a walk in one piece and truncates it at its limits. The walker discards a
+//! truncated piece, lists the directory instead, and walks each of its subdirectories; so every entry
+//! appears exactly once.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,17 +17,17 @@ use futures_util::Stream;
 use super::Files;
 use crate::error::ExecServerError;
 
-/// What a walk comes across.
+/// An item of a walk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WalkItem {
     /// A directory or a file.
     Entry(FsWalkEntry),
-    /// Something that could not be read, and why. The walk goes on.
+    /// A path that cannot be read, and why. The walk continues.
     Unreadable(FsPathError),
 }
 
-/// Everything below a directory, see [`Files::walk`]. A directory comes before what is in it; apart
-/// from that the order is the server's.
+/// The entries of a tree, from [`Files::walk`]. A directory precedes its entries; otherwise the order is
+/// the server's.
 pub struct Walk {
     state: State,
 }
@@ -43,16 +43,16 @@ type Fetched = Result<(), ExecServerError>;
 struct Walker {
     files: Files,
     options: FsWalkOptions,
-    /// Directories to walk, with how deep they may still go.
+    /// Directories to walk, and their remaining depth.
     pending: VecDeque<(PathUri, u32)>,
     found: VecDeque<WalkItem>,
-    /// Entries that may still come.
+    /// How many more entries to return.
     remaining: u64,
 }
 
 impl Walk {
     pub(super) fn new(files: Files, root: PathUri, options: FsWalkOptions) -> Self {
-        // The default asks for all that a server gives at once; here it means no limit at all.
+        // The default requests all that one response can hold; here it means no limit.
         let all = FsWalkOptions::default();
         let depth = if options.max_depth == all.max_depth { u32::MAX } else { options.max_depth };
         let remaining = if options.max_entries == all.max_entries {
@@ -122,7 +122,7 @@ impl Walker {
             return self.list(&directory, depth).await;
         }
         if depth > max_depth {
-            // Directories at the depth where the server stopped are walked on their own.
+            // Walk the directories at the depth where the server stopped.
             let base = components(&directory);
             let parents: std::collections::HashSet<&[u8]> =
                 walked.entries.iter().map(|entry| parent(&entry.path)).collect();
@@ -142,7 +142,7 @@ impl Walker {
         Ok(())
     }
 
-    /// One level, where a whole walk is too much for one answer.
+    /// Lists one level, if a whole walk exceeds one response.
     async fn list(&mut self, directory: &PathUri, depth: u32) -> Result<(), ExecServerError> {
         let listed = self.files.read_directory(directory).await?;
         if listed.truncated {
@@ -173,11 +173,11 @@ impl Walker {
         Ok(())
     }
 
-    /// A listing does not tell a link from what it leads to.
+    /// Whether the path is a link, which a listing does not say.
     async fn is_link(&self, path: &PathUri) -> Result<bool, ExecServerError> {
         match self.files.metadata(path).await {
             Ok(metadata) => Ok(metadata.is_symlink),
-            // It has gone.
+            // The file was removed.
             Err(ExecServerError::Server { .. }) => Ok(true),
             Err(error) => Err(error),
         }

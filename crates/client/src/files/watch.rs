@@ -1,7 +1,7 @@
-//! Changes of a file or a tree as a stream that outlives its connection.
+//! Watches that outlive their connection.
 //!
-//! A server's watch ends with the connection it was made on. This one is made again on the next, and
-//! since nobody knows what changed in between, that is reported as an overflow: look at everything.
+//! A server's watch ends with its connection. This one registers again after a reconnect, and reports an
+//! overflow, since changes in between are unknown: the caller has to look at everything.
 
 use std::fmt;
 use std::pin::Pin;
@@ -20,29 +20,29 @@ use super::Files;
 use crate::error::{ExecServerError, Lost};
 use crate::subscriptions::Notifications;
 
-/// Changes that wait for whoever takes them.
+/// The number of batches of changes to queue for the caller.
 const CHANGE_QUEUE: usize = 16;
 
-/// What has changed since the last time.
+/// A batch of changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Changes {
-    /// Which paths, and how.
+    /// The changed paths, and how they changed.
     pub changes: Vec<FsChange>,
-    /// There were others that are not known: look at the whole tree again. So it is after every
+    /// There were other changes, which are unknown: look at the whole tree again. True after every
     /// reconnect.
     pub overflow: bool,
 }
 
-/// Changes of a file or a tree, see [`Files::watch`]. Ends after an error, and when it is dropped.
+/// A stream of changes of a file or a tree, from [`Files::watch`]. Ends after an error.
 pub struct Watch {
     changes: mpsc::Receiver<Result<Changes, ExecServerError>>,
     task: JoinHandle<()>,
 }
 
 impl Files {
-    /// Watches a file, or a directory with all that is below it: what changes after this has
-    /// returned is reported. A lost connection is reported as [`Changes::overflow`] once the watch is there
-    /// again. `params.watch_id` is replaced.
+    /// Watches a file, or a directory and everything below it, for changes after this returns. After a lost
+    /// connection, reports [`Changes::overflow`] once the watch is registered again. Replaces
+    /// `params.watch_id`.
     ///
     /// ```no_run
     /// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), Box<dyn std::error::Error>> {
@@ -51,15 +51,15 @@ impl Files {
     ///
     /// let params = FsWatchParams::new(0, "/srv/app".parse()?);
     /// let mut watch = client.files().watch(params).await?;
-    /// while let Some(change) = watch.next().await {
-    ///     for change in change?.changes {
+    /// while let Some(changes) = watch.next().await {
+    ///     for change in changes?.changes {
     ///         println!("{:?} {}", change.kind, change.path);
     ///     }
     /// }
     /// # Ok(()) }
     /// ```
     pub async fn watch(&self, mut params: FsWatchParams) -> Result<Watch, ExecServerError> {
-        /// Unique in this program, so on every connection.
+        /// Unique in this process, so on every connection.
         static LAST: AtomicI64 = AtomicI64::new(0);
         if !self.client.capabilities().fs_watch {
             return Err(ExecServerError::Unsupported {
@@ -84,16 +84,16 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Makes the watch on the connection that there is, and gives that connection's number.
+    /// Registers the watch on the current connection, and returns that connection's number.
     async fn register(&self) -> Result<u64, ExecServerError> {
         let shared = &self.files.client.shared;
         loop {
             let epoch = shared.channel().await?.epoch;
             match self.files.call::<call::FsWatch>(self.params.clone()).await {
-                // Made on whichever connection there was at the time: the one that still is.
+                // The connection has not changed meanwhile, so the watch is on this one.
                 Ok(_) if shared.channel().await?.epoch == epoch => return Ok(epoch),
                 Ok(_) | Err(ExecServerError::Lost(Lost::Response { .. })) => {
-                    // It may be there already; then it would be refused as a second one.
+                    // It may be registered already; then the server would refuse a second one.
                     let params = FsUnwatchParams::new(self.params.watch_id);
                     self.files.call::<call::FsUnwatch>(params).await?;
                 }
@@ -126,12 +126,12 @@ impl Watcher {
             let change = match change {
                 Some(Ok(notification)) if notification.watch_id != self.params.watch_id => continue,
                 Some(Ok(notification)) => self.changes(notification),
-                // They came faster than they were taken.
+                // Changes arrived faster than the caller read them.
                 Some(Err(ExecServerError::Lost(Lost::Notifications { .. }))) => {
                     Ok(Changes { changes: Vec::new(), overflow: true })
                 }
                 Some(Err(error)) => Err(error),
-                // The client has ended: why is known when the channel is asked for.
+                // The client has closed; the channel's error says why.
                 None => match client.shared.channel().await {
                     Ok(_) => return,
                     Err(error) => Err(error),
@@ -157,7 +157,7 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         let (files, params) = (self.files.clone(), FsUnwatchParams::new(self.params.watch_id));
-        // Outside of a runtime the connection is about to end, and the watch with it.
+        // Without a runtime the connection is about to end, and the watch with it.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 let _ = files.call::<call::FsUnwatch>(params).await;

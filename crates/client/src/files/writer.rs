@@ -1,8 +1,8 @@
-//! A file written as a stream of bytes, several blocks under way at once.
+//! Writes a file as a stream of bytes, with several blocks in flight.
 //!
-//! Invariant: blocks have their places, so one that was under way when a connection died is written
-//! again, and is there once. That takes a handle that outlives the connection (`fsKeepHandles`); any
-//! other ends with it, and the writer fails.
+//! Invariant: blocks have offsets, so the writer can repeat those that were in flight when a connection
+//! died. That needs a persistent handle (`fsKeepHandles`); any other closes with its connection, and the
+//! writer fails.
 
 use std::fmt;
 use std::future::Future;
@@ -24,22 +24,21 @@ use crate::error::ExecServerError;
 
 type Work = Pin<Box<dyn Future<Output = Result<(), ExecServerError>> + Send>>;
 
-/// A file of the server, written in order, see [`Files::create`].
+/// A file on the server, open for writing, from [`Files::create`].
 ///
-/// The content is complete once [`finish`](Self::finish) or `shutdown` has succeeded. A connection
-/// that drops before costs nothing on a server with the capability `fsKeepHandles`. On another it
-/// fails the writer: what the server has then is a part of the file, unless it was
-/// [created atomically](Files::create_atomic).
+/// The content is complete once [`finish`](Self::finish) or `shutdown` has succeeded. With the capability
+/// `fsKeepHandles` the writer survives a dropped connection. Without it the writer fails, and the server
+/// has a part of the file, unless it was [created atomically](Files::create_atomic).
 pub struct FileWriter {
     files: Files,
     path: PathUri,
-    /// `None` where the file is written whole at the end.
+    /// `None` if the file is written by one request at the end.
     handle: Option<Handle>,
     atomic: bool,
-    /// Bits of the file if it is new.
+    /// Permission bits of a new file.
     permissions: Option<u32>,
     buffer: BytesMut,
-    /// Where the buffer starts.
+    /// The offset of the buffer.
     offset: u64,
     in_flight: FuturesUnordered<Work>,
     closing: Option<Work>,
@@ -50,11 +49,11 @@ pub struct FileWriter {
 #[derive(Clone)]
 struct Handle {
     id: String,
-    /// The connection it belongs to; `None` if it outlives that.
+    /// The channel it is bound to; `None` if the handle is persistent.
     channel: Option<Arc<Channel>>,
 }
 
-/// The least that is written at once after a connection died.
+/// The smallest block after a lost connection, in bytes.
 const MIN_BLOCK: usize = 4 << 10;
 
 impl FileWriter {
@@ -101,7 +100,7 @@ impl FileWriter {
         })
     }
 
-    /// Writes all of it, without a copy where it is large.
+    /// Writes all bytes; does not copy whole blocks.
     pub async fn write_bytes(&mut self, mut bytes: Bytes) -> Result<(), ExecServerError> {
         while !bytes.is_empty() {
             std::future::poll_fn(|cx| self.poll_room(cx)).await?;
@@ -117,7 +116,7 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Writes what is left and closes the file.
+    /// Writes the rest and closes the file.
     pub async fn finish(mut self) -> Result<(), ExecServerError> {
         std::future::poll_fn(|cx| self.poll_finish(cx)).await
     }
@@ -126,7 +125,7 @@ impl FileWriter {
         self.files.client.shared.tuning.file_block.clamp(1, 1 << 20)
     }
 
-    /// How much more the buffer takes.
+    /// How many more bytes the buffer accepts.
     fn room(&self) -> usize {
         match self.handle {
             Some(_) => self.block() - self.buffer.len(),
@@ -157,7 +156,7 @@ impl FileWriter {
         self.poll_in_flight(cx, max - 1)
     }
 
-    /// Waits until no more than `max` blocks are under way.
+    /// Waits until at most `max` blocks are in flight.
     fn poll_in_flight(
         &mut self,
         cx: &mut Context<'_>,
@@ -218,8 +217,8 @@ impl FileWriter {
 }
 
 impl Handle {
-    /// Writes a block. After a connection that died it goes on in smaller pieces, so that writing gets
-    /// on even if no connection lives for long.
+    /// Writes a block. After a lost connection it writes smaller pieces, so that writing makes progress
+    /// even on short-lived connections.
     async fn write(
         self,
         files: Files,
@@ -277,7 +276,7 @@ impl AsyncWrite for FileWriter {
         Poll::Ready(Ok(len))
     }
 
-    /// Waits for the blocks under way. A part of a block stays here until the end.
+    /// Waits for the blocks in flight. A partial block stays in the buffer until the end.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_in_flight(cx, 0).map_err(Into::into)
     }

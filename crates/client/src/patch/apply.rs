@@ -1,4 +1,4 @@
-//! A patch against the files of a server: read, check everything, then write.
+//! Applies a patch: read the files, check every section, then write.
 
 use std::fmt;
 
@@ -10,23 +10,23 @@ use super::tree::{Found, Operation, Tree};
 use super::{PatchError, lines};
 use crate::files::Files;
 
-/// What happened to a file.
+/// How a file changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PatchChangeKind {
-    /// It is new.
+    /// The file is new.
     Added,
     /// Its content changed.
     Modified,
-    /// It is gone.
+    /// The file was deleted.
     Deleted,
 }
 
 /// One changed file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PatchChange {
-    /// How it changed.
+    /// How the file changed.
     pub kind: PatchChangeKind,
-    /// As the patch says it.
+    /// The path as written in the patch.
     pub path: String,
 }
 
@@ -42,10 +42,10 @@ impl fmt::Display for PatchChange {
     }
 }
 
-/// Every file that a patch changed, in the order of the patch.
+/// The files that a patch changed, in the order of the patch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PatchReport {
-    /// The files.
+    /// The changed files.
     pub changes: Vec<PatchChange>,
 }
 
@@ -56,8 +56,7 @@ impl fmt::Display for PatchReport {
 }
 
 impl Files {
-    /// Applies a patch; its relative paths are relative to `cwd`. Held to the sandbox of these
-    /// files, if they have one.
+    /// Applies a patch, under the sandbox policy if there is one. Resolves relative paths against `cwd`.
     ///
     /// ```no_run
     /// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), Box<dyn std::error::Error>> {
@@ -95,7 +94,7 @@ impl Files {
     }
 }
 
-/// What will be there once the steps so far are done.
+/// The steps so far, and the files as those steps leave them.
 struct Plan<'a> {
     files: &'a Files,
     tree: Tree<'a>,
@@ -147,15 +146,15 @@ impl Plan<'_> {
             return Ok(());
         }
         match taken {
-            // Another name of the very file that leads there by the name that goes, or may do so: it
-            // would lead nowhere. What has the old name takes its place.
+            // The target is a link to the moved file, and would lead nowhere once the file has moved. So
+            // the moved file replaces the link.
             Some(other) if other.is_link() && other.real == from.real => {
                 if !self.files.can_rename() {
                     let problem =
                         format!("it is a link to {path}, which this server cannot rename");
                     return Err(operation.refused(problem));
                 }
-                // What a relative link says depends on where it is.
+                // A relative link changes its meaning in another directory.
                 if from.is_link() && entry.join("..").ok() != from.entry.join("..").ok() {
                     let problem =
                         format!("{path} and it are links to one file; delete one of them");
@@ -171,8 +170,8 @@ impl Plan<'_> {
             None => {
                 let object = self.tree.object(from.object);
                 let mode = object.mode.filter(|_| self.files.can_write_atomically());
-                // Where a new file cannot be given permissions, a copy keeps them; but a link would
-                // be copied as a link.
+                // If the server cannot set the permissions of a new file, a copy keeps them; but it would
+                // copy a link as a link.
                 if mode.is_none() && !from.is_link() && !from.fresh {
                     let old = object.content.clone();
                     self.tree.create(operation, &entry, content.clone(), None)?;
@@ -192,9 +191,9 @@ impl Plan<'_> {
         found.ok_or_else(|| operation.refused("there is no such file"))
     }
 
-    /// A file that is there gets new content, by whatever name.
+    /// Plans new content for an existing file.
     fn write(&mut self, path: &str, found: &Found, content: Vec<u8>) {
-        // Where nobody knows what is the same file, an earlier step may have changed this one.
+        // If the server does not identify files, an earlier step may have changed this one.
         let may_alias = self.steps.iter().any(|step| matches!(step.work, Work::Write { .. }));
         let object = self.tree.object(found.object);
         let old = std::mem::replace(&mut object.content, content.clone());

@@ -1,9 +1,9 @@
-//! One change of one file, and what is done when it fails half-way.
+//! One change of one file, and its rollback.
 //!
-//! Invariant: a step that failed with nothing `uncertain` has left everything as it was.
-//! A file is replaced all at once where the server can. Elsewhere, and where a file has other names
-//! that have to see the change, it is written in place, and put back if that fails. A step that a lost
-//! connection interrupts is taken again on the next one, as often as there is a next one.
+//! Invariant: a step that fails with nothing `uncertain` has left everything as it was. A step replaces a
+//! file atomically if the server can. Otherwise, and if the file has other names that must see the change,
+//! it writes in place and restores the old content on failure. A step is repeated after each lost
+//! connection.
 
 use bytes::Bytes;
 use codex_exec_server_protocol::PathUri;
@@ -24,41 +24,41 @@ pub(super) struct Step {
 pub(super) enum Work {
     Write {
         content: Vec<u8>,
-        /// What is there before.
+        /// The content before the step.
         old: Option<Vec<u8>>,
         /// Permission bits of a new file.
         mode: Option<u32>,
         atomic: bool,
-        /// Whether to see first that `old` is still there.
+        /// Whether to check first that the file still contains `old`.
         verify_first: bool,
     },
-    /// A copy of another file, which keeps its permissions, with this content.
+    /// Copies another file, to keep its permissions, and writes this content.
     CopyAndWrite {
         from: PathUri,
         /// The other file's content.
         old: Vec<u8>,
         content: Vec<u8>,
     },
-    /// The file takes another name, and the place of what has that name.
+    /// Renames the file, and replaces what has the new name.
     Rename {
         to: PathUri,
     },
     Remove,
 }
 
-/// A step that was not done.
+/// A failed step.
 pub(super) struct StepError {
     pub cause: ExecServerError,
-    /// What is there now, if it is not known to be what was there before.
+    /// The state of the file, if it may have changed.
     pub uncertain: Option<String>,
 }
 
-/// How far a step has come.
+/// The progress of a step.
 #[derive(Default)]
 struct StepProgress {
-    /// Directories that were missing, innermost first.
+    /// Directories that the step creates, innermost first.
     directories: Vec<PathUri>,
-    /// The file itself may be there in part.
+    /// The file may be written in part.
     file: bool,
 }
 
@@ -68,7 +68,7 @@ impl Step {
         let Err(cause) = self.attempt(files, &mut started).await else { return Ok(()) };
         let uncertain = self.roll_back(files, &cause, started.file).await;
         if uncertain.is_none() {
-            // One that is not empty is in use by somebody else.
+            // Fails for a directory that another process uses, which is not empty.
             for directory in started.directories {
                 let _ = files.remove(remove_params(directory)).await;
             }
@@ -98,7 +98,7 @@ impl Step {
             }
             Work::Rename { .. } | Work::Remove => {
                 let mut done = unless_interrupted(self.remove_name(files).await)?;
-                // If the name is gone, the request whose answer was lost has taken it.
+                // If the name is gone, the request whose response was lost has removed it.
                 while done.is_none() && self.has_name(files).await? {
                     done = unless_interrupted(self.remove_name(files).await)?;
                 }
@@ -107,7 +107,7 @@ impl Step {
         }
     }
 
-    /// Takes the name from the file: for another, or altogether.
+    /// Renames or removes the file.
     async fn remove_name(&self, files: &Files) -> Result<(), ExecServerError> {
         match &self.work {
             Work::Rename { to } => {
@@ -118,7 +118,7 @@ impl Step {
         }
     }
 
-    /// Whether there is something of this name, be it a link that leads nowhere.
+    /// Whether the name exists, even as a broken link.
     async fn has_name(&self, files: &Files) -> Result<bool, ExecServerError> {
         let mut params = FsGetMetadataParams::new(self.path.clone());
         match files.call::<call::FsGetMetadata>(params.clone()).await {
@@ -128,13 +128,13 @@ impl Step {
         params.follow_symlinks = false;
         match files.call::<call::FsGetMetadata>(params).await {
             Err(error) if error.is_not_found() => Ok(false),
-            // A link is refused.
+            // The server refuses a link without following it.
             Ok(_) | Err(ExecServerError::Server { .. }) => Ok(true),
             Err(error) => Err(error),
         }
     }
 
-    /// Refuses to go on if the file is not what the plan takes it for.
+    /// Fails if the file does not contain what the plan expects.
     async fn verify_content(&self, files: &Files, old: &[u8]) -> Result<(), ExecServerError> {
         if files.read_file(&self.path).await? == old {
             return Ok(());
@@ -161,8 +161,8 @@ impl Step {
         let content = Bytes::copy_from_slice(content);
         if atomic && files.can_write_atomically() {
             match self.write_all(files, &content, true, mode).await {
-                // A file may be writable where nothing can be put beside it, or with an owner that
-                // a new one cannot have.
+                // A file may be writable although its directory is not, or although a new file cannot
+                // have its owner.
                 Err(error) if error.code() == Some(code::INVALID_REQUEST) => {}
                 other => return other,
             }
@@ -171,7 +171,7 @@ impl Step {
         self.write_all(files, &content, false, mode).await
     }
 
-    /// Writes the content, again after a connection that died: that leaves the same file.
+    /// Writes the content, and repeats that after each lost connection.
     async fn write_all(
         &self,
         files: &Files,
@@ -187,7 +187,7 @@ impl Step {
         }
     }
 
-    /// Makes the directories that are missing.
+    /// Creates the missing parent directories.
     async fn make_parents(
         &self,
         files: &Files,
@@ -209,7 +209,7 @@ impl Step {
         files.create_directory(&parent).await
     }
 
-    /// After a failure: makes it as if nothing had happened. What cannot be is told.
+    /// Restores the state before the step after a failure; returns what may have changed.
     async fn roll_back(
         &self,
         files: &Files,
@@ -237,7 +237,7 @@ impl Step {
                 "{path} may be damaged: it was written in part and could not be restored ({why})"
             ))
         };
-        // Only what this step has started is removed.
+        // Remove only what this step wrote.
         let ours = |now: &[u8]| match &self.work {
             Work::CopyAndWrite { old, .. } => old.starts_with(now) || content.starts_with(now),
             _ => content.starts_with(now),
@@ -260,7 +260,7 @@ impl Step {
     }
 }
 
-/// `None` if the answer was lost with the connection. The next request waits for the next one.
+/// `None` if the response was lost with the connection.
 fn unless_interrupted<T>(result: Result<T, ExecServerError>) -> Result<Option<T>, ExecServerError> {
     match result {
         Err(error) if error.is_interrupted() => {
@@ -271,7 +271,7 @@ fn unless_interrupted<T>(result: Result<T, ExecServerError>) -> Result<Option<T>
     }
 }
 
-/// Removal of this and nothing else.
+/// Parameters that remove this path only, not recursively.
 fn remove_params(path: PathUri) -> FsRemoveParams {
     let mut params = FsRemoveParams::new(path);
     params.recursive = false;

@@ -1,8 +1,7 @@
 //! The files that a patch names, as its sections so far leave them.
 //!
-//! Invariant: a file is known by what it is, not by what it is called. However many names lead to it
-//! (hard links, symbolic links, links among the directories on the way), there is one [`Object`] with
-//! one content.
+//! Invariant: each file is one [`Object`] with one content, however many names lead to it (hard links,
+//! symbolic links, links among its parent directories).
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,52 +15,52 @@ use crate::files::Files;
 pub(super) struct Tree<'a> {
     files: &'a Files,
     cwd: &'a PathUri,
-    /// Directories by what the patch calls them, and what they really are called.
+    /// The resolved paths of directories, by the paths in the patch.
     directories: HashMap<PathUri, PathUri>,
-    /// Directories that are there once the patch has made files in them.
+    /// Directories that exist once the patch has created files in them.
     made: HashSet<PathUri>,
-    /// By their own name in a directory's real name.
+    /// Entries by their name in a resolved directory.
     entries: HashMap<PathUri, Entry>,
     objects: Vec<Object>,
     /// Objects by device and inode.
     identities: HashMap<(u64, u64), ObjectId>,
 }
 
-/// What a name in a directory is.
+/// What a name in a directory refers to.
 #[derive(Clone)]
 enum Entry {
     Missing,
     File {
         object: ObjectId,
-        /// The patch makes it, so it is not there yet.
+        /// The patch creates it.
         fresh: bool,
     },
-    /// A symbolic link, and where it ends.
+    /// A symbolic link, and the end of its chain.
     Link(PathUri),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct ObjectId(usize);
 
-/// A regular file, whatever it is called.
+/// A regular file.
 pub(super) struct Object {
     pub content: Vec<u8>,
-    /// Its permission bits, if the server tells.
+    /// Its permission bits, if the server reports them.
     pub mode: Option<u32>,
-    /// It has, or may have, other names, which have to see a change.
+    /// It may have other names, which must see a change.
     pub shared: bool,
-    /// The server tells what it is, so that it cannot be taken for two.
+    /// The server identifies it, so that two names of it are known as one file.
     pub identified: bool,
 }
 
-/// Where a path of the patch leads.
+/// The file at a path of the patch.
 pub(super) struct Found {
-    /// The name itself, in a directory without links on the way.
+    /// The name, in its resolved directory.
     pub entry: PathUri,
-    /// The name that a link at `entry` ends at; else the same.
+    /// The target of a link at `entry`; otherwise the same.
     pub real: PathUri,
     pub object: ObjectId,
-    /// The patch makes it, so it is not there yet.
+    /// The patch creates it.
     pub fresh: bool,
 }
 
@@ -71,7 +70,7 @@ impl Found {
     }
 }
 
-/// What is done to a path, and what the patch calls it: for errors.
+/// A change and its path as written in the patch, for errors.
 #[derive(Clone, Copy)]
 pub(super) struct Operation<'a> {
     pub verb: &'static str,
@@ -109,7 +108,7 @@ impl<'a> Tree<'a> {
         &mut self.objects[id.0]
     }
 
-    /// The name that a path means, and the file it leads to, if there is one.
+    /// The entry of a path, and its file if it exists.
     pub(super) async fn find(
         &mut self,
         operation: Operation<'_>,
@@ -131,7 +130,7 @@ impl<'a> Tree<'a> {
         Ok((entry, found))
     }
 
-    /// A new file at a name that is free.
+    /// Records a new file at a free name.
     pub(super) fn create(
         &mut self,
         operation: Operation<'_>,
@@ -157,12 +156,12 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// A name goes.
+    /// Records that a name is removed.
     pub(super) fn remove(&mut self, entry: &PathUri) {
         self.entries.insert(entry.clone(), Entry::Missing);
     }
 
-    /// A file, or a link to one, takes another name, whatever had it.
+    /// Records that a file, or a link to one, is renamed and replaces the new name.
     pub(super) fn rename(&mut self, found: &Found, to: &PathUri) {
         self.remove(&found.entry);
         let moved = match found.is_link() {
@@ -186,7 +185,7 @@ impl<'a> Tree<'a> {
         resolved.map_err(|error| PatchError::Path(error.to_string()))
     }
 
-    /// The name in its directory's real name. Directories that are missing are taken as they are.
+    /// The path with its directory resolved; missing directories stay as they are.
     async fn entry_of(
         &mut self,
         operation: Operation<'_>,
@@ -212,7 +211,7 @@ impl<'a> Tree<'a> {
                     break real;
                 }
                 Err(error) if error.is_not_found() => at = above,
-                // It may be written where it may not be looked at.
+                // It may be writable although it cannot be resolved.
                 Err(ExecServerError::Server { .. }) => break above,
                 Err(error) => return Err(operation.failed(error)),
             }
@@ -273,7 +272,7 @@ impl<'a> Tree<'a> {
         Ok(Entry::File { object, fresh: false })
     }
 
-    /// Nothing is there, unless it is a link that leads nowhere: a write would go where it leads.
+    /// Distinguishes a missing file from a broken link, through which a write would go elsewhere.
     async fn missing(
         &self,
         operation: Operation<'_>,

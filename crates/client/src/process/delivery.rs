@@ -1,8 +1,9 @@
-//! What waits for the consumer of a process: all events in one line, or the bytes of each stream.
+//! The queue between a process's events and their consumer: all events in order, or the bytes of each
+//! stream.
 //!
-//! Invariant: `cost` is the sum of the costs of what waits in memory, so the window of a process
-//! bounds that whichever way it is consumed. What is pushed is never dropped: what is too much for
-//! memory waits on disk if that is allowed, and in memory otherwise; whoever pushes looks first.
+//! Invariant: `cost` is the sum of the costs of the items in memory, so the window of a process bounds
+//! them however they are consumed. The queue drops nothing: it spools what exceeds the window to disk if
+//! that is allowed, and keeps it in memory otherwise; the sequencer checks for room before it pushes.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,15 +15,15 @@ use super::event::ProcessEvent;
 use super::spool::Spool;
 use crate::error::{ExecServerError, Lost};
 
-/// What a chunk costs besides its bytes, so that many tiny ones are bounded too.
+/// The cost of a chunk in addition to its bytes, so that the window bounds many tiny ones too.
 const OVERHEAD: usize = 64;
 
-/// What a chunk of that length counts against the window.
+/// The cost of a chunk of this length against the window.
 pub(crate) fn cost_of(bytes: usize) -> usize {
     bytes + OVERHEAD
 }
 
-/// The two byte streams of a process; a terminal's is the first.
+/// The two byte streams of a process; a terminal has only the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Out,
@@ -33,25 +34,25 @@ pub(crate) enum Side {
 pub(crate) struct Delivery {
     events: SpillQueue<ProcessEvent>,
     split: Option<[StreamQueue; 2]>,
-    /// Nobody will ever take anything.
+    /// The consumer is gone: everything is discarded.
     discard: bool,
     /// A consumer has taken the events or a stream.
     consumed: bool,
     cost: usize,
-    /// What is too much for memory waits on disk.
+    /// Whether and how output beyond the window is spooled to disk.
     spill: Option<Spill>,
 }
 
-/// When output waits on disk.
+/// When output is spooled to disk.
 #[derive(Debug, Clone, Copy)]
 struct Spill {
-    /// When so much waits in memory.
+    /// Cost in memory beyond which it is.
     window: usize,
-    /// As long as less than this is there.
+    /// Maximum bytes on disk.
     limit: u64,
 }
 
-/// What waits, in order: in memory, or on disk.
+/// A queue of items in memory or on disk.
 #[derive(Debug)]
 struct SpillQueue<T> {
     items: VecDeque<Queued<T>>,
@@ -61,7 +62,7 @@ struct SpillQueue<T> {
 #[derive(Debug)]
 enum Queued<T> {
     InMemory(T),
-    /// So many chunks of the spool.
+    /// This many chunks of the spool.
     Spooled(u64),
 }
 
@@ -85,7 +86,8 @@ impl<T> SpillQueue<T> {
         Ok(())
     }
 
-    /// What is first; output that was on disk by `output`, and by `lost` if it cannot be read back.
+    /// Takes the first item; makes it by `output` from a chunk on disk, or by `lost` if the disk cannot be
+    /// read.
     fn pop(
         &mut self,
         output: impl FnOnce(OutputStream, Bytes) -> T,
@@ -104,7 +106,7 @@ impl<T> SpillQueue<T> {
         let bytes = self.spool.len();
         let why = match self.spool.pop() {
             Ok(Some((stream, bytes))) => return Some(output(stream, bytes)),
-            Ok(None) => "it is not there".to_owned(),
+            Ok(None) => "the spool is empty".to_owned(),
             Err(error) => error.to_string(),
         };
         self.items.retain(|item| matches!(item, Queued::InMemory(_)));
@@ -131,28 +133,28 @@ impl Delivery {
         Self::default()
     }
 
-    /// From now on what is more than `window` waits on disk, up to `limit`.
+    /// Spools output beyond `window` to disk from now on, up to `limit` bytes.
     pub(crate) fn spill(&mut self, window: usize, limit: u64) {
         self.spill = Some(Spill { window, limit });
     }
 
-    /// Whether there is a place on disk for what is too much for memory.
+    /// Whether output beyond the window is spooled to disk.
     pub(crate) fn spill_enabled(&self) -> bool {
         self.spill.is_some()
     }
 
-    /// Whether output of this length can wait on disk.
+    /// Whether the disk limit allows output of this length.
     pub(crate) fn can_spill(&self, len: usize) -> bool {
         self.spill.is_some_and(|spill| self.spilled() + len as u64 <= spill.limit)
     }
 
-    /// Bytes that wait on disk.
+    /// Bytes on disk.
     pub(crate) fn spilled(&self) -> u64 {
         let queues = self.split.iter().flatten().map(|queue| queue.chunks.spool.len());
         self.events.spool.len() + queues.sum::<u64>()
     }
 
-    /// Somebody takes the events.
+    /// Notes that a consumer has taken the events.
     pub(crate) fn attach_consumer(&mut self) {
         self.consumed = true;
     }
@@ -191,7 +193,7 @@ impl Delivery {
             match spooled {
                 Ok(()) => return,
                 Err(error) => {
-                    // The disk is full: then the connection has to wait.
+                    // The disk is full, so from now on the connection waits.
                     tracing::warn!(%error, "cannot spool output to disk");
                     self.spill = self.spill.map(|spill| Spill { limit: 0, ..spill });
                 }
@@ -220,7 +222,7 @@ impl Delivery {
         }
     }
 
-    /// The next event, if all go in one line.
+    /// The next event, if the streams are not split.
     pub(crate) fn pop(&mut self) -> Option<ProcessEvent> {
         let was_in_memory = matches!(self.events.items.front(), Some(Queued::InMemory(_)));
         let output = |stream, bytes| ProcessEvent::Output { stream, bytes };
@@ -233,7 +235,7 @@ impl Delivery {
         Some(event)
     }
 
-    /// From now on each stream has its own line.
+    /// Gives each stream its own queue from now on.
     pub(crate) fn split(&mut self) {
         self.consumed = true;
         if self.split.is_none() {
@@ -247,7 +249,7 @@ impl Delivery {
         }
     }
 
-    /// Moves up to `max` bytes of a stream out; `None` if none wait, empty at the end.
+    /// Takes up to `max` bytes of a stream; `None` if there are none yet, empty at the end.
     pub(crate) fn read(&mut self, side: Side, max: usize) -> Option<io::Result<Bytes>> {
         let queue = &mut self.split.as_mut()?[side as usize];
         let was_in_memory = matches!(queue.chunks.items.front(), Some(Queued::InMemory(_)));
@@ -273,7 +275,7 @@ impl Delivery {
         }
     }
 
-    /// Nobody reads this stream any more.
+    /// Discards this stream from now on: its consumer is gone.
     pub(crate) fn discard(&mut self, side: Side) {
         if let Some(queues) = &mut self.split {
             let queue = &mut queues[side as usize];
@@ -286,7 +288,7 @@ impl Delivery {
         }
     }
 
-    /// Nobody takes events any more.
+    /// Discards everything from now on: the consumer is gone.
     pub(crate) fn discard_all(&mut self) {
         *self = Self { discard: true, consumed: true, ..Self::new() };
     }

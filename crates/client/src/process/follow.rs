@@ -1,4 +1,4 @@
-//! The task beside each process handle: it reads what notifications did not bring.
+//! The task beside each process handle: it reads events that notifications did not deliver.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) async fn follow(
             }
         }
         let (after, max_bytes) = if need == Need::Acknowledge {
-            // The least a read can ask for; its answer is not needed.
+            // The smallest read; its response is not needed.
             (events.feed(EventSequencer::acknowledgement), 1)
         } else {
             events.peek(|sequencer| (sequencer.delivered(), sequencer.read_size()))
@@ -40,7 +40,7 @@ pub(crate) async fn follow(
         match shared.call::<call::ProcessRead>(&params, Effect::Reads, timeout).await {
             Ok(_) if need == Need::Acknowledge => {}
             Ok(response) => events.feed(|sequencer| sequencer.read(after, response)),
-            // A forgotten process needs no acknowledgement.
+            // A process that the server no longer knows needs no acknowledgement.
             Err(ExecServerError::Server { .. }) if need == Need::Acknowledge => {}
             Err(error) if error.kind() == ErrorKind::UnknownProcess => {
                 events.feed(EventSequencer::gone);
@@ -48,7 +48,7 @@ pub(crate) async fn follow(
             Err(error) => events.feed(|sequencer| sequencer.fail(error)),
         }
     }
-    // Whoever has a handle looks at what is here; nobody needs to be told more.
+    // Without a handle, nothing else needs the events.
     if events.is_abandoned() {
         shared.untrack_if(&process_id, &events);
     }

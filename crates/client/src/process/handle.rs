@@ -1,4 +1,4 @@
-//! The handle on a process.
+//! The handle of a process.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -26,10 +26,10 @@ use crate::error::{ExecServerError, Lost};
 
 /// A process on the server.
 ///
-/// Its output is taken in one of two ways: all events in order ([`next_event`](Self::next_event) or
-/// [`take_events`](Self::take_events)), or stdout and stderr as byte streams ([`take_stdout`](Self::take_stdout)). Dropping the handle and
-/// everything taken from it lets the process go on unobserved, unless
-/// [`ExecCommand::terminate_on_drop`] was asked.
+/// Its output can be read in one of two ways: all events in order ([`next_event`](Self::next_event) or
+/// [`take_events`](Self::take_events)), or stdout and stderr as byte streams
+/// ([`take_stdout`](Self::take_stdout)). After the handle and everything taken from it are dropped, the
+/// process keeps running, unless the command set [`ExecCommand::terminate_on_drop`].
 ///
 /// ```no_run
 /// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), codex_exec_client::ExecServerError> {
@@ -63,10 +63,11 @@ struct Taken {
     stderr: bool,
 }
 
-/// What a server is asked to keep until it is acknowledged, unless the caller says otherwise.
+/// How much output the server retains until the client acknowledges it, unless the caller sets it, in
+/// bytes.
 const DEFAULT_RETAIN_BYTES: u64 = 8 << 20;
 
-/// What the handle and everything taken from it share.
+/// The state that the handle and everything taken from it share.
 pub(super) struct Handle {
     pub(super) client: ExecServerClient,
     pub(super) id: ProcessId,
@@ -86,7 +87,7 @@ impl Drop for Handle {
             && !has_ended
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            // Keeps the connection until it is done.
+            // The clone keeps the connection open until the request is done.
             let (client, process_id) = (self.client.clone(), self.id.clone());
             runtime.spawn(async move {
                 let params = TerminateParams { process_id };
@@ -116,7 +117,7 @@ impl ExecServerClient {
                 until: RetainUntil::Read,
             };
             let retain = params.retain.get_or_insert(default);
-            // Whoever wants old output dropped does not want to be waited for.
+            // A process that drops old output does not wait for acknowledgements.
             if retain.on_full == OnFull::Wait {
                 retain.until = RetainUntil::Read;
                 process.handle.events.feed(EventSequencer::acknowledge);
@@ -131,7 +132,7 @@ impl ExecServerClient {
                 process.sandbox_type = started.sandbox_type;
                 process.sandbox_assurance = started.sandbox_assurance;
             }
-            // It had started before, and the answer was lost.
+            // It has started, and only the response was lost.
             Ok(None) => {}
             Err(error) => {
                 process.forget_unstarted();
@@ -142,15 +143,15 @@ impl ExecServerClient {
         Ok(process)
     }
 
-    /// Runs a command to its end and returns all it said. For commands whose output fits in memory.
+    /// Runs a command to its end and returns its output, which has to fit into memory.
     pub async fn run(&self, command: ExecCommand) -> Result<Output, ExecServerError> {
         self.spawn(command).await?.wait_with_output().await
     }
 
-    /// A handle on a process of this session that was started before, with its events after the
-    /// number `after` (0 for all that the server retains). Only one handle at a time is possible.
-    /// Whether the process has a terminal is asked of the server if it can tell; say so by
-    /// [`ExecCommand::tty`] in `like` otherwise, which also gives window and slowness.
+    /// Attaches to a process that this session started earlier, with its events after number `after` (0
+    /// for all that the server retains). A process can have only one handle at a time. `like` sets the
+    /// window and the behaviour for a slow consumer and, for a server that cannot list processes, whether
+    /// the process has a terminal ([`ExecCommand::tty`]).
     pub async fn attach(
         &self,
         id: impl Into<ProcessId>,
@@ -169,7 +170,7 @@ impl ExecServerClient {
             }
         }
         let mut sequencer = EventSequencer::new(id.clone(), self.window(&like), after, true);
-        // Whoever started it may have had it wait for acknowledgements, or not.
+        // The client that started it may or may not have made it wait for acknowledgements.
         sequencer.spill(self.shared.tuning.spill_limit);
         if self.capabilities().process_retain_until_read {
             sequencer.acknowledge();
@@ -212,9 +213,9 @@ impl ExecServerClient {
         })
     }
 
-    /// `process/start` names the process, so it is repeated after a reconnect: either the first
-    /// request never arrived, or the second is refused because the process exists. Returns `None` if
-    /// this very request started it and only the answer was lost.
+    /// Sends `process/start`, and repeats it after a reconnect: since it names the process, either the
+    /// first request never arrived, or the server refuses the second because the process exists. Returns
+    /// `None` if the first request started the process and only the response was lost.
     async fn start(&self, params: &ExecParams) -> Result<Option<ExecResponse>, ExecServerError> {
         let is_unused_name = self.shared.claim(&params.process_id);
         let timeout = self.shared.tuning.request_timeout;
@@ -225,7 +226,7 @@ impl ExecServerClient {
         let retried =
             self.shared.call::<call::ProcessStart>(params, Effect::Repeatable, timeout).await;
         match retried {
-            // It is in our session, under a name that nothing but this start could have taken.
+            // In this session, only the first request can have started a process with this id.
             Err(error) if is_unused_name && error.kind() == ErrorKind::ProcessExists => Ok(None),
             retried => retried.map(Some),
         }
@@ -235,7 +236,7 @@ impl ExecServerClient {
         command.window.unwrap_or(self.shared.tuning.event_window).max(1)
     }
 
-    /// Where a command runs that names no directory.
+    /// The working directory of a command that sets none.
     fn default_cwd(&self) -> PathUri {
         let info = self.info();
         let directory = info.cwd.clone().or_else(|| info.user_home_dir.clone());
@@ -251,27 +252,27 @@ fn root() -> PathUri {
 }
 
 impl Process {
-    /// Its name in the session.
+    /// The process's id in the session.
     pub fn id(&self) -> &ProcessId {
         &self.handle.id
     }
 
-    /// The client it was started with.
+    /// The client that started it.
     pub fn client(&self) -> &ExecServerClient {
         &self.handle.client
     }
 
-    /// What confines it; `None` if the server did not tell.
+    /// The kind of its sandbox; `None` if the server did not report it.
     pub fn sandbox_type(&self) -> Option<SandboxType> {
         self.sandbox_type
     }
 
-    /// How much stands behind its sandbox; `None` without one, or if the server did not tell.
+    /// The level of its sandbox; `None` without a sandbox, or if the server did not report it.
     pub fn sandbox_assurance(&self) -> Option<Assurance> {
         self.sandbox_assurance
     }
 
-    /// All its events in order; `None` if they, stdout or stderr were taken already.
+    /// Takes all events, in order; `None` if events, stdout or stderr were taken already.
     pub fn take_events(&mut self) -> Option<ProcessEvents> {
         if self.taken != Taken::default() {
             return None;
@@ -289,8 +290,8 @@ impl Process {
         self.events.as_mut()?.next().await
     }
 
-    /// Its stdout, or all that appears on its terminal; `None` if taken already. Take (and drop, if
-    /// it is not wanted) stderr too: a stream that is not read ends up holding the other one back.
+    /// Takes stdout, or the output of the terminal; `None` if it was taken already. Take stderr too, and
+    /// drop it if you do not need it: a stream that is not read fills the window and stops the other.
     pub fn take_stdout(&mut self) -> Option<ProcessOutput> {
         if self.taken.events || std::mem::replace(&mut self.taken.stdout, true) {
             return None;
@@ -298,7 +299,7 @@ impl Process {
         Some(self.output(Side::Out))
     }
 
-    /// Its stderr; `None` if taken already. Empty for a process with a terminal.
+    /// Takes stderr; `None` if it was taken already. Empty for a process with a terminal.
     pub fn take_stderr(&mut self) -> Option<ProcessOutput> {
         if self.taken.events || std::mem::replace(&mut self.taken.stderr, true) {
             return None;
@@ -311,21 +312,21 @@ impl Process {
         ProcessOutput { handle: self.handle.clone(), side }
     }
 
-    /// Its stdin; `None` if it has none ([`ExecCommand::pipe_stdin`], [`ExecCommand::tty`]) or it was
-    /// taken already.
+    /// Takes stdin; `None` if it was taken already, or if the command set neither
+    /// [`ExecCommand::pipe_stdin`] nor [`ExecCommand::tty`].
     pub fn take_stdin(&mut self) -> Option<ProcessStdin> {
         self.stdin.take()
     }
 
-    /// Waits for its exit. Output is neither taken nor needed to be, unless it
-    /// [holds](crate::OnSlowConsumer::HoldConnection) the connection.
+    /// Waits for the exit. The output need not be read, unless the process
+    /// [holds the connection](crate::OnSlowConsumer::HoldConnection).
     pub async fn wait(&self) -> Result<ExitStatus, ExecServerError> {
         poll_fn(|cx| {
             self.handle.events.poll_take(cx, |sequencer| {
                 match (sequencer.exit(), sequencer.end()) {
                     (Some(status), _) => Some(Ok(status)),
                     (None, Some(Err(error))) => Some(Err(error.clone())),
-                    // Closed without an exit: the server never told how it ended.
+                    // Closed without an exit: the server never sent the exit code.
                     (None, Some(Ok(()))) => {
                         Some(Err(Lost::Process { process: self.handle.id.clone() }.into()))
                     }
@@ -336,8 +337,8 @@ impl Process {
         .await
     }
 
-    /// Closes stdin if it was not taken, collects all output, and waits for the end. Lost output is
-    /// an error.
+    /// Closes stdin unless it was taken, reads all output, and waits for the exit. Lost output is an
+    /// error.
     pub async fn wait_with_output(mut self) -> Result<Output, ExecServerError> {
         if self.taken.stdout || self.taken.stderr || (self.taken.events && self.events.is_none()) {
             return Err(ExecServerError::Invalid(
@@ -361,7 +362,7 @@ impl Process {
         Ok(Output { status: self.wait().await?, stdout, stderr })
     }
 
-    /// Sets the size of its terminal.
+    /// Resizes the terminal.
     pub async fn resize(&self, rows: u16, cols: u16) -> Result<(), ExecServerError> {
         if !self.handle.client.capabilities().process_resize {
             return Err(ExecServerError::Unsupported {
@@ -376,7 +377,7 @@ impl Process {
         Ok(())
     }
 
-    /// Signals its process group. All but `interrupt` need the capability `processSignals`.
+    /// Sends a signal to the process group. All but `interrupt` need the capability `processSignals`.
     pub async fn signal(&self, signal: ProcessSignal) -> Result<(), ExecServerError> {
         let client = &self.handle.client;
         if signal != ProcessSignal::Interrupt && !client.capabilities().process_signals {
@@ -390,14 +391,13 @@ impl Process {
         Ok(())
     }
 
-    /// Kills it, its group and its descendants; true if it was running.
+    /// Kills the process, its group and its descendants; true if it was running.
     pub async fn terminate(&self) -> Result<bool, ExecServerError> {
         let params = TerminateParams { process_id: self.handle.id.clone() };
         Ok(self.handle.client.call::<call::ProcessTerminate>(params).await?.running)
     }
 
-    /// The number of the last event that was put in order, to [attach](ExecServerClient::attach)
-    /// after it later.
+    /// The number of the last event in order, to [attach](ExecServerClient::attach) after it later.
     pub fn last_seq(&self) -> u64 {
         self.handle.events.peek(EventSequencer::delivered)
     }
@@ -411,7 +411,7 @@ impl Process {
         ));
     }
 
-    /// It was never started.
+    /// Drops the handle of a process that failed to start.
     fn forget_unstarted(mut self) {
         if let Some(stdin) = &mut self.stdin {
             stdin.leave_open();
@@ -452,7 +452,7 @@ impl Stream for ProcessEvents {
 
 impl Drop for ProcessEvents {
     fn drop(&mut self) {
-        // Nobody can take them any more.
+        // The consumer is gone.
         self.handle.events.feed(|sequencer| sequencer.delivery.discard_all());
     }
 }

@@ -1,4 +1,4 @@
-//! Processes: starting them, their events, their streams, their end.
+//! Processes: starting them, their events, their streams, their exit.
 
 mod command;
 mod delivery;

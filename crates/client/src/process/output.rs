@@ -10,10 +10,10 @@ use tokio::io::{AsyncRead, ReadBuf};
 use super::delivery::Side;
 use super::handle::Handle;
 
-/// The bytes of one stream of a process, see [`Process::take_stdout`](crate::Process::take_stdout).
+/// The bytes of one stream of a process, from [`Process::take_stdout`](crate::Process::take_stdout).
 ///
-/// Output that is lost for good is an error at its place, once; reading goes on after it. Dropping
-/// this discards the rest of the stream.
+/// A read returns an error once where output is lost for good; later reads continue after the gap.
+/// Dropping this discards the rest of the stream.
 pub struct ProcessOutput {
     pub(super) handle: Arc<Handle>,
     pub(super) side: Side,

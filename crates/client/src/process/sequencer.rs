@@ -1,17 +1,17 @@
-//! Puts the events of one process in order, each once, whatever way they come.
+//! Puts the events of one process in order, each once.
 //!
-//! Pure: no clock, no task, no socket. Events come as notifications (perhaps out of order, twice,
-//! or unnumbered) and as answers of `process/read`; out go [`ProcessEvent`]s in order, and the wish
-//! to read ([`EventSequencer::need`]).
+//! Pure: no clock, no task, no socket. Events arrive as notifications (perhaps out of order, twice, or
+//! unnumbered) and in responses to `process/read`; the sequencer emits [`ProcessEvent`]s in order and
+//! says when to read ([`EventSequencer::need`]).
 //!
 //! ```text
 //!   notifications ──┐                                  ┌─▶ delivery (in order)
 //!                   ├─▶ early: numbers ≥ next ─ drain ─┤
-//!   read answers ───┘                                  └─▶ next
+//!   read responses ─┘                                  └─▶ next
 //! ```
 //!
-//! Invariant: every number below `next` was delivered, or is the number of the exit, or was told as
-//! lost. A read response is the authority on what exists: a number that it passes over is no output.
+//! Invariant: every number below `next` was delivered, or is the number of the exit, or was reported as
+//! lost. The response to a read is the authority on what exists: a number that it skips is no output.
 
 use std::collections::BTreeMap;
 
@@ -23,44 +23,44 @@ use super::delivery::{Delivery, cost_of};
 use super::event::{ExitStatus, ProcessEvent};
 use crate::error::{ExecServerError, Lost};
 
-/// What the first read on a connection asks for.
+/// Bytes of the first read on a connection.
 const FIRST_READ: u64 = 64 << 10;
 
-/// Bytes were dropped, but how many of them are lost is not known.
+/// Output was dropped, but how many bytes of it are lost is unknown.
 const UNCOUNTED: u64 = u64::MAX;
 
-/// How much comes before it is acknowledged; well below what a server keeps.
+/// Bytes after which the client acknowledges; well below what a server retains.
 const ACKNOWLEDGE_AFTER: u64 = 1 << 20;
 
-/// What no read asks for more than.
+/// Maximum bytes of one read.
 const LARGEST_READ: u64 = 8 << 20;
 
 #[derive(Debug)]
 pub(crate) struct EventSequencer {
     process: ProcessId,
     window: usize,
-    /// The lowest number that is not delivered.
+    /// The lowest undelivered number.
     next: u64,
     early: BTreeMap<u64, Early>,
     early_cost: usize,
-    /// Numbers below this exist and no notification of them will come.
+    /// Numbers below this exist, but the client will get no notification of them.
     missing_until: u64,
     /// Notifications may have been missed: read until there is nothing more.
     resync: bool,
-    /// How much the next read asks for: more each time, and little again on a new connection, so
-    /// that reading gets on even if no connection lives for long.
+    /// Bytes of the next read: doubles each time and starts small on a new connection, so that reading
+    /// makes progress even on short-lived connections.
     read_bytes: u64,
-    /// The server keeps output until it is acknowledged by a read after it.
+    /// The server retains output until a later read acknowledges it.
     acks: bool,
-    /// Bytes that came in order since the last acknowledgement.
+    /// Bytes delivered since the last acknowledgement.
     unacknowledged: u64,
-    /// The number up to which output was seen, in order or not.
+    /// The highest number of output seen, in order or not.
     seen: u64,
-    /// Read at least once, even if there is no room: whether it has exited must be known.
+    /// Read once even without room, to learn whether the process has exited.
     probe: bool,
-    /// A close without a number came.
+    /// A close without a number has arrived.
     closed_unnumbered: bool,
-    /// Bytes that may wait on disk.
+    /// Maximum bytes on disk.
     spill_limit: u64,
     exit: Option<Exit>,
     end: Option<Result<(), ExecServerError>>,
@@ -76,11 +76,11 @@ struct Exit {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExitSeq {
-    /// Known from a read, which does not tell it.
+    /// A read reported the exit, without its number.
     Unknown,
-    /// The notification had none.
+    /// The notification had no number.
     Unnumbered,
-    /// A read passed over one number, which is probably the exit's.
+    /// A read skipped one number, which is probably the exit's.
     Guessed(u64),
     Known(u64),
 }
@@ -96,37 +96,37 @@ enum Early {
     Output(OutputStream, Bytes),
     Exited,
     Closed,
-    /// Numbers from here to before `end` are no retained output.
+    /// The server retains no output for the numbers from here to before `end`.
     Gap {
         end: u64,
         dropped: u64,
     },
 }
 
-/// Whether a `process/read` is wanted.
+/// Whether a `process/read` is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// No.
+    /// No read.
     Nothing,
-    /// At once.
+    /// A read, at once.
     Now,
-    /// At once, only to tell the server how far this side is.
+    /// A read, at once, only to acknowledge what has arrived.
     Acknowledge,
-    /// If what is missing does not come by itself soon.
+    /// A read, unless the missing events arrive soon.
     Soon,
 }
 
-/// What became of a notification of output.
+/// What the sequencer did with a notification of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Intake {
-    /// Kept, or known already.
+    /// Kept it, or knew it already.
     Accepted,
-    /// There was no room; it will be read later.
+    /// Had no room; a later read fetches it.
     ReadLater,
 }
 
 impl EventSequencer {
-    /// Of a process that is being started (`after` 0), or of one that is joined.
+    /// For a process that is being started (`after` 0), or that a client attaches to.
     pub(crate) fn new(process: ProcessId, window: usize, after: u64, resync: bool) -> Self {
         Self {
             process,
@@ -153,30 +153,30 @@ impl EventSequencer {
         self.exit.map(|exit| exit.status)
     }
 
-    /// How it ended, once the last event is with the consumer.
+    /// The result of the process, once its last event is delivered.
     pub(crate) fn end(&self) -> Option<&Result<(), ExecServerError>> {
         self.end.as_ref()
     }
 
-    /// The number of the last event delivered.
+    /// The number of the last delivered event.
     pub(crate) fn delivered(&self) -> u64 {
         self.next - 1
     }
 
-    /// Whether output of this length would be kept now.
+    /// Whether the window has room for output of this length.
     pub(crate) fn has_room(&self, len: usize) -> bool {
         let waiting = self.delivery.cost() + self.early_cost;
         waiting == 0 || waiting + cost_of(len) <= self.window
     }
 
-    /// From now on output that finds no room waits on disk, up to `limit` bytes, instead of being
-    /// read again: the server may not have it any more by then.
+    /// Spools output without room to disk from now on, up to `limit` bytes, instead of reading it again:
+    /// the server may have dropped it by then.
     pub(crate) fn spill(&mut self, limit: u64) {
         self.delivery.spill(self.window, limit);
         self.spill_limit = limit;
     }
 
-    /// Whether output of this number and length is taken now, rather than read later.
+    /// Whether to keep output of this number and length now, rather than read it later.
     fn accepts(&self, seq: u64, len: usize) -> bool {
         if self.has_room(len) {
             return true;
@@ -184,12 +184,12 @@ impl EventSequencer {
         if seq == self.next {
             return self.delivery.can_spill(len);
         }
-        // What stands before it is being read, which is soon over, and cannot be waited for.
+        // The events before it are being read; waiting here would stop that read.
         self.delivery.spill_enabled() && (self.early_cost + cost_of(len)) as u64 <= self.spill_limit
     }
 
-    /// Whether the connection should rather not be read than bring output of this length. Never
-    /// while a response to a read is needed, which would not arrive either.
+    /// Whether the driver should stop reading the connection rather than accept output of this length.
+    /// Never while a response to a read is needed, which would not arrive either.
     pub(crate) fn holds_connection(&self, len: usize, always: bool) -> bool {
         let catching_up = self.resync
             || self.probe
@@ -208,7 +208,7 @@ impl EventSequencer {
         if self.probe {
             return Need::Now;
         }
-        // What waits on disk has arrived, but is not to make room for more.
+        // Output on disk has arrived, but must not make room for more.
         let on_disk = self.delivery.has_consumer() && self.delivery.spilled() > 0;
         if self.acks
             && !on_disk
@@ -225,7 +225,7 @@ impl EventSequencer {
         if self.early.is_empty() { Need::Nothing } else { Need::Soon }
     }
 
-    /// From now on reads tell the server what has arrived.
+    /// Acknowledges output by reads from now on.
     pub(crate) fn acknowledge(&mut self) {
         self.acks = true;
     }
@@ -235,8 +235,8 @@ impl EventSequencer {
         self.acks
     }
 
-    /// The number to acknowledge, which is from now on taken as acknowledged. If nobody has ever
-    /// taken output the process is not to wait for that, so all that was seen counts as arrived.
+    /// The number to acknowledge; counts as acknowledged from now on. A process whose output was never
+    /// taken must not wait for a consumer, so everything seen counts as arrived.
     pub(crate) fn acknowledgement(&mut self) -> u64 {
         self.unacknowledged = 0;
         if self.delivery.has_consumer() {
@@ -246,12 +246,12 @@ impl EventSequencer {
         }
     }
 
-    /// Too much waits for the consumer to read more.
+    /// Whether the consumer has too much unread to read more.
     fn is_full(&self) -> bool {
         self.delivery.cost() > self.window / 2 && !self.delivery.can_spill(self.window)
     }
 
-    /// How many bytes a read should ask for; one chunk comes in any case.
+    /// Bytes to ask for in a read; the response has at least one chunk in any case.
     pub(crate) fn read_size(&self) -> u64 {
         if self.is_full() {
             return 1;
@@ -259,7 +259,7 @@ impl EventSequencer {
         self.read_bytes.min(self.window as u64 / 4).max(1)
     }
 
-    /// The connection was lost and made again.
+    /// Starts to resynchronize after a reconnect.
     pub(crate) fn reconnected(&mut self) {
         self.resync = true;
         self.probe = true;
@@ -306,7 +306,7 @@ impl EventSequencer {
         if let ExitSeq::Guessed(guess) = before
             && guess != seq
         {
-            // The number that was taken for the exit's was output after all.
+            // The guessed number was output after all.
             self.deliver_loss(1, 0);
         }
         if seq >= self.next {
@@ -328,7 +328,7 @@ impl EventSequencer {
         }
     }
 
-    /// The response of a read after `after`.
+    /// Handles the response to a read after number `after`.
     pub(crate) fn read(&mut self, after: u64, response: ReadResponse) {
         if self.end.is_some() {
             return;
@@ -354,14 +354,14 @@ impl EventSequencer {
             }
         }
         if !nothing_more {
-            // The exit's place is known when there is nothing more to read.
+            // The exit's number is known once there is no more output to read.
             self.resync |= self.exit.is_some_and(|exit| exit.seq == ExitSeq::Unknown);
             self.drain();
             return;
         }
 
-        // Beyond `after` there is no output: every number up to the server's next is the exit, the
-        // close, or lost.
+        // There is no output after `after`: every number before the server's next is the exit, the close,
+        // or lost.
         let closed = response.closed || self.closed_unnumbered;
         self.finish_reading(from, response.next_seq, dropped, closed);
         self.resync = false;
@@ -395,7 +395,7 @@ impl EventSequencer {
         if dropped > 0 || unknown > explained {
             self.deliver_loss(unknown.saturating_sub(explained).max(1), dropped);
         }
-        // What is known beyond the unknown numbers follows them.
+        // Deliver the known events after the unknown numbers.
         while self.next < end && self.end.is_none() {
             match self.early.keys().next() {
                 Some(&n) if n < end => self.next = n,
@@ -412,7 +412,7 @@ impl EventSequencer {
         }
     }
 
-    /// The server does not know the process any more.
+    /// Ends the process: the server no longer knows it.
     pub(crate) fn gone(&mut self) {
         if self.end.is_some() {
             return;
@@ -427,7 +427,7 @@ impl EventSequencer {
         self.close();
     }
 
-    /// Nothing more will be known.
+    /// Ends the process with an error.
     pub(crate) fn fail(&mut self, error: ExecServerError) {
         if self.end.is_none() {
             self.early.clear();
@@ -437,8 +437,8 @@ impl EventSequencer {
         }
     }
 
-    /// Of what the server dropped from after `after` to before `first`, the bytes that did not come
-    /// here by notification; [`UNCOUNTED`] if that cannot be told.
+    /// Of the bytes that the server dropped between `after` and `first`, those that no notification
+    /// delivered; [`UNCOUNTED`] if that is unknown.
     fn dropped_unseen(&self, after: u64, first: u64, dropped: u64) -> u64 {
         if dropped == 0 || first <= self.next {
             return 0;
@@ -453,7 +453,7 @@ impl EventSequencer {
         dropped.saturating_sub(here.sum())
     }
 
-    /// A number after all that are known, for what came without one.
+    /// A number after all known ones, for an event without a number.
     fn next_unnumbered(&self) -> u64 {
         self.early.keys().next_back().map_or(self.next, |last| last + 1)
     }
@@ -463,7 +463,7 @@ impl EventSequencer {
         self.early.insert(seq, Early::Output(stream, bytes));
     }
 
-    /// A read passed over the numbers from `from` to before `end`.
+    /// Records that a read skipped the numbers from `from` to before `end`.
     fn mark_gap(&mut self, from: u64, end: u64, dropped: u64) {
         let mut at = from.max(self.next);
         while at < end {
@@ -484,7 +484,7 @@ impl EventSequencer {
         }
     }
 
-    /// Delivers what is next, as far as it is there.
+    /// Delivers the next events, as far as they have arrived.
     fn drain(&mut self) {
         while self.end.is_none()
             && let Some(early) = self.early.remove(&self.next)
@@ -505,7 +505,7 @@ impl EventSequencer {
                 }
             }
         }
-        // An exit that has no number comes as soon as nothing known stands before it.
+        // An exit without a number is delivered once no known event precedes it.
         if self.exit.is_some_and(|exit| exit.seq == ExitSeq::Unnumbered)
             && self.early.is_empty()
             && !self.resync
@@ -515,7 +515,7 @@ impl EventSequencer {
         }
     }
 
-    /// Delivers everything that is there; the gaps are lost.
+    /// Delivers everything that has arrived; the gaps are lost.
     fn drain_all(&mut self) {
         self.drain();
         while self.end.is_none()
@@ -527,7 +527,7 @@ impl EventSequencer {
         }
     }
 
-    /// These numbers are no retained output: one may be the exit's, others are lost.
+    /// Delivers a gap of `count` numbers: one may be the exit's, others are lost.
     fn deliver_gap(&mut self, at: u64, count: u64, dropped: u64) {
         if let Some(exit) = &mut self.exit
             && exit.seq.is_unknown()

@@ -1,4 +1,5 @@
-//! A model of a server with its ring, a network that loses, repeats and reorders, and a consumer.
+//! A model of a server with its retained output, a network that loses, repeats and reorders, and a
+//! consumer.
 
 use std::collections::VecDeque;
 
@@ -63,7 +64,7 @@ fn output(text: &str) -> Delivered {
 }
 
 #[test]
-fn out_of_order_and_repeated_events_come_in_order_once() {
+fn out_of_order_and_repeated_events_are_delivered_in_order_once() {
     let mut sequencer = sequencer();
     sequencer.closed(Some(4));
     sequencer.exited(Some(2), exit(3));
@@ -96,7 +97,7 @@ fn a_close_without_number_is_confirmed_by_a_read() {
 }
 
 #[test]
-fn events_without_any_number_come_as_they_arrive() {
+fn unnumbered_events_are_delivered_as_they_arrive() {
     let mut sequencer = sequencer();
     let mut say = |text: &'static str| {
         sequencer.output(None, OutputStream::Pty, Bytes::from_static(text.as_bytes()))
@@ -111,7 +112,7 @@ fn events_without_any_number_come_as_they_arrive() {
 }
 
 #[test]
-fn what_the_server_dropped_is_told_in_its_place() {
+fn dropped_output_is_reported_at_its_position() {
     let mut sequencer = sequencer();
     out(&mut sequencer, 1, "a");
     sequencer.reconnected();
@@ -127,7 +128,7 @@ fn what_the_server_dropped_is_told_in_its_place() {
 }
 
 #[test]
-fn an_exit_that_only_a_read_told_is_found_in_its_place() {
+fn an_exit_known_only_from_a_read_is_delivered_at_its_position() {
     let mut sequencer = sequencer();
     sequencer.reconnected();
     let exited = |read| ReadResponse { exited: true, exit_code: Some(9), ..read };
@@ -140,7 +141,7 @@ fn an_exit_that_only_a_read_told_is_found_in_its_place() {
 }
 
 #[test]
-fn a_hole_that_was_not_the_exit_is_told_when_that_is_known() {
+fn a_gap_that_was_not_the_exit_is_reported_once_that_is_known() {
     let mut sequencer = sequencer();
     sequencer.reconnected();
     let exited = |read| ReadResponse { exited: true, exit_code: Some(9), closed: true, ..read };
@@ -171,7 +172,7 @@ fn a_forgotten_process_fails_unless_its_close_is_known() {
 }
 
 #[test]
-fn a_full_window_drops_notifications_and_reads_them_later() {
+fn output_beyond_the_window_is_dropped_and_read_later() {
     let mut sequencer = EventSequencer::new("p".into(), 1000, 0, false);
     assert_eq!(out(&mut sequencer, 1, &"x".repeat(800)), Intake::Accepted);
     assert_eq!(out(&mut sequencer, 2, &"y".repeat(800)), Intake::ReadLater);
@@ -185,7 +186,7 @@ fn a_full_window_drops_notifications_and_reads_them_later() {
 }
 
 #[test]
-fn an_exit_is_learned_after_a_reconnect_though_nobody_takes_output() {
+fn an_exit_is_learned_after_a_reconnect_without_a_consumer() {
     let mut sequencer = EventSequencer::new("p".into(), 1000, 0, false);
     out(&mut sequencer, 1, &"x".repeat(900));
     sequencer.reconnected();
@@ -196,11 +197,11 @@ fn an_exit_is_learned_after_a_reconnect_though_nobody_takes_output() {
     assert_eq!(sequencer.need(), Need::Nothing);
 }
 
-/// What the server does with one process, and what the network does with what it says.
+/// Steps of the server and of the network.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Publish,
-    /// Delivers a notification that is under way, not always the oldest.
+    /// Delivers a notification, not always the oldest.
     Deliver(usize),
     Repeat(usize),
     Disconnect,

@@ -1,4 +1,5 @@
-//! A [`EventSequencer`] shared between the connection, which feeds it, and its consumers, who wait for it.
+//! An [`EventSequencer`] shared between the driver, which feeds it, and its consumers, which wait for
+//! events.
 
 use std::task::{Context, Poll, Waker};
 
@@ -6,20 +7,20 @@ use parking_lot::Mutex;
 
 use super::sequencer::{EventSequencer, Need};
 
-/// What happens when output comes faster than it is taken and the process's window is full.
+/// What happens when a process writes faster than its consumer reads, and its window is full.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnSlowConsumer {
-    /// Other processes go on. A server with the capability `processRetainUntilRead` keeps what does
-    /// not fit, and it is fetched again later. With any other it waits in a temporary file on this
-    /// side, up to [`ClientTuning::spill_limit`](crate::ClientTuning::spill_limit); beyond that the
-    /// connection is [held](Self::HoldConnection). If nobody has ever taken output the process does not wait:
-    /// what is no longer there when somebody does is told as
-    /// [`ProcessEvent::Lost`](crate::ProcessEvent::Lost).
+    /// Other processes are not affected. A server with the capability `processRetainUntilRead` retains
+    /// the output that does not fit, and the client reads it again later. For any other server the client
+    /// spools it to a temporary file, up to
+    /// [`ClientTuning::spill_limit`](crate::ClientTuning::spill_limit), and then
+    /// [stops reading](Self::HoldConnection). A process whose output was never taken does not wait: a
+    /// later consumer gets [`ProcessEvent::Lost`](crate::ProcessEvent::Lost) for output that is gone.
     #[default]
     Refetch,
-    /// The connection is not read until there is room, so that in the end the process waits, as at
-    /// a full pipe, and nothing is ever lost; but everything else on the connection waits too.
-    /// For a connection with a single process, whose output is taken.
+    /// The client does not read the connection until there is room, so the process waits, as at a full
+    /// pipe, and nothing is lost; but everything else on the connection waits too. For a connection with
+    /// a single process whose output is consumed.
     HoldConnection,
 }
 
@@ -30,12 +31,12 @@ pub(crate) struct SharedSequencer {
 
 struct State {
     sequencer: EventSequencer,
-    /// Nobody will look at it any more.
+    /// The handle was dropped.
     abandoned: bool,
     consumers: Vec<Waker>,
-    /// The task that reads.
+    /// The task that reads missed events.
     follower: Option<Waker>,
-    /// The connection, held for room.
+    /// The driver, if it waits for room.
     holder: Option<Waker>,
 }
 
@@ -51,12 +52,12 @@ impl SharedSequencer {
         Self { state: Mutex::new(state), on_slow_consumer }
     }
 
-    /// Looks at it.
+    /// Inspects the sequencer.
     pub(crate) fn peek<R>(&self, look: impl FnOnce(&EventSequencer) -> R) -> R {
         look(&self.state.lock().sequencer)
     }
 
-    /// Feeds it, and wakes whoever waits.
+    /// Changes the sequencer and wakes its waiters.
     pub(crate) fn feed<R>(&self, change: impl FnOnce(&mut EventSequencer) -> R) -> R {
         let mut state = self.state.lock();
         let result = change(&mut state.sequencer);
@@ -70,7 +71,7 @@ impl SharedSequencer {
         result
     }
 
-    /// Takes something out, or waits until there is something.
+    /// Takes something from the sequencer, or waits until `take` returns some.
     pub(crate) fn poll_take<R>(
         &self,
         cx: &mut Context<'_>,
@@ -91,7 +92,7 @@ impl SharedSequencer {
         Poll::Ready(result)
     }
 
-    /// Waits for room for that many bytes, if the connection is to be held.
+    /// Waits for room for this many bytes, if the connection has to wait for it.
     pub(crate) fn poll_room(&self, cx: &mut Context<'_>, len: usize) -> Poll<()> {
         let mut state = self.state.lock();
         if state.abandoned
@@ -105,10 +106,10 @@ impl SharedSequencer {
         Poll::Pending
     }
 
-    /// Waits until a read is wanted; `None` when there is nothing more to follow.
+    /// Waits until the need differs from `until`; `None` when the process has ended.
     pub(crate) fn poll_need(&self, cx: &mut Context<'_>, until: Need) -> Poll<Option<Need>> {
         let mut state = self.state.lock();
-        // An abandoned process that waits for acknowledgements is followed on, so that it can go on.
+        // A process that waits for acknowledgements still gets them after its handle is dropped.
         let done = state.abandoned && !state.sequencer.acknowledges();
         if done || state.sequencer.end().is_some() {
             return Poll::Ready(None);
@@ -126,7 +127,7 @@ impl SharedSequencer {
         self.state.lock().abandoned
     }
 
-    /// Nobody takes events any more. True if they still have to come here.
+    /// Discards events from now on. True if the process still needs acknowledgements.
     pub(crate) fn abandon(&self) -> bool {
         let mut state = self.state.lock();
         state.abandoned = true;
@@ -140,8 +141,8 @@ impl SharedSequencer {
 }
 
 impl State {
-    /// The follower's waker, if it has something to do now. What it waits for may be that a need
-    /// goes away, so it is woken on every change while there is one.
+    /// The follower's waker, if it has something to do. It may also wait for a need to go away, so every
+    /// change wakes it while there is a need.
     fn take_follower(&mut self) -> Option<Waker> {
         let waits = self.sequencer.need() == Need::Nothing && self.sequencer.end().is_none();
         if waits { None } else { self.follower.take() }

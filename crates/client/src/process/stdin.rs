@@ -1,8 +1,8 @@
 //! A process's stdin.
 //!
-//! Invariant: bytes reach the process in the order in which they were written, each once, whatever
-//! happens to the connection. Every write has an id, writes that were not acknowledged are sent
-//! again in order on the next connection, and the server leaves out those it has.
+//! Invariant: bytes reach the process in order, each once, whatever happens to the connection. Every
+//! write has an id; on the next connection the client repeats, in order, the writes that the server has
+//! not acknowledged, and the server ignores those that it already has.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,14 +27,14 @@ use crate::client::ExecServerClient;
 use crate::error::ExecServerError;
 use crate::shared::call_error;
 
-/// The stdin of a process, see [`Process::take_stdin`](crate::Process::take_stdin).
+/// The stdin of a process, from [`Process::take_stdin`](crate::Process::take_stdin).
 ///
-/// A write is done when it is queued; it waits while more than
-/// [`ClientTuning::stdin_window`](crate::ClientTuning::stdin_window) bytes are not accepted by the
-/// server. `flush` waits until all are. `shutdown` flushes and closes the process's stdin (on a
-/// terminal it types the end-of-file character); dropping a pipe's stdin does so in the background.
-/// A server without the capability `processCloseStdin` cannot close a pipe: there `shutdown` is an
-/// error of the kind [`Unsupported`](io::ErrorKind::Unsupported).
+/// A write completes when it is queued, and waits while the server has not accepted more than
+/// [`ClientTuning::stdin_window`](crate::ClientTuning::stdin_window) bytes. `flush` waits until it has
+/// accepted all. `shutdown` flushes and closes the process's stdin (on a terminal it sends the
+/// end-of-file character); dropping a pipe's stdin does so in the background. A server without the
+/// capability `processCloseStdin` cannot close a pipe: there, `shutdown` fails with
+/// [`Unsupported`](io::ErrorKind::Unsupported).
 pub struct ProcessStdin {
     handle: Arc<Handle>,
     queue: Arc<Mutex<Queue>>,
@@ -43,12 +43,12 @@ pub struct ProcessStdin {
 }
 
 struct Queue {
-    /// Oldest first; the first `sent` of them are under way on the current connection.
+    /// Oldest first; the first `sent` of them are sent on the current connection.
     writes: VecDeque<Write>,
     bytes: usize,
     sent: usize,
     end: CloseState,
-    /// The last handle is gone.
+    /// The handle was dropped.
     dropped: bool,
     error: Option<ExecServerError>,
     writer: Option<Waker>,
@@ -70,10 +70,10 @@ enum CloseState {
     Done,
 }
 
-/// How long a process that is still starting is left alone.
+/// How long to wait before repeating a write to a process that is still starting.
 const STARTING_RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// What a terminal takes for the end of input.
+/// The end-of-file character of a terminal.
 const CTRL_D: &[u8] = &[4];
 
 impl ProcessStdin {
@@ -92,7 +92,7 @@ impl ProcessStdin {
         Self { handle, queue, pumping: false, close_on_drop }
     }
 
-    /// Dropping this does not close the process's stdin.
+    /// Keeps the process's stdin open when this is dropped.
     pub fn leave_open(&mut self) {
         self.close_on_drop = false;
     }
@@ -194,7 +194,7 @@ impl AsyncWrite for ProcessStdin {
                 self.push(&mut queue, Bytes::from_static(CTRL_D), false);
                 queue.end = CloseState::Queued;
             } else if !queue.writes.is_empty() {
-                // First everything else, then the bad news.
+                // Report the error only after all writes are accepted.
                 queue.wait(cx);
                 return Poll::Pending;
             } else {
@@ -219,7 +219,7 @@ impl AsyncWrite for ProcessStdin {
 impl Drop for ProcessStdin {
     fn drop(&mut self) {
         let close = self.close_on_drop && self.can_close();
-        // Nothing can be sent once the runtime is gone.
+        // Without a runtime nothing can be sent.
         if close && tokio::runtime::Handle::try_current().is_ok() {
             self.pump();
         }
@@ -240,7 +240,7 @@ impl fmt::Debug for ProcessStdin {
     }
 }
 
-/// Sends what is queued, until everything is accepted and nobody can write any more.
+/// Sends the queued writes until all are accepted and the handle is dropped.
 async fn pump(client: ExecServerClient, process: ProcessId, queue: Arc<Mutex<Queue>>) {
     let mut channel = match client.shared.channel().await {
         Ok(channel) => channel,
@@ -265,8 +265,7 @@ struct Pump {
     client: ExecServerClient,
     process: ProcessId,
     queue: Arc<Mutex<Queue>>,
-    /// A write was accepted, so none will be told to come later: they can go out one after the
-    /// other without waiting.
+    /// The process has started, since it accepted a write: several writes may be pending at once.
     pipelined: bool,
 }
 
@@ -289,7 +288,7 @@ impl Pump {
             };
             match step {
                 Step::Send(None) if responses.is_empty() => return PumpEnd::Done,
-                // Done when the responses are there.
+                // Done once the responses have arrived.
                 Step::Send(None) => match responses.next().await {
                     Some(response) => {
                         if let Some(end) = self.handle_response(response).await {
@@ -319,7 +318,7 @@ impl Pump {
         }
     }
 
-    /// The next write that is not under way; `None` when there will be none.
+    /// The next unsent write; `None` when there will be no more.
     fn poll_unsent(&self, cx: &mut Context<'_>) -> Poll<Option<Write>> {
         let mut queue = self.queue.lock();
         if let Some(write) = queue.writes.get(queue.sent).cloned() {
@@ -350,7 +349,7 @@ impl Pump {
                     return None;
                 }
                 WriteStatus::Starting => {
-                    // Only ever alone under way: nothing has overtaken it.
+                    // Until the first is accepted only one write is pending, so none has overtaken it.
                     tokio::time::sleep(STARTING_RETRY_DELAY).await;
                     self.queue.lock().sent = 0;
                     return None;
