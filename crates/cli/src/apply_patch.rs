@@ -1,4 +1,4 @@
-//! `codex apply-patch`: changes files of the other side as a patch says.
+//! `codex apply-patch`: applies a patch to files on the server.
 
 use std::io::{IsTerminal, Read, Write};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `codex attach`: back to a process that was left.
+//! `codex attach`: reattaches to a detached process.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -50,7 +50,7 @@ async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
     };
     let process = client.attach(target.process.clone(), 0, like).await?;
     if interactive && let Some((rows, cols)) = terminal::size() {
-        // A server that cannot is no reason not to come back.
+        // A server that cannot resize is no reason to fail.
         let _ = process.resize(rows, cols).await;
     }
     let foreground = Foreground {
@@ -66,7 +66,7 @@ async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
     drop(terminal);
     let name = target.saved.as_ref().map(|saved| saved.name.clone());
     if ending.has_ended() {
-        // What it left behind goes with its name: nobody could end it by another.
+        // Kill what the process left running: without its name, no command could end it later.
         match (kill(client, &target.process).await, &name) {
             (false, Some(name)) => warn_left_over(name),
             _ => target.forget()?,

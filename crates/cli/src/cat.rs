@@ -1,4 +1,4 @@
-//! `codex cat`: files of the other side on stdout.
+//! `codex cat`: prints files on the server.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `codex completion`: scripts for shells.
+//! `codex completion`: completion scripts for shells.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ pub(crate) struct CompletionArgs {
 }
 
 pub(crate) fn run(args: &CompletionArgs, command: &mut clap::Command) -> anyhow::Result<ExitCode> {
-    // Not straight to stdout: a reader that has gone would be a panic.
+    // Via a buffer: clap panics if the reader of stdout has gone.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, command, "codex", &mut script);
     std::io::stdout().write_all(&script)?;

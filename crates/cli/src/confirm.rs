@@ -1,4 +1,4 @@
-//! A question at the terminal, whatever stdin is.
+//! A yes-or-no question on the terminal, even if stdin is not one.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -8,7 +8,7 @@ use codex_exec_server::client::Approval;
 use crate::exit::print_stderr;
 use crate::signals::Signals;
 
-/// Asks, and takes anything but yes for no: another answer, no terminal, a signal.
+/// Asks the question. Anything but yes refuses: another answer, no terminal, a signal.
 pub(crate) async fn confirm(question: &str, signals: &Signals) -> Approval {
     let Ok(mut terminal) = File::options().read(true).write(true).open("/dev/tty") else {
         print_stderr(format_args!(

@@ -1,4 +1,4 @@
-//! `codex cp`: files and trees, from here to there and back.
+//! `codex cp`: copies files and trees to, from and within the server.
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
@@ -118,7 +118,7 @@ struct Copy<'a> {
 }
 
 impl Copy<'_> {
-    /// Whether everything could be copied.
+    /// Copies every source; whether all could be copied.
     async fn copy_all(&self, sources: &[Endpoint], destination: &Endpoint) -> anyhow::Result<bool> {
         let into = self.is_directory(destination).await?;
         if sources.len() > 1 && !into {
@@ -146,7 +146,7 @@ impl Copy<'_> {
         Ok(complete)
     }
 
-    /// Whether copies go into the destination rather than become it.
+    /// Whether the destination is a directory to copy into.
     async fn is_directory(&self, destination: &Endpoint) -> anyhow::Result<bool> {
         let (is, shown, slash) = match destination {
             Endpoint::Local(path) => (
@@ -230,7 +230,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// A bar on a terminal, nothing elsewhere.
+    /// A progress bar if stderr is a terminal.
     fn progress(&self, shown: &str) -> (ProgressBar, TransferOptions) {
         if self.args.quiet || !std::io::stderr().is_terminal() {
             return (ProgressBar::hidden(), TransferOptions::default());
@@ -263,7 +263,7 @@ fn name_of(path: &PathUri) -> anyhow::Result<&[u8]> {
     }
 }
 
-/// Tells what was not copied; whether all that should be was.
+/// Prints what was skipped and what failed; true if nothing failed.
 fn print_incomplete(report: &TransferReport) -> bool {
     for skipped in &report.skipped {
         print_stderr(format_args!("skipped {}", crate::style::printable(skipped)));
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_colon_is_the_other_side() {
+    fn paths_with_a_leading_colon_are_on_the_server() {
         let parse = |text: &str| Endpoint::parse(OsStr::new(text)).unwrap();
         assert_eq!(parse("a:b"), Endpoint::Local("a:b".into()));
         assert_eq!(parse(":a"), Endpoint::Remote("a".into()));

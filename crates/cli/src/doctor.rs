@@ -1,4 +1,4 @@
-//! `codex doctor`: what this machine can enforce.
+//! `codex doctor`: shows which sandboxes this machine can enforce.
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `codex environments`: who is registered, and who is online.
+//! `codex environments`: lists, shows and removes registered environments.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use codex_rendezvous::Clock;
 use crate::on::HARNESS_TOKEN_VARIABLE;
 use crate::rendezvous::rough_duration;
 
-/// The longest list of environments that is read, in bytes.
+/// The longest list of environments to read, in bytes.
 const LONGEST_LIST: usize = 64 << 20;
 
 /// List, show and remove the environments of a registry

@@ -1,4 +1,4 @@
-//! `codex exec-server`: the server.
+//! `codex exec-server`: runs the server.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -135,10 +135,10 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     let executable = std::env::current_exe().context("cannot find this executable")?;
     let paths =
         ExecServerRuntimePaths::new(executable, None).context("cannot find this executable")?;
-    // A listener gives its connections to lanes; a relay's socket and its streams share this thread.
-    // It looks at its sockets often: a key must not wait until a busy stream has nothing more to do.
-    // The threads that it has for stdin, stdout and the lookup of names stay, one from the start, so that
-    // none is missing later on a machine that gives no more.
+    // A listener gives its connections to lanes; in remote mode, the relay socket and its streams share
+    // this thread. A short event interval, so that a keystroke does not wait for a busy stream. The pool
+    // threads, for stdin, stdout and name lookups, never exit, and the first starts at once, so that one
+    // exists even if the system gives no more later.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .event_interval(8)
@@ -161,14 +161,13 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
         finish_renewals(RENEWAL_TIMEOUT).await;
         result
     })?;
-    // A thread that still reads stdin would keep the runtime from ending.
+    // A thread that still reads stdin would block the runtime's shutdown.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }
 
-/// Output and blocks of files flow through buffers of up to a megabyte or so. Given back to the
-/// kernel one by one, each would be faulted in again page by page for the next: so the allocator
-/// holds on to a few of them.
+/// Makes the allocator keep freed buffers of up to a few megabytes. If it returned them to the kernel,
+/// each next buffer for output or file blocks would fault in page by page.
 fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: sets two numbers of the allocator, before there are other threads.
@@ -179,7 +178,7 @@ fn keep_freed_memory() {
 }
 
 impl AuthArgs {
-    /// The files that hold what signs clients in.
+    /// The files with tokens and secrets.
     fn files(&self) -> impl Iterator<Item = &Path> {
         [&self.ws_token_file, &self.ws_shared_secret_file]
             .into_iter()
@@ -231,7 +230,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "expected a number of at least 1".to_owned())
 }
 
-/// A whole number with `ms`, `s`, `m`, `h` or `d`; seconds without.
+/// Parses a whole number with a unit `ms`, `s`, `m`, `h` or `d`; without a unit, seconds.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -251,7 +250,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected a whole number with ms, s, m, h or d, such as 30s".to_owned())
 }
 
-/// A duration as [`parse_duration`] reads it.
+/// Formats a duration so that [`parse_duration`] reads it.
 pub(crate) fn format_duration(duration: Duration) -> String {
     let milliseconds = duration.as_millis();
     let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
@@ -265,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations() {
+    fn durations_are_parsed_and_formatted() {
         assert_eq!(parse_duration("0"), Ok(Duration::ZERO));
         assert_eq!(parse_duration("45"), Ok(Duration::from_secs(45)));
         assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));

@@ -1,8 +1,8 @@
-//! A process and whoever started it: output out, input in, signals over, until it ends.
+//! Runs a process in the foreground: forwards its output, the user's input and signals, until it ends.
 //!
-//! Four things go on at once and none waits for another: what the process says is written, what is
-//! typed is sent, signals are passed on, and the connection is watched. The first that has an end
-//! to tell ends all.
+//! Four futures run concurrently, none of which waits for another: one writes the output, one sends the
+//! input, one forwards signals, and one reports the state of the connection. The first to resolve ends
+//! all.
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
@@ -27,40 +27,41 @@ use crate::output::Sink;
 use crate::signals::{SignalEvent, Signals, exit_code};
 use crate::terminal::{self, Terminal};
 
-/// How a process is shown.
+/// How to run a process in the foreground.
 #[derive(Debug)]
 pub(crate) struct Foreground<'a> {
     /// The local terminal is the process's terminal.
     pub terminal: Option<&'a Terminal>,
-    /// What is typed or piped in here goes there.
+    /// Forward stdin to the process.
     pub forward_stdin: bool,
-    /// Look for `~.` in it.
+    /// Recognize escape sequences such as `~.` in stdin.
     pub escapes: bool,
-    /// One JSON object a line instead of what it says.
+    /// Print events as JSON, one per line, instead of the output.
     pub json: bool,
-    /// How long it may run.
+    /// Kill the process after this time.
     pub timeout: Option<Duration>,
-    /// It ran before we came: what the server had dropped by then is reported, and no failure.
+    /// The process was running before: output that the server had already dropped is reported, but is no
+    /// failure.
     pub attached: bool,
     pub signals: &'a Signals,
 }
 
-/// How it ended, for us.
+/// How the foreground run ended.
 #[derive(Debug)]
 pub(crate) enum Ending {
-    /// By itself, with this code.
+    /// The process exited with this code.
     Exited { code: i32, sandbox_denied: bool },
-    /// The same, but not all that it said arrived. That was reported.
+    /// The process exited, but some of its output was lost, which was reported.
     Incomplete { code: i32, sandbox_denied: bool },
-    /// We ended it, and exit with this code.
+    /// This program killed the process, and exits with this code.
     Stopped(i32),
-    /// We exit with this code and could not end it, for want of a connection.
+    /// This program exits with this code, and could not kill the process without a connection.
     Abandoned(i32),
-    /// It goes on without us.
+    /// The user detached; the process keeps running.
     Detached,
-    /// The same, since our output cannot be written; we exit with this code.
+    /// The output cannot be written; the process keeps running, and this program exits with this code.
     Unwritable(i32),
-    /// We do not know.
+    /// The outcome is unknown.
     Failed(anyhow::Error),
 }
 
@@ -71,20 +72,20 @@ impl Ending {
     }
 }
 
-/// Signals of one kind after which a process that does not listen is killed.
+/// Repeats of one signal after which this program kills the process.
 const KILL_AFTER_SIGNALS: u32 = 3;
-/// How long a terminal is still read from after the process in it has exited: what is left in it
-/// comes at once, and a daemon that keeps it open never closes it.
+/// How long to read a terminal after its process has exited: the rest of the output arrives at once, and
+/// a daemon may never close the terminal.
 const FINAL_OUTPUT_WAIT: Duration = Duration::from_millis(300);
-/// After how long it is said what is waited for.
+/// After how long a message explains what this program waits for.
 const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
-/// What Ctrl-C types in a raw terminal.
+/// The byte that Ctrl-C sends in a raw terminal.
 const CTRL_C: u8 = 3;
 /// How long a kill may take.
 const KILL_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Foreground<'_> {
-    /// Shows the process to its end.
+    /// Runs until the process ends or the user detaches.
     pub(crate) async fn run(&self, mut process: Process) -> Ending {
         let (client, id) = (process.client().clone(), process.id().clone());
         let Some(events) = process.take_events() else {
@@ -115,7 +116,7 @@ impl Foreground<'_> {
                 () = connection => Ending::Detached,
                 () = limit => match kill(&client, &id).await {
                     true => {
-                        // What it had said by then.
+                        // Print the output up to the kill.
                         let _ = tokio::time::timeout(KILL_TIMEOUT, output).await;
                         Ending::Stopped(TIMED_OUT.into())
                     }
@@ -142,7 +143,7 @@ impl Foreground<'_> {
             ending => ending,
         };
         if self.terminal.is_some() && !matches!(ending, Ending::Exited { .. }) {
-            // Whatever is said now begins on a line of its own.
+            // The next message starts on a new line.
             let _ = io::stderr().write_all(b"\r\n");
         }
         drop(raw);
@@ -163,7 +164,7 @@ impl Foreground<'_> {
         ending
     }
 
-    /// Writes what it says, in order.
+    /// Writes the output, in order.
     async fn forward_output(
         &self,
         mut events: ProcessEvents,
@@ -231,7 +232,7 @@ impl Foreground<'_> {
         }
     }
 
-    /// Sends what is typed; resolves when the user detaches, or the terminal is gone.
+    /// Forwards stdin; resolves when the user detaches, or the terminal is gone.
     async fn forward_input(
         &self,
         stdin: Option<ProcessStdin>,
@@ -248,13 +249,13 @@ impl Foreground<'_> {
         loop {
             let chunk = match input.next().await {
                 Ok(Some(chunk)) => chunk,
-                // A raw terminal has no end of input: it is gone.
+                // A raw terminal has no end of input, so the terminal is gone.
                 Ok(None) | Err(_) if self.terminal.is_some() => {
                     return Ending::Stopped(exit_code(ProcessSignal::Hangup));
                 }
                 Ok(None) | Err(_) => break,
             };
-            // There is nobody to interrupt but us.
+            // Without a connection, Ctrl-C can only interrupt this program.
             if self.terminal.is_some() && chunk.contains(&CTRL_C) && !is_connected(client) {
                 return Ending::Abandoned(exit_code(ProcessSignal::Interrupt));
             }
@@ -266,7 +267,7 @@ impl Foreground<'_> {
                 match typed {
                     Typed::Keys(keys) => {
                         if stdin.write_all(&keys).await.is_err() {
-                            // It takes no more; its end is reported elsewhere.
+                            // Its stdin is closed; `forward_output` reports the exit.
                             return std::future::pending().await;
                         }
                     }
@@ -277,7 +278,7 @@ impl Foreground<'_> {
         }
         match stdin.shutdown().await {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                // Most commands do not wait for it.
+                // Most commands exit before this.
                 tokio::time::sleep(EXPLAIN_AFTER).await;
                 print_stderr(format_args!(
                     "this server cannot close a command's stdin, so the command may wait for more \
@@ -289,7 +290,7 @@ impl Foreground<'_> {
         std::future::pending().await
     }
 
-    /// Passes signals on; resolves when it is better to end.
+    /// Forwards signals; resolves when this program should kill the process.
     async fn forward_signals(
         &self,
         client: &ExecServerClient,
@@ -302,7 +303,7 @@ impl Foreground<'_> {
         loop {
             let event = tokio::select! {
                 event = self.signals.next() => event,
-                // A user who ends the command does not wait for a connection to come back.
+                // A user who ends the command does not wait for a reconnect.
                 Some((signal, false)) = sending.next() => {
                     return Ending::Stopped(exit_code(signal));
                 }
@@ -332,12 +333,12 @@ impl Foreground<'_> {
                 return Ending::Stopped(exit_code(signal));
             }
             if self.terminal.is_some() && signal != ProcessSignal::Interrupt {
-                // Our terminal goes; so does the one it stands for.
+                // The local terminal is closing, so hang up the remote one.
                 ending_signal.set(Some(signal));
                 send_signal(client, id, ProcessSignal::Hangup).await;
                 return Ending::Stopped(exit_code(signal));
             }
-            // A server that knows only one signal can still end the process.
+            // A server without signals can still kill the process.
             if signal != ProcessSignal::Interrupt && !client.capabilities().process_signals {
                 return Ending::Stopped(exit_code(signal));
             }
@@ -345,7 +346,7 @@ impl Foreground<'_> {
         }
     }
 
-    /// Says when the connection is lost and back; resolves never.
+    /// Prints when the connection is lost and restored; never resolves.
     async fn report_connection(&self, client: &ExecServerClient) {
         let mut status = client.status();
         let mut reported = false;
@@ -370,9 +371,8 @@ impl Foreground<'_> {
         std::future::pending::<()>().await;
     }
 
-    /// Words of ours in between, on lines of their own.
-    /// Our output cannot be written, and we exit with the code for that. A command of our own ends with
-    /// us; one that ran before we came goes on. A reader that closed our output needs no message.
+    /// The ending if the output cannot be written. Kills a command that this program started; one that was
+    /// running before keeps running. Prints no message if the reader closed the output.
     fn write_failed(&self, error: &io::Error) -> Ending {
         let code = match error.kind() {
             io::ErrorKind::BrokenPipe => BROKEN_PIPE,
@@ -384,6 +384,7 @@ impl Foreground<'_> {
         if self.attached { Ending::Unwritable(code.into()) } else { Ending::Stopped(code.into()) }
     }
 
+    /// Prints a message on its own lines between the output.
     fn print_between(&self, message: &str) {
         let message = match self.terminal {
             Some(_) => format!("\r\n{}\r\n", message.replace('\n', "\r\n")),
@@ -397,7 +398,7 @@ fn is_connected(client: &ExecServerClient) -> bool {
     matches!(*client.status().borrow(), ConnectionStatus::Connected)
 }
 
-/// Passes a signal on; whether that is all there is to do about it.
+/// Forwards a signal; false if this program should kill the process instead.
 async fn forward_signal(
     client: &ExecServerClient,
     id: &ProcessId,
@@ -431,8 +432,8 @@ fn resize(client: &ExecServerClient, id: &ProcessId) {
     });
 }
 
-/// Whether the server has ended the process and all that it left behind, or answered that it cannot.
-/// Does not wait for a connection to come back.
+/// Kills the process and what it left running; false if the server did not respond. Does not wait for a
+/// reconnect.
 pub(crate) async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
     let mut status = client.status();
     let lost = status.wait_for(|status| !matches!(status, ConnectionStatus::Connected));
@@ -449,7 +450,7 @@ pub(crate) async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
     )
 }
 
-/// Says that what a command left behind may go on, and how to end it.
+/// Prints that descendants of a command may still run, and how to end them.
 pub(crate) fn warn_left_over(name: &str) {
     print_stderr(format_args!(
         "the connection is lost, so processes that the command started may still run; end them with \
@@ -457,7 +458,7 @@ pub(crate) fn warn_left_over(name: &str) {
     ));
 }
 
-/// Says that a command was left running for want of a connection, and how to get back to it.
+/// Prints that a command still runs because the connection is lost, and how to reattach.
 pub(crate) fn warn_abandoned(reattach_command: Option<&str>) {
     let message =
         "the connection is lost, so the command still runs, until the server ends its session";

@@ -1,4 +1,4 @@
-//! `codex info`: what the other side is and can do.
+//! `codex info`: shows what the server is and can do.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -42,14 +42,14 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn describe(place: &str, client: &ExecServerClient, info: &EnvironmentInfo) -> String {
+fn describe(server: &str, client: &ExecServerClient, info: &EnvironmentInfo) -> String {
     let style = Style::stdout();
     let mut out = String::new();
     let mut row = |name: &str, value: &str| {
         let value = if value.is_empty() { "(unknown)" } else { value };
         out.push_str(&format!("{}  {value}\n", style.bold(&format!("{name:<18}"))));
     };
-    row("server", &printable(place));
+    row("server", &printable(server));
     row("version", &printable(&info.executor_version));
     row("system", &printable(&info.platform_os));
     row("working directory", &info.cwd.as_ref().map(display).unwrap_or_default());
@@ -72,7 +72,7 @@ fn describe(place: &str, client: &ExecServerClient, info: &EnvironmentInfo) -> S
     out
 }
 
-/// A capability in words of the command line; empty for those that it has no use for.
+/// A capability in terms of the command line; empty if the command line does not use it.
 fn about(name: &str) -> &'static str {
     match name {
         "sandboxed_file_streaming" => "stream large files under a sandbox",

@@ -1,8 +1,8 @@
-//! Our stdin, read only on request.
+//! Stdin, read only on request.
 //!
-//! Invariant: only what was requested is read. Keys typed after the command has ended, and lines meant
-//! for the next command of a script, stay where they are. So there is a thread that waits for input
-//! *and* for cancellation, and reads at most once for each request.
+//! Invariant: this program reads only what it needs. Keys typed after the command has ended, and lines for
+//! the next command of a script, stay unread. So a thread waits for input *and* for cancellation, and
+//! reads at most once per request.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,15 +15,15 @@ use rustix::fs::{FileType, fstat, makedev, tell};
 use rustix::stdio::stdin;
 use tokio::sync::mpsc;
 
-/// The most that is read at once.
+/// Maximum bytes of one read.
 const CHUNK: usize = 64 << 10;
 
-/// Our stdin.
+/// The stdin of this program.
 #[derive(Debug)]
 pub(crate) struct Input {
     requests: blocking::Sender<()>,
     chunks: mpsc::Receiver<io::Result<Bytes>>,
-    /// One chunk is on its way.
+    /// A chunk has been requested.
     requested: bool,
     /// Dropping it cancels the thread.
     _cancel_on_drop: OwnedFd,
@@ -51,10 +51,10 @@ impl Input {
         Ok(Self { requests, chunks, requested: false, _cancel_on_drop: cancel_on_drop })
     }
 
-    /// The next bytes, as they come; `None` at the end. Nothing is lost if the future is dropped.
+    /// The next bytes; `None` at the end. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> io::Result<Option<Bytes>> {
         if !self.requested {
-            // A thread that has ended says so below.
+            // Fails if the thread has ended, which `recv` reports below.
             let _ = self.requests.send(());
             self.requested = true;
         }
@@ -64,7 +64,7 @@ impl Input {
     }
 }
 
-/// `None` when nobody is interested any more.
+/// Waits for input and reads it; `None` after cancellation.
 fn wait_and_read(cancelled: &OwnedFd) -> Option<io::Result<Bytes>> {
     let stdin = stdin();
     let mut buffer = vec![0; CHUNK];
@@ -83,7 +83,7 @@ fn wait_and_read(cancelled: &OwnedFd) -> Option<io::Result<Bytes>> {
             continue;
         }
         match rustix::io::read(stdin, &mut buffer) {
-            // Somebody else took it, or has made it non-blocking.
+            // Another process took the input, or made stdin non-blocking.
             Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
             Err(error) => return Some(Err(error.into())),
             Ok(len) => {
@@ -94,7 +94,7 @@ fn wait_and_read(cancelled: &OwnedFd) -> Option<io::Result<Bytes>> {
     }
 }
 
-/// Whether stdin has nothing and will have nothing, as far as can be told without reading.
+/// Whether stdin is at its end, as far as that is known without reading.
 pub(crate) fn is_at_end() -> bool {
     let Ok(stat) = fstat(stdin()) else { return true };
     match FileType::from_raw_mode(stat.st_mode) {

@@ -1,4 +1,4 @@
-//! `codex kill`: a signal to a process that was left.
+//! `codex kill`: sends a signal to a detached process.
 
 use std::process::ExitCode;
 
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &KillArgs) -> anyhow::Result<ExitCode> {
         if let Some(info) = &target.info
             && info.exited
         {
-            // Nobody can name it any more: what it left behind goes.
+            // Its name becomes free, so kill what it left running.
             client.process_terminate(TerminateParams { process_id }).await?;
             target.forget()?;
             let code = info.exit_code.unwrap_or_default();

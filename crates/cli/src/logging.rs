@@ -33,7 +33,7 @@ impl LoggingArgs {
     pub(crate) fn start(&self) {
         let mut filter =
             EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-        // Below this the library tells whole messages, in which there are keys.
+        // At lower levels the library logs whole messages, which contain keys.
         for directive in ["async_nats=warn", "async_nats::connection=warn"] {
             filter = filter.add_directive(directive.parse().unwrap_or_default());
         }

@@ -1,4 +1,4 @@
-//! `codex login`, `codex login status`, `codex logout`: the credentials in `auth.json`.
+//! `codex login`, `codex login status`, `codex logout`: manage the credentials in `auth.json`.
 
 use std::io::Read;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use codex_exec_server::credentials::{
 };
 use codex_exec_server::remote_mode::{HttpClient, Secret};
 
-/// How long a browser has to come back.
+/// How long to wait for the browser's redirect.
 const BROWSER_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// Sign in to a registry, for remote mode

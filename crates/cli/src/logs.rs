@@ -1,4 +1,4 @@
-//! `codex logs`: what a process said, without being attached to it.
+//! `codex logs`: prints the output of a process without attaching to it.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -30,9 +30,9 @@ pub(crate) struct LogsArgs {
     follow: bool,
 }
 
-/// How long one request waits for more.
+/// How long one request waits for more output.
 const WAIT: Duration = Duration::from_secs(20);
-/// How much is asked for at once.
+/// Bytes per request.
 const READ_BYTES: u64 = 1 << 20;
 
 pub(crate) fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
             match read.chunks.last() {
                 Some(last) => after = last.seq,
                 None if read.closed || !args.follow => break,
-                // The exit has a number too, and would be told again and again.
+                // Skip the exit's number, or the next request would return at once again.
                 None => after = read.next_seq.saturating_sub(1).max(after),
             }
         }
@@ -68,19 +68,19 @@ pub(crate) fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Finds output that is missing by the numbers of what is there.
+/// Finds missing output by gaps in the sequence numbers.
 #[derive(Debug, Default)]
 struct Gaps {
     last: u64,
-    /// The exit has a number too, which no chunk has.
+    /// The number of the exit, which no chunk has, was skipped.
     exit_found: bool,
-    /// Something is missing between chunks that were printed. What is missing before all of them
-    /// was dropped before we came.
+    /// Output is missing between printed chunks. Output missing before all of them was dropped earlier, and
+    /// is no failure.
     failed: bool,
 }
 
 impl Gaps {
-    /// What is missing before a chunk.
+    /// The amount of output missing before a chunk.
     fn before(&mut self, seq: u64, dropped: u64, exited: bool) -> Option<String> {
         let missing = seq.saturating_sub(self.last + 1);
         let first = std::mem::replace(&mut self.last, seq) == 0;
@@ -105,10 +105,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gap_is_told_and_the_exit_is_none() {
+    fn gaps_are_reported_but_the_number_of_the_exit_is_no_gap() {
         let mut gaps = Gaps::default();
         assert_eq!(gaps.before(4, 0, false), Some("3 chunks".to_owned()));
-        assert!(!gaps.failed, "dropped before we came");
+        assert!(!gaps.failed, "dropped before the first chunk");
         assert_eq!(gaps.before(5, 0, true), None);
         assert_eq!(gaps.before(7, 0, true), None);
         assert!(!gaps.failed, "6 is the exit's");

@@ -1,4 +1,4 @@
-//! `codex ls`: what is in a directory of the other side.
+//! `codex ls`: lists a directory on the server.
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -40,7 +40,7 @@ pub(crate) struct LsArgs {
     path: OsString,
 }
 
-/// Questions about files that are under way at once.
+/// Concurrent metadata requests.
 const CONCURRENT_REQUESTS: usize = 32;
 
 pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
@@ -70,7 +70,7 @@ impl LsArgs {
             .into_iter()
             .filter(|entry| self.all || !entry.file_name.starts_with('.'))
             .collect();
-        // Not every server does it.
+        // Not every server sorts.
         entries.sort_by(|a, b| name(a).cmp(name(b)));
         if listed.truncated {
             print_stderr(format_args!(
@@ -91,7 +91,7 @@ impl LsArgs {
                 };
                 match files.metadata(&of).await {
                     Ok(metadata) => anyhow::Ok((entry, metadata)),
-                    // Gone since, or not ours to look at: its name is all there is.
+                    // Removed meanwhile, or not readable: show only its name.
                     Err(ExecServerError::Server { .. }) => {
                         Ok((entry, FsGetMetadataResponse::default()))
                     }
@@ -117,7 +117,7 @@ fn name(entry: &FsReadDirectoryEntry) -> &[u8] {
     entry.file_name_uri.as_ref().map_or(entry.file_name.as_bytes(), PathUri::file_name)
 }
 
-/// A name as a terminal should see it; as it is for a program.
+/// A name for stdout: escaped and coloured for a terminal, unchanged for a program.
 fn shown(entry: &FsReadDirectoryEntry) -> Vec<u8> {
     let shown = name_for_stdout(name(entry));
     match String::from_utf8(shown) {
@@ -129,7 +129,7 @@ fn shown(entry: &FsReadDirectoryEntry) -> Vec<u8> {
     }
 }
 
-/// All that is told of a file before its name.
+/// The columns before the name in the long format.
 fn line(metadata: &FsGetMetadataResponse, width: usize) -> String {
     let kind = match metadata {
         FsGetMetadataResponse { is_symlink: true, .. } => 'l',
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times() {
+    fn times_are_formatted_in_utc() {
         assert_eq!(time(1), "1970-01-01 00:00");
         assert_eq!(time(951_782_400_000), "2000-02-29 00:00");
         assert_eq!(time(1_794_787_440_000), "2026-11-16 00:04");
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line() {
+    fn the_long_format_shows_mode_size_and_time() {
         let metadata = FsGetMetadataResponse {
             is_file: true,
             size: 42,

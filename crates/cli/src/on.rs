@@ -1,6 +1,6 @@
-//! `--on WHERE`: which server a command works on.
+//! `--on SERVER`: the server that a command works on.
 //!
-//! Without one, the server is part of this process: every command works with no server at all.
+//! Without it, the server runs in this process, so every command works without a server.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,15 +19,15 @@ use crate::exit::CommandError;
 use crate::own_files::own_files;
 use crate::place::{Place, place};
 
-/// Where a bearer token is looked for if no file is named.
+/// The variable with the bearer token, unless `--token-file` is given.
 pub(crate) const TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_TOKEN";
-/// The same, for environments.
+/// The variable with the token for environments.
 pub(crate) const HARNESS_TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN";
-/// Where the registry is looked for if none is named; the second is what other harnesses read.
+/// The variables with the registry's URL, unless `--registry` is given; other harnesses read the second.
 const REGISTRY_VARIABLES: [&str; 2] =
     ["CODEX_REGISTRY_URL", "CODEX_EXEC_SERVER_NOISE_REGISTRY_URL"];
 
-/// Where to work.
+/// The flags that choose a server.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct OnArgs {
     /// Work on this server: ws://HOST:PORT, wss://HOST, stdio:COMMAND (a command that speaks the
@@ -67,20 +67,20 @@ fn seconds(text: &str) -> Result<Duration, String> {
 /// How a command connects.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ConnectOptions {
-    /// A session to go on with.
+    /// The session to resume.
     pub session: Option<String>,
-    /// How long the session should outlive its connection.
+    /// How long the server keeps the session without a connection.
     pub detach_ttl: Option<Duration>,
-    /// How long to try to get a lost connection back, instead of the client's own time.
+    /// How long to try to reconnect, instead of the client's default.
     pub patience: Option<Duration>,
-    /// Neither wait for a session that somebody else holds nor reconnect.
+    /// Neither wait for a session that another connection holds, nor reconnect.
     pub fail_fast: bool,
-    /// A server in this process can enforce sandboxes. Only then does it try what the machine offers,
-    /// which takes some processes.
+    /// Whether a server in this process needs sandboxes. If so, it probes what the machine offers, which
+    /// starts some processes.
     pub sandbox: bool,
 }
 
-/// A connection, and the server if it is in this process.
+/// A client, and its server if that runs in this process.
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub client: ExecServerClient,
@@ -88,7 +88,7 @@ pub(crate) struct Connected {
 }
 
 impl OnArgs {
-    /// The same credentials for another place, and the registry that knows it.
+    /// The same credentials for another place, and its registry.
     pub(crate) fn with_place(&self, place: Place, registry: Option<String>) -> Self {
         Self {
             on: Some(place),
@@ -97,7 +97,7 @@ impl OnArgs {
         }
     }
 
-    /// The registry that environments are looked up in.
+    /// The URL of the registry.
     pub(crate) fn registry(&self) -> anyhow::Result<String> {
         let given = self.registry.clone();
         let set = |name| std::env::var(name).ok();
@@ -108,7 +108,7 @@ impl OnArgs {
             .context("env: needs a registry; pass --registry URL or set CODEX_REGISTRY_URL")
     }
 
-    /// Connects.
+    /// Connects to the server, or starts one in this process.
     pub(crate) async fn connect(&self, options: ConnectOptions) -> anyhow::Result<Connected> {
         let mut reconnect = ReconnectPolicy::default();
         if let Some(patience) = self.patience.or(options.patience) {
@@ -149,7 +149,7 @@ impl OnArgs {
         }
     }
 
-    /// What is connected to, for people.
+    /// The server, for messages.
     pub(crate) fn display(&self) -> String {
         match &self.on {
             None => "this machine, no server".to_owned(),
@@ -159,7 +159,7 @@ impl OnArgs {
         }
     }
 
-    /// The flag that says the same, to be pasted into a shell.
+    /// The same flags, quoted for a shell.
     pub(crate) fn flag(&self) -> String {
         match &self.on {
             None => String::new(),
@@ -204,7 +204,7 @@ impl OnArgs {
         }
     }
 
-    /// What the command line can add to a client's words.
+    /// Adds a hint to a client's error.
     fn explain(&self, error: ExecServerError) -> CommandError {
         let kind = error.kind();
         let environment = match &self.on {
@@ -241,12 +241,12 @@ impl OnArgs {
 }
 
 impl Connected {
-    /// Whether the server is in this process.
+    /// Whether the server runs in this process.
     pub(crate) fn is_embedded(&self) -> bool {
         self.server.is_some()
     }
 
-    /// Closes the connection; a server in this process ends with all it started.
+    /// Closes the connection and shuts down a server in this process.
     pub(crate) async fn close(self) {
         self.client.close().await;
         if let Some(server) = self.server {
@@ -264,11 +264,11 @@ fn embedded(token_file: Option<&Path>, sandbox: bool) -> anyhow::Result<Server> 
     Server::new(config).context("cannot start the built-in server")
 }
 
-/// How long a renewal of the sign-in that nobody waits for any more may hold the program up: as long as
-/// the issuer may take to answer, and a little to store it.
+/// How long the program waits at its end for a pending renewal of the sign-in: the issuer's timeout, and a
+/// little time to store the tokens.
 pub(crate) const RENEWAL_TIMEOUT: Duration = Duration::from_secs(35);
 
-/// Runs a command's work to its end.
+/// Runs a command on a new runtime.
 pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
@@ -276,7 +276,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyh
         finish_renewals(RENEWAL_TIMEOUT).await;
         result
     });
-    // A thread that waits for a terminal or a pipe would keep the runtime from ending.
+    // A thread that waits for a terminal or a pipe would block the runtime's shutdown.
     runtime.shutdown_background();
     result
 }

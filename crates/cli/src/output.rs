@@ -1,4 +1,4 @@
-//! Where a process's words go: to our stdout and stderr, or as one JSON object a line.
+//! Writes the output of a process to stdout and stderr, or as JSON, one object per line.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt, Stderr, Stdout};
 
 use crate::exit::print_stderr;
 
-/// Our stdout and stderr.
+/// Stdout and stderr of this program.
 #[derive(Debug)]
 pub(crate) struct Sink {
     stdout: Stdout,
@@ -18,11 +18,11 @@ pub(crate) struct Sink {
     json: bool,
 }
 
-/// A line of `--json`.
+/// An event in the output of `--json`.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub(crate) enum JsonEvent<'a> {
-    /// It runs.
+    /// The process has started.
     Started {
         process_id: &'a str,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -32,7 +32,7 @@ pub(crate) enum JsonEvent<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         sandbox_assurance: Option<Assurance>,
     },
-    /// It said something: text, or base64 where that is no UTF-8.
+    /// Output: text, or base64 if it is not UTF-8.
     Output {
         stream: &'static str,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,13 +40,13 @@ pub(crate) enum JsonEvent<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         base64: Option<String>,
     },
-    /// Output is missing here.
+    /// Output is lost here.
     Lost { message: String },
-    /// It has exited.
+    /// The process has exited.
     Exited { exit_code: i32, sandbox_denied: bool },
-    /// Nothing more comes.
+    /// There are no more events.
     Closed,
-    /// The sandbox denied it, and somebody was asked.
+    /// The sandbox denied the command something, and the user was asked.
     Asked { approved: bool },
 }
 

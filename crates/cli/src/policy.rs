@@ -1,4 +1,4 @@
-//! A policy by name or from a file: what a command or a patch may touch.
+//! Sandbox policies, by name or from a file.
 
 use anyhow::Context;
 use clap::Args;
@@ -20,7 +20,7 @@ pub(crate) struct SandboxArgs {
 }
 
 impl SandboxArgs {
-    /// Whether there is one to be held to.
+    /// Whether `--sandbox` is given.
     pub(crate) fn is_given(&self) -> bool {
         self.sandbox.is_some()
     }

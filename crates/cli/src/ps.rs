@@ -1,4 +1,4 @@
-//! `codex ps`: what was left, and how it does.
+//! `codex ps`: lists detached processes.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -41,7 +41,7 @@ pub(crate) struct PsArgs {
     name: Option<String>,
 }
 
-/// How long a server may take to tell.
+/// How long to wait for a server's response.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A line of the table, or an object of the array.
@@ -52,7 +52,7 @@ struct Row {
     name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<String>,
-    /// Why nothing can be told.
+    /// Why the state of the process is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
     #[serde(flatten)]
@@ -117,7 +117,7 @@ async fn saved_row(on: &OnArgs, saved: &SavedSession) -> Row {
     Row { name: Some(saved.name.clone()), url: Some(saved.url.clone()), problem, process }
 }
 
-/// A failure in a cell of a table.
+/// An error as the content of a table cell.
 fn brief(error: &anyhow::Error) -> String {
     match exit::kind(error) {
         ErrorKind::SessionAttached => "in use elsewhere".to_owned(),

@@ -1,4 +1,4 @@
-//! The remote mode of `codex exec-server`: its flags, and `forward`.
+//! Remote mode of `codex exec-server`: its flags, and `forward`.
 
 use std::io::Read;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use codex_exec_server::{
     shutdown_signal,
 };
 
-/// Set to `1` or `true`, it does what `--exit-on-stdin-close` does.
+/// If this variable is `1` or `true`, it acts like `--exit-on-stdin-close`.
 const EXIT_ON_STDIN_CLOSE: &str = "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE";
 
-/// Where and as what to register.
+/// The flags of remote mode.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Remote mode")]
 pub(crate) struct RemoteArgs {
@@ -115,7 +115,7 @@ impl RemoteArgs {
         }
     }
 
-    /// Whether the end of stdin is the end of the server.
+    /// Whether the server stops at the end of stdin.
     pub(crate) fn exits_on_stdin_close(&self) -> bool {
         wants_exit_on_stdin_close(self.exit_on_stdin_close)
     }
@@ -126,8 +126,8 @@ fn wants_exit_on_stdin_close(flag: bool) -> bool {
     flag || std::env::var(EXIT_ON_STDIN_CLOSE).is_ok_and(set)
 }
 
-/// Resolves on SIGTERM, on SIGINT and, if `stdin` says so, at the end of stdin; signals are listened
-/// for by the time this returns. To be called inside a runtime.
+/// Resolves on SIGTERM or SIGINT or, if `stdin` is true, at the end of stdin. The signal handlers are
+/// installed by the time this returns. Must be called inside a tokio runtime.
 pub(crate) fn shutdown_signal_or_stdin_end(stdin: bool) -> impl Future<Output = ()> {
     let signal = shutdown_signal();
     async move {
@@ -140,7 +140,7 @@ pub(crate) fn shutdown_signal_or_stdin_end(stdin: bool) -> impl Future<Output = 
 
 async fn stdin_ended() {
     let (sender, ended) = tokio::sync::oneshot::channel();
-    // A thread of its own: a read of a terminal cannot be cancelled.
+    // In a thread: a read of a terminal cannot be cancelled.
     std::thread::spawn(move || {
         let mut buffer = [0; 1024];
         loop {

@@ -1,4 +1,4 @@
-//! `codex rendezvous`: the self-hosted registry and rendezvous, and its tokens.
+//! `codex rendezvous`: runs the self-hosted registry and rendezvous, and manages its tokens.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -87,7 +87,7 @@ struct ServeArgs {
 const DATA_VARIABLE: &str = "CODEX_RENDEZVOUS_DATA";
 const DEFAULT_DATA: &str = "codex-rendezvous-data";
 
-/// Where the data is if no flag says so.
+/// The data directory, unless `--data` is given.
 pub(crate) fn data_directory() -> PathBuf {
     std::env::var_os(DATA_VARIABLE).map_or_else(|| DEFAULT_DATA.into(), PathBuf::from)
 }
@@ -183,14 +183,14 @@ fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The one line that ever goes to stdout.
+/// Prints the only line that ever goes to stdout.
 fn announce(url: &str) -> std::io::Result<()> {
     let mut stdout = std::io::stdout().lock();
     writeln!(stdout, "{url}")?;
     stdout.flush()
 }
 
-/// Does something with the tokens, wherever they are.
+/// Runs `work` with the tokens, in a directory or in NATS.
 fn with_tokens<T>(
     args: DataArgs,
     work: impl AsyncFnOnce(TokenBook) -> anyhow::Result<T>,
@@ -251,7 +251,7 @@ fn revoke(args: RevokeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// So many seconds, roughly, for people.
+/// A rounded duration, such as `5s`, `12m`, `3h` or `2d`.
 pub(crate) fn rough_duration(seconds: u64) -> String {
     match seconds {
         0..=119 => format!("{seconds}s"),

@@ -1,4 +1,4 @@
-//! `codex rm`: removes files of the other side.
+//! `codex rm`: removes files on the server.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -59,8 +59,8 @@ pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The path, unless it is one that nobody means to remove: what a variable that is not set leaves of
-/// a command, and the directories that everything is in.
+/// Resolves the path; refuses `.`, `..` and the root, which are mistakes, for example after an unset
+/// variable.
 fn removable_path(client: &ExecServerClient, written: &OsStr) -> anyhow::Result<PathUri> {
     let last = written.as_bytes().split(|&byte| byte == b'/').rfind(|name| !name.is_empty());
     if matches!(last, Some(b"." | b"..")) {

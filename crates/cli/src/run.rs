@@ -1,4 +1,4 @@
-//! `codex run`: a command there, as if it were here.
+//! `codex run`: runs a command on the server as if it were local.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -112,7 +112,7 @@ enum Inherit {
     None,
 }
 
-/// What the server keeps of a process that nobody watches: the newest of it.
+/// How much output the server retains of a detached process, in bytes; it drops the oldest.
 const DETACHED_OUTPUT: u64 = 16 << 20;
 
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
-    // Before anything else: a server in this process takes every child for its own.
+    // Before anything else: a server in this process treats every child as its own.
     let terminal = args.tty.then(|| Terminal::open("-t")).transpose()?;
     block_on(async {
         let signals = Signals::listen()?;
@@ -192,7 +192,7 @@ impl RunArgs {
         }
     }
 
-    /// What to start, before it is said how it is connected to us.
+    /// The command to start, without the options of detached runs.
     fn exec_command(&self, connected: &Connected, stdin: bool) -> anyhow::Result<ExecCommand> {
         let client = &connected.client;
         let cwd = self.directory(connected)?;
@@ -277,10 +277,10 @@ impl RunArgs {
         approval
     }
 
-    /// Why it was not started, with the exit code a shell would have.
+    /// Explains a failed start, with the kind that decides the exit code.
     async fn explain(&self, connected: &Connected, error: ExecServerError) -> anyhow::Error {
         let kind = error.kind();
-        // Some servers do not tell a directory that is missing from a program that is.
+        // Some servers report a missing directory like a missing program.
         let unsure = matches!(
             kind,
             ErrorKind::ProgramNotFound | ErrorKind::ProgramNotExecutable | ErrorKind::Unknown
@@ -317,8 +317,8 @@ impl RunArgs {
     }
 }
 
-/// The server's environment, less what looks like a secret; all of ours if the server is in this
-/// process: whoever runs a command here could have run it without us.
+/// Inherits the server's environment except variables that look like secrets; if the server runs in this
+/// process, the whole environment, which the user could pass to the command without this program.
 pub(crate) fn env_policy(embedded: bool) -> EnvPolicy {
     EnvPolicy {
         ignore_default_excludes: embedded,
@@ -327,8 +327,8 @@ pub(crate) fn env_policy(embedded: bool) -> EnvPolicy {
     }
 }
 
-/// What to execute so that the command finds a terminal of our size. A server that cannot set the
-/// size of a terminal starts with 24×80, and then the terminal is told from inside.
+/// The command that runs `argv` in a terminal of the local size. If the server cannot resize terminals,
+/// which then have 24×80, the command calls `stty` first.
 pub(crate) fn with_terminal_size(client: &ExecServerClient, argv: Vec<String>) -> Vec<String> {
     match terminal::size() {
         Some((rows, cols)) if !client.capabilities().process_resize => {
@@ -340,7 +340,7 @@ pub(crate) fn with_terminal_size(client: &ExecServerClient, argv: Vec<String>) -
     }
 }
 
-/// A command in a terminal like ours.
+/// Runs a command in a terminal with the local size and TERM.
 pub(crate) fn in_terminal(command: ExecCommand) -> ExecCommand {
     let (rows, cols) = terminal::size().unwrap_or((24, 80));
     let term = std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned());
@@ -352,7 +352,7 @@ fn local_variable(name: &str) -> anyhow::Result<String> {
         .with_context(|| format!("cannot copy ${name}; set it, or pass -e {name}=VALUE"))
 }
 
-/// Starts it, notes how to come back, and leaves.
+/// Saves the session, starts the command and exits.
 async fn detach(args: &RunArgs, name: &SessionName) -> anyhow::Result<ExitCode> {
     let Some(place) = &args.on.on else {
         bail!(
@@ -385,14 +385,13 @@ async fn detach(args: &RunArgs, name: &SessionName) -> anyhow::Result<ExitCode> 
     let retain = Retain { bytes: DETACHED_OUTPUT, on_full: OnFull::Drop, until: RetainUntil::Sent };
     let id = name.to_string();
     let command = args.exec_command(&connected, false)?.process_id(id.clone()).retain(retain);
-    // Before it starts: a command that nobody could name would go on for as long as it is kept.
+    // Before the start: a command without a saved name could not be ended before its TTL expires.
     let saved = SavedSession::new(name, &args.on, &session, &id, args.tty);
     saved.as_ref().map_or(Ok(()), SavedSession::write)?;
     let _process = match client.spawn(command).await {
         Ok(process) => process,
         Err(error) => {
-            // One that was refused does not run. Of any other the name is kept, by which it can be
-            // ended.
+            // A refused command does not run. Any other may run, so keep the name to end it by.
             if error.code().is_some() {
                 saved.as_ref().map_or(Ok(()), SavedSession::remove)?;
             }

@@ -1,7 +1,7 @@
-//! Sessions by name: where they are and how to come back to them.
+//! Saved sessions, by name.
 //!
-//! One file a session, `$XDG_STATE_HOME/codex/sessions/NAME.json`, for its owner alone: whoever knows
-//! a session's id and can connect can take it over. No token is ever in it.
+//! One file per session, `$XDG_STATE_HOME/codex/sessions/NAME.json`, readable by its owner only: anyone who
+//! knows a session's id and can connect can take it over. It contains no token.
 
 use std::fmt;
 use std::fs;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::on::OnArgs;
 use crate::place::Place;
 
-/// A name for a session: letters, digits, `-`, `_` and `.`, and no path.
+/// The name of a saved session: letters, digits, `-`, `_` and `.`; never a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SessionName(String);
 
@@ -43,28 +43,28 @@ impl fmt::Display for SessionName {
     }
 }
 
-/// A session that was left.
+/// A saved session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SavedSession {
     #[serde(skip)]
     pub name: String,
-    /// The server, as `--on` takes it.
+    /// The server, as in `--on`.
     pub url: String,
-    /// The registry that knows it, if it is an environment.
+    /// The registry, if the server is an environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registry: Option<String>,
-    /// The session.
+    /// The session's id.
     pub session_id: String,
-    /// The process that gave it its name.
+    /// The id of the named process.
     pub process_id: String,
-    /// It has a terminal.
+    /// Whether the process has a terminal.
     #[serde(default)]
     pub tty: bool,
 }
 
 impl SavedSession {
-    /// What to note of a session at this place; `None` if its sessions end with their connection.
+    /// A session to save; `None` if the server's sessions end with their connection.
     pub(crate) fn new(
         name: &SessionName,
         on: &OnArgs,
@@ -87,7 +87,7 @@ impl SavedSession {
         })
     }
 
-    /// The session of that name, if one was saved.
+    /// The saved session with this name.
     pub(crate) fn find(name: &SessionName) -> anyhow::Result<Option<Self>> {
         let path = directory()?.join(format!("{name}.json"));
         let text = match fs::read(&path) {
@@ -103,7 +103,7 @@ impl SavedSession {
         Ok(Some(Self { name: name.to_string(), ..saved }))
     }
 
-    /// Refuses a name that leads to another session.
+    /// Fails if the name is in use.
     pub(crate) fn require_free(name: &SessionName) -> anyhow::Result<()> {
         let Some(saved) = Self::find(name)? else { return Ok(()) };
         bail!(
@@ -113,7 +113,7 @@ impl SavedSession {
         )
     }
 
-    /// Every saved session, by name.
+    /// All saved sessions, sorted by name.
     pub(crate) fn all() -> anyhow::Result<Vec<Self>> {
         let directory = directory()?;
         let entries = match fs::read_dir(&directory) {
@@ -137,12 +137,12 @@ impl SavedSession {
         Ok(all)
     }
 
-    /// Where it is saved.
+    /// The session's file.
     pub(crate) fn file(&self) -> anyhow::Result<PathBuf> {
         Ok(directory()?.join(format!("{}.json", self.name)))
     }
 
-    /// Saves it, whole or not at all.
+    /// Saves the session atomically.
     pub(crate) fn write(&self) -> anyhow::Result<()> {
         let file = self.file()?;
         let failed = || format!("cannot save the session in {}", file.display());
@@ -169,7 +169,7 @@ impl SavedSession {
         written.with_context(failed)
     }
 
-    /// Forgets it.
+    /// Deletes the session's file.
     pub(crate) fn remove(&self) -> anyhow::Result<()> {
         let file = self.file()?;
         match fs::remove_file(&file) {
@@ -181,7 +181,7 @@ impl SavedSession {
     }
 }
 
-/// Where they all are.
+/// The directory of the saved sessions.
 pub(crate) fn directory() -> anyhow::Result<PathBuf> {
     let absolute =
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_no_path() {
+    fn a_name_cannot_be_a_path() {
         for good in ["build", "a.b-c_1"] {
             good.parse::<SessionName>().unwrap();
         }

@@ -1,4 +1,4 @@
-//! `codex search`: lines that match, in files of the other side.
+//! `codex search`: prints matching lines of files on the server.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
@@ -111,7 +111,7 @@ impl SearchArgs {
         Ok(match (found.matches, found.errors.is_empty()) {
             (1.., _) => ExitCode::SUCCESS,
             (0, true) => ExitCode::from(1),
-            // What could not be read may match.
+            // The unreadable files may match.
             (0, false) => ExitCode::from(2),
         })
     }
@@ -163,7 +163,7 @@ impl Printer<'_> {
     ) -> std::io::Result<()> {
         let name = self.name(&file.path);
         if heading {
-            // For a terminal, so it is text.
+            // Escaped for a terminal, so it is valid UTF-8.
             writeln!(out, "{}", self.style.magenta(&String::from_utf8_lossy(&name)))?;
         }
         let mut last = None;
@@ -193,7 +193,7 @@ impl Printer<'_> {
         file.lines.iter().any(|line| line.kind == FsSearchLineKind::Context)
     }
 
-    /// As a path that begins as the search was written.
+    /// The path of a file, beginning as the user wrote the search path.
     fn name(&self, path: &PathUri) -> Vec<u8> {
         let (root, written) = (self.root.as_bytes(), self.written.as_bytes());
         let tail =
@@ -210,7 +210,8 @@ impl Printer<'_> {
         name_for_stdout(&name)
     }
 
-    /// A terminal sees matches marked and nothing that moves the cursor; a program the line itself.
+    /// The text of a line: with matches marked and control characters removed for a terminal, unchanged
+    /// for a program.
     fn text(&self, text: &str, ranges: impl Iterator<Item = (u64, u64)>) -> String {
         if !self.style.is_on() {
             return if std::io::stdout().is_terminal() { sanitize(text) } else { text.to_owned() };

@@ -1,4 +1,4 @@
-//! `codex shell`: a login shell on the other side, in this terminal.
+//! `codex shell`: opens a login shell on the server in this terminal.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -62,13 +62,13 @@ pub(crate) fn run(args: &ShellArgs) -> anyhow::Result<ExitCode> {
 
 impl ShellArgs {
     fn open(&self) -> anyhow::Result<ExitCode> {
-        // Before anything else: a server in this process takes every child for its own.
+        // Before anything else: a server in this process treats every child as its own.
         let terminal = Terminal::open("codex shell")?;
         block_on(async {
             let signals = Signals::listen()?;
             let options = ConnectOptions {
                 detach_ttl: Some(self.keep),
-                // As long as there is something to come back to.
+                // Reconnect for as long as the server keeps the shell.
                 patience: Some(self.keep),
                 ..ConnectOptions::default()
             };
@@ -82,8 +82,7 @@ impl ShellArgs {
                 SavedSession::require_free(name)?;
             }
             let command = self.command(&connected)?;
-            // Noted before it starts: whoever is killed notes nothing any more, and a shell that nobody
-            // could name would go on.
+            // Saved before the start: if this program is killed, the shell can still be found by its name.
             let saved = self.saved(connected.client.session_id().as_deref())?;
             saved.as_ref().map_or(Ok(()), SavedSession::write)?;
             let process = match connected.client.spawn(command).await {
@@ -148,8 +147,8 @@ impl ShellArgs {
                 .or_else(|_| remote_path::working_directory(client))
                 .context("cannot choose a directory to start in; pass --cwd DIR")?,
         };
-        // Every shell knows this flag. A name that begins with a dash says the same, but not every
-        // server can give a process in a terminal another name.
+        // Every shell knows this flag. An argv[0] that starts with a dash does the same, but not every
+        // server supports arg0 for a process in a terminal.
         let command =
             ExecCommand::new(with_terminal_size(client, vec![path.to_owned(), "-l".to_owned()]))
                 .cwd_uri(cwd)
@@ -158,7 +157,7 @@ impl ShellArgs {
         Ok(in_terminal(command))
     }
 
-    /// How to come back, where that is possible.
+    /// The session to save, if the server has sessions that outlive a connection.
     fn saved(&self, session: Option<&str>) -> anyhow::Result<Option<SavedSession>> {
         let Some(session) = session else { return Ok(None) };
         let name = match &self.name {

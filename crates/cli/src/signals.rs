@@ -1,10 +1,10 @@
-//! Signals to this program, meant for the process it shows.
+//! Signals that this program forwards to the process that it runs.
 
 use codex_exec_server::ProcessSignal;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Mutex;
 
-/// Every signal that is passed on. Whoever asks first gets the next one.
+/// Receives the signals to forward. If several tasks wait, one gets the next signal.
 #[derive(Debug)]
 pub(crate) struct Signals(Mutex<Kinds>);
 
@@ -19,17 +19,17 @@ struct Kinds {
     resized: Signal,
 }
 
-/// One that came.
+/// A received signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SignalEvent {
-    /// To be passed on.
+    /// A signal to forward.
     Forward(ProcessSignal),
-    /// The local terminal has another size.
+    /// The local terminal was resized.
     Resized,
 }
 
 impl Signals {
-    /// Takes them from now on.
+    /// Installs the handlers.
     pub(crate) fn listen() -> std::io::Result<Self> {
         Ok(Self(Mutex::new(Kinds {
             interrupt: signal(SignalKind::interrupt())?,
@@ -57,7 +57,7 @@ impl Signals {
         }
     }
 
-    /// Resolves when this program is told to end.
+    /// Resolves on the first signal that ends a program, with the exit code for it.
     pub(crate) async fn exit_code(&self) -> i32 {
         loop {
             if let SignalEvent::Forward(signal) = self.next().await {

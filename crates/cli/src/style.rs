@@ -1,20 +1,20 @@
-//! How words look: colour on a terminal and never with `NO_COLOR`, names that can be pasted.
+//! Text for terminals: colours (unless `NO_COLOR` is set), quoting and escaping.
 
 use std::io::IsTerminal;
 
-/// A few words of a terminal's language, or none of them.
+/// Colours, if the output is a terminal.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Style {
     on: bool,
 }
 
 impl Style {
-    /// For what goes to stdout.
+    /// The style for stdout.
     pub(crate) fn stdout() -> Self {
         Self { on: std::io::stdout().is_terminal() && colour_wanted() }
     }
 
-    /// Whether there is a terminal that shows colours.
+    /// Whether text is coloured.
     pub(crate) fn is_on(self) -> bool {
         self.on
     }
@@ -57,7 +57,7 @@ fn colour_wanted() -> bool {
     !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell.
 pub(crate) fn quoted(word: &str) -> String {
     match shlex::try_quote(word) {
         Ok(quoted) => quoted.into_owned(),
@@ -65,7 +65,7 @@ pub(crate) fn quoted(word: &str) -> String {
     }
 }
 
-/// Words of another machine, made harmless: a file's name must not move the cursor.
+/// Replaces control characters, so that text from another machine cannot control the terminal.
 pub(crate) fn printable(text: &str) -> String {
     if !text.chars().any(char::is_control) {
         return text.to_owned();
@@ -73,7 +73,7 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// A name as a terminal should see it: bytes that are no text as `\xNN`.
+/// A name for a terminal: bytes that are not UTF-8 as `\xNN`.
 pub(crate) fn escaped(name: &[u8]) -> String {
     let mut out = String::new();
     for chunk in name.utf8_chunks() {
@@ -83,7 +83,7 @@ pub(crate) fn escaped(name: &[u8]) -> String {
     out
 }
 
-/// A name for stdout: as it is for a program, escaped for a terminal.
+/// A name for stdout: unchanged for a program, escaped for a terminal.
 pub(crate) fn name_for_stdout(name: &[u8]) -> Vec<u8> {
     match std::io::stdout().is_terminal() {
         true => escaped(name).into_bytes(),
@@ -91,7 +91,7 @@ pub(crate) fn name_for_stdout(name: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Columns under headings, as wide as what is in them. The last column is not padded.
+/// A table with headings and aligned columns. The last column is not padded.
 pub(crate) fn table(rows: &[Vec<String>], heading: impl Fn(&str) -> String) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_speak_to_the_terminal() {
+    fn names_cannot_control_the_terminal() {
         assert_eq!(printable("a\x1b[2Jb"), "a\u{fffd}[2Jb");
     }
 }

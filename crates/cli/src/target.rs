@@ -1,4 +1,4 @@
-//! Which process of which session: by a saved name, or by ids.
+//! The process that a command refers to: by a saved name, or by session and process id.
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -23,18 +23,18 @@ pub(crate) struct TargetArgs {
     id: String,
 }
 
-/// A process that was found.
+/// A process in its session.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub connected: Connected,
     pub process: ProcessId,
     pub saved: Option<SavedSession>,
-    /// What the server tells of it, if it can.
+    /// The server's information about it, if the server can list processes.
     pub info: Option<ProcessInfo>,
 }
 
 impl TargetArgs {
-    /// Connects to the session, and looks for the process in it.
+    /// Connects to the session and finds the process.
     pub(crate) async fn open(&self, options: ConnectOptions) -> anyhow::Result<Target> {
         let (connected, saved) = match &self.session {
             Some(session) => connect(&self.on, session, options).await?,
@@ -79,7 +79,7 @@ impl TargetArgs {
 }
 
 impl Target {
-    /// Whether it has a terminal.
+    /// Whether the process has a terminal.
     pub(crate) fn has_terminal(&self) -> bool {
         match &self.info {
             Some(info) => info.tty,
@@ -87,13 +87,13 @@ impl Target {
         }
     }
 
-    /// It has ended and was told of: nobody needs its name any more.
+    /// Removes the saved name of a process that has ended.
     pub(crate) fn forget(&self) -> anyhow::Result<()> {
         self.saved.as_ref().map_or(Ok(()), SavedSession::remove)
     }
 }
 
-/// A saved session, if the text can be the name of one.
+/// The saved session with this name; `None` if the text is not a valid name.
 pub(crate) fn find(text: &str) -> anyhow::Result<Option<SavedSession>> {
     match text.parse::<SessionName>() {
         Ok(name) => SavedSession::find(&name),
@@ -117,7 +117,7 @@ pub(crate) async fn connect(
     Ok((on.connect(options).await?, None))
 }
 
-/// Connects to a saved session. One that the server does not know any more is forgotten.
+/// Connects to a saved session. Removes one that the server no longer knows.
 pub(crate) async fn resume(
     on: &OnArgs,
     saved: &SavedSession,

@@ -1,10 +1,10 @@
-//! The local terminal: raw while a remote one is shown in it, and sane afterwards.
+//! The local terminal: raw while it shows a remote one, and restored afterwards.
 //!
-//! Invariant: whoever made it raw puts it back, whatever ends this program. A normal end, an error,
-//! a signal and a panic restore it on the way out. For an end without a way out (`kill -9`) there is
-//! a guard: this executable again, in a session of its own so that no signal of the terminal reaches
-//! it, which holds the read end of a pipe. When the pipe ends without a word of farewell, the guard
-//! restores the terminal and exits. (Only if guard and program are killed together, nothing does.)
+//! Invariant: the terminal is restored however this program ends. After a normal exit, an error, a signal
+//! or a panic, this program restores it. After `kill -9`, a guard does: this executable again, in another
+//! session so that no signal of the terminal reaches it, with the read end of a pipe. When the pipe closes
+//! without a disarm message, the guard restores the terminal and exits. (If guard and program are killed
+//! together, nothing does.)
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IsTerminal, Read, Write};
@@ -17,9 +17,10 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 
 use crate::screen_modes::ScreenModes;
 
-/// The word that makes this executable a guard.
+/// The argument that makes this executable a guard.
 const GUARD_ARGUMENT: &str = "__terminal-guard";
-/// A message to the guard: its length, then what would take back the modes in force.
+/// A message to the guard is a length and the sequence that resets the current modes. This length means
+/// that there is nothing to restore.
 const DISARM: u16 = u16::MAX;
 
 /// The terminal on stdin.
@@ -36,8 +37,8 @@ pub(crate) struct Terminal {
 pub(crate) struct RawMode<'a>(&'a Terminal);
 
 impl Terminal {
-    /// The terminal, with a guard beside it. To be made before any other child: a server in this
-    /// process takes all children for its own.
+    /// Opens the terminal on stdin and starts the guard. Call this before any other child is started: a
+    /// server in this process treats every child as its own.
     pub(crate) fn open(flag: &str) -> anyhow::Result<Self> {
         if !io::stdin().is_terminal() {
             bail!(
@@ -57,7 +58,7 @@ impl Terminal {
         })
     }
 
-    /// Passes every key on, until the answer is dropped.
+    /// Puts the terminal into raw mode until the result is dropped.
     pub(crate) fn raw(&self) -> anyhow::Result<RawMode<'_>> {
         let mut raw = self.saved.clone();
         raw.make_raw();
@@ -67,7 +68,7 @@ impl Terminal {
         Ok(RawMode(self))
     }
 
-    /// Looks at what is about to be shown, to know what has to be taken back in the end.
+    /// Tracks the modes that this output sets, to reset them later.
     pub(crate) fn watch(&self, output: &[u8]) {
         let mut modes = self.modes.borrow_mut();
         if modes.watch(output) {
@@ -97,7 +98,7 @@ impl Terminal {
             *modes = ScreenModes::default();
             self.update_guard(&[]);
         }
-        // Not after what is still to be shown: that could take for ever.
+        // `Now` rather than after pending output, which might never drain.
         let _ = tcsetattr(stdin(), OptionalActions::Now, &self.saved);
     }
 }
@@ -117,20 +118,20 @@ impl Drop for RawMode<'_> {
     }
 }
 
-/// Rows and columns, of whichever of our streams is a terminal.
+/// Rows and columns of the terminal on stdin or stdout.
 pub(crate) fn size() -> Option<(u16, u16)> {
     let size = tcgetwinsize(stdin()).or_else(|_| tcgetwinsize(stdout())).ok()?;
     (size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
 }
 
-/// Becomes the guard and never returns, if that is what this process was started as.
+/// Runs the guard and exits, if this process was started as one.
 pub(crate) fn main_if_guard() {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_none_or(|word| word != GUARD_ARGUMENT) {
         return;
     }
     if arguments.next().is_some() {
-        // Once removed, so that it is nobody's child that could be reaped or killed as one.
+        // Starts the guard as a grandchild, so that a server in this program does not reap or kill it.
         let _ =
             std::env::current_exe().and_then(|own| Command::new(own).arg(GUARD_ARGUMENT).spawn());
     } else {
@@ -149,12 +150,12 @@ fn start_guard() -> io::Result<ChildStdin> {
     let pipes = (child.stdin.take(), child.stderr.take());
     child.wait()?;
     let (Some(pipe), Some(mut ready)) = pipes else { return Err(io::ErrorKind::Other.into()) };
-    // It has to know the terminal as it is now.
+    // Wait until the guard has read the terminal's settings.
     ready.read_exact(&mut [0])?;
     Ok(pipe)
 }
 
-/// The pipe is stdin, the terminal is stdout, and stderr is told when it is ready.
+/// The guard: the pipe is stdin, the terminal is stdout, and stderr reports that it is ready.
 fn guard() {
     let _ = rustix::process::setsid();
     let Ok(saved) = tcgetattr(io::stdout()) else { return };
