@@ -18,12 +18,12 @@ pub(crate) fn codex() -> Command {
 }
 
 /// Runs it to its end.
-pub(crate) fn output(command: &mut Command) -> Said {
-    said(&command.output().expect("the binary runs"))
+pub(crate) fn output(command: &mut Command) -> CommandOutput {
+    command_output(&command.output().expect("the binary runs"))
 }
 
 /// Runs it to its end with this input.
-pub(crate) fn output_of(command: &mut Command, input: &[u8]) -> Said {
+pub(crate) fn output_of(command: &mut Command, input: &[u8]) -> CommandOutput {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -38,29 +38,29 @@ pub(crate) fn output_of(command: &mut Command, input: &[u8]) -> Said {
     });
     let output = child.wait_with_output().expect("it ends");
     writer.join().expect("the writer ends");
-    said(&output)
+    command_output(&output)
 }
 
 /// What it said, and its exit code.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct CommandOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-fn said(output: &Output) -> Said {
-    Said {
+fn command_output(output: &Output) -> CommandOutput {
+    CommandOutput {
         code: output.status.code(),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
     }
 }
 
-impl Said {
+impl CommandOutput {
     /// It ended well and complained of nothing.
     #[track_caller]
-    pub(crate) fn well(self) -> String {
+    pub(crate) fn success(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (Some(0), ""), "{self:?}");
         self.out
     }

@@ -63,8 +63,8 @@ impl Running {
     }
 
     pub(crate) async fn client(&self) -> Client {
-        let mut client = self.silent_client().await;
-        client.greet(json!({"clientName": "test"})).await;
+        let mut client = self.uninitialized_client().await;
+        client.handshake(json!({"clientName": "test"})).await;
         client
     }
 
@@ -77,17 +77,17 @@ impl Running {
             .unwrap();
         let socket = builder.connect().await.unwrap().0;
         let mut client = Client { socket, notices: VecDeque::new(), last_id: 0 };
-        client.greet(json!({"clientName": "test"})).await;
+        client.handshake(json!({"clientName": "test"})).await;
         client
     }
 
     /// A client that has not greeted yet.
-    pub(crate) async fn silent_client(&self) -> Client {
-        self.silent_client_with(None).await
+    pub(crate) async fn uninitialized_client(&self) -> Client {
+        self.uninitialized_client_with(None).await
     }
 
     /// The same, with a token if one is given.
-    pub(crate) async fn silent_client_with(&self, token: Option<&str>) -> Client {
+    pub(crate) async fn uninitialized_client_with(&self, token: Option<&str>) -> Client {
         let uri = self.url.parse().unwrap();
         let mut builder = ClientBuilder::from_uri(uri).limits(Limits::unlimited());
         if let Some(token) = token {
@@ -129,7 +129,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) async fn greet(&mut self, params: Value) -> String {
+    pub(crate) async fn handshake(&mut self, params: Value) -> String {
         let answer = self.call("initialize", params).await;
         self.socket.send(Message::text(r#"{"method":"initialized"}"#)).await.unwrap();
         answer["result"]["sessionId"].as_str().unwrap().to_owned()
@@ -147,7 +147,7 @@ impl Client {
         tokio::time::timeout(PATIENCE, receiving).await.expect("nothing came")
     }
 
-    pub(crate) async fn ask(&mut self, method: &str, params: Value) -> i64 {
+    pub(crate) async fn send_request(&mut self, method: &str, params: Value) -> i64 {
         self.last_id += 1;
         let text = json!({"id": self.last_id, "method": method, "params": params}).to_string();
         self.socket.send(Message::text(text)).await.unwrap();
@@ -156,7 +156,7 @@ impl Client {
 
     /// The whole answer, result or error.
     pub(crate) async fn call(&mut self, method: &str, params: Value) -> Value {
-        let id = self.ask(method, params).await;
+        let id = self.send_request(method, params).await;
         loop {
             let message = self.receive().await;
             if message["id"] == id {
@@ -166,7 +166,7 @@ impl Client {
         }
     }
 
-    pub(crate) async fn notice(&mut self) -> Value {
+    pub(crate) async fn notification(&mut self) -> Value {
         match self.notices.pop_front() {
             Some(notice) => notice,
             None => self.receive().await,
@@ -182,7 +182,7 @@ impl Client {
     pub(crate) async fn lines(&mut self, id: &str, count: usize) -> String {
         let mut text = String::new();
         while text.lines().count() < count || !text.ends_with('\n') {
-            let notice = self.notice().await;
+            let notice = self.notification().await;
             assert_eq!(notice["params"]["processId"], id);
             assert_ne!(notice["method"], "process/closed", "{text}");
             text.push_str(&chunk(&notice));
@@ -199,7 +199,7 @@ impl Client {
     pub(crate) async fn closed(&mut self, id: &str) -> (String, i64) {
         let (mut text, mut code) = (String::new(), -1);
         loop {
-            let notice = self.notice().await;
+            let notice = self.notification().await;
             if notice["params"]["processId"] != id {
                 continue;
             }

@@ -11,7 +11,7 @@ use codex_exec_client::{
     ExecServerClient, ExecServerError, PathUri, TransferOptions, TransferReport,
 };
 
-use crate::ours::embedded;
+use crate::embedded::embedded;
 use crate::skipped::skipped;
 
 fn uri(path: &Path) -> PathUri {
@@ -142,7 +142,7 @@ fn names(root: &Path) -> BTreeMap<PathBuf, (String, u32, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn a_copy_replaces_a_regular_file_or_nothing_in_every_direction() {
+async fn copies_replace_only_regular_files_in_every_direction() {
     let (_server, client) = embedded().await;
     let mut random = fastrand::Rng::with_seed(5);
     for (direction, found) in
@@ -188,7 +188,7 @@ fn has_unnamed_files(directory: &Path) -> bool {
 }
 
 #[tokio::test]
-async fn a_copy_has_no_name_until_it_is_complete() {
+async fn a_copy_appears_only_when_it_is_complete() {
     let (_server, client) = embedded().await;
     let directory = tempfile::tempdir().unwrap();
     if !has_unnamed_files(directory.path()) {

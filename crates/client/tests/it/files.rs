@@ -31,7 +31,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn files_are_read_and_written_whole() {
+async fn small_and_large_files_are_read_and_written() {
     each(async |client, root, _| {
         let files = client.files();
         let path = root.join("a b").unwrap();
@@ -80,7 +80,7 @@ async fn files_are_streamed_both_ways() {
 }
 
 #[tokio::test]
-async fn a_tree_is_walked() {
+async fn a_walk_finds_every_entry() {
     each(async |client, root, local| {
         std::fs::create_dir_all(local.join("a/b/.hidden")).unwrap();
         for name in ["1", "a/2", "a/b/3", "a/b/.hidden/4"] {
@@ -101,7 +101,7 @@ async fn a_tree_is_walked() {
 }
 
 #[tokio::test]
-async fn a_tree_larger_than_an_answer_is_walked_in_parts() {
+async fn a_tree_larger_than_one_response_is_walked_in_parts() {
     each(async |client, root, local| {
         for directory in 0..20 {
             let directory = local.join(format!("d{directory}"));
@@ -170,7 +170,7 @@ async fn trees_are_uploaded_and_downloaded() {
 }
 
 #[tokio::test]
-async fn a_file_that_changes_while_it_is_copied_is_told() {
+async fn a_file_that_changes_while_it_is_copied_is_reported() {
     each(async |client, root, local| {
         let here = tempfile::tempdir().unwrap();
         let source = here.path().join("source");
@@ -212,7 +212,7 @@ async fn a_file_that_changes_while_it_is_copied_is_told() {
 }
 
 #[tokio::test]
-async fn a_patch_changes_files_and_says_which() {
+async fn a_patch_changes_files_and_reports_them() {
     each(async |client, root, local| {
         std::fs::create_dir(local.join("src")).unwrap();
         std::fs::write(local.join("src/app.py"), "def greet():\n    print(\"Hi\")\n").unwrap();
@@ -283,7 +283,7 @@ async fn a_patch_that_does_not_fit_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_write_that_fails_half_way_says_what_was_done() {
+async fn a_partly_applied_patch_reports_what_was_done() {
     each(async |client, root, local| {
         std::fs::write(local.join("file"), "a\n").unwrap();
         // A file where a directory has to be is found only when it is made.
@@ -304,7 +304,7 @@ async fn a_write_that_fails_half_way_says_what_was_done() {
 }
 
 #[tokio::test]
-async fn hard_links_are_written_through_and_modes_kept() {
+async fn patches_write_through_hard_links_and_keep_modes() {
     use std::os::unix::fs::PermissionsExt;
     each(async |client, root, local| {
         let (one, two) = (local.join("one"), local.join("two"));

@@ -91,7 +91,7 @@ async fn said(bench: &Bench, command: ExecCommand) -> Result<Vec<u8>, ExecServer
 }
 
 #[tokio::test]
-async fn our_own_start_is_taken_for_ours() {
+async fn a_repeated_start_recognizes_its_own_process() {
     let bench = bench(None).await;
     for round in 0..20 {
         let word = format!("word{round}");
@@ -105,7 +105,7 @@ async fn our_own_start_is_taken_for_ours() {
 }
 
 #[tokio::test]
-async fn a_name_that_another_process_has_is_refused() {
+async fn a_start_with_an_id_in_use_is_refused() {
     let first = bench(None).await;
     let older = soon(first.client.spawn(job("older").process_id("job"))).await.unwrap();
     drop(older);

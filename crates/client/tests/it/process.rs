@@ -20,7 +20,7 @@ async fn spawn(
         let client = client.clone();
         async move { client.spawn(command).await }
     });
-    let id = fake.started().await;
+    let id = fake.accept_start().await;
     (spawning.await.unwrap().unwrap(), id)
 }
 
@@ -32,7 +32,7 @@ async fn text(process: &mut Process) -> String {
 }
 
 #[tokio::test]
-async fn a_start_says_what_was_asked() {
+async fn a_start_sends_the_commands_settings() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let command = ExecCommand::new(["ls", "-l"]).env("A", "b").arg("x").arg0("dir");
     let _spawning = go(async move { client.spawn(command).await });
@@ -46,7 +46,7 @@ async fn a_start_says_what_was_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_that_come_early_late_and_twice_are_put_right() {
+async fn early_late_and_repeated_events_are_delivered_in_order_once() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let spawning = go(async move { client.spawn(ExecCommand::new(["x"])).await });
     let asked = fake.expect("process/start").await;
@@ -78,7 +78,7 @@ async fn events_that_come_early_late_and_twice_are_put_right() {
 }
 
 #[tokio::test]
-async fn an_older_server_leaves_numbers_and_flags_out() {
+async fn events_of_an_older_server_without_numbers_are_delivered() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let (process, id) = spawn(&client, &mut fake, ExecCommand::new(["x"])).await;
     assert_eq!(process.sandbox_type(), None);
@@ -98,7 +98,7 @@ async fn an_older_server_leaves_numbers_and_flags_out() {
 }
 
 #[tokio::test]
-async fn a_full_window_disturbs_nobody_and_what_came_is_not_asked_for_again() {
+async fn a_full_window_delays_no_other_process_and_refetches_nothing() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let (mut slow, slow_id) = spawn(&client, &mut fake, ExecCommand::new(["x"]).window(1000)).await;
     let (mut quick, quick_id) = spawn(&client, &mut fake, ExecCommand::new(["y"])).await;
@@ -119,7 +119,7 @@ async fn a_full_window_disturbs_nobody_and_what_came_is_not_asked_for_again() {
 }
 
 #[tokio::test]
-async fn a_process_that_holds_the_connection_makes_it_wait() {
+async fn hold_connection_stops_reading_at_a_full_window() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let command =
         ExecCommand::new(["x"]).window(1000).on_slow_consumer(OnSlowConsumer::HoldConnection);
@@ -140,7 +140,7 @@ async fn a_process_that_holds_the_connection_makes_it_wait() {
 }
 
 #[tokio::test]
-async fn writes_have_ids_go_in_order_and_wait_for_room() {
+async fn writes_have_ids_and_go_in_order_within_the_window() {
     let (client, mut fake, _dialled) = connect(json!({"processCloseStdin": true})).await;
     let (mut process, id) = spawn(&client, &mut fake, ExecCommand::new(["x"]).pipe_stdin()).await;
     let mut stdin = process.take_stdin().unwrap();
@@ -169,7 +169,7 @@ async fn writes_have_ids_go_in_order_and_wait_for_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn input_that_is_not_accepted_holds_the_writer_back() {
+async fn a_writer_waits_for_input_to_be_accepted() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let (mut process, _) = spawn(&client, &mut fake, ExecCommand::new(["x"]).pipe_stdin()).await;
     let mut stdin = process.take_stdin().unwrap();
@@ -180,7 +180,7 @@ async fn input_that_is_not_accepted_holds_the_writer_back() {
 }
 
 #[tokio::test]
-async fn input_that_is_refused_is_an_error() {
+async fn refused_input_is_an_error() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let (mut process, _) = spawn(&client, &mut fake, ExecCommand::new(["x"]).pipe_stdin()).await;
     let mut stdin = process.take_stdin().unwrap();
@@ -208,7 +208,7 @@ async fn a_failed_start_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn one_process_has_one_handle() {
+async fn a_process_can_have_only_one_handle() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let command = || ExecCommand::new(["x"]).process_id("one");
     let (_process, _) = spawn(&client, &mut fake, command()).await;
@@ -217,7 +217,7 @@ async fn one_process_has_one_handle() {
 }
 
 #[tokio::test]
-async fn a_streamed_body_comes_in_order_and_ends() {
+async fn a_streamed_body_arrives_in_order_and_ends() {
     use codex_exec_client::protocol::http::HttpRequestParams;
     use futures_util::TryStreamExt;
     let (client, mut fake, _dialled) = connect(json!({})).await;

@@ -17,7 +17,7 @@ pub(crate) struct Fake {
 
 /// A request as it came.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct Request {
     pub id: Value,
     pub method: String,
     pub params: Value,
@@ -35,9 +35,9 @@ impl Fake {
     }
 
     /// The next request.
-    pub(crate) async fn asked(&mut self) -> Asked {
+    pub(crate) async fn next_request(&mut self) -> Request {
         let message = self.message().await.expect("the client is still there");
-        Asked {
+        Request {
             id: message["id"].clone(),
             method: message["method"].as_str().unwrap().to_owned(),
             params: message["params"].clone(),
@@ -45,8 +45,8 @@ impl Fake {
     }
 
     /// The next request, which has to be of this method.
-    pub(crate) async fn expect(&mut self, method: &str) -> Asked {
-        let asked = self.asked().await;
+    pub(crate) async fn expect(&mut self, method: &str) -> Request {
+        let asked = self.next_request().await;
         assert_eq!(asked.method, method, "{asked:?}");
         asked
     }
@@ -59,15 +59,21 @@ impl Fake {
         self.connection.outbound().send(message.to_owned()).await.unwrap();
     }
 
-    pub(crate) async fn reply(&mut self, asked: &Asked, result: Value) {
+    pub(crate) async fn reply(&mut self, asked: &Request, result: Value) {
         self.send(json!({"id": asked.id, "result": result})).await;
     }
 
-    pub(crate) async fn refuse(&mut self, asked: &Asked, code: i64, message: &str) {
+    pub(crate) async fn refuse(&mut self, asked: &Request, code: i64, message: &str) {
         self.send(json!({"id": asked.id, "error": {"code": code, "message": message}})).await;
     }
 
-    pub(crate) async fn refuse_as(&mut self, asked: &Asked, code: i64, message: &str, kind: &str) {
+    pub(crate) async fn refuse_as(
+        &mut self,
+        asked: &Request,
+        code: i64,
+        message: &str,
+        kind: &str,
+    ) {
         let error = json!({"code": code, "message": message, "data": {"kind": kind}});
         self.send(json!({"id": asked.id, "error": error})).await;
     }
@@ -93,7 +99,7 @@ impl Fake {
     }
 
     /// The opening of a session.
-    pub(crate) async fn welcome(&mut self, capabilities: Value) -> Asked {
+    pub(crate) async fn accept_initialize(&mut self, capabilities: Value) -> Request {
         let asked = self.expect("initialize").await;
         let info =
             json!({"cwd": "file:///srv", "platformOs": "linux", "capabilities": capabilities});
@@ -108,7 +114,7 @@ impl Fake {
     }
 
     /// Answers `process/start`, and tells the process's id.
-    pub(crate) async fn started(&mut self) -> String {
+    pub(crate) async fn accept_start(&mut self) -> String {
         let asked = self.expect("process/start").await;
         self.reply(&asked, json!({"processId": asked.params["processId"]})).await;
         asked.params["processId"].as_str().unwrap().to_owned()
@@ -174,7 +180,7 @@ pub(crate) async fn connect_with(
     let (dialer, mut dialled) = FakeDialer::new();
     let connecting = tokio::spawn(ExecServerClient::connect(dialer, options));
     let mut fake = dialled.recv().await.unwrap();
-    fake.welcome(capabilities).await;
+    fake.accept_initialize(capabilities).await;
     (connecting.await.unwrap().unwrap(), fake, dialled)
 }
 
@@ -191,7 +197,7 @@ pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
 
 /// The server that files are tested on, and a client of it.
 pub(crate) async fn server() -> Option<(Server, ExecServerClient)> {
-    Some(crate::ours::embedded().await)
+    Some(crate::embedded::embedded().await)
 }
 
 /// Runs something in the background, for a script that answers it.

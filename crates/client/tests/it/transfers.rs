@@ -10,7 +10,7 @@ use codex_exec_client::{ExecServerClient, PathUri, TransferOptions};
 use codex_exec_serving::ServerConfig;
 use serde_json::json;
 
-use crate::ours::{embedded, listening};
+use crate::embedded::{embedded, listening};
 use crate::support::{connect, go, soon};
 
 fn uri(path: &Path) -> PathUri {
@@ -29,7 +29,7 @@ pub(crate) fn pipe(content: Vec<u8>) -> (PipeReader, PathBuf) {
 }
 
 #[tokio::test]
-async fn a_pipe_is_uploaded_to_its_end_however_much_that_is() {
+async fn a_pipe_of_any_length_is_uploaded_to_its_end() {
     let listening = listening(ServerConfig::default()).await;
     let args = codex_exec_client::RemoteExecServerConnectArgs::new(listening.url(), "test");
     let remote = soon(ExecServerClient::connect_websocket(args)).await.unwrap();
@@ -52,7 +52,7 @@ async fn a_pipe_is_uploaded_to_its_end_however_much_that_is() {
 }
 
 #[tokio::test]
-async fn a_pipe_is_not_started_over_when_the_connection_drops() {
+async fn an_upload_of_a_pipe_does_not_start_over() {
     for atomic in [true, false] {
         let capabilities = json!({"fileWriteStreaming": true, "fsAtomicWrite": atomic});
         let (client, mut server, _dialled) = connect(capabilities).await;
@@ -75,7 +75,7 @@ async fn a_pipe_is_not_started_over_when_the_connection_drops() {
 }
 
 #[tokio::test]
-async fn a_stream_that_arrives_short_is_told() {
+async fn an_upload_that_arrives_short_is_an_error() {
     let capabilities = json!({"fileWriteStreaming": true, "fsAtomicWrite": true});
     let (client, mut server, _dialled) = connect(capabilities).await;
     let (_open, name) = pipe(vec![7; 300_000]);
@@ -84,7 +84,7 @@ async fn a_stream_that_arrives_short_is_told() {
         client.files().upload(&name, &"/srv/x".parse().unwrap(), &options).await
     });
     loop {
-        let asked = soon(server.asked()).await;
+        let asked = soon(server.next_request()).await;
         if asked.method == "fs/getMetadata" {
             let answer = json!({"isDirectory": false, "isFile": true, "size": 262_144});
             server.reply(&asked, answer).await;
@@ -105,7 +105,7 @@ fn set_mode(path: impl AsRef<Path>, mode: u32) {
 }
 
 #[tokio::test]
-async fn what_a_tree_keeps_to_itself_is_told_and_the_rest_is_copied() {
+async fn unreadable_parts_of_a_tree_are_reported_and_the_rest_is_copied() {
     let (_server, client) = embedded().await;
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("source");
@@ -162,7 +162,7 @@ async fn what_a_tree_keeps_to_itself_is_told_and_the_rest_is_copied() {
 }
 
 #[tokio::test]
-async fn what_is_new_gets_the_permissions_of_its_source() {
+async fn new_files_get_the_permissions_of_their_source() {
     let (_server, client) = embedded().await;
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("source");
@@ -206,7 +206,7 @@ async fn what_is_new_gets_the_permissions_of_its_source() {
 }
 
 #[tokio::test]
-async fn a_secret_is_one_from_its_first_byte() {
+async fn a_private_file_is_private_from_its_first_byte() {
     let capabilities =
         json!({"fileWriteStreaming": true, "fsAtomicWrite": true, "fsRenameLinkMode": true});
     let (client, mut server, _dialled) = connect(capabilities).await;
@@ -220,7 +220,7 @@ async fn a_secret_is_one_from_its_first_byte() {
             let options = TransferOptions::default();
             client.files().upload(&secret, &"/srv/x".parse().unwrap(), &options).await
         });
-        let first = soon(server.asked()).await;
+        let first = soon(server.next_request()).await;
         let bits = match first.method.as_str() {
             "fs/open" => &first.params["permissions"],
             _ => &first.params["mode"],
@@ -230,7 +230,7 @@ async fn a_secret_is_one_from_its_first_byte() {
         // Blocks, the end, and whether all of it is there.
         let mut more = len > 1;
         while more {
-            let asked = soon(server.asked()).await;
+            let asked = soon(server.next_request()).await;
             let answer = json!({"isDirectory": false, "isFile": true, "size": len});
             server.reply(&asked, answer).await;
             more = asked.method != "fs/getMetadata";

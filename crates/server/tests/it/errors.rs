@@ -223,7 +223,7 @@ fn odd(random: &mut fastrand::Rng, tree: &Tree) -> Value {
 /// The support of these tests refuses an error without a kind, or with one that does not go with its
 /// code; here it is made to see as many errors as possible.
 #[tokio::test]
-async fn whatever_is_wrong_with_a_request_its_error_has_a_kind() {
+async fn every_error_of_a_mutated_request_has_a_kind() {
     let seed = 0x6b69_6e64;
     let mut random = fastrand::Rng::with_seed(seed);
     let tree = Tree::new();
@@ -255,10 +255,10 @@ async fn whatever_is_wrong_with_a_request_its_error_has_a_kind() {
             }
         }
         for params in wrong {
-            let id = client.ask(name, params).await;
-            if client.answer(id).await.is_err() {
+            let id = client.send_request(name, params).await;
+            if client.response(id).await.is_err() {
                 refused.insert(name);
-                kinds.insert(client.kind_of_answer(id));
+                kinds.insert(client.kind_of_response(id));
             }
         }
     }

@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod endings;
+mod backpressure;
 mod environment;
 mod errors;
+mod exits;
 mod fetches;
-mod flow;
 mod http;
 
 mod lifecycle;

@@ -45,7 +45,7 @@ async fn client(directory: &Path, overtaken: usize) -> Client {
 }
 
 #[tokio::test]
-async fn it_is_built_once_more() {
+async fn a_sandbox_that_lost_a_race_is_built_again() {
     let directory = tempfile::tempdir().unwrap();
     let mut client = client(directory.path(), 1).await;
     let done = client.run(start("p", &["true"]).with("sandbox", read_only())).await;
@@ -54,7 +54,7 @@ async fn it_is_built_once_more() {
 }
 
 #[tokio::test]
-async fn but_not_for_ever() {
+async fn a_sandbox_that_keeps_losing_races_fails() {
     let directory = tempfile::tempdir().unwrap();
     let mut client = client(directory.path(), 1000).await;
     let refused =

@@ -49,22 +49,22 @@ pub(crate) async fn socket(address: SocketAddr) -> Socket {
     builder.connect().await.unwrap().0
 }
 
-enum Wire {
+enum Transport {
     Memory(Box<Connection>),
     WebSocket(Box<Socket>),
 }
 
 /// An error answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub(crate) struct ErrorResponse {
     pub code: i64,
     pub message: String,
 }
 
 pub(crate) struct Client {
-    wire: Wire,
+    transport: Transport,
     last_id: i64,
-    answers: HashMap<String, Result<Value, Refused>>,
+    answers: HashMap<String, Result<Value, ErrorResponse>>,
     /// Of the errors among the answers.
     kinds: HashMap<String, ErrorKind>,
     notices: VecDeque<Value>,
@@ -124,7 +124,7 @@ impl Published {
 
 impl Client {
     pub(crate) fn memory(server: &Server) -> Self {
-        Self::new(Wire::Memory(Box::new(server.connect())))
+        Self::new(Transport::Memory(Box::new(server.connect())))
     }
 
     pub(crate) async fn websocket(address: SocketAddr) -> Self {
@@ -132,19 +132,19 @@ impl Client {
     }
 
     pub(crate) fn over(socket: Socket) -> Self {
-        Self::new(Wire::WebSocket(Box::new(socket)))
+        Self::new(Transport::WebSocket(Box::new(socket)))
     }
 
     /// A client in memory that has done its greeting.
     pub(crate) async fn ready(server: &Server) -> Self {
         let mut client = Self::memory(server);
-        client.greet(json!({"clientName": "test"})).await.unwrap();
+        client.handshake(json!({"clientName": "test"})).await.unwrap();
         client
     }
 
-    fn new(wire: Wire) -> Self {
+    fn new(transport: Transport) -> Self {
         Self {
-            wire,
+            transport,
             last_id: 0,
             answers: HashMap::new(),
             kinds: HashMap::new(),
@@ -153,7 +153,7 @@ impl Client {
     }
 
     /// `initialize` and `initialized`; the session's id.
-    pub(crate) async fn greet(&mut self, params: Value) -> Result<String, Refused> {
+    pub(crate) async fn handshake(&mut self, params: Value) -> Result<String, ErrorResponse> {
         let result = self.call("initialize", params).await?;
         self.send(r#"{"method":"initialized"}"#).await;
         Ok(result["sessionId"].as_str().unwrap().to_owned())
@@ -164,7 +164,7 @@ impl Client {
         let params = json!({"clientName": "test", "resumeSessionId": session});
         loop {
             let mut client = Self::memory(server);
-            match client.greet(params.clone()).await {
+            match client.handshake(params.clone()).await {
                 Ok(id) => {
                     assert_eq!(id, session);
                     return client;
@@ -179,28 +179,28 @@ impl Client {
     pub(crate) async fn send(&mut self, text: impl Into<String>) {
         let text = text.into();
         let sending = async {
-            match &mut self.wire {
-                Wire::Memory(connection) => connection.outbound().send(text).await.unwrap(),
-                Wire::WebSocket(socket) => socket.send(Message::text(text)).await.unwrap(),
+            match &mut self.transport {
+                Transport::Memory(connection) => connection.outbound().send(text).await.unwrap(),
+                Transport::WebSocket(socket) => socket.send(Message::text(text)).await.unwrap(),
             }
         };
         timeout(PATIENCE, sending).await.expect("the server does not read");
     }
 
     pub(crate) async fn send_binary(&mut self, bytes: Vec<u8>) {
-        let Wire::WebSocket(socket) = &mut self.wire else { panic!("a websocket") };
+        let Transport::WebSocket(socket) = &mut self.transport else { panic!("a websocket") };
         socket.send(Message::binary(bytes)).await.unwrap();
     }
 
     /// The next message as it is; `None` at the end of the connection.
     pub(crate) async fn text(&mut self) -> Option<String> {
         let receiving = async {
-            match &mut self.wire {
-                Wire::Memory(connection) => {
+            match &mut self.transport {
+                Transport::Memory(connection) => {
                     let message = connection.next().await?.unwrap();
                     Some(String::from_utf8(message.to_vec()).unwrap())
                 }
-                Wire::WebSocket(socket) => loop {
+                Transport::WebSocket(socket) => loop {
                     let message = socket.next().await?.ok()?;
                     if let Some(text) = message.as_text() {
                         return Some(text.to_owned());
@@ -225,7 +225,7 @@ impl Client {
         }
         let answer = match message.get("error") {
             None => Ok(message["result"].clone()),
-            Some(error) => Err(Refused {
+            Some(error) => Err(ErrorResponse {
                 code: error["code"].as_i64().unwrap(),
                 message: error["message"].as_str().unwrap().to_owned(),
             }),
@@ -236,7 +236,7 @@ impl Client {
     }
 
     /// Sends a request without waiting for its answer.
-    pub(crate) async fn ask(&mut self, method: &str, params: Value) -> i64 {
+    pub(crate) async fn send_request(&mut self, method: &str, params: Value) -> i64 {
         self.last_id += 1;
         let message = json!({"id": self.last_id, "method": method, "params": params});
         self.send(message.to_string()).await;
@@ -244,7 +244,7 @@ impl Client {
     }
 
     /// Waits for the answer to the request of that id (as JSON).
-    pub(crate) async fn answer(&mut self, id: impl Into<Value>) -> Result<Value, Refused> {
+    pub(crate) async fn response(&mut self, id: impl Into<Value>) -> Result<Value, ErrorResponse> {
         let id = id.into().to_string();
         loop {
             if let Some(answer) = self.answers.remove(&id) {
@@ -255,31 +255,35 @@ impl Client {
     }
 
     /// Whether the answer has come already.
-    pub(crate) fn has_answer(&self, id: i64) -> bool {
+    pub(crate) fn has_response(&self, id: i64) -> bool {
         self.answers.contains_key(&id.to_string())
     }
 
-    pub(crate) async fn call(&mut self, method: &str, params: Value) -> Result<Value, Refused> {
-        let id = self.ask(method, params).await;
-        self.answer(id).await
+    pub(crate) async fn call(
+        &mut self,
+        method: &str,
+        params: Value,
+    ) -> Result<Value, ErrorResponse> {
+        let id = self.send_request(method, params).await;
+        self.response(id).await
     }
 
     /// Makes a request that is refused, and tells with which kind.
     pub(crate) async fn kind(&mut self, method: &str, params: Value) -> ErrorKind {
-        let id = self.ask(method, params.clone()).await;
-        match self.answer(id).await {
+        let id = self.send_request(method, params.clone()).await;
+        match self.response(id).await {
             Ok(result) => panic!("{method} {params} is answered with {result}"),
-            Err(_) => self.kind_of_answer(id),
+            Err(_) => self.kind_of_response(id),
         }
     }
 
     /// The kind of the error that a request was answered with.
-    pub(crate) fn kind_of_answer(&self, id: i64) -> ErrorKind {
+    pub(crate) fn kind_of_response(&self, id: i64) -> ErrorKind {
         self.kinds[&id.to_string()]
     }
 
     /// The next notification.
-    pub(crate) async fn notice(&mut self) -> Value {
+    pub(crate) async fn notification(&mut self) -> Value {
         loop {
             if let Some(notice) = self.notices.pop_front() {
                 return notice;
@@ -288,7 +292,7 @@ impl Client {
         }
     }
 
-    pub(crate) async fn start(&mut self, start: Start) -> Result<Value, Refused> {
+    pub(crate) async fn start(&mut self, start: Start) -> Result<Value, ErrorResponse> {
         self.call("process/start", start.0).await
     }
 
@@ -310,17 +314,17 @@ impl Client {
 
     /// Everything the process publishes, to its end. Other processes' notifications are kept.
     pub(crate) async fn until_closed(&mut self, process: &str) -> Published {
-        self.go_on_until_closed(process, Published::default()).await
+        self.collect_until_closed(process, Published::default()).await
     }
 
-    pub(crate) async fn go_on_until_closed(
+    pub(crate) async fn collect_until_closed(
         &mut self,
         process: &str,
         mut all: Published,
     ) -> Published {
         let mut others = VecDeque::new();
         loop {
-            let notice = self.notice().await;
+            let notice = self.notification().await;
             if notice["params"]["processId"] != process {
                 others.push_back(notice);
             } else if all.take(&notice) {
@@ -334,13 +338,13 @@ impl Client {
     /// What the process publishes until its output holds `text`.
     pub(crate) async fn until(&mut self, process: &str, text: &str) -> Published {
         let mut all = Published::default();
-        self.until_more(process, text, &mut all).await;
+        self.collect_until(process, text, &mut all).await;
         all
     }
 
-    pub(crate) async fn until_more(&mut self, process: &str, text: &str, all: &mut Published) {
+    pub(crate) async fn collect_until(&mut self, process: &str, text: &str, all: &mut Published) {
         while !all.text().contains(text) {
-            let notice = self.notice().await;
+            let notice = self.notification().await;
             assert_eq!(notice["params"]["processId"], process);
             let ended = all.take(&notice);
             assert!(!ended || all.text().contains(text), "ended without {text:?}: {all:?}");
@@ -355,7 +359,7 @@ impl Client {
     }
 
     /// Asks for a closed process until nobody knows it any more; what is said then.
-    pub(crate) async fn until_forgotten(&mut self, process_id: &str) -> Refused {
+    pub(crate) async fn until_forgotten(&mut self, process_id: &str) -> ErrorResponse {
         let asking = async {
             loop {
                 match self.call("process/read", json!({"processId": process_id})).await {
@@ -374,7 +378,7 @@ impl Client {
     }
 
     pub(crate) async fn close(mut self) {
-        if let Wire::WebSocket(socket) = &mut self.wire {
+        if let Transport::WebSocket(socket) = &mut self.transport {
             let _ = socket.close().await;
         }
     }

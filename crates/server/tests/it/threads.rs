@@ -36,15 +36,17 @@ fn without_more_threads() {
         let other = format!("file://{}", directory.path().join("other").display());
         let mut asked = Vec::new();
         for _ in 0..16 {
-            asked.push(client.ask("fs/readFile", json!({"path": path})).await);
+            asked.push(client.send_request("fs/readFile", json!({"path": path})).await);
             let write = json!({"path": other, "dataBase64": "aGVsbG8=", "atomic": true});
-            asked.push(client.ask("fs/writeFile", write).await);
-            asked.push(client.ask("fs/readDirectory", json!({"path": "file:///proc"})).await);
+            asked.push(client.send_request("fs/writeFile", write).await);
+            asked.push(
+                client.send_request("fs/readDirectory", json!({"path": "file:///proc"})).await,
+            );
             let search = json!({"path": path, "pattern": "x"});
-            asked.push(client.ask("fs/search", search).await);
+            asked.push(client.send_request("fs/search", search).await);
         }
         for id in asked {
-            client.answer(id).await.unwrap();
+            client.response(id).await.unwrap();
         }
         // A watch has a thread of its own: there is none, and that is said.
         let watch = client.call("fs/watch", json!({"watchId": 1, "path": path})).await;
@@ -53,7 +55,7 @@ fn without_more_threads() {
 }
 
 #[test]
-fn requests_are_answered_where_no_more_threads_can_be_had() {
+fn requests_get_responses_when_no_thread_can_be_started() {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "threads::without_more_threads", "--ignored", "--test-threads", "1"])
         .output()

@@ -66,7 +66,7 @@ async fn dropping_stdin_closes_it() {
 }
 
 #[tokio::test]
-async fn streams_come_apart_and_a_dropped_one_is_discarded() {
+async fn stdout_and_stderr_are_separate_and_a_dropped_one_is_discarded() {
     let (_server, client) = embedded().await;
     let command = ExecCommand::shell("head -c 20000000 /dev/zero >&2; head -c 3000000 /dev/zero");
     let mut process = client.spawn(command).await.unwrap();
@@ -95,7 +95,7 @@ async fn a_terminal_is_resized_and_signalled() {
 }
 
 #[tokio::test]
-async fn a_session_is_left_and_taken_up_again() {
+async fn a_session_is_detached_and_resumed() {
     let listening = listening(ServerConfig::default()).await;
     let args = || RemoteExecServerConnectArgs::new(listening.url(), "test");
     let client = soon(ExecServerClient::connect_websocket(args())).await.unwrap();
@@ -129,7 +129,7 @@ async fn a_session_is_left_and_taken_up_again() {
 }
 
 #[tokio::test]
-async fn a_process_is_terminated_with_its_handle_if_asked() {
+async fn terminate_on_drop_kills_the_process() {
     let (_server, client) = embedded().await;
     let command = ExecCommand::new(["sleep", "1000"]).process_id("s").terminate_on_drop();
     drop(client.spawn(command).await.unwrap());
@@ -138,7 +138,7 @@ async fn a_process_is_terminated_with_its_handle_if_asked() {
 }
 
 #[tokio::test]
-async fn a_slow_consumer_holds_nothing_up_and_misses_nothing() {
+async fn a_slow_consumer_delays_no_other_and_loses_nothing() {
     let (_server, client) = embedded().await;
     // Less than the server retains, more than the window.
     let command = ExecCommand::shell("seq 1 500000").window(64 << 10);
@@ -152,7 +152,7 @@ async fn a_slow_consumer_holds_nothing_up_and_misses_nothing() {
 }
 
 #[tokio::test]
-async fn what_the_server_does_not_retain_is_told() {
+async fn output_that_the_server_dropped_is_reported_as_lost() {
     let (_server, client) = embedded().await;
     let command = ExecCommand::shell("head -c 30000000 /dev/zero").window(64 << 10);
     let mut slow = client.spawn(command).await.unwrap();
@@ -238,7 +238,7 @@ async fn a_read_that_waits_acknowledges_at_once() {
 }
 
 #[tokio::test]
-async fn a_tree_is_watched() {
+async fn a_watch_reports_changes_in_a_tree() {
     let (server, client) = embedded().await;
     let directory = tempfile::tempdir().unwrap();
     let root = PathUri::try_from(directory.path()).unwrap();

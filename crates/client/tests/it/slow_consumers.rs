@@ -121,7 +121,7 @@ impl Old {
             drop(fake);
             let Some(next) = dialled.recv().await else { return };
             fake = next;
-            fake.welcome(json!({})).await;
+            fake.accept_initialize(json!({})).await;
         }
     }
 }
@@ -138,13 +138,13 @@ async fn start(
     let (dialer, mut dialled) = FakeDialer::new();
     let connecting = go(ExecServerClient::connect(dialer, options));
     let mut fake = dialled.recv().await.unwrap();
-    fake.welcome(json!({})).await;
+    fake.accept_initialize(json!({})).await;
     let client = connecting.await.unwrap().unwrap();
     let spawning = go({
         let client = client.clone();
         async move { client.spawn(ExecCommand::new(["x"])).await }
     });
-    let id = fake.started().await;
+    let id = fake.accept_start().await;
     let old = Old {
         random: fastrand::Rng::with_seed(seed),
         id,
@@ -238,14 +238,14 @@ async fn a_slow_consumer_gets_every_byte() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn through_cut_connections_every_byte_arrives_or_is_told() {
+async fn every_byte_arrives_or_is_reported_lost_through_cut_connections() {
     for seed in seeds() {
         consume(seed, 5).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_read_apart_get_every_byte() {
+async fn separately_read_streams_get_every_byte() {
     for seed in seeds() {
         let mut random = fastrand::Rng::with_seed(seed);
         let (lines, tuning) = (random.u64(1..100_000), tuning(&mut random));
@@ -270,7 +270,7 @@ async fn streams_read_apart_get_every_byte() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn output_that_waits_on_disk_stalls_nobody() {
+async fn output_spooled_to_disk_delays_no_request() {
     let mut tuning = ClientTuning::default();
     tuning.event_window = 64 << 10;
     let (client, mut process, server) = start(1, 300_000, 0, tuning).await;

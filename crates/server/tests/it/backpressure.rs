@@ -111,7 +111,7 @@ async fn a_long_stream_arrives_whole() {
         if std::env::var_os("CODEX_TEST_LONG").is_some() { 1 << 30 } else { 64 << 20 };
     let server = server();
     let mut client = Client::websocket(listen(&server).await).await;
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), pattern()).unwrap();
     let script = format!(r#"while cat "$FILE"; do :; done 2>/dev/null | head -c {total}"#);
@@ -122,7 +122,7 @@ async fn a_long_stream_arrives_whole() {
 }
 
 #[tokio::test]
-async fn ten_thousand_tiny_writes_of_a_process_arrive() {
+async fn ten_thousand_tiny_writes_arrive() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let script = "i=0; while [ $i -lt 10000 ]; do echo $i; i=$((i+1)); done";
@@ -173,7 +173,7 @@ async fn a_client_that_does_not_read_makes_the_process_wait() {
 async fn a_stalled_websocket_is_bounded_too() {
     let server = server_with(|config| config.connection.keep_alive = None);
     let mut client = Client::websocket(listen(&server).await).await;
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
     client.start(sh("p", "echo $$; exec yes 0123456789abcde")).await.unwrap();
     let first = client.until("p", "\n").await;
     let line = first.text().lines().next().unwrap().to_owned();
@@ -191,7 +191,7 @@ async fn a_stalled_websocket_is_bounded_too() {
 /// Answers wait for the client as notifications do: asking again and again without reading does not
 /// make the server collect them.
 #[tokio::test]
-async fn reads_whose_answers_nobody_takes_do_not_empty_the_process() {
+async fn unread_responses_do_not_empty_the_process() {
     let server = server_with(|config| {
         config.process.retain_bytes = 1 << 20;
         config.connection.outbound = OutboundConfig { queue_bytes: 64 << 10 };
@@ -200,7 +200,7 @@ async fn reads_whose_answers_nobody_takes_do_not_empty_the_process() {
     client.start(sh("p", "echo $$; exec yes 0123456789abcde")).await.unwrap();
     let pid = numbers(client.until("p", "\n").await.text().lines().next().unwrap())[0];
     for _ in 0..200 {
-        client.ask("process/read", json!({"processId": "p"})).await;
+        client.send_request("process/read", json!({"processId": "p"})).await;
     }
     let written = written_until_it_waits(pid).await;
     assert!(written < 24 << 20, "{written} bytes");
@@ -208,7 +208,7 @@ async fn reads_whose_answers_nobody_takes_do_not_empty_the_process() {
 
 /// A process that has ended is not forgotten before its client was told all of it.
 #[tokio::test]
-async fn a_slow_client_is_told_the_end_however_late() {
+async fn a_slow_client_gets_the_exit_however_late() {
     let server = server_with(|config| {
         config.process.closed_linger = Duration::ZERO;
         config.connection.outbound = OutboundConfig { queue_bytes: 64 << 10 };
@@ -222,14 +222,14 @@ async fn a_slow_client_is_told_the_end_however_late() {
     let mut prompt = Client::ready(&server).await;
     prompt.run(sh("q", "")).await;
     prompt.until_forgotten("q").await;
-    all = client.go_on_until_closed("p", all).await;
+    all = client.collect_until_closed("p", all).await;
     assert_eq!(all.stdout.len(), 300_000 + pid.to_string().len() + 1);
     assert_eq!(all.exit_code, 0);
 }
 
 /// A server that is told to stop does not wait for a client that does not read.
 #[tokio::test]
-async fn a_stalled_client_does_not_hold_up_the_end() {
+async fn a_stalled_client_does_not_delay_shutdown() {
     let server = server_with(|config| {
         config.connection.outbound = OutboundConfig { queue_bytes: 16 << 10 };
     });
@@ -238,42 +238,44 @@ async fn a_stalled_client_does_not_hold_up_the_end() {
     let pid = numbers(client.until("p", "\n").await.text().lines().next().unwrap())[0];
     written_until_it_waits(pid).await;
     for _ in 0..20 {
-        client.ask("environment/info", json!({})).await;
+        client.send_request("environment/info", json!({})).await;
     }
     tokio::time::timeout(PATIENCE, server.shut_down()).await.expect("it hangs");
     assert!(!is_running(pid));
 }
 
 #[tokio::test]
-async fn one_dead_subscriber_silences_nobody_else() {
+async fn one_dead_subscriber_affects_no_other() {
     let server = server();
     let address = listen(&server).await;
     let mut dead = Client::websocket(address).await;
-    dead.greet(json!({"clientName": "test"})).await.unwrap();
+    dead.handshake(json!({"clientName": "test"})).await.unwrap();
     dead.start(sh("p", "echo $$; exec yes")).await.unwrap();
     let pid = numbers(dead.until("p", "\n").await.text().lines().next().unwrap())[0];
     written_until_it_waits(pid).await;
     let mut alive = Client::websocket(address).await;
-    alive.greet(json!({"clientName": "test"})).await.unwrap();
+    alive.handshake(json!({"clientName": "test"})).await.unwrap();
     let all = alive.run(sh("p", "seq 100000")).await;
     assert_eq!(all.stdout.len(), 588_895);
 }
 
 #[tokio::test]
-async fn a_full_store_that_may_drop_lets_the_process_go_on_and_counts() {
+async fn with_on_full_drop_the_process_continues_and_drops_are_counted() {
     for spool_above in [u64::MAX, 0] {
         let server = server_with(|config| {
             config.detach_ttl = Duration::from_secs(1000);
             config.process.spool_above = spool_above;
         });
         let mut client = Client::memory(&server);
-        let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+        let session = client.handshake(json!({"clientName": "test"})).await.unwrap();
         let script = "echo $$; read go; exec seq 1000000";
         let retain = json!({"bytes": 1 << 20, "onFull": "drop"});
         client.start(sh("p", script).piped().with("retain", retain)).await.unwrap();
         let first = client.until("p", "\n").await;
         let pid = numbers(&first.text())[0];
-        client.ask("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
+        client
+            .send_request("process/write", json!({"processId": "p", "chunk": base64(b"go\n")}))
+            .await;
         drop(client);
         gone(pid).await;
         let mut client = Client::resume(&server, &session).await;
@@ -301,20 +303,20 @@ async fn a_full_store_that_may_drop_lets_the_process_go_on_and_counts() {
 }
 
 #[tokio::test]
-async fn more_can_be_kept_than_memory_would_allow() {
+async fn more_output_can_be_retained_than_fits_in_memory() {
     let server = server_with(|config| {
         config.detach_ttl = Duration::from_secs(1000);
         config.process.retain_bytes = 64 << 10;
         config.process.spool_above = 1 << 20;
     });
     let mut client = Client::memory(&server);
-    let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+    let session = client.handshake(json!({"clientName": "test"})).await.unwrap();
     let retain = json!({"bytes": 20 << 20});
     let script = "echo $$; read go; exec seq 1000000";
     client.start(sh("p", script).piped().with("retain", retain)).await.unwrap();
     let first = client.until("p", "\n").await;
     let pid = numbers(&first.text())[0];
-    client.ask("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
+    client.send_request("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
     drop(client);
     // It need not wait for anybody: all of it finds room.
     gone(pid).await;
@@ -388,16 +390,17 @@ async fn input_and_output_beyond_every_bound_do_not_wait_for_each_other() {
 /// Large messages of many connections share the server's memory for them: those that find none left
 /// wait in their sockets, small requests pass, and all are answered.
 #[tokio::test]
-async fn large_messages_of_twenty_connections_wait_for_room_and_are_answered() {
+async fn large_messages_of_twenty_connections_wait_for_memory_and_get_responses() {
     let server = server_with(|config| config.message_memory = 4 << 20);
     let address = listen(&server).await;
     let mut holder = Client::websocket(address).await;
-    holder.greet(json!({"clientName": "test"})).await.unwrap();
+    holder.handshake(json!({"clientName": "test"})).await.unwrap();
     holder.start(start("p", &["/bin/sleep", "1000"]).piped()).await.unwrap();
     // One message that nobody takes keeps its share until it is answered.
     let chunk = base64(&vec![7; 3 << 20]);
-    holder.ask("process/write", json!({"processId": "p", "chunk": chunk})).await;
-    let other = holder.ask("process/write", json!({"processId": "p", "chunk": "eA=="})).await;
+    holder.send_request("process/write", json!({"processId": "p", "chunk": chunk})).await;
+    let other =
+        holder.send_request("process/write", json!({"processId": "p", "chunk": "eA=="})).await;
     let directory = tempfile::tempdir().unwrap();
     let path = |n: usize| directory.path().join(n.to_string());
     let mut writing = tokio::task::JoinSet::new();
@@ -405,7 +408,7 @@ async fn large_messages_of_twenty_connections_wait_for_room_and_are_answered() {
         let path = path(n);
         writing.spawn(async move {
             let mut client = Client::websocket(address).await;
-            client.greet(json!({"clientName": "test"})).await.unwrap();
+            client.handshake(json!({"clientName": "test"})).await.unwrap();
             let small = json!({"path": "file:///"});
             client.call("fs/getMetadata", small.clone()).await.unwrap();
             let data = base64(&vec![n as u8; 1_000_000 + n]);
@@ -415,7 +418,7 @@ async fn large_messages_of_twenty_connections_wait_for_room_and_are_answered() {
         });
     }
     holder.call("process/terminate", json!({"processId": "p"})).await.unwrap();
-    holder.answer(other).await.unwrap();
+    holder.response(other).await.unwrap();
     while let Some(ended) = writing.join_next().await {
         ended.unwrap();
     }

@@ -14,7 +14,7 @@ use codex_exec_serving::{KeepAlive, ServerConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::ours::listening;
+use crate::embedded::listening;
 
 /// What the proxy holds in each direction of each side.
 const BUFFER: u32 = 256 << 10;
@@ -211,7 +211,7 @@ async fn two_hundred_killed_connections_cost_no_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_fall_silent_cost_no_byte() {
+async fn silent_connections_cost_no_byte() {
     let surviving = survive(5, Kills::Silent, LINES / 32, 3);
     tokio::time::timeout(Duration::from_secs(120), surviving).await.expect("in time");
 }
@@ -276,17 +276,17 @@ async fn transfers(direction: Direction) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_download_goes_on_where_it_was() {
+async fn a_download_continues_after_killed_connections() {
     transfers(Direction::Down).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upload_goes_on_where_it_was() {
+async fn an_upload_continues_after_killed_connections() {
     transfers(Direction::Up).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upload_of_a_pipe_goes_on_where_it_was() {
+async fn an_upload_of_a_pipe_continues_after_killed_connections() {
     transfers(Direction::UpFromPipe).await;
 }
 
@@ -366,7 +366,7 @@ async fn patch_through_cuts(upstream: SocketAddr, seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_patch_is_exact_through_killed_connections() {
+async fn a_patch_through_killed_connections_is_exact() {
     let first = std::env::var("KILL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     let listening = listening(ServerConfig::default()).await;
     for seed in first..first + 30 {
