@@ -59,11 +59,7 @@ fn a_pending_renewal_is_stored_before_the_program_exits() {
     let file = home.path().join("auth.json");
     let tokens = json!({"id_token": jwt(&json!({"iss": url, "aud": "client"})), "account_id": "a",
         "access_token": jwt(&json!({"exp": 1})), "refresh_token": "refresh-1"});
-    std::fs::write(
-        &file,
-        json!({"tokens": tokens}).to_string(),
-    )
-    .unwrap();
+    std::fs::write(&file, json!({"tokens": tokens}).to_string()).unwrap();
     let mut child = codex()
         .args(["run", "--on", "env:laptop", "--registry", &url, "--", "true"])
         .env("CODEX_HOME", home.path())

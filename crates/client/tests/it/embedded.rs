@@ -1,4 +1,4 @@
-//! Against this project's own server, in memory and by websocket.
+//! The client against this project's server, in memory and by websocket.
 
 use std::net::SocketAddr;
 
@@ -23,7 +23,7 @@ impl Listening {
     }
 }
 
-/// A server that listens on a port of this machine.
+/// Starts a server on a free loopback port.
 pub(crate) async fn listening(config: ServerConfig) -> Listening {
     let server = Server::new(config).unwrap();
     let listener =
@@ -110,7 +110,7 @@ async fn a_session_is_detached_and_resumed() {
     let client = soon(ExecServerClient::connect_websocket(again)).await.unwrap();
     assert_eq!(client.process_list().await.unwrap().processes.len(), 1);
     let mut process = client.attach("job", 0, ExecCommand::new(["x"])).await.unwrap();
-    // What is typed before the shell has said its word would be echoed before it.
+    // Input before the shell's first output would be echoed before it.
     let mut said = Vec::new();
     while !said.ends_with(b"one\r\n") {
         match soon(process.next_event()).await {
@@ -140,10 +140,10 @@ async fn terminate_on_drop_kills_the_process() {
 #[tokio::test]
 async fn a_slow_consumer_delays_no_other_and_loses_nothing() {
     let (_server, client) = embedded().await;
-    // Less than the server retains, more than the window.
+    // Less than the server retains, but more than the window.
     let command = ExecCommand::shell("seq 1 500000").window(64 << 10);
     let slow = client.spawn(command).await.unwrap();
-    // It exits although nobody reads, and others are not disturbed.
+    // The process exits although its output is not read, and others are not delayed.
     assert!(soon(slow.wait()).await.unwrap().success());
     assert_eq!(client.run(ExecCommand::new(["echo", "quick"])).await.unwrap().stdout, b"quick\n");
     let output = soon(slow.wait_with_output()).await.unwrap();
@@ -181,7 +181,7 @@ async fn holding_the_connection_makes_the_process_wait() {
         .window(64 << 10)
         .on_slow_consumer(codex_exec_client::OnSlowConsumer::HoldConnection);
     let process = client.spawn(command).await.unwrap();
-    // Nobody reads: it cannot have ended, for its output is more than all buffers take.
+    // Without a reader it cannot have ended, since its output exceeds all buffers.
     let early = tokio::time::timeout(std::time::Duration::from_millis(300), process.wait()).await;
     assert!(early.is_err());
     let output = soon(process.wait_with_output()).await.unwrap();
@@ -212,7 +212,7 @@ async fn a_read_that_waits_acknowledges_at_once() {
         network_proxy: None,
         shell_snapshot: None,
         size: None,
-        // A store that is full long before the end.
+        // Retention that is full long before the end.
         retain: Some(Retain { bytes: 100_000, on_full: OnFull::Wait, until: RetainUntil::Read }),
     };
     client.process_start(params).await.unwrap();

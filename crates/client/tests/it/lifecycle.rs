@@ -1,4 +1,4 @@
-//! The opening of a session, errors, timeouts, and the end.
+//! The handshake, errors, timeouts, and closing.
 
 use std::time::Duration;
 
@@ -201,7 +201,7 @@ async fn a_failed_connect_names_its_cause() {
     let refused = websocket(format!("ws://{free}")).await;
     assert!(refused.to_string().contains("check that the server runs"), "{refused}");
 
-    // An HTTP server that knows no websocket, and refuses some.
+    // An HTTP server without websockets, which refuses some requests.
     for (answer, words) in [
         ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "does not speak websocket"),
         (

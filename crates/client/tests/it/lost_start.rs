@@ -1,4 +1,4 @@
-//! A `process/start` whose answer is lost with its connection, against this project's own server.
+//! A `process/start` whose response is lost with its connection, against this project's server.
 
 use codex_exec_client::{
     Connection, ConnectionConfig, DialFailure, DialFuture, Dialer, ErrorKind, ExecCommand,
@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use crate::support::{options, soon};
 
-/// Dials an embedded server. Once told to, the next answer to a `process/start` does not arrive: the
-/// connection ends instead.
+/// Dials an embedded server. Once `cut` is set, the connection ends instead of delivering the next
+/// response to a `process/start`.
 struct Cutting {
     server: Server,
     cut: Arc<AtomicBool>,
@@ -32,7 +32,7 @@ impl Dialer for Cutting {
     }
 }
 
-/// Passes messages both ways.
+/// Forwards messages both ways.
 async fn pass(mut client: Connection, mut server: Connection, cut: Arc<AtomicBool>) {
     let mut start = None;
     loop {
@@ -96,7 +96,7 @@ async fn a_repeated_start_recognizes_its_own_process() {
     for round in 0..20 {
         let word = format!("word{round}");
         assert_eq!(said(&bench, job(&word)).await.unwrap(), format!("{word}\n").as_bytes());
-        // The same under a name that the caller chose.
+        // The same with an id that the caller chose.
         let named = job(&word).process_id(format!("job{round}"));
         assert_eq!(said(&bench, named).await.unwrap(), format!("{word}\n").as_bytes());
     }
@@ -112,7 +112,7 @@ async fn a_start_with_an_id_in_use_is_refused() {
     // By this client …
     let error = said(&first, job("newer").process_id("job")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ProcessExists, "{error}");
-    // … or before it came.
+    // … or before it connected.
     let session = first.client.session_id().unwrap();
     first.client.close().await;
     let second = bench(Some((first.server.clone(), session))).await;

@@ -51,7 +51,7 @@ async fn early_late_and_repeated_events_are_delivered_in_order_once() {
     let spawning = go(async move { client.spawn(ExecCommand::new(["x"])).await });
     let asked = fake.expect("process/start").await;
     let id = asked.params["processId"].as_str().unwrap().to_owned();
-    // Before the answer, out of order, twice.
+    // Before the response, out of order, twice.
     fake.closed(&id, 4).await;
     fake.output(&id, 2, "b").await;
     fake.output(&id, 2, "b").await;
@@ -59,7 +59,7 @@ async fn early_late_and_repeated_events_are_delivered_in_order_once() {
     fake.reply(&asked, json!({"processId": id, "sandboxType": "linuxSeccomp"})).await;
     let mut process = spawning.await.unwrap().unwrap();
     assert_eq!(process.wait().await.unwrap().code, 7);
-    // The first is missing: after a while it is read.
+    // The first event is missing, so the client reads it after a while.
     let read = fake.expect("process/read").await;
     assert_eq!(read.params["afterSeq"], 0);
     let chunks = json!([{"seq": 1, "stream": "stderr", "chunk": base64(b"a")}]);
@@ -149,7 +149,7 @@ async fn writes_have_ids_and_go_in_order_within_the_window() {
         stdin.shutdown().await.unwrap();
     });
     let (mut ids, mut bytes) = (std::collections::HashSet::new(), 0);
-    // The first goes alone: the process may still be starting.
+    // The first write goes alone, since the process may still be starting.
     let first = fake.expect("process/write").await;
     fake.reply(&first, json!({"status": "starting"})).await;
     let mut asked = fake.expect("process/write").await;
@@ -245,7 +245,7 @@ async fn a_streamed_body_arrives_in_order_and_ends() {
     let pieces: Vec<_> = soon(body.try_collect()).await.unwrap();
     assert_eq!(pieces, ["one", "two"]);
 
-    // A connection that drops ends the body, with an error.
+    // A dropped connection ends the body with an error.
     let asking = ask(client.clone(), params);
     let asked = fake.expect("http/request").await;
     fake.reply(&asked, json!({"status": 200, "headers": [], "bodyBase64": ""})).await;

@@ -1,4 +1,4 @@
-//! Connections that drop, against a scripted server: what is made again, and what is told.
+//! Dropped connections, against a scripted server: what the client repeats, and what it reports.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::support::{Fake, base64, connect, go, soon};
 
-/// The next connection, with the session resumed on it.
+/// Accepts the next connection and resumes the session on it.
 async fn resumed(dialled: &mut mpsc::UnboundedReceiver<Fake>) -> Fake {
     let mut fake = soon(dialled.recv()).await.unwrap();
     let asked = fake.accept_initialize(json!({"processCloseStdin": true})).await;
@@ -110,7 +110,7 @@ async fn a_watch_registers_again_and_reports_an_overflow() {
     let mut fake = resumed(&mut dialled).await;
     let again = fake.expect("fs/watch").await;
     assert_eq!(again.params, asked.params);
-    // This connection dies too, with the answer under way: whether it is there has to be made sure.
+    // This connection dies too, before the response: the client has to check whether the watch exists.
     drop(fake);
     let mut fake = resumed(&mut dialled).await;
     let asked = fake.expect("fs/unwatch").await;
@@ -178,7 +178,7 @@ async fn a_call_without_a_connection_waits_for_one() {
     soon(signalling).await.unwrap().unwrap();
 }
 
-/// What a start ends with whose answer was lost, and whose repetition is refused in these words.
+/// The result of a start whose response was lost and whose repetition is refused with this message.
 async fn repeated_start(words: &str, kind: Option<&str>) -> Result<(), ExecServerError> {
     let (client, mut fake, mut dialled) = connect(json!({})).await;
     let spawning = go(async move { client.spawn(ExecCommand::new(["x"])).await });

@@ -1,4 +1,4 @@
-//! A server whose every answer is written in the test.
+//! A scripted server: the test writes every response.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(crate) struct Fake {
     connection: Connection,
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub id: Value,
@@ -44,7 +44,7 @@ impl Fake {
         }
     }
 
-    /// The next request, which has to be of this method.
+    /// The next request, which must have this method.
     pub(crate) async fn expect(&mut self, method: &str) -> Request {
         let asked = self.next_request().await;
         assert_eq!(asked.method, method, "{asked:?}");
@@ -98,7 +98,7 @@ impl Fake {
         self.notify("process/closed", json!({"processId": process, "seq": seq})).await;
     }
 
-    /// The opening of a session.
+    /// Responds to `initialize`.
     pub(crate) async fn accept_initialize(&mut self, capabilities: Value) -> Request {
         let asked = self.expect("initialize").await;
         let info =
@@ -113,7 +113,7 @@ impl Fake {
         assert_eq!(message["method"], "initialized");
     }
 
-    /// Answers `process/start`, and tells the process's id.
+    /// Responds to `process/start`; returns the process's id.
     pub(crate) async fn accept_start(&mut self) -> String {
         let asked = self.expect("process/start").await;
         self.reply(&asked, json!({"processId": asked.params["processId"]})).await;
@@ -132,10 +132,10 @@ pub(crate) fn unbase64(text: &Value) -> Vec<u8> {
         .to_vec()
 }
 
-/// A dialer whose other end the test holds: each connection dialled comes out of the channel.
+/// A dialer for tests: the channel receives the server's end of each dialled connection.
 pub(crate) struct FakeDialer {
     servers: mpsc::UnboundedSender<Fake>,
-    /// Errors to give before any connection.
+    /// Errors to return before the first connection.
     failures: Mutex<Vec<DialFailure>>,
 }
 
@@ -195,12 +195,12 @@ pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future).await.expect("in time")
 }
 
-/// The server that files are tested on, and a client of it.
+/// The server for the tests of files, and a client of it.
 pub(crate) async fn server() -> Option<(Server, ExecServerClient)> {
     Some(crate::embedded::embedded().await)
 }
 
-/// Runs something in the background, for a script that answers it.
+/// Runs a future in the background while the test scripts the server.
 pub(crate) fn go<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> tokio::task::JoinHandle<T> {

@@ -1,5 +1,5 @@
-//! Clients that do not keep up, and streams that go on and on: the process waits, the server does
-//! not grow, and not a byte is lost.
+//! Clients that do not keep up, and long streams: the process waits, the server's memory stays bounded,
+//! and no byte is lost.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use serde_json::json;
 
 use crate::support::*;
 
-/// How much the process has written to anything.
+/// Bytes that the process has written.
 fn written(pid: u32) -> u64 {
     let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap();
     let line = io.lines().find(|line| line.starts_with("wchar")).unwrap();
     line.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
-/// How much it has written once it writes no more, because it has to wait.
+/// Bytes that the process has written once it waits.
 pub(crate) async fn written_until_it_waits(pid: u32) -> u64 {
     let waits = || {
         let wchan = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap();
@@ -53,7 +53,7 @@ struct Params<'a> {
     exit_code: Option<i32>,
 }
 
-/// Follows one stream and compares it with what it has to be: a pattern over and over again.
+/// Follows one stream and compares it with a repeated pattern.
 struct Follow {
     pattern: Vec<u8>,
     bytes: usize,
@@ -66,7 +66,7 @@ impl Follow {
         Self { pattern, bytes: 0, seq: 0, exit_code: None }
     }
 
-    /// Takes a message in; tells whether it was the last.
+    /// Handles a message; true if it was the last.
     fn take(&mut self, text: &str) -> bool {
         let notice: Notice<'_> = serde_json::from_str(text).unwrap();
         self.seq += 1;
@@ -94,7 +94,7 @@ impl Follow {
     }
 }
 
-/// Bytes that repeat at no convenient distance.
+/// A pattern of prime length.
 fn pattern() -> Vec<u8> {
     let mut state = 1u32;
     let next = || {
@@ -131,8 +131,8 @@ async fn ten_thousand_tiny_writes_arrive() {
     assert_eq!(all.text(), expected);
 }
 
-/// A client that never reads: what the process could write is bounded by the queues on the way,
-/// and when the client reads again nothing is missing.
+/// A client that never reads: the queues bound what the process can write, and when the client reads
+/// again nothing is missing.
 #[tokio::test]
 async fn a_client_that_does_not_read_makes_the_process_wait() {
     let server = server();
@@ -142,10 +142,10 @@ async fn a_client_that_does_not_read_makes_the_process_wait() {
     let line = first.text().lines().next().unwrap().to_owned();
     let pid = numbers(&line)[0];
     let written = written_until_it_waits(pid).await;
-    // The connection's queue and the process's own, a chunk, and the kernel's pipe, which is large
-    // for a process that fills it.
+    // The connection's queue, the process's queue, a chunk, and the kernel's pipe, which grows for a
+    // process that fills it.
     assert!(written < (512 + 512 + 256 + 64 + 1024) << 10, "{written} bytes");
-    // Everybody else goes on: another connection is not held up by this one.
+    // Another connection is not delayed.
     let mut other = Client::ready(&server).await;
     assert_eq!(other.run(sh("q", "echo hi")).await.text(), "hi\n");
 
@@ -168,7 +168,7 @@ async fn a_client_that_does_not_read_makes_the_process_wait() {
     assert_eq!(all.exit_code, Some(137));
 }
 
-/// The same over a real socket, with the kernel's buffers on the way.
+/// The same over a real socket, with the kernel's buffers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_websocket_is_bounded_too() {
     let server = server_with(|config| config.connection.keep_alive = None);
@@ -178,7 +178,7 @@ async fn a_stalled_websocket_is_bounded_too() {
     let first = client.until("p", "\n").await;
     let line = first.text().lines().next().unwrap().to_owned();
     let written = written_until_it_waits(numbers(&line)[0]).await;
-    // What the kernel keeps for the receiver is up to the system: a few MiB.
+    // The kernel's receive buffer depends on the system: a few MiB.
     assert!(written < 32 << 20, "{written} bytes");
     let mut all = Follow::new(b"0123456789abcde\n".to_vec());
     all.seq = first.last_seq;
@@ -188,8 +188,8 @@ async fn a_stalled_websocket_is_bounded_too() {
     }
 }
 
-/// Answers wait for the client as notifications do: asking again and again without reading does not
-/// make the server collect them.
+/// Responses wait for the client like notifications: repeated requests without reading do not make the
+/// server collect them.
 #[tokio::test]
 async fn unread_responses_do_not_empty_the_process() {
     let server = server_with(|config| {
@@ -206,7 +206,7 @@ async fn unread_responses_do_not_empty_the_process() {
     assert!(written < 24 << 20, "{written} bytes");
 }
 
-/// A process that has ended is not forgotten before its client was told all of it.
+/// The server keeps an ended process until its client has received all of it.
 #[tokio::test]
 async fn a_slow_client_gets_the_exit_however_late() {
     let server = server_with(|config| {
@@ -218,7 +218,7 @@ async fn a_slow_client_gets_the_exit_however_late() {
     let mut all = client.until("p", "\n").await;
     let pid = numbers(all.text().lines().next().unwrap())[0];
     gone(pid).await;
-    // Whose client was told is forgotten meanwhile.
+    // A process whose client has received everything is removed meanwhile.
     let mut prompt = Client::ready(&server).await;
     prompt.run(sh("q", "")).await;
     prompt.until_forgotten("q").await;
@@ -227,7 +227,7 @@ async fn a_slow_client_gets_the_exit_however_late() {
     assert_eq!(all.exit_code, 0);
 }
 
-/// A server that is told to stop does not wait for a client that does not read.
+/// A server that shuts down does not wait for a client that does not read.
 #[tokio::test]
 async fn a_stalled_client_does_not_delay_shutdown() {
     let server = server_with(|config| {
@@ -295,7 +295,7 @@ async fn with_on_full_drop_the_process_continues_and_drops_are_counted() {
         }
         let expected: String = (1..=1_000_000).map(|n| format!("{n}\n")).collect();
         assert_eq!(dropped as usize + bytes.len(), expected.len());
-        // As much as was asked for, less at most the one chunk that did not fit any more.
+        // As much as requested, less at most one chunk that did not fit.
         let least = (1 << 20) - (256 << 10);
         assert!((least..=1 << 20).contains(&bytes.len()), "{}", bytes.len());
         assert!(expected.as_bytes().ends_with(&bytes), "the newest is what is kept");
@@ -318,7 +318,7 @@ async fn more_output_can_be_retained_than_fits_in_memory() {
     let pid = numbers(&first.text())[0];
     client.send_request("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
     drop(client);
-    // It need not wait for anybody: all of it finds room.
+    // The process need not wait, since all of its output fits.
     gone(pid).await;
     let mut client = Client::resume(&server, &session).await;
     let mut bytes = Vec::new();
@@ -338,8 +338,8 @@ async fn more_output_can_be_retained_than_fits_in_memory() {
     assert!(bytes == expected.as_bytes(), "{} of {} bytes", bytes.len(), expected.len());
 }
 
-/// Far more input on its way than the server takes at once, to a process that gives it all back: the
-/// server asks for what has arrived, and the answer lies behind input that it does not read.
+/// Far more input than the server buffers, to a process that echoes it: the server's ping gets its pong only
+/// behind input that it does not read.
 #[tokio::test]
 async fn input_and_output_beyond_every_bound_do_not_wait_for_each_other() {
     const BLOCK: usize = 64 << 10;
@@ -387,8 +387,8 @@ async fn input_and_output_beyond_every_bound_do_not_wait_for_each_other() {
     writing.await.unwrap();
 }
 
-/// Large messages of many connections share the server's memory for them: those that find none left
-/// wait in their sockets, small requests pass, and all are answered.
+/// Large messages of many connections share the server's memory for them: those without memory wait in
+/// their sockets, small requests pass, and all get responses.
 #[tokio::test]
 async fn large_messages_of_twenty_connections_wait_for_memory_and_get_responses() {
     let server = server_with(|config| config.message_memory = 4 << 20);
@@ -396,7 +396,7 @@ async fn large_messages_of_twenty_connections_wait_for_memory_and_get_responses(
     let mut holder = Client::websocket(address).await;
     holder.handshake(json!({"clientName": "test"})).await.unwrap();
     holder.start(start("p", &["/bin/sleep", "1000"]).piped()).await.unwrap();
-    // One message that nobody takes keeps its share until it is answered.
+    // One message keeps its share until its response is sent.
     let chunk = base64(&vec![7; 3 << 20]);
     holder.send_request("process/write", json!({"processId": "p", "chunk": chunk})).await;
     let other =

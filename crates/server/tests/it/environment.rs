@@ -72,7 +72,7 @@ async fn globs_match_variables_without_regard_to_case() {
 async fn variables_set_by_the_client_stay_and_server_credentials_never_pass() {
     let server = server();
     let mut client = Client::ready(&server).await;
-    // What the client itself sets is the client's business.
+    // The client decides about variables that it sets itself.
     let set = json!({"inherit": "none", "set": {"GITHUB_TOKEN": "t"}});
     let set = env(&mut client, json!({"A_SECRET": "s"}), set).await;
     assert_eq!(json!(set), json!({"GITHUB_TOKEN": "t", "A_SECRET": "s"}));

@@ -1,4 +1,4 @@
-//! How processes end: by themselves, by signals, by `process/terminate`.
+//! How processes end: by exiting, by signals, by `process/terminate`.
 
 use serde_json::json;
 
@@ -13,7 +13,7 @@ pub(crate) const TREE: &str = "\
     (setsid sh -c 'sleep 1000 & echo $!' &)
     wait; exec sleep 1000";
 
-/// Starts the tree and waits until all of it is there.
+/// Starts the tree and waits until all of it runs.
 pub(crate) async fn tree(client: &mut Client, id: &str) -> (Vec<u32>, Published) {
     client.start(sh(id, TREE)).await.unwrap();
     let mut all = Published::default();
@@ -123,7 +123,7 @@ async fn terminate_kills_every_descendant() {
     let terminate = json!({"processId": "p"});
     let answer = client.call("process/terminate", terminate.clone()).await;
     assert_eq!(answer, Ok(json!({"running": true})));
-    // All of them held the pipe: the close tells that none is left.
+    // All of them held the pipe, so the close means that none is left.
     let all = client.collect_until_closed("p", all).await;
     assert_eq!(all.exit_code, 137);
     for pid in pids {
@@ -145,7 +145,7 @@ async fn terminate_kills_no_other_process() {
     assert_eq!(client.until_closed("cat").await.text(), "still here");
 }
 
-/// What forks without end is caught, and so is what stops itself.
+/// Kills descendants that fork without end, and those that stop themselves.
 #[tokio::test]
 async fn terminate_kills_a_fork_bomb() {
     let server = server();
@@ -157,7 +157,7 @@ async fn terminate_kills_a_fork_bomb() {
     let child_count = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     eventually("it has forked", || numbers(&child_count().unwrap()).len() > 10).await;
     client.call("process/terminate", json!({"processId": "p"})).await.unwrap();
-    // Every one of them holds the pipe.
+    // Each of them holds the pipe.
     client.collect_until_closed("p", all).await;
 }
 
@@ -205,7 +205,7 @@ async fn exited_processes_leave_no_zombies() {
     }
 }
 
-/// Whoever is left of a process that has exited may hold its streams, and can be ended.
+/// Descendants of an exited process may hold its streams, and can be killed.
 #[tokio::test]
 async fn terminate_kills_what_an_exited_process_left_running() {
     let server = server();
@@ -236,7 +236,7 @@ async fn terminate_kills_what_an_exited_process_left_running() {
     }
 }
 
-/// Also what has let go of the streams, so that the process is closed.
+/// Also descendants that have closed the streams, so that the process is closed.
 #[tokio::test]
 async fn terminate_kills_what_a_closed_process_left_running() {
     let server = server();
@@ -253,7 +253,7 @@ async fn terminate_kills_what_a_closed_process_left_running() {
     }
 }
 
-/// What forks and exits, and so on, is gone whenever it is looked at.
+/// Descendants that fork and exit repeatedly, so that a scan misses them.
 #[tokio::test]
 async fn terminate_kills_descendants_that_fork_and_exit() {
     let server = server();
@@ -271,12 +271,12 @@ async fn terminate_kills_descendants_that_fork_and_exit() {
             assert!(!all.take(&client.notification().await), "{all:?}");
         }
         client.call("process/terminate", json!({"processId": id})).await.unwrap();
-        // Whoever still ran would hold the streams.
+        // A surviving descendant would hold the streams.
         client.collect_until_closed(&id, all).await;
     }
 }
 
-/// Also what has left the group.
+/// Also descendants that have left the group.
 #[tokio::test]
 async fn signal_kill_reaches_every_descendant() {
     let server = server();
@@ -290,8 +290,8 @@ async fn signal_kill_reaches_every_descendant() {
     }
 }
 
-/// A process that is killed is closed although another program, this one, holds its stream for ever, with all
-/// that was written before.
+/// A killed process closes with all its output, although another program, this test, holds its stream for
+/// ever.
 #[tokio::test]
 async fn a_killed_process_closes_even_if_another_holds_its_stream() {
     let linger = std::time::Duration::ZERO;
@@ -323,7 +323,7 @@ async fn a_killed_process_closes_even_if_another_holds_its_stream() {
             let notice = client.notification().await;
             assert!(!all.take(&notice), "closed while its stream is held: {all:?}");
         }
-        // The kernel may drop what a terminal holds when its session ends, so this is seen before.
+        // The kernel may drop a terminal's buffer when its session ends, so this is read before.
         rustix::io::write(&held, b"last").unwrap();
         client.collect_until(&id, "last", &mut all).await;
         let (method, params) = match signal {

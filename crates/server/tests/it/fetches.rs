@@ -1,4 +1,4 @@
-//! `http/request`: HTTP from where the server is.
+//! `http/request`: HTTP requests from the server's machine.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::*;
 
-/// A web server that answers each request as `answer` says, and closes.
+/// A web server that responds to each request with the result of `answer`, and closes.
 async fn web<F>(answer: F) -> SocketAddr
 where
     F: Fn(String) -> Vec<u8> + Clone + Send + 'static,
@@ -29,7 +29,7 @@ where
     address
 }
 
-/// Head and body of a request.
+/// Reads the head and body of a request.
 async fn read_request(socket: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     loop {
@@ -48,7 +48,7 @@ fn ok(body: &str) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\ncontent-length: {len}\r\nx-a: 1\r\nx-a: 2\r\n\r\n{body}").into()
 }
 
-/// Says what it was asked; `/moved/CODE` leads to `/there`.
+/// Echoes the request; `/moved/CODE` redirects to `/there`.
 async fn echo() -> SocketAddr {
     web(|request| {
         let path = request.split(' ').nth(1).unwrap();
@@ -241,7 +241,7 @@ async fn a_truncated_body_is_an_error() {
 async fn a_silent_server_times_out_and_its_id_is_in_use_meanwhile() {
     let server = server();
     let mut client = Client::ready(&server).await;
-    // Accepts by the kernel's grace, and never answers.
+    // The kernel accepts the connection, but no response comes.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = silent.local_addr().unwrap();
     let stream = with(get(address, "/"), &json!({"streamResponse": true}));

@@ -16,7 +16,7 @@ use crate::support::*;
 const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
                        Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
-/// The head of the answer to a request with these headers.
+/// The head of the response to a request with these headers.
 async fn request(address: SocketAddr, line: &str, headers: &str) -> String {
     let mut socket = TcpStream::connect(address).await.unwrap();
     let text = format!("{line} HTTP/1.1\r\nHost: x\r\n{headers}\r\n");
@@ -125,7 +125,7 @@ async fn a_capability_token_is_required_and_accepted() {
     assert!(head.to_lowercase().contains("www-authenticate: bearer\r\n"), "{head}");
     assert_eq!(status(address, "GET /", &bearer("sesam")).await, 401);
     assert_eq!(status(address, "GET /", &bearer("")).await, 401);
-    // Readiness is no secret; an origin is refused before a token is looked at.
+    // Readiness needs no token; an origin is refused before the token is checked.
     assert_eq!(status(address, "GET /readyz", "").await, 200);
     let with_origin = format!("{}Origin: x\r\n", bearer("sesame"));
     assert_eq!(status(address, "GET /", &with_origin).await, 403);

@@ -1,4 +1,4 @@
-//! The greeting, what may come before it, and requests that cannot be.
+//! The handshake, messages before it, and invalid requests.
 
 use serde_json::{Value, json};
 
@@ -169,7 +169,7 @@ async fn unknown_members_are_ignored() {
     assert_eq!(all.text(), "hi\n");
 }
 
-/// Every start that cannot be, with its exact code.
+/// Every invalid start, with its exact code.
 #[tokio::test]
 async fn bad_starts_are_refused_and_leave_their_id_free() {
     let server = server();

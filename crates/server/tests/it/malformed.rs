@@ -1,4 +1,4 @@
-//! What is no message is answered with id -1, and nothing else is lost by it.
+//! Invalid messages get an error with id -1, and affect nothing else.
 
 use serde_json::json;
 
@@ -13,7 +13,7 @@ async fn busy() -> (codex_exec_serving::Server, Client) {
     (server, client)
 }
 
-/// The process from before is still there, and has said nothing out of turn.
+/// The process still runs, and published nothing unexpected.
 async fn still_works(client: &mut Client) {
     assert_eq!(client.write("cat", "still here").await, "accepted");
     client.close_stdin("cat").await;

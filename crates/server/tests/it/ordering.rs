@@ -1,10 +1,10 @@
-//! Requests take effect in the order they came, and nothing that waits delays another.
+//! Requests take effect in order of arrival, and a waiting request delays no other.
 
 use serde_json::json;
 
 use crate::support::*;
 
-/// The answer to a start is the first word about its process, over and over again.
+/// The response to a start precedes every notification of its process, in many repetitions.
 #[tokio::test]
 async fn the_response_to_start_precedes_every_notification() {
     let server = server();

@@ -1,4 +1,4 @@
-//! What a process publishes, and what it is started with.
+//! What a process publishes, and how it is started.
 
 use std::collections::HashMap;
 use std::os::unix::fs::PermissionsExt;
@@ -69,7 +69,7 @@ fn make_fifo(path: &std::path::Path) {
     assert!(status.success());
 }
 
-/// Output that is still in the pipe when the process exits is not lost, whatever the timing.
+/// Output in the pipe at the exit is not lost, whatever the timing.
 #[tokio::test]
 async fn output_before_the_exit_is_never_lost() {
     let server = server();
@@ -99,7 +99,7 @@ async fn an_id_is_taken_while_the_process_starts_runs_and_lingers() {
         config.process.closed_linger = std::time::Duration::from_secs(1000);
     });
     let mut client = Client::ready(&server).await;
-    // Also while it is starting: neither request has been answered when the other comes.
+    // Also while it is starting: neither request has a response when the other arrives.
     let first = client.send_request("process/start", start("p", &["cat"]).piped().0).await;
     let second = client.send_request("process/start", start("p", &["cat"]).piped().0).await;
     client.response(first).await.unwrap();
@@ -195,7 +195,7 @@ async fn a_child_starts_with_default_signals_and_none_blocked() {
 async fn a_child_has_three_descriptors() {
     let server = server();
     let mut client = Client::ready(&server).await;
-    // A few others, whose descriptors could leak.
+    // A few other processes, whose descriptors could leak.
     for n in 0..5 {
         client.start(start(&format!("cat{n}"), &["cat"]).piped()).await.unwrap();
     }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::*;
 
-/// A `cat` that has published each of these as a chunk of its own.
+/// A `cat` that has published each of these as one chunk.
 async fn cat_with(client: &mut Client, id: &str, chunks: &[&str]) {
     client.start(start(id, &["cat"]).piped()).await.unwrap();
     let mut all = Published::default();
@@ -73,7 +73,7 @@ async fn max_bytes_splits_between_chunks_and_returns_at_least_one() {
         assert_eq!(seqs(&read), expected, "maxBytes {max} after {after}");
         assert_eq!(read["nextSeq"], next, "maxBytes {max} after {after}");
     }
-    // With maxBytes the next number is that after the last chunk even if an exit came after it.
+    // With maxBytes, nextSeq follows the last chunk even if an exit follows.
     client.close_stdin("p").await;
     let mut waited = client.read(json!({"processId": "p", "afterSeq": 4, "waitMs": FOREVER})).await;
     assert_eq!(waited["closed"], true);
@@ -131,8 +131,7 @@ async fn concurrent_waiting_reads_are_all_woken() {
     }
 }
 
-/// Reads one after the other, each after what the last one saw: none misses anything, whatever the
-/// timing.
+/// Consecutive reads, each after the last number seen, miss nothing, whatever the timing.
 #[tokio::test]
 async fn no_wake_up_is_lost() {
     let server = server();
@@ -153,8 +152,8 @@ async fn no_wake_up_is_lost() {
     assert_eq!(String::from_utf8(bytes).unwrap(), expected);
 }
 
-/// A grandchild holds the pipe: after the exit was seen, a read waits for the rest instead of
-/// returning at once without anything new.
+/// A grandchild holds the pipe: after the exit was seen, a read waits for more output instead of returning
+/// at once.
 #[tokio::test]
 async fn a_read_after_the_exit_waits_for_the_close() {
     let server = server();
@@ -167,7 +166,7 @@ async fn a_read_after_the_exit_waits_for_the_close() {
     let read = client.read(json!({"processId": "p", "waitMs": FOREVER})).await;
     assert_eq!((&read["exited"], &read["exitCode"]), (&json!(true), &json!(7)));
     assert_eq!((&read["closed"], &read["nextSeq"]), (&json!(false), &json!(2)));
-    // The exit is news to who has not seen it, and none to who has.
+    // A read returns for the exit once, unless the client has already seen it.
     let again = client.read(json!({"processId": "p", "waitMs": FOREVER})).await;
     assert_eq!(again["exited"], true);
     let after = json!({"processId": "p", "afterSeq": 1, "waitMs": FOREVER});
@@ -219,13 +218,13 @@ async fn a_process_can_be_read_as_closed_until_it_is_forgotten() {
     assert_eq!(client.until_forgotten("p").await.code, -32600);
 }
 
-/// What the ring could not hold is counted to the byte for whoever was behind it.
+/// Dropped output is counted to the byte.
 #[tokio::test]
 async fn dropped_bytes_are_counted() {
     let server = server_with(|config| config.process.retain_bytes = 10);
     let mut client = Client::ready(&server).await;
     cat_with(&mut client, "p", &["aaaa", "bbb", "cccc", "dd"]).await;
-    // The last three make nine; the first had to go.
+    // The last three are nine bytes; the first was dropped.
     let read = client.read(json!({"processId": "p"})).await;
     assert_eq!((seqs(&read), &read["droppedBytes"]), (vec![2, 3, 4], &json!(4)));
     let read = client.read(json!({"processId": "p", "afterSeq": 1})).await;
@@ -243,8 +242,7 @@ async fn the_number_of_chunks_is_bounded_too() {
     assert_eq!((seqs(&read), &read["droppedBytes"]), (vec![3, 4, 5], &json!(2)));
 }
 
-/// `until: "read"` keeps what was asked for, to the byte, while nobody reads; and goes on when
-/// somebody does.
+/// `until: "read"` retains the requested number of bytes until a read, and then the process continues.
 #[tokio::test]
 async fn retain_until_read_retains_the_requested_bytes() {
     let server = server();
@@ -256,7 +254,7 @@ async fn retain_until_read_retains_the_requested_bytes() {
         let retain = json!({"bytes": kept, "until": "read"});
         let script = format!("seq 1 300000 | head -c {total}");
         client.start(sh(&id, &script).with("retain", retain)).await.unwrap();
-        // Asked from the beginning, a read says nothing of what has arrived.
+        // A read from the beginning acknowledges nothing.
         let filled = async {
             loop {
                 let held = bytes_of(&client.read(json!({"processId": id, "afterSeq": 0})).await);

@@ -1,4 +1,4 @@
-//! Sessions: what stays when a connection goes, and for how long.
+//! Sessions: what outlives a connection, and for how long.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn resume(session: &str) -> Value {
     json!({"clientName": "test", "resumeSessionId": session})
 }
 
-/// Every process of the session has gone, and the session with them.
+/// Waits until the session and its processes are gone.
 async fn ended(server: &Server, session: &str, pids: impl IntoIterator<Item = u32>) {
     for pid in pids {
         gone(pid).await;
@@ -79,7 +79,7 @@ async fn a_session_is_resumed_over_a_websocket() {
     resumed_over_a_websocket(server_without_expiry()).await;
 }
 
-/// Each connection is put on the next lane, so a session that is resumed has its processes elsewhere.
+/// Each connection gets the next lane, so a resumed session has its processes on another lane.
 #[tokio::test]
 async fn a_session_is_resumed_on_another_lane() {
     let server = server_with(|config| {
@@ -118,7 +118,7 @@ async fn events_while_detached_can_be_read_later() {
     let done = directory.path().join("done");
     let script = r#"read line; echo "$line"; echo more; echo done > "$DONE"; exit 6"#;
     client.start(sh("p", script).piped().env("DONE", &done)).await.unwrap();
-    // Nobody waits for the answer.
+    // The response is not awaited.
     client
         .send_request("process/write", json!({"processId": "p", "chunk": base64(b"input\n")}))
         .await;
@@ -138,7 +138,7 @@ async fn many_small_writes_while_detached_are_all_retained() {
     let (mut client, session) = connected_client(&server).await;
     let directory = tempfile::tempdir().unwrap();
     let done = directory.path().join("done");
-    // Each is read on its own, unless the server is slower.
+    // The server reads each write separately, unless it is slower.
     let script = r#"read line; for n in 1 2 3 4 5 6 7 8 9 10 11 12; do
         echo $n; sleep 0.02; done; echo done > "$DONE""#;
     let retain = json!({"bytes": 100_000, "onFull": "drop"});
@@ -160,7 +160,7 @@ async fn a_session_that_is_held_cannot_be_resumed() {
     let mut thief = Client::memory(&server);
     let refused = thief.call("initialize", resume(&session)).await.unwrap_err();
     assert_eq!(refused.code, -32010);
-    // The holder has lost nothing by it, and the other may open a session of its own.
+    // The holder is not affected, and the other may open its own session.
     client.write("p", "mine").await;
     client.close_stdin("p").await;
     assert_eq!(client.until_closed("p").await.text(), "mine");
@@ -233,7 +233,7 @@ async fn a_resumed_session_does_not_expire_by_the_old_ttl() {
     client.start(start("p", &["cat"]).piped()).await.unwrap();
     drop(client);
     let mut client = Client::resume(&server, &session).await;
-    // Longer than the period of the first connection.
+    // Longer than the TTL of the first connection.
     client.run(sh("q", "sleep 0.4")).await;
     client.write("p", "alive").await;
     client.close_stdin("p").await;
@@ -249,7 +249,7 @@ async fn full_retention_makes_the_process_wait_and_a_resume_loses_nothing() {
     });
     let (mut client, session) = connected_client(&server).await;
     let script = format!("echo $$; read go; seq 1 10000000 | head -c {TOTAL}");
-    // Whoever only reads, and lets notifications pass, says so.
+    // A client that only reads, and ignores notifications.
     let retain = json!({"bytes": 1 << 20, "until": "read"});
     client.start(sh("p", &script).piped().with("retain", retain)).await.unwrap();
     let first = client.until("p", "\n").await;
@@ -259,7 +259,7 @@ async fn full_retention_makes_the_process_wait_and_a_resume_loses_nothing() {
         .await;
     client.response(go).await.unwrap();
     drop(client);
-    // It fills the ring and waits: `head` sleeps in a write to its pipe.
+    // It fills the retained output and waits: `head` sleeps in a write to its pipe.
     let children = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     let waits = |pid: &u32| {
         let stack = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
@@ -280,8 +280,8 @@ async fn full_retention_makes_the_process_wait_and_a_resume_loses_nothing() {
     assert_eq!(last["exitCode"], 0);
 }
 
-/// A connection that dies in the middle of a stream: what was in flight is lost with it, and a
-/// resume gets it all back from the ring.
+/// A connection dies in the middle of a stream: output in flight is lost with it, and a resumed client reads
+/// it again.
 #[tokio::test]
 async fn a_connection_lost_in_the_middle_of_a_stream_loses_nothing() {
     const TOTAL: usize = 20_000_000;
@@ -306,7 +306,7 @@ async fn a_connection_lost_in_the_middle_of_a_stream_loses_nothing() {
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         };
-        // Catch up; what comes meanwhile is news of the same numbers or later ones.
+        // Catch up; notifications meanwhile have the same numbers or later ones.
         let after = all.last_seq;
         let read = client.read(json!({"processId": "p", "afterSeq": after})).await;
         assert_eq!(read.get("droppedBytes"), None);
@@ -314,7 +314,7 @@ async fn a_connection_lost_in_the_middle_of_a_stream_loses_nothing() {
             let notice = json!({"method": "process/output", "params": chunk});
             all.take(&notice);
         }
-        // Notifications that the read has overtaken come once more; leave them out.
+        // Skip notifications of output that was already read.
         loop {
             let notice = client.notification().await;
             if notice["params"]["seq"].as_u64().unwrap() > all.last_seq {
@@ -328,8 +328,8 @@ async fn a_connection_lost_in_the_middle_of_a_stream_loses_nothing() {
     assert!(all.stdout == expected.as_bytes()[..TOTAL], "every byte, in order");
 }
 
-/// A proxy in front of a server. Told to swallow, it takes what the server sends and passes none of it
-/// on: to the server, a peer whose buffers have no end. Dropped, it cuts its connections.
+/// A proxy in front of a server. On demand it swallows what the server sends, like a peer with endless
+/// buffers. Dropping it cuts its connections.
 struct Swallowing {
     address: SocketAddr,
     swallow: tokio::sync::watch::Sender<bool>,
@@ -366,8 +366,8 @@ impl Swallowing {
     }
 }
 
-/// A client that asked for nothing special loses nothing, however much lay in the buffers between
-/// it and the server: output counts as received once the client's side has answered a ping.
+/// A client with default settings loses nothing, however much lay in the buffers between it and the server:
+/// output counts as received once the client has answered a ping.
 #[tokio::test]
 async fn output_lost_in_large_buffers_is_read_after_a_resume() {
     let server = server_without_expiry();
@@ -459,7 +459,7 @@ async fn a_websocket_close_is_answered_during_a_long_poll() {
     tokio::time::timeout(PATIENCE, client.close()).await.expect("the close is answered");
 }
 
-/// What closed while nobody was attached is kept for as long as the session is.
+/// The server keeps a process that closed while detached for as long as its session.
 #[tokio::test]
 async fn a_process_that_closed_while_detached_can_still_be_read() {
     let server = server_with(|config| {
@@ -473,7 +473,7 @@ async fn a_process_that_closed_while_detached_can_still_be_read() {
     client.send_request("process/write", json!({"processId": "p", "chunk": base64(b"\n")})).await;
     drop(client);
     gone(pid).await;
-    // Whose client was told is forgotten meanwhile.
+    // A process whose client has received everything is removed meanwhile.
     let mut prompt = Client::ready(&server).await;
     prompt.run(sh("q", "")).await;
     prompt.until_forgotten("q").await;

@@ -1,4 +1,4 @@
-//! What a process is given to read.
+//! Input of processes.
 
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ async fn a_retried_write_is_written_once() {
         let answer = client.call("process/write", write(text, id, false)).await.unwrap();
         assert_eq!(answer, json!({"status": "accepted"}));
     }
-    // Pipelined, so that both are under way at once.
+    // Pipelined, so that both are pending at once.
     let first = client.send_request("process/write", write("d", "4", false)).await;
     let again = client.send_request("process/write", write("d", "4", false)).await;
     assert_eq!(client.response(first).await, client.response(again).await);
@@ -92,7 +92,7 @@ async fn a_process_that_never_reads_delays_no_other_request() {
         asked.push(client.send_request("process/write", write).await);
     }
     assert_eq!(client.response(asked[0]).await.unwrap()["status"], "accepted");
-    // Everything else goes on: other processes, and other requests to the same one.
+    // Other processes, and other requests to the same one, are not delayed.
     assert_eq!(client.write("cat", "hello").await, "accepted");
     client.close_stdin("cat").await;
     assert_eq!(client.until_closed("cat").await.text(), "hello");
@@ -108,7 +108,7 @@ async fn a_process_that_never_reads_delays_no_other_request() {
     gone(pid).await;
 }
 
-/// A process that reads as slowly as it likes gets every byte.
+/// A process that reads slowly gets every byte.
 #[tokio::test]
 async fn more_than_the_queue_holds_arrives_in_order() {
     let server = server();

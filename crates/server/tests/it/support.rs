@@ -1,5 +1,5 @@
-//! A client that speaks plain JSON, over memory or a real websocket, so that tests see what a peer
-//! of another make would see.
+//! A client that speaks plain JSON, in memory or over a real websocket, so that tests see what any peer
+//! sees.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_websockets::{ClientBuilder, Limits, MaybeTlsStream, Message, WebSocketStream};
 
-/// How long something that has to happen may take before a test fails instead of hanging.
+/// How long a test waits for an event before it fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server with the default configuration.
@@ -28,7 +28,7 @@ pub(crate) fn server_with(change: impl FnOnce(&mut ServerConfig)) -> Server {
     Server::new(config).unwrap()
 }
 
-/// Has the server listen on loopback.
+/// Makes the server listen on loopback.
 pub(crate) async fn listen(server: &Server) -> SocketAddr {
     listen_with(server, WebSocketAuth::Open).await
 }
@@ -54,7 +54,7 @@ enum Transport {
     WebSocket(Box<Socket>),
 }
 
-/// An error answer.
+/// An error response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ErrorResponse {
     pub code: i64,
@@ -65,18 +65,18 @@ pub(crate) struct Client {
     transport: Transport,
     last_id: i64,
     answers: HashMap<String, Result<Value, ErrorResponse>>,
-    /// Of the errors among the answers.
+    /// Kinds of the error responses.
     kinds: HashMap<String, ErrorKind>,
     notices: VecDeque<Value>,
 }
 
-/// Everything a process has published, checked to be numbered without a gap.
+/// The events of a process, checked to be numbered without a gap.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Published {
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
     pub pty: Vec<u8>,
-    /// What happened after what: `stdout`, `stderr`, `pty`, `exited`, `closed`, repeats left out.
+    /// The order of events: `stdout`, `stderr`, `pty`, `exited`, `closed`, without repeats.
     pub order: Vec<&'static str>,
     pub exit_code: i64,
     pub last_seq: u64,
@@ -88,7 +88,7 @@ impl Published {
         String::from_utf8(all).unwrap()
     }
 
-    /// Takes a notification in; tells whether it was the last one.
+    /// Adds a notification; true if it was the last one.
     pub(crate) fn take(&mut self, notice: &Value) -> bool {
         let params = &notice["params"];
         let seq = params["seq"].as_u64().unwrap();
@@ -135,7 +135,7 @@ impl Client {
         Self::new(Transport::WebSocket(Box::new(socket)))
     }
 
-    /// A client in memory that has done its greeting.
+    /// A client in memory after its handshake.
     pub(crate) async fn ready(server: &Server) -> Self {
         let mut client = Self::memory(server);
         client.handshake(json!({"clientName": "test"})).await.unwrap();
@@ -152,14 +152,14 @@ impl Client {
         }
     }
 
-    /// `initialize` and `initialized`; the session's id.
+    /// Sends `initialize` and `initialized`; returns the session's id.
     pub(crate) async fn handshake(&mut self, params: Value) -> Result<String, ErrorResponse> {
         let result = self.call("initialize", params).await?;
         self.send(r#"{"method":"initialized"}"#).await;
         Ok(result["sessionId"].as_str().unwrap().to_owned())
     }
 
-    /// Resumes once the server has seen the end of the connection before.
+    /// Resumes once the server has seen the end of the previous connection.
     pub(crate) async fn resume(server: &Server, session: &str) -> Self {
         let params = json!({"clientName": "test", "resumeSessionId": session});
         loop {
@@ -192,7 +192,7 @@ impl Client {
         socket.send(Message::binary(bytes)).await.unwrap();
     }
 
-    /// The next message as it is; `None` at the end of the connection.
+    /// The next message as text; `None` at the end of the connection.
     pub(crate) async fn text(&mut self) -> Option<String> {
         let receiving = async {
             match &mut self.transport {
@@ -235,7 +235,7 @@ impl Client {
         Some(())
     }
 
-    /// Sends a request without waiting for its answer.
+    /// Sends a request without waiting for its response.
     pub(crate) async fn send_request(&mut self, method: &str, params: Value) -> i64 {
         self.last_id += 1;
         let message = json!({"id": self.last_id, "method": method, "params": params});
@@ -243,7 +243,7 @@ impl Client {
         self.last_id
     }
 
-    /// Waits for the answer to the request of that id (as JSON).
+    /// Waits for the response to the request with this id (as JSON).
     pub(crate) async fn response(&mut self, id: impl Into<Value>) -> Result<Value, ErrorResponse> {
         let id = id.into().to_string();
         loop {
@@ -254,7 +254,7 @@ impl Client {
         }
     }
 
-    /// Whether the answer has come already.
+    /// Whether the response has arrived already.
     pub(crate) fn has_response(&self, id: i64) -> bool {
         self.answers.contains_key(&id.to_string())
     }
@@ -268,7 +268,7 @@ impl Client {
         self.response(id).await
     }
 
-    /// Makes a request that is refused, and tells with which kind.
+    /// Makes a request that fails; returns the kind of its error.
     pub(crate) async fn kind(&mut self, method: &str, params: Value) -> ErrorKind {
         let id = self.send_request(method, params.clone()).await;
         match self.response(id).await {
@@ -277,7 +277,7 @@ impl Client {
         }
     }
 
-    /// The kind of the error that a request was answered with.
+    /// The kind of the error response to a request.
     pub(crate) fn kind_of_response(&self, id: i64) -> ErrorKind {
         self.kinds[&id.to_string()]
     }
@@ -312,7 +312,7 @@ impl Client {
         self.call("process/read", params).await.unwrap()
     }
 
-    /// Everything the process publishes, to its end. Other processes' notifications are kept.
+    /// The events of the process until it closes. Queues notifications of other processes.
     pub(crate) async fn until_closed(&mut self, process: &str) -> Published {
         self.collect_until_closed(process, Published::default()).await
     }
@@ -335,7 +335,7 @@ impl Client {
         }
     }
 
-    /// What the process publishes until its output holds `text`.
+    /// The events of the process until its output contains `text`.
     pub(crate) async fn until(&mut self, process: &str, text: &str) -> Published {
         let mut all = Published::default();
         self.collect_until(process, text, &mut all).await;
@@ -358,7 +358,7 @@ impl Client {
         self.until_closed(&id).await
     }
 
-    /// Asks for a closed process until nobody knows it any more; what is said then.
+    /// Reads a closed process until the server no longer knows it; returns that error.
     pub(crate) async fn until_forgotten(&mut self, process_id: &str) -> ErrorResponse {
         let asking = async {
             loop {
@@ -371,7 +371,7 @@ impl Client {
         timeout(PATIENCE, asking).await.expect("it is never forgotten")
     }
 
-    /// What a process left unsaid: the connection is quiet but for the answer to this.
+    /// Checks that the connection receives nothing but the response to this request.
     pub(crate) async fn nothing_more(&mut self) {
         self.call("environment/status", json!({})).await.unwrap();
         assert_eq!(self.notices, VecDeque::<Value>::new());
@@ -387,7 +387,7 @@ impl Client {
 /// Params of `process/start`.
 pub(crate) struct Start(pub Value);
 
-/// The kind of an error answer. Each has one, of those that go with its code.
+/// The kind of an error response; fails unless it matches the code.
 fn kind_of(error: &Value) -> ErrorKind {
     let kind = ErrorKind::from_name(error["data"]["kind"].as_str().unwrap_or_default());
     assert!(kind.codes().contains(&error["code"].as_i64().unwrap()), "{error}");
@@ -444,7 +444,7 @@ pub(crate) fn bytes_of(read: &Value) -> Vec<u8> {
     chunks.iter().flat_map(|chunk| unbase64(chunk["chunk"].as_str().unwrap())).collect()
 }
 
-/// Whether a process is there and not a zombie.
+/// Whether a process exists and is not a zombie.
 pub(crate) fn is_running(pid: u32) -> bool {
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => {
@@ -460,7 +460,7 @@ pub(crate) async fn gone(pid: u32) {
     eventually(&format!("process {pid} has gone"), || !is_running(pid)).await;
 }
 
-/// Waits for something that has no event to wait for.
+/// Polls a condition that has no event to wait for.
 pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let waiting = async {
         while !condition() {

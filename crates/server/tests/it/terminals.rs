@@ -69,7 +69,7 @@ async fn closing_a_terminals_stdin_sends_its_eof_character() {
         .unwrap();
     let all = client.until("p", "set").await;
     client.close_stdin("p").await;
-    // A terminal stays open after it: what reads next is given more.
+    // The terminal stays open afterwards, and the next read gets more input.
     assert_eq!(client.write("p", "more\n").await, "accepted");
     let all = client.collect_until_closed("p", all).await;
     assert_eq!((all.text(), all.exit_code), ("set\r\nmore\r\n".into(), 0));
@@ -86,15 +86,15 @@ async fn control_characters_reach_the_foreground() {
     assert_eq!(all.exit_code, 130);
 }
 
-/// With job control the foreground job has a group of its own: `interrupt` has to reach that, and
-/// the interactive shell has to survive it.
+/// With job control the foreground job has its own group: `interrupt` has to reach it, and the interactive
+/// shell has to survive.
 #[tokio::test]
 async fn an_interrupt_reaches_the_job_in_the_foreground() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let start = start("p", &["/bin/sh", "-i"]).tty().env("PS1", "").env("ENV", "");
     client.start(start).await.unwrap();
-    // What is typed may be echoed, so it must not look like what is waited for.
+    // The input may be echoed, so it must not contain the awaited text.
     client.write("p", "stty -echo; echo g''o\n").await;
     let mut all = client.until("p", "go\r\n").await;
     client.write("p", "sh -c 'echo job=$$; exec sleep 1000'\n").await;
@@ -129,7 +129,7 @@ async fn long_output_of_a_terminal_arrives_whole() {
 async fn a_terminal_closes_with_its_last_process() {
     let server = server();
     let mut client = Client::ready(&server).await;
-    // The grandchild ignores the hangup that the end of the session's leader sends.
+    // The grandchild ignores the hangup at the exit of the session leader.
     let script = "trap '' HUP; (sleep 0.3; echo late) & echo early";
     let all = client.run(sh("p", script).tty()).await;
     assert_eq!(all.order.last(), Some(&"closed"));

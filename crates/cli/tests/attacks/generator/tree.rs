@@ -38,13 +38,8 @@ const DIRECTORIES: [&str; 8] = ["a", "b", "c", "td", "nest", "den", "gd", "lib"]
 
 impl Tree {
     pub(crate) fn generate(random: &mut Random, base: &str, seed: u64) -> Self {
-        let mut tree = Self {
-            base: base.to_owned(),
-            objects: Vec::new(),
-            plain: true,
-            tokens: 0,
-            seed,
-        };
+        let mut tree =
+            Self { base: base.to_owned(), objects: Vec::new(), plain: true, tokens: 0, seed };
         tree.directory(base.to_owned());
         for name in ["w", "out", "ro", "w/sub", "w/sec"] {
             tree.directory(format!("{base}/{name}"));
