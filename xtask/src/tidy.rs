@@ -51,7 +51,7 @@ fn source(file: &Path, text: &str) -> Vec<String> {
         for number in judgements_by_words(text) {
             complain(format!(
                 "line {number}: decides by an error's words; decide by its kind (ErrorKind, \
-                 io::ErrorKind), or let client/src/foreign.rs recognize it"
+                 io::ErrorKind), or let client/src/infer_kind.rs recognize it"
             ));
         }
     }
@@ -122,7 +122,7 @@ fn judges_by_kind(file: &Path) -> bool {
     let crates = ["client", "cli", "credentials", "host", "remote", "rendezvous", "rpc", "server"];
     crates.iter().any(|name| file.starts_with(format!("crates/{name}/src")))
         // The one table of other implementations' messages.
-        && file != Path::new("crates/client/src/foreign.rs")
+        && file != Path::new("crates/client/src/infer_kind.rs")
         && !file.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests"))
 }
 
@@ -232,7 +232,7 @@ mod tests {
             assert_eq!(judgements_by_words(good), Vec::<usize>::new(), "{good}");
         }
         assert!(judges_by_kind(Path::new("crates/cli/src/run.rs")));
-        assert!(!judges_by_kind(Path::new("crates/client/src/foreign.rs")));
+        assert!(!judges_by_kind(Path::new("crates/client/src/infer_kind.rs")));
         assert!(!judges_by_kind(Path::new("crates/cli/tests/it/run.rs")));
     }
 

@@ -1,4 +1,4 @@
-//! `codex apply-patch`: changes files of the other side as a patch says.
+//! `codex apply-patch`: applies a patch to files on the server.
 
 use std::io::{IsTerminal, Read, Write};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use codex_exec_server::client::Patch;
 
-use crate::on::{OnArgs, Wants, block_on};
+use crate::on::{ConnectOptions, OnArgs, block_on};
 use crate::policy::SandboxArgs;
 use crate::remote_path;
 use crate::style::Style;
@@ -35,7 +35,7 @@ The format:
   +    print(\"Hello\")
   *** Delete File: old.txt
   *** End Patch")]
-pub struct ApplyPatchArgs {
+pub(crate) struct ApplyPatchArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -50,11 +50,12 @@ pub struct ApplyPatchArgs {
     patch: Option<PathBuf>,
 }
 
-pub fn run(args: &ApplyPatchArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &ApplyPatchArgs) -> anyhow::Result<ExitCode> {
     let patch = Patch::parse(&args.read()?)?;
     block_on(async {
-        let wants = Wants { sandbox: args.sandbox.is_given(), ..Wants::default() };
-        let connected = args.on.connect(wants).await?;
+        let options =
+            ConnectOptions { sandbox: args.sandbox.is_given(), ..ConnectOptions::default() };
+        let connected = args.on.connect(options).await?;
         let cwd = remote_path::resolve(&connected.client, &args.cwd)?;
         let files = connected.client.files().in_sandbox(args.sandbox.context(&cwd)?);
         let report = files.apply_patch(&patch, &cwd).await;

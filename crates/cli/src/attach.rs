@@ -1,4 +1,4 @@
-//! `codex attach`: back to a process that was left.
+//! `codex attach`: reattaches to a detached process.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use clap::Args;
 use codex_exec_server::client::ExecCommand;
 
-use crate::drive::{Drive, Ending, kill, tell_abandoned, tell_left_over};
-use crate::exit::{self, NOT_RUN, tell};
-use crate::on::{Wants, block_on};
+use crate::exit::{self, NOT_RUN, print_stderr};
+use crate::foreground::{Ending, Foreground, kill, warn_abandoned, warn_left_over};
+use crate::on::{ConnectOptions, block_on};
 use crate::signals::Signals;
 use crate::target::TargetArgs;
 use crate::terminal::{self, Terminal};
@@ -26,20 +26,20 @@ use crate::terminal::{self, Terminal};
 Examples:
   codex attach build                                         started by codex run --detach build
   codex attach --on ws://127.0.0.1:4500 --session 8c4c… p1   by session and process id")]
-pub struct AttachArgs {
+pub(crate) struct AttachArgs {
     #[command(flatten)]
     target: TargetArgs,
 }
 
-pub fn run(args: &AttachArgs) -> anyhow::Result<ExitCode> {
-    block_on(attach(args)).map_err(exit::code(NOT_RUN))
+pub(crate) fn run(args: &AttachArgs) -> anyhow::Result<ExitCode> {
+    block_on(attach(args)).map_err(exit::with_code(NOT_RUN))
 }
 
 async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
     let signals = Signals::listen()?;
     let target = tokio::select! {
-        target = args.target.open(Wants::default()) => target?,
-        code = signals.end() => return Ok(exit::passed_on(code)),
+        target = args.target.open(ConnectOptions::default()) => target?,
+        code = signals.exit_code() => return Ok(exit::status(code)),
     };
     let client = &target.connected.client;
     let interactive = target.has_terminal() && std::io::stdin().is_terminal();
@@ -50,44 +50,44 @@ async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
     };
     let process = client.attach(target.process.clone(), 0, like).await?;
     if interactive && let Some((rows, cols)) = terminal::size() {
-        // A server that cannot is no reason not to come back.
+        // A server that cannot resize is no reason to fail.
         let _ = process.resize(rows, cols).await;
     }
-    let drive = Drive {
+    let foreground = Foreground {
         terminal: terminal.as_ref(),
         forward_stdin: interactive,
         escapes: interactive,
         json: false,
         timeout: None,
-        joined: true,
+        attached: true,
         signals: &signals,
     };
-    let ending = drive.to_the_end(process).await;
+    let ending = foreground.run(process).await;
     drop(terminal);
     let name = target.saved.as_ref().map(|saved| saved.name.clone());
-    if ending.is_end() {
-        // What it left behind goes with its name: nobody could end it by another.
+    if ending.has_ended() {
+        // Kill what the process left running: without its name, no command could end it later.
         match (kill(client, &target.process).await, &name) {
-            (false, Some(name)) => tell_left_over(name),
+            (false, Some(name)) => warn_left_over(name),
             _ => target.forget()?,
         }
     }
     target.connected.close().await;
     match ending {
-        Ending::Exited { code, .. } | Ending::Stopped(code) => Ok(exit::passed_on(code)),
+        Ending::Exited { code, .. } | Ending::Stopped(code) => Ok(exit::status(code)),
         Ending::Abandoned(code) => {
-            let way_back = name.map(|name| format!("codex attach {name}"));
-            tell_abandoned(way_back.as_deref());
-            Ok(exit::passed_on(code))
+            let reattach_command = name.map(|name| format!("codex attach {name}"));
+            warn_abandoned(reattach_command.as_deref());
+            Ok(exit::status(code))
         }
         Ending::Incomplete { .. } => Ok(ExitCode::from(NOT_RUN)),
-        Ending::Unwritable(code) => Ok(exit::passed_on(code)),
-        Ending::Left => {
+        Ending::Unwritable(code) => Ok(exit::status(code)),
+        Ending::Detached => {
             match name {
                 Some(name) => {
-                    tell(format_args!("detached; reattach with codex attach {name}"));
+                    print_stderr(format_args!("detached; reattach with codex attach {name}"));
                 }
-                None => tell(format_args!("detached; the process keeps running")),
+                None => print_stderr(format_args!("detached; the process keeps running")),
             }
             Ok(ExitCode::SUCCESS)
         }

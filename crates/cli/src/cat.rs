@@ -1,4 +1,4 @@
-//! `codex cat`: files of the other side on stdout.
+//! `codex cat`: prints files on the server.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -8,8 +8,8 @@ use clap::Args;
 use tokio::io::AsyncWriteExt;
 
 use crate::exit;
-use crate::on::{OnArgs, Wants, block_on};
-use crate::remote_path::{self, unmarked};
+use crate::on::{ConnectOptions, OnArgs, block_on};
+use crate::remote_path::{self, strip_colon};
 
 /// Print files on the server
 #[derive(Debug, Args)]
@@ -17,7 +17,7 @@ use crate::remote_path::{self, unmarked};
 Examples:
   codex cat --on ws://127.0.0.1:4500 /etc/os-release
   codex cat '~/log.gz' | gunzip | less                 quote ~ to mean the server's home directory")]
-pub struct CatArgs {
+pub(crate) struct CatArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -26,14 +26,14 @@ pub struct CatArgs {
     paths: Vec<OsString>,
 }
 
-pub fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
-        let connected = args.on.connect(Wants::default()).await?;
+        let connected = args.on.connect(ConnectOptions::default()).await?;
         let files = connected.client.files();
         let mut stdout = tokio::io::stdout();
         let mut code = ExitCode::SUCCESS;
         for written in &args.paths {
-            let path = remote_path::resolve(&connected.client, unmarked(written))?;
+            let path = remote_path::resolve(&connected.client, strip_colon(written))?;
             let copied = async {
                 let mut reader = files.open(&path).await?;
                 while let Some(block) = reader.next_block().await? {

@@ -1,4 +1,4 @@
-//! `codex completion`: scripts for shells.
+//! `codex completion`: completion scripts for shells.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,13 +13,13 @@ Examples:
   codex completion bash > ~/.local/share/bash-completion/completions/codex
   codex completion zsh > \"${fpath[1]}/_codex\"
   codex completion fish > ~/.config/fish/completions/codex.fish")]
-pub struct CompletionArgs {
+pub(crate) struct CompletionArgs {
     /// The shell to generate completions for
     shell: Shell,
 }
 
-pub fn run(args: &CompletionArgs, command: &mut clap::Command) -> anyhow::Result<ExitCode> {
-    // Not straight to stdout: a reader that has gone would be a panic.
+pub(crate) fn run(args: &CompletionArgs, command: &mut clap::Command) -> anyhow::Result<ExitCode> {
+    // Via a buffer: clap panics if the reader of stdout has gone.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, command, "codex", &mut script);
     std::io::stdout().write_all(&script)?;

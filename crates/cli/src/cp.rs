@@ -1,4 +1,4 @@
-//! `codex cp`: files and trees, from here to there and back.
+//! `codex cp`: copies files and trees to, from and within the server.
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
@@ -12,8 +12,8 @@ use codex_exec_server::client::{Files, TransferOptions, TransferReport};
 use codex_exec_server::{ExecServerClient, PathUri};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::exit::{self, tell};
-use crate::on::{OnArgs, Wants, block_on};
+use crate::exit::{self, print_stderr};
+use crate::on::{ConnectOptions, OnArgs, block_on};
 use crate::remote_path;
 use crate::signals::Signals;
 
@@ -37,7 +37,7 @@ links, pipes, sockets and devices, and prints what it skipped. If a file cannot 
 while it is copied, cp prints an error, copies the rest and exits with 1. cp refuses to write to a
 pipe, a socket or a device; use codex cat for that."
 )]
-pub struct CpArgs {
+pub(crate) struct CpArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -56,33 +56,34 @@ pub struct CpArgs {
 
 /// One end of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum End {
-    Here(PathBuf),
-    There(String),
+enum Endpoint {
+    Local(PathBuf),
+    Remote(String),
 }
 
-impl End {
+impl Endpoint {
     fn parse(text: &OsStr) -> anyhow::Result<Self> {
         match text.as_bytes().strip_prefix(b":") {
-            None => Ok(Self::Here(text.into())),
+            None => Ok(Self::Local(text.into())),
             Some(path) => {
                 let path = std::str::from_utf8(path).context(
                     "a path on the server must be UTF-8; write one with other bytes as a file: URI",
                 )?;
-                Ok(Self::There(if path.is_empty() { "." } else { path }.to_owned()))
+                Ok(Self::Remote(if path.is_empty() { "." } else { path }.to_owned()))
             }
         }
     }
 }
 
-pub fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
     let Some((destination, sources)) = args.paths.split_last() else {
         bail!("expected at least one source and a destination");
     };
-    let destination = End::parse(destination)?;
-    let sources = sources.iter().map(|text| End::parse(text)).collect::<Result<Vec<_>, _>>()?;
-    let here = |end: &End| matches!(end, End::Here(_));
-    if here(&destination) && sources.iter().any(here) {
+    let destination = Endpoint::parse(destination)?;
+    let sources =
+        sources.iter().map(|text| Endpoint::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let is_local = |end: &Endpoint| matches!(end, Endpoint::Local(_));
+    if is_local(&destination) && sources.iter().any(is_local) {
         bail!(
             "none of these paths is on the server; start paths on the server with a colon: codex cp \
              FILE :/tmp/"
@@ -91,18 +92,18 @@ pub fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let signals = Signals::listen()?;
         let connected = tokio::select! {
-            connected = args.on.connect(Wants::default()) => connected?,
-            code = signals.end() => return Ok(exit::passed_on(code)),
+            connected = args.on.connect(ConnectOptions::default()) => connected?,
+            code = signals.exit_code() => return Ok(exit::status(code)),
         };
         let copy = Copy { args, client: &connected.client, files: connected.client.files() };
         let result = tokio::select! {
-            result = copy.all(&sources, &destination) => result.map(|whole| match whole {
+            result = copy.copy_all(&sources, &destination) => result.map(|complete| match complete {
                 true => ExitCode::SUCCESS,
                 false => ExitCode::FAILURE,
             }),
-            code = signals.end() => {
-                tell(format_args!("interrupted; no incomplete file was left at the destination"));
-                Ok(exit::passed_on(code))
+            code = signals.exit_code() => {
+                print_stderr(format_args!("interrupted; no incomplete file was left at the destination"));
+                Ok(exit::status(code))
             }
         };
         connected.close().await;
@@ -117,37 +118,43 @@ struct Copy<'a> {
 }
 
 impl Copy<'_> {
-    /// Whether everything could be copied.
-    async fn all(&self, sources: &[End], destination: &End) -> anyhow::Result<bool> {
+    /// Copies every source; whether all could be copied.
+    async fn copy_all(&self, sources: &[Endpoint], destination: &Endpoint) -> anyhow::Result<bool> {
         let into = self.is_directory(destination).await?;
         if sources.len() > 1 && !into {
             bail!(
                 "the destination of several files must be an existing directory; create it first"
             );
         }
-        let mut whole = true;
+        let mut complete = true;
         for source in sources {
-            whole &= match (source, destination) {
-                (End::Here(from), End::There(to)) => self.upload(from, to, into).await?,
-                (End::There(from), End::Here(to)) => self.download(from, to, into).await?,
-                (End::There(from), End::There(to)) => self.within(from, to, into).await?,
-                (End::Here(from), End::Here(_)) => {
+            complete &= match (source, destination) {
+                (Endpoint::Local(from), Endpoint::Remote(to)) => {
+                    self.upload(from, to, into).await?
+                }
+                (Endpoint::Remote(from), Endpoint::Local(to)) => {
+                    self.download(from, to, into).await?
+                }
+                (Endpoint::Remote(from), Endpoint::Remote(to)) => {
+                    self.within(from, to, into).await?
+                }
+                (Endpoint::Local(from), Endpoint::Local(_)) => {
                     bail!("{} and the destination are both local; use cp", from.display())
                 }
             };
         }
-        Ok(whole)
+        Ok(complete)
     }
 
-    /// Whether copies go into the destination rather than become it.
-    async fn is_directory(&self, destination: &End) -> anyhow::Result<bool> {
+    /// Whether the destination is a directory to copy into.
+    async fn is_directory(&self, destination: &Endpoint) -> anyhow::Result<bool> {
         let (is, shown, slash) = match destination {
-            End::Here(path) => (
+            Endpoint::Local(path) => (
                 path.is_dir(),
                 path.display().to_string(),
                 path.as_os_str().as_bytes().ends_with(b"/"),
             ),
-            End::There(text) => {
+            Endpoint::Remote(text) => {
                 let path = remote_path::resolve(self.client, text)?;
                 let is = match self.files.metadata(&path).await {
                     Ok(metadata) => metadata.is_directory,
@@ -169,8 +176,8 @@ impl Copy<'_> {
         self.check(metadata.is_dir(), &from.display().to_string())?;
         let mut to = remote_path::resolve(self.client, to)?;
         if into {
-            let whole = from.canonicalize()?;
-            let name = whole.file_name().context(
+            let absolute = from.canonicalize()?;
+            let name = absolute.file_name().context(
                 "cannot copy / into a directory; name a destination that does not exist yet",
             )?;
             to = to.join(name.as_bytes())?;
@@ -179,12 +186,12 @@ impl Copy<'_> {
         let result = self.files.upload(from, &to, &options).await;
         bar.finish_and_clear();
         let report = result.with_context(|| format!("cannot copy {}", from.display()))?;
-        Ok(tell_missing(&report))
+        Ok(print_incomplete(&report))
     }
 
     async fn download(&self, from: &str, to: &Path, into: bool) -> anyhow::Result<bool> {
         let path = remote_path::resolve(self.client, from)?;
-        self.check_there(&path, from).await?;
+        self.check_remote(&path, from).await?;
         let mut to = to.to_owned();
         if into {
             to.push(OsStr::from_bytes(name_of(&path)?));
@@ -193,12 +200,12 @@ impl Copy<'_> {
         let result = self.files.download(&path, &to, &options).await;
         bar.finish_and_clear();
         let report = result.with_context(|| format!("cannot copy :{from}"))?;
-        Ok(tell_missing(&report))
+        Ok(print_incomplete(&report))
     }
 
     async fn within(&self, from: &str, to: &str, into: bool) -> anyhow::Result<bool> {
         let source = remote_path::resolve(self.client, from)?;
-        self.check_there(&source, from).await?;
+        self.check_remote(&source, from).await?;
         let mut to = remote_path::resolve(self.client, to)?;
         if into {
             to = to.join(name_of(&source)?)?;
@@ -207,10 +214,10 @@ impl Copy<'_> {
         let result = self.files.copy_within(&source, &to, &options).await;
         bar.finish_and_clear();
         let report = result.with_context(|| format!("cannot copy :{from}"))?;
-        Ok(tell_missing(&report))
+        Ok(print_incomplete(&report))
     }
 
-    async fn check_there(&self, path: &PathUri, written: &str) -> anyhow::Result<()> {
+    async fn check_remote(&self, path: &PathUri, written: &str) -> anyhow::Result<()> {
         let metadata =
             self.files.metadata(path).await.with_context(|| format!("cannot read :{written}"))?;
         self.check(metadata.is_directory, &format!(":{written}"))
@@ -223,7 +230,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// A bar on a terminal, nothing elsewhere.
+    /// A progress bar if stderr is a terminal.
     fn progress(&self, shown: &str) -> (ProgressBar, TransferOptions) {
         if self.args.quiet || !std::io::stderr().is_terminal() {
             return (ProgressBar::hidden(), TransferOptions::default());
@@ -235,12 +242,12 @@ impl Copy<'_> {
         }
         let shown = crate::style::printable(shown);
         bar.set_message(shown.clone());
-        let told = bar.clone();
+        let updated = bar.clone();
         let options = TransferOptions::default().on_progress(move |at| {
-            told.set_length(at.total_bytes);
-            told.set_position(at.bytes);
+            updated.set_length(at.total_bytes);
+            updated.set_position(at.bytes);
             if at.total_files > 1 {
-                told.set_message(format!("{shown}: {}/{} files", at.files, at.total_files));
+                updated.set_message(format!("{shown}: {}/{} files", at.files, at.total_files));
             }
         });
         (bar, options)
@@ -256,13 +263,13 @@ fn name_of(path: &PathUri) -> anyhow::Result<&[u8]> {
     }
 }
 
-/// Tells what was not copied; whether all that should be was.
-fn tell_missing(report: &TransferReport) -> bool {
+/// Prints what was skipped and what failed; true if nothing failed.
+fn print_incomplete(report: &TransferReport) -> bool {
     for skipped in &report.skipped {
-        tell(format_args!("skipped {}", crate::style::printable(skipped)));
+        print_stderr(format_args!("skipped {}", crate::style::printable(skipped)));
     }
     for failed in &report.failed {
-        tell(format_args!("not copied: {}", crate::style::printable(failed)));
+        print_stderr(format_args!("not copied: {}", crate::style::printable(failed)));
     }
     report.failed.is_empty()
 }
@@ -272,10 +279,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_colon_is_the_other_side() {
-        let parse = |text: &str| End::parse(OsStr::new(text)).unwrap();
-        assert_eq!(parse("a:b"), End::Here("a:b".into()));
-        assert_eq!(parse(":a"), End::There("a".into()));
-        assert_eq!(parse(":"), End::There(".".into()));
+    fn paths_with_a_leading_colon_are_on_the_server() {
+        let parse = |text: &str| Endpoint::parse(OsStr::new(text)).unwrap();
+        assert_eq!(parse("a:b"), Endpoint::Local("a:b".into()));
+        assert_eq!(parse(":a"), Endpoint::Remote("a".into()));
+        assert_eq!(parse(":"), Endpoint::Remote(".".into()));
     }
 }

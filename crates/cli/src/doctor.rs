@@ -1,4 +1,4 @@
-//! `codex doctor`: what this machine can enforce.
+//! `codex doctor`: shows which sandboxes this machine can enforce.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,9 +13,9 @@ use crate::exit;
 /// Exits with 0 if this machine offers full assurance, else with 1. The server uses a weaker sandbox
 /// only if --sandbox-assurance or the request accepts it.
 #[derive(Debug, Args)]
-pub struct DoctorArgs {}
+pub(crate) struct DoctorArgs {}
 
-pub fn run(_: &DoctorArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(_: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let capabilities = Capabilities::probe();
     let mut out = std::io::stdout().lock();
     for check in capabilities.checks() {

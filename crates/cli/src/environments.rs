@@ -1,4 +1,4 @@
-//! `codex environments`: who is registered, and who is online.
+//! `codex environments`: lists, shows and removes registered environments.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -12,9 +12,9 @@ use codex_exec_server::remote_mode::{
 use codex_rendezvous::Clock;
 
 use crate::on::HARNESS_TOKEN_VARIABLE;
-use crate::rendezvous::span;
+use crate::rendezvous::rough_duration;
 
-/// The longest list of environments that is read, in bytes.
+/// The longest list of environments to read, in bytes.
 const LONGEST_LIST: usize = 64 << 20;
 
 /// List, show and remove the environments of a registry
@@ -27,7 +27,7 @@ Examples:
   codex environments list --registry https://registry.example --token-file manager
   codex environments show laptop --json
   codex environments remove laptop")]
-pub struct EnvironmentsArgs {
+pub(crate) struct EnvironmentsArgs {
     /// The URL of the registry, as printed by `codex rendezvous serve`
     #[arg(
         long,
@@ -71,7 +71,7 @@ enum EnvironmentsCommand {
     },
 }
 
-pub fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
     let token = match &args.token_file {
         Some(file) => std::fs::read_to_string(file)
             .with_context(|| format!("cannot read {}", file.display()))?,
@@ -118,8 +118,10 @@ pub fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
 
 fn state(one: &EnvironmentStatus, now: u64) -> String {
     match one.online_since {
-        Some(since) => format!("online for {}", span(now.saturating_sub(since))),
-        None => format!("offline, last seen {} ago", span(now.saturating_sub(one.last_seen))),
+        Some(since) => format!("online for {}", rough_duration(now.saturating_sub(since))),
+        None => {
+            format!("offline, last seen {} ago", rough_duration(now.saturating_sub(one.last_seen)))
+        }
     }
 }
 
@@ -139,7 +141,7 @@ fn details(out: &mut impl Write, one: &EnvironmentStatus) -> std::io::Result<()>
     let profile = one.security_profile.as_deref().unwrap_or("none (older revision, not encrypted)");
     writeln!(out, "environment   {}", one.environment_id)?;
     writeln!(out, "state         {}", state(one, now))?;
-    writeln!(out, "registered    {} ago", span(now.saturating_sub(one.registered)))?;
+    writeln!(out, "registered    {} ago", rough_duration(now.saturating_sub(one.registered)))?;
     writeln!(out, "registration  {}", one.executor_registration_id)?;
     writeln!(out, "security      {profile}")?;
     writeln!(out, "token         {}", one.token)?;

@@ -1,27 +1,28 @@
-//! `~.` and `~?` at the beginning of a line: words to this program inside what is typed to another.
+//! Escape sequences at the beginning of a line, `~.` and `~?`: commands to this program among the keys
+//! typed to another.
 
-/// What was typed, apart.
+/// A part of what was typed.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Typed {
-    /// For the other side.
+pub(crate) enum Typed {
+    /// Keys for the process.
     Keys(Vec<u8>),
-    /// Leave.
+    /// Detach.
     Detach,
-    /// Show what can be typed.
+    /// Show the escape sequences.
     Help,
 }
 
-/// Finds the words.
+/// Finds escape sequences.
 #[derive(Debug)]
-pub struct Escapes {
-    /// The next key is the first of a line.
+pub(crate) struct Escapes {
+    /// The next key starts a line.
     at_start: bool,
-    /// A tilde that may be the beginning of a word.
+    /// The last key was a tilde that may start an escape sequence.
     tilde: bool,
 }
 
-/// What `~?` shows.
-pub const HELP: &str = "\
+/// The text that `~?` shows.
+pub(crate) const HELP: &str = "\
 ~.   detach; on a server the process keeps running
 ~?   show these keys
 ~~   type a tilde
@@ -34,8 +35,8 @@ impl Default for Escapes {
 }
 
 impl Escapes {
-    /// Takes what was typed apart, in order.
-    pub fn take(&mut self, typed: &[u8]) -> Vec<Typed> {
+    /// Splits what was typed into keys and escape sequences, in order.
+    pub(crate) fn parse(&mut self, typed: &[u8]) -> Vec<Typed> {
         let mut found = Vec::new();
         let mut keys = Vec::new();
         let flush = |keys: &mut Vec<u8>, found: &mut Vec<Typed>| {
@@ -49,7 +50,7 @@ impl Escapes {
                     b'.' | b'?' => {
                         flush(&mut keys, &mut found);
                         found.push(if key == b'.' { Typed::Detach } else { Typed::Help });
-                        // What follows is as if the line had just begun.
+                        // The next key counts as the first of a line.
                         self.at_start = true;
                         continue;
                     }
@@ -77,22 +78,22 @@ mod tests {
     }
 
     #[test]
-    fn words_are_found_at_the_beginning_of_a_line_only() {
-        let take = |typed: &str| Escapes::default().take(typed.as_bytes());
-        assert_eq!(take("~."), [Typed::Detach]);
-        assert_eq!(take("ls ~.\r~?"), [keys("ls ~.\r"), Typed::Help]);
-        assert_eq!(take("~~."), [keys("~.")]);
-        assert_eq!(take("~/bin\r"), [keys("~/bin\r")]);
-        assert_eq!(take("a\r~.b"), [keys("a\r"), Typed::Detach, keys("b")]);
+    fn escapes_count_only_at_the_beginning_of_a_line() {
+        let parse = |typed: &str| Escapes::default().parse(typed.as_bytes());
+        assert_eq!(parse("~."), [Typed::Detach]);
+        assert_eq!(parse("ls ~.\r~?"), [keys("ls ~.\r"), Typed::Help]);
+        assert_eq!(parse("~~."), [keys("~.")]);
+        assert_eq!(parse("~/bin\r"), [keys("~/bin\r")]);
+        assert_eq!(parse("a\r~.b"), [keys("a\r"), Typed::Detach, keys("b")]);
     }
 
     #[test]
-    fn a_word_may_come_in_pieces() {
+    fn an_escape_split_over_two_reads_is_found() {
         let mut escapes = Escapes::default();
-        assert_eq!(escapes.take(b"x\r"), [keys("x\r")]);
-        assert_eq!(escapes.take(b"~"), []);
-        assert_eq!(escapes.take(b"."), [Typed::Detach]);
-        assert_eq!(escapes.take(b"~"), []);
-        assert_eq!(escapes.take(b"q"), [keys("~q")]);
+        assert_eq!(escapes.parse(b"x\r"), [keys("x\r")]);
+        assert_eq!(escapes.parse(b"~"), []);
+        assert_eq!(escapes.parse(b"."), [Typed::Detach]);
+        assert_eq!(escapes.parse(b"~"), []);
+        assert_eq!(escapes.parse(b"q"), [keys("~q")]);
     }
 }

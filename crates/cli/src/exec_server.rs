@@ -1,4 +1,4 @@
-//! `codex exec-server`: the server.
+//! `codex exec-server`: runs the server.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,9 +14,9 @@ use codex_exec_server::{
 use codex_exec_server::credentials::finish_renewals;
 use codex_linux_sandbox::Assurance;
 
-use crate::on::RENEWAL;
+use crate::on::RENEWAL_TIMEOUT;
 use crate::own_files::own_files;
-use crate::remote::{ForwardArgs, RemoteArgs, told_to_stop_or_left};
+use crate::remote::{ForwardArgs, RemoteArgs, shutdown_signal_or_stdin_end};
 use crate::trim;
 
 /// Serve this machine: run commands and work with files for clients that connect
@@ -38,7 +38,7 @@ address that other machines can reach:
   codex exec-server --listen ws://0.0.0.0:4500 \\
       --ws-auth capability-token --ws-token-file /run/token")]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct ExecServerArgs {
+pub(crate) struct ExecServerArgs {
     #[command(subcommand)]
     command: Option<ExecServerCommand>,
 
@@ -52,11 +52,11 @@ pub struct ExecServerArgs {
     concurrent_requests: usize,
 
     /// Keep a session and its processes this long after its connection is lost: 30s, 5m, 2h, 0
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     detach_ttl: Duration,
 
     /// When the server stops, wait this long between SIGTERM and SIGKILL for its processes
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_duration)]
     stop_grace: Duration,
 
     /// Weakest sandbox level to use if a request names none: full, namespaces or landlock. If this
@@ -120,7 +120,7 @@ enum AuthMode {
     SignedBearerToken,
 }
 
-pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     keep_freed_memory();
     let own_files = own_files(args.auth.files());
     let auth = args.auth.build()?;
@@ -135,10 +135,10 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     let executable = std::env::current_exe().context("cannot find this executable")?;
     let paths =
         ExecServerRuntimePaths::new(executable, None).context("cannot find this executable")?;
-    // A listener gives its connections to lanes; a relay's socket and its streams share this thread.
-    // It looks at its sockets often: a key must not wait until a busy stream has nothing more to do.
-    // The threads that it has for stdin, stdout and the lookup of names stay, one from the start, so that
-    // none is missing later on a machine that gives no more.
+    // A listener gives its connections to lanes; in remote mode, the relay socket and its streams share
+    // this thread. A short event interval, so that a keystroke does not wait for a busy stream. The pool
+    // threads, for stdin, stdout and name lookups, never exit, and the first starts at once, so that one
+    // exists even if the system gives no more later.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .event_interval(8)
@@ -152,23 +152,22 @@ pub fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
             Some(ExecServerCommand::Forward(forward)) => forward.run(&paths).await,
             None if args.remote.remote.is_some() => args.remote.run(config, &paths, None).await,
             None => {
-                let left =
+                let stdin_ends_it =
                     args.remote.exits_on_stdin_close() && !matches!(args.listen, ListenUrl::Stdio);
-                let stop = told_to_stop_or_left(left);
+                let stop = shutdown_signal_or_stdin_end(stdin_ends_it);
                 serve(args.listen, auth, config, &paths, stop).await.map_err(anyhow::Error::from)
             }
         };
-        finish_renewals(RENEWAL).await;
+        finish_renewals(RENEWAL_TIMEOUT).await;
         result
     })?;
-    // A thread that still reads stdin would keep the runtime from ending.
+    // A thread that still reads stdin would block the runtime's shutdown.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }
 
-/// Output and blocks of files flow through buffers of up to a megabyte or so. Given back to the
-/// kernel one by one, each would be faulted in again page by page for the next: so the allocator
-/// holds on to a few of them.
+/// Makes the allocator keep freed buffers of up to a few megabytes. If it returned them to the kernel,
+/// each next buffer for output or file blocks would fault in page by page.
 fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: sets two numbers of the allocator, before there are other threads.
@@ -179,7 +178,7 @@ fn keep_freed_memory() {
 }
 
 impl AuthArgs {
-    /// The files that hold what signs clients in.
+    /// The files with tokens and secrets.
     fn files(&self) -> impl Iterator<Item = &Path> {
         [&self.ws_token_file, &self.ws_shared_secret_file]
             .into_iter()
@@ -231,8 +230,8 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "expected a number of at least 1".to_owned())
 }
 
-/// A whole number with `ms`, `s`, `m`, `h` or `d`; seconds without.
-pub fn duration(text: &str) -> Result<Duration, String> {
+/// Parses a whole number with a unit `ms`, `s`, `m`, `h` or `d`; without a unit, seconds.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let milliseconds: u64 = match unit {
@@ -251,8 +250,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected a whole number with ms, s, m, h or d, such as 30s".to_owned())
 }
 
-/// A duration as [`duration`] reads it.
-pub fn span(duration: Duration) -> String {
+/// Formats a duration so that [`parse_duration`] reads it.
+pub(crate) fn format_duration(duration: Duration) -> String {
     let milliseconds = duration.as_millis();
     let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
     let unit =
@@ -265,16 +264,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations() {
-        assert_eq!(duration("0"), Ok(Duration::ZERO));
-        assert_eq!(duration("45"), Ok(Duration::from_secs(45)));
-        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(duration("2h"), Ok(Duration::from_secs(7200)));
+    fn durations_are_parsed_and_formatted() {
+        assert_eq!(parse_duration("0"), Ok(Duration::ZERO));
+        assert_eq!(parse_duration("45"), Ok(Duration::from_secs(45)));
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("2h"), Ok(Duration::from_secs(7200)));
         for text in ["0s", "250ms", "90s", "2h", "1d"] {
-            assert_eq!(duration(text).map(span).as_deref(), Ok(text));
+            assert_eq!(parse_duration(text).map(format_duration).as_deref(), Ok(text));
         }
         for bad in ["", "s", "1y", "-1s", "1.5s", "99999999999999999999d"] {
-            duration(bad).unwrap_err();
+            parse_duration(bad).unwrap_err();
         }
     }
 }

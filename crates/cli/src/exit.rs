@@ -1,6 +1,6 @@
-//! Exit codes, and how a failure is told.
+//! Exit codes, and error messages.
 //!
-//! Invariant: a reader that has gone away (`codex … | head`) is no failure worth a word.
+//! Invariant: no message if the reader of the output has closed it (`codex … | head`).
 
 use std::fmt;
 use std::io::{self, Write};
@@ -10,23 +10,23 @@ use codex_exec_server::{ErrorKind, ExecServerError};
 
 use crate::style::printable;
 
-/// Something failed; the message says what.
-pub const FAILURE: u8 = 1;
-/// `--timeout` was over, as with `timeout(1)`.
-pub const TIMED_OUT: u8 = 124;
-/// A command was to be run, and this program failed, not the command.
-pub const NOT_RUN: u8 = 125;
-/// The command is there but cannot be executed.
-pub const NOT_EXECUTABLE: u8 = 126;
-/// There is no such command.
-pub const NOT_FOUND: u8 = 127;
-/// Whoever read our output has gone: 128 + SIGPIPE.
-pub const BROKEN_PIPE: u8 = 141;
+/// A failure; the message says what to do.
+pub(crate) const FAILURE: u8 = 1;
+/// `--timeout` expired, as with `timeout(1)`.
+pub(crate) const TIMED_OUT: u8 = 124;
+/// This program failed, not the command that it should run.
+pub(crate) const NOT_RUN: u8 = 125;
+/// The command exists but cannot be executed.
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
+/// The command was not found.
+pub(crate) const NOT_FOUND: u8 = 127;
+/// The reader of the output has closed it: 128 + SIGPIPE.
+pub(crate) const BROKEN_PIPE: u8 = 141;
 /// The command line was wrong.
-pub const USAGE: Usage = Usage;
+pub(crate) const USAGE: u8 = 2;
 
-/// The table of `codex help`.
-pub const HELP: &str = "\
+/// The table of exit codes in `codex help`.
+pub(crate) const HELP: &str = "\
 Exit codes:
   0        success
   1        failure; the message says what to do. search: no match
@@ -38,34 +38,24 @@ Exit codes:
   141      the reader of the output closed it (… | head)
   other    run, shell, attach, sandbox: the command's own exit code";
 
-/// Exit code 2.
-#[derive(Debug, Clone, Copy)]
-pub struct Usage;
-
-impl From<Usage> for ExitCode {
-    fn from(Usage: Usage) -> Self {
-        Self::from(2)
-    }
-}
-
-/// A failure that the command line knows more about: its kind, from which come exit code and hints.
+/// An error with a kind, which decides the exit code, and with hints.
 #[derive(Debug)]
-pub struct CommandError {
+pub(crate) struct CommandError {
     pub kind: ErrorKind,
     pub error: anyhow::Error,
-    /// What to do about it, each printed after the error.
+    /// What to do about the error; printed after it.
     pub hints: Vec<String>,
 }
 
 impl CommandError {
-    /// A failure of this kind, without hints.
-    pub fn new(kind: ErrorKind, error: impl Into<anyhow::Error>) -> Self {
+    /// An error of this kind, without hints.
+    pub(crate) fn new(kind: ErrorKind, error: impl Into<anyhow::Error>) -> Self {
         Self { kind, error: error.into(), hints: Vec::new() }
     }
 
-    /// With one more hint.
+    /// Adds a hint.
     #[must_use]
-    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hints.push(hint.into());
         self
     }
@@ -73,14 +63,14 @@ impl CommandError {
 
 impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&words(&self.error))?;
+        f.write_str(&message(&self.error))?;
         self.hints.iter().try_for_each(|hint| write!(f, "; {hint}"))
     }
 }
 
 impl std::error::Error for CommandError {}
 
-/// A failure with an exit code of its own.
+/// An error with an exit code.
 #[derive(Debug)]
 struct Coded {
     code: u8,
@@ -89,74 +79,75 @@ struct Coded {
 
 impl fmt::Display for Coded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&words(&self.error))
+        f.write_str(&message(&self.error))
     }
 }
 
 impl std::error::Error for Coded {}
 
-/// Gives every failure this code, unless it has one.
-pub fn code(code: u8) -> impl FnOnce(anyhow::Error) -> anyhow::Error {
+/// Gives an error this exit code, unless it has one.
+pub(crate) fn with_code(code: u8) -> impl FnOnce(anyhow::Error) -> anyhow::Error {
     move |error| match error.downcast::<Coded>() {
         Ok(coded) => coded.into(),
         Err(error) => Coded { code, error }.into(),
     }
 }
 
-/// Gives every failure of a command that was to be run the code that a shell would give it.
-pub fn of_command(error: anyhow::Error) -> anyhow::Error {
+/// Gives the error of a command that should run the exit code that a shell would give it.
+pub(crate) fn with_command_code(error: anyhow::Error) -> anyhow::Error {
     let by_kind = match kind(&error) {
         ErrorKind::ProgramNotFound => NOT_FOUND,
         ErrorKind::ProgramNotExecutable => NOT_EXECUTABLE,
         _ => NOT_RUN,
     };
-    code(by_kind)(error)
+    with_code(by_kind)(error)
 }
 
-/// What kind of failure it is; [`ErrorKind::Unknown`] if that is not known.
-pub fn kind(error: &anyhow::Error) -> ErrorKind {
-    let told = causes(error).find_map(|cause| {
+/// The kind of an error; [`ErrorKind::Unknown`] if it has none.
+pub(crate) fn kind(error: &anyhow::Error) -> ErrorKind {
+    let found = causes(error).find_map(|cause| {
         let by_command = cause.downcast_ref::<CommandError>().map(|error| error.kind);
         by_command.or_else(|| cause.downcast_ref::<ExecServerError>().map(ExecServerError::kind))
     });
-    told.unwrap_or(ErrorKind::Unknown)
+    found.unwrap_or(ErrorKind::Unknown)
 }
 
-/// Tells a failure on stderr.
-pub fn report(error: &anyhow::Error) -> ExitCode {
+/// Prints an error to stderr and returns its exit code.
+pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if is_broken_pipe(error) {
         return ExitCode::from(BROKEN_PIPE);
     }
-    tell(format_args!("{}", words(error)));
+    print_stderr(format_args!("{}", message(error)));
     ExitCode::from(error.downcast_ref::<Coded>().map_or(FAILURE, |coded| coded.code))
 }
 
-/// An error and all that led to it, also below those of this module, which print it themselves.
+/// An error and its causes, including those inside the error types of this module, which print them
+/// themselves.
 fn causes(error: &anyhow::Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
-    let mut waiting: Vec<_> = error.chain().collect();
-    waiting.reverse();
+    let mut pending: Vec<_> = error.chain().collect();
+    pending.reverse();
     std::iter::from_fn(move || {
-        let cause = waiting.pop()?;
+        let cause = pending.pop()?;
         let below = match (cause.downcast_ref::<Coded>(), cause.downcast_ref::<CommandError>()) {
             (Some(coded), _) => Some(&coded.error),
             (_, Some(error)) => Some(&error.error),
             _ => None,
         };
         if let Some(below) = below {
-            let at = waiting.len();
-            waiting.extend(below.chain());
-            waiting[at..].reverse();
+            let at = pending.len();
+            pending.extend(below.chain());
+            pending[at..].reverse();
         }
         Some(cause)
     })
 }
 
-/// A failure and its causes for people, each word once: a client's error tells its own causes, and
-/// a server's words stand without the protocol's.
-fn words(error: &anyhow::Error) -> String {
+/// The message of an error and its causes, each once: a client's error already includes its causes, and a
+/// server's message needs no words about the protocol.
+fn message(error: &anyhow::Error) -> String {
     let mut parts: Vec<String> = Vec::new();
     for cause in error.chain() {
-        // Some tell their cause themselves.
+        // Some errors already include their cause.
         if parts.last().is_some_and(|last| last.contains(&cause.to_string())) {
             continue;
         }
@@ -173,9 +164,9 @@ fn words(error: &anyhow::Error) -> String {
     parts.join(": ").lines().map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// One line on stderr, wherever that leads.
-pub fn tell(words: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr().lock(), "codex: {words}");
+/// Prints one line to stderr; ignores a failure to do so.
+pub(crate) fn print_stderr(message: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "codex: {message}");
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -184,8 +175,8 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// The exit code that passes on another one.
-pub fn passed_on(code: i32) -> ExitCode {
+/// The exit code of a command as this program's own.
+pub(crate) fn status(code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(code & 0xff).unwrap_or(FAILURE))
 }
 
@@ -196,13 +187,13 @@ mod tests {
     use super::*;
 
     fn server(kind: ErrorKind) -> ExecServerError {
-        // The words say the opposite of every kind.
+        // The message contradicts every kind.
         let message = "all is well (os error 0)".to_owned();
         ExecServerError::Server { method: "process/start", code: -32603, message, kind }
     }
 
     fn exit_code(error: anyhow::Error) -> Option<u8> {
-        of_command(error).downcast_ref::<Coded>().map(|coded| coded.code)
+        with_command_code(error).downcast_ref::<Coded>().map(|coded| coded.code)
     }
 
     #[test]
@@ -214,33 +205,33 @@ mod tests {
                 _ => 125,
             };
             assert_eq!(exit_code(server(kind).into()), Some(code), "{kind}");
-            let told = CommandError::new(kind, anyhow::anyhow!("No such file or directory"));
-            let told = anyhow::Error::new(told).context("cannot run it");
-            assert_eq!(exit_code(told), Some(code), "{kind}");
+            let found = CommandError::new(kind, anyhow::anyhow!("No such file or directory"));
+            let found = anyhow::Error::new(found).context("cannot run it");
+            assert_eq!(exit_code(found), Some(code), "{kind}");
         }
-        let words = anyhow::anyhow!("No such file or directory (os error 2)");
-        assert_eq!(exit_code(words), Some(125), "words are not a kind");
+        let unkinded = anyhow::anyhow!("No such file or directory (os error 2)");
+        assert_eq!(exit_code(unkinded), Some(125), "a message is not a kind");
     }
 
     #[test]
-    fn the_kind_is_found_below_and_the_outermost_counts() {
+    fn the_outermost_kind_among_the_causes_counts() {
         let inner = anyhow::Error::from(server(ErrorKind::DiskFull)).context("below");
-        let coded = code(3)(inner);
+        let coded = with_code(3)(inner);
         assert_eq!(kind(&coded), ErrorKind::DiskFull);
         let outer = CommandError::new(ErrorKind::Busy, coded).hint("wait").hint("or do not");
         assert_eq!(outer.to_string(), "below: all is well (os error 0); wait; or do not");
         let outer = anyhow::Error::new(outer).context("above");
         assert_eq!(kind(&outer), ErrorKind::Busy);
-        assert!(words(&outer).ends_with("; wait; or do not"), "{outer:#}");
+        assert!(message(&outer).ends_with("; wait; or do not"), "{outer:#}");
         assert_eq!(kind(&anyhow::anyhow!("unknown session id x")), ErrorKind::Unknown);
     }
 
     #[test]
-    fn a_broken_pipe_is_found_below() {
+    fn a_broken_pipe_is_found_among_the_causes() {
         let pipe = io::Error::from(io::ErrorKind::BrokenPipe);
         let error = Err::<(), _>(pipe).context("cannot print");
         let error = CommandError::new(ErrorKind::Unknown, error.unwrap_err());
-        assert!(is_broken_pipe(&code(2)(error.into())));
+        assert!(is_broken_pipe(&with_code(2)(error.into())));
         assert!(!is_broken_pipe(&anyhow::anyhow!("Broken pipe (os error 32)")));
     }
 }

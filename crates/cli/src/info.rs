@@ -1,4 +1,4 @@
-//! `codex info`: what the other side is and can do.
+//! `codex info`: shows what the server is and can do.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -7,8 +7,8 @@ use clap::Args;
 use codex_exec_server::{EnvironmentInfo, ExecServerClient};
 use codex_linux_sandbox::Assurance;
 
-use crate::on::{OnArgs, Wants, block_on};
-use crate::remote_path::shown;
+use crate::on::{ConnectOptions, OnArgs, block_on};
+use crate::remote_path::display;
 use crate::style::{Style, printable};
 
 /// Show what the server is and can do
@@ -18,7 +18,7 @@ Examples:
   codex info                                 this machine
   codex info --on ws://127.0.0.1:4500        a server
   codex info --json | jq .capabilities       for programs")]
-pub struct InfoArgs {
+pub(crate) struct InfoArgs {
     #[command(flatten)]
     on: OnArgs,
     /// Print one JSON object
@@ -26,14 +26,15 @@ pub struct InfoArgs {
     json: bool,
 }
 
-pub fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
-        let connected = args.on.connect(Wants { sandbox: true, ..Wants::default() }).await?;
+        let connected =
+            args.on.connect(ConnectOptions { sandbox: true, ..ConnectOptions::default() }).await?;
         let info = connected.client.info();
         let text = if args.json {
             format!("{}\n", serde_json::to_string_pretty(&*info)?)
         } else {
-            describe(&args.on.shown(), &connected.client, &info)
+            describe(&args.on.display(), &connected.client, &info)
         };
         std::io::stdout().write_all(text.as_bytes())?;
         connected.close().await;
@@ -41,19 +42,19 @@ pub fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn describe(place: &str, client: &ExecServerClient, info: &EnvironmentInfo) -> String {
+fn describe(server: &str, client: &ExecServerClient, info: &EnvironmentInfo) -> String {
     let style = Style::stdout();
     let mut out = String::new();
     let mut row = |name: &str, value: &str| {
         let value = if value.is_empty() { "(unknown)" } else { value };
         out.push_str(&format!("{}  {value}\n", style.bold(&format!("{name:<18}"))));
     };
-    row("server", &printable(place));
+    row("server", &printable(server));
     row("version", &printable(&info.executor_version));
     row("system", &printable(&info.platform_os));
-    row("working directory", &info.cwd.as_ref().map(shown).unwrap_or_default());
-    row("home", &info.user_home_dir.as_ref().map(shown).unwrap_or_default());
-    row("temporary files", &info.temp_dir.as_ref().map(shown).unwrap_or_default());
+    row("working directory", &info.cwd.as_ref().map(display).unwrap_or_default());
+    row("home", &info.user_home_dir.as_ref().map(display).unwrap_or_default());
+    row("temporary files", &info.temp_dir.as_ref().map(display).unwrap_or_default());
     row("shell", &printable(&info.shell.path));
     let assurance = info.sandbox_assurance.map_or("none", Assurance::as_str);
     row("sandbox assurance", if info.capabilities.sandbox_assurance { assurance } else { "" });
@@ -71,7 +72,7 @@ fn describe(place: &str, client: &ExecServerClient, info: &EnvironmentInfo) -> S
     out
 }
 
-/// A capability in words of the command line; empty for those that it has no use for.
+/// A capability in terms of the command line; empty if the command line does not use it.
 fn about(name: &str) -> &'static str {
     match name {
         "sandboxed_file_streaming" => "stream large files under a sandbox",

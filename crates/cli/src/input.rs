@@ -1,8 +1,8 @@
-//! Our stdin, read only when somebody wants more of it.
+//! Stdin, read only on request.
 //!
-//! Invariant: what is read was asked for. Keys typed after the command has ended, and lines meant
-//! for the next command of a script, stay where they are. So there is a thread that waits for input
-//! *and* for the end of interest, and reads at most once for each time it is asked.
+//! Invariant: this program reads only what it needs. Keys typed after the command has ended, and lines for
+//! the next command of a script, stay unread. So a thread waits for input *and* for cancellation, and
+//! reads at most once per request.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,28 +15,29 @@ use rustix::fs::{FileType, fstat, makedev, tell};
 use rustix::stdio::stdin;
 use tokio::sync::mpsc;
 
-/// The most that is read at once.
+/// Maximum bytes of one read.
 const CHUNK: usize = 64 << 10;
 
-/// Our stdin.
+/// The stdin of this program.
 #[derive(Debug)]
-pub struct Input {
-    asks: blocking::Sender<()>,
+pub(crate) struct Input {
+    requests: blocking::Sender<()>,
     chunks: mpsc::Receiver<io::Result<Bytes>>,
-    /// One chunk is on its way.
-    asked: bool,
-    /// Closed when interest ends.
-    _interest: OwnedFd,
+    /// A chunk has been requested.
+    requested: bool,
+    /// Dropping it cancels the thread.
+    _cancel_on_drop: OwnedFd,
 }
 
 impl Input {
-    pub fn start() -> io::Result<Self> {
-        let (gone, interest) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let (asks, asked) = blocking::channel();
+    pub(crate) fn start() -> io::Result<Self> {
+        let (cancelled, cancel_on_drop) =
+            rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let (requests, requested) = blocking::channel();
         let (send, chunks) = mpsc::channel(1);
         thread::Builder::new().name("stdin".to_owned()).spawn(move || {
-            while asked.recv().is_ok() {
-                match wait_and_read(&gone) {
+            while requested.recv().is_ok() {
+                match wait_and_read(&cancelled) {
                     Some(chunk) => {
                         let over = chunk.as_ref().map_or(true, Bytes::is_empty);
                         if send.blocking_send(chunk).is_err() || over {
@@ -47,29 +48,29 @@ impl Input {
                 }
             }
         })?;
-        Ok(Self { asks, chunks, asked: false, _interest: interest })
+        Ok(Self { requests, chunks, requested: false, _cancel_on_drop: cancel_on_drop })
     }
 
-    /// The next bytes, as they come; `None` at the end. Nothing is lost if the future is dropped.
-    pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
-        if !self.asked {
-            // A thread that has ended says so below.
-            let _ = self.asks.send(());
-            self.asked = true;
+    /// The next bytes; `None` at the end. Dropping the future loses nothing.
+    pub(crate) async fn next(&mut self) -> io::Result<Option<Bytes>> {
+        if !self.requested {
+            // Fails if the thread has ended, which `recv` reports below.
+            let _ = self.requests.send(());
+            self.requested = true;
         }
         let chunk = self.chunks.recv().await;
-        self.asked = false;
+        self.requested = false;
         chunk.transpose().map(|chunk| chunk.filter(|bytes| !bytes.is_empty()))
     }
 }
 
-/// `None` when nobody is interested any more.
-fn wait_and_read(gone: &OwnedFd) -> Option<io::Result<Bytes>> {
+/// Waits for input and reads it; `None` after cancellation.
+fn wait_and_read(cancelled: &OwnedFd) -> Option<io::Result<Bytes>> {
     let stdin = stdin();
     let mut buffer = vec![0; CHUNK];
     loop {
         let mut both =
-            [PollFd::new(gone, PollFlags::IN), PollFd::from_borrowed_fd(stdin, PollFlags::IN)];
+            [PollFd::new(cancelled, PollFlags::IN), PollFd::from_borrowed_fd(stdin, PollFlags::IN)];
         match poll(&mut both, None) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Some(Err(error.into())),
@@ -82,7 +83,7 @@ fn wait_and_read(gone: &OwnedFd) -> Option<io::Result<Bytes>> {
             continue;
         }
         match rustix::io::read(stdin, &mut buffer) {
-            // Somebody else took it, or has made it non-blocking.
+            // Another process took the input, or made stdin non-blocking.
             Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
             Err(error) => return Some(Err(error.into())),
             Ok(len) => {
@@ -93,8 +94,8 @@ fn wait_and_read(gone: &OwnedFd) -> Option<io::Result<Bytes>> {
     }
 }
 
-/// Whether stdin has nothing and will have nothing, as far as can be told without reading.
-pub fn is_at_end() -> bool {
+/// Whether stdin is at its end, as far as that is known without reading.
+pub(crate) fn is_at_end() -> bool {
     let Ok(stat) = fstat(stdin()) else { return true };
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::CharacterDevice => stat.st_rdev == makedev(1, 3),

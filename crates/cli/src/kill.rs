@@ -1,4 +1,4 @@
-//! `codex kill`: a signal to a process that was left.
+//! `codex kill`: sends a signal to a detached process.
 
 use std::process::ExitCode;
 
@@ -6,8 +6,8 @@ use anyhow::bail;
 use clap::{Args, ValueEnum};
 use codex_exec_server::{ProcessSignal, SignalParams, TerminateParams};
 
-use crate::exit::tell;
-use crate::on::{Wants, block_on};
+use crate::exit::print_stderr;
+use crate::on::{ConnectOptions, block_on};
 use crate::target::TargetArgs;
 
 /// End a detached process, or send it a signal
@@ -20,7 +20,7 @@ Examples:
   codex kill build                     ask it to end (SIGTERM)
   codex kill --signal kill build       end it and everything it started
   codex kill --signal user1 build      send SIGUSR1")]
-pub struct KillArgs {
+pub(crate) struct KillArgs {
     #[command(flatten)]
     target: TargetArgs,
 
@@ -67,23 +67,23 @@ impl From<Signal> for ProcessSignal {
     }
 }
 
-pub fn run(args: &KillArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &KillArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
-        let target = args.target.open(Wants::default()).await?;
+        let target = args.target.open(ConnectOptions::default()).await?;
         let client = &target.connected.client;
         let process_id = target.process.clone();
         if let Some(info) = &target.info
             && info.exited
         {
-            // Nobody can name it any more: what it left behind goes.
+            // Its name becomes free, so kill what it left running.
             client.process_terminate(TerminateParams { process_id }).await?;
             target.forget()?;
             let code = info.exit_code.unwrap_or_default();
-            tell(format_args!("the process has already exited with code {code}"));
+            print_stderr(format_args!("the process has already exited with code {code}"));
         } else if let Signal::Kill = args.signal {
             let killed = client.process_terminate(TerminateParams { process_id }).await?;
             if !killed.running {
-                tell(format_args!("the process has already exited"));
+                print_stderr(format_args!("the process has already exited"));
             }
             target.forget()?;
         } else {

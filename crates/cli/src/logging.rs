@@ -5,7 +5,7 @@ use tracing_subscriber::EnvFilter;
 
 /// How the program logs.
 #[derive(Debug, Args)]
-pub struct LoggingArgs {
+pub(crate) struct LoggingArgs {
     /// Write log lines as text or json; $RUST_LOG sets the level (default: warn)
     #[arg(
         long,
@@ -30,10 +30,10 @@ enum LogFormat {
 
 impl LoggingArgs {
     /// Starts logging for the rest of the program.
-    pub fn start(&self) {
+    pub(crate) fn start(&self) {
         let mut filter =
             EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-        // Below this the library tells whole messages, in which there are keys.
+        // At lower levels the library logs whole messages, which contain keys.
         for directive in ["async_nats=warn", "async_nats::connection=warn"] {
             filter = filter.add_directive(directive.parse().unwrap_or_default());
         }

@@ -1,4 +1,4 @@
-//! `codex login`, `codex login status`, `codex logout`: the credentials in `auth.json`.
+//! `codex login`, `codex login status`, `codex logout`: manage the credentials in `auth.json`.
 
 use std::io::Read;
 use std::process::ExitCode;
@@ -12,8 +12,8 @@ use codex_exec_server::credentials::{
 };
 use codex_exec_server::remote_mode::{HttpClient, Secret};
 
-/// How long a browser has to come back.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// How long to wait for the browser's redirect.
+const BROWSER_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// Sign in to a registry, for remote mode
 ///
@@ -31,7 +31,7 @@ Examples:
   printenv OPENAI_API_KEY | codex login --api-key     with an API key from stdin
   codex login status                                  show how you are signed in"
 )]
-pub struct LoginArgs {
+pub(crate) struct LoginArgs {
     #[command(subcommand)]
     command: Option<LoginCommand>,
 
@@ -62,7 +62,7 @@ enum LoginCommand {
     Status,
 }
 
-pub fn run(args: LoginArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: LoginArgs) -> anyhow::Result<ExitCode> {
     let sources = SignInSources::from_env();
     if let Some(LoginCommand::Status) = args.command {
         return status(&sources);
@@ -86,7 +86,7 @@ pub fn run(args: LoginArgs) -> anyhow::Result<ExitCode> {
             } else {
                 let login = BrowserLogin::start(issuer, args.port).await?;
                 eprintln!("Open this URL in a browser on this machine:\n{}", login.url());
-                login.finish(PATIENCE, &http).await
+                login.finish(BROWSER_TIMEOUT, &http).await
             }
         })?;
         login_with_tokens(&sources, &tokens)?
@@ -95,7 +95,7 @@ pub fn run(args: LoginArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn run_logout() -> anyhow::Result<ExitCode> {
+pub(crate) fn run_logout() -> anyhow::Result<ExitCode> {
     let sources = SignInSources::from_env();
     eprintln!("{}", if logout(&sources)? { "Signed out" } else { "Not signed in" });
     Ok(ExitCode::SUCCESS)

@@ -1,4 +1,4 @@
-//! `codex logs`: what a process said, without being attached to it.
+//! `codex logs`: prints the output of a process without attaching to it.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use codex_exec_server::ReadParams;
 
-use crate::exit::tell;
-use crate::on::{Wants, block_on};
+use crate::exit::print_stderr;
+use crate::on::{ConnectOptions, block_on};
 use crate::output::Sink;
 use crate::target::TargetArgs;
 
@@ -21,7 +21,7 @@ use crate::target::TargetArgs;
 Examples:
   codex logs build             print the output so far
   codex logs -f build          follow it; Ctrl-C stops logs, not the process")]
-pub struct LogsArgs {
+pub(crate) struct LogsArgs {
     #[command(flatten)]
     target: TargetArgs,
 
@@ -30,28 +30,28 @@ pub struct LogsArgs {
     follow: bool,
 }
 
-/// How long one request waits for more.
+/// How long one request waits for more output.
 const WAIT: Duration = Duration::from_secs(20);
-/// How much is asked for at once.
-const AT_ONCE: u64 = 1 << 20;
+/// Bytes per request.
+const READ_BYTES: u64 = 1 << 20;
 
-pub fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
-        let target = args.target.open(Wants::default()).await?;
+        let target = args.target.open(ConnectOptions::default()).await?;
         let mut sink = Sink::new(false);
         let (mut after, mut gaps) = (0, Gaps::default());
         loop {
             let params = ReadParams {
                 process_id: target.process.clone(),
                 after_seq: Some(after),
-                max_bytes: Some(AT_ONCE),
+                max_bytes: Some(READ_BYTES),
                 wait_ms: args.follow.then_some(WAIT.as_secs() * 1000),
             };
             let read = target.connected.client.process_read(params).await?;
             let mut dropped = read.dropped_bytes;
             for chunk in &read.chunks {
-                if let Some(words) = gaps.before(chunk.seq, dropped, read.exited) {
-                    tell(format_args!("the server dropped {words} of output before this"));
+                if let Some(amount) = gaps.before(chunk.seq, dropped, read.exited) {
+                    print_stderr(format_args!("the server dropped {amount} of output before this"));
                 }
                 dropped = 0;
                 sink.output(chunk.stream, &chunk.chunk.0).await?;
@@ -59,7 +59,7 @@ pub fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
             match read.chunks.last() {
                 Some(last) => after = last.seq,
                 None if read.closed || !args.follow => break,
-                // The exit has a number too, and would be told again and again.
+                // Skip the exit's number, or the next request would return at once again.
                 None => after = read.next_seq.saturating_sub(1).max(after),
             }
         }
@@ -68,19 +68,19 @@ pub fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Finds output that is missing by the numbers of what is there.
+/// Finds missing output by gaps in the sequence numbers.
 #[derive(Debug, Default)]
 struct Gaps {
     last: u64,
-    /// The exit has a number too, which no chunk has.
+    /// The number of the exit, which no chunk has, was skipped.
     exit_found: bool,
-    /// Something is missing between chunks that were printed. What is missing before all of them
-    /// was dropped before we came.
+    /// Output is missing between printed chunks. Output missing before all of them was dropped earlier, and
+    /// is no failure.
     failed: bool,
 }
 
 impl Gaps {
-    /// What is missing before a chunk.
+    /// The amount of output missing before a chunk.
     fn before(&mut self, seq: u64, dropped: u64, exited: bool) -> Option<String> {
         let missing = seq.saturating_sub(self.last + 1);
         let first = std::mem::replace(&mut self.last, seq) == 0;
@@ -105,10 +105,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gap_is_told_and_the_exit_is_none() {
+    fn gaps_are_reported_but_the_number_of_the_exit_is_no_gap() {
         let mut gaps = Gaps::default();
         assert_eq!(gaps.before(4, 0, false), Some("3 chunks".to_owned()));
-        assert!(!gaps.failed, "dropped before we came");
+        assert!(!gaps.failed, "dropped before the first chunk");
         assert_eq!(gaps.before(5, 0, true), None);
         assert_eq!(gaps.before(7, 0, true), None);
         assert!(!gaps.failed, "6 is the exit's");

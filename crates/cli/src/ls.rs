@@ -1,4 +1,4 @@
-//! `codex ls`: what is in a directory of the other side.
+//! `codex ls`: lists a directory on the server.
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -12,9 +12,9 @@ use codex_exec_server::{ExecServerError, FsGetMetadataResponse, FsReadDirectoryE
 use futures_util::{StreamExt, TryStreamExt, stream};
 use time::OffsetDateTime;
 
-use crate::exit::tell;
-use crate::on::{OnArgs, Wants, block_on};
-use crate::remote_path::{self, unmarked};
+use crate::exit::print_stderr;
+use crate::on::{ConnectOptions, OnArgs, block_on};
+use crate::remote_path::{self, strip_colon};
 use crate::style::{Style, name_for_stdout};
 
 /// List a directory on the server
@@ -23,7 +23,7 @@ use crate::style::{Style, name_for_stdout};
 Examples:
   codex ls --on ws://127.0.0.1:4500            the server's working directory
   codex ls -l /srv/app                         with permissions, size and time (UTC)")]
-pub struct LsArgs {
+pub(crate) struct LsArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -40,14 +40,14 @@ pub struct LsArgs {
     path: OsString,
 }
 
-/// Questions about files that are under way at once.
-const AT_ONCE: usize = 32;
+/// Concurrent metadata requests.
+const CONCURRENT_REQUESTS: usize = 32;
 
-pub fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
-        let connected = args.on.connect(Wants::default()).await?;
+        let connected = args.on.connect(ConnectOptions::default()).await?;
         let files = connected.client.files();
-        let path = remote_path::resolve(&connected.client, unmarked(&args.path))?;
+        let path = remote_path::resolve(&connected.client, strip_colon(&args.path))?;
         let listed = args.list(&files, &path).await;
         let text = listed.with_context(|| format!("cannot list {}", args.path.display()))?;
         std::io::stdout().write_all(&text)?;
@@ -70,10 +70,10 @@ impl LsArgs {
             .into_iter()
             .filter(|entry| self.all || !entry.file_name.starts_with('.'))
             .collect();
-        // Not every server does it.
+        // Not every server sorts.
         entries.sort_by(|a, b| name(a).cmp(name(b)));
         if listed.truncated {
-            tell(format_args!(
+            print_stderr(format_args!(
                 "the list is incomplete: the directory has more names than the server lists"
             ));
         }
@@ -91,14 +91,14 @@ impl LsArgs {
                 };
                 match files.metadata(&of).await {
                     Ok(metadata) => anyhow::Ok((entry, metadata)),
-                    // Gone since, or not ours to look at: its name is all there is.
+                    // Removed meanwhile, or not readable: show only its name.
                     Err(ExecServerError::Server { .. }) => {
                         Ok((entry, FsGetMetadataResponse::default()))
                     }
                     Err(error) => Err(error.into()),
                 }
             })
-            .buffered(AT_ONCE)
+            .buffered(CONCURRENT_REQUESTS)
             .try_collect()
             .await?;
         let width = long.iter().map(|(_, metadata)| metadata.size.to_string().len()).max();
@@ -117,7 +117,7 @@ fn name(entry: &FsReadDirectoryEntry) -> &[u8] {
     entry.file_name_uri.as_ref().map_or(entry.file_name.as_bytes(), PathUri::file_name)
 }
 
-/// A name as a terminal should see it; as it is for a program.
+/// A name for stdout: escaped and coloured for a terminal, unchanged for a program.
 fn shown(entry: &FsReadDirectoryEntry) -> Vec<u8> {
     let shown = name_for_stdout(name(entry));
     match String::from_utf8(shown) {
@@ -129,7 +129,7 @@ fn shown(entry: &FsReadDirectoryEntry) -> Vec<u8> {
     }
 }
 
-/// All that is told of a file before its name.
+/// The columns before the name in the long format.
 fn line(metadata: &FsGetMetadataResponse, width: usize) -> String {
     let kind = match metadata {
         FsGetMetadataResponse { is_symlink: true, .. } => 'l',
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times() {
+    fn times_are_formatted_in_utc() {
         assert_eq!(time(1), "1970-01-01 00:00");
         assert_eq!(time(951_782_400_000), "2000-02-29 00:00");
         assert_eq!(time(1_794_787_440_000), "2026-11-16 00:04");
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line() {
+    fn the_long_format_shows_mode_size_and_time() {
         let metadata = FsGetMetadataResponse {
             is_file: true,
             size: 42,

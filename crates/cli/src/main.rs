@@ -1,17 +1,17 @@
-//! `codex`: parse, run, exit code.
+//! `codex`: parses the command line, runs a command, returns its exit code.
 
 mod apply_patch;
-mod ask;
 mod attach;
 mod cat;
 mod completion;
+mod confirm;
 mod cp;
 mod doctor;
-mod drive;
 mod environments;
 mod escapes;
 mod exec_server;
 mod exit;
+mod foreground;
 mod info;
 mod input;
 mod kill;
@@ -31,7 +31,7 @@ mod rendezvous;
 mod rm;
 mod run;
 mod sandbox;
-mod saved;
+mod saved_sessions;
 mod screen_modes;
 mod search;
 mod shell;
@@ -89,13 +89,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // A helper of a running server: nothing else of this program applies to it.
+    // If a server has re-entered this program as a helper, this does not return.
     codex_exec_server::main_if_reentered();
     terminal::main_if_guard();
     let cli = match Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are no errors; both are told by where they are printed.
+            // clap reports help and version as errors for stdout.
             let _ = error.print();
             return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
         }
@@ -130,14 +130,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Called by the name `codex-exec-server`, the word `exec-server` is understood, and may be said.
+/// The arguments; under the name `codex-exec-server`, the subcommand `exec-server` is optional.
 fn arguments() -> Vec<OsString> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let name = arguments.first().map(Path::new).and_then(Path::file_name);
     if name.is_some_and(|name| name == "codex-exec-server") {
         arguments[0] = "codex".into();
-        let said = arguments.get(1).and_then(|word| word.to_str());
-        if !matches!(said, Some("exec-server" | "--version" | "-V")) {
+        let first = arguments.get(1).and_then(|word| word.to_str());
+        if !matches!(first, Some("exec-server" | "--version" | "-V")) {
             arguments.insert(1, "exec-server".into());
         }
     }

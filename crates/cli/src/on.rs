@@ -1,6 +1,6 @@
-//! `--on WHERE`: which server a command works on.
+//! `--on SERVER`: the server that a command works on.
 //!
-//! Without one, the server is part of this process: every command works with no server at all.
+//! Without it, the server runs in this process, so every command works without a server.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,17 +19,17 @@ use crate::exit::CommandError;
 use crate::own_files::own_files;
 use crate::place::{Place, place};
 
-/// Where a bearer token is looked for if no file is named.
-pub const TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_TOKEN";
-/// The same, for environments.
-pub const HARNESS_TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN";
-/// Where the registry is looked for if none is named; the second is what other harnesses read.
+/// The variable with the bearer token, unless `--token-file` is given.
+pub(crate) const TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_TOKEN";
+/// The variable with the token for environments.
+pub(crate) const HARNESS_TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN";
+/// The variables with the registry's URL, unless `--registry` is given; other harnesses read the second.
 const REGISTRY_VARIABLES: [&str; 2] =
     ["CODEX_REGISTRY_URL", "CODEX_EXEC_SERVER_NOISE_REGISTRY_URL"];
 
-/// Where to work.
+/// The flags that choose a server.
 #[derive(Debug, Clone, Args)]
-pub struct OnArgs {
+pub(crate) struct OnArgs {
     /// Work on this server: ws://HOST:PORT, wss://HOST, stdio:COMMAND (a command that speaks the
     /// protocol over stdin and stdout) or env:ID (an environment behind a rendezvous) [default: this
     /// machine, without a server]
@@ -64,32 +64,32 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected a number of seconds, such as 30".to_owned())
 }
 
-/// How a command wants to be connected.
+/// How a command connects.
 #[derive(Debug, Clone, Default)]
-pub struct Wants {
-    /// A session to go on with.
+pub(crate) struct ConnectOptions {
+    /// The session to resume.
     pub session: Option<String>,
-    /// How long the session should outlive its connection.
-    pub keep: Option<Duration>,
-    /// How long to try to get a lost connection back, instead of the client's own time.
+    /// How long the server keeps the session without a connection.
+    pub detach_ttl: Option<Duration>,
+    /// How long to try to reconnect, instead of the client's default.
     pub patience: Option<Duration>,
-    /// Neither wait for a session that somebody else holds nor reconnect.
-    pub at_once: bool,
-    /// A server in this process can enforce sandboxes. Only then does it try what the machine offers,
-    /// which takes some processes.
+    /// Neither wait for a session that another connection holds, nor reconnect.
+    pub fail_fast: bool,
+    /// Whether a server in this process needs sandboxes. If so, it probes what the machine offers, which
+    /// starts some processes.
     pub sandbox: bool,
 }
 
-/// A connection, and the server if it is in this process.
+/// A client, and its server if that runs in this process.
 #[derive(Debug)]
-pub struct Connected {
+pub(crate) struct Connected {
     pub client: ExecServerClient,
     server: Option<Server>,
 }
 
 impl OnArgs {
-    /// The same credentials for another place, and the registry that knows it.
-    pub fn at(&self, place: Place, registry: Option<String>) -> Self {
+    /// The same credentials for another place, and its registry.
+    pub(crate) fn with_place(&self, place: Place, registry: Option<String>) -> Self {
         Self {
             on: Some(place),
             registry: registry.or_else(|| self.registry.clone()),
@@ -97,8 +97,8 @@ impl OnArgs {
         }
     }
 
-    /// The registry that environments are looked up in.
-    pub fn registry(&self) -> anyhow::Result<String> {
+    /// The URL of the registry.
+    pub(crate) fn registry(&self) -> anyhow::Result<String> {
         let given = self.registry.clone();
         let set = |name| std::env::var(name).ok();
         given
@@ -108,39 +108,39 @@ impl OnArgs {
             .context("env: needs a registry; pass --registry URL or set CODEX_REGISTRY_URL")
     }
 
-    /// Connects.
-    pub async fn connect(&self, wants: Wants) -> anyhow::Result<Connected> {
+    /// Connects to the server, or starts one in this process.
+    pub(crate) async fn connect(&self, options: ConnectOptions) -> anyhow::Result<Connected> {
         let mut reconnect = ReconnectPolicy::default();
-        if let Some(patience) = self.patience.or(wants.patience) {
+        if let Some(patience) = self.patience.or(options.patience) {
             reconnect.give_up_after = patience;
         }
-        reconnect.enabled = !wants.at_once && !reconnect.give_up_after.is_zero();
-        let mut options = ExecServerClientConnectOptions::default();
-        options.client_name = "codex".to_owned();
-        options.resume_session_id = wants.session;
-        options.detach_ttl = wants.keep;
-        options.reconnect = reconnect;
+        reconnect.enabled = !options.fail_fast && !reconnect.give_up_after.is_zero();
+        let mut connect = ExecServerClientConnectOptions::default();
+        connect.client_name = "codex".to_owned();
+        connect.resume_session_id = options.session;
+        connect.detach_ttl = options.detach_ttl;
+        connect.reconnect = reconnect;
         let client = match &self.on {
             None => {
-                let server = embedded(self.token_file.as_deref(), wants.sandbox)?;
+                let server = embedded(self.token_file.as_deref(), options.sandbox)?;
                 let client =
-                    ExecServerClient::connect_connection(server.connect(), options).await?;
+                    ExecServerClient::connect_connection(server.connect(), connect).await?;
                 return Ok(Connected { client, server: Some(server) });
             }
             Some(Place::Websocket(url)) => {
-                let mut args = RemoteExecServerConnectArgs::new(url, options.client_name);
+                let mut args = RemoteExecServerConnectArgs::new(url, connect.client_name);
                 args.bearer_token = self.token()?;
-                args.resume_session_id = options.resume_session_id;
-                args.detach_ttl = options.detach_ttl;
-                args.reconnect = options.reconnect;
+                args.resume_session_id = connect.resume_session_id;
+                args.detach_ttl = connect.detach_ttl;
+                args.reconnect = connect.reconnect;
                 ExecServerClient::connect_websocket(args).await
             }
             Some(Place::Stdio(argv)) => {
-                ExecServerClient::connect_stdio_command(argv, options).await
+                ExecServerClient::connect_stdio_command(argv, connect).await
             }
             Some(Place::Environment(id)) => {
                 let (registry, sign_in) = (self.registry()?, self.sign_in()?);
-                ExecServerClient::connect_environment(&registry, id, sign_in, options).await
+                ExecServerClient::connect_environment(&registry, id, sign_in, connect).await
             }
         };
         match client {
@@ -149,8 +149,8 @@ impl OnArgs {
         }
     }
 
-    /// What is connected to, for people.
-    pub fn shown(&self) -> String {
+    /// The server, for messages.
+    pub(crate) fn display(&self) -> String {
         match &self.on {
             None => "this machine, no server".to_owned(),
             Some(Place::Websocket(url)) => WebsocketDial::new(url).shown_url(),
@@ -159,12 +159,12 @@ impl OnArgs {
         }
     }
 
-    /// The flag that says the same, to be pasted into a shell.
-    pub fn flag(&self) -> String {
+    /// The same flags, quoted for a shell.
+    pub(crate) fn flag(&self) -> String {
         match &self.on {
             None => String::new(),
             Some(_) => {
-                let on = format!(" --on {}", crate::style::quoted(&self.shown()));
+                let on = format!(" --on {}", crate::style::quoted(&self.display()));
                 match &self.registry {
                     Some(url) => format!("{on} --registry {}", crate::style::quoted(url)),
                     None => on,
@@ -204,7 +204,7 @@ impl OnArgs {
         }
     }
 
-    /// What the command line can add to a client's words.
+    /// Adds a hint to a client's error.
     fn explain(&self, error: ExecServerError) -> CommandError {
         let kind = error.kind();
         let environment = match &self.on {
@@ -241,13 +241,13 @@ impl OnArgs {
 }
 
 impl Connected {
-    /// Whether the server is in this process.
-    pub fn is_embedded(&self) -> bool {
+    /// Whether the server runs in this process.
+    pub(crate) fn is_embedded(&self) -> bool {
         self.server.is_some()
     }
 
-    /// Closes the connection; a server in this process ends with all it started.
-    pub async fn close(self) {
+    /// Closes the connection and shuts down a server in this process.
+    pub(crate) async fn close(self) {
         self.client.close().await;
         if let Some(server) = self.server {
             server.shut_down().await;
@@ -264,19 +264,19 @@ fn embedded(token_file: Option<&Path>, sandbox: bool) -> anyhow::Result<Server> 
     Server::new(config).context("cannot start the built-in server")
 }
 
-/// How long a renewal of the sign-in that nobody waits for any more may hold the program up: as long as
-/// the issuer may take to answer, and a little to store it.
-pub const RENEWAL: Duration = Duration::from_secs(35);
+/// How long the program waits at its end for a pending renewal of the sign-in: the issuer's timeout, and a
+/// little time to store the tokens.
+pub(crate) const RENEWAL_TIMEOUT: Duration = Duration::from_secs(35);
 
-/// Runs a command's work to its end.
-pub fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+/// Runs a command on a new runtime.
+pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let result = work.await;
-        finish_renewals(RENEWAL).await;
+        finish_renewals(RENEWAL_TIMEOUT).await;
         result
     });
-    // A thread that waits for a terminal or a pipe would keep the runtime from ending.
+    // A thread that waits for a terminal or a pipe would block the runtime's shutdown.
     runtime.shutdown_background();
     result
 }

@@ -1,4 +1,4 @@
-//! Where a process's words go: to our stdout and stderr, or as one JSON object a line.
+//! Writes the output of a process to stdout and stderr, or as JSON, one object per line.
 
 use std::io;
 
@@ -8,21 +8,21 @@ use codex_linux_sandbox::Assurance;
 use serde::Serialize;
 use tokio::io::{AsyncWrite, AsyncWriteExt, Stderr, Stdout};
 
-use crate::exit::tell;
+use crate::exit::print_stderr;
 
-/// Our stdout and stderr.
+/// Stdout and stderr of this program.
 #[derive(Debug)]
-pub struct Sink {
+pub(crate) struct Sink {
     stdout: Stdout,
     stderr: Stderr,
     json: bool,
 }
 
-/// A line of `--json`.
+/// An event in the output of `--json`.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum Line<'a> {
-    /// It runs.
+pub(crate) enum JsonEvent<'a> {
+    /// The process has started.
     Started {
         process_id: &'a str,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -32,7 +32,7 @@ pub enum Line<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         sandbox_assurance: Option<Assurance>,
     },
-    /// It said something: text, or base64 where that is no UTF-8.
+    /// Output: text, or base64 if it is not UTF-8.
     Output {
         stream: &'static str,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,26 +40,26 @@ pub enum Line<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         base64: Option<String>,
     },
-    /// Output is missing here.
+    /// Output is lost here.
     Lost { message: String },
-    /// It has exited.
+    /// The process has exited.
     Exited { exit_code: i32, sandbox_denied: bool },
-    /// Nothing more comes.
+    /// There are no more events.
     Closed,
-    /// The sandbox denied it, and somebody was asked.
+    /// The sandbox denied the command something, and the user was asked.
     Asked { approved: bool },
 }
 
 impl Sink {
-    pub fn new(json: bool) -> Self {
+    pub(crate) fn new(json: bool) -> Self {
         Self { stdout: tokio::io::stdout(), stderr: tokio::io::stderr(), json }
     }
 
-    pub async fn output(&mut self, stream: OutputStream, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) async fn output(&mut self, stream: OutputStream, bytes: &[u8]) -> io::Result<()> {
         if self.json {
             let text = std::str::from_utf8(bytes).ok();
             let base64 = text.is_none().then(|| base64_simd::STANDARD.encode_to_string(bytes));
-            return self.line(&Line::Output { stream: stream.as_str(), text, base64 }).await;
+            return self.print(&JsonEvent::Output { stream: stream.as_str(), text, base64 }).await;
         }
         match stream {
             OutputStream::Stderr => write(&mut self.stderr, bytes).await,
@@ -67,25 +67,25 @@ impl Sink {
         }
     }
 
-    pub async fn lost(&mut self, lost: &Lost) -> io::Result<()> {
-        tell(format_args!("{lost}"));
-        self.line_if_json(&Line::Lost { message: lost.to_string() }).await
+    pub(crate) async fn lost(&mut self, lost: &Lost) -> io::Result<()> {
+        print_stderr(format_args!("{lost}"));
+        self.print_if_json(&JsonEvent::Lost { message: lost.to_string() }).await
     }
 
-    pub async fn exited(&mut self, status: ExitStatus) -> io::Result<()> {
+    pub(crate) async fn exited(&mut self, status: ExitStatus) -> io::Result<()> {
         let ExitStatus { code: exit_code, sandbox_denied } = status;
-        self.line_if_json(&Line::Exited { exit_code, sandbox_denied }).await
+        self.print_if_json(&JsonEvent::Exited { exit_code, sandbox_denied }).await
     }
 
-    pub async fn closed(&mut self) -> io::Result<()> {
-        self.line_if_json(&Line::Closed).await
+    pub(crate) async fn closed(&mut self) -> io::Result<()> {
+        self.print_if_json(&JsonEvent::Closed).await
     }
 
-    pub async fn line_if_json(&mut self, line: &Line<'_>) -> io::Result<()> {
-        if self.json { self.line(line).await } else { Ok(()) }
+    pub(crate) async fn print_if_json(&mut self, line: &JsonEvent<'_>) -> io::Result<()> {
+        if self.json { self.print(line).await } else { Ok(()) }
     }
 
-    async fn line(&mut self, line: &Line<'_>) -> io::Result<()> {
+    async fn print(&mut self, line: &JsonEvent<'_>) -> io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
         write(&mut self.stdout, &text).await

@@ -1,19 +1,19 @@
-//! A place to work on, as it is written after `--on`.
+//! The value of `--on`.
 
-/// A server.
+/// A server that `--on` names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
-    /// By websocket.
+pub(crate) enum Place {
+    /// A websocket URL.
     Websocket(String),
-    /// Through a command.
+    /// A command that serves on its stdin and stdout.
     Stdio(Vec<String>),
     /// An environment behind a rendezvous, by its id.
     Environment(String),
 }
 
 impl Place {
-    /// As it can be kept and dialled again by [`place`], if its sessions outlive a connection.
-    pub fn url(&self) -> Option<String> {
+    /// The place as text for [`place`]; `None` if its sessions end with their connection.
+    pub(crate) fn url(&self) -> Option<String> {
         match self {
             Self::Websocket(url) => Some(url.clone()),
             Self::Stdio(_) => None,
@@ -22,8 +22,8 @@ impl Place {
     }
 }
 
-/// Reads what is written after `--on`.
-pub fn place(text: &str) -> Result<Place, String> {
+/// Parses the value of `--on`.
+pub(crate) fn place(text: &str) -> Result<Place, String> {
     if text.starts_with("ws://") || text.starts_with("wss://") {
         return Ok(Place::Websocket(text.to_owned()));
     }
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places() {
+    fn places_are_parsed_or_refused() {
         assert_eq!(place("ws://h:1"), Ok(Place::Websocket("ws://h:1".into())));
         assert_eq!(
             place("stdio:ssh 'my host' x"),
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_leads_back() {
+    fn a_saved_place_parses_to_itself() {
         for text in ["ws://h:1", "wss://h/x", "env:laptop"] {
             let url = place(text).unwrap().url().unwrap();
             assert_eq!(place(&url), place(text));

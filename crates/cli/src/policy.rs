@@ -1,4 +1,4 @@
-//! A policy by name or from a file: what a command or a patch may touch.
+//! Sandbox policies, by name or from a file.
 
 use anyhow::Context;
 use clap::Args;
@@ -8,7 +8,7 @@ use codex_linux_sandbox::Assurance;
 
 /// `--sandbox`.
 #[derive(Debug, Clone, Args)]
-pub struct SandboxArgs {
+pub(crate) struct SandboxArgs {
     /// Confine it to a sandbox: read-only, workspace-write (may write to the working directory and to
     /// temporary directories; no network), or a JSON file with your own permissions
     #[arg(long, value_name = "SANDBOX")]
@@ -20,13 +20,13 @@ pub struct SandboxArgs {
 }
 
 impl SandboxArgs {
-    /// Whether there is one to be held to.
-    pub fn is_given(&self) -> bool {
+    /// Whether `--sandbox` is given.
+    pub(crate) fn is_given(&self) -> bool {
         self.sandbox.is_some()
     }
 
     /// The sandbox, with this directory as its workspace unless a file says otherwise.
-    pub fn context(&self, workspace: &PathUri) -> anyhow::Result<Option<SandboxContext>> {
+    pub(crate) fn context(&self, workspace: &PathUri) -> anyhow::Result<Option<SandboxContext>> {
         let Some(given) = self.sandbox.as_deref() else { return Ok(None) };
         let mut context = context(given, workspace)?;
         context.assurance = self.sandbox_assurance.or(context.assurance);
@@ -36,7 +36,7 @@ impl SandboxArgs {
 
 /// The policy of this name or in this file, with this directory as its workspace unless the file says
 /// otherwise.
-pub fn context(given: &str, workspace: &PathUri) -> anyhow::Result<SandboxContext> {
+pub(crate) fn context(given: &str, workspace: &PathUri) -> anyhow::Result<SandboxContext> {
     let mut context = match given {
         "read-only" => SandboxContext::new(PermissionProfile::read_only()),
         "workspace-write" => SandboxContext::new(PermissionProfile::workspace_write()),

@@ -1,4 +1,4 @@
-//! `codex ps`: what was left, and how it does.
+//! `codex ps`: lists detached processes.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -8,9 +8,9 @@ use clap::Args;
 use codex_exec_server::{ErrorKind, ProcessInfo};
 use futures_util::future::join_all;
 
-use crate::exit::{self, tell};
-use crate::on::{OnArgs, Wants, block_on};
-use crate::saved::Saved;
+use crate::exit::{self, print_stderr};
+use crate::on::{ConnectOptions, OnArgs, block_on};
+use crate::saved_sessions::SavedSession;
 use crate::style::{Style, printable, quoted, table};
 use crate::target;
 
@@ -25,7 +25,7 @@ Examples:
   codex ps build                                            the processes of one session
   codex ps --on ws://127.0.0.1:4500 --session 8c4c…         by session id
   codex ps --json | jq -r '.[] | select(.exited) | .name'   names of those that have exited")]
-pub struct PsArgs {
+pub(crate) struct PsArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -41,8 +41,8 @@ pub struct PsArgs {
     name: Option<String>,
 }
 
-/// How long a server may take to tell.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait for a server's response.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A line of the table, or an object of the array.
 #[derive(Debug, serde::Serialize)]
@@ -52,26 +52,28 @@ struct Row {
     name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<String>,
-    /// Why nothing can be told.
+    /// Why the state of the process is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
     #[serde(flatten)]
     process: Option<ProcessInfo>,
 }
 
-pub fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let rows = match args.session.as_ref().or(args.name.as_ref()) {
-            Some(session) => of_session(args, session).await?,
+            Some(session) => session_rows(args, session).await?,
             None => {
-                let saved = Saved::all()?;
-                join_all(saved.iter().map(|saved| of_saved(&args.on, saved))).await
+                let saved = SavedSession::all()?;
+                join_all(saved.iter().map(|saved| saved_row(&args.on, saved))).await
             }
         };
         let text = if args.json {
             format!("{}\n", serde_json::to_string_pretty(&rows)?)
         } else if rows.is_empty() {
-            tell(format_args!("no detached processes; start one with codex run --detach NAME"));
+            print_stderr(format_args!(
+                "no detached processes; start one with codex run --detach NAME"
+            ));
             String::new()
         } else {
             render(&rows)
@@ -81,8 +83,8 @@ pub fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-async fn of_session(args: &PsArgs, session: &str) -> anyhow::Result<Vec<Row>> {
-    let (connected, saved) = target::connect(&args.on, session, Wants::default()).await?;
+async fn session_rows(args: &PsArgs, session: &str) -> anyhow::Result<Vec<Row>> {
+    let (connected, saved) = target::connect(&args.on, session, ConnectOptions::default()).await?;
     let listed = connected.client.process_list().await;
     connected.close().await;
     let row = |process| Row {
@@ -94,15 +96,15 @@ async fn of_session(args: &PsArgs, session: &str) -> anyhow::Result<Vec<Row>> {
     Ok(listed?.processes.into_iter().map(row).collect())
 }
 
-async fn of_saved(on: &OnArgs, saved: &Saved) -> Row {
-    let look = async {
-        let wants = Wants { at_once: true, ..Wants::default() };
-        let connected = target::resume(on, saved, wants).await?;
+async fn saved_row(on: &OnArgs, saved: &SavedSession) -> Row {
+    let list = async {
+        let options = ConnectOptions { fail_fast: true, ..ConnectOptions::default() };
+        let connected = target::resume(on, saved, options).await?;
         let listed = connected.client.process_list().await;
         connected.close().await;
         anyhow::Ok(listed?.processes)
     };
-    let (problem, process) = match tokio::time::timeout(PATIENCE, look).await {
+    let (problem, process) = match tokio::time::timeout(REPLY_TIMEOUT, list).await {
         Err(_) => (Some("no reply".to_owned()), None),
         Ok(Err(error)) => (Some(brief(&error)), None),
         Ok(Ok(processes)) => {
@@ -115,7 +117,7 @@ async fn of_saved(on: &OnArgs, saved: &Saved) -> Row {
     Row { name: Some(saved.name.clone()), url: Some(saved.url.clone()), problem, process }
 }
 
-/// A failure in a cell of a table.
+/// An error as the content of a table cell.
 fn brief(error: &anyhow::Error) -> String {
     match exit::kind(error) {
         ErrorKind::SessionAttached => "in use elsewhere".to_owned(),

@@ -1,4 +1,4 @@
-//! The remote mode of `codex exec-server`: its flags, and `forward`.
+//! Remote mode of `codex exec-server`: its flags, and `forward`.
 
 use std::io::Read;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use clap::Args;
 use codex_exec_server::{
     ExecServerRuntimePaths, RemoteEnvironmentConfig, RemoteExecutorConfig, ServerConfig,
     SignInKind, SignInSources, run_remote_environment_until, run_remote_executor_until,
-    told_to_stop,
+    shutdown_signal,
 };
 
-/// Set to `1` or `true`, it does what `--exit-on-stdin-close` does.
+/// If this variable is `1` or `true`, it acts like `--exit-on-stdin-close`.
 const EXIT_ON_STDIN_CLOSE: &str = "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE";
 
-/// Where and as what to register.
+/// The flags of remote mode.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Remote mode")]
-pub struct RemoteArgs {
+pub(crate) struct RemoteArgs {
     /// Register with this registry and serve through its rendezvous instead of listening
     #[arg(long, value_name = "URL")]
     pub remote: Option<String>,
@@ -57,7 +57,7 @@ pub struct RemoteArgs {
 Example:
   codex exec-server forward --connect ws://127.0.0.1:4500 --remote https://registry.example \\
       --environment-id env_1")]
-pub struct ForwardArgs {
+pub(crate) struct ForwardArgs {
     /// Forward streams to the exec-server at this ws:// URL
     #[arg(long, value_name = "URL")]
     connect: String,
@@ -67,7 +67,7 @@ pub struct ForwardArgs {
 }
 
 impl ForwardArgs {
-    pub async fn run(self, paths: &ExecServerRuntimePaths) -> anyhow::Result<()> {
+    pub(crate) async fn run(self, paths: &ExecServerRuntimePaths) -> anyhow::Result<()> {
         if !self.connect.starts_with("ws://") && !self.connect.starts_with("wss://") {
             anyhow::bail!(
                 "invalid --connect URL \"{}\": expected the ws:// URL that the exec-server printed",
@@ -82,7 +82,7 @@ impl ForwardArgs {
 }
 
 impl RemoteArgs {
-    pub async fn run(
+    pub(crate) async fn run(
         self,
         server: ServerConfig,
         paths: &ExecServerRuntimePaths,
@@ -92,7 +92,8 @@ impl RemoteArgs {
         let mut sources = SignInSources::from_env();
         sources.allowed_hosts = self.allow_host;
         let agent = self.use_agent_identity_auth.then_some(SignInKind::AgentIdentity);
-        let stop = told_to_stop_or_left(wants_exit_on_stdin_close(self.exit_on_stdin_close));
+        let stop =
+            shutdown_signal_or_stdin_end(wants_exit_on_stdin_close(self.exit_on_stdin_close));
         let name = self.name.unwrap_or_else(|| "codex-exec-server".to_owned());
         match (self.environment_id, self.executor_id) {
             (Some(environment_id), _) => {
@@ -114,8 +115,8 @@ impl RemoteArgs {
         }
     }
 
-    /// Whether the end of stdin is the end of the server.
-    pub fn exits_on_stdin_close(&self) -> bool {
+    /// Whether the server stops at the end of stdin.
+    pub(crate) fn exits_on_stdin_close(&self) -> bool {
         wants_exit_on_stdin_close(self.exit_on_stdin_close)
     }
 }
@@ -125,21 +126,21 @@ fn wants_exit_on_stdin_close(flag: bool) -> bool {
     flag || std::env::var(EXIT_ON_STDIN_CLOSE).is_ok_and(set)
 }
 
-/// Resolves on SIGTERM, on SIGINT and, if `stdin` says so, at the end of stdin; signals are listened
-/// for by the time this returns. To be called inside a runtime.
-pub fn told_to_stop_or_left(stdin: bool) -> impl Future<Output = ()> {
-    let told = told_to_stop();
+/// Resolves on SIGTERM or SIGINT or, if `stdin` is true, at the end of stdin. The signal handlers are
+/// installed by the time this returns. Must be called inside a tokio runtime.
+pub(crate) fn shutdown_signal_or_stdin_end(stdin: bool) -> impl Future<Output = ()> {
+    let signal = shutdown_signal();
     async move {
         tokio::select! {
-            () = told => {}
+            () = signal => {}
             () = stdin_ended(), if stdin => tracing::info!("stdin has ended; stopping"),
         }
     }
 }
 
 async fn stdin_ended() {
-    let (left, leaving) = tokio::sync::oneshot::channel();
-    // A thread of its own: a read of a terminal cannot be cancelled.
+    let (sender, ended) = tokio::sync::oneshot::channel();
+    // In a thread: a read of a terminal cannot be cancelled.
     std::thread::spawn(move || {
         let mut buffer = [0; 1024];
         loop {
@@ -153,7 +154,7 @@ async fn stdin_ended() {
                 Err(_) => break,
             }
         }
-        let _ = left.send(());
+        let _ = sender.send(());
     });
-    let _ = leaving.await;
+    let _ = ended.await;
 }

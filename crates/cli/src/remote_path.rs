@@ -1,4 +1,4 @@
-//! Paths of the other side, as people write them.
+//! Paths on the server, as users write them.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -7,8 +7,11 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use codex_exec_server::{ExecServerClient, PathUri};
 
-/// A path as written: absolute, below `~`, or relative to where the server works.
-pub fn resolve(client: &ExecServerClient, written: impl AsRef<OsStr>) -> anyhow::Result<PathUri> {
+/// Resolves a path as written: absolute, below `~`, or relative to the server's working directory.
+pub(crate) fn resolve(
+    client: &ExecServerClient,
+    written: impl AsRef<OsStr>,
+) -> anyhow::Result<PathUri> {
     let (info, written) = (client.info(), written.as_ref());
     let shown = written.display();
     let bad = || format!("invalid path `{shown}`");
@@ -42,18 +45,18 @@ pub fn resolve(client: &ExecServerClient, written: impl AsRef<OsStr>) -> anyhow:
     }
 }
 
-/// Where the server works.
-pub fn working_directory(client: &ExecServerClient) -> anyhow::Result<PathUri> {
+/// The server's working directory.
+pub(crate) fn working_directory(client: &ExecServerClient) -> anyhow::Result<PathUri> {
     resolve(client, ".")
 }
 
-/// A path of the other side for people.
-pub fn shown(path: &PathUri) -> String {
+/// A path on the server, for messages.
+pub(crate) fn display(path: &PathUri) -> String {
     crate::style::escaped(path.as_bytes())
 }
 
-/// Without the colon that marks a path of the other side in `cp`.
-pub fn unmarked(written: &OsStr) -> &OsStr {
+/// Removes the colon that marks a path on the server in `cp`.
+pub(crate) fn strip_colon(written: &OsStr) -> &OsStr {
     match written.as_bytes().strip_prefix(b":") {
         Some(b"") => OsStr::new("."),
         Some(path) => OsStr::from_bytes(path),

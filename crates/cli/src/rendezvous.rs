@@ -1,4 +1,4 @@
-//! `codex rendezvous`: the self-hosted registry and rendezvous, and its tokens.
+//! `codex rendezvous`: runs the self-hosted registry and rendezvous, and manages its tokens.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use codex_exec_server::told_to_stop;
+use codex_exec_server::shutdown_signal;
 use codex_rendezvous::{
     Clock, Config, NatsOptions, NatsServers, NatsTokens, PublicUrl, Right, Scope, ServeOptions,
     StoreOptions, TokenBook, TokenFile, serve,
 };
 
-use crate::exec_server::duration;
+use crate::exec_server::parse_duration;
 
 /// Host your own registry and rendezvous, to reach machines behind NAT
 ///
@@ -27,7 +27,7 @@ Example, all on one machine:
   codex rendezvous token create --data ./data --environment laptop > token
   export CODEX_API_KEY=$(cat token)
   codex exec-server --remote http://127.0.0.1:4600 --environment-id laptop")]
-pub struct RendezvousArgs {
+pub(crate) struct RendezvousArgs {
     #[command(subcommand)]
     command: RendezvousCommand,
 }
@@ -76,19 +76,19 @@ struct ServeArgs {
     tls_key: Option<PathBuf>,
 
     /// After SIGTERM, let streams continue for this long
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     drain: Duration,
 
     /// Keep resumable streams this long after their socket is lost
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     grace: Duration,
 }
 
 const DATA_VARIABLE: &str = "CODEX_RENDEZVOUS_DATA";
 const DEFAULT_DATA: &str = "codex-rendezvous-data";
 
-/// Where the data is if no flag says so.
-pub fn data_directory() -> PathBuf {
+/// The data directory, unless `--data` is given.
+pub(crate) fn data_directory() -> PathBuf {
     std::env::var_os(DATA_VARIABLE).map_or_else(|| DEFAULT_DATA.into(), PathBuf::from)
 }
 
@@ -144,7 +144,7 @@ struct CreateArgs {
     can: Vec<Right>,
 
     /// Let the token expire after this time: 12h, 30d [default: never]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     expires: Option<Duration>,
 }
 
@@ -158,7 +158,7 @@ struct RevokeArgs {
     id: String,
 }
 
-pub fn run(args: RendezvousArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: RendezvousArgs) -> anyhow::Result<ExitCode> {
     match args.command {
         RendezvousCommand::Serve(args) => run_serve(args),
         RendezvousCommand::Token(TokenCommand::Create(args)) => create(args),
@@ -178,19 +178,19 @@ fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     };
     let options = ServeOptions { listen: args.listen, store, tls: args.tls_cert.zip(args.tls_key) };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async { serve(options, config, announce, told_to_stop()).await })?;
+    runtime.block_on(async { serve(options, config, announce, shutdown_signal()).await })?;
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }
 
-/// The one line that ever goes to stdout.
+/// Prints the only line that ever goes to stdout.
 fn announce(url: &str) -> std::io::Result<()> {
     let mut stdout = std::io::stdout().lock();
     writeln!(stdout, "{url}")?;
     stdout.flush()
 }
 
-/// Does something with the tokens, wherever they are.
+/// Runs `work` with the tokens, in a directory or in NATS.
 fn with_tokens<T>(
     args: DataArgs,
     work: impl AsyncFnOnce(TokenBook) -> anyhow::Result<T>,
@@ -235,7 +235,7 @@ fn list(args: DataArgs) -> anyhow::Result<ExitCode> {
         let expires = match token.expires {
             None => "never".to_owned(),
             Some(at) if at <= now => "expired".to_owned(),
-            Some(at) => format!("in {}", span(at - now)),
+            Some(at) => format!("in {}", rough_duration(at - now)),
         };
         let (id, scope) = (&token.id, token.scope.to_string());
         writeln!(out, "{id:<16}  {scope:<24}  {:<24}  {expires}", can.join(","))?;
@@ -251,8 +251,8 @@ fn revoke(args: RevokeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// So many seconds, roughly, for people.
-pub fn span(seconds: u64) -> String {
+/// A rounded duration, such as `5s`, `12m`, `3h` or `2d`.
+pub(crate) fn rough_duration(seconds: u64) -> String {
     match seconds {
         0..=119 => format!("{seconds}s"),
         120..=7199 => format!("{}m", seconds / 60),

@@ -1,4 +1,4 @@
-//! `codex rm`: removes files of the other side.
+//! `codex rm`: removes files on the server.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -10,8 +10,8 @@ use codex_exec_server::client::Files;
 use codex_exec_server::{ExecServerClient, FsRemoveParams, PathUri};
 
 use crate::exit;
-use crate::on::{OnArgs, Wants, block_on};
-use crate::remote_path::{self, unmarked};
+use crate::on::{ConnectOptions, OnArgs, block_on};
+use crate::remote_path::{self, strip_colon};
 
 /// Remove files on the server
 #[derive(Debug, Args)]
@@ -21,7 +21,7 @@ Examples:
   codex rm -r /srv/app/build                           a directory and its contents
 
 rm removes a link itself, not its target.")]
-pub struct RmArgs {
+pub(crate) struct RmArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -38,13 +38,13 @@ pub struct RmArgs {
     paths: Vec<OsString>,
 }
 
-pub fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
-        let connected = args.on.connect(Wants::default()).await?;
+        let connected = args.on.connect(ConnectOptions::default()).await?;
         let files = connected.client.files();
         let mut code = ExitCode::SUCCESS;
         for written in &args.paths {
-            let removed = match nameable(&connected.client, unmarked(written)) {
+            let removed = match removable_path(&connected.client, strip_colon(written)) {
                 Ok(path) => args.remove(&files, path).await,
                 Err(error) => Err(error),
             };
@@ -59,9 +59,9 @@ pub fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The path, unless it is one that nobody means to remove: what a variable that is not set leaves of
-/// a command, and the directories that everything is in.
-fn nameable(client: &ExecServerClient, written: &OsStr) -> anyhow::Result<PathUri> {
+/// Resolves the path; refuses `.`, `..` and the root, which are mistakes, for example after an unset
+/// variable.
+fn removable_path(client: &ExecServerClient, written: &OsStr) -> anyhow::Result<PathUri> {
     let last = written.as_bytes().split(|&byte| byte == b'/').rfind(|name| !name.is_empty());
     if matches!(last, Some(b"." | b"..")) {
         bail!("refusing to remove `.` or `..`; write the directory's name");

@@ -1,4 +1,4 @@
-//! `codex run`: a command there, as if it were here.
+//! `codex run`: runs a command on the server as if it were local.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -13,16 +13,16 @@ use codex_exec_server::{
     ProcessId, Retain, RetainUntil,
 };
 
-use crate::drive::{Drive, Ending, tell_abandoned};
-use crate::exec_server::duration;
-use crate::exit::{self, CommandError, NOT_RUN, tell};
-use crate::on::{Connected, OnArgs, TOKEN_VARIABLE, Wants, block_on};
-use crate::output::{Line, Sink};
+use crate::exec_server::parse_duration;
+use crate::exit::{self, CommandError, NOT_RUN, print_stderr};
+use crate::foreground::{Ending, Foreground, warn_abandoned};
+use crate::on::{ConnectOptions, Connected, OnArgs, TOKEN_VARIABLE, block_on};
+use crate::output::{JsonEvent, Sink};
 use crate::policy::SandboxArgs;
-use crate::saved::{Name, Saved};
+use crate::saved_sessions::{SavedSession, SessionName};
 use crate::signals::Signals;
 use crate::terminal::{self, Terminal};
-use crate::{ask, input, remote_path, style};
+use crate::{confirm, input, remote_path, style};
 
 /// Run a command on the server
 ///
@@ -47,7 +47,7 @@ Environment:
 
 Exit codes: the command's own; 124 --timeout expired; 125 codex failed, not the command; 126 the
   command cannot be executed; 127 it was not found; 128+N signal N killed it.")]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -79,7 +79,7 @@ pub struct RunArgs {
     ask: bool,
 
     /// Kill the command after this time and exit with 124: 500ms, 30s, 5m, 2h
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     timeout: Option<Duration>,
 
     /// Print events as JSON, one per line
@@ -90,10 +90,10 @@ pub struct RunArgs {
     ///
     /// The server keeps the newest 16 MiB of output. See also codex ps, logs and kill.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["ask", "timeout", "json"])]
-    detach: Option<Name>,
+    detach: Option<SessionName>,
 
     /// With --detach, end the command after this time without a client
-    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "24h",
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "24h",
           requires = "detach")]
     keep: Duration,
 
@@ -112,91 +112,92 @@ enum Inherit {
     None,
 }
 
-/// What the server keeps of a process that nobody watches: the newest of it.
+/// How much output the server retains of a detached process, in bytes; it drops the oldest.
 const DETACHED_OUTPUT: u64 = 16 << 20;
 
-pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let result = match &args.detach {
         Some(name) => block_on(detach(args, name)),
-        None => run_here(args),
+        None => run_foreground(args),
     };
-    result.map_err(exit::of_command)
+    result.map_err(exit::with_command_code)
 }
 
-fn run_here(args: &RunArgs) -> anyhow::Result<ExitCode> {
-    // Before anything else: a server in this process takes every child for its own.
+fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    // Before anything else: a server in this process treats every child as its own.
     let terminal = args.tty.then(|| Terminal::open("-t")).transpose()?;
     block_on(async {
         let signals = Signals::listen()?;
-        let wants = Wants { sandbox: args.sandbox.is_given(), ..Wants::default() };
+        let options =
+            ConnectOptions { sandbox: args.sandbox.is_given(), ..ConnectOptions::default() };
         let connected = tokio::select! {
-            connected = args.on.connect(wants) => connected?,
-            code = signals.end() => return Ok(exit::passed_on(code)),
+            connected = args.on.connect(options) => connected?,
+            code = signals.exit_code() => return Ok(exit::status(code)),
         };
-        let drive = Drive {
+        let foreground = Foreground {
             terminal: terminal.as_ref(),
             forward_stdin: !args.no_stdin,
             escapes: false,
             json: args.json,
             timeout: args.timeout,
-            joined: false,
+            attached: false,
             signals: &signals,
         };
         let process = Cell::new(None);
-        let ending = args.drive(&connected, &drive, &process).await;
+        let ending = args.run_process(&connected, &foreground, &process).await;
         drop(terminal);
         let session = connected.client.session_id();
         connected.close().await;
         match ending? {
             Ending::Exited { code, .. } | Ending::Stopped(code) | Ending::Unwritable(code) => {
-                Ok(exit::passed_on(code))
+                Ok(exit::status(code))
             }
             Ending::Abandoned(code) => {
-                let way_back = session.zip(process.take()).map(|(session, process)| {
+                let reattach_command = session.zip(process.take()).map(|(session, process)| {
                     format!("codex attach{} --session {session} {process}", args.on.flag())
                 });
-                tell_abandoned(way_back.as_deref());
-                Ok(exit::passed_on(code))
+                warn_abandoned(reattach_command.as_deref());
+                Ok(exit::status(code))
             }
             Ending::Incomplete { .. } => Ok(ExitCode::from(NOT_RUN)),
-            Ending::Left => Ok(ExitCode::SUCCESS),
+            Ending::Detached => Ok(ExitCode::SUCCESS),
             Ending::Failed(error) => Err(error),
         }
     })
 }
 
 impl RunArgs {
-    async fn drive(
+    async fn run_process(
         &self,
         connected: &Connected,
-        drive: &Drive<'_>,
+        foreground: &Foreground<'_>,
         id: &Cell<Option<ProcessId>>,
     ) -> anyhow::Result<Ending> {
         let client = &connected.client;
-        let command = self.exec_command(connected, drive.forward_stdin)?;
+        let command = self.exec_command(connected, foreground.forward_stdin)?;
         let status = |ending: &Ending| match *ending {
             Ending::Exited { code, sandbox_denied }
             | Ending::Incomplete { code, sandbox_denied } => ExitStatus { code, sandbox_denied },
             _ => ExitStatus { code: 0, sandbox_denied: false },
         };
-        let show = async |process: Process| {
+        let run = async |process: Process| {
             id.set(Some(process.id().clone()));
             self.announce(&process).await;
-            Ok(drive.to_the_end(process).await)
+            Ok(foreground.run(process).await)
         };
-        let ask = async |denial: Denial<'_, Ending>| self.ask(&denial, drive).await;
-        match client.drive_with_approval(command, show, status, ask).await {
+        let ask = async |denial: Denial<'_, Ending>| self.ask(&denial, foreground).await;
+        match client.drive_with_approval(command, run, status, ask).await {
             Ok(ending) => Ok(ending),
             Err(error) => Err(self.explain(connected, error).await),
         }
     }
 
-    /// What to start, before it is said how it is connected to us.
+    /// The command to start, without the options of detached runs.
     fn exec_command(&self, connected: &Connected, stdin: bool) -> anyhow::Result<ExecCommand> {
         let client = &connected.client;
         let cwd = self.directory(connected)?;
         let argv = match self.tty {
-            true => sized(client, self.command.clone()),
+            true => with_terminal_size(client, self.command.clone()),
             false => self.command.clone(),
         };
         let mut command = ExecCommand::new(argv)
@@ -211,7 +212,7 @@ impl RunArgs {
         for pair in &self.env {
             let (name, value) = match pair.split_once('=') {
                 Some((name, value)) => (name, value.to_owned()),
-                None => (pair.as_str(), own_variable(pair)?),
+                None => (pair.as_str(), local_variable(pair)?),
             };
             if name.is_empty() {
                 bail!("invalid variable `{pair}`: expected -e NAME=VALUE or -e NAME");
@@ -240,23 +241,23 @@ impl RunArgs {
 
     async fn announce(&self, process: &Process) {
         let session = process.client().session_id();
-        let line = Line::Started {
+        let line = JsonEvent::Started {
             process_id: &process.id().0,
             session_id: session.as_deref(),
             sandbox_type: process.sandbox_type(),
             sandbox_assurance: process.sandbox_assurance(),
         };
         if self.json {
-            let _ = Sink::new(true).line_if_json(&line).await;
+            let _ = Sink::new(true).print_if_json(&line).await;
         }
     }
 
-    async fn ask(&self, denial: &Denial<'_, Ending>, drive: &Drive<'_>) -> Approval {
+    async fn ask(&self, denial: &Denial<'_, Ending>, foreground: &Foreground<'_>) -> Approval {
         let command = self.command.iter().map(|word| style::quoted(word)).collect::<Vec<_>>();
         let command = style::printable(&command.join(" "));
         if !self.ask {
             if !self.json {
-                tell(format_args!(
+                print_stderr(format_args!(
                     "the sandbox probably denied the command something; with --ask, codex offers \
                      to run it without the sandbox"
                 ));
@@ -268,18 +269,18 @@ impl RunArgs {
              Run it again without the sandbox? [y/N] ",
             denial.status.code
         );
-        let approval = ask::yes_or_no(&question, drive.signals).await;
+        let approval = confirm::confirm(&question, foreground.signals).await;
         if self.json {
-            let line = Line::Asked { approved: approval == Approval::Approved };
-            let _ = Sink::new(true).line_if_json(&line).await;
+            let line = JsonEvent::Asked { approved: approval == Approval::Approved };
+            let _ = Sink::new(true).print_if_json(&line).await;
         }
         approval
     }
 
-    /// Why it was not started, with the exit code a shell would have.
+    /// Explains a failed start, with the kind that decides the exit code.
     async fn explain(&self, connected: &Connected, error: ExecServerError) -> anyhow::Error {
         let kind = error.kind();
-        // Some servers do not tell a directory that is missing from a program that is.
+        // Some servers report a missing directory like a missing program.
         let unsure = matches!(
             kind,
             ErrorKind::ProgramNotFound | ErrorKind::ProgramNotExecutable | ErrorKind::Unknown
@@ -316,9 +317,9 @@ impl RunArgs {
     }
 }
 
-/// The server's environment, less what looks like a secret; all of ours if the server is in this
-/// process: whoever runs a command here could have run it without us.
-pub fn env_policy(embedded: bool) -> EnvPolicy {
+/// Inherits the server's environment except variables that look like secrets; if the server runs in this
+/// process, the whole environment, which the user could pass to the command without this program.
+pub(crate) fn env_policy(embedded: bool) -> EnvPolicy {
     EnvPolicy {
         ignore_default_excludes: embedded,
         exclude: vec![TOKEN_VARIABLE.to_owned()],
@@ -326,9 +327,9 @@ pub fn env_policy(embedded: bool) -> EnvPolicy {
     }
 }
 
-/// What to execute so that the command finds a terminal of our size. A server that cannot set the
-/// size of a terminal starts with 24×80, and then the terminal is told from inside.
-pub fn sized(client: &ExecServerClient, argv: Vec<String>) -> Vec<String> {
+/// The command that runs `argv` in a terminal of the local size. If the server cannot resize terminals,
+/// which then have 24×80, the command calls `stty` first.
+pub(crate) fn with_terminal_size(client: &ExecServerClient, argv: Vec<String>) -> Vec<String> {
     match terminal::size() {
         Some((rows, cols)) if !client.capabilities().process_resize => {
             let script = format!("stty rows {rows} cols {cols}; exec \"$@\"");
@@ -339,20 +340,20 @@ pub fn sized(client: &ExecServerClient, argv: Vec<String>) -> Vec<String> {
     }
 }
 
-/// A command in a terminal like ours.
-pub fn in_terminal(command: ExecCommand) -> ExecCommand {
+/// Runs a command in a terminal with the local size and TERM.
+pub(crate) fn in_terminal(command: ExecCommand) -> ExecCommand {
     let (rows, cols) = terminal::size().unwrap_or((24, 80));
     let term = std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned());
     command.size(rows, cols).env("TERM", term)
 }
 
-fn own_variable(name: &str) -> anyhow::Result<String> {
+fn local_variable(name: &str) -> anyhow::Result<String> {
     std::env::var(name)
         .with_context(|| format!("cannot copy ${name}; set it, or pass -e {name}=VALUE"))
 }
 
-/// Starts it, notes how to come back, and leaves.
-async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
+/// Saves the session, starts the command and exits.
+async fn detach(args: &RunArgs, name: &SessionName) -> anyhow::Result<ExitCode> {
     let Some(place) = &args.on.on else {
         bail!(
             "--detach needs a server that keeps running; start one with `codex exec-server --listen \
@@ -365,17 +366,18 @@ async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
              connection; pass --on ws://… or --on env:…"
         );
     }
-    Saved::require_free(name)?;
+    SavedSession::require_free(name)?;
     let sandbox = args.sandbox.is_given();
-    let wants = Wants { keep: Some(args.keep), sandbox, ..Wants::default() };
-    let connected = args.on.connect(wants).await?;
+    let options =
+        ConnectOptions { detach_ttl: Some(args.keep), sandbox, ..ConnectOptions::default() };
+    let connected = args.on.connect(options).await?;
     let client = &connected.client;
     let Some(session) = client.session_id() else {
         bail!("this server has no sessions to reattach to; run the command without --detach");
     };
     let capabilities = client.capabilities();
     if !capabilities.session_detach_ttl {
-        tell(format_args!(
+        print_stderr(format_args!(
             "this server ignores --keep: it ends a command without a client after a time of its \
              own, usually 30 s; reattach before that"
         ));
@@ -383,16 +385,15 @@ async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
     let retain = Retain { bytes: DETACHED_OUTPUT, on_full: OnFull::Drop, until: RetainUntil::Sent };
     let id = name.to_string();
     let command = args.exec_command(&connected, false)?.process_id(id.clone()).retain(retain);
-    // Before it starts: a command that nobody could name would go on for as long as it is kept.
-    let saved = Saved::new(name, &args.on, &session, &id, args.tty);
-    saved.as_ref().map_or(Ok(()), Saved::write)?;
+    // Before the start: a command without a saved name could not be ended before its TTL expires.
+    let saved = SavedSession::new(name, &args.on, &session, &id, args.tty);
+    saved.as_ref().map_or(Ok(()), SavedSession::write)?;
     let _process = match client.spawn(command).await {
         Ok(process) => process,
         Err(error) => {
-            // One that was refused does not run. Of any other the name is kept, by which it can be
-            // ended.
+            // A refused command does not run. Any other may run, so keep the name to end it by.
             if error.code().is_some() {
-                saved.as_ref().map_or(Ok(()), Saved::remove)?;
+                saved.as_ref().map_or(Ok(()), SavedSession::remove)?;
             }
             return Err(args.explain(&connected, error).await);
         }
@@ -400,7 +401,7 @@ async fn detach(args: &RunArgs, name: &Name) -> anyhow::Result<ExitCode> {
     connected.close().await;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{name}")?;
-    tell(format_args!(
+    print_stderr(format_args!(
         "running as `{name}`: codex attach {name}, codex logs -f {name}, codex kill {name}"
     ));
     Ok(ExitCode::SUCCESS)

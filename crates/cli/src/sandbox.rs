@@ -1,4 +1,4 @@
-//! `codex sandbox`: a command here, held to a policy.
+//! `codex sandbox`: runs a local command in a sandbox.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -51,7 +51,7 @@ Examples:
 Exit codes: the command's own; 125 codex failed and ran nothing, for example because this machine
   cannot enforce the policy; 126 the command cannot be executed; 127 it was not found; 128+N signal
   N killed it.")]
-pub struct SandboxArgs {
+pub(crate) struct SandboxArgs {
     /// The policy: read-only, workspace-write or the path of a JSON file
     #[arg(long, value_name = "PROFILE", default_value = "read-only")]
     profile: String,
@@ -73,11 +73,11 @@ pub struct SandboxArgs {
     command: Vec<OsString>,
 }
 
-pub fn run(args: &SandboxArgs) -> anyhow::Result<ExitCode> {
-    args.run().map_err(exit::of_command)
+pub(crate) fn run(args: &SandboxArgs) -> anyhow::Result<ExitCode> {
+    args.run().map_err(exit::with_command_code)
 }
 
-/// A path without `.` and `..`, below a directory that is reached without links.
+/// Joins a path to a directory without links, and resolves `.` and `..` lexically.
 fn absolute(cwd: &Path, path: &Path) -> PathBuf {
     let mut absolute = cwd.to_owned();
     for component in path.components() {
@@ -100,21 +100,21 @@ impl SandboxArgs {
         config.own_files = own_files;
         config.assurance = assurance;
         let sandbox = Sandbox::new(config).context("cannot create a sandbox")?;
-        for again in [true, false] {
+        for may_retry in [true, false] {
             let Some(launch) = self.prepare(&sandbox, &context, &cwd)? else {
-                return self.become_it();
+                return self.exec_unsandboxed();
             };
             match launch.run_in_foreground().context("cannot start the sandbox")? {
-                Ok(code) => return Ok(exit::passed_on(code)),
-                // Something moved while it was being built.
-                Err(failure) if again && failure.is_race() => {}
+                Ok(code) => return Ok(exit::status(code)),
+                // A path changed while the sandbox was being built.
+                Err(failure) if may_retry && failure.is_race() => {}
                 Err(failure) => return Err(self.explain(failure)),
             }
         }
         bail!("cannot build the sandbox: the paths of the policy keep changing; try again")
     }
 
-    /// What it is held to.
+    /// The sandbox policy.
     fn context(&self, cwd: &Path) -> anyhow::Result<SandboxContext> {
         let workspace =
             PathUri::try_from(cwd).with_context(|| format!("cannot work in {}", cwd.display()))?;
@@ -122,7 +122,7 @@ impl SandboxArgs {
         for directory in &self.writable {
             let flag = || format!("--writable {}", directory.display());
             directory.symlink_metadata().with_context(flag)?;
-            // Links are left to be followed where it is known which of them can be trusted.
+            // Keep links: the sandbox knows which of them it may follow.
             let path = PathUri::try_from(absolute(cwd, directory).as_path()).with_context(flag)?;
             if let PermissionProfile::Managed {
                 file_system: FileSystemPolicy::Restricted(restricted),
@@ -142,7 +142,7 @@ impl SandboxArgs {
         Ok(context)
     }
 
-    /// `None` if there is nothing to enforce.
+    /// Prepares the sandbox; `None` if the policy restricts nothing.
     fn prepare(
         &self,
         sandbox: &Sandbox,
@@ -174,26 +174,26 @@ impl SandboxArgs {
         }
     }
 
-    /// A profile that restricts nothing needs no sandbox.
-    fn become_it(&self) -> anyhow::Result<ExitCode> {
+    /// Replaces this process with the command, for a policy that restricts nothing.
+    fn exec_unsandboxed(&self) -> anyhow::Result<ExitCode> {
         let error = Command::new(&self.command[0]).args(&self.command[1..]).exec();
-        Err(self.not_executed(error).into())
+        Err(self.exec_error(error).into())
     }
 
     fn explain(&self, failure: Failure) -> anyhow::Error {
         match failure.stage {
-            Stage::Execute => self.not_executed(failure.io_error()).into(),
+            Stage::Execute => self.exec_error(failure.io_error()).into(),
             _ => anyhow::Error::new(failure).context("cannot build the sandbox"),
         }
     }
 
-    /// As a shell tells them apart.
-    fn not_executed(&self, error: std::io::Error) -> CommandError {
+    /// The error of a command that cannot be executed; its kind decides between 126 and 127.
+    fn exec_error(&self, error: std::io::Error) -> CommandError {
         let kind = match ErrorKind::of_exec(&error) {
             ErrorKind::ProgramNotFound => ErrorKind::ProgramNotFound,
             _ => ErrorKind::ProgramNotExecutable,
         };
-        let words = format!("cannot run `{}` in the sandbox", self.command[0].display());
-        CommandError::new(kind, anyhow::Error::new(error).context(words))
+        let message = format!("cannot run `{}` in the sandbox", self.command[0].display());
+        CommandError::new(kind, anyhow::Error::new(error).context(message))
     }
 }

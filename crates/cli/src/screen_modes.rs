@@ -1,14 +1,13 @@
-//! Which modes a program has put the terminal into: the other screen, a hidden cursor, a mouse that
-//! reports. A program that ends takes them back itself; one that we leave, or that is killed, does
-//! not, and then we do.
+//! Tracks the terminal modes that a program has set: the alternate screen, a hidden cursor, mouse
+//! reports. A program resets them when it exits; after a detach or a kill, this program does.
 
 use std::collections::BTreeSet;
 
-/// The modes in force, as far as what was shown tells.
+/// The terminal modes that differ from the default, according to the output so far.
 #[derive(Debug, Default)]
-pub struct ScreenModes {
+pub(crate) struct ScreenModes {
     state: State,
-    /// Private modes that are on, or off for the cursor.
+    /// Private modes that are set; for the cursor, reset.
     changed: BTreeSet<u16>,
 }
 
@@ -17,21 +16,21 @@ enum State {
     #[default]
     Text,
     Escape,
-    /// After `ESC [`: what came since.
+    /// After `ESC [`: the bytes since then.
     Sequence(Vec<u8>),
 }
 
-/// Cursor keys, the other screens, mouse, focus, bracketed paste.
+/// Cursor keys, alternate screens, mouse, focus, bracketed paste.
 const TRACKED: [u16; 12] = [1, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004];
-/// The only one that is on at first.
+/// The only mode that is set by default.
 const CURSOR: u16 = 25;
-/// More parameters than any sequence of interest has.
+/// Longer than any tracked sequence, in bytes.
 const LONGEST: usize = 32;
 
 impl ScreenModes {
-    /// Looks at more of what is shown; true if the modes have changed.
-    pub fn watch(&mut self, output: &[u8]) -> bool {
-        let mut news = false;
+    /// Tracks more output; true if the modes have changed.
+    pub(crate) fn watch(&mut self, output: &[u8]) -> bool {
+        let mut any_changed = false;
         for &byte in output {
             match (&mut self.state, byte) {
                 (_, 0x1b) => self.state = State::Escape,
@@ -44,11 +43,11 @@ impl ScreenModes {
                 (State::Sequence(so_far), end) => {
                     let sequence = std::mem::take(so_far);
                     self.state = State::Text;
-                    news |= self.sequence(&sequence, end);
+                    any_changed |= self.sequence(&sequence, end);
                 }
             }
         }
-        news
+        any_changed
     }
 
     fn sequence(&mut self, sequence: &[u8], end: u8) -> bool {
@@ -58,7 +57,7 @@ impl ScreenModes {
             b'l' => false,
             _ => return false,
         };
-        let mut news = false;
+        let mut any_changed = false;
         let numbers = String::from_utf8_lossy(numbers);
         for mode in numbers.split(';').filter_map(|number| number.parse::<u16>().ok()) {
             let changed = match mode {
@@ -66,13 +65,14 @@ impl ScreenModes {
                 mode if TRACKED.contains(&mode) => set,
                 _ => continue,
             };
-            news |= if changed { self.changed.insert(mode) } else { self.changed.remove(&mode) };
+            any_changed |=
+                if changed { self.changed.insert(mode) } else { self.changed.remove(&mode) };
         }
-        news
+        any_changed
     }
 
-    /// What takes them all back.
-    pub fn reset(&self) -> Vec<u8> {
+    /// The sequence that resets all modes to the default.
+    pub(crate) fn reset(&self) -> Vec<u8> {
         let mut reset = Vec::new();
         for mode in &self.changed {
             let end = if *mode == CURSOR { 'h' } else { 'l' };
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_set_is_taken_back_wherever_the_output_is_cut() {
+    fn modes_are_reset_wherever_the_output_is_split() {
         let whole = b"text\x1b[?1049h\x1b[?25l\x1b[31mred\x1b[?1000;1006h";
         for cut in 0..whole.len() {
             let mut modes = ScreenModes::default();

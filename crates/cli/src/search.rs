@@ -1,4 +1,4 @@
-//! `codex search`: lines that match, in files of the other side.
+//! `codex search`: prints matching lines of files on the server.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
@@ -11,9 +11,9 @@ use codex_exec_server::{
     FsSearchFile, FsSearchLineKind, FsSearchParams, FsSearchResponse, PathUri,
 };
 
-use crate::exit::{self, tell};
-use crate::on::{OnArgs, Wants, block_on};
-use crate::remote_path::{self, unmarked};
+use crate::exit::{self, print_stderr};
+use crate::on::{ConnectOptions, OnArgs, block_on};
+use crate::remote_path::{self, strip_colon};
 use crate::style::{Style, name_for_stdout, printable, quoted};
 
 /// Search files on the server
@@ -29,7 +29,7 @@ Examples:
 
 Exit codes: 0 a line matches; 1 no line matches; 2 failure, or no line matches and some files could
   not be read.")]
-pub struct SearchArgs {
+pub(crate) struct SearchArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -73,37 +73,37 @@ pub struct SearchArgs {
     path: OsString,
 }
 
-pub fn run(args: &SearchArgs) -> anyhow::Result<ExitCode> {
-    block_on(args.search()).map_err(exit::code(2))
+pub(crate) fn run(args: &SearchArgs) -> anyhow::Result<ExitCode> {
+    block_on(args.search()).map_err(exit::with_code(2))
 }
 
 impl SearchArgs {
     async fn search(&self) -> anyhow::Result<ExitCode> {
-        let connected = self.on.connect(Wants::default()).await?;
+        let connected = self.on.connect(ConnectOptions::default()).await?;
         if !connected.client.capabilities().fs_search {
             bail!(
                 "this server cannot search; run a command instead: codex run{} -- grep -rn {} {}",
                 self.on.flag(),
                 quoted(&self.pattern),
-                quoted(&unmarked(&self.path).to_string_lossy())
+                quoted(&strip_colon(&self.path).to_string_lossy())
             );
         }
-        let root = remote_path::resolve(&connected.client, unmarked(&self.path))?;
+        let root = remote_path::resolve(&connected.client, strip_colon(&self.path))?;
         let found = connected.client.fs_search(self.params(root.clone())).await?;
         let mut out =
-            Printer { root: &root, written: unmarked(&self.path), style: Style::stdout() };
+            Printer { root: &root, written: strip_colon(&self.path), style: Style::stdout() };
         let printed = out.print(&found);
         connected.close().await;
         printed?;
         for error in &found.errors {
-            tell(format_args!(
+            print_stderr(format_args!(
                 "{}: {}",
-                remote_path::shown(&error.path),
+                remote_path::display(&error.path),
                 printable(&error.message)
             ));
         }
         if found.truncated {
-            tell(format_args!(
+            print_stderr(format_args!(
                 "stopped after {} matching lines; raise --max, or narrow the search",
                 found.matches
             ));
@@ -111,7 +111,7 @@ impl SearchArgs {
         Ok(match (found.matches, found.errors.is_empty()) {
             (1.., _) => ExitCode::SUCCESS,
             (0, true) => ExitCode::from(1),
-            // What could not be read may match.
+            // The unreadable files may match.
             (0, false) => ExitCode::from(2),
         })
     }
@@ -163,7 +163,7 @@ impl Printer<'_> {
     ) -> std::io::Result<()> {
         let name = self.name(&file.path);
         if heading {
-            // For a terminal, so it is text.
+            // Escaped for a terminal, so it is valid UTF-8.
             writeln!(out, "{}", self.style.magenta(&String::from_utf8_lossy(&name)))?;
         }
         let mut last = None;
@@ -193,7 +193,7 @@ impl Printer<'_> {
         file.lines.iter().any(|line| line.kind == FsSearchLineKind::Context)
     }
 
-    /// As a path that begins as the search was written.
+    /// The path of a file, beginning as the user wrote the search path.
     fn name(&self, path: &PathUri) -> Vec<u8> {
         let (root, written) = (self.root.as_bytes(), self.written.as_bytes());
         let tail =
@@ -210,10 +210,11 @@ impl Printer<'_> {
         name_for_stdout(&name)
     }
 
-    /// A terminal sees matches marked and nothing that moves the cursor; a program the line itself.
+    /// The text of a line: with matches marked and control characters removed for a terminal, unchanged
+    /// for a program.
     fn text(&self, text: &str, ranges: impl Iterator<Item = (u64, u64)>) -> String {
         if !self.style.is_on() {
-            return if std::io::stdout().is_terminal() { tame(text) } else { text.to_owned() };
+            return if std::io::stdout().is_terminal() { sanitize(text) } else { text.to_owned() };
         }
         let mut out = String::new();
         let mut at = 0;
@@ -224,15 +225,15 @@ impl Printer<'_> {
             let (Some(before), Some(hit)) = (text.get(at..start), text.get(start..end)) else {
                 break;
             };
-            out.push_str(&tame(before));
-            out.push_str(&self.style.red(&tame(hit)));
+            out.push_str(&sanitize(before));
+            out.push_str(&self.style.red(&sanitize(hit)));
             at = end;
         }
-        out.push_str(&tame(text.get(at..).unwrap_or_default()));
+        out.push_str(&sanitize(text.get(at..).unwrap_or_default()));
         out
     }
 }
 
-fn tame(text: &str) -> String {
+fn sanitize(text: &str) -> String {
     text.split('\t').map(printable).collect::<Vec<_>>().join("\t")
 }

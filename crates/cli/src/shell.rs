@@ -1,4 +1,4 @@
-//! `codex shell`: a login shell on the other side, in this terminal.
+//! `codex shell`: opens a login shell on the server in this terminal.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use anyhow::Context;
 use clap::Args;
 use codex_exec_server::client::ExecCommand;
 
-use crate::drive::{Drive, Ending, kill, tell_abandoned, tell_left_over};
-use crate::exec_server::{duration, span};
-use crate::exit::{self, NOT_RUN, tell};
-use crate::on::{Connected, OnArgs, Wants, block_on};
+use crate::exec_server::{format_duration, parse_duration};
+use crate::exit::{self, NOT_RUN, print_stderr};
+use crate::foreground::{Ending, Foreground, kill, warn_abandoned, warn_left_over};
+use crate::on::{ConnectOptions, Connected, OnArgs, block_on};
 use crate::remote_path;
-use crate::run::{env_policy, in_terminal, sized};
-use crate::saved::{Name, Saved};
+use crate::run::{env_policy, in_terminal, with_terminal_size};
+use crate::saved_sessions::{SavedSession, SessionName};
 use crate::signals::Signals;
 use crate::terminal::Terminal;
 
@@ -39,7 +39,7 @@ Keys, after Enter:
   ~~   type a tilde
 
 Exit codes: the shell's own; 125 codex failed; 128+N signal N killed the shell.")]
-pub struct ShellArgs {
+pub(crate) struct ShellArgs {
     #[command(flatten)]
     on: OnArgs,
 
@@ -49,66 +49,65 @@ pub struct ShellArgs {
 
     /// The name to reattach by [default: shell- and four characters]
     #[arg(long)]
-    name: Option<Name>,
+    name: Option<SessionName>,
 
     /// End the shell after this time without a client
-    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1h")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1h")]
     keep: Duration,
 }
 
-pub fn run(args: &ShellArgs) -> anyhow::Result<ExitCode> {
-    args.open().map_err(exit::code(NOT_RUN))
+pub(crate) fn run(args: &ShellArgs) -> anyhow::Result<ExitCode> {
+    args.open().map_err(exit::with_code(NOT_RUN))
 }
 
 impl ShellArgs {
     fn open(&self) -> anyhow::Result<ExitCode> {
-        // Before anything else: a server in this process takes every child for its own.
+        // Before anything else: a server in this process treats every child as its own.
         let terminal = Terminal::open("codex shell")?;
         block_on(async {
             let signals = Signals::listen()?;
-            let wants = Wants {
-                keep: Some(self.keep),
-                // As long as there is something to come back to.
+            let options = ConnectOptions {
+                detach_ttl: Some(self.keep),
+                // Reconnect for as long as the server keeps the shell.
                 patience: Some(self.keep),
-                ..Wants::default()
+                ..ConnectOptions::default()
             };
             let connected = tokio::select! {
-                connected = self.on.connect(wants) => connected?,
-                code = signals.end() => {
-                    return Ok(exit::passed_on(code));
+                connected = self.on.connect(options) => connected?,
+                code = signals.exit_code() => {
+                    return Ok(exit::status(code));
                 }
             };
             if let Some(name) = &self.name {
-                Saved::require_free(name)?;
+                SavedSession::require_free(name)?;
             }
             let command = self.command(&connected)?;
-            // Noted before it starts: whoever is killed notes nothing any more, and a shell that nobody
-            // could name would go on.
+            // Saved before the start: if this program is killed, the shell can still be found by its name.
             let saved = self.saved(connected.client.session_id().as_deref())?;
-            saved.as_ref().map_or(Ok(()), Saved::write)?;
+            saved.as_ref().map_or(Ok(()), SavedSession::write)?;
             let process = match connected.client.spawn(command).await {
                 Ok(process) => process,
                 Err(error) => {
                     if error.code().is_some() {
-                        saved.as_ref().map_or(Ok(()), Saved::remove)?;
+                        saved.as_ref().map_or(Ok(()), SavedSession::remove)?;
                     }
                     return Err(error.into());
                 }
             };
             let id = process.id().clone();
-            let drive = Drive {
+            let foreground = Foreground {
                 terminal: Some(&terminal),
                 forward_stdin: true,
                 escapes: true,
                 json: false,
                 timeout: None,
-                joined: false,
+                attached: false,
                 signals: &signals,
             };
-            let ending = drive.to_the_end(process).await;
+            let ending = foreground.run(process).await;
             drop(terminal);
             let kept = connected.client.capabilities().session_detach_ttl;
-            let nothing_left = !ending.is_end() || kill(&connected.client, &id).await;
+            let nothing_left = !ending.has_ended() || kill(&connected.client, &id).await;
             connected.close().await;
             match ending {
                 Ending::Exited { code, .. }
@@ -116,19 +115,20 @@ impl ShellArgs {
                 | Ending::Stopped(code) => {
                     match &saved {
                         Some(saved) if nothing_left => saved.remove()?,
-                        Some(saved) => tell_left_over(&saved.name),
+                        Some(saved) => warn_left_over(&saved.name),
                         None => {}
                     }
-                    Ok(exit::passed_on(code))
+                    Ok(exit::status(code))
                 }
-                Ending::Unwritable(code) => Ok(exit::passed_on(code)),
+                Ending::Unwritable(code) => Ok(exit::status(code)),
                 Ending::Abandoned(code) => {
-                    let way_back = saved.map(|saved| format!("codex attach {}", saved.name));
-                    tell_abandoned(way_back.as_deref());
-                    Ok(exit::passed_on(code))
+                    let reattach_command =
+                        saved.map(|saved| format!("codex attach {}", saved.name));
+                    warn_abandoned(reattach_command.as_deref());
+                    Ok(exit::status(code))
                 }
-                Ending::Left => {
-                    self.left(saved.as_ref(), kept);
+                Ending::Detached => {
+                    self.print_detached(saved.as_ref(), kept);
                     Ok(ExitCode::SUCCESS)
                 }
                 Ending::Failed(error) => Err(error),
@@ -147,17 +147,18 @@ impl ShellArgs {
                 .or_else(|_| remote_path::working_directory(client))
                 .context("cannot choose a directory to start in; pass --cwd DIR")?,
         };
-        // Every shell knows this flag. A name that begins with a dash says the same, but not every
-        // server can give a process in a terminal another name.
-        let command = ExecCommand::new(sized(client, vec![path.to_owned(), "-l".to_owned()]))
-            .cwd_uri(cwd)
-            .process_id(PROCESS)
-            .env_policy(Some(env_policy(connected.is_embedded())));
+        // Every shell knows this flag. An argv[0] that starts with a dash does the same, but not every
+        // server supports arg0 for a process in a terminal.
+        let command =
+            ExecCommand::new(with_terminal_size(client, vec![path.to_owned(), "-l".to_owned()]))
+                .cwd_uri(cwd)
+                .process_id(PROCESS)
+                .env_policy(Some(env_policy(connected.is_embedded())));
         Ok(in_terminal(command))
     }
 
-    /// How to come back, where that is possible.
-    fn saved(&self, session: Option<&str>) -> anyhow::Result<Option<Saved>> {
+    /// The session to save, if the server has sessions that outlive a connection.
+    fn saved(&self, session: Option<&str>) -> anyhow::Result<Option<SavedSession>> {
         let Some(session) = session else { return Ok(None) };
         let name = match &self.name {
             Some(name) => name.clone(),
@@ -167,17 +168,20 @@ impl ShellArgs {
                 format!("shell-{mark}").parse().map_err(anyhow::Error::msg)?
             }
         };
-        Ok(Saved::new(&name, &self.on, session, PROCESS, true))
+        Ok(SavedSession::new(&name, &self.on, session, PROCESS, true))
     }
 
-    fn left(&self, saved: Option<&Saved>, kept: bool) {
+    fn print_detached(&self, saved: Option<&SavedSession>, kept: bool) {
         let Some(saved) = saved else {
-            return tell(format_args!("disconnected; the shell has ended"));
+            return print_stderr(format_args!("disconnected; the shell has ended"));
         };
         let time = match kept {
-            true => format!("for {}", span(self.keep)),
+            true => format!("for {}", format_duration(self.keep)),
             false => "for a time that the server chooses, usually 30s".to_owned(),
         };
-        tell(format_args!("detached; the shell keeps running {time}: codex attach {}", saved.name));
+        print_stderr(format_args!(
+            "detached; the shell keeps running {time}: codex attach {}",
+            saved.name
+        ));
     }
 }

@@ -1,12 +1,12 @@
-//! Signals to this program, meant for the process it shows.
+//! Signals that this program forwards to the process that it runs.
 
 use codex_exec_server::ProcessSignal;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Mutex;
 
-/// Every signal that is passed on. Whoever asks first gets the next one.
+/// Receives the signals to forward. If several tasks wait, one gets the next signal.
 #[derive(Debug)]
-pub struct Signals(Mutex<Kinds>);
+pub(crate) struct Signals(Mutex<Kinds>);
 
 #[derive(Debug)]
 struct Kinds {
@@ -19,18 +19,18 @@ struct Kinds {
     resized: Signal,
 }
 
-/// One that came.
+/// A received signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Signalled {
-    /// To be passed on.
-    Pass(ProcessSignal),
-    /// The local terminal has another size.
+pub(crate) enum SignalEvent {
+    /// A signal to forward.
+    Forward(ProcessSignal),
+    /// The local terminal was resized.
     Resized,
 }
 
 impl Signals {
-    /// Takes them from now on.
-    pub fn listen() -> std::io::Result<Self> {
+    /// Installs the handlers.
+    pub(crate) fn listen() -> std::io::Result<Self> {
         Ok(Self(Mutex::new(Kinds {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
@@ -42,25 +42,25 @@ impl Signals {
         })))
     }
 
-    pub async fn next(&self) -> Signalled {
+    pub(crate) async fn next(&self) -> SignalEvent {
         let mut kinds = self.0.lock().await;
         let kinds = &mut *kinds;
         tokio::select! {
-            Some(()) = kinds.interrupt.recv() => Signalled::Pass(ProcessSignal::Interrupt),
-            Some(()) = kinds.terminate.recv() => Signalled::Pass(ProcessSignal::Terminate),
-            Some(()) = kinds.hangup.recv() => Signalled::Pass(ProcessSignal::Hangup),
-            Some(()) = kinds.quit.recv() => Signalled::Pass(ProcessSignal::Quit),
-            Some(()) = kinds.user1.recv() => Signalled::Pass(ProcessSignal::User1),
-            Some(()) = kinds.user2.recv() => Signalled::Pass(ProcessSignal::User2),
-            Some(()) = kinds.resized.recv() => Signalled::Resized,
+            Some(()) = kinds.interrupt.recv() => SignalEvent::Forward(ProcessSignal::Interrupt),
+            Some(()) = kinds.terminate.recv() => SignalEvent::Forward(ProcessSignal::Terminate),
+            Some(()) = kinds.hangup.recv() => SignalEvent::Forward(ProcessSignal::Hangup),
+            Some(()) = kinds.quit.recv() => SignalEvent::Forward(ProcessSignal::Quit),
+            Some(()) = kinds.user1.recv() => SignalEvent::Forward(ProcessSignal::User1),
+            Some(()) = kinds.user2.recv() => SignalEvent::Forward(ProcessSignal::User2),
+            Some(()) = kinds.resized.recv() => SignalEvent::Resized,
             else => std::future::pending().await,
         }
     }
 
-    /// Resolves when this program is told to end.
-    pub async fn end(&self) -> i32 {
+    /// Resolves on the first signal that ends a program, with the exit code for it.
+    pub(crate) async fn exit_code(&self) -> i32 {
         loop {
-            if let Signalled::Pass(signal) = self.next().await {
+            if let SignalEvent::Forward(signal) = self.next().await {
                 return exit_code(signal);
             }
         }
@@ -68,7 +68,7 @@ impl Signals {
 }
 
 /// 128 + the signal's number.
-pub fn exit_code(signal: ProcessSignal) -> i32 {
+pub(crate) fn exit_code(signal: ProcessSignal) -> i32 {
     128 + match signal {
         ProcessSignal::Hangup => 1,
         ProcessSignal::Interrupt => 2,

@@ -1,45 +1,45 @@
-//! How words look: colour on a terminal and never with `NO_COLOR`, names that can be pasted.
+//! Text for terminals: colours (unless `NO_COLOR` is set), quoting and escaping.
 
 use std::io::IsTerminal;
 
-/// A few words of a terminal's language, or none of them.
+/// Colours, if the output is a terminal.
 #[derive(Debug, Clone, Copy)]
-pub struct Style {
+pub(crate) struct Style {
     on: bool,
 }
 
 impl Style {
-    /// For what goes to stdout.
-    pub fn stdout() -> Self {
-        Self { on: std::io::stdout().is_terminal() && wanted() }
+    /// The style for stdout.
+    pub(crate) fn stdout() -> Self {
+        Self { on: std::io::stdout().is_terminal() && colour_wanted() }
     }
 
-    /// Whether there is a terminal that shows colours.
-    pub fn is_on(self) -> bool {
+    /// Whether text is coloured.
+    pub(crate) fn is_on(self) -> bool {
         self.on
     }
 
-    pub fn bold(self, text: &str) -> String {
+    pub(crate) fn bold(self, text: &str) -> String {
         self.wrap("1", text)
     }
 
-    pub fn dim(self, text: &str) -> String {
+    pub(crate) fn dim(self, text: &str) -> String {
         self.wrap("2", text)
     }
 
-    pub fn red(self, text: &str) -> String {
+    pub(crate) fn red(self, text: &str) -> String {
         self.wrap("1;31", text)
     }
 
-    pub fn green(self, text: &str) -> String {
+    pub(crate) fn green(self, text: &str) -> String {
         self.wrap("32", text)
     }
 
-    pub fn blue(self, text: &str) -> String {
+    pub(crate) fn blue(self, text: &str) -> String {
         self.wrap("1;34", text)
     }
 
-    pub fn magenta(self, text: &str) -> String {
+    pub(crate) fn magenta(self, text: &str) -> String {
         self.wrap("35", text)
     }
 
@@ -52,29 +52,29 @@ impl Style {
     }
 }
 
-fn wanted() -> bool {
+fn colour_wanted() -> bool {
     let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// A word as a shell takes it.
-pub fn quoted(word: &str) -> String {
+/// Quotes a word for a shell.
+pub(crate) fn quoted(word: &str) -> String {
     match shlex::try_quote(word) {
         Ok(quoted) => quoted.into_owned(),
         Err(_) => word.to_owned(),
     }
 }
 
-/// Words of another machine, made harmless: a file's name must not move the cursor.
-pub fn printable(text: &str) -> String {
+/// Replaces control characters, so that text from another machine cannot control the terminal.
+pub(crate) fn printable(text: &str) -> String {
     if !text.chars().any(char::is_control) {
         return text.to_owned();
     }
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// A name as a terminal should see it: bytes that are no text as `\xNN`.
-pub fn escaped(name: &[u8]) -> String {
+/// A name for a terminal: bytes that are not UTF-8 as `\xNN`.
+pub(crate) fn escaped(name: &[u8]) -> String {
     let mut out = String::new();
     for chunk in name.utf8_chunks() {
         out.push_str(&printable(chunk.valid()));
@@ -83,16 +83,16 @@ pub fn escaped(name: &[u8]) -> String {
     out
 }
 
-/// A name for stdout: as it is for a program, escaped for a terminal.
-pub fn name_for_stdout(name: &[u8]) -> Vec<u8> {
+/// A name for stdout: unchanged for a program, escaped for a terminal.
+pub(crate) fn name_for_stdout(name: &[u8]) -> Vec<u8> {
     match std::io::stdout().is_terminal() {
         true => escaped(name).into_bytes(),
         false => name.to_vec(),
     }
 }
 
-/// Columns under headings, as wide as what is in them. The last column is not padded.
-pub fn table(rows: &[Vec<String>], heading: impl Fn(&str) -> String) -> String {
+/// A table with headings and aligned columns. The last column is not padded.
+pub(crate) fn table(rows: &[Vec<String>], heading: impl Fn(&str) -> String) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_speak_to_the_terminal() {
+    fn names_cannot_control_the_terminal() {
         assert_eq!(printable("a\x1b[2Jb"), "a\u{fffd}[2Jb");
     }
 }

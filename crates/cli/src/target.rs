@@ -1,16 +1,16 @@
-//! Which process of which session: by a saved name, or by ids.
+//! The process that a command refers to: by a saved name, or by session and process id.
 
 use anyhow::{Context, bail};
 use clap::Args;
 use codex_exec_server::{ErrorKind, ProcessId, ProcessInfo};
 
 use crate::exit::{self, CommandError};
-use crate::on::{Connected, OnArgs, Wants};
+use crate::on::{ConnectOptions, Connected, OnArgs};
 use crate::place::place;
-use crate::saved::{Name, Saved};
+use crate::saved_sessions::{SavedSession, SessionName};
 
 #[derive(Debug, Args)]
-pub struct TargetArgs {
+pub(crate) struct TargetArgs {
     #[command(flatten)]
     pub on: OnArgs,
 
@@ -23,21 +23,21 @@ pub struct TargetArgs {
     id: String,
 }
 
-/// A process that was found.
+/// A process in its session.
 #[derive(Debug)]
-pub struct Target {
+pub(crate) struct Target {
     pub connected: Connected,
     pub process: ProcessId,
-    pub saved: Option<Saved>,
-    /// What the server tells of it, if it can.
+    pub saved: Option<SavedSession>,
+    /// The server's information about it, if the server can list processes.
     pub info: Option<ProcessInfo>,
 }
 
 impl TargetArgs {
-    /// Connects to the session, and looks for the process in it.
-    pub async fn open(&self, wants: Wants) -> anyhow::Result<Target> {
+    /// Connects to the session and finds the process.
+    pub(crate) async fn open(&self, options: ConnectOptions) -> anyhow::Result<Target> {
         let (connected, saved) = match &self.session {
-            Some(session) => connect(&self.on, session, wants).await?,
+            Some(session) => connect(&self.on, session, options).await?,
             None => {
                 let Some(saved) = find(&self.id)? else {
                     bail!(
@@ -46,7 +46,7 @@ impl TargetArgs {
                         self.id
                     );
                 };
-                (resume(&self.on, &saved, wants).await?, Some(saved))
+                (resume(&self.on, &saved, options).await?, Some(saved))
             }
         };
         let process = match (&self.session, &saved) {
@@ -79,51 +79,55 @@ impl TargetArgs {
 }
 
 impl Target {
-    /// Whether it has a terminal.
-    pub fn has_terminal(&self) -> bool {
+    /// Whether the process has a terminal.
+    pub(crate) fn has_terminal(&self) -> bool {
         match &self.info {
             Some(info) => info.tty,
             None => self.saved.as_ref().is_some_and(|saved| saved.tty),
         }
     }
 
-    /// It has ended and was told of: nobody needs its name any more.
-    pub fn forget(&self) -> anyhow::Result<()> {
-        self.saved.as_ref().map_or(Ok(()), Saved::remove)
+    /// Removes the saved name of a process that has ended.
+    pub(crate) fn forget(&self) -> anyhow::Result<()> {
+        self.saved.as_ref().map_or(Ok(()), SavedSession::remove)
     }
 }
 
-/// A saved session, if the text can be the name of one.
-pub fn find(text: &str) -> anyhow::Result<Option<Saved>> {
-    match text.parse::<Name>() {
-        Ok(name) => Saved::find(&name),
+/// The saved session with this name; `None` if the text is not a valid name.
+pub(crate) fn find(text: &str) -> anyhow::Result<Option<SavedSession>> {
+    match text.parse::<SessionName>() {
+        Ok(name) => SavedSession::find(&name),
         Err(_) => Ok(None),
     }
 }
 
 /// Connects to a session by its saved name or its id.
-pub async fn connect(
+pub(crate) async fn connect(
     on: &OnArgs,
     session: &str,
-    wants: Wants,
-) -> anyhow::Result<(Connected, Option<Saved>)> {
+    options: ConnectOptions,
+) -> anyhow::Result<(Connected, Option<SavedSession>)> {
     if let Some(saved) = find(session)? {
-        return Ok((resume(on, &saved, wants).await?, Some(saved)));
+        return Ok((resume(on, &saved, options).await?, Some(saved)));
     }
     if on.on.is_none() {
         bail!("no saved session `{session}`; if it is a session id, add --on SERVER");
     }
-    let wants = Wants { session: Some(session.to_owned()), ..wants };
-    Ok((on.connect(wants).await?, None))
+    let options = ConnectOptions { session: Some(session.to_owned()), ..options };
+    Ok((on.connect(options).await?, None))
 }
 
-/// Connects to a saved session. One that the server does not know any more is forgotten.
-pub async fn resume(on: &OnArgs, saved: &Saved, wants: Wants) -> anyhow::Result<Connected> {
+/// Connects to a saved session. Removes one that the server no longer knows.
+pub(crate) async fn resume(
+    on: &OnArgs,
+    saved: &SavedSession,
+    options: ConnectOptions,
+) -> anyhow::Result<Connected> {
     let place = place(&saved.url).map_err(anyhow::Error::msg);
     let place = place.with_context(|| format!("cannot reattach to `{}`", saved.name))?;
-    let on = on.at(place, saved.registry.clone());
-    let wants = Wants { session: Some(saved.session_id.clone()), ..wants };
-    match on.connect(wants).await {
+    let on = on.with_place(place, saved.registry.clone());
+    let options = ConnectOptions { session: Some(saved.session_id.clone()), ..options };
+    match on.connect(options).await {
         Ok(connected) => Ok(connected),
         Err(error) if exit::kind(&error) == ErrorKind::UnknownSession => {
             saved.remove()?;

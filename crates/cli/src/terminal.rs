@@ -1,10 +1,10 @@
-//! The local terminal: raw while a remote one is shown in it, and sane afterwards.
+//! The local terminal: raw while it shows a remote one, and restored afterwards.
 //!
-//! Invariant: whoever made it raw puts it back, whatever ends this program. A normal end, an error,
-//! a signal and a panic restore it on the way out. For an end without a way out (`kill -9`) there is
-//! a guard: this executable again, in a session of its own so that no signal of the terminal reaches
-//! it, which holds the read end of a pipe. When the pipe ends without a word of farewell, the guard
-//! restores the terminal and exits. (Only if guard and program are killed together, nothing does.)
+//! Invariant: the terminal is restored however this program ends. After a normal exit, an error, a signal
+//! or a panic, this program restores it. After `kill -9`, a guard does: this executable again, in another
+//! session so that no signal of the terminal reaches it, with the read end of a pipe. When the pipe closes
+//! without a disarm message, the guard restores the terminal and exits. (If guard and program are killed
+//! together, nothing does.)
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IsTerminal, Read, Write};
@@ -17,14 +17,15 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 
 use crate::screen_modes::ScreenModes;
 
-/// The word that makes this executable a guard.
-const WORD: &str = "__terminal-guard";
-/// A message to the guard: its length, then what would take back the modes in force.
-const FAREWELL: u16 = u16::MAX;
+/// The argument that makes this executable a guard.
+const GUARD_ARGUMENT: &str = "__terminal-guard";
+/// A message to the guard is a length and the sequence that resets the current modes. This length means
+/// that there is nothing to restore.
+const DISARM: u16 = u16::MAX;
 
 /// The terminal on stdin.
 #[derive(Debug)]
-pub struct Terminal {
+pub(crate) struct Terminal {
     saved: Termios,
     raw: Cell<bool>,
     modes: RefCell<ScreenModes>,
@@ -33,12 +34,12 @@ pub struct Terminal {
 
 /// Raw until dropped.
 #[derive(Debug)]
-pub struct Raw<'a>(&'a Terminal);
+pub(crate) struct RawMode<'a>(&'a Terminal);
 
 impl Terminal {
-    /// The terminal, with a guard beside it. To be made before any other child: a server in this
-    /// process takes all children for its own.
-    pub fn open(flag: &str) -> anyhow::Result<Self> {
+    /// Opens the terminal on stdin and starts the guard. Call this before any other child is started: a
+    /// server in this process treats every child as its own.
+    pub(crate) fn open(flag: &str) -> anyhow::Result<Self> {
         if !io::stdin().is_terminal() {
             bail!(
                 "{flag} needs a terminal, but stdin is not one; run it in a terminal, or use `codex \
@@ -57,25 +58,25 @@ impl Terminal {
         })
     }
 
-    /// Passes every key on, until the answer is dropped.
-    pub fn raw(&self) -> anyhow::Result<Raw<'_>> {
+    /// Puts the terminal into raw mode until the result is dropped.
+    pub(crate) fn raw(&self) -> anyhow::Result<RawMode<'_>> {
         let mut raw = self.saved.clone();
         raw.make_raw();
         tcsetattr(stdin(), OptionalActions::Now, &raw)
             .context("cannot put the terminal into raw mode")?;
         self.raw.set(true);
-        Ok(Raw(self))
+        Ok(RawMode(self))
     }
 
-    /// Looks at what is about to be shown, to know what has to be taken back in the end.
-    pub fn watch(&self, output: &[u8]) {
+    /// Tracks the modes that this output sets, to reset them later.
+    pub(crate) fn watch(&self, output: &[u8]) {
         let mut modes = self.modes.borrow_mut();
         if modes.watch(output) {
-            self.tell_guard(&modes.reset());
+            self.update_guard(&modes.reset());
         }
     }
 
-    fn tell_guard(&self, reset: &[u8]) {
+    fn update_guard(&self, reset: &[u8]) {
         let mut guard = self.guard.borrow_mut();
         let Some(pipe) = guard.as_mut() else { return };
         let len = u16::try_from(reset.len()).unwrap_or(0);
@@ -95,9 +96,9 @@ impl Terminal {
         if !reset.is_empty() {
             let _ = rustix::io::write(stdout(), &reset);
             *modes = ScreenModes::default();
-            self.tell_guard(&[]);
+            self.update_guard(&[]);
         }
-        // Not after what is still to be shown: that could take for ever.
+        // `Now` rather than after pending output, which might never drain.
         let _ = tcsetattr(stdin(), OptionalActions::Now, &self.saved);
     }
 }
@@ -106,32 +107,33 @@ impl Drop for Terminal {
     fn drop(&mut self) {
         self.restore();
         if let Some(mut pipe) = self.guard.borrow_mut().take() {
-            let _ = pipe.write_all(&FAREWELL.to_le_bytes());
+            let _ = pipe.write_all(&DISARM.to_le_bytes());
         }
     }
 }
 
-impl Drop for Raw<'_> {
+impl Drop for RawMode<'_> {
     fn drop(&mut self) {
         self.0.restore();
     }
 }
 
-/// Rows and columns, of whichever of our streams is a terminal.
-pub fn size() -> Option<(u16, u16)> {
+/// Rows and columns of the terminal on stdin or stdout.
+pub(crate) fn size() -> Option<(u16, u16)> {
     let size = tcgetwinsize(stdin()).or_else(|_| tcgetwinsize(stdout())).ok()?;
     (size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
 }
 
-/// Becomes the guard and never returns, if that is what this process was started as.
-pub fn main_if_guard() {
+/// Runs the guard and exits, if this process was started as one.
+pub(crate) fn main_if_guard() {
     let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().is_none_or(|word| word != WORD) {
+    if arguments.next().is_none_or(|word| word != GUARD_ARGUMENT) {
         return;
     }
     if arguments.next().is_some() {
-        // Once removed, so that it is nobody's child that could be reaped or killed as one.
-        let _ = std::env::current_exe().and_then(|own| Command::new(own).arg(WORD).spawn());
+        // Starts the guard as a grandchild, so that a server in this program does not reap or kill it.
+        let _ =
+            std::env::current_exe().and_then(|own| Command::new(own).arg(GUARD_ARGUMENT).spawn());
     } else {
         guard();
     }
@@ -140,7 +142,7 @@ pub fn main_if_guard() {
 
 fn start_guard() -> io::Result<ChildStdin> {
     let mut child = Command::new(std::env::current_exe()?)
-        .args([WORD, "start"])
+        .args([GUARD_ARGUMENT, "start"])
         .stdin(Stdio::piped())
         .stdout(stdin().try_clone_to_owned()?)
         .stderr(Stdio::piped())
@@ -148,12 +150,12 @@ fn start_guard() -> io::Result<ChildStdin> {
     let pipes = (child.stdin.take(), child.stderr.take());
     child.wait()?;
     let (Some(pipe), Some(mut ready)) = pipes else { return Err(io::ErrorKind::Other.into()) };
-    // It has to know the terminal as it is now.
+    // Wait until the guard has read the terminal's settings.
     ready.read_exact(&mut [0])?;
     Ok(pipe)
 }
 
-/// The pipe is stdin, the terminal is stdout, and stderr is told when it is ready.
+/// The guard: the pipe is stdin, the terminal is stdout, and stderr reports that it is ready.
 fn guard() {
     let _ = rustix::process::setsid();
     let Ok(saved) = tcgetattr(io::stdout()) else { return };
@@ -168,7 +170,7 @@ fn guard() {
             break;
         }
         match u16::from_le_bytes(len) {
-            FAREWELL => return,
+            DISARM => return,
             len => reset.resize(usize::from(len), 0),
         }
         if pipe.read_exact(&mut reset).is_err() {

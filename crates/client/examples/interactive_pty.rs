@@ -4,7 +4,7 @@
 //! cargo run --example interactive_pty -- ws://127.0.0.1:4321
 //! ```
 //!
-//! Reads lines here, so that it needs no raw mode; a real terminal client passes on every key.
+//! It reads lines, so it needs no raw mode; a real terminal client forwards every key.
 
 use codex_exec_client::{
     ConnectionStatus, ExecCommand, ExecServerClient, RemoteExecServerConnectArgs,
@@ -17,7 +17,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = RemoteExecServerConnectArgs::new(url, "interactive_pty");
     let client = ExecServerClient::connect_websocket(args).await?;
 
-    // Tell when the connection drops; the shell does not notice.
+    // Print when the connection drops; the shell is not affected.
     let mut status = client.status();
     tokio::spawn(async move {
         while status.changed().await.is_ok() {
@@ -34,7 +34,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let command = ExecCommand::new([shell]).size(24, 80).env("TERM", "dumb").terminate_on_drop();
     let mut process = client.spawn(command).await?;
-    let mut screen = process.take_stdout().ok_or("stdout is there once")?;
+    let mut screen = process.take_stdout().ok_or("stdout can be taken once")?;
     let mut keyboard = process.take_stdin().ok_or("a terminal has an input")?;
 
     let watching =
@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         while let Some(line) = lines.next_line().await? {
             keyboard.write_all(format!("{line}\n").as_bytes()).await?;
         }
-        // The end of our input is Ctrl-D there.
+        // At the end of the local input, sends Ctrl-D.
         keyboard.shutdown().await
     });
 
@@ -52,6 +52,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     watching.await??;
     typing.abort();
     eprintln!("[exit code {}]", exit.code);
-    // Not by returning: a thread still waits for a line, and would keep the program until it comes.
+    // Does not return: a thread still waits for a line, and would keep the program running.
     std::process::exit(exit.code)
 }

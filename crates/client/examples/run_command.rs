@@ -1,4 +1,4 @@
-//! Runs a command on a server and passes on what it says, as it says it.
+//! Runs a command on a server and prints its output as it arrives.
 //!
 //! ```sh
 //! cargo run --example run_command -- ws://127.0.0.1:4321 ls -l /
@@ -32,7 +32,7 @@ async fn run(url: String, argv: Vec<String>) -> Result<i32, ExecServerError> {
     let args = RemoteExecServerConnectArgs::new(url, "run_command");
     let client = ExecServerClient::connect_websocket(args).await?;
     let mut process = client.spawn(ExecCommand::new(argv).terminate_on_drop()).await?;
-    // A dropped connection is nothing to be seen here: it is made again, and nothing is missing.
+    // A dropped connection does not show here: the client reconnects and loses nothing.
     while let Some(event) = process.next_event().await {
         match event {
             ProcessEvent::Output { stream: OutputStream::Stderr, bytes } => {

@@ -1,4 +1,4 @@
-//! Sends a source tree to a server, builds it there, and fetches what came of it.
+//! Uploads a source tree to a server, builds it there, and downloads the result.
 //!
 //! ```sh
 //! cargo run --example upload_build_download -- \
@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let report = client.files().upload(source, &workspace, &progress).await?;
     eprintln!("\nsent {} files", report.files);
     for skipped in report.skipped {
-        eprintln!("left out {skipped}");
+        eprintln!("skipped {skipped}");
     }
 
     let output = client.run(ExecCommand::shell(build).cwd_uri(workspace.clone())).await?;

@@ -1,4 +1,4 @@
-//! Denied by the sandbox → ask → approved → run again without it.
+//! Approval: if the sandbox denies a command something, ask, and run it again without the sandbox.
 
 use std::future::Future;
 
@@ -6,29 +6,29 @@ use crate::client::ExecServerClient;
 use crate::error::ExecServerError;
 use crate::process::{ExecCommand, ExitStatus, Output, Process};
 
-/// What whoever is asked decides.
+/// The decision about a denied command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Approval {
-    /// Run it again, without the sandbox.
+    /// Run it again without the sandbox.
     Approved,
-    /// The first result stands.
+    /// Keep the first result.
     Refused,
 }
 
-/// What whoever is asked is told.
+/// A command that the sandbox denied something, for the decision about it.
 #[derive(Debug)]
 pub struct Denial<'a, R> {
-    /// What was run.
+    /// The command.
     pub command: &'a ExecCommand,
-    /// How it ended; [`ExitStatus::sandbox_denied`] is true.
+    /// Its exit status; [`ExitStatus::sandbox_denied`] is true.
     pub status: ExitStatus,
-    /// What came of it.
+    /// The result of running it.
     pub result: &'a R,
 }
 
 impl ExecServerClient {
-    /// Runs a sandboxed command; if the sandbox probably caused its failure, asks; if approved, runs
-    /// it again without the sandbox, else the first result stands.
+    /// Runs a sandboxed command. If the sandbox probably caused its failure, calls `ask`, and if approved
+    /// runs the command again without the sandbox.
     ///
     /// ```no_run
     /// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), codex_exec_client::ExecServerError> {
@@ -54,8 +54,8 @@ impl ExecServerClient {
         self.drive_with_approval(command, drive, |output| output.status, ask).await
     }
 
-    /// The same for a command whose output is wanted as it comes: `drive` takes each process to its
-    /// end (the second if there is one), and `status` finds its exit status in what comes of that.
+    /// Like [`run_with_approval`](Self::run_with_approval), with the output as it arrives: `drive` runs
+    /// the process, or both, to its end, and `status` returns the exit status of its result.
     pub async fn drive_with_approval<R, F>(
         &self,
         command: ExecCommand,
@@ -68,7 +68,7 @@ impl ExecServerClient {
     {
         let first = drive(self.spawn(command.clone()).await?).await?;
         let ended = status(&first);
-        // A process without a sandbox is never denied by one, whatever the server says.
+        // A process without a sandbox is not denied by one, even if the server says so.
         if !ended.sandbox_denied || command.sandbox.is_none() {
             return Ok(first);
         }
@@ -78,7 +78,7 @@ impl ExecServerClient {
             Approval::Approved => {
                 let mut again = command;
                 again.sandbox = None;
-                // The first process is remembered by its id for a while.
+                // The server keeps the first process's id for a while.
                 again.process_id = None;
                 drive(self.spawn(again).await?).await
             }

@@ -1,35 +1,35 @@
-//! When to dial again. Pure: randomness comes in from outside, time is only computed.
+//! When to dial again. Pure: it takes randomness as an argument and only computes times.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a client does when its connection drops.
+/// Whether, how often and how long a client reconnects.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ReconnectPolicy {
-    /// False: a dropped connection is the end. Default true.
+    /// Whether to reconnect. Default true; if false, a dropped connection ends the session for this
+    /// client.
     pub enabled: bool,
     /// The longest wait before the first attempt. Default 50 ms.
     pub first_delay: Duration,
-    /// The longest wait before any attempt; each wait is up to twice the one before. Default 5 s.
+    /// The longest wait before any attempt; each wait is up to twice the previous one. Default 5 s.
     pub max_delay: Duration,
-    /// How long after the loss the client gives up. Default 120 s, which is more than a server's: one
-    /// whose socket is silent notices the loss after 90 s, and keeps the session for 30 s more unless
-    /// it was told otherwise.
+    /// How long after the loss the client gives up. Default 120 s: a server detects a silent socket after
+    /// 90 s and by default keeps the session for 30 s more.
     pub give_up_after: Duration,
     /// How long one attempt may take. Default 10 s.
     pub attempt_timeout: Duration,
-    /// The randomness of the waits. Default: a random number.
+    /// The source of the randomness in the waits. Default: a random number generator.
     pub jitter: Jitter,
 }
 
-/// Where the randomness of waits comes from.
+/// The source of the randomness in the waits.
 #[derive(Clone)]
 pub struct Jitter(Arc<dyn Fn() -> f64 + Send + Sync>);
 
 impl Jitter {
-    /// Numbers from 0 to 1 from this function.
+    /// Uses this function, which returns numbers from 0 to 1.
     pub fn new(next: impl Fn() -> f64 + Send + Sync + 'static) -> Self {
         Self(Arc::new(next))
     }
@@ -48,12 +48,12 @@ impl fmt::Debug for Jitter {
 }
 
 impl ReconnectPolicy {
-    /// Do not reconnect.
+    /// A policy that does not reconnect.
     pub fn never() -> Self {
         Self { enabled: false, ..Self::default() }
     }
 
-    /// The wait before the attempt of this number, from 0: between half and all of the longest.
+    /// The wait before attempt number `attempt`, from 0: between half of the longest and the longest.
     pub fn delay(&self, attempt: u32) -> Duration {
         let longest = self
             .first_delay

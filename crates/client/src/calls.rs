@@ -1,9 +1,8 @@
-//! A method for every request that a caller makes by itself.
+//! A method for every request of the protocol.
 //!
-//! These are the bare requests. [`spawn`](ExecServerClient::spawn) and
-//! [`files`](ExecServerClient::files) are what most callers want: a bare `process_start` has no handle,
-//! so its output comes by `process_read`; a watch ends with its connection; and whoever watches
-//! [subscribes](ExecServerClient::subscribe) first.
+//! Most callers use [`spawn`](ExecServerClient::spawn) and [`files`](ExecServerClient::files) instead of
+//! these bare requests: a bare `process_start` has no handle, so its output comes from `process_read`; a
+//! bare watch ends with its connection and needs a [subscription](ExecServerClient::subscribe) first.
 
 use codex_exec_server_protocol::environment::{EnvironmentStatusParams, EnvironmentStatusResponse};
 use codex_exec_server_protocol::files::*;

@@ -1,4 +1,4 @@
-//! [`ExecServerClient`]: connecting, and calls of every method.
+//! [`ExecServerClient`]: connecting, and calling any method.
 
 use std::any::Any;
 use std::fmt;
@@ -18,17 +18,17 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::dialer::{Dialer, OneConnection, StdioDialer, WebsocketDialer};
+use crate::channel::Channel;
+use crate::dialer::{Dialer, SingleConnection, StdioDialer, WebsocketDialer};
 use crate::driver::Driver;
 use crate::error::{DialFailure, ExecServerError};
 use crate::handshake::{HandshakeError, handshake};
-use crate::link::Link;
-use crate::notices::Notices;
 use crate::options::{ExecServerClientConnectOptions, RemoteExecServerConnectArgs};
-use crate::shared::{ConnectionStatus, LinkState, Shared};
+use crate::shared::{ChannelState, ConnectionStatus, Shared};
+use crate::subscriptions::Notifications;
 
-/// A session with an exec-server. Cheap to clone; the connection closes when the last clone and
-/// the last process handle are gone.
+/// A session with an exec-server. Cheap to clone; the connection closes when the last clone and the last
+/// process handle are dropped.
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), codex_exec_client::ExecServerError> {
@@ -43,20 +43,20 @@ use crate::shared::{ConnectionStatus, LinkState, Shared};
 #[derive(Clone)]
 pub struct ExecServerClient {
     pub(crate) shared: Arc<Shared>,
-    alive: Arc<Alive>,
+    close_signal: Arc<CloseOnDrop>,
 }
 
 /// Closes the connection when the last handle is dropped.
-struct Alive(watch::Sender<bool>);
+struct CloseOnDrop(watch::Sender<bool>);
 
-impl Drop for Alive {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.send_replace(true);
     }
 }
 
 impl ExecServerClient {
-    /// Connects by websocket.
+    /// Connects to a server by websocket.
     pub async fn connect_websocket(
         args: RemoteExecServerConnectArgs,
     ) -> Result<Self, ExecServerError> {
@@ -70,7 +70,7 @@ impl ExecServerClient {
         Self::connect(WebsocketDialer { dial, config }, args.into()).await
     }
 
-    /// Starts a command and speaks with it over its stdin and stdout, for example
+    /// Starts a command and connects to the server on its stdin and stdout, for example
     /// `["ssh", "host", "codex", "exec-server", "--listen", "stdio"]`.
     pub async fn connect_stdio_command(
         argv: impl IntoIterator<Item = impl Into<String>>,
@@ -80,14 +80,13 @@ impl ExecServerClient {
         Self::connect(dialer, options).await
     }
 
-    /// Uses a connection that is there already: one end of
-    /// [`Connection::pair`] with an embedded server on the other. It cannot be made again, so
-    /// there is no reconnect.
+    /// Uses an existing connection, such as one end of [`Connection::pair`] with an embedded server on
+    /// the other. The client cannot dial it again, so it does not reconnect.
     pub async fn connect_connection(
         connection: Connection,
         options: ExecServerClientConnectOptions,
     ) -> Result<Self, ExecServerError> {
-        Self::connect(OneConnection(Mutex::new(Some(connection))), options).await
+        Self::connect(SingleConnection(Mutex::new(Some(connection))), options).await
     }
 
     /// Connects through any [`Dialer`], and reconnects through it.
@@ -105,19 +104,19 @@ impl ExecServerClient {
                 .detach_ttl
                 .map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
         };
-        let began = Instant::now();
-        let patience = options.initialize_timeout.min(options.reconnect.give_up_after);
+        let started = Instant::now();
+        let resume_timeout = options.initialize_timeout.min(options.reconnect.give_up_after);
         let mut attempt = 0;
         let (connection, opened) = loop {
             let mut connection = dialer.dial().await.map_err(failed)?;
             match handshake(&mut connection, &initialize, options.initialize_timeout).await {
                 Ok(opened) => break (connection, opened),
-                // The server may not have noticed yet that whoever held the session is gone.
+                // The server may not have detected yet that the previous connection is gone.
                 Err(HandshakeError::Server(error))
                     if error.kind == Some(ErrorKind::SessionAttached)
                         && options.reconnect.enabled
                         && dialer.can_resume()
-                        && began.elapsed() < patience =>
+                        && started.elapsed() < resume_timeout =>
                 {
                     drop(connection);
                     tokio::time::sleep(options.reconnect.delay(attempt)).await;
@@ -125,32 +124,32 @@ impl ExecServerClient {
                 }
                 Err(error) => {
                     drop(connection);
-                    let obituary = dialer.obituary().await;
-                    return Err(opening_error(&endpoint, error, obituary));
+                    let failure_detail = dialer.failure_detail().await;
+                    return Err(connect_error(&endpoint, error, failure_detail));
                 }
             }
         };
 
-        let link = Link::new(1, connection.outbound().clone());
-        let shared = Arc::new(Shared::new(options.tuning, endpoint, link.clone()));
+        let channel = Channel::new(1, connection.outbound().clone());
+        let shared = Arc::new(Shared::new(options.tuning, endpoint, channel.clone()));
         shared.session.lock().clone_from(&opened.session_id);
         if initialize.resume_session_id.is_some() {
-            shared.session_is_old();
+            shared.mark_resumed();
         }
-        let alive = Arc::new(Alive(watch::Sender::new(false)));
+        let close_signal = Arc::new(CloseOnDrop(watch::Sender::new(false)));
         let driver = Driver {
             shared: shared.clone(),
             dialer: Arc::new(dialer),
             policy: options.reconnect,
             initialize,
             initialize_timeout: options.initialize_timeout,
-            closing: alive.0.subscribe(),
+            closing: close_signal.0.subscribe(),
         };
-        tokio::spawn(driver.run(connection, link));
-        let client = Self { shared, alive };
+        tokio::spawn(driver.run(connection, channel));
+        let client = Self { shared, close_signal };
         let info = match opened.environment_info {
             Some(info) => info,
-            // An older server tells on request, or not at all.
+            // An older server sends it on request, or not at all.
             None => match client.environment_info().await {
                 Ok(info) => info,
                 Err(ExecServerError::Server { .. } | ExecServerError::Protocol { .. }) => {
@@ -163,44 +162,44 @@ impl ExecServerClient {
         Ok(client)
     }
 
-    /// The session's id, to resume it later; `None` with an older server that names none.
+    /// The session's id, to resume it later; `None` if the server is older and sends none.
     pub fn session_id(&self) -> Option<String> {
         self.shared.session.lock().clone()
     }
 
-    /// What the server said of itself when the connection was made.
+    /// The server's description of itself, from the last handshake.
     pub fn info(&self) -> Arc<EnvironmentInfo> {
         self.shared.info()
     }
 
-    /// What can be asked of this server.
+    /// The extensions that this server supports.
     pub fn capabilities(&self) -> Capabilities {
         self.shared.info().capabilities
     }
 
-    /// What is connected to, for people; without secrets.
+    /// The server's address for messages; contains no secret.
     pub fn endpoint(&self) -> &str {
         &self.shared.endpoint
     }
 
-    /// How the connection is, now and when it changes.
+    /// The state of the connection, and every change of it.
     pub fn status(&self) -> watch::Receiver<ConnectionStatus> {
         self.shared.status.subscribe()
     }
 
-    /// Closes the connection, and sees to it that the other side learns of that. The server keeps the
-    /// session, and its processes go on, for its detach period. Calls under way fail.
+    /// Closes the connection and waits until the server can see that. The server keeps the session and its
+    /// processes for the session's detach TTL. Pending calls fail.
     pub async fn close(&self) {
-        self.alive.0.send_replace(true);
-        let mut states = self.shared.link.subscribe();
-        // The driver lives until it has said so.
-        let _ = states.wait_for(|state| matches!(state, LinkState::Dead(_))).await;
-        // And until its dialer has said farewell.
-        self.alive.0.closed().await;
+        self.close_signal.0.send_replace(true);
+        let mut states = self.shared.channel.subscribe();
+        // The driver runs until it has set this state,
+        let _ = states.wait_for(|state| matches!(state, ChannelState::Dead(_))).await;
+        // and until its dialer has closed the connection.
+        self.close_signal.0.closed().await;
     }
 
-    /// Calls any method of the table. A request that only reads is made again after a reconnect;
-    /// another that was under way fails with [`Lost::Answer`](crate::Lost::Answer).
+    /// Calls any method of the protocol. After a reconnect, the client repeats a request that only reads;
+    /// any other pending request fails with [`Lost::Response`](crate::Lost::Response).
     ///
     /// ```no_run
     /// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), codex_exec_client::ExecServerError> {
@@ -214,7 +213,7 @@ impl ExecServerClient {
         self.call_as::<C>(&params, effect).await
     }
 
-    /// Calls a filesystem method held to a sandbox.
+    /// Calls a filesystem method under a sandbox policy.
     pub async fn call_in<C: FileCall>(
         &self,
         params: C::Params,
@@ -223,7 +222,7 @@ impl ExecServerClient {
         self.call::<C>(C::held_to(params, sandbox)).await
     }
 
-    /// Calls a method whose effect is known better than its params tell.
+    /// Calls a method with a given effect instead of the one that its params imply.
     pub(crate) async fn call_as<C: Call>(
         &self,
         params: &C::Params,
@@ -239,28 +238,28 @@ impl ExecServerClient {
         self.shared.call::<C>(params, effect, timeout).await
     }
 
-    /// Subscribes to a notification that is not a process's own: `http/request/bodyDelta`,
-    /// `fs/changed`, `fs/missingChanged`, `fs/search/matches`. Subscribe before the request that
-    /// causes them.
-    pub fn subscribe<N: Notice>(&self) -> Notices<N> {
-        self.shared.subscriptions.subscribe(self.shared.tuning.notice_queue)
+    /// Subscribes to a kind of notification that does not belong to a process: `http/request/bodyDelta`,
+    /// `fs/changed`, `fs/missingChanged`, `fs/search/matches`. Subscribe before the request that causes
+    /// them.
+    pub fn subscribe<N: Notice>(&self) -> Notifications<N> {
+        self.shared.subscriptions.subscribe(self.shared.tuning.notification_queue)
     }
 
-    /// An id that no other client uses, for requests that want one.
+    /// A new id, unique among clients, for requests that need one.
     pub fn fresh_id(&self) -> String {
         self.shared.fresh_id("")
     }
 
-    /// How long this method may take.
+    /// The timeout of this method; `None` waits for ever.
     pub(crate) fn timeout(&self, method: Method) -> Option<Duration> {
         match method {
-            // The process, or the request itself, says how long.
+            // Limited by the process, or by the request's own timeout.
             Method::ProcessWrite | Method::HttpRequest => None,
             _ => self.shared.tuning.request_timeout,
         }
     }
 
-    /// What the server is and can do, asked anew.
+    /// Requests the server's description of itself again.
     pub async fn environment_info(&self) -> Result<EnvironmentInfo, ExecServerError> {
         self.call::<call::EnvironmentInfo>(EnvironmentInfoParams {}).await
     }
@@ -274,18 +273,18 @@ impl fmt::Debug for ExecServerClient {
     }
 }
 
-fn opening_error(
+fn connect_error(
     endpoint: &str,
     error: HandshakeError,
-    obituary: Option<String>,
+    failure_detail: Option<String>,
 ) -> ExecServerError {
     let connect = |kind: ErrorKind, why: String| ExecServerError::Connect {
         endpoint: endpoint.to_owned(),
         cause: DialFailure::transient(why).of_kind(kind),
     };
     match error {
-        HandshakeError::Ended(why) => match obituary {
-            Some(words) => connect(ErrorKind::CommandEnded, words),
+        HandshakeError::Ended(why) => match failure_detail {
+            Some(detail) => connect(ErrorKind::CommandEnded, detail),
             None => connect(
                 ErrorKind::ConnectionLost,
                 format!(

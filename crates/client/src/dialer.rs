@@ -1,7 +1,7 @@
-//! Dialers: each can produce a fresh connection to the same server.
+//! Dialers: each opens connections to one server.
 //!
-//! A client keeps its dialer and asks it again when a connection drops. Whoever adds a transport (a
-//! relay, a tunnel) writes a [`Dialer`] and gets reconnect and resume with it.
+//! A client calls its dialer again when a connection drops. A new transport (a relay, a tunnel)
+//! implements [`Dialer`] and gets reconnect and resume.
 
 use std::fmt;
 use std::future::Future;
@@ -18,18 +18,19 @@ use tokio::process::{Child, Command};
 use crate::error::DialFailure;
 
 /// The future of [`Dialer::dial`].
-pub type Dialling<'a> = Pin<Box<dyn Future<Output = Result<Connection, DialFailure>> + Send + 'a>>;
+pub type DialFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<Connection, DialFailure>> + Send + 'a>>;
 
-/// Produces connections to one server.
+/// Opens connections to one server.
 ///
 /// ```
-/// use codex_exec_client::{Dialer, Dialling, DialFailure};
+/// use codex_exec_client::{Dialer, DialFuture, DialFailure};
 ///
 /// struct Nowhere;
 ///
 /// impl Dialer for Nowhere {
-///     fn dial(&self) -> Dialling<'_> {
-///         Box::pin(async { Err(DialFailure::permanent("there is nothing here")) })
+///     fn dial(&self) -> DialFuture<'_> {
+///         Box::pin(async { Err(DialFailure::permanent("this dialer reaches no server")) })
 ///     }
 ///     fn endpoint(&self) -> String {
 ///         "nowhere".into()
@@ -37,40 +38,41 @@ pub type Dialling<'a> = Pin<Box<dyn Future<Output = Result<Connection, DialFailu
 /// }
 /// ```
 pub trait Dialer: Send + Sync + 'static {
-    /// A fresh connection, not yet initialized.
-    fn dial(&self) -> Dialling<'_>;
+    /// Opens a new connection, not yet initialized.
+    fn dial(&self) -> DialFuture<'_>;
 
-    /// What is dialled, for errors and logs; never a secret.
+    /// The server's address for errors and logs; never contains a secret.
     fn endpoint(&self) -> String;
 
-    /// Whether a session can outlive a connection of this dialer. Default true.
+    /// Whether the server keeps a session without a connection, so that the client can resume it. Default
+    /// true.
     fn can_resume(&self) -> bool {
         true
     }
 
-    /// Resolves when every connection of this dialer that was dropped has told the other side so,
-    /// or cannot any more; bounded in time. Default at once: what ends with its socket needs no words.
-    fn farewell(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+    /// Resolves once the peer can see that the dropped connections of this dialer are closed, or after a
+    /// bounded time. Default: at once, which is right if closing the socket closes the connection.
+    fn closed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(std::future::ready(()))
     }
 
-    /// More about why the last connection ended, if the dialer knows. Default nothing.
-    fn obituary(&self) -> Pin<Box<dyn Future<Output = Option<String>> + Send + '_>> {
+    /// More about why the last connection ended, if the dialer knows. Default none.
+    fn failure_detail(&self) -> Pin<Box<dyn Future<Output = Option<String>> + Send + '_>> {
         Box::pin(std::future::ready(None))
     }
 }
 
-/// Dials `ws://` and `wss://`.
+/// Dials `ws://` and `wss://` URLs.
 #[derive(Debug, Clone)]
 pub struct WebsocketDialer {
-    /// Where and how.
+    /// The URL, the token and the socket's options.
     pub dial: WebsocketDial,
     /// The connection's limits.
     pub config: ConnectionConfig,
 }
 
 impl Dialer for WebsocketDialer {
-    fn dial(&self) -> Dialling<'_> {
+    fn dial(&self) -> DialFuture<'_> {
         Box::pin(async { Ok(Connection::dial(&self.dial, &self.config).await?) })
     }
 
@@ -79,28 +81,28 @@ impl Dialer for WebsocketDialer {
     }
 }
 
-/// Starts a command and speaks lines with it, for example
+/// Starts a command and exchanges lines with it, for example
 /// `ssh host codex exec-server --listen stdio`.
 ///
-/// Such a server ends with its stdin, so its session cannot be resumed. When it has ended, the last
-/// of what it wrote to stderr is part of the error.
+/// Such a server ends with its stdin, so the client cannot resume its session. After it has exited, errors
+/// contain the end of its stderr.
 pub struct StdioDialer {
     argv: Vec<String>,
     config: ConnectionConfig,
     patience: Duration,
-    last: Arc<Mutex<Option<Spawned>>>,
+    last: Arc<Mutex<Option<RunningCommand>>>,
 }
 
-struct Spawned {
+struct RunningCommand {
     child: Child,
     stderr: tokio::task::JoinHandle<Vec<u8>>,
 }
 
-/// How much of a command's stderr is kept for the error.
+/// How much of a command's stderr errors contain, in bytes.
 const STDERR_TAIL: usize = 4 << 10;
 
 impl StdioDialer {
-    /// This program with these arguments; no shell is involved.
+    /// Runs this program with these arguments, without a shell.
     pub fn new(
         argv: impl IntoIterator<Item = impl Into<String>>,
         config: ConnectionConfig,
@@ -121,7 +123,7 @@ impl fmt::Debug for StdioDialer {
 }
 
 impl Dialer for StdioDialer {
-    fn dial(&self) -> Dialling<'_> {
+    fn dial(&self) -> DialFuture<'_> {
         Box::pin(async {
             let Some((program, arguments)) = self.argv.split_first() else {
                 return Err(DialFailure::permanent("the command is empty; pass a program to run"));
@@ -145,8 +147,8 @@ impl Dialer for StdioDialer {
                     "cannot open the command's stdin, stdout and stderr",
                 ));
             };
-            let stderr = tokio::spawn(tail(stderr));
-            *self.last.lock() = Some(Spawned { child, stderr });
+            let stderr = tokio::spawn(read_tail(stderr));
+            *self.last.lock() = Some(RunningCommand { child, stderr });
             Ok(Connection::lines(stdout, stdin, &self.config))
         })
     }
@@ -164,7 +166,7 @@ impl Dialer for StdioDialer {
         false
     }
 
-    fn obituary(&self) -> Pin<Box<dyn Future<Output = Option<String>> + Send + '_>> {
+    fn failure_detail(&self) -> Pin<Box<dyn Future<Output = Option<String>> + Send + '_>> {
         Box::pin(async {
             let mut spawned = self.last.lock().take()?;
             let end = async {
@@ -183,24 +185,24 @@ impl Dialer for StdioDialer {
     }
 }
 
-/// Reads to the end and keeps the last part.
-async fn tail(mut from: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> {
-    let mut kept = Vec::new();
+/// Reads to the end and returns the last [`STDERR_TAIL`] bytes, or up to twice that.
+async fn read_tail(mut from: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> {
+    let mut last = Vec::new();
     let mut buffer = [0; 1024];
     while let Ok(n @ 1..) = from.read(&mut buffer).await {
-        kept.extend_from_slice(&buffer[..n]);
-        if kept.len() > 2 * STDERR_TAIL {
-            kept.drain(..kept.len() - STDERR_TAIL);
+        last.extend_from_slice(&buffer[..n]);
+        if last.len() > 2 * STDERR_TAIL {
+            last.drain(..last.len() - STDERR_TAIL);
         }
     }
-    kept
+    last
 }
 
-/// One connection that was there already; it cannot be made again.
-pub(crate) struct OneConnection(pub(crate) Mutex<Option<Connection>>);
+/// An existing connection, which cannot be dialled again.
+pub(crate) struct SingleConnection(pub(crate) Mutex<Option<Connection>>);
 
-impl Dialer for OneConnection {
-    fn dial(&self) -> Dialling<'_> {
+impl Dialer for SingleConnection {
+    fn dial(&self) -> DialFuture<'_> {
         let connection = self.0.lock().take();
         Box::pin(async move {
             connection

@@ -1,8 +1,8 @@
-//! The task that owns the connection: it reads messages, hands them on, and makes the connection
-//! again when it drops.
+//! The task that owns the connection: it reads and dispatches messages, and reconnects.
 //!
-//! Invariant: nothing here waits for a consumer, except for a process that asked to hold the
-//! connection ([`WhenSlow::Hold`](crate::WhenSlow)) or has more output waiting than may be on disk.
+//! Invariant: nothing here waits for a consumer, except for that of a process that holds the connection
+//! ([`OnSlowConsumer::HoldConnection`](crate::OnSlowConsumer)) or whose unread output exceeds the limit
+//! on disk.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -20,91 +20,99 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::backoff::ReconnectPolicy;
+use crate::channel::Channel;
 use crate::dialer::Dialer;
 use crate::error::{ExecServerError, Lost};
 use crate::handshake::{HandshakeError, handshake};
-use crate::link::Link;
 use crate::process::ExitStatus;
-use crate::shared::{ConnectionStatus, LinkState, Shared};
+use crate::shared::{ChannelState, ConnectionStatus, Shared};
 
-/// How often a client that holds its connection shows that it lives.
-const HOLDING_BEAT: Duration = Duration::from_secs(1);
+/// How often a client that does not read its connection pings, so that the server sees it alive.
+const HOLD_PING_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Driver {
     pub(crate) shared: Arc<Shared>,
     pub(crate) dialer: Arc<dyn Dialer>,
     pub(crate) policy: ReconnectPolicy,
-    /// To be sent again; the session's id is filled in.
+    /// Sent again on each reconnect, with the session's id.
     pub(crate) initialize: InitializeParams,
     pub(crate) initialize_timeout: Duration,
     /// True once the client is closed or dropped.
     pub(crate) closing: watch::Receiver<bool>,
 }
 
-/// Why a connection is not read any more.
-enum End {
-    /// The client wants it.
+/// Why the driver stopped reading a connection.
+enum ConnectionEnd {
+    /// The client is closing.
     Closing,
-    /// It dropped.
+    /// The connection dropped.
     Dropped(String),
     /// The peer broke the protocol.
     Broken(ExecServerError),
 }
 
 impl Driver {
-    pub(crate) async fn run(mut self, mut connection: Connection, mut link: Arc<Link>) {
+    pub(crate) async fn run(mut self, mut connection: Connection, mut channel: Arc<Channel>) {
         loop {
-            let end = self.serve(&mut connection, &link).await;
-            link.fail();
+            let end = self.serve(&mut connection, &channel).await;
+            channel.fail();
             let reason = match end {
-                End::Closing => {
+                ConnectionEnd::Closing => {
                     let reason = "closed by this client".to_owned();
-                    self.shared.die(&ExecServerError::Closed { reason });
-                    drop((connection, link));
-                    self.dialer.farewell().await;
+                    self.shared.close(&ExecServerError::Closed { reason });
+                    drop((connection, channel));
+                    self.dialer.closed().await;
                     return;
                 }
-                End::Broken(error) => {
-                    self.shared.die(&error);
+                ConnectionEnd::Broken(error) => {
+                    self.shared.close(&error);
                     return;
                 }
-                End::Dropped(reason) => reason,
+                ConnectionEnd::Dropped(reason) => reason,
             };
             drop(connection);
             let mut closing = self.closing.clone();
-            let again = tokio::select! {
-                again = self.reconnect(reason, link.epoch) => again,
+            let reconnected = tokio::select! {
+                reconnected = self.reconnect(reason, channel.epoch) => reconnected,
                 _ = closing.wait_for(|closing| *closing) => {
                     Err(ExecServerError::Closed { reason: "closed by this client".to_owned() })
                 }
             };
-            match again {
-                Ok(made) => (connection, link) = made,
+            match reconnected {
+                Ok(new) => (connection, channel) = new,
                 Err(error) => {
-                    self.shared.die(&error);
+                    self.shared.close(&error);
                     return;
                 }
             }
         }
     }
 
-    async fn serve(&mut self, connection: &mut Connection, link: &Arc<Link>) -> End {
+    async fn serve(
+        &mut self,
+        connection: &mut Connection,
+        channel: &Arc<Channel>,
+    ) -> ConnectionEnd {
         loop {
             let message = tokio::select! {
                 message = connection.next() => message,
-                _ = self.closing.wait_for(|closing| *closing) => return End::Closing,
+                _ = self.closing.wait_for(|closing| *closing) => return ConnectionEnd::Closing,
             };
             let message = match message {
                 Some(Ok(message)) => message,
-                Some(Err(error)) if error.is_fatal() => return End::Dropped(error.to_string()),
+                Some(Err(error)) if error.is_fatal() => {
+                    return ConnectionEnd::Dropped(error.to_string());
+                }
                 Some(Err(error)) => {
-                    link.answer_lost(&error.to_string());
+                    channel.response_lost(&error.to_string());
                     continue;
                 }
-                None => return End::Dropped("the server closed the connection".to_owned()),
+                None => {
+                    return ConnectionEnd::Dropped("the server closed the connection".to_owned());
+                }
             };
-            if let Err(detail) = self.handle(&message, link).await {
-                return End::Broken(ExecServerError::protocol(
+            if let Err(detail) = self.handle(&message, channel).await {
+                return ConnectionEnd::Broken(ExecServerError::protocol(
                     format!("cannot parse a message from {}", self.shared.endpoint),
                     detail,
                 ));
@@ -112,10 +120,10 @@ impl Driver {
         }
     }
 
-    async fn handle(&mut self, message: &Bytes, link: &Arc<Link>) -> Result<(), String> {
+    async fn handle(&mut self, message: &Bytes, channel: &Arc<Channel>) -> Result<(), String> {
         match Incoming::parse(message, &DecodeLimits::default()).map_err(|e| e.to_string())? {
             Incoming::Response { id, result } => {
-                if !link.answer(&id, Ok(result)) {
+                if !channel.respond(&id, Ok(result)) {
                     tracing::debug!(%id, "response to an unknown request");
                 }
             }
@@ -123,53 +131,55 @@ impl Driver {
                 tracing::warn!(%error, "the server could not parse a message of this client");
             }
             Incoming::Error { id, error } => {
-                if !link.answer(&id, Err(error)) {
+                if !channel.respond(&id, Err(error)) {
                     tracing::debug!(%id, "error response to an unknown request");
                 }
             }
             Incoming::Notification { method, params } => {
                 let params = params.map_or("{}", |params| params.get());
-                self.notified(&method, params, message, link).await.map_err(|e| e.to_string())?;
+                self.handle_notification(&method, params, message, channel)
+                    .await
+                    .map_err(|e| e.to_string())?;
             }
             Incoming::Request { id, method, .. } => {
-                let answer = encode::error(&id, &RpcError::method_not_found(&method));
-                // In a task: the way out may be full, and reading must go on.
-                let outbound = link.outbound().clone();
-                tokio::spawn(async move { outbound.send(answer).await });
+                let response = encode::error(&id, &RpcError::method_not_found(&method));
+                // In a task: the send queue may be full, and reading must not stop.
+                let outbound = channel.outbound().clone();
+                tokio::spawn(async move { outbound.send(response).await });
             }
         }
         Ok(())
     }
 
-    async fn notified(
+    async fn handle_notification(
         &mut self,
         method: &str,
         params: &str,
         message: &Bytes,
-        link: &Arc<Link>,
+        channel: &Arc<Channel>,
     ) -> Result<(), serde_json::Error> {
         match method {
             notice::ProcessOutput::NAME => {
-                let output: OutputNotice = serde_json::from_str(params)?;
+                let output: OutputNotification = serde_json::from_str(params)?;
                 let Some(tracked) = self.shared.tracked(&output.process_id) else { return Ok(()) };
                 let bytes = output.chunk.0;
-                self.hold(|cx| tracked.poll_room(cx, bytes.len()), link).await;
-                tracked.feed(|track| track.output(output.seq, output.stream, bytes));
+                self.wait_for_room(|cx| tracked.poll_room(cx, bytes.len()), channel).await;
+                tracked.feed(|sequencer| sequencer.output(output.seq, output.stream, bytes));
             }
             notice::ProcessExited::NAME => {
-                let exited: ExitedNotice = serde_json::from_str(params)?;
+                let exited: ExitedNotification = serde_json::from_str(params)?;
                 if let Some(tracked) = self.shared.tracked(&exited.process_id) {
                     let status = ExitStatus {
                         code: exited.exit_code.unwrap_or(-1),
                         sandbox_denied: exited.sandbox_denied.unwrap_or(false),
                     };
-                    tracked.feed(|track| track.exited(exited.seq, status));
+                    tracked.feed(|sequencer| sequencer.exited(exited.seq, status));
                 }
             }
             notice::ProcessClosed::NAME => {
-                let closed: ClosedNotice = serde_json::from_str(params)?;
+                let closed: ClosedNotification = serde_json::from_str(params)?;
                 if let Some(tracked) = self.shared.tracked(&closed.process_id) {
-                    tracked.feed(|track| track.closed(closed.seq));
+                    tracked.feed(|sequencer| sequencer.closed(closed.seq));
                 }
             }
             other => self.shared.subscriptions.publish(other, message),
@@ -177,19 +187,19 @@ impl Driver {
         Ok(())
     }
 
-    /// Waits for room. Meanwhile pings show the server that this side lives, often enough for one that
-    /// is asked for the session by somebody else.
-    async fn hold(
+    /// Waits for room. Meanwhile sends pings, often enough that the server does not give the session to
+    /// another connection.
+    async fn wait_for_room(
         &mut self,
         mut poll_room: impl FnMut(&mut std::task::Context<'_>) -> std::task::Poll<()>,
-        link: &Arc<Link>,
+        channel: &Arc<Channel>,
     ) {
         let keep_alive = self.shared.tuning.connection.keep_alive;
-        let every = keep_alive.map(|keep_alive| keep_alive.idle.min(HOLDING_BEAT));
+        let interval = keep_alive.map(|keep_alive| keep_alive.idle.min(HOLD_PING_INTERVAL));
         loop {
-            let beat = async {
-                match every {
-                    Some(every) => sleep(every).await,
+            let ping = async {
+                match interval {
+                    Some(interval) => sleep(interval).await,
                     None => std::future::pending().await,
                 }
             };
@@ -197,25 +207,25 @@ impl Driver {
                 biased;
                 () = poll_fn(&mut poll_room) => return,
                 _ = self.closing.wait_for(|closing| *closing) => return,
-                () = link.outbound().closed() => return,
-                () = beat => link.outbound().ping(),
+                () = channel.outbound().closed() => return,
+                () = ping => channel.outbound().ping(),
             }
         }
     }
 
-    /// Makes the connection again and resumes the session on it.
+    /// Dials again and resumes the session.
     async fn reconnect(
         &mut self,
         reason: String,
         epoch: u64,
-    ) -> Result<(Connection, Arc<Link>), ExecServerError> {
-        let reason = match self.dialer.obituary().await {
-            Some(words) => format!("{reason}; {words}"),
+    ) -> Result<(Connection, Arc<Channel>), ExecServerError> {
+        let reason = match self.dialer.failure_detail().await {
+            Some(detail) => format!("{reason}; {detail}"),
             None => reason,
         };
         let session = self.shared.session.lock().clone();
-        let lost = |why: String| -> ExecServerError {
-            Lost::Session { session: session.clone(), reason: why }.into()
+        let lost = |reason: String| -> ExecServerError {
+            Lost::Session { session: session.clone(), reason }.into()
         };
         if !self.policy.enabled {
             return Err(ExecServerError::Closed {
@@ -233,103 +243,105 @@ impl Driver {
                 "{reason}, and this server does not support resuming sessions"
             )));
         };
-        self.shared.link.send_replace(LinkState::Down);
+        self.shared.channel.send_replace(ChannelState::Down);
         self.initialize.resume_session_id = Some(id.clone());
 
         let began = Instant::now();
-        let mut why = reason;
+        let mut reason = reason;
         for attempt in 0.. {
             self.shared.status.send_replace(ConnectionStatus::Reconnecting {
                 attempt: attempt + 1,
-                reason: why.clone(),
+                reason: reason.clone(),
             });
             let wait = self.policy.delay(attempt);
             if began.elapsed() + wait > self.policy.give_up_after {
                 break;
             }
             sleep(wait).await;
-            let left = self.policy.give_up_after.saturating_sub(began.elapsed());
-            match timeout(left, self.attempt(epoch + 1)).await {
+            let remaining = self.policy.give_up_after.saturating_sub(began.elapsed());
+            match timeout(remaining, self.attempt(epoch + 1)).await {
                 Ok(Ok(made)) => return Ok(made),
-                Ok(Err(Attempt::Again(error))) => why = error,
-                Ok(Err(Attempt::Hopeless(error))) => return Err(lost(error)),
+                Ok(Err(AttemptError::Transient(error))) => reason = error,
+                Ok(Err(AttemptError::Permanent(error))) => return Err(lost(error)),
                 Err(_) => break,
             }
-            tracing::debug!(attempt, reason = %why, "reconnect attempt failed");
+            tracing::debug!(attempt, %reason, "reconnect attempt failed");
         }
         Err(lost(format!(
-            "no connection within {} s after the last one was lost ({why})",
+            "no connection within {} s after the last one was lost ({reason})",
             self.policy.give_up_after.as_secs_f32()
         )))
     }
 
-    async fn attempt(&mut self, epoch: u64) -> Result<(Connection, Arc<Link>), Attempt> {
+    async fn attempt(&mut self, epoch: u64) -> Result<(Connection, Arc<Channel>), AttemptError> {
         let dialled = timeout(self.policy.attempt_timeout, self.dialer.dial()).await;
         let mut connection = match dialled {
             Ok(Ok(connection)) => connection,
             Ok(Err(error)) if error.is_permanent() => {
-                return Err(Attempt::Hopeless(error.to_string()));
+                return Err(AttemptError::Permanent(error.to_string()));
             }
-            Ok(Err(error)) => return Err(Attempt::Again(error.to_string())),
-            Err(_) => return Err(Attempt::Again("connecting timed out".to_owned())),
+            Ok(Err(error)) => return Err(AttemptError::Transient(error.to_string())),
+            Err(_) => return Err(AttemptError::Transient("connecting timed out".to_owned())),
         };
         let limit = self.initialize_timeout.min(self.policy.attempt_timeout);
         let response = match handshake(&mut connection, &self.initialize, limit).await {
             Ok(response) => response,
-            // The server has not noticed yet that the old connection is dead.
+            // The server has not yet detected that the old connection is dead.
             Err(HandshakeError::Server(error))
                 if error.kind == Some(ErrorKind::SessionAttached) =>
             {
-                return Err(Attempt::Again(error.message));
+                return Err(AttemptError::Transient(error.message));
             }
             Err(HandshakeError::Server(error)) => {
-                return Err(Attempt::Hopeless(format!(
+                return Err(AttemptError::Permanent(format!(
                     "the server refused to resume it ({})",
                     error.message
                 )));
             }
-            Err(HandshakeError::Ended(why)) => {
-                return Err(Attempt::Again(format!("the new connection ended: {why}")));
+            Err(HandshakeError::Ended(reason)) => {
+                return Err(AttemptError::Transient(format!("the new connection ended: {reason}")));
             }
             Err(HandshakeError::Timeout(_)) => {
-                return Err(Attempt::Again("no response to initialize".to_owned()));
+                return Err(AttemptError::Transient("no response to initialize".to_owned()));
             }
-            Err(HandshakeError::Protocol(why)) => {
-                return Err(Attempt::Hopeless(format!("the peer is not an exec-server ({why})")));
+            Err(HandshakeError::Protocol(reason)) => {
+                return Err(AttemptError::Permanent(format!(
+                    "the peer is not an exec-server ({reason})"
+                )));
             }
         };
         if response.session_id != self.initialize.resume_session_id {
-            return Err(Attempt::Hopeless(
+            return Err(AttemptError::Permanent(
                 "the server started a new session instead of resuming it".to_owned(),
             ));
         }
         if let Some(info) = response.environment_info {
             *self.shared.info.lock() = Arc::new(info);
         }
-        let link = Link::new(epoch, connection.outbound().clone());
-        // Before anyone can use the link, so that no event of the new connection is taken for the
-        // next one while older ones are missing.
+        let channel = Channel::new(epoch, connection.outbound().clone());
+        // Before the channel is used, so that no event of the new connection counts as the next one
+        // while older ones are missing.
         for tracked in self.shared.all_tracked() {
-            tracked.feed(crate::process::Track::reconnected);
+            tracked.feed(crate::process::EventSequencer::reconnected);
         }
-        self.shared.link.send_replace(LinkState::Up(link.clone()));
+        self.shared.channel.send_replace(ChannelState::Up(channel.clone()));
         self.shared.status.send_replace(ConnectionStatus::Connected);
-        Ok((connection, link))
+        Ok((connection, channel))
     }
 }
 
-/// What came of an attempt to reconnect.
-enum Attempt {
-    /// It may work later.
-    Again(String),
-    /// It will not.
-    Hopeless(String),
+/// Why an attempt to reconnect failed.
+enum AttemptError {
+    /// A later attempt may succeed.
+    Transient(String),
+    /// No later attempt can succeed.
+    Permanent(String),
 }
 
 /// `process/output` of any revision.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct OutputNotice {
+struct OutputNotification {
     process_id: ProcessId,
     #[serde(default)]
     seq: Option<u64>,
@@ -340,7 +352,7 @@ struct OutputNotice {
 /// `process/exited` of any revision.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ExitedNotice {
+struct ExitedNotification {
     process_id: ProcessId,
     #[serde(default)]
     seq: Option<u64>,
@@ -353,7 +365,7 @@ struct ExitedNotice {
 /// `process/closed` of any revision.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ClosedNotice {
+struct ClosedNotification {
     process_id: ProcessId,
     #[serde(default)]
     seq: Option<u64>,

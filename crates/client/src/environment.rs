@@ -1,8 +1,8 @@
 //! Environments: servers behind a rendezvous, dialled by their id.
 //!
-//! Each dial asks the registry for the way and a fresh authorization, pins the server's keys and
-//! opens a stream of its own. A lost socket is made up for below, if the server acknowledges;
-//! otherwise the connection ends and the session is resumed over the next dial.
+//! Each dial asks the registry for the rendezvous and a fresh authorization, pins the server's keys and
+//! opens a new stream. If the server acknowledges frames, the relay recovers from a lost socket;
+//! otherwise the connection ends and the client resumes the session with the next dial.
 
 use std::pin::Pin;
 
@@ -14,19 +14,19 @@ use codex_exec_remote::{
 use codex_exec_server_protocol::ErrorKind;
 
 use crate::client::ExecServerClient;
-use crate::dialer::{Dialer, Dialling};
+use crate::dialer::{DialFuture, Dialer};
 use crate::error::{DialFailure, ExecServerError, dial_kind};
 use crate::options::ExecServerClientConnectOptions;
 
-/// Dials an environment.
+/// Dials an environment through its registry.
 #[derive(Debug, Clone)]
 pub struct EnvironmentDialer {
     link: EnvironmentLink,
 }
 
 impl EnvironmentDialer {
-    /// The environment of that id, by the registry at that URL. The registry is told the trace that
-    /// this process is part of, if `TRACEPARENT` says so.
+    /// Dials the environment with this id through the registry at this URL. Sends the registry the trace
+    /// in `TRACEPARENT`, if it is set.
     pub fn new(
         registry_url: &str,
         environment_id: &str,
@@ -44,7 +44,7 @@ impl EnvironmentDialer {
 }
 
 impl Dialer for EnvironmentDialer {
-    fn dial(&self) -> Dialling<'_> {
+    fn dial(&self) -> DialFuture<'_> {
         Box::pin(async {
             self.link.dial().await.map_err(|error| {
                 let kind = kind_of(&error);
@@ -56,7 +56,7 @@ impl Dialer for EnvironmentDialer {
         })
     }
 
-    fn farewell(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+    fn closed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(self.link.farewell())
     }
 
@@ -65,7 +65,7 @@ impl Dialer for EnvironmentDialer {
     }
 }
 
-/// What a failure to reach an environment means.
+/// The kind of a failure to reach an environment.
 fn kind_of(error: &EnvironmentError) -> ErrorKind {
     match error {
         EnvironmentError::Registry(error) => match error {

@@ -1,7 +1,7 @@
-//! What can go wrong, told apart by what the caller can do about it.
+//! Errors, distinguished by what the caller can do about them.
 //!
-//! Invariant: every message ends in, or is, something to do; none shows a token, an environment
-//! value or a file's content.
+//! Invariant: every message says what to do; none shows a token, the value of a variable or the content
+//! of a file.
 
 use std::error::Error;
 use std::fmt;
@@ -17,12 +17,12 @@ use codex_exec_server_protocol::{ErrorKind, RpcError, error as code};
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecServerError {
-    /// No connection came about.
+    /// The client cannot connect.
     #[error("cannot connect to {endpoint}: {cause}")]
     Connect {
-        /// What was dialled, without secrets.
+        /// The server's address, without secrets.
         endpoint: String,
-        /// Why.
+        /// Why the dial failed.
         #[source]
         cause: DialFailure,
     },
@@ -30,26 +30,26 @@ pub enum ExecServerError {
     /// The peer does not speak the protocol, or broke it.
     #[error("{during}: {detail}; check that the server is an exec-server of a supported version")]
     Protocol {
-        /// What was going on.
+        /// What the client was doing.
         during: String,
-        /// What was wrong.
+        /// How the peer violated the protocol.
         detail: String,
     },
 
-    /// The server answered with an error.
+    /// The server responded with an error.
     #[error("the server refused {method}: {message} (code {code}){}", hint(*.code))]
     Server {
-        /// Which request.
+        /// The method of the request.
         method: &'static str,
         /// One of the codes in [`protocol::error`](codex_exec_server_protocol::error).
         code: i64,
-        /// The server's words, for people only.
+        /// The server's message, for people only.
         message: String,
-        /// What went wrong; [`ErrorKind::Unknown`] if the server did not tell.
+        /// The kind of the error; [`ErrorKind::Unknown`] if the server sent none.
         kind: ErrorKind,
     },
 
-    /// No answer in time. A request that changes something may or may not have taken effect.
+    /// No response in time. A request that changes something may have taken effect.
     #[error(
         "no response to {method} within {} s; {}",
         after.as_secs_f32(),
@@ -60,59 +60,59 @@ pub enum ExecServerError {
         }
     )]
     Timeout {
-        /// Which request.
+        /// The method of the request.
         method: &'static str,
-        /// How long it had.
+        /// The timeout.
         after: Duration,
-        /// Whether it changes something.
+        /// Whether the request changes something.
         changes: bool,
     },
 
-    /// The client was closed, or its connection ended and is not to be re-made.
+    /// The client was closed, or its connection ended and it does not reconnect.
     #[error("the connection is closed: {reason}; connect again")]
     Closed {
-        /// Why.
+        /// Why it is closed.
         reason: String,
     },
 
-    /// Something is gone that no retry brings back.
+    /// Something is lost that no retry recovers.
     #[error(transparent)]
     Lost(#[from] Lost),
 
     /// The server lacks a capability that this needs.
     #[error("this server cannot {what}; {instead}")]
     Unsupported {
-        /// What was asked.
+        /// What the caller asked for.
         what: String,
         /// What to do instead.
         instead: String,
     },
 
-    /// Bytes for stdin were not taken.
+    /// The process does not accept input.
     #[error("process {process} takes no input: {why}")]
     Stdin {
-        /// Whose stdin.
+        /// The process.
         process: ProcessId,
-        /// Why not, and what to do.
+        /// Why, and what to do.
         why: &'static str,
     },
 
-    /// What was asked for cannot be sent.
+    /// The caller's argument is invalid; the message says how.
     #[error("{0}")]
     Invalid(String),
 
-    /// Something on this side's disk.
+    /// A local file operation failed.
     #[error("{doing}: {cause}")]
     Local {
-        /// What was going on.
+        /// What the client was doing.
         doing: String,
-        /// The system's words.
+        /// The error of the system.
         #[source]
         cause: Arc<io::Error>,
     },
 }
 
-/// What is gone.
+/// What is lost for good.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Lost {
@@ -123,68 +123,68 @@ pub enum Lost {
         session.as_deref().unwrap_or("(unnamed)")
     )]
     Session {
-        /// Its id, if the server gave one.
+        /// Its id, if the server sent one.
         session: Option<String>,
         /// Why it cannot be resumed.
         reason: String,
     },
 
-    /// Output that the server dropped before it could be fetched again.
+    /// Output that the server dropped before the client could read it again.
     #[error(
         "{} of process {process} are lost: the server no longer retains them; read faster, or start it with a larger `retain`",
         amount(*.chunks, *.bytes)
     )]
     Output {
-        /// Whose output.
+        /// The process that wrote it.
         process: ProcessId,
-        /// How many chunks of it.
+        /// The number of chunks.
         chunks: u64,
-        /// How many bytes of it, if the server counts.
+        /// The number of bytes, if the server counts them.
         bytes: Option<u64>,
     },
 
-    /// Output that had arrived and waited on disk for its consumer.
+    /// Output that the client had spooled to disk for a slow consumer.
     #[error(
         "{bytes} bytes of output are lost: they were spooled to a temporary file that cannot be \
          read back ({why}); read faster, or check the disk"
     )]
     Spooled {
-        /// How many bytes.
+        /// The number of bytes.
         bytes: u64,
-        /// What the system says.
+        /// The error of the system.
         why: String,
     },
 
-    /// A process that the server has forgotten.
+    /// A process that the server no longer knows.
     #[error(
         "the server no longer knows process {process}: its exit code and any output after the last \
          event are lost; the server keeps results for a short time only, so read them sooner"
     )]
     Process {
-        /// Which one.
+        /// The process.
         process: ProcessId,
     },
 
-    /// The answer to a request that was under way when the connection died.
+    /// The response to a request that was pending when the connection died.
     #[error(
         "the connection was lost during {method}; it may have taken effect: check before you retry"
     )]
-    Answer {
-        /// Which request.
+    Response {
+        /// The method of the request.
         method: &'static str,
     },
 
-    /// A part of a notification stream that came faster than it was taken.
+    /// Notifications that arrived faster than the caller read them.
     #[error("{count} notifications of {name} were dropped because they were not read in time")]
-    Notices {
-        /// Which notification.
+    Notifications {
+        /// The name of the notification.
         name: &'static str,
-        /// How many.
+        /// How many were dropped.
         count: u64,
     },
 }
 
-/// Why a [`Dialer`](crate::Dialer) produced no connection.
+/// Why a [`Dialer`](crate::Dialer) failed to connect.
 #[derive(Clone)]
 pub struct DialFailure {
     permanent: bool,
@@ -193,25 +193,25 @@ pub struct DialFailure {
 }
 
 impl DialFailure {
-    /// A failure that may pass: the next attempt can succeed. Its kind is
+    /// A failure after which the next attempt can succeed. Its kind is
     /// [`ErrorKind::Unreachable`].
     pub fn transient(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { permanent: false, kind: ErrorKind::Unreachable, source: source.into().into() }
     }
 
-    /// A failure that will not pass: there is no next attempt. Its kind is
+    /// A failure after which the client does not try again. Its kind is
     /// [`ErrorKind::Unreachable`].
     pub fn permanent(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { permanent: true, kind: ErrorKind::Unreachable, source: source.into().into() }
     }
 
-    /// The same failure with a kind that tells more.
+    /// The same failure with this kind.
     #[must_use]
     pub fn of_kind(self, kind: ErrorKind) -> Self {
         Self { kind, ..self }
     }
 
-    /// What went wrong.
+    /// The kind of the failure.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
@@ -251,7 +251,7 @@ impl From<DialError> for DialFailure {
     }
 }
 
-/// What a failure to dial means.
+/// The kind of a failure to dial.
 pub(crate) fn dial_kind(error: &DialError) -> ErrorKind {
     match error {
         DialError::Tcp { source, .. } if source.kind() == io::ErrorKind::ConnectionRefused => {
@@ -268,18 +268,18 @@ pub(crate) fn dial_kind(error: &DialError) -> ErrorKind {
 }
 
 impl ExecServerError {
-    /// What went wrong, for programs: what the server told, or what failed on this side.
-    /// [`ErrorKind::Unknown`] if the server told nothing that this version knows.
+    /// The kind of the error, for programs: the server's, or that of a local failure.
+    /// [`ErrorKind::Unknown`] if the server sent none that this version knows.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Connect { cause, .. } => cause.kind(),
             Self::Protocol { .. } => ErrorKind::ProtocolViolation,
             Self::Server { kind, .. } => *kind,
             Self::Timeout { .. } => ErrorKind::TimedOut,
-            Self::Closed { .. } | Self::Lost(Lost::Answer { .. }) => ErrorKind::ConnectionLost,
+            Self::Closed { .. } | Self::Lost(Lost::Response { .. }) => ErrorKind::ConnectionLost,
             Self::Lost(Lost::Session { .. }) => ErrorKind::SessionEnded,
             Self::Lost(Lost::Process { .. }) => ErrorKind::UnknownProcess,
-            Self::Lost(Lost::Output { .. } | Lost::Spooled { .. } | Lost::Notices { .. }) => {
+            Self::Lost(Lost::Output { .. } | Lost::Spooled { .. } | Lost::Notifications { .. }) => {
                 ErrorKind::OutputLost
             }
             Self::Unsupported { .. } => ErrorKind::Unsupported,
@@ -289,7 +289,7 @@ impl ExecServerError {
         }
     }
 
-    /// The server's error code, if the server answered with one.
+    /// The error code, if the server responded with an error.
     pub fn code(&self) -> Option<i64> {
         match self {
             Self::Server { code, .. } => Some(*code),
@@ -297,7 +297,7 @@ impl ExecServerError {
         }
     }
 
-    /// Whether the server said that there is no such file, directory or file handle.
+    /// Whether the server reported that a file, directory or file handle does not exist.
     pub fn is_not_found(&self) -> bool {
         self.code() == Some(code::NOT_FOUND)
     }
@@ -308,13 +308,13 @@ impl ExecServerError {
     }
 
     /// Whether the request may have taken effect although it failed.
-    pub fn may_have_happened(&self) -> bool {
-        matches!(self, Self::Timeout { changes: true, .. }) || self.is_cut()
+    pub fn may_have_taken_effect(&self) -> bool {
+        matches!(self, Self::Timeout { changes: true, .. }) || self.is_interrupted()
     }
 
-    /// Whether the connection ended before the answer came.
-    pub(crate) fn is_cut(&self) -> bool {
-        matches!(self, Self::Lost(Lost::Answer { .. }))
+    /// Whether the connection ended before the response arrived.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        matches!(self, Self::Lost(Lost::Response { .. }))
     }
 
     /// An error response to `method`.
@@ -328,7 +328,7 @@ impl ExecServerError {
     }
 
     pub(crate) fn local(doing: impl Into<String>, cause: io::Error) -> Self {
-        // An error of ours that went through an `io` trait comes back as itself.
+        // Unwraps an error of this type that passed through an `io` trait.
         match cause.downcast::<Self>() {
             Ok(own) => own,
             Err(cause) => Self::Local { doing: doing.into(), cause: Arc::new(cause) },
@@ -355,7 +355,7 @@ impl From<ExecServerError> for io::Error {
     }
 }
 
-/// What to do about a code, where the code alone tells.
+/// What to do about an error with this code, if the code alone says it.
 fn hint(code: i64) -> &'static str {
     match code {
         code::METHOD_NOT_FOUND => "; this server does not support it: see its capabilities",

@@ -1,4 +1,4 @@
-//! The opening of a connection: `initialize`, its answer, `initialized`.
+//! The handshake of a connection: `initialize`, its response, `initialized`.
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use codex_exec_server_protocol::{
     DecodeLimits, Incoming, Method, RequestId, RpcError, call, encode, notice,
 };
 
-use crate::foreign::with_kind;
+use crate::infer_kind::with_inferred_kind;
 
-/// Why a fresh connection did not become a session.
+/// Why a handshake failed.
 #[derive(Debug, Clone)]
 pub(crate) enum HandshakeError {
-    /// It ended.
+    /// The connection ended.
     Ended(String),
-    /// No answer in time.
+    /// No response in time.
     Timeout(Duration),
-    /// The server's error, with its kind if it can be told.
+    /// The server's error, with its kind if that is known.
     Server(RpcError),
-    /// What came back is no answer to `initialize`.
+    /// The server sent something other than a response to `initialize`.
     Protocol(String),
 }
 
@@ -40,7 +40,7 @@ async fn exchange(
     connection: &mut Connection,
     params: &InitializeParams,
 ) -> Result<InitializeResponse, HandshakeError> {
-    // A text id cannot meet an id of the requests that follow.
+    // A text id cannot collide with the integer ids of later requests.
     let own = RequestId::Text("initialize".to_owned());
     let ended = |_| HandshakeError::Ended("the server closed it at once".to_owned());
     let request = encode::request::<call::Initialize>(&own, params);
@@ -61,9 +61,9 @@ async fn exchange(
                     .map_err(|error| HandshakeError::Protocol(error.to_string()))?;
             }
             Ok(Incoming::Error { id, error }) if id == own || id == RequestId::UNKNOWN => {
-                return Err(HandshakeError::Server(with_kind(Method::Initialize, error)));
+                return Err(HandshakeError::Server(with_inferred_kind(Method::Initialize, error)));
             }
-            // Events of a resumed session; they are read again later.
+            // Events of a resumed session; the client reads them again later.
             Ok(Incoming::Notification { .. }) => {}
             Ok(_) => {
                 return Err(HandshakeError::Protocol(

@@ -1,4 +1,4 @@
-//! HTTP requests that the server makes, with the body as a stream.
+//! HTTP requests from the server's machine, with the body as a stream.
 
 use std::fmt;
 use std::pin::Pin;
@@ -11,25 +11,25 @@ use futures_util::{Stream, StreamExt};
 
 use crate::client::ExecServerClient;
 use crate::error::{ExecServerError, Lost};
-use crate::notices::Notices;
+use crate::subscriptions::Notifications;
 
-/// The body of an answer, piece by piece, see [`ExecServerClient::http_stream`].
+/// The body of an HTTP response as a stream, from [`ExecServerClient::http_stream`].
 ///
-/// It is bound to its connection: one that drops ends it with an error.
+/// It is bound to its connection: if that drops, the stream ends with an error.
 pub struct HttpBody {
     request_id: String,
-    pieces: Notices<notice::HttpRequestBodyDelta>,
+    deltas: Notifications<notice::HttpRequestBodyDelta>,
     next: u64,
-    /// Keeps the connection.
+    /// Keeps the connection open.
     client: ExecServerClient,
-    /// Resolves when the connection that carries it has ended.
+    /// Resolves when the connection has ended.
     lost: Pin<Box<dyn Future<Output = ()> + Send>>,
     done: bool,
 }
 
 impl ExecServerClient {
-    /// Makes a request and returns its answer's head, and the body as it comes. Whatever
-    /// `request_id` and `stream_response` are in `params` is replaced.
+    /// Makes a request and returns the head of its response, and the body as a stream. Replaces
+    /// `request_id` and `stream_response` in `params`.
     pub async fn http_stream(
         &self,
         mut params: HttpRequestParams,
@@ -37,13 +37,13 @@ impl ExecServerClient {
         params.request_id = self.fresh_id();
         params.stream_response = true;
         let request_id = params.request_id.clone();
-        let pieces = self.subscribe();
-        let epoch = self.shared.link().await?.epoch;
+        let deltas = self.subscribe();
+        let epoch = self.shared.channel().await?.epoch;
         let head = self.call::<call::HttpRequest>(params).await?;
         let shared = self.shared.clone();
-        let lost = Box::pin(async move { shared.link_lost(epoch).await });
+        let lost = Box::pin(async move { shared.channel_lost(epoch).await });
         let body =
-            HttpBody { request_id, pieces, next: 1, client: self.clone(), lost, done: false };
+            HttpBody { request_id, deltas, next: 1, client: self.clone(), lost, done: false };
         Ok((head, body))
     }
 }
@@ -56,18 +56,18 @@ impl Stream for HttpBody {
             if self.done {
                 return Poll::Ready(None);
             }
-            let piece = match self.pieces.poll_next_unpin(cx) {
-                Poll::Ready(piece) => piece,
+            let delta = match self.deltas.poll_next_unpin(cx) {
+                Poll::Ready(delta) => delta,
                 Poll::Pending => {
                     ready!(self.lost.as_mut().poll(cx));
                     self.done = true;
                     let method = "http/request";
-                    return Poll::Ready(Some(Err(Lost::Answer { method }.into())));
+                    return Poll::Ready(Some(Err(Lost::Response { method }.into())));
                 }
             };
-            let piece = match piece {
-                Some(Ok(piece)) if piece.request_id != self.request_id => continue,
-                Some(Ok(piece)) => piece,
+            let delta = match delta {
+                Some(Ok(delta)) if delta.request_id != self.request_id => continue,
+                Some(Ok(delta)) => delta,
                 Some(Err(error)) => {
                     self.done = true;
                     return Poll::Ready(Some(Err(error)));
@@ -75,11 +75,11 @@ impl Stream for HttpBody {
                 None => {
                     self.done = true;
                     let method = "http/request";
-                    return Poll::Ready(Some(Err(Lost::Answer { method }.into())));
+                    return Poll::Ready(Some(Err(Lost::Response { method }.into())));
                 }
             };
-            self.done = piece.done || piece.error.is_some();
-            if let Some(why) = piece.error {
+            self.done = delta.done || delta.error.is_some();
+            if let Some(why) = delta.error {
                 return Poll::Ready(Some(Err(ExecServerError::Server {
                     method: "http/request",
                     code: codex_exec_server_protocol::error::INTERNAL_ERROR,
@@ -87,14 +87,14 @@ impl Stream for HttpBody {
                     kind: ErrorKind::HttpFailed,
                 })));
             }
-            if piece.seq != self.next {
+            if delta.seq != self.next {
                 self.done = true;
-                let detail = format!("received piece {} instead of {}", piece.seq, self.next);
+                let detail = format!("received piece {} instead of {}", delta.seq, self.next);
                 return Poll::Ready(Some(Err(ExecServerError::protocol("reading a body", detail))));
             }
             self.next += 1;
-            if !piece.delta.is_empty() {
-                return Poll::Ready(Some(Ok(piece.delta.0)));
+            if !delta.delta.is_empty() {
+                return Poll::Ready(Some(Ok(delta.delta.0)));
             }
         }
     }

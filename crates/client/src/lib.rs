@@ -1,4 +1,4 @@
-//! A client of an exec-server: run commands and touch files on another machine, and never lose a
+//! A client of an exec-server: run commands and work with files on another machine, without losing a
 //! byte to a dropped connection.
 //!
 //! [`ExecServerClient`] is a session. It connects [by websocket](ExecServerClient::connect_websocket),
@@ -7,15 +7,16 @@
 //! [`spawn`](ExecServerClient::spawn) starts an [`ExecCommand`] and gives a [`Process`];
 //! [`files`](ExecServerClient::files) reads, writes, walks and transfers.
 //!
-//! When the connection drops, it is dialled again and the session resumed: processes go on, missed
-//! output is fetched, input is sent exactly once. What cannot be recovered is told by
-//! [`ExecServerError::Lost`], never passed over.
+//! When the connection drops, the client dials again and resumes the session: processes keep running, the
+//! client fetches missed output and sends input exactly once. It reports what it cannot recover as
+//! [`ExecServerError::Lost`].
 //!
-//! This crate knows no operating system of the server and runs nothing itself.
+//! This crate does not depend on the server's operating system and runs nothing itself.
 
 mod approval;
 mod backoff;
 mod calls;
+mod channel;
 mod client;
 mod dialer;
 mod driver;
@@ -23,20 +24,19 @@ mod driver;
 mod environment;
 mod error;
 mod files;
-mod foreign;
 mod handshake;
 mod http;
-mod link;
-mod notices;
+mod infer_kind;
 mod options;
 mod patch;
 mod process;
 mod shared;
+mod subscriptions;
 
 pub use approval::{Approval, Denial};
 pub use backoff::{Jitter, ReconnectPolicy};
 pub use client::ExecServerClient;
-pub use dialer::{Dialer, Dialling, StdioDialer, WebsocketDialer};
+pub use dialer::{DialFuture, Dialer, StdioDialer, WebsocketDialer};
 #[cfg(feature = "remote")]
 pub use environment::EnvironmentDialer;
 pub use error::{DialFailure, ExecServerError, Lost};
@@ -45,16 +45,16 @@ pub use files::{
     Walk, WalkItem, Watch,
 };
 pub use http::HttpBody;
-pub use notices::Notices;
 pub use options::{ClientTuning, ExecServerClientConnectOptions, RemoteExecServerConnectArgs};
 pub use patch::{
     Hunk, HunkLine, Patch, PatchChange, PatchChangeKind, PatchError, PatchReport, PatchSection,
 };
 pub use process::{
-    ExecCommand, ExitStatus, Output, Process, ProcessEvent, ProcessEvents, ProcessOutput,
-    ProcessStdin, WhenSlow,
+    ExecCommand, ExitStatus, OnSlowConsumer, Output, Process, ProcessEvent, ProcessEvents,
+    ProcessOutput, ProcessStdin,
 };
 pub use shared::ConnectionStatus;
+pub use subscriptions::Notifications;
 
 #[cfg(feature = "remote")]
 pub use codex_exec_remote as remote;

@@ -1,4 +1,4 @@
-//! How a client connects, and every limit and timeout it keeps.
+//! How a client connects, and its limits and timeouts.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,16 +19,16 @@ use crate::backoff::ReconnectPolicy;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ExecServerClientConnectOptions {
-    /// What the server's logs call this client. Default `codex-exec-client`.
+    /// The name of this client in the server's logs. Default `codex-exec-client`.
     pub client_name: String,
-    /// The session to attach to, instead of a new one.
+    /// The session to resume. Default none: a new session.
     pub resume_session_id: Option<String>,
     /// How long `initialize` may take. Default 10 s.
     pub initialize_timeout: Duration,
-    /// **extension**: how long the session should outlive its connection; the server's own period
-    /// where `None`, and never longer than the server allows.
+    /// **extension**: how long the server keeps the session without a connection, at most as long as the
+    /// server allows. Default: the server's own time.
     pub detach_ttl: Option<Duration>,
-    /// What to do when the connection drops.
+    /// Whether and how long to reconnect when the connection drops.
     pub reconnect: ReconnectPolicy,
     /// Limits and timeouts.
     pub tuning: ClientTuning,
@@ -51,35 +51,37 @@ impl Default for ExecServerClientConnectOptions {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ClientTuning {
-    /// How long an answer may take, once the request is sent; `None` waits for ever. Does not hold
-    /// for writes to stdin (the process decides) nor for `http/request` (it has its own), and a
-    /// `process/read` gets its `waitMs` on top. Default 120 s.
+    /// How long to wait for a response once the request is sent; `None` waits for ever. Default 120 s.
+    /// Does not apply to writes to stdin (the process decides) and `http/request` (it has its own
+    /// timeout); `process/read` gets its `waitMs` in addition.
     pub request_timeout: Option<Duration>,
-    /// Bytes of output that wait for the consumer of one process. Default 8 MiB.
+    /// Output of one process that the client buffers in memory, in bytes. Default 8 MiB; then see
+    /// [`OnSlowConsumer`](crate::OnSlowConsumer).
     pub event_window: usize,
-    /// Bytes of one process's output that wait in a temporary file once the window is full, where
-    /// the server does not keep them until they are read. Beyond that the connection is not read
-    /// until the consumer has caught up. Default 256 MiB.
+    /// Output of one process that the client buffers in a temporary file once the window is full, in
+    /// bytes, if the server does not retain it until it is read. Default 256 MiB; then the client does
+    /// not read the connection until the consumer has caught up.
     pub spill_limit: u64,
-    /// How long a missing event is waited for before it is fetched. Default 200 ms.
-    pub reorder_patience: Duration,
-    /// Bytes for one process's stdin that the server has not accepted yet. Default 256 KiB.
+    /// How long to wait for a missing event before the client reads it. Default 200 ms.
+    pub reorder_timeout: Duration,
+    /// Bytes for one process's stdin that the server has not accepted yet. Default 256 KiB; then writes
+    /// wait.
     pub stdin_window: usize,
-    /// The largest single write to stdin. Default 64 KiB.
+    /// The largest single write to stdin, in bytes. Default 64 KiB.
     pub stdin_chunk: usize,
-    /// Writes to one stdin that are under way at once. Default 8.
+    /// Concurrent writes to one stdin. Default 8.
     pub stdin_in_flight: usize,
-    /// Notifications that wait in one subscription. Default 1,024.
-    pub notice_queue: usize,
-    /// The size of a block of a streamed file, at most 1 MiB. Default 256 KiB.
+    /// Notifications that one subscription queues. Default 1,024; more are dropped and counted.
+    pub notification_queue: usize,
+    /// The size of a block of a streamed file, in bytes, at most 1 MiB. Default 256 KiB.
     pub file_block: usize,
-    /// Blocks of one streamed file that are under way at once. Default 8.
+    /// Concurrent block requests of one streamed file. Default 8.
     pub file_in_flight: usize,
-    /// Files up to this size are read and written by one request. Default 16 MiB.
+    /// The largest file that one request reads or writes, in bytes. Default 16 MiB.
     pub whole_file: usize,
-    /// The connection's own limits. Differs from the server's in its keep-alive: a ping after 10 s
-    /// of silence, given up 15 s later, so that a dead connection is noticed while the session
-    /// still lives.
+    /// The connection's limits. Its keep-alive differs from the server's: a ping after 10 s of silence,
+    /// and a timeout of 15 s, so that the client detects a dead connection while the server still keeps
+    /// the session.
     pub connection: ConnectionConfig,
 }
 
@@ -89,11 +91,11 @@ impl Default for ClientTuning {
             request_timeout: Some(Duration::from_secs(120)),
             event_window: 8 << 20,
             spill_limit: 256 << 20,
-            reorder_patience: Duration::from_millis(200),
+            reorder_timeout: Duration::from_millis(200),
             stdin_window: 256 << 10,
             stdin_chunk: 64 << 10,
             stdin_in_flight: 8,
-            notice_queue: 1024,
+            notification_queue: 1024,
             file_block: 256 << 10,
             file_in_flight: 8,
             whole_file: 16 << 20,
@@ -121,29 +123,30 @@ impl Default for ClientTuning {
 pub struct RemoteExecServerConnectArgs {
     /// `ws://HOST:PORT` or `wss://HOST`.
     pub websocket_url: String,
-    /// What the server's logs call this client.
+    /// The name of this client in the server's logs.
     pub client_name: String,
-    /// For the name lookup, TCP, TLS and the upgrade together. Default 10 s.
+    /// How long the name lookup, TCP, TLS and the upgrade may take together. Default 10 s.
     pub connect_timeout: Duration,
     /// How long `initialize` may take. Default 10 s.
     pub initialize_timeout: Duration,
-    /// The session to attach to, instead of a new one.
+    /// The session to resume. Default none: a new session.
     pub resume_session_id: Option<String>,
-    /// Sent as `Authorization: Bearer …`. Never shown.
+    /// Sent as `Authorization: Bearer …`; `Debug` does not show it.
     pub bearer_token: Option<String>,
-    /// `SO_RCVBUF` of the socket, see
+    /// `SO_RCVBUF` of the socket, in bytes, see
     /// [`WebsocketDial::receive_buffer`](codex_exec_rpc::WebsocketDial). Default 1 MiB.
     pub receive_buffer: Option<u32>,
-    /// **extension**: how long the session should outlive its connection.
+    /// **extension**: how long the server keeps the session without a connection. Default: the server's
+    /// own time.
     pub detach_ttl: Option<Duration>,
-    /// What to do when the connection drops.
+    /// Whether and how long to reconnect when the connection drops.
     pub reconnect: ReconnectPolicy,
     /// Limits and timeouts.
     pub tuning: ClientTuning,
 }
 
 impl RemoteExecServerConnectArgs {
-    /// This server, a new session, default limits.
+    /// A new session with this server, with default limits.
     pub fn new(websocket_url: impl Into<String>, client_name: impl Into<String>) -> Self {
         let options = ExecServerClientConnectOptions::default();
         Self {

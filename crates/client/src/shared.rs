@@ -1,8 +1,8 @@
-//! What a client's handles, its driver and its helpers share: the link of the moment, the tracked
-//! processes, the subscriptions.
+//! The state that a client's handles and its driver share: the current channel, the processes, the
+//! subscriptions.
 //!
-//! Invariant: the link state goes up → down → up … and at last to dead, and never leaves dead.
-//! Every call that starts after that fails with the same error.
+//! Invariant: the channel state goes up → down → up … and finally to dead, and never leaves dead. Every
+//! later call fails with the same error.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,33 +15,33 @@ use codex_exec_server_protocol::{Call, Effect};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::channel::{Channel, ChannelError};
 use crate::error::{ExecServerError, Lost};
-use crate::link::{Link, LinkError};
-use crate::notices::Subscriptions;
 use crate::options::ClientTuning;
-use crate::process::Tracked;
+use crate::process::SharedSequencer;
+use crate::subscriptions::Subscriptions;
 
-/// How a client's connection is, see
+/// The state of a client's connection, see
 /// [`ExecServerClient::status`](crate::ExecServerClient::status).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum ConnectionStatus {
-    /// Up.
+    /// The connection is up.
     Connected,
-    /// Lost, and being made again.
+    /// The connection is lost and the client is reconnecting.
     Reconnecting {
-        /// The attempt under way or waited for, from 1.
+        /// The current or next attempt, from 1.
         attempt: u32,
         /// Why the last attempt failed, or why the connection was lost.
         reason: String,
     },
-    /// Ended for good.
+    /// The connection ended for good.
     Closed(ExecServerError),
 }
 
 #[derive(Clone)]
-pub(crate) enum LinkState {
-    Up(Arc<Link>),
+pub(crate) enum ChannelState {
+    Up(Arc<Channel>),
     Down,
     Dead(ExecServerError),
 }
@@ -49,36 +49,36 @@ pub(crate) enum LinkState {
 pub(crate) struct Shared {
     pub(crate) tuning: ClientTuning,
     pub(crate) endpoint: String,
-    pub(crate) link: watch::Sender<LinkState>,
+    pub(crate) channel: watch::Sender<ChannelState>,
     pub(crate) status: watch::Sender<ConnectionStatus>,
     pub(crate) subscriptions: Subscriptions,
     pub(crate) session: Mutex<Option<String>>,
     pub(crate) info: Mutex<Arc<EnvironmentInfo>>,
-    processes: Mutex<HashMap<ProcessId, Arc<Tracked>>>,
-    names: Mutex<Names>,
-    /// Makes ids that are unique in this process and, with its random prefix, among clients.
+    processes: Mutex<HashMap<ProcessId, Arc<SharedSequencer>>>,
+    names: Mutex<ProcessNames>,
+    /// Counts ids; with the random prefix they are unique among clients.
     ids: AtomicU64,
     prefix: String,
 }
 
-/// Names of processes that this client's session may have.
+/// The process ids that may exist in this client's session.
 #[derive(Default)]
-struct Names {
-    /// Those that were asked for, as long as they are not too many.
+struct ProcessNames {
+    /// The ids that this client has started, up to [`MAX_NAMES`].
     used: HashSet<ProcessId>,
-    /// The session may have any other name, too.
+    /// Any other id may exist, too.
     any: bool,
 }
 
-/// More names than this are not remembered.
-const NAMES: usize = 4096;
+/// The most ids to remember.
+const MAX_NAMES: usize = 4096;
 
 impl Shared {
-    pub(crate) fn new(tuning: ClientTuning, endpoint: String, link: Arc<Link>) -> Self {
+    pub(crate) fn new(tuning: ClientTuning, endpoint: String, channel: Arc<Channel>) -> Self {
         Self {
             tuning,
             endpoint,
-            link: watch::Sender::new(LinkState::Up(link)),
+            channel: watch::Sender::new(ChannelState::Up(channel)),
             status: watch::Sender::new(ConnectionStatus::Connected),
             subscriptions: Subscriptions::default(),
             session: Mutex::new(None),
@@ -90,24 +90,24 @@ impl Shared {
         }
     }
 
-    /// An id that nobody else uses, at most 32 bytes.
+    /// A new id, unique among clients, of at most 32 bytes.
     pub(crate) fn fresh_id(&self, kind: &str) -> String {
         format!("{kind}{}-{}", self.prefix, self.ids.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// The session had processes before this client came.
-    pub(crate) fn session_is_old(&self) {
+    /// Notes that the session may have processes from before this client.
+    pub(crate) fn mark_resumed(&self) {
         self.names.lock().any = true;
     }
 
-    /// Notes that a process of this name is asked for. True if the session cannot have one yet: the
-    /// name is made here, or nobody but this client started processes in it, and none of this name.
+    /// Notes that this client starts a process with this id. True if the session cannot have one yet: the
+    /// client generated the id, or only this client started processes in the session and none has it.
     pub(crate) fn claim(&self, id: &ProcessId) -> bool {
         if id.0.strip_prefix('p').is_some_and(|id| id.starts_with(&self.prefix)) {
             return true;
         }
         let mut names = self.names.lock();
-        if names.used.len() >= NAMES {
+        if names.used.len() >= MAX_NAMES {
             names.any = true;
         }
         !names.any && names.used.insert(id.clone())
@@ -117,14 +117,14 @@ impl Shared {
         self.info.lock().clone()
     }
 
-    /// The link, as soon as there is one.
-    pub(crate) async fn link(&self) -> Result<Arc<Link>, ExecServerError> {
-        let mut states = self.link.subscribe();
+    /// The current channel; waits for one.
+    pub(crate) async fn channel(&self) -> Result<Arc<Channel>, ExecServerError> {
+        let mut states = self.channel.subscribe();
         loop {
             match &*states.borrow_and_update() {
-                LinkState::Up(link) => return Ok(link.clone()),
-                LinkState::Dead(error) => return Err(error.clone()),
-                LinkState::Down => {}
+                ChannelState::Up(channel) => return Ok(channel.clone()),
+                ChannelState::Dead(error) => return Err(error.clone()),
+                ChannelState::Down => {}
             }
             if states.changed().await.is_err() {
                 return Err(ExecServerError::Closed {
@@ -134,13 +134,13 @@ impl Shared {
         }
     }
 
-    /// The link after the one of that epoch, as soon as there is one.
-    pub(crate) async fn link_after(&self, epoch: u64) -> Result<Arc<Link>, ExecServerError> {
-        let mut states = self.link.subscribe();
+    /// The channel after that of `epoch`; waits for it.
+    pub(crate) async fn channel_after(&self, epoch: u64) -> Result<Arc<Channel>, ExecServerError> {
+        let mut states = self.channel.subscribe();
         loop {
             match &*states.borrow_and_update() {
-                LinkState::Up(link) if link.epoch > epoch => return Ok(link.clone()),
-                LinkState::Dead(error) => return Err(error.clone()),
+                ChannelState::Up(channel) if channel.epoch > epoch => return Ok(channel.clone()),
+                ChannelState::Dead(error) => return Err(error.clone()),
                 _ => {}
             }
             if states.changed().await.is_err() {
@@ -151,61 +151,62 @@ impl Shared {
         }
     }
 
-    /// Resolves when the link of that epoch has ended.
-    pub(crate) async fn link_lost(&self, epoch: u64) {
-        let mut states = self.link.subscribe();
-        let lost = |state: &LinkState| !matches!(state, LinkState::Up(up) if up.epoch == epoch);
-        // An error means that the client is gone, and with it the link.
+    /// Resolves when the channel of `epoch` has ended.
+    pub(crate) async fn channel_lost(&self, epoch: u64) {
+        let mut states = self.channel.subscribe();
+        let lost =
+            |state: &ChannelState| !matches!(state, ChannelState::Up(up) if up.epoch == epoch);
+        // An error means that the client was dropped, and its channel with it.
         let _ = states.wait_for(lost).await;
     }
 
-    /// Makes a request, again after a reconnect if that does no harm.
+    /// Makes a request; repeats it after a reconnect if its effect allows that.
     pub(crate) async fn call<C: Call>(
         &self,
         params: &C::Params,
         effect: Effect,
         timeout: Option<Duration>,
     ) -> Result<C::Response, ExecServerError> {
-        let mut link = self.link().await?;
+        let mut channel = self.channel().await?;
         loop {
-            match self.attempt::<C>(&link, params, effect, timeout).await? {
+            match self.attempt::<C>(&channel, params, effect, timeout).await? {
                 Ok(response) => return Ok(response),
-                Err(LinkError::NotSent) => {}
-                Err(LinkError::Interrupted) if effect != Effect::Once => {}
+                Err(ChannelError::NotSent) => {}
+                Err(ChannelError::Interrupted) if effect != Effect::Once => {}
                 Err(error) => return Err(call_error(C::METHOD.name(), error)),
             }
-            link = self.link_after(link.epoch).await?;
+            channel = self.channel_after(channel.epoch).await?;
         }
     }
 
-    /// Makes a request on this very connection, for what belongs to it: [`Lost::Answer`] if it has
-    /// ended, whether before the request was sent or after.
+    /// Makes a request on this channel only, for state that is bound to it. Fails with
+    /// [`Lost::Response`] if the channel has ended, before or after the request was sent.
     pub(crate) async fn call_on<C: Call>(
         &self,
-        link: &Arc<Link>,
+        channel: &Arc<Channel>,
         params: &C::Params,
         effect: Effect,
         timeout: Option<Duration>,
     ) -> Result<C::Response, ExecServerError> {
-        let answer = self.attempt::<C>(link, params, effect, timeout).await?;
-        if let Err(LinkError::NotSent | LinkError::Interrupted) = answer {
-            // Whoever tries again finds another connection.
-            self.link_lost(link.epoch).await;
+        let result = self.attempt::<C>(channel, params, effect, timeout).await?;
+        if let Err(ChannelError::NotSent | ChannelError::Interrupted) = result {
+            // So that the caller's next attempt uses another channel.
+            self.channel_lost(channel.epoch).await;
         }
-        answer.map_err(|error| call_error(C::METHOD.name(), error))
+        result.map_err(|error| call_error(C::METHOD.name(), error))
     }
 
-    /// Makes a request once. The outer error is that there was no answer in time.
+    /// Makes a request once. The outer error is the timeout.
     async fn attempt<C: Call>(
         &self,
-        link: &Arc<Link>,
+        channel: &Arc<Channel>,
         params: &C::Params,
         effect: Effect,
         timeout: Option<Duration>,
-    ) -> Result<Result<C::Response, LinkError>, ExecServerError> {
+    ) -> Result<Result<C::Response, ChannelError>, ExecServerError> {
         let attempt = async {
-            match link.send::<C>(params).await {
-                Ok(answer) => answer.await,
+            match channel.send::<C>(params).await {
+                Ok(response) => response.await,
                 Err(error) => Err(error),
             }
         };
@@ -217,7 +218,7 @@ impl Shared {
         })
     }
 
-    pub(crate) fn track(&self, id: &ProcessId, tracked: &Arc<Tracked>) -> bool {
+    pub(crate) fn track(&self, id: &ProcessId, tracked: &Arc<SharedSequencer>) -> bool {
         let mut processes = self.processes.lock();
         if processes.get(id).is_some_and(|other| !other.is_abandoned()) {
             return false;
@@ -225,8 +226,8 @@ impl Shared {
         let before = processes.insert(id.clone(), tracked.clone());
         drop(processes);
         if let Some(before) = before {
-            // Its follower has nothing to do any more.
-            before.feed(|track| track.fail(Lost::Process { process: id.clone() }.into()));
+            // Ends its follower.
+            before.feed(|sequencer| sequencer.fail(Lost::Process { process: id.clone() }.into()));
         }
         true
     }
@@ -235,50 +236,50 @@ impl Shared {
         self.processes.lock().remove(id);
     }
 
-    /// Forgets this very process; another may have its name by now.
-    pub(crate) fn untrack_if(&self, id: &ProcessId, tracked: &Arc<Tracked>) {
+    /// Removes this process, unless another already has its id.
+    pub(crate) fn untrack_if(&self, id: &ProcessId, tracked: &Arc<SharedSequencer>) {
         let mut processes = self.processes.lock();
         if processes.get(id).is_some_and(|other| Arc::ptr_eq(other, tracked)) {
             processes.remove(id);
         }
     }
 
-    pub(crate) fn tracked(&self, id: &ProcessId) -> Option<Arc<Tracked>> {
+    pub(crate) fn tracked(&self, id: &ProcessId) -> Option<Arc<SharedSequencer>> {
         self.processes.lock().get(id).cloned()
     }
 
-    pub(crate) fn all_tracked(&self) -> Vec<Arc<Tracked>> {
+    pub(crate) fn all_tracked(&self) -> Vec<Arc<SharedSequencer>> {
         self.processes.lock().values().cloned().collect()
     }
 
-    /// The end: every call and every process learns of it.
-    pub(crate) fn die(&self, error: &ExecServerError) {
-        let died = self.link.send_if_modified(|state| {
-            if matches!(state, LinkState::Dead(_)) {
+    /// Closes the client for good: every call and every process fails with `error`.
+    pub(crate) fn close(&self, error: &ExecServerError) {
+        let closed_now = self.channel.send_if_modified(|state| {
+            if matches!(state, ChannelState::Dead(_)) {
                 return false;
             }
-            if let LinkState::Up(link) = state {
-                link.fail();
+            if let ChannelState::Up(channel) = state {
+                channel.fail();
             }
-            *state = LinkState::Dead(error.clone());
+            *state = ChannelState::Dead(error.clone());
             true
         });
-        if died {
+        if closed_now {
             self.status.send_replace(ConnectionStatus::Closed(error.clone()));
             for tracked in self.all_tracked() {
-                tracked.feed(|track| track.fail(error.clone()));
+                tracked.feed(|sequencer| sequencer.fail(error.clone()));
             }
             self.subscriptions.end();
         }
     }
 }
 
-pub(crate) fn call_error(method: &'static str, error: LinkError) -> ExecServerError {
+pub(crate) fn call_error(method: &'static str, error: ChannelError) -> ExecServerError {
     match error {
-        LinkError::Server(error) => ExecServerError::server(method, error),
-        LinkError::Protocol(detail) => {
+        ChannelError::Server(error) => ExecServerError::server(method, error),
+        ChannelError::Protocol(detail) => {
             ExecServerError::protocol(format!("cannot parse the response to {method}"), detail)
         }
-        LinkError::NotSent | LinkError::Interrupted => Lost::Answer { method }.into(),
+        ChannelError::NotSent | ChannelError::Interrupted => Lost::Response { method }.into(),
     }
 }

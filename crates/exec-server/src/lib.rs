@@ -1,12 +1,12 @@
-//! The execution server and its client: run commands and touch files on another machine.
+//! The execution server and its client: run commands and work with files on another machine.
 //!
-//! This crate has no code. It is the published name of what other crates hold: the server
+//! This crate has no code. It re-exports the public names of other crates: the server
 //! (`codex-exec-serving`), the client (`codex-exec-client`) and the messages between them
 //! (`codex-exec-server-protocol`).
 //!
 //! A [`Server`] serves [`Connection`]s: in memory ([`Server::connect`]), over websockets
 //! ([`WebSocketListener`]), over stdio, through a rendezvous ([`run_remote_environment`]).
-//! An [`ExecServerClient`] is a session with one.
+//! An [`ExecServerClient`] is a session with a server.
 //!
 //! ```
 //! use codex_exec_server::client::ExecCommand;
@@ -37,9 +37,8 @@
 //!
 //! # Features
 //!
-//! All are on by default. `server` and `client` are the two sides; `remote` adds remote mode to those
-//! that are on: the registry, sign-in and the encrypted relay. Without it neither Noise nor OAuth is
-//! compiled.
+//! All are on by default. `server` and `client` are the two sides; `remote` adds remote mode to them: the
+//! registry, sign-in and the encrypted relay. Without `remote`, neither Noise nor OAuth is compiled.
 
 // The server.
 #[cfg(feature = "server")]
@@ -48,7 +47,7 @@ pub use codex_exec_serving::{
     ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig, KeepAlive, Lifeline,
     ListenUrl, NEVER_INHERITED, NEVER_PASSED_ON, OutboundConfig, OwnFiles, ProcessConfig, RunError,
     Server, ServerConfig, SignedBearer, WebSocketAuth, WebSocketListener, main_if_reentered, run,
-    run_main, told_to_stop,
+    run_main, shutdown_signal,
 };
 
 // Its remote mode.

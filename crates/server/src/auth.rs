@@ -1,6 +1,6 @@
 //! Who may connect to the listener.
 //!
-//! Secrets are compared in constant time and shown by no `Debug`.
+//! Invariant: secrets are compared in constant time, and no `Debug` shows one.
 
 use std::fmt;
 use std::path::Path;
@@ -10,22 +10,22 @@ use ring::{digest, hmac};
 use serde::Deserialize;
 use subtle::ConstantTimeEq;
 
-/// What the upgrade request has to carry as `Authorization: Bearer …`.
+/// The token that an upgrade request has to carry as `Authorization: Bearer …`.
 #[derive(Clone, Default)]
 pub enum WebSocketAuth {
-    /// Nothing: whoever reaches the port may connect.
+    /// None: anyone who reaches the port may connect.
     #[default]
     Open,
-    /// A token whose SHA-256 is this.
+    /// A token with this SHA-256 digest.
     CapabilityToken {
-        /// The digest.
+        /// The digest of the token.
         sha256: [u8; 32],
     },
     /// A JWT signed with HS256.
     SignedBearerToken(SignedBearer),
 }
 
-/// How a signed token is checked.
+/// The checks of a signed token.
 #[derive(Clone)]
 pub struct SignedBearer {
     secret: Vec<u8>,
@@ -53,17 +53,17 @@ impl fmt::Debug for SignedBearer {
     }
 }
 
-/// Who is at the other end of a connection, as far as the server can tell. A connection takes a session
-/// over only from one of the same principal.
+/// The identity that a connection authenticated as. A connection takes a session over only from a
+/// connection of the same principal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Principal {
-    /// Whoever embeds the server, or relays to it.
+    /// The program that embeds the server, or the relay.
     Embedder,
-    /// Whoever reaches a listener that asks for nothing.
+    /// Any client of a listener without authentication.
     Anyone,
-    /// Whoever has the capability token.
+    /// A client with the capability token.
     TokenHolder,
-    /// Whom a signed token names.
+    /// The client that a signed token names.
     Signed {
         /// Its `iss`.
         issuer: Option<String>,
@@ -72,41 +72,41 @@ pub(crate) enum Principal {
     },
 }
 
-/// A secret that cannot be used.
+/// An invalid token or secret in the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthConfigError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Unreadable {
-        /// Which.
+        /// The file.
         path: String,
-        /// Why.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// The file holds too little.
+    /// The file is too short.
     #[error("{path} must hold at least {minimum} bytes")]
     TooShort {
-        /// Which.
+        /// The file.
         path: String,
-        /// How much it has to hold.
+        /// The shortest length allowed, in bytes.
         minimum: usize,
     },
-    /// Not the hex of a SHA-256.
+    /// Not a SHA-256 digest in hexadecimal.
     #[error("--ws-token-sha256 must be 64 hexadecimal digits")]
     BadDigest,
 }
 
-/// The shortest secret that signs tokens, in bytes.
+/// The shortest secret for signed tokens, in bytes.
 const MIN_SECRET: usize = 32;
 
 impl WebSocketAuth {
-    /// The token is what the file holds, without white space around it.
+    /// Requires the token in this file; white space around it does not count.
     pub fn capability_token_file(path: &Path) -> Result<Self, AuthConfigError> {
-        let token = read(path, 1)?;
+        let token = read_secret(path, 1)?;
         Ok(Self::CapabilityToken { sha256: sha256(&token) })
     }
 
-    /// The token's digest, in hexadecimal.
+    /// Requires the token with this SHA-256 digest, in hexadecimal.
     pub fn capability_token_sha256(hex: &str) -> Result<Self, AuthConfigError> {
         let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
         let bytes: Option<Vec<u8>> = hex
@@ -122,19 +122,19 @@ impl WebSocketAuth {
         Ok(Self::CapabilityToken { sha256: sha256.ok_or(AuthConfigError::BadDigest)? })
     }
 
-    /// Tokens are signed with what the file holds, without white space around it.
+    /// Requires a token signed with the secret in this file; white space around it does not count.
     pub fn signed_bearer(
         secret_file: &Path,
         issuer: Option<String>,
         audience: Option<String>,
         max_clock_skew: Duration,
     ) -> Result<Self, AuthConfigError> {
-        let secret = read(secret_file, MIN_SECRET)?;
+        let secret = read_secret(secret_file, MIN_SECRET)?;
         Ok(Self::SignedBearerToken(SignedBearer { secret, issuer, audience, max_clock_skew }))
     }
 
-    /// Who connects with this `Authorization` header, if they may be served.
-    pub(crate) fn admits(&self, authorization: Option<&str>) -> Option<Principal> {
+    /// The principal of a request with this `Authorization` header; `None` refuses it.
+    pub(crate) fn authenticate(&self, authorization: Option<&str>) -> Option<Principal> {
         let token = authorization
             .and_then(|value| value.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
@@ -147,13 +147,13 @@ impl WebSocketAuth {
                 same.then_some(Principal::TokenHolder)
             }
             (Self::SignedBearerToken(signed), Some(token)) => {
-                signed.admits(token, SystemTime::now())
+                signed.authenticate(token, SystemTime::now())
             }
         }
     }
 }
 
-fn read(path: &Path, minimum: usize) -> Result<Vec<u8>, AuthConfigError> {
+fn read_secret(path: &Path, minimum: usize) -> Result<Vec<u8>, AuthConfigError> {
     let shown = || path.display().to_string();
     let text = std::fs::read(path)
         .map_err(|source| AuthConfigError::Unreadable { path: shown(), source })?;
@@ -195,25 +195,26 @@ impl Audience {
 }
 
 impl SignedBearer {
-    /// Whom the token names, if it is signed, in time, and meant for us.
-    fn admits(&self, token: &str, now: SystemTime) -> Option<Principal> {
+    /// The principal that the token names, if signature, time, issuer and audience are valid.
+    fn authenticate(&self, token: &str, now: SystemTime) -> Option<Principal> {
         let (signed, signature) = token.rsplit_once('.')?;
         let (header, claims) = signed.split_once('.')?;
-        let header: Header = part(header)?;
+        let header: Header = decode_part(header)?;
         if header.alg != "HS256" {
             return None;
         }
         let key = hmac::Key::new(hmac::HMAC_SHA256, &self.secret);
         hmac::verify(&key, signed.as_bytes(), &base64(signature)?).ok()?;
-        let claims: Claims = part(claims)?;
+        let claims: Claims = decode_part(claims)?;
         let now = now.duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
         let skew = self.max_clock_skew.as_secs_f64();
-        let in_time = now < claims.exp + skew && claims.nbf.is_none_or(|nbf| now >= nbf - skew);
-        let ours = self.issuer.is_none() || self.issuer == claims.iss;
-        let for_us = self.audience.as_ref().is_none_or(|audience| {
+        let is_valid_now =
+            now < claims.exp + skew && claims.nbf.is_none_or(|nbf| now >= nbf - skew);
+        let issuer_matches = self.issuer.is_none() || self.issuer == claims.iss;
+        let audience_matches = self.audience.as_ref().is_none_or(|audience| {
             claims.aud.as_ref().is_some_and(|named| named.includes(audience))
         });
-        (in_time && ours && for_us)
+        (is_valid_now && issuer_matches && audience_matches)
             .then_some(Principal::Signed { issuer: claims.iss, subject: claims.sub })
     }
 }
@@ -228,7 +229,7 @@ fn base64(text: &str) -> Option<Vec<u8>> {
     base64_simd::URL_SAFE_NO_PAD.decode_to_vec(text).ok()
 }
 
-fn part<T: for<'de> Deserialize<'de>>(text: &str) -> Option<T> {
+fn decode_part<T: for<'de> Deserialize<'de>>(text: &str) -> Option<T> {
     serde_json::from_slice(&base64(text)?).ok()
 }
 
@@ -261,7 +262,7 @@ mod tests {
     fn a_token_is_checked_for_signature_time_issuer_and_audience() {
         let now = UNIX_EPOCH + Duration::from_secs(1000);
         let check = |bearer: SignedBearer, header: &str, claims: &str, secret: &[u8]| {
-            bearer.admits(&token(header, claims, secret), now).is_some()
+            bearer.authenticate(&token(header, claims, secret), now).is_some()
         };
         let open = || signed(None, None);
         assert!(check(open(), HS256, r#"{"exp":1001}"#, SECRET));
@@ -278,16 +279,16 @@ mod tests {
         let named = r#"{"exp":2000,"iss":"us","sub":"ann"}"#;
         let (issuer, subject) = (Some("us".to_owned()), Some("ann".to_owned()));
         assert_eq!(
-            open().admits(&token(HS256, named, SECRET), now),
+            open().authenticate(&token(HS256, named, SECRET), now),
             Some(Principal::Signed { issuer, subject })
         );
         for garbage in ["", ".", "..", "a.b.c", "é.é.é"] {
-            assert!(open().admits(garbage, now).is_none());
+            assert!(open().authenticate(garbage, now).is_none());
         }
     }
 
     #[test]
-    fn a_capability_token_has_to_be_the_one() {
+    fn only_the_configured_capability_token_is_accepted() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("token");
         std::fs::write(&file, " sesame\n").unwrap();
@@ -295,18 +296,18 @@ mod tests {
         let digest: String = sha256(b"sesame").iter().map(|b| format!("{b:02x}")).collect();
         let by_digest = WebSocketAuth::capability_token_sha256(&digest).unwrap();
         for auth in [by_file, by_digest] {
-            assert_eq!(auth.admits(Some("Bearer sesame")), Some(Principal::TokenHolder));
-            assert_eq!(auth.admits(Some("bearer  sesame ")), Some(Principal::TokenHolder));
-            assert_eq!(auth.admits(Some("Bearer open")), None);
-            assert_eq!(auth.admits(Some("Basic sesame")), None);
-            assert_eq!(auth.admits(Some("sesame")), None);
-            assert_eq!(auth.admits(None), None);
+            assert_eq!(auth.authenticate(Some("Bearer sesame")), Some(Principal::TokenHolder));
+            assert_eq!(auth.authenticate(Some("bearer  sesame ")), Some(Principal::TokenHolder));
+            assert_eq!(auth.authenticate(Some("Bearer open")), None);
+            assert_eq!(auth.authenticate(Some("Basic sesame")), None);
+            assert_eq!(auth.authenticate(Some("sesame")), None);
+            assert_eq!(auth.authenticate(None), None);
         }
-        assert_eq!(WebSocketAuth::Open.admits(None), Some(Principal::Anyone));
+        assert_eq!(WebSocketAuth::Open.authenticate(None), Some(Principal::Anyone));
     }
 
     #[test]
-    fn secrets_that_cannot_be_used_are_refused() {
+    fn short_secrets_and_invalid_digests_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("secret");
         let skew = Duration::ZERO;

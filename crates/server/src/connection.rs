@@ -1,12 +1,11 @@
-//! One connection: its lifecycle, and the one place where methods are told apart.
+//! One connection: its lifecycle, and the dispatch of methods to handlers.
 //!
-//! Messages are taken in order. What a request does to a process is queued with that process's
-//! owner before the next message is looked at, so requests that name the same process take effect
-//! in the order they came; their answers are awaited by tasks of their own, so none of them delays
-//! another.
+//! Messages are handled in order. A request to a process is queued with the process's owner before the
+//! next message is parsed, so requests to the same process take effect in the order in which they
+//! arrive. A separate task awaits each response, so no request delays another.
 //!
-//! Invariant: every request is answered once, if the connection lasts: a [`Request`] that is dropped
-//! without an answer, by a panic at whatever stage, sends an error.
+//! Invariant: every request gets exactly one response while the connection lasts: a [`Request`] that is
+//! dropped without one, by a panic at any stage, sends an error.
 
 use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
@@ -30,72 +29,72 @@ use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use crate::answers::AnswerMemory;
 use crate::auth::Principal;
 use crate::files::Files;
 use crate::http;
+use crate::response_memory::ResponseMemory;
 use crate::server::Server;
 use crate::session::{Attachment, Holder, Session};
 
 #[cfg(test)]
 mod panics;
 
-/// Where a connection is in its life.
+/// The stage of the handshake.
 enum Stage {
-    /// Nothing was said yet.
+    /// Before `initialize`.
     New,
-    /// `initialize` was answered.
-    Greeted(Attached),
-    /// `initialized` has come.
+    /// After the response to `initialize`, before `initialized`.
+    AwaitingInitialized(Attached),
+    /// After `initialized`.
     Ready(Attached),
 }
 
-/// A connection's hold on its session.
+/// The session that a connection is attached to.
 #[derive(Clone)]
 pub(crate) struct Attached {
     pub session: Arc<Session>,
     pub attachment: Attachment,
 }
 
-/// What a request carries until it is answered. Dropped before that, it answers with an error.
+/// A request without a response yet. Dropping it sends an error response.
 pub(crate) struct Request {
     id: RequestId,
     outbound: Outbound,
-    answered: bool,
-    /// What the answer takes of the memory for large ones, until it is written.
+    responded: bool,
+    /// Memory of a large response, held until the response is written.
     memory: Option<Reservation>,
-    /// Its share of what a connection may have under way.
-    _share: Share,
+    /// Its part of the connection's limits on pending requests.
+    _permits: Permits,
 }
 
-/// An answer of more bytes is encoded only when it can be sent.
-const LARGE: usize = 16 << 10;
+/// A larger response is encoded only when there is room to send it, in bytes.
+const LARGE_RESPONSE: usize = 16 << 10;
 
-/// An answer of more bytes is encoded elsewhere.
-const VAST: usize = 256 << 10;
+/// A larger response is encoded on the pool, not on the lane, in bytes.
+const HUGE_RESPONSE: usize = 256 << 10;
 
-struct Share {
+struct Permits {
     _count: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
-    /// Of what the server has for large messages.
+    /// Of the server's memory for large messages.
     _memory: Option<codex_exec_rpc::Share>,
 }
 
-/// A message and the memory it takes.
-struct Held {
+/// A message, and the memory reserved for it.
+struct ReservedMessage {
     message: Bytes,
     _memory: Reservation,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for ReservedMessage {
     fn as_ref(&self) -> &[u8] {
         &self.message
     }
 }
 
 impl Request {
-    /// Has the answer hold this memory until it is written.
-    pub(crate) fn hold(&mut self, memory: Option<Reservation>) {
+    /// Makes the response hold this memory until it is written.
+    pub(crate) fn hold_memory(&mut self, memory: Option<Reservation>) {
         self.memory = memory;
     }
 
@@ -103,16 +102,16 @@ impl Request {
         &self.outbound
     }
 
-    /// Sends the answer; waits while the client does not read. What is large waits as what it is
-    /// and becomes a message only when there is room for that: many answers that wait may share the
-    /// bytes they carry, their messages would not.
-    pub(crate) async fn answer<R: Encode + Send + Sync + 'static>(
+    /// Sends the response; waits while the client does not read. A large result is encoded only when
+    /// there is room: waiting results may share their bytes, their messages would not. Returns false if
+    /// the connection has closed.
+    pub(crate) async fn respond<R: Encode + Send + Sync + 'static>(
         self,
         result: Result<R, RpcError>,
     ) -> bool {
         let message = match result {
-            Ok(result) if result.size_hint() > LARGE => {
-                return self.respond(Box::new(result)).await;
+            Ok(result) if result.size_hint() > LARGE_RESPONSE => {
+                return self.send_result(Box::new(result)).await;
             }
             Ok(result) => encode::response(&self.id, &result),
             Err(error) => encode::error(&self.id, &error),
@@ -122,19 +121,19 @@ impl Request {
         true
     }
 
-    /// Sends the answer into the room there is for it.
+    /// Sends the encoded response into its reserved slot.
     fn send(mut self, slot: Slot, message: impl Into<Bytes>) {
         let message = message.into();
         slot.send(match self.memory.take() {
-            Some(memory) => Bytes::from_owner(Held { message, _memory: memory }),
+            Some(memory) => Bytes::from_owner(ReservedMessage { message, _memory: memory }),
             None => message,
         });
-        self.answered = true;
+        self.responded = true;
     }
 
-    /// Sends a result, as [`answer`](Self::answer) does, and drops it after that. One that takes long
-    /// to encode is left to a thread that nobody else waits for.
-    pub(crate) async fn respond<A, R>(self, result: A) -> bool
+    /// Sends a result as [`respond`](Self::respond) does, and drops it afterwards. Encodes a huge one on
+    /// the pool.
+    pub(crate) async fn send_result<A, R>(self, result: A) -> bool
     where
         A: Deref<Target = R> + Send + Sync + 'static,
         R: Encode,
@@ -146,24 +145,24 @@ impl Request {
             let buffer = buffer::with_capacity(64 + hint).unwrap_or_default();
             (encode::response_in(buffer, &id, &*result), result)
         };
-        let encoded = match hint > VAST {
+        let encoded = match hint > HUGE_RESPONSE {
             true => pool::blocking(encode).await,
             false => Ok(encode()),
         };
-        // Dropping the request answers it.
+        // Dropping the request sends an error.
         let Ok((message, _result)) = encoded else { return false };
         self.send(slot, buffer::into_bytes(message));
         true
     }
 
-    /// Sends the answer at once if there is room for it, and else when there is.
-    pub(crate) fn answer_soon<R: Encode + Send + Sync + 'static>(
+    /// Sends the response at once if there is room, else from a task that waits for room.
+    pub(crate) fn respond_without_waiting<R: Encode + Send + Sync + 'static>(
         self,
         result: Result<R, RpcError>,
     ) {
-        let len = result.as_ref().map_or(LARGE, Encode::size_hint);
+        let len = result.as_ref().map_or(LARGE_RESPONSE, Encode::size_hint);
         let Some(slot) = self.outbound.try_reserve(len) else {
-            tokio::spawn(async move { self.answer(result).await });
+            tokio::spawn(async move { self.respond(result).await });
             return;
         };
         let message = match &result {
@@ -173,26 +172,26 @@ impl Request {
         self.send(slot, message);
     }
 
-    /// Answers when `result` is there, without anybody waiting for it.
-    pub(crate) fn answer_later<R: Encode + Send + Sync + 'static>(
+    /// Sends the response from a task once `result` resolves.
+    pub(crate) fn respond_later<R: Encode + Send + Sync + 'static>(
         self,
         result: impl Future<Output = Result<R, RpcError>> + Send + 'static,
     ) {
-        self.answer_later_holding(async move { (result.await, None) });
+        self.respond_later_with_memory(async move { (result.await, None) });
     }
 
-    /// The same for an answer that holds memory until it is written.
-    pub(crate) fn answer_later_holding<R: Encode + Send + Sync + 'static>(
+    /// Like [`respond_later`](Self::respond_later), for a response that holds memory until it is written.
+    pub(crate) fn respond_later_with_memory<R: Encode + Send + Sync + 'static>(
         mut self,
         result: impl Future<Output = (Result<R, RpcError>, Option<Reservation>)> + Send + 'static,
     ) {
         tokio::spawn(async move {
             tokio::select! {
                 (result, memory) = result => {
-                    self.hold(memory);
-                    self.answer(result).await;
+                    self.hold_memory(memory);
+                    self.respond(result).await;
                 }
-                // Nobody is left to answer to; what waits need not wait any longer.
+                // The client has gone: dropping the work cancels it.
                 () = self.outbound.closed() => {}
             }
         });
@@ -201,7 +200,7 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        if self.answered || self.outbound.is_closed() {
+        if self.responded || self.outbound.is_closed() {
             return;
         }
         tracing::debug!(id = %self.id, "request dropped without a response");
@@ -211,23 +210,24 @@ impl Drop for Request {
     }
 }
 
-/// Serves a connection until it ends.
+/// Serves a connection until it closes.
 pub(crate) async fn serve(server: Server, principal: Principal, mut connection: Connection) {
     let transfer = connection.transfer();
-    let mut serving = Serving::new(server, principal, connection.outbound().clone(), &transfer);
-    let (shutdown, evicted) = (serving.server.clone(), serving.holder.evicted.clone());
+    let mut state =
+        ConnectionState::new(server, principal, connection.outbound().clone(), &transfer);
+    let (shutdown, evicted) = (state.server.clone(), state.holder.evicted.clone());
     let work = async {
         loop {
             match connection.next().await {
                 Some(Ok(message)) => {
                     let memory = connection.take_share();
-                    serving.message(&message, memory).await;
-                    if !matches!(serving.stage, Stage::New) {
+                    state.handle_message(&message, memory).await;
+                    if !matches!(state.stage, Stage::New) {
                         connection.lift_limit();
                     }
                 }
                 Some(Err(error @ TransportError::TooLong { .. })) => {
-                    serving.malformed(error.to_string()).await;
+                    state.reject_malformed(error.to_string()).await;
                 }
                 Some(Err(error)) => {
                     tracing::debug!(%error, "connection failed");
@@ -237,9 +237,9 @@ pub(crate) async fn serve(server: Server, principal: Principal, mut connection: 
             }
         }
     };
-    // A panic ends the connection, and not the session with it.
+    // A panic ends the connection but not its session.
     let work = AssertUnwindSafe(work).catch_unwind();
-    // Whatever it waits for, a client that does not read included.
+    // These end the connection whatever it waits for, even a client that does not read.
     tokio::select! {
         biased;
         () = shutdown.shutting_down() => {}
@@ -251,20 +251,20 @@ pub(crate) async fn serve(server: Server, principal: Principal, mut connection: 
             tracing::error!("the task of a connection panicked");
         },
     }
-    serving.end();
+    state.detach();
 }
 
 macro_rules! dispatch_files {
     ($(#[$doc:meta] $operation:ident $call:ident $function:ident $name:literal
         $params:ty => $response:ty,
         $order:ident, $touches:ident, $capability:ident, $effect:expr;)*) => {
-        impl Serving {
-            async fn file(&self, request: Request, method: FileMethod, params: Option<&RawValue>) {
+        impl ConnectionState {
+            async fn handle_file(&self, request: Request, method: FileMethod, params: Option<&RawValue>) {
                 match method {
                     $(FileMethod::$operation => match parse_params::<$params>(params) {
                         Ok(params) => self.files.call(request, params),
                         Err(error) => {
-                            request.answer::<$response>(Err(error)).await;
+                            request.respond::<$response>(Err(error)).await;
                         }
                     },)*
                 }
@@ -275,28 +275,29 @@ macro_rules! dispatch_files {
 
 file_methods!(dispatch_files);
 
-struct Serving {
+struct ConnectionState {
     server: Server,
     stage: Stage,
     files: Files,
     http: http::Requests,
     outbound: Outbound,
     holder: Holder,
-    answers: AnswerMemory,
+    response_memory: ResponseMemory,
     count: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
 }
 
-impl Serving {
+impl ConnectionState {
     fn new(server: Server, principal: Principal, outbound: Outbound, transfer: &Transfer) -> Self {
         let evicted = CancellationToken::new();
-        let answers = AnswerMemory::new(server.config(), server.answer_budget(), transfer);
+        let response_memory =
+            ResponseMemory::new(server.config(), server.response_budget(), transfer);
         Self {
             holder: Holder { principal, peer: outbound.peer(), evicted },
             count: Arc::new(Semaphore::new(server.config().pending_requests)),
             bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),
-            files: Files::new(&server, outbound.clone(), answers.clone()),
-            answers,
+            files: Files::new(&server, outbound.clone(), response_memory.clone()),
+            response_memory,
             server,
             stage: Stage::New,
             http: http::Requests::default(),
@@ -304,26 +305,26 @@ impl Serving {
         }
     }
 
-    async fn message(&mut self, message: &Bytes, memory: Option<codex_exec_rpc::Share>) {
+    async fn handle_message(&mut self, message: &Bytes, memory: Option<codex_exec_rpc::Share>) {
         match Incoming::parse(message, &self.server.config().decode) {
             Ok(Incoming::Request { id, method, params, trace }) => {
                 tracing::debug!(%id, method, ?trace, "request");
-                let request = self.request(id, message.len(), memory).await;
-                // What panics answers by being dropped; the requests after it go on.
+                let request = self.admit_request(id, message.len(), memory).await;
+                // A panic drops the request, which sends an error; later requests are not affected.
                 let _ =
                     AssertUnwindSafe(self.dispatch(request, &method, params)).catch_unwind().await;
             }
-            Ok(Incoming::Notification { method, .. }) => self.notification(&method).await,
-            // The server asks nothing, so nothing answers it.
+            Ok(Incoming::Notification { method, .. }) => self.handle_notification(&method).await,
+            // The server sends no requests, so no response belongs to one.
             Ok(Incoming::Response { id, .. } | Incoming::Error { id, .. }) => {
                 tracing::debug!(%id, "response to an unknown request");
             }
-            Err(error) => self.malformed(error.to_string()).await,
+            Err(error) => self.reject_malformed(error.to_string()).await,
         }
     }
 
-    /// Waits until the connection may have one more request under way.
-    async fn request(
+    /// Waits until the connection's limits allow one more pending request.
+    async fn admit_request(
         &self,
         id: RequestId,
         len: usize,
@@ -331,46 +332,46 @@ impl Serving {
     ) -> Request {
         let len = len.min(self.server.config().pending_bytes);
         let len = u32::try_from(len).unwrap_or(u32::MAX);
-        let mut share = pin!(async {
+        let mut permits = pin!(async {
             // The semaphores live as long as `self` and are never closed.
             let closed = "the semaphore is never closed";
             let count = self.count.clone().acquire_owned().await.expect(closed);
             let bytes = self.bytes.clone().acquire_many_owned(len).await.expect(closed);
-            Share { _count: count, _bytes: bytes, _memory: memory }
+            Permits { _count: count, _bytes: bytes, _memory: memory }
         });
-        let share = match share.as_mut().now_or_never() {
-            Some(share) => share,
+        let permits = match permits.as_mut().now_or_never() {
+            Some(permits) => permits,
             None => {
                 let _not_reading = self.outbound.not_reading();
-                share.await
+                permits.await
             }
         };
         Request {
             id,
             outbound: self.outbound.clone(),
-            answered: false,
+            responded: false,
             memory: None,
-            _share: share,
+            _permits: permits,
         }
     }
 
-    async fn malformed(&self, message: String) {
+    async fn reject_malformed(&self, message: String) {
         tracing::debug!(message, "malformed message");
         let error = RpcError::invalid_request(ErrorKind::MalformedMessage, message);
         let _ = self.outbound.send(encode::error(&RequestId::UNKNOWN, &error)).await;
     }
 
-    async fn notification(&mut self, method: &str) {
+    async fn handle_notification(&mut self, method: &str) {
         if method != notice::Initialized::NAME {
-            return self.malformed(format!("unexpected notification `{method}`")).await;
+            return self.reject_malformed(format!("unexpected notification `{method}`")).await;
         }
         self.stage = match std::mem::replace(&mut self.stage, Stage::New) {
-            Stage::Greeted(attached) => Stage::Ready(attached),
+            Stage::AwaitingInitialized(attached) => Stage::Ready(attached),
             stage => {
                 let early = matches!(stage, Stage::New);
                 self.stage = stage;
                 if early {
-                    self.malformed("`initialized` came before `initialize`".into()).await;
+                    self.reject_malformed("`initialized` came before `initialize`".into()).await;
                 }
                 return;
             }
@@ -379,7 +380,7 @@ impl Serving {
 
     async fn dispatch(&mut self, request: Request, name: &str, params: Option<&RawValue>) {
         let Some(method) = Method::from_name(name) else {
-            request.answer::<InitializeResponse>(Err(RpcError::method_not_found(name))).await;
+            request.respond::<InitializeResponse>(Err(RpcError::method_not_found(name))).await;
             return;
         };
         if method == Method::Initialize {
@@ -395,14 +396,14 @@ impl Serving {
                 let family = method.family().as_str();
                 let message = format!("client must {missing} before using {family} methods");
                 let error = RpcError::invalid_request(ErrorKind::NotInitialized, message);
-                request.answer::<InitializeResponse>(Err(error)).await;
+                request.respond::<InitializeResponse>(Err(error)).await;
                 return;
             }
         };
         self.handle(request, method, params, attached).await;
     }
 
-    /// The one match. Params are parsed here, once, into their type.
+    /// Dispatches to the handler. Parses params here, once, into their type.
     async fn handle(
         &mut self,
         request: Request,
@@ -418,7 +419,7 @@ impl Serving {
                 match parse_params::<<$call as Call>::Params>(params) {
                     Ok(params) => params,
                     Err(error) => {
-                        request.answer::<<$call as Call>::Response>(Err(error)).await;
+                        request.respond::<<$call as Call>::Response>(Err(error)).await;
                         return;
                     }
                 }
@@ -432,37 +433,37 @@ impl Serving {
             }
             Method::ProcessRead => {
                 let params = parsed!(call::ProcessRead);
-                let answer = process::read(session, params, self.answers.clone());
-                request.answer_later_holding(answer);
+                let response = process::read(session, params, self.response_memory.clone());
+                request.respond_later_with_memory(response);
             }
             Method::ProcessWrite => {
-                let answer = process::write(session, parsed!(call::ProcessWrite));
-                request.answer_later(answer);
+                let response = process::write(session, parsed!(call::ProcessWrite));
+                request.respond_later(response);
             }
             Method::ProcessSignal => {
-                let answer = process::signal(session, &parsed!(call::ProcessSignal));
-                request.answer_later(answer);
+                let response = process::signal(session, &parsed!(call::ProcessSignal));
+                request.respond_later(response);
             }
             Method::ProcessTerminate => {
-                let answer = process::terminate(session, &parsed!(call::ProcessTerminate));
-                request.answer_later(answer);
+                let response = process::terminate(session, &parsed!(call::ProcessTerminate));
+                request.respond_later(response);
             }
             Method::ProcessResize => {
-                let answer = process::resize(session, &parsed!(call::ProcessResize));
-                request.answer_later(answer);
+                let response = process::resize(session, &parsed!(call::ProcessResize));
+                request.respond_later(response);
             }
-            Method::ProcessList => request.answer_later(process::list(session)),
+            Method::ProcessList => request.respond_later(process::list(session)),
             Method::EnvironmentInfo => {
-                request.answer(Ok(server.environment_info())).await;
+                request.respond(Ok(server.environment_info())).await;
             }
             Method::EnvironmentStatus => {
-                request.answer(Ok(EnvironmentStatusResponse { status: "ready".into() })).await;
+                request.respond(Ok(EnvironmentStatusResponse { status: "ready".into() })).await;
             }
             Method::HttpRequest => {
                 let params = parsed!(call::HttpRequest);
-                self.http.call(request, params, self.answers.clone());
+                self.http.call(request, params, self.response_memory.clone());
             }
-            Method::File(method) => self.file(request, method, params).await,
+            Method::File(method) => self.handle_file(request, method, params).await,
         }
     }
 
@@ -471,19 +472,19 @@ impl Serving {
         let attached = match result {
             Ok(attached) => attached,
             Err(error) => {
-                request.answer::<InitializeResponse>(Err(error)).await;
+                request.respond::<InitializeResponse>(Err(error)).await;
                 return;
             }
         };
-        let kept = attached.session.kept_handles(&self.server.config().files);
-        self.files.attached(kept);
-        self.stage = Stage::Greeted(attached.clone());
+        let handles = attached.session.persistent_handles(&self.server.config().files);
+        self.files.attach(handles);
+        self.stage = Stage::AwaitingInitialized(attached.clone());
         let response = InitializeResponse {
             session_id: Some(attached.session.id().to_owned()),
             environment_info: Some(self.server.environment_info()),
         };
-        // Events of a resumed session follow the answer.
-        if request.answer(Ok(response)).await {
+        // Events of a resumed session follow the response.
+        if request.respond(Ok(response)).await {
             attached.session.attach_all(attached.attachment, &self.outbound);
         }
     }
@@ -495,22 +496,24 @@ impl Serving {
         }
         let params: InitializeParams = parse_params(params)?;
         let config = self.server.config();
-        let asked = params.detach_ttl_ms.map(Duration::from_millis);
-        let asked = asked.map(|ttl| ttl.min(config.max_detach_ttl));
+        let requested_ttl = params.detach_ttl_ms.map(Duration::from_millis);
+        let requested_ttl = requested_ttl.map(|ttl| ttl.min(config.max_detach_ttl));
         let sessions = self.server.sessions();
         let (session, attachment) = match &params.resume_session_id {
             Some(id) => {
                 let holder = self.holder.clone();
-                sessions.resume(id, asked, holder, config.takeover_patience).await?
+                sessions.resume(id, requested_ttl, holder, config.takeover_timeout).await?
             }
-            None => sessions.create(asked.unwrap_or(config.detach_ttl), self.holder.clone()),
+            None => {
+                sessions.create(requested_ttl.unwrap_or(config.detach_ttl), self.holder.clone())
+            }
         };
         tracing::info!(client = params.client_name, session = session.id(), "session attached");
         Ok(Attached { session, attachment })
     }
 
-    fn end(self) {
-        if let Stage::Greeted(attached) | Stage::Ready(attached) = self.stage {
+    fn detach(self) {
+        if let Stage::AwaitingInitialized(attached) | Stage::Ready(attached) = self.stage {
             tracing::info!(session = attached.session.id(), "session detached");
             self.server.sessions().detach(attached.session, attached.attachment);
         }

@@ -1,8 +1,8 @@
 //! The handlers of `fs/*`.
 //!
-//! A request takes its place in the connection's order, and in the queue of those that may run at
-//! once, before the next message is looked at. Both queues are in order of arrival, so the oldest
-//! request that is not done can always run.
+//! A request enters the connection's order, and the queue for the limit on concurrent requests, before
+//! the next message is parsed. Both are in order of arrival, so the oldest pending request can always
+//! run.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use codex_exec_server_protocol::{Encode, RpcError, Touches, encode, notice};
 use futures_util::FutureExt;
 use tokio::sync::Semaphore;
 
-use crate::answers::AnswerMemory;
 use crate::connection::Request;
+use crate::response_memory::ResponseMemory;
 use crate::sandbox::Confiner;
 use crate::server::Server;
 
@@ -28,22 +28,26 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    pub(crate) fn new(server: &Server, outbound: Outbound, answers: AnswerMemory) -> Self {
+    pub(crate) fn new(
+        server: &Server,
+        outbound: Outbound,
+        response_memory: ResponseMemory,
+    ) -> Self {
         let config = server.config();
         let sink = Arc::new(Notifications(outbound));
         Self {
-            connection: FileConnection::new(config.files.clone(), sink, Arc::new(answers)),
+            connection: FileConnection::new(config.files.clone(), sink, Arc::new(response_memory)),
             confiner: server.confiner().clone(),
             running: Arc::new(Semaphore::new(config.concurrent_requests)),
         }
     }
 
-    /// The session is known: it keeps handles that outlive this connection.
-    pub(crate) fn attached(&self, kept: Arc<PersistentHandles>) {
-        self.connection.persist_handles_in(kept);
+    /// Attaches the session's persistent handles, which outlive this connection.
+    pub(crate) fn attach(&self, handles: Arc<PersistentHandles>) {
+        self.connection.persist_handles_in(handles);
     }
 
-    /// Runs a request and answers it, after those it may not overtake.
+    /// Runs a request, after those that it must not overtake, and sends the response.
     pub(crate) fn call<R>(&self, mut request: Request, mut params: R)
     where
         R: FileRequest + Clone,
@@ -53,12 +57,12 @@ impl Files {
         if sandbox.is_none()
             && let Some(result) = self.connection.call_if_cached(&params)
         {
-            return request.answer_soon(result.map_err(RpcError::from));
+            return request.respond_without_waiting(result.map_err(RpcError::from));
         }
         let backend =
             self.confiner.backend(sandbox.filter(|_| R::METHOD.touches() == Touches::Paths));
         let result = self.connection.call_in(backend, params);
-        // Polled once, it stands in the queue.
+        // Polling once enters the queue.
         let mut permit = Box::pin(self.running.clone().acquire_owned());
         let first = permit.as_mut().now_or_never();
         tokio::spawn(async move {
@@ -70,27 +74,27 @@ impl Files {
                 };
                 (result.await, permit)
             };
-            // Held until the answer is sent: what waits for a client that does not read is bounded.
+            // Held until the response is sent, so a client that does not read holds a bounded number.
             let (result, _permit) = tokio::select! {
                 done = work => done,
-                // Nobody is left to answer to: dropping the work cancels it.
+                // The client has gone: dropping the work cancels it.
                 () = outbound.closed() => return,
             };
             match result {
-                // Dropped after it is sent: what it announces may only follow then.
-                Ok(mut answer) => {
-                    request.hold(answer.take_memory());
-                    request.respond(answer).await;
+                // The result is dropped after it is sent: its notifications may follow only then.
+                Ok(mut result) => {
+                    request.hold_memory(result.take_memory());
+                    request.send_result(result).await;
                 }
                 Err(error) => {
-                    request.answer::<R::Response>(Err(RpcError::from(error))).await;
+                    request.respond::<R::Response>(Err(RpcError::from(error))).await;
                 }
             }
         });
     }
 }
 
-/// Notifications about files, on their way to the client.
+/// Sends notifications about files to the client.
 struct Notifications(Outbound);
 
 impl EventSink for Notifications {

@@ -1,8 +1,8 @@
-//! Forwarding: a stream's messages pass to another exec-server and back, whole and untouched.
+//! Forwards the messages of a stream to another exec-server and back, unchanged.
 
 use codex_exec_rpc::{Connection, ConnectionConfig, WebsocketDial};
 
-/// Opens a websocket to the other server for this stream. Either side's end is the other's.
+/// Opens a websocket to the other server for this stream. If either side closes, both close.
 pub(crate) async fn forward(mut stream: Connection, dial: WebsocketDial, config: ConnectionConfig) {
     let mut server = match Connection::dial(&dial, &config).await {
         Ok(server) => server,

@@ -1,9 +1,9 @@
-//! The handler of `http/request`: HTTP from where the server is.
+//! The handler of `http/request`: HTTP requests from the server's machine.
 //!
-//! One connection a request, HTTP/1.1, no cookies, no proxy. A streamed body is read as fast as the
-//! client takes it. Everything belongs to the connection that asked, and ends with it.
+//! Each request opens its own connection: HTTP/1.1, no cookies, no proxy. A streamed body is read only as
+//! fast as the client takes it. A request ends with the client's connection.
 //!
-//! Invariant: no URL, header or body is ever logged, and errors name at most the host.
+//! Invariant: no URL, header or body is logged, and errors name at most the host.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -30,22 +30,22 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, timeout_at};
 use url::Url;
 
-use crate::answers::{AnswerMemory, is_small};
 use crate::connection;
+use crate::response_memory::{ResponseMemory, is_small};
 
-/// How often a redirect is followed.
-const REDIRECTS: usize = 10;
+/// How many redirects one request follows.
+const MAX_REDIRECTS: usize = 10;
 
-/// The most of a body in one notification.
-const DELTA_BYTES: usize = 1 << 20;
+/// Maximum bytes of a body in one notification.
+const MAX_DELTA_BYTES: usize = 1 << 20;
 
-/// The longest body that one answer carries: what fits a message.
-const BODY_BYTES: usize = 45 << 20;
+/// Maximum bytes of a body in one response, so that the response fits into a message.
+const MAX_BODY_BYTES: usize = 45 << 20;
 
-/// How long an exchange may take if the request does not say.
-const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// How long an exchange may take if the request sets no timeout.
+const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// Variables of the server that sign it in somewhere.
+/// Variables of the server that hold credentials; no header may use them.
 const CREDENTIALS: &[&str] = &[
     "OPENAI_API_KEY",
     "CODEX_CONNECTORS_TOKEN",
@@ -57,27 +57,29 @@ const CREDENTIALS: &[&str] = &[
 /// The `http/request`s of one connection.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Requests {
-    /// Those whose bodies are being sent.
+    /// Ids of the requests whose bodies are being streamed.
     streaming: Arc<Mutex<HashSet<String>>>,
 }
 
-/// A request id that is taken, until dropped.
-struct Streaming {
+/// A request id that stays in use until this is dropped.
+struct StreamingId {
     requests: Requests,
     id: String,
 }
 
 impl Requests {
-    /// Makes a request and answers with what came of it.
+    /// Makes an HTTP request and sends its result as the response.
     pub(crate) fn call(
         &self,
         mut request: connection::Request,
         params: HttpRequestParams,
-        answers: AnswerMemory,
+        response_memory: ResponseMemory,
     ) {
         let streaming = match params.stream_response.then(|| self.reserve(&params)).transpose() {
             Ok(streaming) => streaming,
-            Err(error) => return request.answer_soon::<HttpRequestResponse>(Err(error)),
+            Err(error) => {
+                return request.respond_without_waiting::<HttpRequestResponse>(Err(error));
+            }
         };
         tokio::spawn(async move {
             let outbound = request.outbound().clone();
@@ -85,28 +87,28 @@ impl Requests {
                 match streaming {
                     None => {
                         let mut memory = None;
-                        let answer = whole(params, &answers, &mut memory).await;
-                        request.hold(memory);
-                        request.answer(answer).await;
+                        let response = fetch_whole(params, &response_memory, &mut memory).await;
+                        request.hold_memory(memory);
+                        request.respond(response).await;
                     }
-                    Some(streaming) => streamed(request, params, streaming).await,
+                    Some(streaming) => stream_response(request, params, streaming).await,
                 }
             };
             tokio::select! {
                 () = work => {}
-                // Nobody is left to answer to.
+                // The client has gone.
                 () = outbound.closed() => {}
             }
         });
     }
 
-    fn reserve(&self, params: &HttpRequestParams) -> Result<Streaming, RpcError> {
+    fn reserve(&self, params: &HttpRequestParams) -> Result<StreamingId, RpcError> {
         let id = params.request_id.clone();
         if !self.lock().insert(id.clone()) {
             let message = format!("http/request: requestId `{id}` is still streaming");
             return Err(RpcError::invalid_params(ErrorKind::IdInUse, message));
         }
-        Ok(Streaming { requests: self.clone(), id })
+        Ok(StreamingId { requests: self.clone(), id })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
@@ -114,16 +116,16 @@ impl Requests {
     }
 }
 
-impl Drop for Streaming {
+impl Drop for StreamingId {
     fn drop(&mut self) {
         self.requests.lock().remove(&self.id);
     }
 }
 
-/// An answer with its whole body, and the memory that a large one takes.
-async fn whole(
+/// Makes the request and reads its whole body; reserves memory for a large one.
+async fn fetch_whole(
     params: HttpRequestParams,
-    answers: &AnswerMemory,
+    response_memory: &ResponseMemory,
     memory: &mut Option<Reservation>,
 ) -> Result<HttpRequestResponse, RpcError> {
     let exchange = Exchange::prepare(params)?;
@@ -131,23 +133,27 @@ async fn whole(
     let mut response = exchange.run().await?;
     let mut body = BytesMut::new();
     while let Some(data) = next_data(&mut response, deadline).await.map_err(failed)? {
-        if body.len() + data.len() > BODY_BYTES {
-            let limit = BODY_BYTES >> 20;
+        if body.len() + data.len() > MAX_BODY_BYTES {
+            let limit = MAX_BODY_BYTES >> 20;
             return Err(failed(format!("the body is larger than {limit} MiB; set streamResponse")));
         }
         if memory.is_none() && !is_small(body.len() + data.len()) {
-            // A body that does not tell its length may be as long as any.
-            let told = response.body().size_hint().upper().unwrap_or(u64::MAX);
-            let rest = told.min((BODY_BYTES - body.len()) as u64);
-            *memory = Some(answers.reserve(body.len() as u64 + rest).await);
+            // A body without a length may be as long as any.
+            let announced = response.body().size_hint().upper().unwrap_or(u64::MAX);
+            let rest = announced.min((MAX_BODY_BYTES - body.len()) as u64);
+            *memory = Some(response_memory.reserve(body.len() as u64 + rest).await);
         }
         body.extend_from_slice(&data);
     }
-    Ok(answer(&response, body.freeze()))
+    Ok(rpc_response(&response, body.freeze()))
 }
 
-/// An answer without its body, which follows in notifications.
-async fn streamed(request: connection::Request, params: HttpRequestParams, streaming: Streaming) {
+/// Makes the request and responds without the body, which follows in notifications.
+async fn stream_response(
+    request: connection::Request,
+    params: HttpRequestParams,
+    streaming: StreamingId,
+) {
     let outbound = request.outbound().clone();
     let started = async {
         let exchange = Exchange::prepare(params)?;
@@ -158,11 +164,11 @@ async fn streamed(request: connection::Request, params: HttpRequestParams, strea
         Ok(started) => started,
         Err(error) => {
             drop(streaming);
-            request.answer::<HttpRequestResponse>(Err(error)).await;
+            request.respond::<HttpRequestResponse>(Err(error)).await;
             return;
         }
     };
-    if !request.answer(Ok(answer(&response, Bytes::new()))).await {
+    if !request.respond(Ok(rpc_response(&response, Bytes::new()))).await {
         return;
     }
     let mut deltas = Deltas { outbound, request_id: streaming.id.clone(), seq: 0 };
@@ -170,7 +176,7 @@ async fn streamed(request: connection::Request, params: HttpRequestParams, strea
         match next_data(&mut response, deadline).await {
             Ok(Some(mut data)) => {
                 while !data.is_empty() {
-                    let delta = data.split_to(data.len().min(DELTA_BYTES));
+                    let delta = data.split_to(data.len().min(MAX_DELTA_BYTES));
                     if !deltas.send(delta, false, None).await {
                         return;
                     }
@@ -180,12 +186,12 @@ async fn streamed(request: connection::Request, params: HttpRequestParams, strea
             Err(error) => break Some(error),
         }
     };
-    // Whoever hears the last word may use the id again.
+    // After the last notification the client may reuse the id.
     drop(streaming);
     deltas.send(Bytes::new(), true, error).await;
 }
 
-/// The notifications of one body.
+/// Sends the notifications of one body.
 struct Deltas {
     outbound: Outbound,
     request_id: String,
@@ -207,7 +213,7 @@ impl Deltas {
     }
 }
 
-fn answer(response: &Response<Incoming>, body: Bytes) -> HttpRequestResponse {
+fn rpc_response(response: &Response<Incoming>, body: Bytes) -> HttpRequestResponse {
     let headers = response.headers().iter().map(|(name, value)| HttpHeader {
         name: name.as_str().to_owned(),
         value: String::from_utf8_lossy(value.as_bytes()).into_owned(),
@@ -220,7 +226,7 @@ fn answer(response: &Response<Incoming>, body: Bytes) -> HttpRequestResponse {
     }
 }
 
-/// The next piece of a body; `None` at its end.
+/// The next bytes of a body; `None` at its end.
 async fn next_data(
     response: &mut Response<Incoming>,
     deadline: Instant,
@@ -232,14 +238,14 @@ async fn next_data(
             Ok(Some(Err(error))) => return Err(format!("cannot read the body: {error}")),
             Ok(Some(Ok(frame))) => frame,
         };
-        // Trailers are of no use to anybody here.
+        // Trailers are ignored.
         if let Ok(data) = frame.into_data() {
             return Ok(Some(data));
         }
     }
 }
 
-/// A request that can be made, and made again where a redirect leads.
+/// An HTTP request that can be sent, and sent again to the target of a redirect.
 struct Exchange {
     method: Method,
     url: Url,
@@ -258,8 +264,8 @@ impl Exchange {
             .map_err(|error| invalid(format!("method is invalid: {error}")))?;
         let url =
             Url::parse(&params.url).map_err(|error| invalid(format!("url is invalid: {error}")))?;
-        supported(&url).map_err(invalid)?;
-        let timeout = params.timeout_ms.map_or(LONGEST, Duration::from_millis).min(LONGEST);
+        check_scheme(&url).map_err(invalid)?;
+        let timeout = params.timeout_ms.map_or(MAX_TIMEOUT, Duration::from_millis).min(MAX_TIMEOUT);
         Ok(Self {
             method,
             url,
@@ -270,22 +276,22 @@ impl Exchange {
         })
     }
 
-    /// The answer as far as its headers, after every redirect that is to be followed.
+    /// Sends the request and follows redirects; returns the response with its body unread.
     async fn run(mut self) -> Result<Response<Incoming>, RpcError> {
-        for _ in 0..=REDIRECTS {
-            let once = timeout_at(self.deadline, self.once());
-            let response = match once.await {
+        for _ in 0..=MAX_REDIRECTS {
+            let attempt = timeout_at(self.deadline, self.send_once());
+            let response = match attempt.await {
                 Ok(response) => response.map_err(failed)?,
                 Err(_) => return Err(failed("no response in time")),
             };
-            if !self.follow || !self.redirected(&response).map_err(failed)? {
+            if !self.follow || !self.follow_redirect(&response).map_err(failed)? {
                 return Ok(response);
             }
         }
         Err(failed("too many redirects"))
     }
 
-    async fn once(&self) -> Result<Response<Incoming>, String> {
+    async fn send_once(&self) -> Result<Response<Incoming>, String> {
         let host = self.url.host_str().unwrap_or_default();
         let secure = self.url.scheme() == "https";
         let port = self.url.port_or_known_default().unwrap_or(80);
@@ -296,7 +302,7 @@ impl Exchange {
             tls: None,
         };
         target.send(self.request()?).await.map_err(|error| match error {
-            ExchangeError::Dial(error) => unreachable_because(host, &error),
+            ExchangeError::Dial(error) => dial_failure(host, &error),
             ExchangeError::Http(error) => format!("the request to {host} failed: {error}"),
         })
     }
@@ -318,9 +324,9 @@ impl Exchange {
         Ok(request)
     }
 
-    /// Becomes the request that a redirect asks for; false if the response is none.
-    fn redirected(&mut self, response: &Response<Incoming>) -> Result<bool, String> {
-        let keeps = match response.status() {
+    /// Becomes the request that a redirect asks for; false if the response is not a redirect.
+    fn follow_redirect(&mut self, response: &Response<Incoming>) -> Result<bool, String> {
+        let keeps_method = match response.status() {
             StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND | StatusCode::SEE_OTHER => false,
             StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
             _ => return Ok(false),
@@ -328,23 +334,21 @@ impl Exchange {
         let Some(location) = response.headers().get(LOCATION) else { return Ok(false) };
         let next = location.to_str().ok().and_then(|location| self.url.join(location).ok());
         let next = next.ok_or("a redirect has an invalid location")?;
-        supported(&next)?;
-        if !keeps {
+        check_scheme(&next)?;
+        if !keeps_method {
             if self.method != Method::HEAD {
                 self.method = Method::GET;
             }
             self.body = Bytes::new();
-            for about_the_body in
-                [CONTENT_LENGTH, CONTENT_TYPE, CONTENT_ENCODING, TRANSFER_ENCODING]
-            {
-                self.headers.remove(about_the_body);
+            for header in [CONTENT_LENGTH, CONTENT_TYPE, CONTENT_ENCODING, TRANSFER_ENCODING] {
+                self.headers.remove(header);
             }
         }
-        let place = |url: &Url| (url.host_str().map(str::to_owned), url.port_or_known_default());
-        if place(&next) != place(&self.url) {
-            // What signs in there is nobody else's business.
-            for secret in [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION, WWW_AUTHENTICATE] {
-                self.headers.remove(secret);
+        let origin = |url: &Url| (url.host_str().map(str::to_owned), url.port_or_known_default());
+        if origin(&next) != origin(&self.url) {
+            // Another host must not see the credentials.
+            for credential in [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION, WWW_AUTHENTICATE] {
+                self.headers.remove(credential);
             }
         }
         self.headers.remove(HOST);
@@ -361,21 +365,21 @@ impl Exchange {
     }
 }
 
-fn supported(url: &Url) -> Result<(), String> {
+fn check_scheme(url: &Url) -> Result<(), String> {
     match url.scheme() {
         "http" | "https" => Ok(()),
         other => Err(format!("only supports http and https URLs, got {other}")),
     }
 }
 
-fn headers(asked: &[HttpHeader]) -> Result<HeaderMap, String> {
+fn headers(requested: &[HttpHeader]) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
-    for HttpHeader { name, value, value_env_var } in asked {
+    for HttpHeader { name, value, value_env_var } in requested {
         let parsed = HeaderName::from_bytes(name.as_bytes())
             .map_err(|error| format!("header name is invalid: {error}"))?;
         let mut value = value.clone();
         if let Some(variable) = value_env_var {
-            value.push_str(&from_environment(name, variable)?);
+            value.push_str(&env_value(name, variable)?);
         }
         let mut value = HeaderValue::from_str(&value)
             .map_err(|error| format!("header value is invalid for {name}: {error}"))?;
@@ -385,16 +389,16 @@ fn headers(asked: &[HttpHeader]) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-fn from_environment(header: &str, variable: &str) -> Result<String, String> {
-    let own = [CREDENTIALS, NEVER_INHERITED, NEVER_PASSED_ON];
-    if own.iter().any(|names| names.contains(&variable)) || variable.starts_with("AWS_") {
+fn env_value(header: &str, variable: &str) -> Result<String, String> {
+    let denied = [CREDENTIALS, NEVER_INHERITED, NEVER_PASSED_ON];
+    if denied.iter().any(|names| names.contains(&variable)) || variable.starts_with("AWS_") {
         return Err(format!("header {header} cannot use the server's variable {variable}"));
     }
     std::env::var(variable)
         .map_err(|_| format!("header {header} requires the server's variable {variable}"))
 }
 
-fn unreachable_because(host: &str, error: &DialError) -> String {
+fn dial_failure(host: &str, error: &DialError) -> String {
     match error {
         DialError::Resolve { source, .. } => format!("cannot resolve host {host}: {source}"),
         DialError::Tcp { address, source } => format!("cannot reach {address}: {source}"),

@@ -1,13 +1,12 @@
-//! The execution server: runs commands and touches files for a client on another machine.
+//! The execution server: runs commands and works with files for a client on another machine.
 //!
 //! A [`Server`] serves [`Connection`]s: in memory ([`Server::connect`]), over websockets
 //! ([`WebSocketListener`]), over stdio, through a rendezvous ([`run_remote_environment`]).
 //! [`run_main`] is a whole server program.
 //!
-//! What happens to a request: [`Connection`] → envelope → one match in `connection` → handler →
-//! owner of the process → answer → the connection's bounded way out.
+//! The path of a request: [`Connection`] → envelope → one match in `connection` → handler →
+//! owner of the process → response → the connection's bounded send queue.
 
-mod answers;
 mod auth;
 mod config;
 mod connection;
@@ -21,6 +20,7 @@ mod listener;
 mod process;
 #[cfg(feature = "remote")]
 mod remote;
+mod response_memory;
 mod run;
 mod sandbox;
 mod server;
@@ -38,10 +38,10 @@ pub use remote::{
     RemoteEnvironmentConfig, RemoteExecutorConfig, RemoteRunError, run_remote_environment,
     run_remote_environment_until, run_remote_executor, run_remote_executor_until,
 };
-pub use run::{ExecServerRuntimePaths, RunError, run, run_main, told_to_stop};
+pub use run::{ExecServerRuntimePaths, RunError, run, run_main, shutdown_signal};
 pub use server::Server;
 
-// The types of the configuration's fields, and of what a server serves.
+// The types of the configuration's fields, and the connections that a server serves.
 pub use codex_exec_host::files::FilesConfig;
 pub use codex_exec_host::main_if_reentered;
 pub use codex_exec_host::process::{Lifeline, NEVER_INHERITED, NEVER_PASSED_ON, ProcessConfig};

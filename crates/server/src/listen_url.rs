@@ -1,9 +1,9 @@
-//! Where a server listens, as text.
+//! Listen URLs.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// Loopback, on a port of the system's choice.
+/// The default listen URL: loopback, on a free port that the system picks.
 pub const DEFAULT_LISTEN_URL: &str = "ws://127.0.0.1:0";
 
 /// Where a server listens.
@@ -11,15 +11,15 @@ pub const DEFAULT_LISTEN_URL: &str = "ws://127.0.0.1:0";
 pub enum ListenUrl {
     /// `ws://IP:PORT`.
     WebSocket(SocketAddr),
-    /// `stdio`: one connection, a line a message.
+    /// `stdio`: one connection on stdin and stdout, one message per line.
     Stdio,
 }
 
-/// A listen URL that is none.
+/// An invalid listen URL.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unsupported --listen URL `{url}`; expected ws://IP:PORT or stdio")]
 pub struct ExecServerListenUrlParseError {
-    /// What was given.
+    /// The URL as given.
     pub url: String,
 }
 
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls() {
+    fn listen_urls_are_parsed_or_refused_by_name() {
         assert_eq!("stdio".parse(), Ok(ListenUrl::Stdio));
         assert_eq!("stdio://".parse(), Ok(ListenUrl::Stdio));
         let parse = |url: &str| url.parse::<ListenUrl>();

@@ -22,7 +22,7 @@ use tokio_websockets::ServerBuilder;
 use crate::auth::{Principal, WebSocketAuth};
 use crate::server::Server;
 
-/// Accepts connections until the server shuts down.
+/// Accepts websocket connections until the server shuts down.
 #[derive(Debug)]
 pub struct WebSocketListener {
     listener: TcpListener,
@@ -30,19 +30,19 @@ pub struct WebSocketListener {
 }
 
 impl WebSocketListener {
-    /// Binds the address.
+    /// Binds `address`; `auth` decides who may connect.
     pub async fn bind(address: SocketAddr, auth: WebSocketAuth) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         unpaced_on_loopback(&listener, address);
         Ok(Self { listener, auth: Arc::new(auth) })
     }
 
-    /// The address it has.
+    /// The bound address, with the port that the system chose for port 0.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves what connects, on the server's lanes. Returns when the server begins to shut down.
+    /// Serves incoming connections on the server's lanes. Returns when the server begins to shut down.
     pub async fn serve(self, server: &Server) {
         loop {
             let accepted = tokio::select! {
@@ -56,7 +56,7 @@ impl WebSocketListener {
                     let handshake = handshake(server.clone(), auth, socket);
                     server.connections().spawn_on(handshake, &server.lanes().next());
                 }
-                // Out of descriptors, or a peer that was gone already: the next one may do.
+                // Out of descriptors, or the peer has already gone: the next accept may succeed.
                 Err(error) => {
                     tracing::warn!(%error, "accept failed");
                     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -66,7 +66,7 @@ impl WebSocketListener {
     }
 }
 
-/// Speaks HTTP with a new connection until it is a websocket, or is done.
+/// Speaks HTTP on a new connection until it becomes a websocket or closes.
 async fn handshake(server: Server, auth: Arc<WebSocketAuth>, socket: std::net::TcpStream) {
     let socket = match TcpStream::from_std(socket) {
         Ok(socket) => socket,
@@ -77,12 +77,12 @@ async fn handshake(server: Server, auth: Arc<WebSocketAuth>, socket: std::net::T
             let admitted = server.host().peers().admit(local, peer).await;
             admitted.inspect_err(|refusal| tracing::warn!(%peer, "refused: {refusal}")).err()
         }
-        // It has gone again.
+        // The peer has already gone.
         _ => return,
     };
     // Without this, three small messages in a row cost 40 ms each round trip.
     let _ = socket.set_nodelay(true);
-    // What can die inside a socket has to be less than what a process retains.
+    // A lost socket must not lose more output than a process retains.
     let unsent = server.config().unsent_bytes;
     if let Err(error) = socket2::SockRef::from(&socket).set_tcp_notsent_lowat(unsent) {
         tracing::debug!(%error, "cannot set the send buffer size");
@@ -119,7 +119,7 @@ fn respond(
     auth: &WebSocketAuth,
     mut request: Request<Incoming>,
 ) -> Response<Body> {
-    // A page in a browser must not reach the server; a browser always says where it comes from.
+    // No page in a browser may reach the server; browsers always send Origin.
     if request.headers().contains_key(ORIGIN) {
         return text(StatusCode::FORBIDDEN, "requests with an Origin header are refused\n");
     }
@@ -128,7 +128,7 @@ fn respond(
         (&Method::GET, "/") => {
             let authorization = request.headers().get(AUTHORIZATION);
             let authorization = authorization.and_then(|value| value.to_str().ok());
-            let Some(principal) = auth.admits(authorization) else {
+            let Some(principal) = auth.authenticate(authorization) else {
                 let mut response = text(StatusCode::UNAUTHORIZED, "a bearer token is required\n");
                 response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
                 return response;

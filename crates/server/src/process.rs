@@ -1,6 +1,7 @@
 //! The handlers of `process/*`.
 //!
-//! Each queues what it asks of the process before it returns, and returns the answer as a future.
+//! Each queues its request with the process's owner before it returns, and returns the reply as a
+//! future.
 
 use codex_exec_host::files::Reservation;
 use codex_exec_host::process::{
@@ -13,17 +14,17 @@ use codex_exec_server_protocol::process::{
 };
 use codex_exec_server_protocol::{ErrorKind, RpcError};
 
-use crate::answers::{AnswerMemory, is_small};
 use crate::connection::{Attached, Request};
+use crate::response_memory::{ResponseMemory, is_small};
 use crate::sandbox::Confiner;
 use crate::server::Server;
-use crate::session::{NotInserted, Session};
+use crate::session::{InsertError, Session};
 
 /// Why a process did not start.
 enum StartFailure {
-    /// The request asks for what cannot be.
+    /// The server refuses the request.
     Refused(RpcError),
-    /// The host could not do it.
+    /// The host failed to start the process.
     Failed(StartError),
 }
 
@@ -48,7 +49,7 @@ impl StartFailure {
         let kind = error.kind();
         match &error {
             StartError::Launch(LaunchError::Nul(_)) => RpcError::internal(kind, error.to_string()),
-            // The program or its directory, not the sandbox: the same as without one.
+            // The program or its directory failed, not the sandbox: the same error as without a sandbox.
             StartError::Sandbox(failure) if failure.is_target() => {
                 RpcError::internal(kind, format!("cannot start `{program}`: {failure}"))
             }
@@ -69,24 +70,24 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     let mut started = None;
     let inserted = session.insert(&id, || {
         let group = session.group();
-        let launch = |params, again| launch(server.confiner().clone(), params, group, again);
-        let again = params.sandbox.is_some().then(|| launch(params.clone(), true));
-        let (handle, answer) = server.host().start(launch(params, false), again);
-        started = Some(answer);
+        let launch = |params, retry| launch(server.confiner().clone(), params, group, retry);
+        let retry = params.sandbox.is_some().then(|| launch(params.clone(), true));
+        let (handle, reply) = server.host().start(launch(params, false), retry);
+        started = Some(reply);
         handle
     });
     let (attached, outbound) = (attached.clone(), request.outbound().clone());
     tokio::spawn(async move {
         let (process, started) = match (inserted, started) {
             (Ok(process), Some(started)) => (process, started),
-            (not_inserted, _) => {
-                let kind = match not_inserted {
-                    Err(NotInserted::Ended) => ErrorKind::SessionEnded,
+            (failed, _) => {
+                let kind = match failed {
+                    Err(InsertError::Ended) => ErrorKind::SessionEnded,
                     _ => ErrorKind::ProcessExists,
                 };
                 let message = format!("process id {id} is already in use");
                 let error = RpcError::invalid_request(kind, message);
-                request.answer::<ExecResponse>(Err(error)).await;
+                request.respond::<ExecResponse>(Err(error)).await;
                 return;
             }
         };
@@ -101,18 +102,18 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
                     sandbox_type: Some(kind),
                     sandbox_assurance: assurance,
                 };
-                // Its events follow the answer.
-                if request.answer(Ok(response)).await {
+                // Events follow the response.
+                if request.respond(Ok(response)).await {
                     attached.session.attach(&process, attached.attachment, &outbound);
                 }
             }
             Ok(Err(failure)) => {
-                request.answer::<ExecResponse>(Err(failure.into_rpc(&program))).await;
+                request.respond::<ExecResponse>(Err(failure.into_rpc(&program))).await;
             }
-            // The session ended before the process had begun.
+            // The session ended before the process started.
             Err(_) => {
                 let error = RpcError::internal(ErrorKind::SessionEnded, "the session has ended");
-                request.answer::<ExecResponse>(Err(error)).await;
+                request.respond::<ExecResponse>(Err(error)).await;
             }
         }
     });
@@ -122,17 +123,17 @@ async fn launch(
     confiner: Confiner,
     mut params: ExecParams,
     group: Group,
-    again: bool,
+    retry: bool,
 ) -> Result<Launch, StartFailure> {
-    if again {
+    if retry {
         confiner.forget_plans();
     }
-    let not_offered = [
+    let unsupported = [
         (params.enforce_managed_network || params.managed_network.is_some(), "a managed network"),
         (params.network_proxy.is_some(), "a network proxy"),
         (params.shell_snapshot.is_some(), "a shell snapshot"),
     ];
-    if let Some((_, what)) = not_offered.iter().find(|(asked, _)| *asked) {
+    if let Some((_, what)) = unsupported.iter().find(|(requested, _)| *requested) {
         let message = format!("this server does not support {what}");
         let error = RpcError::invalid_params(ErrorKind::Unsupported, message);
         return Err(StartFailure::Refused(error));
@@ -151,35 +152,35 @@ async fn launch(
     }
 }
 
-fn unknown(id: &ProcessId) -> RpcError {
+fn unknown_process(id: &ProcessId) -> RpcError {
     RpcError::invalid_request(ErrorKind::UnknownProcess, format!("unknown process id {id}"))
 }
 
 pub(crate) fn read(
     session: &Session,
     params: ReadParams,
-    answers: AnswerMemory,
+    response_memory: ResponseMemory,
 ) -> impl Future<Output = (Result<ReadResponse, RpcError>, Option<Reservation>)> + Send + 'static {
     let id = params.process_id.clone();
     let process = session.process(&id);
-    let answer = process.as_ref().map(|process| process.read(params.clone()));
+    let reply = process.as_ref().map(|process| process.read(params.clone()));
     async move {
-        let (Some(process), Some(answer)) = (process, answer) else {
-            return (Err(unknown(&id)), None);
+        let (Some(process), Some(reply)) = (process, reply) else {
+            return (Err(unknown_process(&id)), None);
         };
-        let Ok(response) = answer.await else { return (Err(unknown(&id)), None) };
+        let Ok(response) = reply.await else { return (Err(unknown_process(&id)), None) };
         let bytes = response.chunks.iter().map(|chunk| chunk.chunk.len()).sum();
         if is_small(bytes) {
             return (Ok(response), None);
         }
-        if let Some(memory) = answers.try_reserve(bytes as u64) {
+        if let Some(memory) = response_memory.try_reserve(bytes as u64) {
             return (Ok(response), Some(memory));
         }
-        // The process keeps its output better than an answer that waits.
+        // While the response would wait for memory, the output stays with its process.
         drop(response);
-        let memory = answers.reserve(bytes as u64).await;
-        let again = ReadParams { max_bytes: Some(bytes as u64), wait_ms: None, ..params };
-        (process.read(again).await.map_err(|_| unknown(&id)), Some(memory))
+        let memory = response_memory.reserve(bytes as u64).await;
+        let retry = ReadParams { max_bytes: Some(bytes as u64), wait_ms: None, ..params };
+        (process.read(retry).await.map_err(|_| unknown_process(&id)), Some(memory))
     }
 }
 
@@ -189,14 +190,14 @@ pub(crate) fn write(
 ) -> impl Future<Output = Result<WriteResponse, RpcError>> + Send + 'static {
     let empty_id = params.write_id.as_deref() == Some("");
     let process = session.process(&params.process_id).filter(|_| !empty_id);
-    let answer = process.map(|process| process.write(params));
+    let reply = process.map(|process| process.write(params));
     async move {
         if empty_id {
             let message = "writeId must not be empty";
             return Err(RpcError::invalid_params(ErrorKind::InvalidParams, message));
         }
-        let status = match answer {
-            Some(answer) => answer.await.unwrap_or(WriteStatus::UnknownProcess),
+        let status = match reply {
+            Some(reply) => reply.await.unwrap_or(WriteStatus::UnknownProcess),
             None => WriteStatus::UnknownProcess,
         };
         Ok(WriteResponse { status })
@@ -207,10 +208,10 @@ pub(crate) fn signal(
     session: &Session,
     params: &SignalParams,
 ) -> impl Future<Output = Result<SignalResponse, RpcError>> + Send + 'static {
-    let answer = session.process(&params.process_id).map(|process| process.signal(params.signal));
+    let reply = session.process(&params.process_id).map(|process| process.signal(params.signal));
     async move {
-        if let Some(answer) = answer {
-            let _ = answer.await;
+        if let Some(reply) = reply {
+            let _ = reply.await;
         }
         Ok(SignalResponse {})
     }
@@ -220,10 +221,10 @@ pub(crate) fn terminate(
     session: &Session,
     params: &TerminateParams,
 ) -> impl Future<Output = Result<TerminateResponse, RpcError>> + Send + 'static {
-    let answer = session.process(&params.process_id).map(|process| process.terminate());
+    let reply = session.process(&params.process_id).map(|process| process.terminate());
     async move {
-        let running = match answer {
-            Some(answer) => answer.await.unwrap_or(false),
+        let running = match reply {
+            Some(reply) => reply.await.unwrap_or(false),
             None => false,
         };
         Ok(TerminateResponse { running })
@@ -236,17 +237,17 @@ pub(crate) fn resize(
 ) -> impl Future<Output = Result<ResizeResponse, RpcError>> + Send + 'static {
     let size = TerminalSize { rows: params.rows, cols: params.cols };
     let id = params.process_id.clone();
-    let answer = session.process(&id).map(|process| process.resize(size));
+    let reply = session.process(&id).map(|process| process.resize(size));
     async move {
-        match answer {
-            None => Err(unknown(&id)),
-            Some(answer) => match answer.await {
+        match reply {
+            None => Err(unknown_process(&id)),
+            Some(reply) => match reply.await {
                 Ok(Ok(())) => Ok(ResizeResponse {}),
                 Ok(Err(error @ NoTerminal)) => {
                     let message = format!("{id}: {error}");
                     Err(RpcError::invalid_request(ErrorKind::NoTerminal, message))
                 }
-                Err(_) => Err(unknown(&id)),
+                Err(_) => Err(unknown_process(&id)),
             },
         }
     }
@@ -255,10 +256,10 @@ pub(crate) fn resize(
 pub(crate) fn list(
     session: &Session,
 ) -> impl Future<Output = Result<ListResponse, RpcError>> + Send + 'static {
-    let answers: Vec<_> = session.processes().iter().map(ProcessHandle::info).collect();
+    let replies: Vec<_> = session.processes().iter().map(ProcessHandle::info).collect();
     async move {
-        let lines = futures_util::future::join_all(answers).await;
-        let mut processes: Vec<_> = lines.into_iter().flatten().collect();
+        let infos = futures_util::future::join_all(replies).await;
+        let mut processes: Vec<_> = infos.into_iter().flatten().collect();
         processes.sort_by(|a, b| {
             (a.started_at_ms, &a.process_id).cmp(&(b.started_at_ms, &b.process_id))
         });

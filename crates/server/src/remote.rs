@@ -1,4 +1,4 @@
-//! Remote mode: a server that registers itself, connects out, and serves whoever the registry
+//! Remote mode: a server that registers itself, connects out, and serves the clients that the registry
 //! authorizes.
 
 use codex_exec_credentials::{SignIn, SignInError, SignInKind, SignInSources};
@@ -11,10 +11,10 @@ use codex_exec_rpc::{Connection, WebsocketDial};
 
 use crate::config::ServerConfig;
 use crate::forward::forward;
-use crate::run::{ExecServerRuntimePaths, told_to_stop};
+use crate::run::{ExecServerRuntimePaths, shutdown_signal};
 use crate::server::Server;
 
-/// A server of an environment, end-to-end encrypted.
+/// Configuration of a server that serves an environment, with end-to-end encryption.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RemoteEnvironmentConfig {
@@ -22,19 +22,19 @@ pub struct RemoteEnvironmentConfig {
     pub base_url: String,
     /// The environment's id.
     pub environment_id: String,
-    /// What this machine is called in logs.
+    /// The name of this machine in logs. Default `codex-exec-server`.
     pub name: String,
     /// How to sign in to the registry.
     pub sign_in: SignIn,
-    /// How streams are carried.
+    /// Limits of the relay.
     pub relay: RelayConfig,
-    /// How the server behaves.
+    /// Limits of the server.
     pub server: ServerConfig,
     /// Pass every stream on to the exec-server at this `ws://` URL instead of serving it here.
     pub forward_to: Option<String>,
 }
 
-/// A server of the older registration, in clear between rendezvous and ends.
+/// Configuration of a server that registers by the older revision; the rendezvous can read its traffic.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RemoteExecutorConfig {
@@ -42,41 +42,41 @@ pub struct RemoteExecutorConfig {
     pub base_url: String,
     /// The executor's id.
     pub executor_id: String,
-    /// What this machine is called in logs.
+    /// The name of this machine in logs. Default `codex-exec-server`.
     pub name: String,
     /// How to sign in to the registry.
     pub sign_in: SignIn,
-    /// How streams are carried.
+    /// Limits of the relay.
     pub relay: RelayConfig,
-    /// How the server behaves.
+    /// Limits of the server.
     pub server: ServerConfig,
 }
 
-/// Why a remote server ended.
+/// Why a remote server failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteRunError {
-    /// The registry's URL is none.
+    /// The registry's URL is invalid.
     #[error("--remote: {0}")]
     BaseUrl(#[from] BaseUrlError),
-    /// An id that no URL can hold.
+    /// The environment id is empty.
     #[error("the environment id is empty; pass --environment-id")]
     EmptyId,
-    /// The credential must not be sent there.
+    /// The credential must not be sent to this registry.
     #[error(transparent)]
     SignIn(#[from] CredentialError),
-    /// The registry, or the relay.
+    /// The registry or the relay refused, or failed for good.
     #[error(transparent)]
     Remote(#[from] RemoteError),
-    /// The server could not be set up.
+    /// The server cannot be set up, for example because the system gives no more threads.
     #[error("cannot set up the server: {0}")]
     Setup(#[source] std::io::Error),
-    /// No randomness.
+    /// The system gave no random bytes.
     #[error("cannot get random bytes from the system")]
     Entropy,
 }
 
 impl RemoteEnvironmentConfig {
-    /// Signed in by the environment variables and `auth.json`, default limits.
+    /// Signs in by environment variables or `auth.json`; default limits.
     pub fn from_env(
         base_url: impl Into<String>,
         environment_id: impl Into<String>,
@@ -85,7 +85,7 @@ impl RemoteEnvironmentConfig {
         Ok(Self::new(base_url, environment_id, sign_in))
     }
 
-    /// Signed in so, default limits.
+    /// Signs in with `sign_in`; default limits.
     pub fn new(
         base_url: impl Into<String>,
         environment_id: impl Into<String>,
@@ -104,7 +104,7 @@ impl RemoteEnvironmentConfig {
 }
 
 impl RemoteExecutorConfig {
-    /// Signed in so, default limits.
+    /// Signs in with `sign_in`; default limits.
     pub fn new(
         base_url: impl Into<String>,
         executor_id: impl Into<String>,
@@ -121,15 +121,15 @@ impl RemoteExecutorConfig {
     }
 }
 
-/// Serves an environment until it is told to stop (SIGTERM, SIGINT) or refused for good.
+/// Serves an environment until SIGTERM or SIGINT, or until the registry refuses it for good.
 pub async fn run_remote_environment(
     config: RemoteEnvironmentConfig,
     runtime_paths: ExecServerRuntimePaths,
 ) -> Result<(), RemoteRunError> {
-    run_remote_environment_until(config, &runtime_paths, told_to_stop()).await
+    run_remote_environment_until(config, &runtime_paths, shutdown_signal()).await
 }
 
-/// Serves an environment until `stop` resolves or it is refused for good.
+/// Serves an environment until `stop` resolves, or until the registry refuses it for good.
 pub async fn run_remote_environment_until(
     config: RemoteEnvironmentConfig,
     runtime_paths: &ExecServerRuntimePaths,
@@ -152,22 +152,22 @@ pub async fn run_remote_environment_until(
             let accept = move |from: Connection| {
                 tokio::spawn(forward(from, dial.clone(), connection));
             };
-            // Dropping the streams at the end closes what they were passed on to.
+            // Dropping a stream closes its connection to the other server.
             Ok(serve_streams(config.relay, enrolment, accept, stop, async {}).await?)
         }
         None => serve(config.relay, enrolment, config.server, runtime_paths, stop).await,
     }
 }
 
-/// Serves an executor of the older registration until it is told to stop (SIGTERM, SIGINT).
+/// Serves an executor of the older revision until SIGTERM or SIGINT.
 pub async fn run_remote_executor(
     config: RemoteExecutorConfig,
     runtime_paths: ExecServerRuntimePaths,
 ) -> Result<(), RemoteRunError> {
-    run_remote_executor_until(config, &runtime_paths, told_to_stop()).await
+    run_remote_executor_until(config, &runtime_paths, shutdown_signal()).await
 }
 
-/// Serves an executor of the older registration until `stop` resolves.
+/// Serves an executor of the older revision until `stop` resolves.
 pub async fn run_remote_executor_until(
     config: RemoteExecutorConfig,
     runtime_paths: &ExecServerRuntimePaths,
@@ -199,12 +199,12 @@ async fn serve(
     runtime_paths: &ExecServerRuntimePaths,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RemoteRunError> {
-    runtime_paths.install(&mut config);
+    runtime_paths.configure(&mut config);
     let server = Server::new(config).map_err(RemoteRunError::Setup)?;
     let serving = server.clone();
     let accept = move |connection| serving.serve(connection);
     let served = serve_streams(relay, enrolment, accept, stop, server.shut_down()).await;
-    // Also when it was refused: nothing that was started is left behind.
+    // Also after a refusal: no process is left behind.
     server.shut_down().await;
     Ok(served?)
 }

@@ -1,4 +1,4 @@
-//! A whole server program: listen, say where, serve, stop when told.
+//! A whole server program: listen, print the address, serve until a signal.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -13,19 +13,19 @@ use crate::listen_url::ListenUrl;
 use crate::listener::WebSocketListener;
 use crate::server::Server;
 
-/// The files a server program is made of.
+/// The executables of a server program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExecServerRuntimePaths {
-    /// The executable that is re-entered for sandboxes, helpers and the warden. It has to call
-    /// [`main_if_reentered`](crate::main_if_reentered) first thing in its `main`.
+    /// The executable that the server re-enters for sandboxes, helpers and the warden. It has to call
+    /// [`main_if_reentered`](crate::main_if_reentered) first in its `main`.
     pub codex_self_exe: PathBuf,
-    /// Another executable for sandboxes, where that is not the same.
+    /// Another executable for sandboxes. Default: the same one.
     pub codex_linux_sandbox_exe: Option<PathBuf>,
 }
 
 impl ExecServerRuntimePaths {
-    /// Paths that exist and are absolute.
+    /// Resolves both paths to absolute ones; fails if one does not exist.
     pub fn new(
         codex_self_exe: impl AsRef<Path>,
         codex_linux_sandbox_exe: Option<PathBuf>,
@@ -38,8 +38,8 @@ impl ExecServerRuntimePaths {
         })
     }
 
-    /// Has a server re-enter these executables, wherever it listens.
-    pub(crate) fn install(&self, config: &mut ServerConfig) {
+    /// Sets these executables in the configuration of a server.
+    pub(crate) fn configure(&self, config: &mut ServerConfig) {
         config.process.lifeline = Lifeline::Warden { executable: self.codex_self_exe.clone() };
         let sandbox = self.codex_linux_sandbox_exe.as_ref().unwrap_or(&self.codex_self_exe);
         config.sandbox_executable = Some(sandbox.clone());
@@ -48,27 +48,27 @@ impl ExecServerRuntimePaths {
     }
 }
 
-/// Why a server program could not run.
+/// Why a server program failed to start.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Where it should listen is nowhere.
+    /// The listen URL is invalid.
     #[error(transparent)]
     ListenUrl(#[from] crate::ExecServerListenUrlParseError),
-    /// The address cannot be had.
+    /// The server cannot bind the address.
     #[error("cannot listen on {address}: {source}")]
     Bind {
-        /// Which.
+        /// The address it tried.
         address: std::net::SocketAddr,
-        /// Why not.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The server could not be set up.
+    /// The server cannot be set up, for example because the system gives no more threads.
     #[error("cannot set up the server: {0}")]
     Setup(#[source] io::Error),
 }
 
-/// Runs a server with the default configuration until it is told to stop (SIGTERM, SIGINT) or, on
-/// stdio, until its input ends. Prints the address on stdout, alone on one line.
+/// Runs a server with the default configuration until SIGTERM or SIGINT or, on stdio, until its input
+/// ends. Prints its address as the only line on stdout.
 ///
 /// ```no_run
 /// use codex_exec_serving::{DEFAULT_LISTEN_URL, ExecServerRuntimePaths, main_if_reentered, run_main};
@@ -85,11 +85,12 @@ pub async fn run_main(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let listen_url = listen_url.parse().map_err(RunError::ListenUrl)?;
     let auth = WebSocketAuth::default();
-    run(listen_url, auth, ServerConfig::default(), &runtime_paths, told_to_stop()).await?;
+    run(listen_url, auth, ServerConfig::default(), &runtime_paths, shutdown_signal()).await?;
     Ok(())
 }
 
-/// Runs a server until `stop` resolves or, on stdio, its input ends; then kills what was started.
+/// Runs a server until `stop` resolves or, on stdio, its input ends; then kills every process that it
+/// started.
 pub async fn run(
     listen_url: ListenUrl,
     auth: WebSocketAuth,
@@ -97,7 +98,7 @@ pub async fn run(
     runtime_paths: &ExecServerRuntimePaths,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
-    runtime_paths.install(&mut config);
+    runtime_paths.configure(&mut config);
     config.lanes = std::thread::available_parallelism().map_or(1, Into::into);
     match listen_url {
         ListenUrl::WebSocket(address) => {
@@ -127,28 +128,28 @@ pub async fn run(
             );
             let outbound = connection.outbound().clone();
             tokio::select! {
-                () = server.serve_here(connection) => {}
+                () = server.serve_until_closed(connection) => {}
                 () = stop => tracing::info!("stopping"),
             }
             server.shut_down().await;
-            // The answers to what came before the end of the input.
-            let patience = server.config().connection.close_timeout;
-            let _ = tokio::time::timeout(patience, outbound.drained()).await;
+            // Responses to requests that arrived before the input ended.
+            let timeout = server.config().connection.close_timeout;
+            let _ = tokio::time::timeout(timeout, outbound.drained()).await;
         }
     }
     Ok(())
 }
 
-/// The one line that ever goes to stdout.
+/// Prints the only line that ever goes to stdout.
 fn announce(url: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{url}")?;
     stdout.flush()
 }
 
-/// Resolves on SIGTERM or SIGINT that come from now on: they are listened for by the time this
-/// returns. To be called inside a runtime.
-pub fn told_to_stop() -> impl Future<Output = ()> {
+/// Resolves on the next SIGTERM or SIGINT. The handlers are installed by the time this returns, so no
+/// later signal is missed. Must be called inside a tokio runtime.
+pub fn shutdown_signal() -> impl Future<Output = ()> {
     let listen = |kind| {
         let signals = signal(kind);
         async move {

@@ -1,6 +1,7 @@
-//! Requests that ask to be confined.
+//! Requests with a sandbox.
 //!
-//! Invariant: what cannot be enforced is refused; nothing runs with less protection than asked.
+//! Invariant: the server refuses what it cannot enforce; nothing runs with less protection than
+//! requested.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -19,18 +20,18 @@ use codex_exec_server_protocol::{
 
 use crate::config::ServerConfig;
 
-/// What confines, if anything can here.
+/// Confines requests, if this server can.
 #[derive(Debug, Clone)]
-pub(crate) struct Confiner(Option<Confining>);
+pub(crate) struct Confiner(Option<Enforcer>);
 
 #[derive(Debug, Clone)]
-struct Confining {
+struct Enforcer {
     sandbox: Arc<NativeSandbox>,
     helpers: Helpers,
 }
 
 impl Confiner {
-    /// Re-enters the configured executable; without one nothing can be confined.
+    /// Re-enters the configured executable; without one, the server refuses sandboxes.
     pub(crate) fn new(config: &ServerConfig, host: &ProcessHost) -> io::Result<Self> {
         let Some(executable) = &config.sandbox_executable else { return Ok(Self(None)) };
         let mut setup = SandboxConfig::new(executable);
@@ -39,42 +40,42 @@ impl Confiner {
         setup.cache_plans = config.sandbox_plan_cache;
         let sandbox = Arc::new(NativeSandbox::new(setup)?);
         let helpers = Helpers::new(sandbox.clone(), host.clone(), config.files.clone());
-        Ok(Self(Some(Confining { sandbox, helpers })))
+        Ok(Self(Some(Enforcer { sandbox, helpers })))
     }
 
-    /// Whether anything can be confined.
-    pub(crate) fn is_offered(&self) -> bool {
+    /// Whether this server can enforce a sandbox at all.
+    pub(crate) fn is_available(&self) -> bool {
         self.0.is_some()
     }
 
-    /// The most that can stand behind a sandbox.
+    /// The strongest level that this machine offers.
     pub(crate) fn assurance(&self) -> Option<Assurance> {
-        self.0.as_ref().and_then(|confining| confining.sandbox.assurance())
+        self.0.as_ref().and_then(|enforcer| enforcer.sandbox.assurance())
     }
 
-    /// Has every policy resolved anew: something was not what it was when one was.
+    /// Drops the cached plans: a path changed while a plan was in use.
     pub(crate) fn forget_plans(&self) {
-        if let Some(confining) = &self.0 {
-            confining.sandbox.forget_plans();
+        if let Some(enforcer) = &self.0 {
+            enforcer.sandbox.forget_plans();
         }
     }
 
-    /// Where a filesystem request that is held to `context` has to run.
+    /// The backend for a filesystem request under `context`: this process, or a sandboxed helper.
     pub(crate) fn backend(
         &self,
         context: Option<SandboxContext>,
     ) -> impl Future<Output = Result<Backend, FileError>> + Send + use<> {
-        let confining = self.0.clone();
+        let enforcer = self.0.clone();
         async move {
-            match (context.filter(restricts), confining) {
+            match (context.filter(restricts), enforcer) {
                 (None, _) => Ok(Backend::Here),
-                (Some(context), Some(confining)) => confining.helpers.backend(context).await,
-                (Some(_), None) => Err(FileError::Sandbox { reason: NOT_OFFERED.into() }),
+                (Some(context), Some(enforcer)) => enforcer.helpers.backend(context).await,
+                (Some(_), None) => Err(FileError::Sandbox { reason: UNAVAILABLE.into() }),
             }
         }
     }
 
-    /// The sandbox to start a process in; `None` if it needs none.
+    /// The sandbox to start a process in; `None` if the policy restricts nothing.
     pub(crate) async fn confine(
         &self,
         context: SandboxContext,
@@ -84,14 +85,14 @@ impl Confiner {
         if !restricts(&context) {
             return Ok(None);
         }
-        let Some(Confining { sandbox, .. }) = self.0.clone() else {
-            return Err(RpcError::invalid_params(ErrorKind::SandboxUnavailable, NOT_OFFERED));
+        let Some(Enforcer { sandbox, .. }) = self.0.clone() else {
+            return Err(RpcError::invalid_params(ErrorKind::SandboxUnavailable, UNAVAILABLE));
         };
         let argv: Vec<OsString> = params.argv.iter().map(OsString::from).collect();
         let arg0 = params.arg0.clone();
         let cwd = params.cwd.as_path().to_owned();
         let env: Vec<_> = environment.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
-        // Resolving a policy looks at files.
+        // Resolving a policy reads the filesystem, which may block.
         let prepared = pool::blocking(move || {
             let arg0 = arg0.as_deref().map(OsStr::new);
             let program = Program { argv: &argv, arg0, env: &env, cwd: &cwd };
@@ -101,9 +102,9 @@ impl Confiner {
             Ok(Ok(None)) => Ok(None),
             Ok(Ok(Some(launch))) => {
                 if launch.globs_truncated {
-                    // Clients send such policies with every request.
-                    static TOLD: Once = Once::new();
-                    TOLD.call_once(|| {
+                    // Once: clients send the same policy with every request.
+                    static WARNED: Once = Once::new();
+                    WARNED.call_once(|| {
                         tracing::warn!(
                             "a policy's glob patterns apply only down to its glob_scan_max_depth"
                         );
@@ -120,11 +121,11 @@ impl Confiner {
     }
 }
 
-/// The answer to a request that asks for confinement where there is none.
-const NOT_OFFERED: &str =
+/// The error for a request with a sandbox on a server without one.
+const UNAVAILABLE: &str =
     "this server cannot enforce a sandbox; send no sandbox, or permissions of type `disabled`";
 
-/// Whether the request has to be confined at all.
+/// Whether the policy restricts anything.
 fn restricts(sandbox: &SandboxContext) -> bool {
     !matches!(sandbox.permissions, PermissionProfile::Disabled)
 }

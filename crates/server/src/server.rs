@@ -1,4 +1,4 @@
-//! The server itself: what all connections share, and its end.
+//! The server itself: the state that all connections share, and its shutdown.
 
 use std::io;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ use crate::session::Sessions;
 /// let mut client = server.connect();
 /// let hello = r#"{"id":1,"method":"initialize","params":{"clientName":"docs"}}"#;
 /// client.outbound().send(hello).await.unwrap();
-/// let answer = client.next().await.unwrap().unwrap();
-/// assert!(answer.starts_with(br#"{"id":1,"result":{"sessionId":"#));
+/// let response = client.next().await.unwrap().unwrap();
+/// assert!(response.starts_with(br#"{"id":1,"result":{"sessionId":"#));
 /// server.shut_down().await;
 /// # Ok(())
 /// # }
@@ -49,11 +49,11 @@ struct Shared {
     connections: TaskTracker,
     lanes: Lanes,
     message_budget: Budget,
-    answer_budget: Budget,
+    response_budget: Budget,
 }
 
 impl Server {
-    /// A server that listens nowhere yet. To be made inside a runtime.
+    /// Creates a server that does not listen yet. Must be called inside a tokio runtime.
     pub fn new(config: ServerConfig) -> io::Result<Self> {
         let host = ProcessHost::new(config.process.clone())?;
         let confiner = Confiner::new(&config, &host)?;
@@ -62,7 +62,7 @@ impl Server {
             sessions: Sessions::new(host.clone()),
             environment_info: environment_info(&confiner),
             message_budget: Budget::new(config.message_memory),
-            answer_budget: Budget::new(config.answer_memory),
+            response_budget: Budget::new(config.response_memory),
             confiner,
             config,
             host,
@@ -72,23 +72,23 @@ impl Server {
         })))
     }
 
-    /// Serves a connection in a task of its own.
+    /// Serves a connection in a new task.
     pub fn serve(&self, connection: Connection) {
         self.serve_as(Principal::Embedder, connection);
     }
 
-    /// The same, for a peer that the listener has admitted.
+    /// Like [`serve`](Self::serve), for a peer that the listener has authenticated.
     pub(crate) fn serve_as(&self, principal: Principal, connection: Connection) {
         self.0.connections.spawn(connection::serve(self.clone(), principal, connection));
     }
 
-    /// Serves a connection to its end.
-    pub async fn serve_here(&self, connection: Connection) {
+    /// Serves a connection until it closes.
+    pub async fn serve_until_closed(&self, connection: Connection) {
         let serving = connection::serve(self.clone(), Principal::Embedder, connection);
         self.0.connections.track_future(serving).await;
     }
 
-    /// A connection to this server in memory.
+    /// Opens a connection to this server in memory.
     pub fn connect(&self) -> Connection {
         let (ours, theirs) =
             Connection::pair(&ConnectionConfig { keep_alive: None, ..self.0.config.connection });
@@ -96,12 +96,13 @@ impl Server {
         theirs
     }
 
-    /// Ends every connection, kills everything that was started, and returns when that is done. If there
-    /// is a [`stop_grace`](ServerConfig::stop_grace), processes are first told to end, and listened to.
+    /// Closes every connection, kills every process and its descendants, and returns once all are gone. If
+    /// [`stop_grace`](ServerConfig::stop_grace) is not zero, processes first get SIGTERM and that much
+    /// time, and their output still reaches the clients.
     pub async fn shut_down(&self) {
         let grace = self.0.config.stop_grace;
         if !grace.is_zero() && !self.0.shutdown.is_cancelled() {
-            let _ = tokio::time::timeout(grace, self.0.sessions.tell_to_end()).await;
+            let _ = tokio::time::timeout(grace, self.0.sessions.terminate_all()).await;
         }
         self.0.shutdown.cancel();
         self.0.connections.close();
@@ -114,7 +115,7 @@ impl Server {
         self.0.shutdown.cancelled().await;
     }
 
-    /// How it behaves.
+    /// The configuration that the server was created with.
     pub fn config(&self) -> &ServerConfig {
         &self.0.config
     }
@@ -139,18 +140,18 @@ impl Server {
         &self.0.lanes
     }
 
-    /// The memory for large answers of all connections.
-    pub(crate) fn answer_budget(&self) -> &Budget {
-        &self.0.answer_budget
+    /// Memory for large responses, shared by all connections.
+    pub(crate) fn response_budget(&self) -> &Budget {
+        &self.0.response_budget
     }
 
-    /// The memory for large messages of all websockets.
+    /// Memory for large messages, shared by all websockets.
     pub(crate) fn message_budget(&self) -> &Budget {
         &self.0.message_budget
     }
 
     pub(crate) fn environment_info(&self) -> EnvironmentInfo {
-        // The directory may be gone since.
+        // The directory may have been removed since.
         let cwd = std::env::current_dir().ok();
         EnvironmentInfo { cwd: cwd.as_deref().and_then(uri), ..self.0.environment_info.clone() }
     }
@@ -178,8 +179,8 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
         temp_dir: uri(&std::env::temp_dir()),
         sandbox_assurance: confiner.assurance(),
         capabilities: Capabilities {
-            sandboxed_file_streaming: confiner.is_offered(),
-            sandbox_assurance: confiner.is_offered(),
+            sandboxed_file_streaming: confiner.is_available(),
+            sandbox_assurance: confiner.is_available(),
             file_write_streaming: true,
             fs_watch_missing: true,
             http_header_env_vars: true,

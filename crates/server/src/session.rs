@@ -1,12 +1,12 @@
-//! Sessions: who owns which processes, and what happens to them without a connection.
+//! Sessions: the processes of a client, with and without a connection.
 //!
 //! ```text
-//!              create                detach                  period over
+//!              create                detach                TTL expires
 //!  (none) ───────────────▶ Attached ────────▶ Detached ───────────────────▶ ended: all killed
 //!                           │ ▲                  │
 //!                           │ └──────────────────┘ resume
-//!                           └─▶ Attached to another: resume, by the same principal, of a session
-//!                               whose connection does not answer a ping
+//!                           └─▶ attached to another connection: resume, by the same principal,
+//!                               while the old connection does not answer a ping
 //! ```
 //!
 //! Invariant: a session has at most one connection, and its processes end with it.
@@ -29,8 +29,8 @@ use tokio_util::task::TaskTracker;
 use crate::auth::Principal;
 use crate::sink::NotificationSink;
 
-/// How often it is looked whether a process that was told to end has.
-const EXIT_LOOK: Duration = Duration::from_millis(10);
+/// How often shutdown polls whether a process has exited after SIGTERM.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// All sessions of a server.
 #[derive(Debug, Clone)]
@@ -38,7 +38,7 @@ pub(crate) struct Sessions {
     host: ProcessHost,
     by_id: Arc<Mutex<HashMap<String, Arc<Session>>>>,
     last_group: Arc<AtomicU64>,
-    /// Sessions that are being ended.
+    /// Sessions whose processes are being killed.
     ending: TaskTracker,
 }
 
@@ -48,21 +48,21 @@ pub(crate) struct Session {
     id: String,
     group: Group,
     state: Mutex<State>,
-    /// File handles that outlive a connection; they end with the session.
-    kept_handles: OnceLock<Arc<PersistentHandles>>,
+    /// File handles that outlive a connection; they close with the session.
+    persistent_handles: OnceLock<Arc<PersistentHandles>>,
 }
 
 #[derive(Debug)]
 struct State {
     processes: HashMap<ProcessId, ProcessHandle>,
-    /// Forgotten processes are cleared away when there are this many.
-    clear_at: usize,
+    /// The number of processes at which closed ones are removed.
+    prune_at: usize,
     presence: Presence,
-    /// The connection that has the session, or had it last.
+    /// The connection that is or was last attached.
     holder: Holder,
     detach_ttl: Duration,
-    /// Counts connections, so that one that has ended neither ends the session of its successor nor
-    /// takes its events.
+    /// Counts connections, so that an old connection neither ends the session of its successor nor
+    /// receives its events.
     attachment: Attachment,
 }
 
@@ -73,29 +73,29 @@ enum Presence {
     Ended,
 }
 
-/// Which of a session's connections, in order.
+/// The number of a connection within its session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Attachment(u64);
 
-/// A connection that has a session or asks for one.
+/// A connection that is attached to a session or asks for one.
 #[derive(Debug, Clone)]
 pub(crate) struct Holder {
     pub principal: Principal,
     pub peer: Peer,
-    /// Ends the connection when it loses its session to another.
+    /// Closes the connection when another takes its session over.
     pub evicted: CancellationToken,
 }
 
-/// Why a session cannot be attached to now.
+/// Why a connection cannot attach now.
 enum Refusal {
     Ended,
     Held(Holder, Attachment),
 }
 
-/// Why a process was not begun.
+/// Why a process was not started.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum NotInserted {
-    /// Another process has the name.
+pub(crate) enum InsertError {
+    /// Another process has the id.
     Taken,
     /// The session has ended.
     Ended,
@@ -106,7 +106,7 @@ impl Sessions {
         Self { host, by_id: Arc::default(), last_group: Arc::default(), ending: TaskTracker::new() }
     }
 
-    /// A new session, attached.
+    /// Creates a session, attached to `holder`.
     pub(crate) fn create(
         &self,
         detach_ttl: Duration,
@@ -117,39 +117,39 @@ impl Sessions {
             group: Group(self.last_group.fetch_add(1, Ordering::Relaxed)),
             state: Mutex::new(State {
                 processes: HashMap::new(),
-                clear_at: 64,
+                prune_at: 64,
                 presence: Presence::Attached,
                 holder,
                 detach_ttl,
                 attachment: Attachment(0),
             }),
-            kept_handles: OnceLock::new(),
+            persistent_handles: OnceLock::new(),
         });
         self.by_id.lock().insert(session.id.clone(), session.clone());
         (session, Attachment(0))
     }
 
-    /// Attaches to a session that lost its connection, or whose connection is silent: one of the same
-    /// principal that does not answer a ping within `patience` loses the session.
+    /// Attaches to a detached session, or takes it over from a silent connection: a connection of the
+    /// same principal that does not answer a ping within `timeout` loses the session.
     pub(crate) async fn resume(
         &self,
         id: &str,
         detach_ttl: Option<Duration>,
         newcomer: Holder,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(Arc<Session>, Attachment), RpcError> {
         let unknown = || {
             let message = format!("unknown session id {id}");
             RpcError::invalid_request(ErrorKind::UnknownSession, message)
         };
         let session = self.by_id.lock().get(id).cloned().ok_or_else(unknown)?;
-        let mut attached = session.take(None, detach_ttl, &newcomer);
+        let mut attached = session.try_attach(None, detach_ttl, &newcomer);
         if let Err(Refusal::Held(holder, attachment)) = &attached
             && holder.principal == newcomer.principal
-            && !holder.peer.answers(patience).await
+            && !holder.peer.answers(timeout).await
         {
             tracing::info!(session = id, "took the session over from an unresponsive connection");
-            attached = session.take(Some(*attachment), detach_ttl, &newcomer);
+            attached = session.try_attach(Some(*attachment), detach_ttl, &newcomer);
         }
         match attached {
             Ok(attachment) => Ok((session, attachment)),
@@ -160,8 +160,8 @@ impl Sessions {
         }
     }
 
-    /// The session's connection has ended: its processes go on for the detach period, unless another
-    /// connection has taken the session over.
+    /// Detaches a session from its closed connection, unless another connection has taken it over. Its
+    /// processes run on until its TTL expires.
     pub(crate) fn detach(&self, session: Arc<Session>, attachment: Attachment) {
         let mut state = session.state.lock();
         if state.presence != Presence::Attached || state.attachment != attachment {
@@ -176,39 +176,39 @@ impl Sessions {
         let sessions = self.clone();
         tokio::spawn(async move {
             sleep(ttl).await;
-            let still = |state: &State| {
+            let still_detached = |state: &State| {
                 state.presence == Presence::Detached && state.attachment == attachment
             };
-            sessions.end_if(&session, still).await;
+            sessions.end_if(&session, still_detached).await;
         });
     }
 
-    /// Sends SIGTERM to every process, and waits until all have exited.
-    pub(crate) async fn tell_to_end(&self) {
+    /// Sends SIGTERM to every process and waits until all have exited.
+    pub(crate) async fn terminate_all(&self) {
         let all: Vec<_> = self.by_id.lock().values().cloned().collect();
         let all: Vec<_> = all.iter().flat_map(|session| session.processes()).collect();
         for process in &all {
             drop(process.signal(ProcessSignal::Terminate));
         }
         for process in all {
-            // Its last output comes with the close, unless somebody it left holds its streams.
-            let mut looks_after_exit = 0;
+            // The close follows the last output, unless a descendant holds the streams open.
+            let mut polls_after_exit = 0;
             while let Ok(info) = process.info().await
                 && !info.closed
-                && looks_after_exit < 20
+                && polls_after_exit < 20
             {
-                looks_after_exit += u32::from(info.exited);
-                sleep(EXIT_LOOK).await;
+                polls_after_exit += u32::from(info.exited);
+                sleep(EXIT_POLL_INTERVAL).await;
             }
         }
     }
 
-    /// Ends every session and kills all that was ever started.
+    /// Ends every session and kills every process.
     pub(crate) async fn end_all(&self) {
         let all: Vec<_> = self.by_id.lock().values().cloned().collect();
         futures_util::future::join_all(all.iter().map(|session| self.end_if(session, |_| true)))
             .await;
-        // Those whose time had come just before.
+        // Sessions whose TTL has just expired.
         self.ending.close();
         self.ending.wait().await;
         self.host.shut_down().await;
@@ -242,8 +242,8 @@ impl Session {
         self.group
     }
 
-    /// Attaches a connection, if there is none, or instead of `silent`, which ends.
-    fn take(
+    /// Attaches a connection if none is attached, or in place of `silent`, which is closed.
+    fn try_attach(
         &self,
         silent: Option<Attachment>,
         detach_ttl: Option<Duration>,
@@ -272,12 +272,12 @@ impl Session {
         Ok(state.attachment)
     }
 
-    /// Where file handles are kept that outlive a connection.
-    pub(crate) fn kept_handles(&self, config: &Arc<FilesConfig>) -> Arc<PersistentHandles> {
-        self.kept_handles.get_or_init(|| Arc::new(PersistentHandles::new(config.clone()))).clone()
+    /// The file handles that outlive a connection.
+    pub(crate) fn persistent_handles(&self, config: &Arc<FilesConfig>) -> Arc<PersistentHandles> {
+        self.persistent_handles.get_or_init(|| Arc::new(PersistentHandles::new(config.clone()))).clone()
     }
 
-    /// Sends the events of every process to this connection from now on.
+    /// Sends the events of every process to this connection.
     pub(crate) fn attach_all(&self, attachment: Attachment, outbound: &Outbound) {
         let state = self.state.lock();
         for process in state.processes.values() {
@@ -285,7 +285,7 @@ impl Session {
         }
     }
 
-    /// Sends the events of one process to this connection, unless it has been replaced.
+    /// Sends the events of one process to this connection, unless another has replaced it.
     pub(crate) fn attach(
         &self,
         process: &ProcessHandle,
@@ -295,34 +295,34 @@ impl Session {
         self.state.lock().attach(process, attachment, outbound);
     }
 
-    /// Begins a process under a name that is free.
+    /// Starts a process under `id`, unless another process has it.
     pub(crate) fn insert(
         &self,
         id: &ProcessId,
         start: impl FnOnce() -> ProcessHandle,
-    ) -> Result<ProcessHandle, NotInserted> {
+    ) -> Result<ProcessHandle, InsertError> {
         let mut state = self.state.lock();
         if state.presence == Presence::Ended {
-            return Err(NotInserted::Ended);
+            return Err(InsertError::Ended);
         }
         if state.processes.get(id).is_some_and(|process| !process.is_gone()) {
-            return Err(NotInserted::Taken);
+            return Err(InsertError::Taken);
         }
-        if state.processes.len() >= state.clear_at {
+        if state.processes.len() >= state.prune_at {
             state.processes.retain(|_, process| !process.is_gone());
-            state.clear_at = (state.processes.len() * 2).max(64);
+            state.prune_at = (state.processes.len() * 2).max(64);
         }
         let process = start();
         state.processes.insert(id.clone(), process.clone());
         Ok(process)
     }
 
-    /// The process of that name.
+    /// The process with this id.
     pub(crate) fn process(&self, id: &ProcessId) -> Option<ProcessHandle> {
         self.state.lock().processes.get(id).filter(|process| !process.is_gone()).cloned()
     }
 
-    /// All processes that are not forgotten.
+    /// All processes that can still be read.
     pub(crate) fn processes(&self) -> Vec<ProcessHandle> {
         let state = self.state.lock();
         state.processes.values().filter(|process| !process.is_gone()).cloned().collect()
@@ -345,7 +345,7 @@ mod tests {
     use crate::{Server, ServerConfig};
 
     #[tokio::test]
-    async fn an_ended_session_does_not_say_that_the_name_is_taken() {
+    async fn a_start_in_an_ended_session_fails_as_session_ended() {
         let server = Server::new(ServerConfig::default()).unwrap();
         let (connection, _peer) = Connection::pair(&ConnectionConfig::default());
         let holder = Holder {
@@ -356,6 +356,6 @@ mod tests {
         let (session, _) = server.sessions().create(Duration::ZERO, holder);
         server.sessions().end_all().await;
         let refused = session.insert(&"p".into(), || unreachable!("nothing starts"));
-        assert_eq!(refused.err(), Some(NotInserted::Ended));
+        assert_eq!(refused.err(), Some(InsertError::Ended));
     }
 }

@@ -1,4 +1,4 @@
-//! Events of processes on their way to the client: each encoded once, straight into its message.
+//! Sends the events of processes to the client, each encoded once, straight into its message.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -10,22 +10,22 @@ use codex_exec_server_protocol::process::{
 };
 use codex_exec_server_protocol::{Base64Bytes, encode, notice};
 
-type Question = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Arrival = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Reservation = Pin<Box<dyn Future<Output = Result<Slot, Closed>> + Send>>;
 
 /// Sends a process's events as notifications.
 pub(crate) struct NotificationSink {
     outbound: Outbound,
-    /// Keeps its place among all that wait for the same connection.
-    waiting: Option<Reservation>,
+    /// Its position in the queue for room on the connection.
+    reservation: Option<Reservation>,
     slot: Option<Slot>,
-    /// Asks whether what was sent has arrived.
-    asking: Option<Question>,
+    /// Resolves once the client has received what was sent.
+    arrival: Option<Arrival>,
 }
 
 impl NotificationSink {
     pub(crate) fn new(outbound: Outbound) -> Self {
-        Self { outbound, waiting: None, slot: None, asking: None }
+        Self { outbound, reservation: None, slot: None, arrival: None }
     }
 }
 
@@ -38,18 +38,18 @@ impl EventSink for NotificationSink {
         if self.slot.is_some() {
             return Poll::Ready(Ok(()));
         }
-        if self.waiting.is_none() {
+        if self.reservation.is_none() {
             let len = 128 + event.process_id.0.len() + event.len().div_ceil(3) * 4;
             self.slot = self.outbound.try_reserve(len);
             if self.slot.is_some() {
                 return Poll::Ready(Ok(()));
             }
             let outbound = self.outbound.clone();
-            self.waiting = Some(Box::pin(async move { outbound.reserve(len).await }));
+            self.reservation = Some(Box::pin(async move { outbound.reserve(len).await }));
         }
-        if let Some(waiting) = &mut self.waiting {
-            let slot = ready!(waiting.as_mut().poll(cx));
-            self.waiting = None;
+        if let Some(reservation) = &mut self.reservation {
+            let slot = ready!(reservation.as_mut().poll(cx));
+            self.reservation = None;
             self.slot = Some(slot.map_err(|Closed| SinkClosed)?);
         }
         Poll::Ready(Ok(()))
@@ -62,9 +62,9 @@ impl EventSink for NotificationSink {
 
     fn poll_arrived(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let outbound = &self.outbound;
-        let asking = self.asking.get_or_insert_with(|| Box::pin(outbound.arrived()));
-        ready!(asking.as_mut().poll(cx));
-        self.asking = None;
+        let arrival = self.arrival.get_or_insert_with(|| Box::pin(outbound.arrived()));
+        ready!(arrival.as_mut().poll(cx));
+        self.arrival = None;
         Poll::Ready(())
     }
 }

@@ -1,5 +1,5 @@
-//! Who gets a session that somebody has: a model of connections that live, fall silent and end,
-//! over websockets in memory and on a paused clock.
+//! Takeover of attached sessions: a model of connections that respond, fall silent and close, over
+//! websockets in memory and on a paused clock.
 
 use std::time::Duration;
 
@@ -14,20 +14,20 @@ use tokio_websockets::{ClientBuilder, Message, ServerBuilder, WebSocketStream};
 use crate::auth::Principal;
 use crate::{Server, ServerConfig};
 
-const HELD: i64 = -32010;
+const SESSION_ATTACHED: i64 = -32010;
 
-/// What a test has its client do.
-enum Do {
-    Ask(Value, oneshot::Sender<Result<Value, i64>>),
-    /// Stop reading, and ping as a client does whose own reader is slow.
+/// An action of a test's client.
+enum Action {
+    Request(Value, oneshot::Sender<Result<Value, i64>>),
+    /// Stop reading, and ping like a client with a slow consumer.
     Hold,
-    /// Stop reading and ask for this much meanwhile.
+    /// Stop reading, after this many requests.
     Flood(usize),
 }
 
-/// A client over a network that can be cut without anybody being told.
+/// A client over a network that can be cut without either side noticing.
 struct Client {
-    todo: mpsc::UnboundedSender<Do>,
+    actions: mpsc::UnboundedSender<Action>,
     cut: watch::Sender<bool>,
     ended: watch::Receiver<bool>,
     last_id: u64,
@@ -42,40 +42,40 @@ impl Client {
         let (cut_up, cut_down) = (cut.subscribe(), cut.subscribe());
         tokio::spawn(async move {
             tokio::select! {
-                () = carry(near.0, far.1, cut_up) => {}
-                () = carry(far.0, near.1, cut_down) => {}
+                () = forward_bytes(near.0, far.1, cut_up) => {}
+                () = forward_bytes(far.0, near.1, cut_down) => {}
             }
         });
         let served = ServerBuilder::new().serve(there);
         server.serve_as(principal, Connection::websocket(served, &server.config().connection));
-        let (todo, orders) = mpsc::unbounded_channel();
+        let (actions, received) = mpsc::unbounded_channel();
         let (ending, ended) = watch::channel(false);
         let socket = ClientBuilder::new().take_over(here);
         tokio::spawn(async move {
-            obey(socket, orders).await;
+            run_client(socket, received).await;
             ending.send_replace(true);
         });
-        Self { todo, cut, ended, last_id: 0 }
+        Self { actions, cut, ended, last_id: 0 }
     }
 
-    async fn ask(&mut self, method: &str, params: Value) -> Result<Value, i64> {
+    async fn request(&mut self, method: &str, params: Value) -> Result<Value, i64> {
         self.last_id += 1;
-        let (answer, answered) = oneshot::channel();
+        let (response, received) = oneshot::channel();
         let request = json!({"id": self.last_id, "method": method, "params": params});
-        self.todo.send(Do::Ask(request, answer)).ok();
-        answered.await.unwrap_or(Err(0))
+        self.actions.send(Action::Request(request, response)).ok();
+        received.await.unwrap_or(Err(0))
     }
 
-    /// The session it has, new or resumed.
+    /// Opens a new session or resumes one; returns its id.
     async fn open(&mut self, resumed: Option<&str>) -> Result<String, i64> {
         let params = json!({"clientName": "test", "resumeSessionId": resumed});
-        let answer = self.ask("initialize", params).await?;
-        Ok(answer["sessionId"].as_str().unwrap().to_owned())
+        let response = self.request("initialize", params).await?;
+        Ok(response["sessionId"].as_str().unwrap().to_owned())
     }
 }
 
-/// Passes bytes on, except while the network is cut: then nothing moves and nothing ends.
-async fn carry(
+/// Forwards bytes, except while the network is cut: then nothing moves and nothing closes.
+async fn forward_bytes(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut cut: watch::Receiver<bool>,
@@ -99,22 +99,25 @@ async fn carry(
     }
 }
 
-/// Runs a client to the end of its connection, or until nobody gives it orders any more.
-async fn obey(mut socket: WebSocketStream<DuplexStream>, mut orders: mpsc::UnboundedReceiver<Do>) {
+/// Runs a client until its connection closes or its handle is dropped.
+async fn run_client(
+    mut socket: WebSocketStream<DuplexStream>,
+    mut actions: mpsc::UnboundedReceiver<Action>,
+) {
     let mut waiting = Vec::new();
     loop {
         tokio::select! {
-            order = orders.recv() => match order {
+            action = actions.recv() => match action {
                 None => {
                     let _ = socket.close().await;
                     return;
                 }
-                Some(Do::Ask(request, answer)) => {
-                    waiting.push((request["id"].clone(), answer));
+                Some(Action::Request(request, response)) => {
+                    waiting.push((request["id"].clone(), response));
                     let _ = socket.send(Message::text(request.to_string())).await;
                 }
-                Some(Do::Hold) => break,
-                Some(Do::Flood(count)) => {
+                Some(Action::Hold) => break,
+                Some(Action::Flood(count)) => {
                     let initialized = json!({"method": "initialized"}).to_string();
                     let _ = socket.feed(Message::text(initialized)).await;
                     for id in 0..count {
@@ -127,28 +130,28 @@ async fn obey(mut socket: WebSocketStream<DuplexStream>, mut orders: mpsc::Unbou
             message = socket.next() => {
                 let Some(Ok(message)) = message else { return };
                 let Some(text) = message.as_text() else { continue };
-                let answer: Value = serde_json::from_str(text).unwrap();
-                let Some(at) = waiting.iter().position(|(id, _)| *id == answer["id"]) else {
+                let response: Value = serde_json::from_str(text).unwrap();
+                let Some(at) = waiting.iter().position(|(id, _)| *id == response["id"]) else {
                     continue;
                 };
                 let (_, waiter) = waiting.swap_remove(at);
-                let _ = waiter.send(match answer.get("error") {
+                let _ = waiter.send(match response.get("error") {
                     Some(error) => Err(error["code"].as_i64().unwrap()),
-                    None => Ok(answer["result"].clone()),
+                    None => Ok(response["result"].clone()),
                 });
             }
         }
     }
-    let mut beat = interval(Duration::from_secs(1));
+    let mut ping = interval(Duration::from_secs(1));
     loop {
         tokio::select! {
-            order = orders.recv() => if order.is_none() { return },
-            _ = beat.tick() => if socket.send(Message::ping("")).await.is_err() { return },
+            action = actions.recv() => if action.is_none() { return },
+            _ = ping.tick() => if socket.send(Message::ping("")).await.is_err() { return },
         }
     }
 }
 
-/// A server whose sessions outlive every pause of the clock, and that pings nobody of its own accord.
+/// A server whose sessions outlive every pause of the clock, and that sends no pings by itself.
 fn server() -> Server {
     let mut config =
         ServerConfig { detach_ttl: Duration::from_secs(1 << 30), ..Default::default() };
@@ -156,24 +159,24 @@ fn server() -> Server {
     Server::new(config).unwrap()
 }
 
-/// Lets everything that was begun come to its end.
+/// Lets the tasks that can run do so.
 async fn settle() {
     sleep(Duration::from_millis(1)).await;
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    Living,
+    Responsive,
     Holding,
     Silent,
     Ended,
 }
 
-struct Held {
+struct ModelClient {
     client: Client,
     principal: Principal,
     state: State,
-    /// Which session it has, as far as the model knows.
+    /// The session that the model expects it to have.
     session: Option<usize>,
 }
 
@@ -186,11 +189,11 @@ fn principal(random: &mut fastrand::Rng) -> Principal {
     }
 }
 
-/// Random lives of connections, against what they may get.
-async fn live(seed: u64) {
+/// Random connections, and a model of who may attach to which session.
+async fn run_model(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let server = server();
-    let mut clients: Vec<Held> = Vec::new();
+    let mut clients: Vec<ModelClient> = Vec::new();
     let mut sessions: Vec<String> = Vec::new();
     for step in 0..60 {
         let at = format!("seed {seed}, step {step}");
@@ -200,25 +203,25 @@ async fn live(seed: u64) {
                 let mut client = Client::new(&server, principal.clone());
                 sessions.push(client.open(None).await.unwrap());
                 let session = Some(sessions.len() - 1);
-                clients.push(Held { client, principal, state: State::Living, session });
+                clients.push(ModelClient { client, principal, state: State::Responsive, session });
             }
             1 | 2 if !clients.is_empty() => {
                 let one = random.choice(&mut clients).unwrap();
-                if matches!(one.state, State::Living | State::Holding) {
+                if matches!(one.state, State::Responsive | State::Holding) {
                     one.client.cut.send_replace(true);
                     one.state = State::Silent;
                 }
             }
             3 if !clients.is_empty() => {
                 let one = random.choice(&mut clients).unwrap();
-                if one.state == State::Living {
-                    one.client.todo.send(Do::Hold).ok().unwrap();
+                if one.state == State::Responsive {
+                    one.client.actions.send(Action::Hold).ok().unwrap();
                     one.state = State::Holding;
                 }
             }
             4 if !clients.is_empty() => {
                 let index = random.usize(..clients.len());
-                if clients[index].state == State::Living {
+                if clients[index].state == State::Responsive {
                     drop(clients.swap_remove(index));
                     settle().await;
                 }
@@ -226,15 +229,15 @@ async fn live(seed: u64) {
             _ if !sessions.is_empty() => {
                 let session = random.usize(..sessions.len());
                 // Some at once: at most one may win.
-                let mut newcomers: Vec<Held> = (0..random.usize(1..=3))
+                let mut newcomers: Vec<ModelClient> = (0..random.usize(1..=3))
                     .map(|_| {
                         let principal = principal(&mut random);
                         let client = Client::new(&server, principal.clone());
-                        Held { client, principal, state: State::Living, session: None }
+                        ModelClient { client, principal, state: State::Responsive, session: None }
                     })
                     .collect();
                 let holder = clients.iter().position(|one| one.session == Some(session));
-                let may = |newcomer: &Held| match holder.map(|holder| &clients[holder]) {
+                let may = |newcomer: &ModelClient| match holder.map(|holder| &clients[holder]) {
                     None => true,
                     Some(held) => {
                         held.state == State::Silent && held.principal == newcomer.principal
@@ -257,7 +260,7 @@ async fn live(seed: u64) {
                             newcomer.session = Some(session);
                             winner = Some(newcomer);
                         }
-                        Err(code) => assert_eq!(code, HELD, "{at}"),
+                        Err(code) => assert_eq!(code, SESSION_ATTACHED, "{at}"),
                     }
                 }
                 if let Some(winner) = winner {
@@ -270,12 +273,13 @@ async fn live(seed: u64) {
             }
             _ => {}
         }
-        // Whoever lives is served; whoever lost a session has lost its connection, too.
+        // The server serves every responsive client, and has closed each that lost its session.
         for one in &mut clients {
             match one.state {
-                State::Living => {
-                    let answer = one.client.ask("initialize", json!({"clientName": "twice"})).await;
-                    assert_eq!(answer, Err(-32600), "{at}");
+                State::Responsive => {
+                    let response =
+                        one.client.request("initialize", json!({"clientName": "twice"})).await;
+                    assert_eq!(response, Err(-32600), "{at}");
                 }
                 State::Ended => {
                     one.client.cut.send_replace(false);
@@ -290,40 +294,40 @@ async fn live(seed: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_the_same_principal_takes_a_session_and_only_from_the_silent() {
+async fn only_the_same_principal_takes_a_session_over_and_only_from_a_silent_connection() {
     for seed in 0..40 {
-        live(seed).await;
+        run_model(seed).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_was_silent_for_a_moment_keeps_its_session() {
+async fn a_holder_that_answers_within_the_timeout_keeps_its_session() {
     let server = server();
     let mut holder = Client::new(&server, Principal::Anyone);
     let session = holder.open(None).await.unwrap();
     holder.cut.send_replace(true);
     let mut newcomer = Client::new(&server, Principal::Anyone);
     let back = async {
-        sleep(server.config().takeover_patience / 2).await;
+        sleep(server.config().takeover_timeout / 2).await;
         holder.cut.send_replace(false);
     };
     let (opened, ()) = tokio::join!(newcomer.open(Some(&session)), back);
-    assert_eq!(opened, Err(HELD));
-    assert_eq!(holder.ask("initialize", json!({"clientName": "twice"})).await, Err(-32600));
+    assert_eq!(opened, Err(SESSION_ATTACHED));
+    assert_eq!(holder.request("initialize", json!({"clientName": "twice"})).await, Err(-32600));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_is_behind_is_not_taken_for_silent() {
+async fn a_holder_with_a_full_queue_does_not_count_as_silent() {
     let server = server();
     let mut holder = Client::new(&server, Principal::Anyone);
     let session = holder.open(None).await.unwrap();
-    holder.todo.send(Do::Flood(8000)).ok().unwrap();
+    holder.actions.send(Action::Flood(8000)).ok().unwrap();
     settle().await;
     for _ in 0..3 {
         let mut newcomer = Client::new(&server, Principal::Anyone);
-        assert_eq!(newcomer.open(Some(&session)).await, Err(HELD));
+        assert_eq!(newcomer.open(Some(&session)).await, Err(SESSION_ATTACHED));
     }
-    // It cannot be told from one whose network has died, but nobody waits for that for ever.
+    // The server cannot distinguish it from a client without a network, but does not wait for ever.
     holder.cut.send_replace(true);
     sleep(Duration::from_secs(60)).await;
     let mut newcomer = Client::new(&server, Principal::Anyone);

@@ -176,7 +176,7 @@ async fn a_command_speaks_over_its_stdin_and_stdout() {
 
 #[tokio::test]
 #[ignore = "interop/run runs it"]
-async fn a_denied_command_is_asked_about_and_run_again() {
+async fn a_denied_command_runs_again_after_approval() {
     let server = server();
     let client = connect(&server).await;
     let directory = home();

@@ -7,10 +7,10 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 /// Where it is.
-pub const DIRECTORY: &str = "/var/tmp/codex-attacks-bin";
+pub(crate) const DIRECTORY: &str = "/var/tmp/codex-attacks-bin";
 
 /// The static attacker, in a directory that everyone may read.
-pub fn attacker() -> &'static Path {
+pub(crate) fn attacker() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/attacks");

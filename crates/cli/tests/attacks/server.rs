@@ -11,11 +11,11 @@ use crate::skipped::runs_as_root;
 use crate::support::{Client, Running, codex};
 
 /// Nobody.
-pub const UNPRIVILEGED: u32 = 65_534;
+pub(crate) const UNPRIVILEGED: u32 = 65_534;
 
 /// Who runs the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum User {
+pub(crate) enum User {
     /// Whoever runs the tests.
     Own,
     Nobody,
@@ -23,24 +23,24 @@ pub enum User {
 
 impl User {
     /// Both if the tests run as root, else their own user only.
-    pub fn all() -> &'static [User] {
+    pub(crate) fn all() -> &'static [User] {
         if runs_as_root() { &[User::Own, User::Nobody] } else { &[User::Own] }
     }
 
     /// Makes a file or a link this user's.
-    pub fn give(self, path: &std::path::Path) {
+    pub(crate) fn give(self, path: &std::path::Path) {
         if self == User::Nobody {
             std::os::unix::fs::lchown(path, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).unwrap();
         }
     }
 
     /// A server of this user.
-    pub fn server(self) -> Running {
+    pub(crate) fn server(self) -> Running {
         self.server_of(codex(), &[])
     }
 
     /// A server of this user, of some program and with further arguments.
-    pub fn server_of(self, mut command: Command, arguments: &[&str]) -> Running {
+    pub(crate) fn server_of(self, mut command: Command, arguments: &[&str]) -> Running {
         command.env_remove("TMPDIR");
         if self == User::Nobody {
             command.uid(UNPRIVILEGED).gid(UNPRIVILEGED).env("HOME", "/nonexistent");
@@ -52,7 +52,7 @@ impl User {
 
 /// What came of a request.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// Everything that came back, base 64 decoded.
     pub said: String,
     /// The server did not start the process, or refused every call.
@@ -60,7 +60,7 @@ pub struct Outcome {
 }
 
 /// Runs the attacker with these steps in a sandbox and waits for its end.
-pub async fn run(
+pub(crate) async fn run(
     client: &mut Client,
     steps: &[String],
     sandbox: &Value,
@@ -86,7 +86,7 @@ pub async fn run(
 }
 
 /// Everything an answer tells: its text, and what its base 64 members stand for.
-pub fn told(answer: &Value) -> String {
+pub(crate) fn told(answer: &Value) -> String {
     let mut said = answer.to_string();
     for member in ["dataBase64", "chunk"] {
         if let Some(text) = answer["result"][member].as_str()

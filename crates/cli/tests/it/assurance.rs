@@ -13,7 +13,7 @@ use crate::support::{Client, Running, codex, start};
 const UNPRIVILEGED: u32 = 65_534;
 
 /// The program on a machine without user namespaces, as root there.
-pub fn without_namespaces(home: &std::path::Path, nobody: bool) -> Command {
+pub(crate) fn without_namespaces(home: &std::path::Path, nobody: bool) -> Command {
     let mut command = Command::new("unshare");
     command
         .args(["--user", "--map-root-user", "sh", "-c"])
@@ -117,14 +117,14 @@ fn without_namespaces_doctor_names_the_setting() {
             output(command.arg("sandbox").args(options).args(["--", "echo", "ran"]))
         };
         sandbox(&[]).failed(125, "missing: user namespace");
-        assert_eq!(sandbox(&["--assurance", "landlock"]).well(), "ran\n");
+        assert_eq!(sandbox(&["--assurance", "landlock"]).success(), "ran\n");
     }
 }
 
 #[tokio::test]
-async fn a_machine_with_everything_gives_full_assurance() {
+async fn a_machine_with_every_feature_offers_full_assurance() {
     let said = output(codex().arg("doctor"));
-    assert!(said.well().contains("\nassurance: full\n"));
+    assert!(said.success().contains("\nassurance: full\n"));
     let server = Running::start(&["--sandbox-assurance", "landlock"]);
     let mut client = server.client().await;
     for (n, assurance) in [None, Some("landlock"), Some("full")].into_iter().enumerate() {
@@ -141,6 +141,6 @@ async fn a_machine_with_everything_gives_full_assurance() {
     assert_eq!(answer["error"]["code"], -32602, "{answer}");
     let mut run = codex();
     run.args(["run", "--json", "--sandbox", "read-only", "--sandbox-assurance", "full"]);
-    let said = output(run.args(["--", "true"])).well();
+    let said = output(run.args(["--", "true"])).success();
     assert!(said.contains(r#""sandboxAssurance":"full""#), "{said}");
 }

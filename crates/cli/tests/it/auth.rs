@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::support::*;
 
 /// The status of an upgrade with this `Authorization`.
-pub async fn status(url: &str, authorization: Option<&str>) -> u16 {
+pub(crate) async fn status(url: &str, authorization: Option<&str>) -> u16 {
     use std::io::{Read, Write};
     let address = url.strip_prefix("ws://").unwrap().to_owned();
     let header = authorization.map_or(String::new(), |value| format!("Authorization: {value}\r\n"));
@@ -32,7 +32,7 @@ fn file(directory: &Path, name: &str, text: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_capability_token_is_asked_for() {
+async fn a_capability_token_is_required() {
     let directory = tempfile::tempdir().unwrap();
     let token = file(directory.path(), "token", "open sesame\n");
     // SHA-256 of "open sesame".
@@ -46,7 +46,7 @@ async fn a_capability_token_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_signed_token_is_asked_for() {
+async fn a_signed_token_is_required() {
     let directory = tempfile::tempdir().unwrap();
     let secret = file(directory.path(), "secret", "0123456789abcdef0123456789abcdef\n");
     let server = Running::start(&[
@@ -66,7 +66,7 @@ async fn a_signed_token_is_asked_for() {
 }
 
 #[test]
-fn flags_that_do_not_go_together_are_told() {
+fn conflicting_flags_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let short = file(directory.path(), "short", "short");
     let empty = file(directory.path(), "empty", " \n");

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 /// The binary, with nothing of the tester's own settings.
-pub fn codex() -> Command {
+pub(crate) fn codex() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_codex"));
     let own = |name: &str| name.starts_with("CODEX_") || matches!(name, "NO_COLOR" | "RUST_LOG");
     for (name, _) in std::env::vars_os() {
@@ -18,12 +18,12 @@ pub fn codex() -> Command {
 }
 
 /// Runs it to its end.
-pub fn output(command: &mut Command) -> Said {
-    said(&command.output().expect("the binary runs"))
+pub(crate) fn output(command: &mut Command) -> CommandOutput {
+    command_output(&command.output().expect("the binary runs"))
 }
 
 /// Runs it to its end with this input.
-pub fn output_of(command: &mut Command, input: &[u8]) -> Said {
+pub(crate) fn output_of(command: &mut Command, input: &[u8]) -> CommandOutput {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -38,36 +38,36 @@ pub fn output_of(command: &mut Command, input: &[u8]) -> Said {
     });
     let output = child.wait_with_output().expect("it ends");
     writer.join().expect("the writer ends");
-    said(&output)
+    command_output(&output)
 }
 
 /// What it said, and its exit code.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Said {
+pub(crate) struct CommandOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-fn said(output: &Output) -> Said {
-    Said {
+fn command_output(output: &Output) -> CommandOutput {
+    CommandOutput {
         code: output.status.code(),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
     }
 }
 
-impl Said {
+impl CommandOutput {
     /// It ended well and complained of nothing.
     #[track_caller]
-    pub fn well(self) -> String {
+    pub(crate) fn success(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (Some(0), ""), "{self:?}");
         self.out
     }
 
     /// It failed with this code, and its words contain this.
     #[track_caller]
-    pub fn failed(&self, code: i32, words: &str) {
+    pub(crate) fn failed(&self, code: i32, words: &str) {
         assert_eq!(self.code, Some(code), "{self:?}");
         assert!(self.err.contains(words), "{self:?}");
     }
@@ -75,17 +75,17 @@ impl Said {
 
 /// A server of its own.
 #[derive(Debug)]
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     pub url: String,
 }
 
 impl Server {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::with(&[])
     }
 
-    pub fn with(arguments: &[&str]) -> Self {
+    pub(crate) fn with(arguments: &[&str]) -> Self {
         let mut child = codex()
             .arg("exec-server")
             .args(arguments)
@@ -99,12 +99,12 @@ impl Server {
         Self { child, url: url.trim().to_owned() }
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// A command on this server.
-    pub fn codex(&self, subcommand: &str) -> Command {
+    pub(crate) fn codex(&self, subcommand: &str) -> Command {
         let mut command = codex();
         command.args([subcommand, "--on", &self.url]);
         command
@@ -119,7 +119,7 @@ impl Drop for Server {
 }
 
 /// Runs the same test with the embedded server and with one behind a websocket.
-pub fn everywhere(test: impl Fn(&dyn Fn(&str) -> Command)) {
+pub(crate) fn everywhere(test: impl Fn(&dyn Fn(&str) -> Command)) {
     test(&|subcommand| {
         let mut command = codex();
         command.arg(subcommand);
@@ -130,12 +130,12 @@ pub fn everywhere(test: impl Fn(&dyn Fn(&str) -> Command)) {
 }
 
 /// A file's content.
-pub fn read(path: impl AsRef<Path>) -> String {
+pub(crate) fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{:?}: {error}", path.as_ref()))
 }
 
 /// Reads until the text is there.
-pub fn read_until(from: &mut impl Read, text: &str) -> String {
+pub(crate) fn read_until(from: &mut impl Read, text: &str) -> String {
     let mut all = Vec::new();
     let mut buffer = [0; 1024];
     while !String::from_utf8_lossy(&all).contains(text) {

@@ -32,7 +32,7 @@ fn sh(cwd: &Path, options: &[&str], script: &str) -> Command {
 fn by_default_nothing_can_be_written() {
     let here = outside();
     std::fs::write(here.path().join("old"), "old").unwrap();
-    assert_eq!(output(&mut sh(here.path(), &[], "cat old")).well(), "old");
+    assert_eq!(output(&mut sh(here.path(), &[], "cat old")).success(), "old");
     for script in ["echo x > new", "echo x > old", "rm old", "mv old new", "echo x > /tmp/new"] {
         let said = output(&mut sh(here.path(), &[], script));
         assert_ne!(said.code, Some(0), "{script}: {said:?}");
@@ -46,7 +46,7 @@ fn by_default_nothing_can_be_written() {
 fn a_workspace_can_be_written_and_its_metadata_cannot() {
     let (here, other) = (outside(), outside());
     let options = ["--profile", "workspace-write"];
-    output(&mut sh(here.path(), &options, "echo in > in")).well();
+    output(&mut sh(here.path(), &options, "echo in > in")).success();
     assert_eq!(read(here.path().join("in")), "in\n");
     for script in [
         format!("echo x > {}/out", other.path().display()),
@@ -74,7 +74,7 @@ fn more_directories_can_be_made_writable() {
     );
     let relative = format!("../{}", two.path().file_name().unwrap().to_str().unwrap());
     let options = ["--writable", &name(&one), "--writable", &relative];
-    output(&mut sh(here.path(), &options, &script)).well();
+    output(&mut sh(here.path(), &options, &script)).success();
     assert_eq!(read(one.path().join("x")) + &read(two.path().join("x")), "1\n2\n");
     assert!(!three.path().join("x").exists());
     let missing = output(&mut sandbox(here.path(), &["--writable", "missing"], &["true"]));
@@ -87,7 +87,7 @@ fn a_directory_behind_a_link_that_a_command_could_have_made_is_not_made_writable
     std::fs::create_dir(here.path().join("real")).unwrap();
     let workspace = ["--profile", "workspace-write"];
     let link = format!("ln -s {} link", other.path().display());
-    output(&mut sh(here.path(), &workspace, &link)).well();
+    output(&mut sh(here.path(), &workspace, &link)).success();
     for name in ["link", "./link", "real/../link"] {
         let options = [workspace[0], workspace[1], "--writable", name];
         let said = output(&mut sh(here.path(), &options, "echo x > link/new"));
@@ -95,7 +95,7 @@ fn a_directory_behind_a_link_that_a_command_could_have_made_is_not_made_writable
     }
     assert!(!other.path().join("new").exists());
     let options = ["--writable", "real/../real"];
-    output(&mut sh(here.path(), &options, "echo x > real/new")).well();
+    output(&mut sh(here.path(), &options, "echo x > real/new")).success();
 }
 
 #[test]
@@ -151,19 +151,19 @@ os.write(2, str(len(os.read(0, 4))).encode())'";
 }
 
 #[test]
-fn the_network_is_there_only_if_asked_for() {
+fn the_network_is_available_only_with_the_flag() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let connect = format!("exec 3<>/dev/tcp/127.0.0.1/{}", listener.local_addr().unwrap().port());
     let here = outside();
     let command = ["bash", "-c", &connect];
     let said = output(&mut sandbox(here.path(), &[], &command));
     assert_ne!(said.code, Some(0), "{said:?}");
-    output(&mut sandbox(here.path(), &["--network"], &command)).well();
+    output(&mut sandbox(here.path(), &["--network"], &command)).success();
     listener.accept().unwrap();
 }
 
 #[test]
-fn a_profile_from_a_file() {
+fn a_profile_can_be_a_file() {
     let here = outside();
     let file = here.path().join("policy.json");
     let profile = ["--profile", "policy.json"];
@@ -184,7 +184,7 @@ fn a_profile_from_a_file() {
 }
 
 #[test]
-fn a_bad_profile_is_told_and_nothing_runs() {
+fn an_invalid_profile_is_refused_and_nothing_runs() {
     let here = outside();
     let file = here.path().join("bad.json");
     let entry = |path: &str, access: &str| {
@@ -212,7 +212,7 @@ fn a_bad_profile_is_told_and_nothing_runs() {
 }
 
 #[test]
-fn exit_codes_and_streams_go_through() {
+fn exit_codes_and_streams_are_forwarded() {
     let here = outside();
     assert_eq!(output(&mut sh(here.path(), &[], "exit 7")).code, Some(7));
     assert_eq!(output(&mut sh(here.path(), &[], "kill -9 $$")).code, Some(137));
@@ -227,7 +227,7 @@ fn exit_codes_and_streams_go_through() {
     // The environment is that of this command, and the directory too.
     let mut command = sh(here.path(), &[], "echo $GREETING; pwd");
     let expected = format!("hi\n{}\n", here.path().canonicalize().unwrap().display());
-    assert_eq!(output(command.env("GREETING", "hi")).well(), expected);
+    assert_eq!(output(command.env("GREETING", "hi")).success(), expected);
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn signals_reach_the_command() {
 }
 
 #[test]
-fn nothing_outlives_it() {
+fn nothing_outlives_the_sandbox() {
     let here = outside();
     let script = "(setsid sleep 1000 &) ; echo ready; exec sleep 1000";
     let mut child = sh(here.path(), &[], script).stdout(Stdio::piped()).spawn().unwrap();
@@ -284,7 +284,7 @@ async fn other_processes_of_the_job_cannot_be_signalled() {
 }
 
 #[test]
-fn the_terminal_is_the_commands_own() {
+fn the_command_controls_the_terminal() {
     let here = outside();
     let script = "trap 'echo interrupted; exit 9' INT; test -t 0 && test -t 1 && echo ready; \
                   while :; do sleep 0.01; done";
@@ -343,14 +343,14 @@ async fn a_job_in_the_background_leaves_the_terminal_to_the_shell() {
 
 /// A file as standard input is opened anew if its owner runs the sandbox: which the caller does not notice.
 #[test]
-fn the_offset_of_standard_input_is_the_callers_too() {
+fn the_caller_shares_the_offset_of_standard_input() {
     let here = outside();
     let lines: String = (1..=4000).map(|number| format!("line {number}\n")).collect();
     std::fs::write(here.path().join("lines"), lines).unwrap();
     let script = "{ read a; $CODEX sandbox -- sh -c 'read b; read c; echo $c'; read d; echo $d; \
                   $CODEX sandbox -- true; read e; echo $e; } < lines";
     let mut shell = codex_in(here.path(), "sh", &["-c", script]);
-    assert_eq!(output(&mut shell).well(), "line 3\nline 4\nline 5\n");
+    assert_eq!(output(&mut shell).success(), "line 3\nline 4\nline 5\n");
 }
 
 /// What the caller could open and the user cannot, since it is another's, is read as it is.
@@ -448,7 +448,7 @@ fn a_command_that_stops_itself_gives_the_terminal_back() {
 }
 
 #[tokio::test]
-async fn a_stopped_sandbox_ends_with_its_terminal_and_upon_a_signal() {
+async fn a_stopped_sandbox_ends_with_its_terminal_and_on_a_signal() {
     for line in [STOPS_ITSELF, SHELL_INSIDE] {
         let (_here, terminal, leader) = stopped(line);
         assert!(is_running(leader));

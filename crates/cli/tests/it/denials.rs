@@ -43,7 +43,7 @@ async fn denied(client: &mut Client, id: &str, script: &str, sandbox: Value) -> 
     let answer = client.call("process/start", params).await;
     assert_eq!(answer["result"]["processId"], id, "{answer}");
     loop {
-        let notice = client.notice().await;
+        let notice = client.notification().await;
         if notice["method"] == "process/exited" && notice["params"]["processId"] == id {
             let told = &notice["params"];
             let read = client.call("process/read", json!({"processId": id})).await;
@@ -54,7 +54,7 @@ async fn denied(client: &mut Client, id: &str, script: &str, sandbox: Value) -> 
 }
 
 #[tokio::test]
-async fn a_denial_is_told_and_nothing_else_is() {
+async fn only_denials_are_reported_as_denials() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     let directory = directory();
@@ -92,7 +92,7 @@ async fn a_denial_is_told_and_nothing_else_is() {
 }
 
 #[tokio::test]
-async fn a_policy_that_cannot_be_kept_is_refused_and_nothing_runs() {
+async fn an_unenforceable_policy_is_refused_and_nothing_runs() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     let directory = directory();
@@ -133,7 +133,7 @@ async fn a_policy_that_cannot_be_kept_is_refused_and_nothing_runs() {
 
 /// A process is kept ready for the next sandbox; if it dies, the sandbox is started without it.
 #[tokio::test]
-async fn what_is_kept_ready_is_used_once_and_may_die() {
+async fn a_spare_is_used_once_and_may_die() {
     let server = Running::start(&[]);
     let pid = server.pid();
     let spare = || {
@@ -166,7 +166,7 @@ async fn what_is_kept_ready_is_used_once_and_may_die() {
 
 /// A helper is not used again once what its policy was built on is another directory.
 #[tokio::test]
-async fn a_root_that_is_replaced_is_another_root() {
+async fn a_replaced_root_is_another_root() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     let directory = directory();
@@ -200,7 +200,7 @@ async fn a_root_that_is_replaced_is_another_root() {
 /// The kernel takes a mount away when the file below it is removed; who has the name then may have the
 /// very same number, or be the very same file.
 #[tokio::test]
-async fn what_is_denied_stays_denied_when_it_is_made_anew() {
+async fn a_denied_path_stays_denied_when_it_is_created_again() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     let directory = directory();
@@ -241,7 +241,7 @@ async fn what_is_denied_stays_denied_when_it_is_made_anew() {
 }
 
 #[tokio::test]
-async fn a_denied_command_is_asked_about_and_run_again() {
+async fn a_denied_command_runs_again_after_approval() {
     let server = Running::start(&[]);
     let arguments = RemoteExecServerConnectArgs::new(&server.url, "test");
     let client = ExecServerClient::connect_websocket(arguments).await.unwrap();

@@ -26,12 +26,12 @@ fn answering(answer: &'static [u8], close: bool) -> String {
     address.to_string()
 }
 
-fn info_on(place: &str) -> crate::commands::Said {
+fn info_on(place: &str) -> crate::commands::CommandOutput {
     output(codex().args(["info", "--on", place]))
 }
 
 #[test]
-fn places_that_are_none() {
+fn invalid_places_are_refused() {
     info_on("http://127.0.0.1:1").failed(2, "ws://HOST:PORT");
     info_on("ws://127.0.0.1:0").failed(1, "port 0");
     info_on("stdio:").failed(2, "expected a command");
@@ -40,7 +40,7 @@ fn places_that_are_none() {
 }
 
 #[test]
-fn nobody_listens() {
+fn a_refused_connection_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
@@ -50,7 +50,7 @@ fn nobody_listens() {
 }
 
 #[test]
-fn a_server_of_another_kind() {
+fn a_server_that_is_no_exec_server_is_reported() {
     let web = answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", false);
     info_on(&format!("ws://{web}")).failed(1, "does not speak websocket");
     let garbage = answering(b"220 mail.example.org ESMTP\r\n", true);
@@ -60,20 +60,20 @@ fn a_server_of_another_kind() {
 }
 
 #[test]
-fn a_server_that_says_nothing() {
+fn a_silent_server_times_out() {
     let silent = answering(b"", false);
     info_on(&format!("ws://{silent}")).failed(1, "check the address");
 }
 
 #[test]
-fn tls_to_a_port_without() {
+fn tls_to_a_plain_port_is_reported() {
     let server = Server::start();
     info_on(&server.url.replace("ws://", "wss://"))
         .failed(1, "use ws:// or http:// for a server without TLS");
 }
 
 #[test]
-fn tokens() {
+fn token_errors_say_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("token");
     std::fs::write(&file, "right\n").unwrap();
@@ -81,14 +81,14 @@ fn tokens() {
     let server = Server::with(&["--ws-auth", "capability-token", "--ws-token-file", file]);
     info_on(&server.url).failed(1, "--token-file");
     output(server.codex("info").env("CODEX_EXEC_SERVER_TOKEN", "wrong")).failed(1, "--token-file");
-    output(server.codex("info").env("CODEX_EXEC_SERVER_TOKEN", "right")).well();
-    output(server.codex("info").args(["--token-file", file])).well();
+    output(server.codex("info").env("CODEX_EXEC_SERVER_TOKEN", "right")).success();
+    output(server.codex("info").args(["--token-file", file])).success();
     output(server.codex("info").args(["--token-file", "/no/such"]))
         .failed(1, "cannot read the token");
 }
 
 #[test]
-fn destinations_that_cannot_be_written() {
+fn unwritable_destinations_are_reported() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
     std::fs::write(&file, "text").unwrap();
@@ -106,7 +106,7 @@ fn destinations_that_cannot_be_written() {
 }
 
 #[test]
-fn an_answer_that_is_no_answer() {
+fn an_invalid_response_is_reported() {
     // It speaks websocket, and nothing that follows is a message.
     let answers: [(&[u8], &str); 3] = [
         (b"\x81\x05hello", "exec-server"),
@@ -150,7 +150,7 @@ fn upgraded(stream: &mut TcpStream) -> Vec<u8> {
 }
 
 /// `codex run` on a server that refuses every request with this error.
-fn run_refused(error: &serde_json::Value) -> crate::commands::Said {
+fn run_refused(error: &serde_json::Value) -> crate::commands::CommandOutput {
     let directory = tempfile::tempdir().unwrap();
     let script = directory.path().join("server");
     let server = r#"
@@ -169,7 +169,7 @@ fn run_refused(error: &serde_json::Value) -> crate::commands::Said {
 }
 
 #[test]
-fn exit_codes_and_hints_come_from_the_kind_whatever_the_words_are() {
+fn exit_codes_and_hints_come_from_the_kind_not_the_message() {
     let cases = [
         ("programNotFound", "gibt es nicht", 127, "check its name"),
         ("programNotExecutable", "geht nicht", 126, "check that it is a program"),
@@ -195,30 +195,30 @@ fn exit_codes_and_hints_come_from_the_kind_whatever_the_words_are() {
 }
 
 #[test]
-fn no_terminal_to_give() {
+fn shell_without_a_terminal_is_refused() {
     output(codex().args(["run", "-t", "--", "ls"])).failed(125, "-t needs a terminal");
 }
 
 #[test]
-fn the_environment_names_the_server() {
+fn the_variable_names_the_server() {
     let server = Server::start();
-    let said = output(codex().arg("info").env("CODEX_EXEC_SERVER_URL", &server.url)).well();
+    let said = output(codex().arg("info").env("CODEX_EXEC_SERVER_URL", &server.url)).success();
     assert!(said.contains(&server.url), "{said}");
-    let said = output(codex().arg("info")).well();
+    let said = output(codex().arg("info")).success();
     assert!(said.contains("this machine"), "{said}");
 }
 
 #[test]
-fn a_command_as_the_server() {
+fn a_stdio_command_can_be_the_server() {
     let binary = env!("CARGO_BIN_EXE_codex");
     let place = format!("stdio:{binary} exec-server --listen stdio");
     let said = output(codex().args(["run", "--on", &place, "--", "echo", "hello"]));
-    assert_eq!(said.well(), "hello\n");
+    assert_eq!(said.success(), "hello\n");
 }
 
 #[test]
-fn info_as_json() {
-    let said = output(codex().args(["info", "--json"])).well();
+fn info_prints_json() {
+    let said = output(codex().args(["info", "--json"])).success();
     let info: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!(info["capabilities"]["processList"], true);
 }

@@ -11,7 +11,7 @@ fn write(path: &Path, text: &str) {
 }
 
 #[test]
-fn files_there_and_back() {
+fn cp_uploads_and_downloads_files() {
     everywhere(|codex| {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -19,14 +19,14 @@ fn files_there_and_back() {
         write(&path("a.txt"), "hello\n");
         std::fs::create_dir(path("into")).unwrap();
         let cp = |arguments: &[&str]| output(codex("cp").args(arguments).current_dir(&directory));
-        assert_eq!(cp(&["a.txt", &there("b.txt")]).well(), "");
+        assert_eq!(cp(&["a.txt", &there("b.txt")]).success(), "");
         assert_eq!(read(path("b.txt")), "hello\n");
-        cp(&["a.txt", "b.txt", &there("into")]).well();
+        cp(&["a.txt", "b.txt", &there("into")]).success();
         assert_eq!(read(path("into/a.txt")), "hello\n");
         assert_eq!(read(path("into/b.txt")), "hello\n");
-        cp(&[&there("b.txt"), "c.txt"]).well();
+        cp(&[&there("b.txt"), "c.txt"]).success();
         assert_eq!(read(path("c.txt")), "hello\n");
-        cp(&[&there("b.txt"), &there("d.txt")]).well();
+        cp(&[&there("b.txt"), &there("d.txt")]).success();
         assert_eq!(read(path("d.txt")), "hello\n");
 
         cp(&["a.txt", "e.txt"]).failed(1, "start paths on the server with a colon");
@@ -47,7 +47,7 @@ fn files_there_and_back() {
 }
 
 #[test]
-fn trees_keep_programs_executable() {
+fn cp_keeps_programs_in_trees_executable() {
     everywhere(|codex| {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -57,9 +57,9 @@ fn trees_keep_programs_executable() {
         std::fs::set_permissions(path("tree/program"), executable).unwrap();
         let there = format!(":{}", path("there").display());
         let cp = |arguments: &[&str]| output(codex("cp").args(arguments).current_dir(&directory));
-        cp(&["-r", "tree", &there]).well();
-        cp(&["-r", &there, "back"]).well();
-        cp(&["-r", "tree", &there]).well();
+        cp(&["-r", "tree", &there]).success();
+        cp(&["-r", &there, "back"]).success();
+        cp(&["-r", "tree", &there]).success();
         for copy in ["there", "back", "there/tree"] {
             assert_eq!(read(path(copy).join("deep/er/file")), "x");
             let mode = path(copy).join("program").metadata().unwrap().permissions().mode();
@@ -69,7 +69,7 @@ fn trees_keep_programs_executable() {
 }
 
 #[test]
-fn large_files_arrive_whole() {
+fn large_files_are_copied_whole() {
     everywhere(|codex| {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -77,9 +77,9 @@ fn large_files_arrive_whole() {
         std::fs::write(path("a"), &content).unwrap();
         let there = format!(":{}", path("b").display());
         let mut cp = codex("cp");
-        output(cp.current_dir(&directory).args(["a", &there])).well();
+        output(cp.current_dir(&directory).args(["a", &there])).success();
         let mut cp = codex("cp");
-        output(cp.current_dir(&directory).args([&there, "c"])).well();
+        output(cp.current_dir(&directory).args([&there, "c"])).success();
         assert!(std::fs::read(path("c")).unwrap() == content);
         let cat = codex("cat").arg(path("b")).output().unwrap();
         assert!(cat.stdout == content);
@@ -87,7 +87,7 @@ fn large_files_arrive_whole() {
 }
 
 #[test]
-fn listing_and_removing() {
+fn ls_lists_and_rm_removes() {
     everywhere(|codex| {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -95,9 +95,9 @@ fn listing_and_removing() {
         write(&path("d/.hidden"), "");
         write(&path("d/sub/x"), "");
         let ls = |arguments: &[&str]| output(codex("ls").args(arguments).arg(path("d")));
-        assert_eq!(ls(&[]).well(), "file\nsub\n");
-        assert_eq!(ls(&["-a"]).well(), ".hidden\nfile\nsub\n");
-        let long = ls(&["-l"]).well();
+        assert_eq!(ls(&[]).success(), "file\nsub\n");
+        assert_eq!(ls(&["-a"]).success(), ".hidden\nfile\nsub\n");
+        let long = ls(&["-l"]).success();
         assert!(long.starts_with("-rw-"), "{long}");
         assert!(long.contains("     5  20"), "{long}");
         output(codex("ls").arg("/no/such")).failed(1, "cannot list /no/such");
@@ -106,7 +106,7 @@ fn listing_and_removing() {
         let shown = |name: &str| path(name).display().to_string();
         rm(&[&shown("d")]).failed(1, "add -r");
         rm(&[&shown("none")]).failed(1, "cannot remove");
-        rm(&["-f", &shown("none")]).well();
+        rm(&["-f", &shown("none")]).success();
         rm(&["-rf", "/"]).failed(1, "the root directory");
         // What a variable that is not set leaves of a command, and what no `rm` takes.
         rm(&["-rf", ""]).failed(1, "empty path");
@@ -116,14 +116,14 @@ fn listing_and_removing() {
             rm(&["-rf", here]).failed(1, "write the directory's name");
         }
         assert!(path("d/file").exists());
-        rm(&[&shown("d/file")]).well();
-        rm(&["-r", &format!(":{}", shown("d"))]).well();
+        rm(&[&shown("d/file")]).success();
+        rm(&["-r", &format!(":{}", shown("d"))]).success();
         assert!(!path("d").exists());
     });
 }
 
 #[test]
-fn searching() {
+fn search_prints_matching_lines() {
     everywhere(|codex| {
         let directory = tempfile::tempdir().unwrap();
         write(&directory.path().join("a.rs"), "fn main() {\n    hello();\n}\n");
@@ -131,15 +131,15 @@ fn searching() {
         let search =
             |arguments: &[&str]| output(codex("search").args(arguments).arg(directory.path()));
         let root = directory.path().display();
-        assert_eq!(search(&["hello"]).well(), format!("{root}/a.rs:2:    hello();\n"));
-        let both = search(&["-i", "HELLO"]).well();
+        assert_eq!(search(&["hello"]).success(), format!("{root}/a.rs:2:    hello();\n"));
+        let both = search(&["-i", "HELLO"]).success();
         assert_eq!(both.lines().count(), 2, "{both}");
         assert_eq!(
-            search(&["-i", "-g", "*.txt", "hello"]).well(),
+            search(&["-i", "-g", "*.txt", "hello"]).success(),
             format!("{root}/b.txt:1:Hello\n")
         );
-        assert_eq!(search(&["-F", "main("]).well(), format!("{root}/a.rs:1:fn main() {{\n"));
-        let around = search(&["-C", "1", "hello"]).well();
+        assert_eq!(search(&["-F", "main("]).success(), format!("{root}/a.rs:1:fn main() {{\n"));
+        let around = search(&["-C", "1", "hello"]).success();
         assert!(around.contains("a.rs-1-fn main"), "{around}");
         assert_eq!(search(&["nothing"]).code, Some(1));
         // It cannot be read, so nobody knows.
@@ -150,7 +150,7 @@ fn searching() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure_worth_a_word() {
+fn a_closed_output_is_no_error_message() {
     let directory = tempfile::tempdir().unwrap();
     let large = directory.path().join("large");
     std::fs::write(&large, vec![b'x'; 8 << 20]).unwrap();
@@ -168,7 +168,7 @@ fn a_reader_that_goes_away_is_no_failure_worth_a_word() {
 }
 
 #[test]
-fn what_comes_through_a_pipe_arrives_whole() {
+fn input_from_a_pipe_is_copied_whole() {
     everywhere(|codex| {
         let directory = tempfile::tempdir().unwrap();
         let there = directory.path().join("there");
@@ -176,13 +176,13 @@ fn what_comes_through_a_pipe_arrives_whole() {
         let content: Vec<u8> = (0..13u32 << 20).flat_map(u32::to_le_bytes).collect();
         let mut cp = codex("cp");
         cp.arg("/dev/stdin").arg(format!(":{}", there.display()));
-        assert_eq!(output_of(&mut cp, &content).well(), "");
+        assert_eq!(output_of(&mut cp, &content).success(), "");
         assert!(std::fs::read(&there).unwrap() == content);
     });
 }
 
 #[test]
-fn what_is_left_out_is_told() {
+fn skipped_files_are_reported() {
     everywhere(|codex| {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -223,7 +223,7 @@ fn what_is_left_out_is_told() {
 }
 
 #[test]
-fn a_copy_to_what_is_no_file_is_refused() {
+fn a_copy_to_a_special_file_is_refused() {
     everywhere(|codex| {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -248,7 +248,7 @@ fn a_copy_to_what_is_no_file_is_refused() {
 }
 
 #[test]
-fn names_that_are_no_text_are_taken_and_printed_as_they_are() {
+fn names_that_are_not_utf8_are_accepted_and_printed_unchanged() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
     everywhere(|codex| {

@@ -37,12 +37,12 @@ async fn say_everything(server: &Running) {
         let answer = client.call("process/start", bad).await;
         assert!(answer["error"].is_object(), "{answer}");
     }
-    client.ask("nope", json!({"password": SECRET})).await;
+    client.send_request("nope", json!({"password": SECRET})).await;
     client.call("process/write", json!({"processId": "p", "chunk": SECRET})).await;
 }
 
 #[tokio::test]
-async fn nothing_secret_is_logged_at_any_level() {
+async fn no_secret_is_logged_at_any_level() {
     for format in ["text", "json"] {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("log");
@@ -93,7 +93,7 @@ async fn a_token_is_not_logged() {
 }
 
 #[tokio::test]
-async fn by_default_nothing_is_logged_about_what_goes_well() {
+async fn by_default_success_is_not_logged() {
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("log");
     let mut command = codex();

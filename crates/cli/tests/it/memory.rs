@@ -20,21 +20,21 @@ fn peak(pid: u32) -> u64 {
 /// nothing. The server holds what it retains for the process (8 MiB) and the way out once, not once
 /// for each request.
 #[tokio::test]
-async fn a_client_that_asks_and_never_reads_does_not_make_the_server_grow() {
+async fn a_client_that_never_reads_does_not_make_the_server_grow() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     client.start("p", "echo $$; exec yes 0123456789abcde").await;
     let mut text = String::new();
     // Until the ring is full.
     for _ in 0..400 {
-        let notice = client.notice().await;
+        let notice = client.notification().await;
         text.push_str(
             notice["params"]["chunk"].as_str().unwrap_or_default().get(..12).unwrap_or(""),
         );
     }
     let before = peak(server.pid());
     for _ in 0..400 {
-        client.ask("process/read", json!({"processId": "p"})).await;
+        client.send_request("process/read", json!({"processId": "p"})).await;
     }
     let grown = settled_peak(&server).await - before;
     assert!(grown < 64 << 20, "grew by {grown} bytes");
@@ -43,7 +43,7 @@ async fn a_client_that_asks_and_never_reads_does_not_make_the_server_grow() {
 /// Clients that ask for large answers of every kind and read none of them. The answers share one bound
 /// (256 MiB), whoever asks for little is answered meanwhile, and whoever asks after them gets everything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_answers_that_are_not_read_share_one_bound() {
+async fn unread_large_responses_share_one_bound() {
     const FILE: u64 = 16 << 20;
     const BLOCK: u64 = 1 << 20;
     let directory = tempfile::tempdir().unwrap();
@@ -72,7 +72,7 @@ async fn large_answers_that_are_not_read_share_one_bound() {
                 }
                 _ => ("process/read", json!({"processId": "p"}), 2_000_000),
             };
-            asked.push((client.ask(method, params).await, len));
+            asked.push((client.send_request(method, params).await, len));
         }
         asked
     };
@@ -93,7 +93,7 @@ async fn large_answers_that_are_not_read_share_one_bound() {
     let mut asked = HashMap::<i64, u64>::from_iter(ask(&mut last).await);
     drop(clients);
     while !asked.is_empty() {
-        let message = last.notice().await;
+        let message = last.notification().await;
         let result = &message["result"];
         let bytes = match result["chunks"].as_array() {
             Some(chunks) => chunks.iter().map(|chunk| decoded_len(&chunk["chunk"])).sum(),
@@ -107,7 +107,7 @@ async fn large_answers_that_are_not_read_share_one_bound() {
 
 /// Connections that have sent a large message once, and are idle, hold nothing of it.
 #[tokio::test]
-async fn idle_connections_give_back_what_their_messages_took() {
+async fn idle_connections_return_the_memory_of_their_messages() {
     const CLIENTS: u64 = 6;
     const MESSAGE: u64 = 20 << 20;
     let directory = tempfile::tempdir().unwrap();
@@ -131,10 +131,10 @@ async fn idle_connections_give_back_what_their_messages_took() {
 
 /// Of a peer that nothing is known of, no long message is read, whatever it says of itself.
 #[tokio::test]
-async fn a_message_before_initialize_is_short() {
+async fn long_messages_before_initialize_are_refused() {
     let server = Running::start(&[]);
     for (len, answered) in [(60_000, true), (70_000, false), (300_000, false)] {
-        let mut client = server.silent_client().await;
+        let mut client = server.uninitialized_client().await;
         let name = "n".repeat(len);
         let params = json!({"clientName": name});
         let message = json!({"id": 1, "method": "initialize", "params": params}).to_string();

@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio_websockets::{Message, ServerBuilder, WebSocketStream};
 
-use crate::commands::{Said, codex};
+use crate::commands::{CommandOutput, codex};
 
 /// What it keeps.
 const RING: usize = 1 << 20;
@@ -143,7 +143,7 @@ async fn serve(listener: TcpListener, script: Script, all_sent: oneshot::Sender<
 
 /// Runs a command on such a server. With `late`, nothing of its output is read before the server has
 /// sent everything.
-fn run(script: Script, late: bool, flags: &[&str]) -> (Said, Vec<u8>) {
+fn run(script: Script, late: bool, flags: &[&str]) -> (CommandOutput, Vec<u8>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let url = format!("ws://{}", listener.local_addr().unwrap());
@@ -174,7 +174,7 @@ fn run(script: Script, late: bool, flags: &[&str]) -> (Said, Vec<u8>) {
     }
     let code = child.wait().unwrap().code();
     serving.join().unwrap();
-    (Said { code, out: String::new(), err: complaints.join().unwrap() }, out)
+    (CommandOutput { code, out: String::new(), err: complaints.join().unwrap() }, out)
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn a_slow_reader_gets_every_byte() {
 }
 
 #[test]
-fn a_loss_is_told_and_is_a_failure() {
+fn lost_output_is_reported_and_fails_the_run() {
     for seed in 0..6 {
         let bytes = fastrand::Rng::with_seed(seed).usize(100_000..3_000_000);
         let exit_code = if seed % 2 == 0 { 0 } else { 3 };

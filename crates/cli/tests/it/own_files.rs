@@ -185,7 +185,7 @@ async fn credentials_stay_out_of_every_sandbox() {
 }
 
 #[test]
-fn codex_sandbox_keeps_credentials_out() {
+fn codex_sandbox_hides_credentials() {
     let world = World::new(false);
     let script = "cat \"$1\" \"$2\"; env";
     let [_, auth, session] = world.secrets();

@@ -18,7 +18,7 @@ const PATCH: &str = "\
 ";
 
 #[test]
-fn what_changed_is_printed_as_git_does() {
+fn changed_files_are_printed_as_in_git_status() {
     everywhere(|codex| {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -26,7 +26,7 @@ fn what_changed_is_printed_as_git_does() {
         std::fs::write(path("old.txt"), "old\n").unwrap();
         let cwd = directory.path().to_str().unwrap();
         let said = output_of(codex("apply-patch").args(["-C", cwd]), PATCH.as_bytes());
-        assert_eq!(said.well(), "A notes/new.txt\nM a.txt\nD old.txt\n");
+        assert_eq!(said.success(), "A notes/new.txt\nM a.txt\nD old.txt\n");
         assert_eq!(read(path("notes/new.txt")), "first\n");
         assert_eq!(read(path("a.txt")), "bye\n");
         assert!(!path("old.txt").exists());
@@ -38,20 +38,20 @@ fn what_changed_is_printed_as_git_does() {
 }
 
 #[test]
-fn a_patch_from_a_file_or_none_at_all() {
+fn a_patch_is_read_from_a_file_or_required() {
     let directory = tempfile::tempdir().unwrap();
     let patch = directory.path().join("p");
     std::fs::write(&patch, "*** Begin Patch\n*** Add File: x\n+y\n*** End Patch\n").unwrap();
     let mut apply = codex();
     apply.arg("apply-patch").arg(&patch).current_dir(directory.path());
-    assert_eq!(output(&mut apply).well(), "A x\n");
+    assert_eq!(output(&mut apply).success(), "A x\n");
     assert_eq!(read(directory.path().join("x")), "y\n");
     output_of(codex().arg("apply-patch"), b"no patch").failed(1, "*** Begin Patch");
     output(codex().args(["apply-patch", "/no/such"])).failed(1, "cannot read the patch");
 }
 
 #[test]
-fn a_file_that_cannot_be_written_to_its_end_stays_as_it_was() {
+fn a_file_stays_as_it_was_if_its_write_fails() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     std::fs::write(path("a"), "hello\n").unwrap();

@@ -380,7 +380,7 @@ fn users() -> Vec<bool> {
 }
 
 #[tokio::test]
-async fn nothing_kept_is_changed_by_any_method() {
+async fn no_method_changes_a_protected_path() {
     for nobody in users() {
         let world = World::new(nobody);
         let server = world.server();
@@ -400,7 +400,7 @@ async fn nothing_kept_is_changed_by_any_method() {
 }
 
 #[tokio::test]
-async fn nothing_denied_is_told_by_any_method() {
+async fn no_method_reveals_a_denied_path() {
     for nobody in users() {
         let world = World::new(nobody);
         let server = world.server();
@@ -430,7 +430,7 @@ async fn nothing_denied_is_told_by_any_method() {
 
 /// The attempts are real ones: without a policy each of them does what it is to be kept from.
 #[tokio::test]
-async fn without_a_policy_every_attempt_succeeds_somewhere() {
+async fn without_a_policy_every_attempt_succeeds() {
     let routes = ["outside/secret", "outside/hidden", "outside/missing"];
     let count = changes("", Path::new("/")).len();
     let mut ineffective: Vec<usize> = (0..count).collect();
@@ -473,7 +473,7 @@ async fn without_a_policy_every_attempt_succeeds_somewhere() {
 
 /// Promise 9, for every method that can be refused.
 #[tokio::test]
-async fn a_refusal_says_so_with_the_path_and_the_systems_words() {
+async fn a_refusal_names_the_path_and_the_systems_error() {
     for nobody in users() {
         let world = World::new(nobody);
         let server = world.server();
@@ -597,7 +597,7 @@ impl Drop for Stop<'_> {
 
 /// Promises 2, 3 and 4.
 #[tokio::test]
-async fn hard_links_are_written_through_and_links_are_taken_as_links() {
+async fn writes_follow_hard_links_and_links_stay_links() {
     for nobody in users() {
         let world = World::new(nobody);
         let (hard, other) = (world.work.join("hard"), world.outside.join("hard"));
@@ -637,7 +637,7 @@ async fn hard_links_are_written_through_and_links_are_taken_as_links() {
 
 /// Set-id bits are refused where they are asked for, and left out where they would be carried over.
 #[tokio::test]
-async fn no_file_becomes_set_id() {
+async fn no_method_creates_a_set_id_file() {
     for nobody in users() {
         let world = World::new(nobody);
         let (file, taken) = (world.work.join("file"), world.work.join("taken"));
@@ -724,7 +724,7 @@ async fn pipes_and_devices_are_refused_at_once() {
 
 /// What is watched is what may be read.
 #[tokio::test]
-async fn changes_of_what_is_denied_are_not_told() {
+async fn changes_of_denied_paths_are_not_reported() {
     for nobody in users() {
         let world = World::new(nobody);
         let server = world.server();
@@ -746,7 +746,7 @@ async fn changes_of_what_is_denied_are_not_told() {
         std::fs::write(world.work.join("real/new"), "").unwrap();
         // All the watches are of one helper: what it told of the outside would have come by now.
         loop {
-            let notice = client.notice().await;
+            let notice = client.notification().await;
             assert!(!notice.to_string().contains("/outside"), "{notice}");
             assert_ne!(notice["params"]["watchId"], 5, "{notice}");
             if notice["params"]["watchId"] == 6 {

@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// What a proxy does.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
+pub(crate) struct Plan {
     pub seed: u64,
     /// How many connections it ends.
     pub cuts: usize,
@@ -30,7 +30,7 @@ enum Behind {
 }
 
 #[derive(Debug)]
-pub struct Proxy {
+pub(crate) struct Proxy {
     pub url: String,
     cut: Arc<AtomicUsize>,
     /// The next client has no session yet.
@@ -50,13 +50,13 @@ impl Behind {
 
 impl Proxy {
     /// Stands before the server at this `ws://` URL.
-    pub fn start(url: &str, plan: Plan) -> Self {
+    pub(crate) fn start(url: &str, plan: Plan) -> Self {
         let server = url.strip_prefix("ws://").unwrap();
         Self::before(server, "ws", Behind::Server, plan)
     }
 
     /// Stands before the rendezvous at this `http://` URL.
-    pub fn start_relay(url: &str, plan: Plan) -> Self {
+    pub(crate) fn start_relay(url: &str, plan: Plan) -> Self {
         let server = url.strip_prefix("http://").unwrap();
         Self::before(server, "http", Behind::Rendezvous, plan)
     }
@@ -78,12 +78,12 @@ impl Proxy {
 
     /// Lets the next connection live until it is a session: who never had one has nothing to come
     /// back to.
-    pub fn expect_new_client(&self) {
+    pub(crate) fn expect_new_client(&self) {
         self.new_client.store(true, Ordering::Relaxed);
     }
 
     /// How many connections it has ended.
-    pub fn cut(&self) -> usize {
+    pub(crate) fn cut(&self) -> usize {
         self.cut.load(Ordering::Relaxed)
     }
 }

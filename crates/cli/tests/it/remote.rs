@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::commands::{Said, Server, codex, output, output_of, read, read_until};
+use crate::commands::{CommandOutput, Server, codex, output, output_of, read, read_until};
 use crate::support::{numbers, send, wait};
 use crate::terminal::Terminal;
 
@@ -18,7 +18,7 @@ const BOX: &str = "box";
 const READY: &str = "connected to the rendezvous";
 
 /// A child that ends with the test.
-pub struct Program(Child);
+pub(crate) struct Program(Child);
 
 impl Program {
     fn start(command: &mut Command) -> Self {
@@ -29,7 +29,7 @@ impl Program {
         wait(&mut self.0)
     }
 
-    fn told_to_stop(self) -> ExitStatus {
+    fn terminate(self) -> ExitStatus {
         send(self.0.id(), Signal::TERM);
         self.ended()
     }
@@ -43,7 +43,7 @@ impl Drop for Program {
 }
 
 /// A rendezvous, a token for one environment, and a home.
-pub struct Cloud {
+pub(crate) struct Cloud {
     service: Program,
     pub url: String,
     token: String,
@@ -51,13 +51,13 @@ pub struct Cloud {
 }
 
 impl Cloud {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let home = tempfile::tempdir().unwrap();
         let (service, url) = serve(home.path(), "127.0.0.1:0");
         let data = home.path().join("data");
         let mut create = codex();
         create.args(["rendezvous", "token", "create", "--environment", BOX, "--data"]).arg(data);
-        let token = output(&mut create).well().trim().to_owned();
+        let token = output(&mut create).success().trim().to_owned();
         Self { service, url, token, home }
     }
 
@@ -91,12 +91,12 @@ impl Cloud {
     }
 
     /// The same, which reaches the rendezvous by another URL.
-    pub fn serving_by(&self, url: &str) -> Program {
+    pub(crate) fn serving_by(&self, url: &str) -> Program {
         ready(&mut self.executor_by(url, &[]))
     }
 
     /// A command on the environment that reaches the rendezvous by another URL.
-    pub fn codex_by(&self, url: &str, subcommand: &str) -> Command {
+    pub(crate) fn codex_by(&self, url: &str, subcommand: &str) -> Command {
         let mut command = self.plain_by(url, subcommand);
         command.env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &self.token);
         command
@@ -119,7 +119,7 @@ impl Cloud {
         self.codex_by(&self.url, subcommand)
     }
 
-    fn sh(&self, script: &str) -> Said {
+    fn sh(&self, script: &str) -> CommandOutput {
         output(self.codex("run").args(["--", "sh", "-c", script]))
     }
 }
@@ -148,8 +148,8 @@ fn ready(command: &mut Command) -> Program {
 const LINEAGE: &str = "\
     p=$$; while [ $p -gt 1 ]; do p=$(sed 's/.*) //' /proc/$p/stat | cut -d' ' -f2); echo $p; done";
 
-fn is_below(ancestor: u32, lineage: Said) -> bool {
-    numbers(&lineage.well()).contains(&ancestor)
+fn is_below(ancestor: u32, lineage: CommandOutput) -> bool {
+    numbers(&lineage.success()).contains(&ancestor)
 }
 
 #[test]
@@ -159,52 +159,52 @@ fn commands_run_in_an_environment() {
     let said = cloud.sh("echo out; echo err >&2; exit 3");
     assert_eq!((said.code, &*said.out, &*said.err), (Some(3), "out\n", "err\n"));
     let said = output_of(cloud.codex("run").args(["--", "tr", "a-z", "A-Z"]), b"typed\n");
-    assert_eq!(said.well(), "TYPED\n");
-    assert_eq!(cloud.sh("echo [$CODEX_API_KEY]").well(), "[]\n", "without its secrets");
+    assert_eq!(said.success(), "TYPED\n");
+    assert_eq!(cloud.sh("echo [$CODEX_API_KEY]").success(), "[]\n", "without its secrets");
     assert!(is_below(server.0.id(), cloud.sh(LINEAGE)));
 
-    let info = output(&mut cloud.codex("info")).well();
+    let info = output(&mut cloud.codex("info")).success();
     assert!(info.contains("env:box"), "{info}");
     let mut named = codex();
     named.arg("info").env("CODEX_EXEC_SERVER_URL", "env:box").env("CODEX_HOME", cloud.home.path());
     named.env("CODEX_REGISTRY_URL", &cloud.url).env("CODEX_API_KEY", &cloud.token);
-    assert!(output(&mut named).well().contains("env:box"));
+    assert!(output(&mut named).success().contains("env:box"));
 
     let mut terminal = Terminal::start(cloud.codex("run").args(["-t", "--", "cat"]));
     terminal.type_in("hello\r");
     terminal.shows("hello\r\nhello");
     terminal.type_in("\x04");
     assert!(terminal.ends().success());
-    assert_eq!(server.told_to_stop().code(), Some(0));
+    assert_eq!(server.terminate().code(), Some(0));
 }
 
 #[test]
-fn files_of_an_environment() {
+fn files_of_an_environment_are_copied_listed_and_searched() {
     let cloud = Cloud::start();
     let _server = cloud.serving();
     let work = tempfile::tempdir().unwrap();
     let path = |name: &str| work.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(path("here"), vec![b'x'; 3 << 20]).unwrap();
-    output(cloud.codex("cp").args([path("here"), format!(":{}", path("there"))])).well();
-    output(cloud.codex("cp").args([format!(":{}", path("there")), path("back")])).well();
+    output(cloud.codex("cp").args([path("here"), format!(":{}", path("there"))])).success();
+    output(cloud.codex("cp").args([format!(":{}", path("there")), path("back")])).success();
     assert_eq!(read(path("back")).len(), 3 << 20);
     std::fs::write(path("note"), "needle\n").unwrap();
-    assert_eq!(output(cloud.codex("cat").arg(path("note"))).well(), "needle\n");
-    let listed = output(cloud.codex("ls").arg(work.path())).well();
+    assert_eq!(output(cloud.codex("cat").arg(path("note"))).success(), "needle\n");
+    let listed = output(cloud.codex("ls").arg(work.path())).success();
     assert!(listed.contains("there") && listed.contains("note"), "{listed}");
-    let found = output(cloud.codex("search").arg("needle").arg(work.path())).well();
+    let found = output(cloud.codex("search").arg("needle").arg(work.path())).success();
     assert!(found.contains("note"), "{found}");
     let patch = "*** Begin Patch\n*** Update File: note\n@@\n-needle\n+thread\n*** End Patch\n";
     let said =
         output_of(cloud.codex("apply-patch").arg("--cwd").arg(work.path()), patch.as_bytes());
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!(read(path("note")), "thread\n");
-    output(cloud.codex("rm").arg(path("note"))).well();
+    output(cloud.codex("rm").arg(path("note"))).success();
     assert!(!Path::new(&path("note")).exists());
 }
 
 #[test]
-fn a_sandbox_holds_in_an_environment_too() {
+fn a_sandbox_is_enforced_in_an_environment() {
     let cloud = Cloud::start();
     let _server = cloud.serving();
     let work = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -221,7 +221,7 @@ fn a_sandbox_holds_in_an_environment_too() {
 }
 
 #[test]
-fn what_is_left_in_an_environment_is_come_back_to() {
+fn a_detached_command_in_an_environment_is_reattached() {
     let cloud = Cloud::start();
     let _server = cloud.serving();
     let gate = cloud.home.path().join("gate");
@@ -235,7 +235,7 @@ fn what_is_left_in_an_environment_is_come_back_to() {
         command.args(arguments).env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &cloud.token);
         output(command.env("XDG_STATE_HOME", cloud.home.path()))
     };
-    let table = back(&["ps"]).well();
+    let table = back(&["ps"]).success();
     assert!(table.contains("build  running") && table.contains("env:box"), "{table}");
     assert!(back(&["logs", "build"]).out.contains("one"));
     std::fs::write(&gate, "").unwrap();
@@ -249,7 +249,7 @@ fn what_is_left_in_an_environment_is_come_back_to() {
 }
 
 #[test]
-fn a_command_outlives_the_rendezvous() {
+fn a_command_survives_a_restart_of_the_rendezvous() {
     let cloud = Cloud::start();
     let _server = cloud.serving();
     let gate = cloud.home.path().join("gate");
@@ -271,7 +271,7 @@ fn a_command_outlives_the_rendezvous() {
 }
 
 #[test]
-fn where_credentials_come_from() {
+fn credentials_come_from_files_variables_and_login() {
     let cloud = Cloud::start();
     let _server = cloud.serving();
     let info = || cloud.plain("info");
@@ -280,9 +280,9 @@ fn where_credentials_come_from() {
     std::fs::write(&file, "\n").unwrap();
     output(info().arg("--token-file").arg(&file)).failed(1, "is empty");
     std::fs::write(&file, format!("{}\n", cloud.token)).unwrap();
-    output(info().arg("--token-file").arg(&file)).well();
-    output(info().env("CODEX_API_KEY", &cloud.token)).well();
-    output(info().env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &cloud.token)).well();
+    output(info().arg("--token-file").arg(&file)).success();
+    output(info().env("CODEX_API_KEY", &cloud.token)).success();
+    output(info().env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &cloud.token)).success();
     let refused = output(
         info()
             .env("CODEX_API_KEY", &cloud.token)
@@ -295,7 +295,7 @@ fn where_credentials_come_from() {
         codex().args(["login", "--api-key"]).env("CODEX_HOME", cloud.home.path()),
         cloud.token.as_bytes(),
     );
-    output(&mut info()).well();
+    output(&mut info()).success();
     // A key goes to no host but those that its rule names.
     let mut elsewhere = codex();
     elsewhere.args(["info", "--on", "env:box", "--registry", "https://registry.example"]);
@@ -303,11 +303,11 @@ fn where_credentials_come_from() {
 }
 
 #[test]
-fn environments_that_are_not_there() {
+fn unreachable_environments_are_reported() {
     let cloud = Cloud::start();
     output(&mut cloud.codex("info")).failed(1, "check the id");
     let server = cloud.serving();
-    assert_eq!(server.told_to_stop().code(), Some(0));
+    assert_eq!(server.terminate().code(), Some(0));
     output(&mut cloud.codex("info")).failed(1, ": codex exec-server --remote http://127.0.0.1:");
     output(codex().args(["info", "--on", "env:box"])).failed(1, "--registry URL");
     output(codex().args(["info", "--on", "env:"])).failed(2, "env:laptop");
@@ -321,14 +321,14 @@ fn environments_that_are_not_there() {
 }
 
 #[test]
-fn streams_are_passed_on_to_a_server_that_listens() {
+fn forward_connects_streams_to_a_listening_server() {
     let cloud = Cloud::start();
     let listening = Server::start();
     let connect = ["forward", "--connect", &listening.url];
     let forward = ready(&mut cloud.executor(&connect));
     assert!(is_below(listening.pid(), cloud.sh(LINEAGE)), "it ran on the server that listens");
     let said = output_of(cloud.codex("run").args(["--", "wc", "-c"]), &vec![b'x'; 1 << 20]);
-    assert_eq!(said.well().trim(), (1 << 20).to_string());
+    assert_eq!(said.success().trim(), (1 << 20).to_string());
     // What listens goes away under a stream: the harness is told, and the forwarder goes on.
     let mut command = cloud.codex("run");
     command.args(["--", "sh", "-c", "echo up; sleep 1000"]).stdout(Stdio::piped());
@@ -339,18 +339,18 @@ fn streams_are_passed_on_to_a_server_that_listens() {
     send(running.0.id(), Signal::TERM);
     std::io::copy(&mut stderr, &mut std::io::sink()).unwrap();
     assert!(!running.ended().success());
-    assert_eq!(forward.told_to_stop().code(), Some(0));
+    assert_eq!(forward.terminate().code(), Some(0));
 
     let wrong = ["forward", "--connect", "http://127.0.0.1:1"];
     output(&mut cloud.executor(&wrong)).failed(1, "invalid --connect URL");
 }
 
 #[test]
-fn servers_that_end_with_their_stdin() {
+fn exit_on_stdin_close_stops_the_server() {
     let cloud = Cloud::start();
     let mut command = cloud.executor(&["--exit-on-stdin-close"]);
     let mut remote = ready(command.stdin(Stdio::piped()));
-    cloud.sh("true").well();
+    cloud.sh("true").success();
     drop(remote.0.stdin.take());
     assert_eq!(remote.ended().code(), Some(0));
 
@@ -365,7 +365,7 @@ fn servers_that_end_with_their_stdin() {
 }
 
 #[test]
-fn a_registry_that_refuses_ends_the_server() {
+fn a_refusal_by_the_registry_stops_the_server() {
     let cloud = Cloud::start();
     let refused = |change: &dyn Fn(&mut Command)| {
         let mut command = cloud.executor(&[]);

@@ -76,7 +76,7 @@ fn register(service: &Service, id: &str, token: &str) -> String {
 }
 
 #[test]
-fn tokens_are_made_listed_revoked_and_survive_a_kill() {
+fn tokens_are_created_listed_and_revoked_and_survive_a_kill() {
     let dir = TempDir::new().unwrap();
     let data = dir.path().join("data");
     let text = data.to_str().unwrap();
@@ -212,7 +212,7 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn a_full_disk_is_told_and_changes_nothing() {
+fn a_full_disk_is_reported_and_changes_nothing() {
     let dir = TempDir::new().unwrap();
     let mut disk = SmallDisk::start(&dir);
     assert!(disk.register("before").starts_with("HTTP/1.1 200 "));
@@ -274,7 +274,7 @@ impl Drop for Nats {
 
 #[test]
 #[ignore = "needs the package nats-server"]
-fn a_cluster_of_several_nodes_on_nats() {
+fn several_nodes_on_nats_form_one_service() {
     let nats = Nats::start();
     let node = || {
         let mut child = codex()
@@ -313,7 +313,7 @@ fn a_cluster_of_several_nodes_on_nats() {
 }
 
 #[test]
-fn without_nats_there_is_no_node() {
+fn a_node_does_not_start_without_nats() {
     // Nobody listens there.
     let nats = "nats://user:hunter2@127.0.0.1:1";
     for args in [&["serve", "--listen", "127.0.0.1:0"][..], &["token", "list"]] {
@@ -326,7 +326,7 @@ fn without_nats_there_is_no_node() {
 }
 
 #[test]
-fn told_to_stop_it_stops_in_good_order() {
+fn sigterm_stops_the_service_with_exit_code_0() {
     let dir = TempDir::new().unwrap();
     let mut service = Service::start(&dir.path().join("data"), "127.0.0.1:0");
     let kill = Command::new("kill").arg(service.child.id().to_string()).status().unwrap();
@@ -335,7 +335,7 @@ fn told_to_stop_it_stops_in_good_order() {
 }
 
 #[test]
-fn wrong_command_lines() {
+fn wrong_command_lines_exit_with_2() {
     for args in [
         &["rendezvous"][..],
         &["rendezvous", "serve", "--listen", "nowhere"],

@@ -53,7 +53,7 @@ fn jwt(claims: &Value) -> String {
 }
 
 #[test]
-fn tokens_that_were_asked_for_are_stored_before_the_program_ends() {
+fn a_pending_renewal_is_stored_before_the_program_exits() {
     let (url, was_asked, answer) = issuer();
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("auth.json");

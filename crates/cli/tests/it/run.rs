@@ -8,7 +8,7 @@ use crate::commands::{Server, codex, everywhere, output, output_of, read_until};
 use crate::terminal::Terminal;
 
 #[test]
-fn streams_and_exit_code_are_passed_on() {
+fn streams_and_exit_code_are_forwarded() {
     everywhere(|codex| {
         let said = output(codex("run").args(["--", "sh", "-c", "echo out; echo err >&2; exit 7"]));
         assert_eq!((said.code, &*said.out, &*said.err), (Some(7), "out\n", "err\n"));
@@ -40,18 +40,18 @@ fn a_megabyte_of_input_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn input_that_nobody_asked_for_is_left_to_the_next_command() {
+fn unneeded_input_is_left_for_the_next_command() {
     let script = r#"while read -r line; do "$0" run -n -- echo "got $line"; done"#;
     let mut shell = codex();
     let binary = shell.get_program().to_owned();
     shell = std::process::Command::new("sh");
     shell.args(["-c", script]).arg(binary).env_remove("CODEX_EXEC_SERVER_URL");
     let said = output_of(&mut shell, b"one\ntwo\nthree\n");
-    assert_eq!(said.well(), "got one\ngot two\ngot three\n");
+    assert_eq!(said.success(), "got one\ngot two\ngot three\n");
 }
 
 #[test]
-fn signals_are_passed_on() {
+fn signals_are_forwarded() {
     use rustix::process::{Pid, Signal, kill_process};
     everywhere(|codex| {
         for (signal, name, code) in [
@@ -79,7 +79,7 @@ fn signals_are_passed_on() {
 }
 
 #[test]
-fn a_timeout_kills_and_says_so() {
+fn timeout_kills_the_command_and_prints_it() {
     everywhere(|codex| {
         let mut run = codex("run");
         let said =
@@ -90,7 +90,7 @@ fn a_timeout_kills_and_says_so() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure_worth_a_word() {
+fn a_closed_output_is_no_error_message() {
     everywhere(|codex| {
         let mut child = codex("run")
             .args(["--", "yes"])
@@ -108,32 +108,32 @@ fn a_reader_that_goes_away_is_no_failure_worth_a_word() {
 }
 
 #[test]
-fn output_of_what_the_command_left_behind_still_comes() {
+fn output_of_descendants_is_printed_after_the_exit() {
     let said = output(codex().args(["run", "--", "sh", "-c", "(sleep 0.3; echo late) & echo now"]));
-    assert_eq!(said.well(), "now\nlate\n");
+    assert_eq!(said.success(), "now\nlate\n");
 }
 
 #[test]
-fn the_environment_is_ours_here_and_the_servers_there() {
+fn the_environment_is_local_here_and_the_servers_there() {
     let show =
         ["--", "sh", "-c", "echo [$GREETING] [$API_TOKEN] [$EXTRA] [$CODEX_EXEC_SERVER_TOKEN]"];
     let ours = |command: &mut std::process::Command| {
         command.env("GREETING", "hi").env("API_TOKEN", "t").env("CODEX_EXEC_SERVER_TOKEN", "x");
         command.args(["-e", "EXTRA=more"]).args(show);
-        output(command).well()
+        output(command).success()
     };
     assert_eq!(ours(codex().arg("run")), "[hi] [t] [more] []\n");
     let server = Server::start();
     assert_eq!(ours(&mut server.codex("run")), "[] [] [more] []\n");
     let passed =
         output(server.codex("run").env("GREETING", "hi").args(["-e", "GREETING"]).args(show));
-    assert_eq!(passed.well(), "[hi] [] [] []\n");
+    assert_eq!(passed.success(), "[hi] [] [] []\n");
     let none = output(server.codex("run").args(["--inherit", "none", "--", "/usr/bin/env"]));
-    assert_eq!(none.well(), "");
+    assert_eq!(none.success(), "");
 }
 
 #[test]
-fn events_as_json() {
+fn json_prints_events() {
     everywhere(|codex| {
         let script = r"printf 'a\377'; exit 3";
         let said = output(codex("run").args(["--json", "--", "bash", "-c", script]));
@@ -148,7 +148,7 @@ fn events_as_json() {
 }
 
 #[test]
-fn what_cannot_be_started_has_the_codes_of_a_shell() {
+fn failed_starts_have_the_exit_codes_of_a_shell() {
     let directory = tempfile::tempdir().unwrap();
     let broken = directory.path().join("broken");
     std::fs::write(&broken, "\x01no program").unwrap();
@@ -168,7 +168,7 @@ fn what_cannot_be_started_has_the_codes_of_a_shell() {
 }
 
 #[test]
-fn a_terminal_for_the_command_of_the_size_of_ours() {
+fn tty_gives_the_command_a_terminal_of_the_local_size() {
     everywhere(|codex| {
         let mut run = codex("run");
         run.args(["-t", "--", "bash", "--norc"]);
@@ -196,11 +196,11 @@ fn a_terminal_for_the_command_of_the_size_of_ours() {
 }
 
 #[test]
-fn nothing_is_left_behind() {
+fn run_leaves_nothing_running() {
     let directory = tempfile::tempdir().unwrap();
     let pid = directory.path().join("pid");
     let script = format!("setsid sleep 1000 >/dev/null 2>&1 & echo $! > {}", pid.display());
-    output(codex().args(["run", "--", "bash", "-c", &script])).well();
+    output(codex().args(["run", "--", "bash", "-c", &script])).success();
     let pid = std::fs::read_to_string(pid).unwrap();
     assert!(!std::path::Path::new(&format!("/proc/{}", pid.trim())).exists());
 }

@@ -19,7 +19,7 @@ fn sandboxed(mut command: Command, sandbox: &str, cwd: &Path, script: &str) -> C
 }
 
 #[test]
-fn what_is_denied_is_asked_for_at_the_terminal() {
+fn ask_offers_to_run_without_the_sandbox() {
     everywhere(|codex| {
         let directory = outside();
         let file = directory.path().join("greeting");
@@ -40,7 +40,7 @@ fn what_is_denied_is_asked_for_at_the_terminal() {
 }
 
 #[test]
-fn without_a_terminal_the_first_result_stands() {
+fn ask_without_a_terminal_keeps_the_first_result() {
     everywhere(|codex| {
         let directory = outside();
         let run = sandboxed(codex("run"), "read-only", directory.path(), "echo hi > greeting");
@@ -55,7 +55,7 @@ fn without_a_terminal_the_first_result_stands() {
 }
 
 #[test]
-fn a_workspace_can_be_written_and_nothing_else() {
+fn workspace_write_allows_writes_to_the_workspace_only() {
     everywhere(|codex| {
         let (workspace, other) = (outside(), outside());
         let script = format!("echo in > here && echo out > {}/there", other.path().display());
@@ -70,7 +70,7 @@ fn a_workspace_can_be_written_and_nothing_else() {
 }
 
 #[test]
-fn a_sandbox_from_a_file() {
+fn a_sandbox_can_be_a_file() {
     let directory = outside();
     let file = directory.path().join("sandbox.json");
     let roots = format!(
@@ -83,7 +83,7 @@ fn a_sandbox_from_a_file() {
         let script = format!("echo granted > {}/granted", directory.path().display());
         let mut run = codex("run");
         run.args(["-C", inner.path().to_str().unwrap(), "--sandbox", file.to_str().unwrap()]);
-        output(run.args(["sh", "-c", &script])).well();
+        output(run.args(["sh", "-c", &script])).success();
         assert_eq!(read(directory.path().join("granted")), "granted\n");
         std::fs::remove_file(directory.path().join("granted")).unwrap();
         let bad = output(codex("run").args(["--sandbox", "no-such-thing", "true"]));
@@ -92,7 +92,7 @@ fn a_sandbox_from_a_file() {
 }
 
 #[test]
-fn patches_keep_to_the_workspace() {
+fn patches_under_a_sandbox_stay_in_the_workspace() {
     everywhere(|codex| {
         let (workspace, other) = (outside(), outside());
         let target = other.path().join("target");
@@ -112,7 +112,7 @@ fn patches_keep_to_the_workspace() {
         let refused = apply("link");
         assert_eq!(refused.code, Some(1), "{refused:?}");
         assert_eq!(read(&target), "old\n");
-        assert_eq!(apply("one").well(), "M one\n");
+        assert_eq!(apply("one").success(), "M one\n");
         assert_eq!(read(workspace.path().join("two")), "new\n");
     });
 }

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use crate::commands::{Said, Server, codex, output};
+use crate::commands::{CommandOutput, Server, codex, output};
 
 struct Home {
     directory: tempfile::TempDir,
@@ -21,11 +21,11 @@ impl Home {
         command
     }
 
-    fn run(&self, arguments: &[&str]) -> Said {
+    fn run(&self, arguments: &[&str]) -> CommandOutput {
         output(&mut self.command(arguments))
     }
 
-    fn detach(&self, name: &str, script: &str) -> Said {
+    fn detach(&self, name: &str, script: &str) -> CommandOutput {
         self.run(&["run", "--on", &self.server.url, "--detach", name, "--", "sh", "-c", script])
     }
 
@@ -35,7 +35,7 @@ impl Home {
 }
 
 #[test]
-fn a_command_goes_on_without_us_and_is_collected() {
+fn a_detached_command_keeps_running_and_is_attached() {
     let home = Home::new();
     let gate = home.directory.path().join("gate");
     let script = format!(
@@ -48,9 +48,9 @@ fn a_command_goes_on_without_us_and_is_collected() {
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
 
     assert_eq!(home.processes()[0]["exited"], false);
-    let table = home.run(&["ps"]).well();
+    let table = home.run(&["ps"]).success();
     assert!(table.contains("build  running"), "{table}");
-    let table = home.run(&["ps", "build"]).well();
+    let table = home.run(&["ps", "build"]).success();
     assert!(table.starts_with("ID "), "{table}");
     home.detach("build", "true").failed(125, "is already in use");
 
@@ -64,21 +64,21 @@ fn a_command_goes_on_without_us_and_is_collected() {
 }
 
 #[test]
-fn signals_and_names_set_free() {
+fn kill_sends_signals_and_frees_names() {
     let home = Home::new();
     home.detach("s", "sleep 1000");
-    home.run(&["kill", "s"]).well();
-    home.run(&["logs", "-f", "s"]).well();
+    home.run(&["kill", "s"]).success();
+    home.run(&["logs", "-f", "s"]).success();
     assert_eq!(home.processes()[0]["exitCode"], 143);
     let said = home.run(&["kill", "s"]);
     assert!(said.err.contains("already exited with code 143"), "{said:?}");
     home.detach("s", "trap '' TERM; sleep 1000");
-    home.run(&["kill", "--signal", "kill", "s"]).well();
+    home.run(&["kill", "--signal", "kill", "s"]).success();
     home.run(&["kill", "s"]).failed(1, "no detached process");
 }
 
 #[test]
-fn sessions_by_their_ids() {
+fn processes_are_found_by_session_id() {
     let home = Home::new();
     home.detach("p", "echo hello");
     let file = home.directory.path().join("codex/sessions/p.json");
@@ -89,16 +89,16 @@ fn sessions_by_their_ids() {
     let with = |subcommand, id| home.run(&[subcommand, "--on", url, "--session", session, id]);
     // To its end: it may not have said anything yet.
     let follow = ["logs", "-f", "--on", url, "--session", session, "p"];
-    assert_eq!(home.run(&follow).well(), "hello\n");
-    assert_eq!(with("logs", "p").well(), "hello\n");
+    assert_eq!(home.run(&follow).success(), "hello\n");
+    assert_eq!(with("logs", "p").success(), "hello\n");
     with("logs", "q").failed(1, "it has p");
-    assert_eq!(with("attach", "p").well(), "hello\n");
+    assert_eq!(with("attach", "p").success(), "hello\n");
     home.run(&["logs", "--session", session, "p"]).failed(1, "add --on");
     home.run(&["logs", "--on", url, "--session", "nonsense", "p"]).failed(1, "unknown session");
 }
 
 #[test]
-fn what_cannot_be_left_says_what_to_do() {
+fn detach_without_a_lasting_server_says_what_to_do() {
     let home = Home::new();
     home.run(&["run", "--detach", "x", "--", "ls"]).failed(125, "codex exec-server");
     home.run(&["run", "--on", "stdio:cat", "--detach", "x", "--", "ls"]).failed(125, "--on ws://");
@@ -107,18 +107,18 @@ fn what_cannot_be_left_says_what_to_do() {
 }
 
 #[test]
-fn a_session_whose_server_is_gone() {
+fn a_session_whose_server_is_gone_is_reported() {
     let mut home = Home::new();
     home.detach("x", "sleep 1000");
     home.server = Server::start();
-    let table = home.run(&["ps"]).well();
+    let table = home.run(&["ps"]).success();
     assert!(table.contains("server not running"), "{table}");
     home.run(&["logs", "x"]).failed(1, "cannot reattach to `x`");
 }
 
 /// A command that nobody could name would go on for a day: it does not start.
 #[test]
-fn what_cannot_be_saved_is_not_started() {
+fn a_command_whose_name_cannot_be_saved_does_not_start() {
     let home = Home::new();
     let ran = home.directory.path().join("ran");
     let nowhere = home.directory.path().join("codex/sessions");
@@ -132,17 +132,17 @@ fn what_cannot_be_saved_is_not_started() {
     let url = home.server.url.as_str();
     home.run(&["run", "--on", url, "--detach", "x", "--", "/no/such"]).failed(127, "not found");
     home.detach("x", "true");
-    home.run(&["attach", "x"]).well();
+    home.run(&["attach", "x"]).success();
 }
 
 /// What a command leaves behind goes with its name.
 #[test]
-fn who_collects_an_exit_leaves_nothing_running() {
+fn attach_after_the_exit_leaves_nothing_running() {
     let home = Home::new();
     let pid = home.directory.path().join("pid");
     let script = format!("setsid sleep 1000 >/dev/null 2>&1 & echo $! > {}; exit 3", pid.display());
     home.detach("d", &script);
-    home.run(&["logs", "-f", "d"]).well();
+    home.run(&["logs", "-f", "d"]).success();
     let daemon: u32 = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
     assert!(crate::support::is_running(daemon));
     assert_eq!(home.run(&["attach", "d"]).code, Some(3));
@@ -156,7 +156,7 @@ fn who_collects_an_exit_leaves_nothing_running() {
 
 /// The server keeps 16 MiB: that there was more is said, and the command's exit code stays ours.
 #[test]
-fn the_exit_code_of_a_command_that_said_much_is_told() {
+fn attach_returns_the_exit_code_despite_dropped_output() {
     let home = Home::new();
     home.detach("much", "head -c 20000000 /dev/zero | tr '\\0' x; exit 7");
     // What is dropped while somebody watches is another thing.
@@ -181,11 +181,11 @@ fn attach_leaves_a_command_running_when_its_output_cannot_be_written() {
     closed.stdout(write);
     assert_eq!(closed.output().unwrap().status.code(), Some(141));
     assert_eq!(home.processes()[0]["exited"], false);
-    home.run(&["kill", "-s", "kill", "build"]).well();
+    home.run(&["kill", "-s", "kill", "build"]).success();
 
     // Nor is the exit code of one that has ended lost.
     home.detach("ended", "echo last; exit 9");
-    home.run(&["logs", "-f", "ended"]).well();
+    home.run(&["logs", "-f", "ended"]).success();
     let mut full = home.command(&["attach", "ended"]);
     full.stdout(std::fs::File::options().write(true).open("/dev/full").unwrap());
     assert_eq!(full.output().unwrap().status.code(), Some(125));

@@ -18,7 +18,7 @@ fn shell(mut command: std::process::Command) -> std::process::Command {
 }
 
 #[test]
-fn a_login_shell_that_is_typed_to() {
+fn a_login_shell_runs_what_is_typed() {
     everywhere(|codex| {
         let mut terminal = Terminal::start(&shell(codex("shell")));
         let before = terminal.settings();
@@ -34,7 +34,7 @@ fn a_login_shell_that_is_typed_to() {
 }
 
 #[test]
-fn the_terminal_is_sane_however_it_ends() {
+fn the_terminal_is_restored_however_the_shell_ends() {
     everywhere(|codex| {
         for (signal, code) in [
             (Signal::TERM, Some(143)),
@@ -57,7 +57,7 @@ fn the_terminal_is_sane_however_it_ends() {
 }
 
 /// The shell `work`, noted in that directory, goes on where it was, and ends.
-fn is_come_back_to(state: &std::path::Path) {
+fn reattaches_to_work(state: &std::path::Path) {
     let mut attach = codex();
     attach.args(["attach", "work"]).env("XDG_STATE_HOME", state);
     let mut terminal = Terminal::start(&attach);
@@ -67,7 +67,7 @@ fn is_come_back_to(state: &std::path::Path) {
 }
 
 #[test]
-fn left_and_come_back_to() {
+fn a_shell_is_detached_and_reattached() {
     let home = tempfile::tempdir().unwrap();
     let server = Server::start();
     let mut command = shell(server.codex("shell"));
@@ -81,7 +81,7 @@ fn left_and_come_back_to() {
     assert_eq!(terminal.ends().code(), Some(0));
     terminal.is_again(&before);
 
-    is_come_back_to(home.path());
+    reattaches_to_work(home.path());
     let mut ps = codex();
     ps.arg("ps").env("XDG_STATE_HOME", home.path());
     assert_eq!(output(&mut ps).out, "");
@@ -89,7 +89,7 @@ fn left_and_come_back_to() {
 
 /// What a shell leaves behind goes with its name, and a shell that could not be named does not start.
 #[test]
-fn nothing_goes_on_without_a_name() {
+fn no_shell_runs_without_a_saved_name() {
     let home = tempfile::tempdir().unwrap();
     let server = Server::start();
     let mut command = shell(server.codex("shell"));
@@ -119,7 +119,7 @@ fn nothing_goes_on_without_a_name() {
 }
 
 #[test]
-fn a_client_that_was_killed_is_replaced_by_attach() {
+fn attach_takes_over_from_a_killed_client() {
     let home = tempfile::tempdir().unwrap();
     let server = Server::start();
     let named = || {
@@ -136,7 +136,7 @@ fn a_client_that_was_killed_is_replaced_by_attach() {
     terminal.shows("the name `work` is already in use");
     assert_eq!(terminal.ends().code(), Some(125));
 
-    is_come_back_to(home.path());
+    reattaches_to_work(home.path());
     let mut terminal = Terminal::start(&named());
     terminal.type_in("exit 5\n");
     assert_eq!(terminal.ends().code(), Some(5), "the name is free again");
@@ -164,7 +164,7 @@ fn a_dropped_connection_costs_nothing() {
 }
 
 #[test]
-fn without_a_terminal() {
+fn a_shell_without_a_terminal_is_refused() {
     output(codex().arg("shell")).failed(125, "needs a terminal");
 }
 
@@ -200,7 +200,7 @@ impl Proxy {
 }
 
 /// Passes on what comes, until either side ends.
-pub fn pass(mut from: TcpStream, mut to: TcpStream) {
+pub(crate) fn pass(mut from: TcpStream, mut to: TcpStream) {
     thread::spawn(move || {
         let mut buffer = [0; 16 << 10];
         while let Ok(len @ 1..) = from.read(&mut buffer) {

@@ -55,7 +55,7 @@ impl Piped {
 }
 
 #[tokio::test]
-async fn messages_are_lines_and_the_end_of_input_is_the_end() {
+async fn messages_are_lines_and_end_of_input_stops_the_server() {
     for listen in ["stdio", "stdio://"] {
         let mut server = Piped::start(listen);
         let pid = server.with_process();
@@ -73,7 +73,7 @@ async fn messages_are_lines_and_the_end_of_input_is_the_end() {
 }
 
 #[tokio::test]
-async fn what_was_asked_before_the_end_is_answered() {
+async fn requests_before_the_end_of_input_get_responses() {
     for _ in 0..20 {
         let mut server = Piped::start("stdio");
         let mut input = server.stdin.take().unwrap();
@@ -135,7 +135,7 @@ async fn a_line_of_almost_64_mib_is_taken() {
 }
 
 #[tokio::test]
-async fn signals_end_it_too() {
+async fn signals_stop_a_stdio_server() {
     for (signal, code) in [(Signal::TERM, Some(0)), (Signal::INT, Some(0)), (Signal::KILL, None)] {
         let mut server = Piped::start("stdio");
         let pid = server.with_process();
@@ -147,7 +147,7 @@ async fn signals_end_it_too() {
 
 /// Whoever reads the answers has gone: there is nobody to serve.
 #[tokio::test]
-async fn it_ends_when_its_output_is_closed() {
+async fn a_stdio_server_stops_when_its_output_is_closed() {
     let mut server = Piped::start("stdio");
     let pid = server.with_process();
     let stdout = std::mem::replace(&mut server.stdout, BufReader::new(other_pipe()));

@@ -13,28 +13,28 @@ use tokio::net::TcpStream;
 use tokio_websockets::{ClientBuilder, Limits, MaybeTlsStream, Message, WebSocketStream};
 
 /// How long something that has to happen may take before a test fails instead of hanging.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The program, with nothing of this test's own surroundings that would change what it says.
-pub fn codex() -> Command {
+pub(crate) fn codex() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_codex"));
     command.env_remove("RUST_LOG").env_remove("COLUMNS").env_remove("NO_COLOR");
     command
 }
 
 /// A server on a port of its own. Killed when dropped.
-pub struct Running {
+pub(crate) struct Running {
     pub child: Child,
     pub url: String,
     stdout: BufReader<ChildStdout>,
 }
 
 impl Running {
-    pub fn start(arguments: &[&str]) -> Self {
+    pub(crate) fn start(arguments: &[&str]) -> Self {
         Self::start_with(codex().arg("exec-server").args(arguments))
     }
 
-    pub fn start_with(command: &mut Command) -> Self {
+    pub(crate) fn start_with(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
@@ -45,16 +45,16 @@ impl Running {
         Self { child, url, stdout }
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         send(self.pid(), signal);
     }
 
     /// Waits for the end; nothing more must have been printed.
-    pub fn ended(mut self) -> ExitStatus {
+    pub(crate) fn ended(mut self) -> ExitStatus {
         let status = wait(&mut self.child);
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).unwrap();
@@ -62,14 +62,14 @@ impl Running {
         status
     }
 
-    pub async fn client(&self) -> Client {
-        let mut client = self.silent_client().await;
-        client.greet(json!({"clientName": "test"})).await;
+    pub(crate) async fn client(&self) -> Client {
+        let mut client = self.uninitialized_client().await;
+        client.handshake(json!({"clientName": "test"})).await;
         client
     }
 
     /// A client that sends this token.
-    pub async fn client_with_token(&self, token: &str) -> Client {
+    pub(crate) async fn client_with_token(&self, token: &str) -> Client {
         let value = format!("Bearer {token}").parse().unwrap();
         let builder = ClientBuilder::from_uri(self.url.parse().unwrap())
             .limits(Limits::unlimited())
@@ -77,17 +77,17 @@ impl Running {
             .unwrap();
         let socket = builder.connect().await.unwrap().0;
         let mut client = Client { socket, notices: VecDeque::new(), last_id: 0 };
-        client.greet(json!({"clientName": "test"})).await;
+        client.handshake(json!({"clientName": "test"})).await;
         client
     }
 
     /// A client that has not greeted yet.
-    pub async fn silent_client(&self) -> Client {
-        self.silent_client_with(None).await
+    pub(crate) async fn uninitialized_client(&self) -> Client {
+        self.uninitialized_client_with(None).await
     }
 
     /// The same, with a token if one is given.
-    pub async fn silent_client_with(&self, token: Option<&str>) -> Client {
+    pub(crate) async fn uninitialized_client_with(&self, token: Option<&str>) -> Client {
         let uri = self.url.parse().unwrap();
         let mut builder = ClientBuilder::from_uri(uri).limits(Limits::unlimited());
         if let Some(token) = token {
@@ -106,7 +106,7 @@ impl Drop for Running {
 }
 
 /// Waits for a child, but not forever.
-pub fn wait(child: &mut Child) -> ExitStatus {
+pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     let until = Instant::now() + PATIENCE;
     loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -117,19 +117,19 @@ pub fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
-pub fn send(pid: u32, signal: Signal) {
+pub(crate) fn send(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
-pub struct Client {
+pub(crate) struct Client {
     pub socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
     notices: VecDeque<Value>,
     last_id: i64,
 }
 
 impl Client {
-    pub async fn greet(&mut self, params: Value) -> String {
+    pub(crate) async fn handshake(&mut self, params: Value) -> String {
         let answer = self.call("initialize", params).await;
         self.socket.send(Message::text(r#"{"method":"initialized"}"#)).await.unwrap();
         answer["result"]["sessionId"].as_str().unwrap().to_owned()
@@ -147,7 +147,7 @@ impl Client {
         tokio::time::timeout(PATIENCE, receiving).await.expect("nothing came")
     }
 
-    pub async fn ask(&mut self, method: &str, params: Value) -> i64 {
+    pub(crate) async fn send_request(&mut self, method: &str, params: Value) -> i64 {
         self.last_id += 1;
         let text = json!({"id": self.last_id, "method": method, "params": params}).to_string();
         self.socket.send(Message::text(text)).await.unwrap();
@@ -155,8 +155,8 @@ impl Client {
     }
 
     /// The whole answer, result or error.
-    pub async fn call(&mut self, method: &str, params: Value) -> Value {
-        let id = self.ask(method, params).await;
+    pub(crate) async fn call(&mut self, method: &str, params: Value) -> Value {
+        let id = self.send_request(method, params).await;
         loop {
             let message = self.receive().await;
             if message["id"] == id {
@@ -166,23 +166,23 @@ impl Client {
         }
     }
 
-    pub async fn notice(&mut self) -> Value {
+    pub(crate) async fn notification(&mut self) -> Value {
         match self.notices.pop_front() {
             Some(notice) => notice,
             None => self.receive().await,
         }
     }
 
-    pub async fn start(&mut self, id: &str, script: &str) {
+    pub(crate) async fn start(&mut self, id: &str, script: &str) {
         let answer = self.call("process/start", start(id, script)).await;
         assert_eq!(answer["result"]["processId"], id, "{answer}");
     }
 
     /// Output of a process until it has this many lines.
-    pub async fn lines(&mut self, id: &str, count: usize) -> String {
+    pub(crate) async fn lines(&mut self, id: &str, count: usize) -> String {
         let mut text = String::new();
         while text.lines().count() < count || !text.ends_with('\n') {
-            let notice = self.notice().await;
+            let notice = self.notification().await;
             assert_eq!(notice["params"]["processId"], id);
             assert_ne!(notice["method"], "process/closed", "{text}");
             text.push_str(&chunk(&notice));
@@ -191,15 +191,15 @@ impl Client {
     }
 
     /// Starts a script and waits for its end: what it wrote, and its exit code.
-    pub async fn run(&mut self, id: &str, script: &str) -> (String, i64) {
+    pub(crate) async fn run(&mut self, id: &str, script: &str) -> (String, i64) {
         self.start(id, script).await;
         self.closed(id).await
     }
 
-    pub async fn closed(&mut self, id: &str) -> (String, i64) {
+    pub(crate) async fn closed(&mut self, id: &str) -> (String, i64) {
         let (mut text, mut code) = (String::new(), -1);
         loop {
-            let notice = self.notice().await;
+            let notice = self.notification().await;
             if notice["params"]["processId"] != id {
                 continue;
             }
@@ -212,7 +212,7 @@ impl Client {
     }
 }
 
-pub fn start(id: &str, script: &str) -> Value {
+pub(crate) fn start(id: &str, script: &str) -> Value {
     json!({
         "processId": id,
         "argv": ["/bin/sh", "-c", script],
@@ -227,25 +227,25 @@ fn chunk(notice: &Value) -> String {
     String::from_utf8(base64_simd::STANDARD.decode_to_vec(text).unwrap()).unwrap()
 }
 
-pub fn numbers(text: &str) -> Vec<u32> {
+pub(crate) fn numbers(text: &str) -> Vec<u32> {
     text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
 }
 
 /// The state letter of a process; `None` if it has gone.
-pub fn state(pid: u32) -> Option<u8> {
+pub(crate) fn state(pid: u32) -> Option<u8> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat.rsplit_once(") ")?.1.as_bytes()[0])
 }
 
-pub fn is_running(pid: u32) -> bool {
+pub(crate) fn is_running(pid: u32) -> bool {
     !matches!(state(pid), None | Some(b'Z' | b'X'))
 }
 
-pub fn is_stopped(pid: u32) -> bool {
+pub(crate) fn is_stopped(pid: u32) -> bool {
     state(pid) == Some(b'T')
 }
 
-pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < until, "never: {what}");
@@ -253,14 +253,14 @@ pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-pub async fn all_gone(pids: &[u32]) {
+pub(crate) async fn all_gone(pids: &[u32]) {
     for &pid in pids {
         eventually(&format!("process {pid} has gone"), || !is_running(pid)).await;
     }
 }
 
 /// The children of a process, with their command lines.
-pub fn children(pid: u32) -> Vec<(u32, String)> {
+pub(crate) fn children(pid: u32) -> Vec<(u32, String)> {
     let mut found = Vec::new();
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return found };
     for task in tasks.flatten() {
@@ -274,7 +274,7 @@ pub fn children(pid: u32) -> Vec<(u32, String)> {
 }
 
 /// The server's warden. Keepers, which share its memory, have its command line too.
-pub fn warden(server: u32) -> Option<u32> {
+pub(crate) fn warden(server: u32) -> Option<u32> {
     let mut children = children(server).into_iter().map(|(pid, _)| pid);
     children.find(|pid| comm(*pid) == "exec-warden")
 }
@@ -284,7 +284,7 @@ fn comm(pid: u32) -> String {
 }
 
 /// Everything below a process, with command lines.
-pub fn all_below(pid: u32) -> Vec<(u32, String)> {
+pub(crate) fn all_below(pid: u32) -> Vec<(u32, String)> {
     let mut found = Vec::new();
     for (child, line) in children(pid) {
         found.extend(all_below(child));
@@ -294,7 +294,7 @@ pub fn all_below(pid: u32) -> Vec<(u32, String)> {
 }
 
 /// The same, but for wardens and keepers.
-pub fn below(pid: u32) -> Vec<(u32, String)> {
+pub(crate) fn below(pid: u32) -> Vec<(u32, String)> {
     let mut found = all_below(pid);
     found.retain(|(pid, _)| !["exec-warden", "exec-keeper"].contains(&&*comm(*pid)));
     found

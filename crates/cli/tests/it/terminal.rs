@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A terminal, seen from the side of whoever types.
 #[derive(Debug)]
-pub struct Terminal {
+pub(crate) struct Terminal {
     master: File,
     slave: OwnedFd,
     pub child: Child,
@@ -26,7 +26,7 @@ pub struct Terminal {
 
 impl Terminal {
     /// Starts the command with the terminal as its own.
-    pub fn start(command: &Command) -> Self {
+    pub(crate) fn start(command: &Command) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&master).expect("granted");
         unlockpt(&master).expect("unlocked");
@@ -49,13 +49,13 @@ impl Terminal {
         Self { master: File::from(master), slave, child, screen: String::new() }
     }
 
-    pub fn type_in(&mut self, text: &str) {
+    pub(crate) fn type_in(&mut self, text: &str) {
         self.master.write_all(text.as_bytes()).expect("the terminal takes it");
     }
 
     /// Waits until the text is shown, and returns all that was shown up to its end.
     #[track_caller]
-    pub fn shows(&mut self, text: &str) -> String {
+    pub(crate) fn shows(&mut self, text: &str) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
             if let Some(at) = self.screen.find(text) {
@@ -83,19 +83,19 @@ impl Terminal {
         }
     }
 
-    pub fn resize(&self, rows: u16, cols: u16) {
+    pub(crate) fn resize(&self, rows: u16, cols: u16) {
         let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&self.master, size).expect("resized");
     }
 
     /// How the terminal is set, as text that can be compared.
-    pub fn settings(&self) -> String {
+    pub(crate) fn settings(&self) -> String {
         format!("{:?}", tcgetattr(&self.slave).expect("settings"))
     }
 
     /// Waits until the terminal is set like that again.
     #[track_caller]
-    pub fn is_again(&self, settings: &str) {
+    pub(crate) fn is_again(&self, settings: &str) {
         let until = Instant::now() + PATIENCE;
         while self.settings() != settings {
             assert!(Instant::now() < until, "{}\nis not\n{settings}", self.settings());
@@ -103,14 +103,14 @@ impl Terminal {
         }
     }
 
-    pub fn signal(&self, signal: rustix::process::Signal) {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("signalled");
     }
 
     /// Waits for the end, reading on so that nothing waits for us.
     #[track_caller]
-    pub fn ends(&mut self) -> ExitStatus {
+    pub(crate) fn ends(&mut self) -> ExitStatus {
         let until = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().expect("a child") {

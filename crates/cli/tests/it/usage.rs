@@ -23,7 +23,7 @@ fn snapshot(name: &str, found: &str) {
 }
 
 #[test]
-fn help_is_what_was_agreed() {
+fn help_matches_its_snapshots() {
     for (name, arguments) in [
         ("help", &["--help"][..]),
         ("help-short", &["-h"]),
@@ -40,7 +40,7 @@ fn help_is_what_was_agreed() {
 }
 
 #[test]
-fn every_command_that_works_anywhere_says_so_and_gives_examples() {
+fn every_server_command_has_on_and_examples() {
     for subcommand in [
         "run",
         "shell",
@@ -65,14 +65,14 @@ fn every_command_that_works_anywhere_says_so_and_gives_examples() {
 }
 
 #[test]
-fn help_is_on_stdout_and_the_version_too() {
+fn help_and_version_go_to_stdout() {
     let version = run(&["--version"]);
     assert_eq!(text(&version.stdout), concat!("codex ", env!("CARGO_PKG_VERSION"), "\n"));
     assert_eq!((version.status.code(), text(&version.stderr)), (Some(0), ""));
 }
 
 #[test]
-fn a_bad_command_line_is_told_with_usage_and_exit_code_2() {
+fn a_wrong_command_line_prints_usage_and_exits_with_2() {
     for arguments in [
         &[][..],
         &["nope"],
@@ -102,7 +102,7 @@ fn a_bad_command_line_is_told_with_usage_and_exit_code_2() {
 }
 
 #[test]
-fn a_listen_url_that_is_none_is_named() {
+fn an_invalid_listen_url_is_named() {
     for url in
         ["nope", "", "ws://localhost:1", "ws://1.2.3.4", "wss://1.2.3.4:5", "tcp://1.2.3.4:5"]
     {
@@ -116,7 +116,7 @@ fn a_listen_url_that_is_none_is_named() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_told() {
+fn an_address_in_use_is_reported() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let output = run(&["exec-server", "--listen", &format!("ws://{address}")]);
@@ -126,7 +126,7 @@ fn an_address_that_is_taken_is_told() {
 }
 
 #[test]
-fn completions_are_scripts_of_their_shells() {
+fn completions_are_valid_scripts() {
     for shell in ["bash", "zsh", "fish"] {
         let output = run(&["completion", shell]);
         assert_eq!(output.status.code(), Some(0));
@@ -144,7 +144,7 @@ fn completions_are_scripts_of_their_shells() {
 }
 
 #[test]
-fn by_the_name_codex_exec_server_the_word_is_understood() {
+fn the_name_codex_exec_server_implies_the_subcommand() {
     let directory = tempfile::tempdir().unwrap();
     let link = directory.path().join("codex-exec-server");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_codex"), &link).unwrap();

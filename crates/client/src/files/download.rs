@@ -1,7 +1,7 @@
-//! Files and trees of the server, copied to this side.
+//! Downloads: files and trees on the server, copied to this machine.
 //!
-//! Invariant: a download appears under its name only when it is complete, and takes the place of nothing
-//! but a regular file.
+//! Invariant: a download appears under its name only when it is complete, and replaces nothing but a
+//! regular file.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -12,14 +12,14 @@ use futures_util::{StreamExt, stream};
 use tokio::io::AsyncWriteExt;
 
 use super::replacement::Replacement;
-use super::transfer::{Count, is_of_one, keep_words, writing};
+use super::transfer::{Counters, affects_one_file, tolerate_file_error, write_error};
 use super::{Files, TransferOptions, TransferReport, local};
 use crate::error::ExecServerError;
 
 impl Files {
-    /// Copies a file or a tree of the server to `local`, which becomes that file or directory. A link
-    /// there is followed, and a file keeps its owner and permissions. A pipe, a socket or a device is
-    /// refused.
+    /// Copies a file or a tree on the server to `local`, which becomes that file or directory. Follows a
+    /// link at `local`; an existing file keeps its owner and permissions. Refuses to replace a pipe, a
+    /// socket or a device.
     pub async fn download(
         &self,
         remote: &PathUri,
@@ -29,27 +29,27 @@ impl Files {
         let local = local.as_ref();
         let metadata = self.metadata(remote).await?;
         if !metadata.is_directory {
-            let count = Count::new(options, 1, metadata.size);
-            self.download_file(remote, local, &count, true).await?;
-            return Ok(count.report());
+            let counters = Counters::new(options, 1, metadata.size);
+            self.download_file(remote, local, &counters, true).await?;
+            return Ok(counters.report());
         }
-        let mut tree = self.look_through(remote, local).await?;
-        let count = Count::new(options, tree.files.len() as u64, 0);
-        let late = tree.make_directories().await?;
+        let mut tree = self.scan_tree(remote, local).await?;
+        let counters = Counters::new(options, tree.files.len() as u64, 0);
+        let deferred_modes = tree.make_directories().await?;
         let download = |(from, to): (PathUri, PathBuf)| {
-            let count = &count;
-            async move { keep_words(self.download_file(&from, &to, count, false).await) }
+            let counters = &counters;
+            async move { tolerate_file_error(self.download_file(&from, &to, counters, false).await) }
         };
-        tree.failed.extend(count.each(tree.files, download).await?);
-        for (directory, mode) in late.iter().rev() {
-            let set = local::set_directory_mode(directory, *mode).map_err(writing(directory));
-            tree.failed.extend(keep_words(set)?);
+        tree.failed.extend(counters.transfer_each(tree.files, download).await?);
+        for (directory, mode) in deferred_modes.iter().rev() {
+            let set = local::set_directory_mode(directory, *mode).map_err(write_error(directory));
+            tree.failed.extend(tolerate_file_error(set)?);
         }
-        Ok(count.report_tree(tree.directories.len(), tree.skipped, tree.failed))
+        Ok(counters.report_tree(tree.directories.len(), tree.skipped, tree.failed))
     }
 
-    /// Directory by directory: unlike `fs/walk`, a listing names links to files, too.
-    pub(super) async fn look_through(
+    /// Scans a tree directory by directory: unlike `fs/walk`, a listing includes links to files.
+    pub(super) async fn scan_tree(
         &self,
         remote: &PathUri,
         local: &Path,
@@ -57,28 +57,28 @@ impl Files {
         let mut tree = Tree::default();
         let mut level = vec![(remote.clone(), local.to_owned())];
         while !level.is_empty() {
-            let looked: Vec<_> = stream::iter(level)
+            let scanned: Vec<_> = stream::iter(level)
                 .map(|(from, to)| async move {
-                    let looked = self.look_into(&from, from == *remote).await;
-                    (from, to, looked)
+                    let scanned = self.scan_directory(&from, from == *remote).await;
+                    (from, to, scanned)
                 })
                 .buffered(self.client.shared.tuning.file_in_flight.max(1))
                 .collect()
                 .await;
             level = Vec::new();
-            for (from, to, looked) in looked {
-                match looked {
-                    Ok(Looked { listed: None, .. }) => {
-                        let shown = local::shown(&from);
+            for (from, to, scanned) in scanned {
+                match scanned {
+                    Ok(Scanned { listed: None, .. }) => {
+                        let shown = local::display(&from);
                         tree.skipped.push(format!("{shown}: a link to a directory"));
                     }
-                    Ok(Looked { listed: Some(listed), mode }) => {
+                    Ok(Scanned { listed: Some(listed), mode }) => {
                         tree.directories.push((to, mode));
-                        level.extend(tree.take(&from, listed, |path| {
+                        level.extend(tree.add_entries(&from, listed, |path| {
                             Ok(local.join(local::relative(path, remote)?))
                         })?);
                     }
-                    Err(error) if from != *remote && is_of_one(&error) => {
+                    Err(error) if from != *remote && affects_one_file(&error) => {
                         tree.failed.push(error.to_string());
                         tree.directories.push((to, None));
                     }
@@ -89,34 +89,38 @@ impl Files {
         Ok(tree)
     }
 
-    async fn look_into(&self, path: &PathUri, is_root: bool) -> Result<Looked, ExecServerError> {
+    async fn scan_directory(
+        &self,
+        path: &PathUri,
+        is_root: bool,
+    ) -> Result<Scanned, ExecServerError> {
         let metadata = self.metadata(path).await?;
         let mode = metadata.mode.map(|mode| mode & 0o777);
         let is_link = metadata.is_symlink && !is_root;
         let listed = if is_link { None } else { Some(self.read_directory(path).await?) };
-        Ok(Looked { mode, listed })
+        Ok(Scanned { mode, listed })
     }
 
     async fn download_file(
         &self,
         remote: &PathUri,
         local: &Path,
-        count: &Count,
+        counters: &Counters,
         size_known: bool,
     ) -> Result<(), ExecServerError> {
         let mut reader = self.open(remote).await?;
         let before = reader.metadata().clone();
         if !size_known {
-            count.total_bytes.fetch_add(before.size, Ordering::Relaxed);
+            counters.total_bytes.fetch_add(before.size, Ordering::Relaxed);
         }
-        let replacement = Replacement::begin(local).map_err(writing(local))?;
-        let file = replacement.file().try_clone().map_err(writing(local))?;
+        let replacement = Replacement::begin(local).map_err(write_error(local))?;
+        let file = replacement.file().try_clone().map_err(write_error(local))?;
         let mut file = tokio::fs::File::from_std(file);
         while let Some(block) = reader.next_block().await? {
-            file.write_all(&block).await.map_err(writing(local))?;
-            count.add(remote, block.len() as u64);
+            file.write_all(&block).await.map_err(write_error(local))?;
+            counters.add(remote, block.len() as u64);
         }
-        file.flush().await.map_err(writing(local))?;
+        file.flush().await.map_err(write_error(local))?;
         let after = self.metadata(remote).await?;
         if (after.size, after.modified_at_ms) != (before.size, before.modified_at_ms) {
             return Err(ExecServerError::Invalid(format!(
@@ -124,38 +128,38 @@ impl Files {
                  again"
             )));
         }
-        replacement.commit(before.mode.unwrap_or(0o644)).map_err(writing(local))?;
-        count.file_done(remote);
+        replacement.commit(before.mode.unwrap_or(0o644)).map_err(write_error(local))?;
+        counters.file_done(remote);
         Ok(())
     }
 }
 
-/// A tree of the server, and where it goes.
+/// A tree on the server, and its local paths.
 #[derive(Default)]
 pub(super) struct Tree {
-    /// With their bits, as far as they are known, each after its parent; the root is the first.
+    /// Directories and their permission bits if known, parents first, beginning with the root.
     pub directories: Vec<(PathBuf, Option<u32>)>,
     pub files: Vec<(PathUri, PathBuf)>,
     pub skipped: Vec<String>,
     pub failed: Vec<String>,
 }
 
-/// A directory, or a link to one.
-struct Looked {
+/// A scanned directory, or a link to one.
+struct Scanned {
     mode: Option<u32>,
     /// `None` for a link.
     listed: Option<FsReadDirectoryResponse>,
 }
 
 impl Tree {
-    /// Takes what is in a directory; tells which directories are to be looked into next.
-    fn take(
+    /// Adds the entries of a directory; returns the directories to scan next.
+    fn add_entries(
         &mut self,
         directory: &PathUri,
         listed: FsReadDirectoryResponse,
-        place: impl Fn(&PathUri) -> Result<PathBuf, ExecServerError>,
+        destination: impl Fn(&PathUri) -> Result<PathBuf, ExecServerError>,
     ) -> Result<Vec<(PathUri, PathBuf)>, ExecServerError> {
-        let shown = local::shown(directory);
+        let shown = local::display(directory);
         let mut directories = Vec::new();
         for entry in listed.entries {
             let named = match entry.file_name_uri {
@@ -167,7 +171,7 @@ impl Tree {
                     .push(format!("cannot read {shown}/{}: no usable name", entry.file_name));
                 continue;
             };
-            let to = place(&path)?;
+            let to = destination(&path)?;
             if entry.is_directory {
                 directories.push((path, to));
             } else if entry.is_file {
@@ -184,26 +188,26 @@ impl Tree {
         Ok(directories)
     }
 
-    /// Makes the directories. A new one gets the bits of its source while nothing is in it; bits
-    /// that would keep us from putting something in it are returned, to be set at the end.
+    /// Creates the directories. A new one gets the permission bits of its source while it is empty;
+    /// returns the bits that would prevent writing into it, to be set at the end.
     async fn make_directories(&mut self) -> Result<Vec<(PathBuf, u32)>, ExecServerError> {
-        let mut late = Vec::new();
+        let mut deferred_modes = Vec::new();
         for (at, (directory, mode)) in self.directories.iter().enumerate() {
             let is_new = !directory.exists();
             let mut made = tokio::fs::create_dir_all(directory).await;
             if let Some(mode) = mode.filter(|_| is_new && made.is_ok()) {
                 made = local::set_directory_mode(directory, mode | 0o700);
                 if mode & 0o700 != 0o700 {
-                    late.push((directory.clone(), mode));
+                    deferred_modes.push((directory.clone(), mode));
                 }
             }
-            let made = made.map_err(writing(directory));
+            let made = made.map_err(write_error(directory));
             if at == 0 {
                 made?;
             } else {
-                self.failed.extend(keep_words(made)?);
+                self.failed.extend(tolerate_file_error(made)?);
             }
         }
-        Ok(late)
+        Ok(deferred_modes)
     }
 }

@@ -1,5 +1,6 @@
-//! Files on the server: whole, streamed, walked, watched, transferred.
+//! Files on the server: read, write, stream, walk, watch, transfer.
 
+mod copy_within;
 mod download;
 mod local;
 mod reader;
@@ -8,7 +9,6 @@ mod transfer;
 mod upload;
 mod walk;
 mod watch;
-mod within;
 mod writer;
 
 pub use reader::FileReader;
@@ -23,11 +23,11 @@ use bytes::Bytes;
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::{Effect, FileCall, PathUri, SandboxContext, call};
 
+use crate::channel::Channel;
 use crate::client::ExecServerClient;
 use crate::error::ExecServerError;
-use crate::link::Link;
 
-/// Files on the server, perhaps held to a sandbox. Cheap to clone.
+/// File operations on the server, optionally under a sandbox policy. Cheap to clone.
 ///
 /// ```no_run
 /// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), Box<dyn std::error::Error>> {
@@ -49,20 +49,20 @@ pub struct Files {
 }
 
 impl ExecServerClient {
-    /// Files on the server.
+    /// File operations on the server.
     pub fn files(&self) -> Files {
         Files { client: self.clone(), sandbox: None }
     }
 }
 
 impl Files {
-    /// The same, every request held to `sandbox`.
+    /// The same operations under this sandbox policy; `None` removes it.
     #[must_use]
     pub fn in_sandbox(&self, sandbox: impl Into<Option<SandboxContext>>) -> Self {
         Self { client: self.client.clone(), sandbox: sandbox.into() }
     }
 
-    /// Calls any filesystem method, held to the sandbox.
+    /// Calls any filesystem method under the sandbox policy.
     pub async fn call<C: FileCall>(
         &self,
         params: C::Params,
@@ -70,19 +70,19 @@ impl Files {
         self.client.call_in::<C>(params, self.sandbox.as_ref()).await
     }
 
-    /// Calls a method on this very connection, see [`Shared::call_on`](crate::shared::Shared::call_on).
+    /// Calls a method on this channel only, see [`Shared::call_on`](crate::shared::Shared::call_on).
     async fn call_on<C: FileCall>(
         &self,
-        link: &Arc<Link>,
+        channel: &Arc<Channel>,
         params: C::Params,
     ) -> Result<C::Response, ExecServerError> {
         let params = C::held_to(params, self.sandbox.as_ref());
         let timeout = self.client.timeout(C::METHOD);
-        self.client.shared.call_on::<C>(link, &params, C::effect(&params), timeout).await
+        self.client.shared.call_on::<C>(channel, &params, C::effect(&params), timeout).await
     }
 
-    /// Calls a method that may be repeated after a reconnect although its params do not tell.
-    async fn call_again<C: FileCall>(
+    /// Calls a method that may be repeated after a reconnect, although its params do not imply it.
+    async fn call_repeatable<C: FileCall>(
         &self,
         params: C::Params,
     ) -> Result<C::Response, ExecServerError> {
@@ -90,7 +90,7 @@ impl Files {
         self.client.call_as::<C>(&params, Effect::Repeatable).await
     }
 
-    /// The whole content of a file. A large one is read in blocks.
+    /// Reads a whole file; a large one in blocks.
     pub async fn read_file(&self, path: &PathUri) -> Result<Bytes, ExecServerError> {
         let metadata = self.metadata(path).await?;
         if metadata.size <= self.client.shared.tuning.whole_file as u64 || !self.can_read_blocks() {
@@ -105,8 +105,8 @@ impl Files {
         Ok(whole.into())
     }
 
-    /// Replaces the content of a file, or creates it; its directory has to exist. The file is
-    /// written in place: links and permissions stay. A large one is written in blocks.
+    /// Replaces the content of a file, or creates it; its directory has to exist. Writes in place, so links
+    /// and permissions stay; writes a large file in blocks.
     pub async fn write_file(
         &self,
         path: &PathUri,
@@ -115,7 +115,7 @@ impl Files {
         self.write_content(path, content.into(), false, None).await
     }
 
-    /// Writes in place, or, if `atomic` and the server can, replaces the file all at once. `mode` is
+    /// Writes in place or, if `atomic` and the server supports it, replaces the file atomically. `mode` is
     /// for a new file.
     pub(crate) async fn write_content(
         &self,
@@ -126,7 +126,7 @@ impl Files {
     ) -> Result<(), ExecServerError> {
         let mode = mode.filter(|_| self.can_write_atomically());
         if content.len() <= self.client.shared.tuning.whole_file || !self.can_write_blocks() {
-            self.check_whole(content.len())?;
+            self.check_one_request(content.len())?;
             let mut params = FsWriteFileParams::new(path.clone(), content);
             params.atomic = atomic && self.can_write_atomically();
             params.mode = mode;
@@ -138,31 +138,29 @@ impl Files {
         writer.finish().await
     }
 
-    /// Opens a file for reading in blocks, several at once. A server without such reading delivers
-    /// it whole.
+    /// Opens a file to read it in blocks, several at once. A server without block reads sends it whole.
     pub async fn open(&self, path: &PathUri) -> Result<FileReader, ExecServerError> {
         FileReader::open(self.clone(), path.clone()).await
     }
 
-    /// Creates or truncates a file for writing in blocks, several at once. With a server without
-    /// such writing the content is gathered and written whole at the end.
+    /// Creates or truncates a file to write it in blocks, several at once. For a server without block
+    /// writes, the client buffers the content and writes it at the end.
     pub async fn create(&self, path: &PathUri) -> Result<FileWriter, ExecServerError> {
         FileWriter::create(self.clone(), path.clone(), false, None).await
     }
 
-    /// Like [`create`](Self::create), but the new content takes the place of the old one at the end,
-    /// all at once, where the server has the capability `fsAtomicWrite`; elsewhere it is the same as
-    /// `create`. Hard links to the old content stay with it.
+    /// Like [`create`](Self::create), but replaces the old content atomically at the end, if the server has
+    /// the capability `fsAtomicWrite`. Other hard links keep the old content.
     pub async fn create_atomic(&self, path: &PathUri) -> Result<FileWriter, ExecServerError> {
         FileWriter::create(self.clone(), path.clone(), true, None).await
     }
 
-    /// What a path is, following links.
+    /// The metadata of a path; follows links.
     pub async fn metadata(&self, path: &PathUri) -> Result<FsGetMetadataResponse, ExecServerError> {
         self.call::<call::FsGetMetadata>(FsGetMetadataParams::new(path.clone())).await
     }
 
-    /// Whether there is something at the path.
+    /// Whether the path exists.
     pub async fn exists(&self, path: &PathUri) -> Result<bool, ExecServerError> {
         match self.metadata(path).await {
             Ok(_) => Ok(true),
@@ -171,13 +169,13 @@ impl Files {
         }
     }
 
-    /// The path with every link resolved.
+    /// Resolves every link in the path.
     pub async fn canonicalize(&self, path: &PathUri) -> Result<PathUri, ExecServerError> {
         let params = FsCanonicalizeParams::new(path.clone());
         Ok(self.call::<call::FsCanonicalize>(params).await?.path)
     }
 
-    /// The names in a directory.
+    /// Lists a directory.
     pub async fn read_directory(
         &self,
         path: &PathUri,
@@ -185,7 +183,7 @@ impl Files {
         self.call::<call::FsReadDirectory>(FsReadDirectoryParams::new(path.clone())).await
     }
 
-    /// Makes a directory and its parents; one that exists is fine.
+    /// Creates a directory and its parents; does nothing if it exists.
     pub async fn create_directory(&self, path: &PathUri) -> Result<(), ExecServerError> {
         let params = FsCreateDirectoryParams::new(path.clone());
         self.call::<call::FsCreateDirectory>(params).await?;
@@ -210,7 +208,7 @@ impl Files {
         Ok(())
     }
 
-    /// Everything below a directory, without a limit on how much that is.
+    /// Walks a tree of any size.
     pub fn walk(&self, path: &PathUri, options: FsWalkOptions) -> Walk {
         Walk::new(self.clone(), path.clone(), options)
     }
@@ -223,7 +221,7 @@ impl Files {
         self.can_read_blocks() && self.client.capabilities().file_write_streaming
     }
 
-    /// Whether a handle can outlive its connection.
+    /// Whether handles can be persistent, that is, outlive their connection.
     pub(crate) fn can_keep_handles(&self) -> bool {
         self.sandbox.is_none() && self.client.capabilities().fs_keep_handles
     }
@@ -236,20 +234,20 @@ impl Files {
         self.client.capabilities().fs_rename_link_mode
     }
 
-    /// How much fits into one message as base64, with room for the rest of the request.
-    pub(crate) fn largest_whole(&self) -> usize {
+    /// The largest content that fits into one request as base64, in bytes.
+    pub(crate) fn largest_one_request(&self) -> usize {
         (self.client.shared.tuning.connection.message_bytes / 4 * 3).saturating_sub(64 << 10)
     }
 
-    pub(crate) fn check_whole(&self, len: usize) -> Result<(), ExecServerError> {
-        if len <= self.largest_whole() {
+    pub(crate) fn check_one_request(&self, len: usize) -> Result<(), ExecServerError> {
+        if len <= self.largest_one_request() {
             return Ok(());
         }
         Err(ExecServerError::Unsupported {
             what: format!("receive a file of {len} bytes"),
             instead: format!(
                 "it accepts files of up to {} bytes; split or compress it",
-                self.largest_whole()
+                self.largest_one_request()
             ),
         })
     }

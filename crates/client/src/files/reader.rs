@@ -1,8 +1,8 @@
-//! A file as a stream of bytes, several blocks under way at once.
+//! Reads a file as a stream of bytes, with several block requests in flight.
 //!
-//! Invariant: bytes come in order, each once. A handle ends with its connection; then the file is
-//! opened again and read on from the same place, if it is still the same file, as often as there is
-//! a next connection.
+//! Invariant: bytes arrive in order, each once. A handle closes with its connection; after each
+//! reconnect the reader opens the file again and continues at the same offset, if it is still the same
+//! file.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,17 +20,17 @@ use futures_util::stream::FuturesOrdered;
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::Files;
+use crate::channel::Channel;
 use crate::error::ExecServerError;
-use crate::link::Link;
 
-/// A file of the server, read in order, see [`Files::open`].
+/// A file on the server, open for reading, from [`Files::open`].
 pub struct FileReader {
     state: State,
     metadata: FsGetMetadataResponse,
     current: Bytes,
 }
 
-/// The blocks live in a future while one is waited for.
+/// While a block is awaited, the future owns the blocks.
 enum State {
     Idle(Box<Blocks>),
     Reading(Pin<Box<dyn Future<Output = (Box<Blocks>, Block)> + Send>>),
@@ -38,36 +38,36 @@ enum State {
 }
 
 type Block = Result<Option<Bytes>, ExecServerError>;
-type Answer = Result<FsReadBlockResponse, ExecServerError>;
+type BlockResult = Result<FsReadBlockResponse, ExecServerError>;
 
 struct Blocks {
     files: Files,
     path: PathUri,
     metadata: FsGetMetadataResponse,
     handle: Option<Handle>,
-    /// Where the next block that is asked for starts.
-    asked: u64,
-    /// Where the next block that is delivered starts.
+    /// The offset of the next block to request.
+    requested: u64,
+    /// The offset of the next block to deliver.
     delivered: u64,
-    under_way: FuturesOrdered<Pin<Box<dyn Future<Output = Answer> + Send>>>,
+    in_flight: FuturesOrdered<Pin<Box<dyn Future<Output = BlockResult> + Send>>>,
     lengths: VecDeque<u64>,
-    /// How much a block asks for: less after a connection that died, so that reading gets on even if
-    /// none lives for long, and more after each block that came.
+    /// Bytes to request per block: fewer after a lost connection, so that reading makes progress even on
+    /// short-lived connections, and more after each block.
     len: u64,
     done: bool,
-    /// The server cannot read in blocks.
+    /// The server has no block reads.
     whole: bool,
 }
 
-/// A handle, and the connection it belongs to.
+/// A file handle, and the channel it is bound to.
 #[derive(Clone)]
 struct Handle {
     id: String,
-    link: Arc<Link>,
+    channel: Arc<Channel>,
 }
 
-/// The least that a block asks for.
-const SMALLEST: u64 = 4 << 10;
+/// The smallest block, in bytes.
+const MIN_BLOCK: u64 = 4 << 10;
 
 impl FileReader {
     pub(super) async fn open(files: Files, path: PathUri) -> Result<Self, ExecServerError> {
@@ -79,9 +79,9 @@ impl FileReader {
             path,
             metadata: metadata.clone(),
             handle: None,
-            asked: 0,
+            requested: 0,
             delivered: 0,
-            under_way: FuturesOrdered::new(),
+            in_flight: FuturesOrdered::new(),
             lengths: VecDeque::new(),
             len,
             done: false,
@@ -93,12 +93,12 @@ impl FileReader {
         Ok(Self { state: State::Idle(blocks), metadata, current: Bytes::new() })
     }
 
-    /// What the file was when it was opened.
+    /// The file's metadata when it was opened.
     pub fn metadata(&self) -> &FsGetMetadataResponse {
         &self.metadata
     }
 
-    /// The next bytes, as many as came in one block; `None` at the end.
+    /// The next block; `None` at the end.
     pub async fn next_block(&mut self) -> Result<Option<Bytes>, ExecServerError> {
         if self.current.has_remaining() {
             return Ok(Some(std::mem::take(&mut self.current)));
@@ -161,10 +161,10 @@ impl fmt::Debug for FileReader {
 impl Blocks {
     async fn open(&mut self) -> Result<(), ExecServerError> {
         let shared = &self.files.client.shared;
-        let (id, link) = (shared.fresh_id("r"), shared.link().await?);
+        let (id, channel) = (shared.fresh_id("r"), shared.channel().await?);
         let params = FsOpenParams::new(&id, self.path.clone(), FsOpenMode::Read);
-        match self.files.call_on::<call::FsOpen>(&link, params).await {
-            Ok(_) => self.handle = Some(Handle { id, link }),
+        match self.files.call_on::<call::FsOpen>(&channel, params).await {
+            Ok(_) => self.handle = Some(Handle { id, channel }),
             Err(error) if error.is_method_not_found() => self.whole = true,
             Err(error) => return Err(error),
         }
@@ -186,15 +186,15 @@ impl Blocks {
                 self.reopen().await.or_else(|error| self.interrupted(error))?;
                 continue;
             }
-            self.ask();
-            let (Some(answer), Some(len)) = (self.under_way.next().await, self.lengths.pop_front())
+            self.request_blocks();
+            let (Some(result), Some(len)) = (self.in_flight.next().await, self.lengths.pop_front())
             else {
                 continue;
             };
-            match answer {
+            match result {
                 Ok(block) => {
-                    let most = self.files.client.shared.tuning.file_block.clamp(1, 1 << 20);
-                    self.len = (self.len * 2).min(most as u64);
+                    let max = self.files.client.shared.tuning.file_block.clamp(1, 1 << 20);
+                    self.len = (self.len * 2).min(max as u64);
                     let got = block.chunk.len() as u64;
                     self.delivered += got;
                     if block.eof {
@@ -211,26 +211,26 @@ impl Blocks {
         }
     }
 
-    /// Keeps enough blocks under way.
-    fn ask(&mut self) {
+    /// Keeps enough block requests in flight.
+    fn request_blocks(&mut self) {
         let (tuning, len) = (&self.files.client.shared.tuning, self.len);
-        // Past the end there is nothing but the answer that it is the end.
+        // A read past the end only reports the end.
         let likely_end = self.metadata.size.max(self.delivered);
-        while self.under_way.is_empty()
-            || (self.under_way.len() < tuning.file_in_flight && self.asked <= likely_end)
+        while self.in_flight.is_empty()
+            || (self.in_flight.len() < tuning.file_in_flight && self.requested <= likely_end)
         {
             let Some(handle) = &self.handle else { return };
-            let params = FsReadBlockParams::new(&handle.id, self.asked, len);
-            let (files, link) = (self.files.clone(), handle.link.clone());
-            self.under_way.push_back(Box::pin(async move {
-                files.call_on::<call::FsReadBlock>(&link, params).await
+            let params = FsReadBlockParams::new(&handle.id, self.requested, len);
+            let (files, channel) = (self.files.clone(), handle.channel.clone());
+            self.in_flight.push_back(Box::pin(async move {
+                files.call_on::<call::FsReadBlock>(&channel, params).await
             }));
             self.lengths.push_back(len);
-            self.asked += len;
+            self.requested += len;
         }
     }
 
-    /// The connection is a new one: opens the file again, if it is still the same.
+    /// Opens the file again after a reconnect, if it is still the same file.
     async fn reopen(&mut self) -> Result<(), ExecServerError> {
         let now = self.files.metadata(&self.path).await?;
         let same = now.size == self.metadata.size
@@ -245,22 +245,22 @@ impl Blocks {
         self.open().await
     }
 
-    /// If the connection died, everything under way is asked anew on the next.
+    /// After a lost connection, prepares to request the blocks in flight again; fails on other errors.
     fn interrupted(&mut self, error: ExecServerError) -> Result<(), ExecServerError> {
-        if !error.is_cut() {
+        if !error.is_interrupted() {
             self.done = true;
             return Err(error);
         }
         self.handle = None;
-        self.len = (self.len / 2).max(SMALLEST.min(self.len));
+        self.len = (self.len / 2).max(MIN_BLOCK.min(self.len));
         self.rewind();
         Ok(())
     }
 
     fn rewind(&mut self) {
-        self.under_way = FuturesOrdered::new();
+        self.in_flight = FuturesOrdered::new();
         self.lengths.clear();
-        self.asked = self.delivered;
+        self.requested = self.delivered;
     }
 
     fn close(&mut self) {
@@ -271,9 +271,9 @@ impl Blocks {
         {
             let files = self.files.clone();
             runtime.spawn(async move {
-                // It would end with the connection anyway.
+                // Without this, the handle would close with the connection.
                 let params = FsCloseParams::new(handle.id);
-                let _ = files.call_on::<call::FsClose>(&handle.link, params).await;
+                let _ = files.call_on::<call::FsClose>(&handle.channel, params).await;
             });
         }
     }

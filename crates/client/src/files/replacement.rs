@@ -1,8 +1,8 @@
-//! A file of this side that is replaced all at once.
+//! Atomic replacement of a local file.
 //!
-//! Invariant: until [`Replacement::commit`] what is there stays, and only a regular file, or nothing,
-//! is ever replaced. A link is followed: the file it leads to is replaced, beside itself. The bytes go
-//! to an unnamed file where the filesystem has those, so even a kill leaves nothing; elsewhere to a
+//! Invariant: nothing changes before [`Replacement::commit`], and only a regular file, or nothing, is
+//! ever replaced. A link is followed: its target is replaced, in the target's directory. The bytes go to
+//! an unnamed file if the filesystem supports that, so that even a kill leaves nothing; otherwise to a
 //! file `.download-RANDOM`, which a kill leaves.
 
 use std::fs::{File, Metadata};
@@ -13,14 +13,14 @@ use tempfile::NamedTempFile;
 
 use super::local;
 
-/// As many links as the kernel itself would follow.
+/// The number of links that the kernel follows.
 const MAX_LINKS: usize = 40;
 
-/// A file being written that has not taken its place yet.
+/// A new file that has not replaced its target yet.
 pub(super) struct Replacement {
-    /// Where the links of the path lead.
+    /// The path with its links resolved.
     target: PathBuf,
-    /// The file that is there.
+    /// The file to replace.
     old: Option<Metadata>,
     new: Unfinished,
 }
@@ -32,42 +32,42 @@ enum Unfinished {
 }
 
 impl Replacement {
-    /// Makes the temporary file, unless what is there cannot be replaced.
-    pub fn begin(path: &Path) -> io::Result<Self> {
-        let target = follow(path)?;
+    /// Creates the temporary file; fails if the target cannot be replaced.
+    pub(super) fn begin(path: &Path) -> io::Result<Self> {
+        let target = resolve_links(path)?;
         let directory = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
         if !directory.is_dir() {
-            let words = format!("there is no directory {}; create it first", directory.display());
-            return Err(io::Error::new(io::ErrorKind::NotFound, words));
+            let message = format!("there is no directory {}; create it first", directory.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, message));
         }
-        let old = found(std::fs::symlink_metadata(&target))?;
-        let meant = found(std::fs::metadata(path))?;
-        if let Some(meant) = &meant {
-            local::require_regular(meant)?;
+        let old = if_exists(std::fs::symlink_metadata(&target))?;
+        let followed = if_exists(std::fs::metadata(path))?;
+        if let Some(followed) = &followed {
+            local::require_regular(followed)?;
         }
-        match (&old, &meant) {
+        match (&old, &followed) {
             (None, None) => {}
-            (Some(old), Some(meant)) if local::is_same_file(old, meant) => {
+            (Some(old), Some(followed)) if local::is_same_file(old, followed) => {
                 local::require_writable(&target)?;
             }
-            // What a descriptor in /proc leads to may have another name by now, or none.
+            // The file behind a descriptor in /proc may have been renamed or removed.
             _ => {
                 return Err(io::Error::other("it is a link to a file that was renamed or removed"));
             }
         }
         #[cfg(target_os = "linux")]
-        if let Some(file) = unnamed::make(directory) {
+        if let Some(file) = unnamed::create(directory) {
             return Ok(Self { target, old, new: Unfinished::Unnamed(file) });
         }
         let new = tempfile::Builder::new().prefix(".download-").tempfile_in(directory)?;
         Ok(Self { target, old, new: Unfinished::Named(new) })
     }
 
-    /// Where the bytes go.
-    pub fn file(&self) -> &File {
+    /// The file to write to.
+    pub(super) fn file(&self) -> &File {
         match &self.new {
             #[cfg(target_os = "linux")]
             Unfinished::Unnamed(file) => file,
@@ -75,20 +75,20 @@ impl Replacement {
         }
     }
 
-    /// Puts the file in its place. It keeps the mode and the owner of the old one; `mode` is for a
-    /// new one, which gets no set-id and sticky bits.
-    pub fn commit(self, mode: u32) -> io::Result<()> {
-        // Until here nobody else could read it.
+    /// Replaces the target. The new file gets the mode and owner of the old one; `mode`, without set-id and
+    /// sticky bits, is for a target that did not exist.
+    pub(super) fn commit(self, mode: u32) -> io::Result<()> {
+        // Until here, only the owner can read the file.
         match &self.old {
-            Some(old) => local::keep_attributes(self.file(), old)?,
+            Some(old) => local::copy_attributes(self.file(), old)?,
             None => local::set_mode(self.file(), mode & 0o777)?,
         }
-        if let Some(now) = found(std::fs::symlink_metadata(&self.target))? {
+        if let Some(now) = if_exists(std::fs::symlink_metadata(&self.target))? {
             local::require_regular(&now)?;
         }
         match self.new {
             #[cfg(target_os = "linux")]
-            Unfinished::Unnamed(file) => unnamed::place(&file, &self.target, self.old.is_none()),
+            Unfinished::Unnamed(file) => unnamed::install(&file, &self.target, self.old.is_none()),
             Unfinished::Named(file) => {
                 file.persist(&self.target).map(drop).map_err(|error| error.error)
             }
@@ -96,7 +96,7 @@ impl Replacement {
     }
 }
 
-fn found(metadata: io::Result<Metadata>) -> io::Result<Option<Metadata>> {
+fn if_exists(metadata: io::Result<Metadata>) -> io::Result<Option<Metadata>> {
     match metadata {
         Ok(metadata) => Ok(Some(metadata)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -104,8 +104,8 @@ fn found(metadata: io::Result<Metadata>) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// Where a chain of links ends, whether or not something is there.
-fn follow(path: &Path) -> io::Result<PathBuf> {
+/// The end of a chain of links, which need not exist.
+fn resolve_links(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {
         match std::fs::read_link(&path) {
@@ -137,8 +137,8 @@ mod unnamed {
 
     use rustix::fs::{AtFlags, CWD, OFlags};
 
-    /// `None` where there are none; without /proc only a privileged process could name them.
-    pub fn make(directory: &Path) -> Option<File> {
+    /// `None` if the filesystem has no unnamed files, or without /proc, which is needed to name them.
+    pub(super) fn create(directory: &Path) -> Option<File> {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -146,34 +146,34 @@ mod unnamed {
             .custom_flags(OFlags::TMPFILE.bits().cast_signed())
             .open(directory)
             .ok()?;
-        Path::new(&itself(&file)).exists().then_some(file)
+        Path::new(&fd_path(&file)).exists().then_some(file)
     }
 
-    fn itself(file: &File) -> String {
+    fn fd_path(file: &File) -> String {
         format!("/proc/self/fd/{}", file.as_raw_fd())
     }
 
     fn link(file: &File, path: &Path) -> io::Result<()> {
-        Ok(rustix::fs::linkat(CWD, itself(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+        Ok(rustix::fs::linkat(CWD, fd_path(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
     }
 
-    /// Gives the file its name. If that is taken, Linux wants a second name to rename from.
-    pub fn place(file: &File, path: &Path, is_new: bool) -> io::Result<()> {
+    /// Gives the file its name. To replace an existing file, Linux needs a temporary name to rename from.
+    pub(super) fn install(file: &File, path: &Path, is_new: bool) -> io::Result<()> {
         if is_new {
             match link(file, path) {
-                // Someone has made one since; it is replaced like any other.
+                // The target was created meanwhile; replace it.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 done => return done,
             }
         }
         loop {
-            let fresh = path.with_file_name(format!(".download-{:016x}", fastrand::u64(..)));
-            match link(file, &fresh) {
+            let temporary = path.with_file_name(format!(".download-{:016x}", fastrand::u64(..)));
+            match link(file, &temporary) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 linked => linked?,
             }
-            return std::fs::rename(&fresh, path).inspect_err(|_| {
-                let _ = std::fs::remove_file(&fresh);
+            return std::fs::rename(&temporary, path).inspect_err(|_| {
+                let _ = std::fs::remove_file(&temporary);
             });
         }
     }

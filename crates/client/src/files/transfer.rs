@@ -1,4 +1,4 @@
-//! What copies of files and trees have in common, whichever way they go: options, progress, the report.
+//! Options, progress and reports of uploads, downloads and copies.
 
 use std::fmt;
 use std::io;
@@ -13,18 +13,18 @@ use crate::error::ExecServerError;
 
 type OnProgress = Arc<dyn Fn(&TransferProgress) + Send + Sync>;
 
-/// How to transfer.
+/// Options of a transfer.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct TransferOptions {
-    /// Files of a tree that are transferred at once. Default 4.
-    pub files_at_once: usize,
+    /// Files of a tree to transfer at once. Default 4.
+    pub concurrent_files: usize,
     progress: Option<OnProgress>,
 }
 
 impl Default for TransferOptions {
     fn default() -> Self {
-        Self { files_at_once: 4, progress: None }
+        Self { concurrent_files: 4, progress: None }
     }
 }
 
@@ -43,43 +43,43 @@ impl TransferOptions {
 impl fmt::Debug for TransferOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TransferOptions")
-            .field("files_at_once", &self.files_at_once)
+            .field("concurrent_files", &self.concurrent_files)
             .finish_non_exhaustive()
     }
 }
 
-/// How far a transfer is.
+/// The progress of a transfer.
 #[derive(Debug, Clone)]
 pub struct TransferProgress {
-    /// The file of the server that this step was about.
+    /// The file on the server that made progress.
     pub path: PathUri,
-    /// Bytes transferred. Goes back when a file starts over.
+    /// Bytes transferred. Decreases if a file starts over.
     pub bytes: u64,
-    /// Bytes to transfer, as far as they are known.
+    /// Bytes to transfer, as far as known.
     pub total_bytes: u64,
-    /// Files done.
+    /// Files transferred.
     pub files: u64,
-    /// Files to do.
+    /// Files to transfer.
     pub total_files: u64,
 }
 
-/// What was transferred.
+/// The result of a transfer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TransferReport {
-    /// Files.
+    /// Files transferred.
     pub files: u64,
-    /// Directories, the root included.
+    /// Directories, including the root.
     pub directories: u64,
-    /// Bytes of content.
+    /// Bytes transferred.
     pub bytes: u64,
-    /// What was left out on purpose and why: links to directories, pipes, devices.
+    /// The skipped paths and why: links to directories, pipes, devices.
     pub skipped: Vec<String>,
-    /// Why parts of a tree could not be copied. The rest was.
+    /// Why parts of a tree were not copied.
     pub failed: Vec<String>,
 }
 
-/// Counters that files of one transfer share.
-pub(super) struct Count {
+/// Counters of one transfer.
+pub(super) struct Counters {
     options: TransferOptions,
     pub bytes: AtomicU64,
     pub total_bytes: AtomicU64,
@@ -87,8 +87,8 @@ pub(super) struct Count {
     total_files: u64,
 }
 
-impl Count {
-    pub fn new(options: &TransferOptions, total_files: u64, total_bytes: u64) -> Self {
+impl Counters {
+    pub(super) fn new(options: &TransferOptions, total_files: u64, total_bytes: u64) -> Self {
         Self {
             options: options.clone(),
             bytes: AtomicU64::new(0),
@@ -98,7 +98,7 @@ impl Count {
         }
     }
 
-    fn tell(&self, path: &PathUri) {
+    fn report_progress(&self, path: &PathUri) {
         if let Some(progress) = &self.options.progress {
             progress(&TransferProgress {
                 path: path.clone(),
@@ -110,23 +110,23 @@ impl Count {
         }
     }
 
-    /// Notes bytes that are to be transferred.
-    pub fn expect(&self, bytes: u64) {
+    /// Adds bytes to transfer.
+    pub(super) fn expect(&self, bytes: u64) {
         self.total_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub fn add(&self, path: &PathUri, bytes: u64) {
+    pub(super) fn add(&self, path: &PathUri, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.tell(path);
+        self.report_progress(path);
     }
 
-    pub fn file_done(&self, path: &PathUri) {
+    pub(super) fn file_done(&self, path: &PathUri) {
         self.files.fetch_add(1, Ordering::Relaxed);
-        self.tell(path);
+        self.report_progress(path);
     }
 
-    /// What the files amount to.
-    pub fn report(&self) -> TransferReport {
+    /// The report of the files.
+    pub(super) fn report(&self) -> TransferReport {
         TransferReport {
             files: self.files.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
@@ -134,9 +134,9 @@ impl Count {
         }
     }
 
-    /// Transfers the files of a tree, as many at once as the options say. Returns the
-    /// [words](keep_words) of those that failed.
-    pub async fn each<T, F>(
+    /// Transfers the files of a tree, several at once. Returns the
+    /// [messages](tolerate_file_error) of those that failed.
+    pub(super) async fn transfer_each<T, F>(
         &self,
         files: Vec<T>,
         transfer: impl Fn(T) -> F,
@@ -144,13 +144,13 @@ impl Count {
     where
         F: Future<Output = Result<Option<String>, ExecServerError>>,
     {
-        let at_once = self.options.files_at_once.max(1);
+        let at_once = self.options.concurrent_files.max(1);
         let transfers = stream::iter(files).map(transfer).buffer_unordered(at_once);
-        transfers.try_filter_map(async |words| Ok(words)).try_collect().await
+        transfers.try_filter_map(async |message| Ok(message)).try_collect().await
     }
 
-    /// What the files and the rest of their tree amount to.
-    pub fn report_tree(
+    /// The report of a tree.
+    pub(super) fn report_tree(
         &self,
         directories: usize,
         skipped: Vec<String>,
@@ -160,8 +160,8 @@ impl Count {
     }
 }
 
-/// Whether the rest of a tree can be copied although this went wrong.
-pub(super) fn is_of_one(error: &ExecServerError) -> bool {
+/// Whether the error concerns one file, so that the rest of a tree can be copied.
+pub(super) fn affects_one_file(error: &ExecServerError) -> bool {
     use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     match error {
         ExecServerError::Server { .. }
@@ -174,22 +174,22 @@ pub(super) fn is_of_one(error: &ExecServerError) -> bool {
     }
 }
 
-/// A failure that concerns one file is kept in words, any other ends the transfer.
-pub(super) fn keep_words(
+/// Turns an error that concerns one file into its message; any other error ends the transfer.
+pub(super) fn tolerate_file_error(
     result: Result<(), ExecServerError>,
 ) -> Result<Option<String>, ExecServerError> {
     match result {
-        Err(error) if is_of_one(&error) => Ok(Some(error.to_string())),
+        Err(error) if affects_one_file(&error) => Ok(Some(error.to_string())),
         other => other.map(|()| None),
     }
 }
 
-pub(super) fn reading(path: &Path) -> impl FnOnce(io::Error) -> ExecServerError + use<> {
+pub(super) fn read_error(path: &Path) -> impl FnOnce(io::Error) -> ExecServerError + use<> {
     let doing = format!("cannot read {}", path.display());
     move |error| ExecServerError::local(doing, error)
 }
 
-pub(super) fn writing(path: &Path) -> impl FnOnce(io::Error) -> ExecServerError + use<> {
+pub(super) fn write_error(path: &Path) -> impl FnOnce(io::Error) -> ExecServerError + use<> {
     let doing = format!("cannot write {}", path.display());
     move |error| ExecServerError::local(doing, error)
 }

@@ -1,11 +1,10 @@
-//! Files and trees of this side, copied to the server.
+//! Uploads: local files and trees, copied to the server.
 //!
-//! Invariant: memory is bounded by blocks, never by the source. On a server with the capability
-//! `fsAtomicWrite` an upload appears under its name only when it is complete, and not at all if the
-//! source changed while it was read. On one with the
-//! capability `fsKeepHandles` it goes on where it was when a connection drops, however often. On any
-//! other a regular file starts over; anything else (a pipe, a device) can be read once only, so from
-//! the first byte on such an interruption is an error.
+//! Invariant: memory is bounded by blocks, not by the size of the source. With the capability
+//! `fsAtomicWrite` an upload appears under its name only when it is complete, and not at all if the source
+//! changed meanwhile. With the capability `fsKeepHandles` it continues after each dropped connection.
+//! Without it, a regular file starts over; anything else (a pipe, a device) can be read only once, so an
+//! interruption after the first byte is an error.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,13 +16,13 @@ use codex_exec_server_protocol::{PathUri, call};
 use tokio::fs::File;
 use tokio::io::AsyncReadExt;
 
-use super::transfer::{Count, keep_words, reading};
+use super::transfer::{Counters, read_error, tolerate_file_error};
 use super::{FileWriter, Files, TransferOptions, TransferReport, local};
 use crate::error::ExecServerError;
 
 impl Files {
-    /// Copies a file or a tree of this side to `remote`, which becomes that file or directory. A
-    /// pipe or a device is read to its end.
+    /// Copies a local file or tree to `remote`, which becomes that file or directory. Reads a pipe or a
+    /// device to its end.
     ///
     /// ```no_run
     /// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), Box<dyn std::error::Error>> {
@@ -41,29 +40,30 @@ impl Files {
         options: &TransferOptions,
     ) -> Result<TransferReport, ExecServerError> {
         let local = local.as_ref();
-        let metadata = tokio::fs::metadata(local).await.map_err(reading(local))?;
+        let metadata = tokio::fs::metadata(local).await.map_err(read_error(local))?;
         if !metadata.is_dir() {
-            let count = Count::new(options, 1, metadata.len());
-            self.upload_file(local, remote, &count).await?;
-            return Ok(count.report());
+            let counters = Counters::new(options, 1, metadata.len());
+            self.upload_file(local, remote, &counters).await?;
+            return Ok(counters.report());
         }
         let mut tree = Tree::read(local, local::mode(&metadata)).await?;
-        let count = Count::new(options, tree.files.len() as u64, tree.bytes);
-        let late = self.make_directories(remote, &tree.directories, &mut tree.failed).await?;
+        let counters = Counters::new(options, tree.files.len() as u64, tree.bytes);
+        let deferred_modes =
+            self.make_directories(remote, &tree.directories, &mut tree.failed).await?;
         let upload = |file: PathBuf| {
-            let count = &count;
+            let counters = &counters;
             async move {
                 let to = local::below(remote, &file)?;
-                keep_words(self.upload_file(&local.join(file), &to, count).await)
+                tolerate_file_error(self.upload_file(&local.join(file), &to, counters).await)
             }
         };
-        tree.failed.extend(count.each(tree.files, upload).await?);
-        self.set_late_modes(late, &mut tree.failed).await?;
-        Ok(count.report_tree(tree.directories.len(), tree.skipped, tree.failed))
+        tree.failed.extend(counters.transfer_each(tree.files, upload).await?);
+        self.set_deferred_modes(deferred_modes, &mut tree.failed).await?;
+        Ok(counters.report_tree(tree.directories.len(), tree.skipped, tree.failed))
     }
 
-    /// Makes the directories of a tree. A new one gets the bits of its source while nothing is in
-    /// it; bits that would keep us from putting something in it are returned, to be set at the end.
+    /// Creates the directories of a tree. A new one gets the permission bits of its source while it is
+    /// empty; returns the bits that would prevent writing into it, to be set at the end.
     pub(super) async fn make_directories(
         &self,
         remote: &PathUri,
@@ -71,7 +71,7 @@ impl Files {
         failed: &mut Vec<String>,
     ) -> Result<Vec<(PathUri, u32)>, ExecServerError> {
         let can_set = self.client.capabilities().fs_rename_link_mode;
-        let (mut late, mut all_new) = (Vec::new(), false);
+        let (mut deferred_modes, mut all_new) = (Vec::new(), false);
         for (at, (directory, mode)) in directories.iter().enumerate() {
             let to = local::below(remote, directory)?;
             let mode = mode.filter(|_| can_set);
@@ -82,27 +82,27 @@ impl Files {
             if let Some(mode) = mode.filter(|_| is_new && made.is_ok()) {
                 made = self.set_mode(to.clone(), mode | 0o700).await;
                 if mode & 0o700 != 0o700 {
-                    late.push((to, mode));
+                    deferred_modes.push((to, mode));
                 }
             }
             if at == 0 {
                 made?;
                 all_new = is_new;
             } else {
-                failed.extend(keep_words(made)?);
+                failed.extend(tolerate_file_error(made)?);
             }
         }
-        Ok(late)
+        Ok(deferred_modes)
     }
 
-    /// Sets the bits that [`make_directories`](Self::make_directories) has left for the end.
-    pub(super) async fn set_late_modes(
+    /// Sets the permission bits that [`make_directories`](Self::make_directories) returned.
+    pub(super) async fn set_deferred_modes(
         &self,
-        late: Vec<(PathUri, u32)>,
+        deferred_modes: Vec<(PathUri, u32)>,
         failed: &mut Vec<String>,
     ) -> Result<(), ExecServerError> {
-        for (directory, mode) in late.into_iter().rev() {
-            failed.extend(keep_words(self.set_mode(directory, mode).await)?);
+        for (directory, mode) in deferred_modes.into_iter().rev() {
+            failed.extend(tolerate_file_error(self.set_mode(directory, mode).await)?);
         }
         Ok(())
     }
@@ -116,36 +116,36 @@ impl Files {
         &self,
         local: &Path,
         remote: &PathUri,
-        count: &Count,
+        counters: &Counters,
     ) -> Result<(), ExecServerError> {
         loop {
             let mut source = Source::open(local).await?;
             let sent = AtomicU64::new(0);
-            match self.upload_once(&mut source, remote, count, &sent).await {
+            match self.upload_once(&mut source, remote, counters, &sent).await {
                 Ok(()) => break,
-                Err(error) if error.is_cut() => {
-                    if !source.again() {
-                        return Err(self.cut_off(&source, remote, &error));
+                Err(error) if error.is_interrupted() => {
+                    if !source.can_restart() {
+                        return Err(self.interrupted_error(&source, remote, &error));
                     }
-                    // What it wrote is replaced by what it writes next.
+                    // The next attempt replaces what this one wrote.
                     tracing::debug!(%error, "restarting an upload");
-                    count.bytes.fetch_sub(sent.load(Ordering::Relaxed), Ordering::Relaxed);
+                    counters.bytes.fetch_sub(sent.load(Ordering::Relaxed), Ordering::Relaxed);
                 }
                 Err(error) => return Err(error),
             }
         }
-        count.file_done(remote);
+        counters.file_done(remote);
         Ok(())
     }
 
-    /// What is said when the rest of something that can be read once only cannot be delivered.
-    fn cut_off(
+    /// The error for an interrupted upload of a source that can be read only once.
+    fn interrupted_error(
         &self,
         source: &Source<'_>,
         remote: &PathUri,
         error: &ExecServerError,
     ) -> ExecServerError {
-        let left = if source.ended && error.may_have_happened() {
+        let outcome = if source.ended && error.may_have_taken_effect() {
             format!("{remote} may be incomplete")
         } else if self.can_write_atomically() {
             "the copy was discarded".to_owned()
@@ -153,7 +153,7 @@ impl Files {
             format!("{remote} may contain a part of it")
         };
         ExecServerError::Invalid(format!(
-            "the connection was lost while copying {}, which can be read only once; {left}; copy \
+            "the connection was lost while copying {}, which can be read only once; {outcome}; copy \
              it again from its beginning ({error})",
             source.path.display()
         ))
@@ -163,19 +163,19 @@ impl Files {
         &self,
         source: &mut Source<'_>,
         remote: &PathUri,
-        count: &Count,
+        counters: &Counters,
         sent: &AtomicU64,
     ) -> Result<(), ExecServerError> {
         let regular = source.regular;
         let add = |bytes: u64| {
             sent.fetch_add(bytes, Ordering::Relaxed);
             if !regular {
-                count.total_bytes.fetch_add(bytes, Ordering::Relaxed);
+                counters.total_bytes.fetch_add(bytes, Ordering::Relaxed);
             }
-            count.add(remote, bytes);
+            counters.add(remote, bytes);
         };
-        let most = self.client.shared.tuning.file_block;
-        let start = source.start(most).await?;
+        let limit = self.client.shared.tuning.file_block;
+        let start = source.start(limit).await?;
         if source.ended {
             source.check_unchanged("the copy was discarded").await?;
             let bytes = start.len() as u64;
@@ -188,27 +188,27 @@ impl Files {
             let mode = source.mode();
             let mut writer = FileWriter::create(self.clone(), remote.clone(), true, mode).await?;
             self.stream(source, start, &mut writer, add).await?;
-            // Before the commit: what is there is better than a mixture.
-            let left = match self.can_write_atomically() {
+            // Before the commit: the old file is better than a mixture.
+            let outcome = match self.can_write_atomically() {
                 true => "the copy was discarded",
                 false => "the copy may mix both versions",
             };
-            source.check_unchanged(left).await?;
+            source.check_unchanged(outcome).await?;
             writer.finish().await?;
             self.check_size(remote, sent.load(Ordering::Relaxed)).await?;
         }
         Ok(())
     }
 
-    /// A file that fits into one request. If the connection dies meanwhile, it is written in blocks,
-    /// which get smaller where connections do not live for long.
+    /// Writes a file by one request; after a lost connection in blocks, which shrink on short-lived
+    /// connections.
     async fn write_small(&self, params: FsWriteFileParams) -> Result<(), ExecServerError> {
         if !self.can_keep_handles() || !self.can_write_blocks() {
-            self.call_again::<call::FsWriteFile>(params).await?;
+            self.call_repeatable::<call::FsWriteFile>(params).await?;
             return Ok(());
         }
         match self.call::<call::FsWriteFile>(params.clone()).await {
-            Err(error) if error.is_cut() => {
+            Err(error) if error.is_interrupted() => {
                 let FsWriteFileParams { path, data, atomic, mode, .. } = params;
                 let mut writer = FileWriter::create(self.clone(), path, atomic, mode).await?;
                 writer.write_bytes(data.0).await?;
@@ -218,7 +218,7 @@ impl Files {
         }
     }
 
-    /// Everything of a source, of which `block` is the beginning.
+    /// Writes the source to its end; `block` is its beginning.
     async fn stream(
         &self,
         source: &mut Source<'_>,
@@ -236,7 +236,7 @@ impl Files {
         Ok(())
     }
 
-    /// Whether all that was sent is there.
+    /// Checks that the file has as many bytes as were sent.
     async fn check_size(&self, remote: &PathUri, sent: u64) -> Result<(), ExecServerError> {
         let size = self.metadata(remote).await?.size;
         if size == sent {
@@ -249,70 +249,70 @@ impl Files {
     }
 }
 
-/// What an upload reads from.
+/// The source of an upload.
 struct Source<'a> {
     path: &'a Path,
     file: File,
     before: std::fs::Metadata,
-    /// It can be read again from its beginning.
+    /// A regular file, which can be read again.
     regular: bool,
-    /// Something was read.
-    begun: bool,
-    /// There is no more.
+    /// At least one byte was read.
+    has_data: bool,
+    /// The end was reached.
     ended: bool,
 }
 
 impl<'a> Source<'a> {
     async fn open(path: &'a Path) -> Result<Self, ExecServerError> {
-        let file = File::open(path).await.map_err(reading(path))?;
-        let before = file.metadata().await.map_err(reading(path))?;
+        let file = File::open(path).await.map_err(read_error(path))?;
+        let before = file.metadata().await.map_err(read_error(path))?;
         let regular = before.is_file();
-        Ok(Self { path, file, before, regular, begun: false, ended: false })
+        Ok(Self { path, file, before, regular, has_data: false, ended: false })
     }
 
-    /// Up to `most` bytes; if those are all, it has ended. What a file says of its size is not
-    /// asked: a pipe has none, and one that grows has another by now.
-    async fn start(&mut self, most: usize) -> Result<BytesMut, ExecServerError> {
-        let mut start = BytesMut::with_capacity(most);
-        while !self.ended && start.len() < most {
+    /// Reads up to `limit` bytes, and sets `ended` at the end. Ignores the file's size: a pipe has none,
+    /// and that of a growing file is out of date.
+    async fn start(&mut self, limit: usize) -> Result<BytesMut, ExecServerError> {
+        let mut start = BytesMut::with_capacity(limit);
+        while !self.ended && start.len() < limit {
             self.read(&mut start).await?;
         }
         Ok(start)
     }
 
     async fn read(&mut self, into: &mut BytesMut) -> Result<(), ExecServerError> {
-        let got = self.file.read_buf(into).await.map_err(reading(self.path))?;
-        self.begun |= got > 0;
+        let got = self.file.read_buf(into).await.map_err(read_error(self.path))?;
+        self.has_data |= got > 0;
         self.ended = got == 0;
         Ok(())
     }
 
-    /// The permission bits for a new file. What is no file has none to give.
+    /// The permission bits for a new file; `None` unless the source is a regular file.
     fn mode(&self) -> Option<u32> {
         local::mode(&self.before).filter(|_| self.regular).map(|mode| mode & 0o777)
     }
 
-    /// Whether it can be sent once more from its beginning.
-    fn again(&self) -> bool {
-        self.regular || !(self.begun || self.ended)
+    /// Whether the upload can start over.
+    fn can_restart(&self) -> bool {
+        self.regular || !(self.has_data || self.ended)
     }
 
-    /// Whether what was read is one version of the file; `left` says what became of it if not.
-    async fn check_unchanged(&self, left: &str) -> Result<(), ExecServerError> {
-        let after = tokio::fs::metadata(self.path).await.map_err(reading(self.path))?;
-        if !self.regular || local::same(&self.before, &after) {
+    /// Checks that the file did not change meanwhile; `outcome` says in the error what became of the copy.
+    async fn check_unchanged(&self, outcome: &str) -> Result<(), ExecServerError> {
+        let after = tokio::fs::metadata(self.path).await.map_err(read_error(self.path))?;
+        if !self.regular || local::is_unchanged(&self.before, &after) {
             return Ok(());
         }
         Err(ExecServerError::Invalid(format!(
-            "{} changed while it was being copied, so {left}; copy it again",
+            "{} changed while it was being copied, so {outcome}; copy it again",
             self.path.display()
         )))
     }
 }
 
-/// A tree of this side.
+/// A local tree.
 struct Tree {
-    /// Relative with their bits, each after its parent; the root is the first.
+    /// Relative paths and permission bits, parents first, beginning with the root.
     directories: Vec<(PathBuf, Option<u32>)>,
     files: Vec<PathBuf>,
     bytes: u64,
@@ -331,12 +331,12 @@ impl Tree {
         };
         let mut todo = vec![PathBuf::new()];
         while let Some(directory) = todo.pop() {
-            let whole = root.join(&directory);
-            let read = tree.read_directory(&whole, &directory, &mut todo).await;
+            let absolute = root.join(&directory);
+            let read = tree.read_directory(&absolute, &directory, &mut todo).await;
             if directory.as_os_str().is_empty() {
                 read?;
             } else {
-                tree.failed.extend(keep_words(read)?);
+                tree.failed.extend(tolerate_file_error(read)?);
             }
         }
         Ok(tree)
@@ -344,15 +344,15 @@ impl Tree {
 
     async fn read_directory(
         &mut self,
-        whole: &Path,
+        absolute: &Path,
         directory: &Path,
         todo: &mut Vec<PathBuf>,
     ) -> Result<(), ExecServerError> {
-        let mut entries = tokio::fs::read_dir(whole).await.map_err(reading(whole))?;
-        while let Some(entry) = entries.next_entry().await.map_err(reading(whole))? {
+        let mut entries = tokio::fs::read_dir(absolute).await.map_err(read_error(absolute))?;
+        while let Some(entry) = entries.next_entry().await.map_err(read_error(absolute))? {
             let path = directory.join(entry.file_name());
             let shown = entry.path();
-            let kind = entry.file_type().await.map_err(reading(&shown))?;
+            let kind = entry.file_type().await.map_err(read_error(&shown))?;
             match tokio::fs::metadata(&shown).await {
                 Ok(metadata) if kind.is_dir() => {
                     let mode = local::mode(&metadata).map(|mode| mode & 0o777);
@@ -364,17 +364,17 @@ impl Tree {
                     self.files.push(path);
                 }
                 Ok(metadata) => {
-                    let is = if metadata.is_dir() {
+                    let reason = if metadata.is_dir() {
                         "a link to a directory"
                     } else {
                         "not a regular file"
                     };
-                    self.skipped.push(format!("{}: {is}", shown.display()));
+                    self.skipped.push(format!("{}: {reason}", shown.display()));
                 }
                 Err(error) if kind.is_symlink() && error.kind() == io::ErrorKind::NotFound => {
                     self.skipped.push(format!("{}: a broken link", shown.display()));
                 }
-                Err(error) => self.failed.push(reading(&shown)(error).to_string()),
+                Err(error) => self.failed.push(read_error(&shown)(error).to_string()),
             }
         }
         Ok(())

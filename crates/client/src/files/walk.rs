@@ -1,8 +1,8 @@
-//! A tree as a stream, however large.
+//! Walks a tree of any size as a stream.
 //!
-//! A server answers a walk in one piece and cuts it off at its limits. A piece that was cut is
-//! thrown away and the directory is listed instead, and each of its directories walked on its own;
-//! so every entry comes once and none is passed over.
+//! A server responds to a walk in one piece and truncates it at its limits. The walker discards a
+//! truncated piece, lists the directory instead, and walks each of its subdirectories; so every entry
+//! appears exactly once.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,51 +17,51 @@ use futures_util::Stream;
 use super::Files;
 use crate::error::ExecServerError;
 
-/// What a walk comes across.
+/// An item of a walk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WalkItem {
     /// A directory or a file.
     Entry(FsWalkEntry),
-    /// Something that could not be looked at, and why. The walk goes on.
+    /// A path that cannot be read, and why. The walk continues.
     Unreadable(FsPathError),
 }
 
-/// Everything below a directory, see [`Files::walk`]. A directory comes before what is in it; apart
-/// from that the order is the server's.
+/// The entries of a tree, from [`Files::walk`]. A directory precedes its entries; otherwise the order is
+/// the server's.
 pub struct Walk {
     state: State,
 }
 
 enum State {
     Idle(Box<Walker>),
-    Asking(Pin<Box<dyn Future<Output = (Box<Walker>, Asked)> + Send>>),
+    Fetching(Pin<Box<dyn Future<Output = (Box<Walker>, Fetched)> + Send>>),
     Done,
 }
 
-type Asked = Result<(), ExecServerError>;
+type Fetched = Result<(), ExecServerError>;
 
 struct Walker {
     files: Files,
     options: FsWalkOptions,
-    /// Directories to walk, with how deep they may still go.
-    todo: VecDeque<(PathUri, u32)>,
+    /// Directories to walk, and their remaining depth.
+    pending: VecDeque<(PathUri, u32)>,
     found: VecDeque<WalkItem>,
-    /// Entries that may still come.
-    left: u64,
+    /// How many more entries to return.
+    remaining: u64,
 }
 
 impl Walk {
     pub(super) fn new(files: Files, root: PathUri, options: FsWalkOptions) -> Self {
-        // The default asks for all that a server gives at once; here it means no limit at all.
+        // The default requests all that one response can hold; here it means no limit.
         let all = FsWalkOptions::default();
         let depth = if options.max_depth == all.max_depth { u32::MAX } else { options.max_depth };
-        let left = if options.max_entries == all.max_entries {
+        let remaining = if options.max_entries == all.max_entries {
             u64::MAX
         } else {
             options.max_entries.into()
         };
-        let todo = VecDeque::from([(root, depth)]);
-        let walker = Walker { files, options, todo, found: VecDeque::new(), left };
+        let pending = VecDeque::from([(root, depth)]);
+        let walker = Walker { files, options, pending, found: VecDeque::new(), remaining };
         Self { state: State::Idle(Box::new(walker)) }
     }
 }
@@ -73,10 +73,10 @@ impl Stream for Walk {
         loop {
             match &mut self.state {
                 State::Done => return Poll::Ready(None),
-                State::Asking(asking) => {
-                    let (walker, asked) = ready!(asking.as_mut().poll(cx));
+                State::Fetching(fetching) => {
+                    let (walker, fetched) = ready!(fetching.as_mut().poll(cx));
                     self.state = State::Idle(walker);
-                    if let Err(error) = asked {
+                    if let Err(error) = fetched {
                         self.state = State::Done;
                         return Poll::Ready(Some(Err(error)));
                     }
@@ -85,15 +85,15 @@ impl Stream for Walk {
                     if let Some(item) = walker.found.pop_front() {
                         return Poll::Ready(Some(Ok(item)));
                     }
-                    let next = walker.todo.pop_front().filter(|_| walker.left > 0);
+                    let next = walker.pending.pop_front().filter(|_| walker.remaining > 0);
                     let State::Idle(mut walker) = std::mem::replace(&mut self.state, State::Done)
                     else {
                         return Poll::Ready(None);
                     };
                     let Some((directory, depth)) = next else { return Poll::Ready(None) };
-                    self.state = State::Asking(Box::pin(async move {
-                        let asked = walker.ask(directory, depth).await;
-                        (walker, asked)
+                    self.state = State::Fetching(Box::pin(async move {
+                        let fetched = walker.fetch(directory, depth).await;
+                        (walker, fetched)
                     }));
                 }
             }
@@ -108,7 +108,7 @@ impl fmt::Debug for Walk {
 }
 
 impl Walker {
-    async fn ask(&mut self, directory: PathUri, depth: u32) -> Result<(), ExecServerError> {
+    async fn fetch(&mut self, directory: PathUri, depth: u32) -> Result<(), ExecServerError> {
         let at_once = FsWalkOptions::default();
         let options = FsWalkOptions {
             max_depth: depth.min(at_once.max_depth),
@@ -122,7 +122,7 @@ impl Walker {
             return self.list(&directory, depth).await;
         }
         if depth > max_depth {
-            // Directories at the depth where the server stopped are walked on their own.
+            // Walk the directories at the depth where the server stopped.
             let base = components(&directory);
             let parents: std::collections::HashSet<&[u8]> =
                 walked.entries.iter().map(|entry| parent(&entry.path)).collect();
@@ -133,16 +133,16 @@ impl Walker {
                     && !parents.contains(entry.path.as_bytes())
                 {
                     let deeper = depth.saturating_sub(u32::try_from(level).unwrap_or(u32::MAX));
-                    self.todo.push_back((entry.path.clone(), deeper));
+                    self.pending.push_back((entry.path.clone(), deeper));
                 }
             }
         }
         self.found.extend(walked.errors.into_iter().map(WalkItem::Unreadable));
-        walked.entries.into_iter().for_each(|entry| self.find(entry));
+        walked.entries.into_iter().for_each(|entry| self.add(entry));
         Ok(())
     }
 
-    /// One level, where a whole walk is too much for one answer.
+    /// Lists one level, if a whole walk exceeds one response.
     async fn list(&mut self, directory: &PathUri, depth: u32) -> Result<(), ExecServerError> {
         let listed = self.files.read_directory(directory).await?;
         if listed.truncated {
@@ -162,30 +162,30 @@ impl Walker {
             if entry.is_directory {
                 if self.options.follow_directory_symlinks || !self.is_link(&path).await? {
                     if depth > 0 && !pruned {
-                        self.todo.push_back((path.clone(), depth - 1));
+                        self.pending.push_back((path.clone(), depth - 1));
                     }
-                    self.find(FsWalkEntry { path, kind: FsEntryKind::Directory });
+                    self.add(FsWalkEntry { path, kind: FsEntryKind::Directory });
                 }
             } else if entry.is_file && !self.is_link(&path).await? {
-                self.find(FsWalkEntry { path, kind: FsEntryKind::File });
+                self.add(FsWalkEntry { path, kind: FsEntryKind::File });
             }
         }
         Ok(())
     }
 
-    /// A listing does not tell a link from what it leads to.
+    /// Whether the path is a link, which a listing does not say.
     async fn is_link(&self, path: &PathUri) -> Result<bool, ExecServerError> {
         match self.files.metadata(path).await {
             Ok(metadata) => Ok(metadata.is_symlink),
-            // It has gone.
+            // The file was removed.
             Err(ExecServerError::Server { .. }) => Ok(true),
             Err(error) => Err(error),
         }
     }
 
-    fn find(&mut self, entry: FsWalkEntry) {
-        if self.left > 0 {
-            self.left -= 1;
+    fn add(&mut self, entry: FsWalkEntry) {
+        if self.remaining > 0 {
+            self.remaining -= 1;
             self.found.push_back(WalkItem::Entry(entry));
         }
     }

@@ -1,7 +1,7 @@
-//! Changes of a file or a tree as a stream that outlives its connection.
+//! Watches that outlive their connection.
 //!
-//! A server's watch ends with the connection it was made on. This one is made again on the next, and
-//! since nobody knows what changed in between, that is told as an overflow: look at everything.
+//! A server's watch ends with its connection. This one registers again after a reconnect, and reports an
+//! overflow, since changes in between are unknown: the caller has to look at everything.
 
 use std::fmt;
 use std::pin::Pin;
@@ -18,31 +18,31 @@ use tokio::task::JoinHandle;
 
 use super::Files;
 use crate::error::{ExecServerError, Lost};
-use crate::notices::Notices;
+use crate::subscriptions::Notifications;
 
-/// Changes that wait for whoever takes them.
-const WAITING: usize = 16;
+/// The number of batches of changes to queue for the caller.
+const CHANGE_QUEUE: usize = 16;
 
-/// What has changed since the last time.
+/// A batch of changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Changes {
-    /// Which paths, and how.
+    /// The changed paths, and how they changed.
     pub changes: Vec<FsChange>,
-    /// There were others that are not known: look at the whole tree again. So it is after every
+    /// There were other changes, which are unknown: look at the whole tree again. True after every
     /// reconnect.
     pub overflow: bool,
 }
 
-/// Changes of a file or a tree, see [`Files::watch`]. Ends after an error, and when it is dropped.
+/// A stream of changes of a file or a tree, from [`Files::watch`]. Ends after an error.
 pub struct Watch {
     changes: mpsc::Receiver<Result<Changes, ExecServerError>>,
     task: JoinHandle<()>,
 }
 
 impl Files {
-    /// Watches a file, or a directory with all that is below it: what changes after this has
-    /// returned is told. A lost connection is told as [`Changes::overflow`] once the watch is there
-    /// again. `params.watch_id` is replaced.
+    /// Watches a file, or a directory and everything below it, for changes after this returns. After a lost
+    /// connection, reports [`Changes::overflow`] once the watch is registered again. Replaces
+    /// `params.watch_id`.
     ///
     /// ```no_run
     /// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), Box<dyn std::error::Error>> {
@@ -51,15 +51,15 @@ impl Files {
     ///
     /// let params = FsWatchParams::new(0, "/srv/app".parse()?);
     /// let mut watch = client.files().watch(params).await?;
-    /// while let Some(told) = watch.next().await {
-    ///     for change in told?.changes {
+    /// while let Some(changes) = watch.next().await {
+    ///     for change in changes?.changes {
     ///         println!("{:?} {}", change.kind, change.path);
     ///     }
     /// }
     /// # Ok(()) }
     /// ```
     pub async fn watch(&self, mut params: FsWatchParams) -> Result<Watch, ExecServerError> {
-        /// Unique in this program, so on every connection.
+        /// Unique in this process, so on every connection.
         static LAST: AtomicI64 = AtomicI64::new(0);
         if !self.client.capabilities().fs_watch {
             return Err(ExecServerError::Unsupported {
@@ -68,10 +68,10 @@ impl Files {
             });
         }
         params.watch_id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-        let notices = self.client.subscribe::<notice::FsChanged>();
-        let watcher = Watcher { files: self.clone(), params, notices };
-        let epoch = watcher.begin().await?;
-        let (sender, changes) = mpsc::channel(WAITING);
+        let notifications = self.client.subscribe::<notice::FsChanged>();
+        let watcher = Watcher { files: self.clone(), params, notifications };
+        let epoch = watcher.register().await?;
+        let (sender, changes) = mpsc::channel(CHANGE_QUEUE);
         let task = tokio::spawn(watcher.run(epoch, sender));
         Ok(Watch { changes, task })
     }
@@ -80,20 +80,20 @@ impl Files {
 struct Watcher {
     files: Files,
     params: FsWatchParams,
-    notices: Notices<notice::FsChanged>,
+    notifications: Notifications<notice::FsChanged>,
 }
 
 impl Watcher {
-    /// Makes the watch on the connection that there is, and gives that connection's number.
-    async fn begin(&self) -> Result<u64, ExecServerError> {
+    /// Registers the watch on the current connection, and returns that connection's number.
+    async fn register(&self) -> Result<u64, ExecServerError> {
         let shared = &self.files.client.shared;
         loop {
-            let epoch = shared.link().await?.epoch;
+            let epoch = shared.channel().await?.epoch;
             match self.files.call::<call::FsWatch>(self.params.clone()).await {
-                // Made on whichever connection there was at the time: the one that still is.
-                Ok(_) if shared.link().await?.epoch == epoch => return Ok(epoch),
-                Ok(_) | Err(ExecServerError::Lost(Lost::Answer { .. })) => {
-                    // It may be there already; then it would be refused as a second one.
+                // The connection has not changed meanwhile, so the watch is on this one.
+                Ok(_) if shared.channel().await?.epoch == epoch => return Ok(epoch),
+                Ok(_) | Err(ExecServerError::Lost(Lost::Response { .. })) => {
+                    // It may be registered already; then the server would refuse a second one.
                     let params = FsUnwatchParams::new(self.params.watch_id);
                     self.files.call::<call::FsUnwatch>(params).await?;
                 }
@@ -105,11 +105,11 @@ impl Watcher {
     async fn run(mut self, mut epoch: u64, to: mpsc::Sender<Result<Changes, ExecServerError>>) {
         let client = self.files.client.clone();
         loop {
-            let told = tokio::select! {
-                told = self.notices.next() => told,
-                () = client.shared.link_lost(epoch) => match self.begin().await {
-                    Ok(again) => {
-                        epoch = again;
+            let change = tokio::select! {
+                change = self.notifications.next() => change,
+                () = client.shared.channel_lost(epoch) => match self.register().await {
+                    Ok(new_epoch) => {
+                        epoch = new_epoch;
                         let lost = Changes { changes: Vec::new(), overflow: true };
                         if to.send(Ok(lost)).await.is_err() {
                             return;
@@ -123,30 +123,30 @@ impl Watcher {
                 },
                 () = to.closed() => return,
             };
-            let told = match told {
+            let change = match change {
                 Some(Ok(notification)) if notification.watch_id != self.params.watch_id => continue,
                 Some(Ok(notification)) => self.changes(notification),
-                // They came faster than they were taken.
-                Some(Err(ExecServerError::Lost(Lost::Notices { .. }))) => {
+                // Changes arrived faster than the caller read them.
+                Some(Err(ExecServerError::Lost(Lost::Notifications { .. }))) => {
                     Ok(Changes { changes: Vec::new(), overflow: true })
                 }
                 Some(Err(error)) => Err(error),
-                // The client has ended: why is told when the link is asked for.
-                None => match client.shared.link().await {
+                // The client has closed; the channel's error says why.
+                None => match client.shared.channel().await {
                     Ok(_) => return,
                     Err(error) => Err(error),
                 },
             };
-            let last = told.is_err();
-            if to.send(told).await.is_err() || last {
+            let last = change.is_err();
+            if to.send(change).await.is_err() || last {
                 return;
             }
         }
     }
 
-    fn changes(&self, told: FsChangedNotification) -> Result<Changes, ExecServerError> {
-        match told.ended {
-            None => Ok(Changes { changes: told.changes, overflow: told.overflow }),
+    fn changes(&self, change: FsChangedNotification) -> Result<Changes, ExecServerError> {
+        match change.ended {
+            None => Ok(Changes { changes: change.changes, overflow: change.overflow }),
             Some(why) => Err(ExecServerError::Closed {
                 reason: format!("the server ended the watch of {}: {why}", self.params.path),
             }),
@@ -157,7 +157,7 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         let (files, params) = (self.files.clone(), FsUnwatchParams::new(self.params.watch_id));
-        // Outside of a runtime the connection is about to end, and the watch with it.
+        // Without a runtime the connection is about to end, and the watch with it.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 let _ = files.call::<call::FsUnwatch>(params).await;

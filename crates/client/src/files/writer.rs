@@ -1,8 +1,8 @@
-//! A file written as a stream of bytes, several blocks under way at once.
+//! Writes a file as a stream of bytes, with several blocks in flight.
 //!
-//! Invariant: blocks have their places, so one that was under way when a connection died is written
-//! again, and is there once. That takes a handle that outlives the connection (`fsKeepHandles`); any
-//! other ends with it, and the writer fails.
+//! Invariant: blocks have offsets, so the writer can repeat those that were in flight when a connection
+//! died. That needs a persistent handle (`fsKeepHandles`); any other closes with its connection, and the
+//! writer fails.
 
 use std::fmt;
 use std::future::Future;
@@ -19,29 +19,28 @@ use futures_util::stream::FuturesUnordered;
 use tokio::io::AsyncWrite;
 
 use super::Files;
+use crate::channel::Channel;
 use crate::error::ExecServerError;
-use crate::link::Link;
 
 type Work = Pin<Box<dyn Future<Output = Result<(), ExecServerError>> + Send>>;
 
-/// A file of the server, written in order, see [`Files::create`].
+/// A file on the server, open for writing, from [`Files::create`].
 ///
-/// The content is complete once [`finish`](Self::finish) or `shutdown` has succeeded. A connection
-/// that drops before costs nothing on a server with the capability `fsKeepHandles`. On another it
-/// fails the writer: what the server has then is a part of the file, unless it was
-/// [created atomically](Files::create_atomic).
+/// The content is complete once [`finish`](Self::finish) or `shutdown` has succeeded. With the capability
+/// `fsKeepHandles` the writer survives a dropped connection. Without it the writer fails, and the server
+/// has a part of the file, unless it was [created atomically](Files::create_atomic).
 pub struct FileWriter {
     files: Files,
     path: PathUri,
-    /// `None` where the file is written whole at the end.
+    /// `None` if the file is written by one request at the end.
     handle: Option<Handle>,
     atomic: bool,
-    /// Bits of the file if it is new.
+    /// Permission bits of a new file.
     permissions: Option<u32>,
     buffer: BytesMut,
-    /// Where the buffer starts.
+    /// The offset of the buffer.
     offset: u64,
-    under_way: FuturesUnordered<Work>,
+    in_flight: FuturesUnordered<Work>,
     closing: Option<Work>,
     failed: Option<ExecServerError>,
     finished: bool,
@@ -50,12 +49,12 @@ pub struct FileWriter {
 #[derive(Clone)]
 struct Handle {
     id: String,
-    /// The connection it belongs to; `None` if it outlives that.
-    link: Option<Arc<Link>>,
+    /// The channel it is bound to; `None` if the handle is persistent.
+    channel: Option<Arc<Channel>>,
 }
 
-/// The least that is written at once after a connection died.
-const SMALLEST: usize = 4 << 10;
+/// The smallest block after a lost connection, in bytes.
+const MIN_BLOCK: usize = 4 << 10;
 
 impl FileWriter {
     pub(super) async fn create(
@@ -73,18 +72,18 @@ impl FileWriter {
             let mut params = FsOpenParams::new(&id, path.clone(), mode);
             params.permissions = permissions;
             params.keep = files.can_keep_handles();
-            let link = match params.keep {
+            let channel = match params.keep {
                 true => {
-                    files.call_again::<call::FsOpen>(params).await?;
+                    files.call_repeatable::<call::FsOpen>(params).await?;
                     None
                 }
                 false => {
-                    let link = files.client.shared.link().await?;
-                    files.call_on::<call::FsOpen>(&link, params).await?;
-                    Some(link)
+                    let channel = files.client.shared.channel().await?;
+                    files.call_on::<call::FsOpen>(&channel, params).await?;
+                    Some(channel)
                 }
             };
-            handle = Some(Handle { id, link });
+            handle = Some(Handle { id, channel });
         }
         Ok(Self {
             files,
@@ -94,14 +93,14 @@ impl FileWriter {
             permissions,
             buffer: BytesMut::new(),
             offset: 0,
-            under_way: FuturesUnordered::new(),
+            in_flight: FuturesUnordered::new(),
             closing: None,
             failed: None,
             finished: false,
         })
     }
 
-    /// Writes all of it, without a copy where it is large.
+    /// Writes all bytes; does not copy whole blocks.
     pub async fn write_bytes(&mut self, mut bytes: Bytes) -> Result<(), ExecServerError> {
         while !bytes.is_empty() {
             std::future::poll_fn(|cx| self.poll_room(cx)).await?;
@@ -117,7 +116,7 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Writes what is left and closes the file.
+    /// Writes the rest and closes the file.
     pub async fn finish(mut self) -> Result<(), ExecServerError> {
         std::future::poll_fn(|cx| self.poll_finish(cx)).await
     }
@@ -126,11 +125,11 @@ impl FileWriter {
         self.files.client.shared.tuning.file_block.clamp(1, 1 << 20)
     }
 
-    /// How much more the buffer takes.
+    /// How many more bytes the buffer accepts.
     fn room(&self) -> usize {
         match self.handle {
             Some(_) => self.block() - self.buffer.len(),
-            None => (self.files.largest_whole() + 1).saturating_sub(self.buffer.len()),
+            None => (self.files.largest_one_request() + 1).saturating_sub(self.buffer.len()),
         }
     }
 
@@ -145,29 +144,29 @@ impl FileWriter {
         let Some(handle) = self.handle.clone() else { return };
         let offset = self.offset;
         self.offset += block.len() as u64;
-        self.under_way.push(Box::pin(handle.write(self.files.clone(), offset, block)));
+        self.in_flight.push(Box::pin(handle.write(self.files.clone(), offset, block)));
     }
 
     /// Waits until another block may be sent.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ExecServerError>> {
         if self.handle.is_none() {
-            return Poll::Ready(self.files.check_whole(self.buffer.len()));
+            return Poll::Ready(self.files.check_one_request(self.buffer.len()));
         }
-        let most = self.files.client.shared.tuning.file_in_flight.max(1);
-        self.poll_under_way(cx, most - 1)
+        let max = self.files.client.shared.tuning.file_in_flight.max(1);
+        self.poll_in_flight(cx, max - 1)
     }
 
-    /// Waits until no more than `most` blocks are under way.
-    fn poll_under_way(
+    /// Waits until at most `max` blocks are in flight.
+    fn poll_in_flight(
         &mut self,
         cx: &mut Context<'_>,
-        most: usize,
+        max: usize,
     ) -> Poll<Result<(), ExecServerError>> {
         if let Some(error) = &self.failed {
             return Poll::Ready(Err(error.clone()));
         }
-        while self.under_way.len() > most {
-            if let Some(Err(error)) = ready!(Pin::new(&mut self.under_way).poll_next(cx)) {
+        while self.in_flight.len() > max {
+            if let Some(Err(error)) = ready!(Pin::new(&mut self.in_flight).poll_next(cx)) {
                 self.failed = Some(error.clone());
                 return Poll::Ready(Err(error));
             }
@@ -183,7 +182,7 @@ impl FileWriter {
             let block = self.buffer.split().freeze();
             self.send(block);
         }
-        ready!(self.poll_under_way(cx, 0))?;
+        ready!(self.poll_in_flight(cx, 0))?;
         if self.closing.is_none() {
             let files = self.files.clone();
             self.closing = Some(match self.handle.take() {
@@ -192,13 +191,13 @@ impl FileWriter {
                     Box::pin(async move { handle.close(&files, commit).await })
                 }
                 None => {
-                    files.check_whole(self.buffer.len())?;
+                    files.check_one_request(self.buffer.len())?;
                     let content = self.buffer.split().freeze();
                     let mut params = FsWriteFileParams::new(self.path.clone(), content);
                     params.atomic = self.atomic;
                     params.mode = self.permissions;
                     Box::pin(async move {
-                        files.call_again::<call::FsWriteFile>(params).await?;
+                        files.call_repeatable::<call::FsWriteFile>(params).await?;
                         Ok(())
                     })
                 }
@@ -218,31 +217,31 @@ impl FileWriter {
 }
 
 impl Handle {
-    /// Writes a block. After a connection that died it goes on in smaller pieces, so that writing gets
-    /// on even if no connection lives for long.
+    /// Writes a block. After a lost connection it writes smaller pieces, so that writing makes progress
+    /// even on short-lived connections.
     async fn write(
         self,
         files: Files,
         mut offset: u64,
         mut block: Bytes,
     ) -> Result<(), ExecServerError> {
-        let mut most = block.len();
+        let mut max = block.len();
         while !block.is_empty() {
-            let piece = block.slice(..most.min(block.len()));
+            let piece = block.slice(..max.min(block.len()));
             let len = piece.len();
             let params = FsWriteBlockParams::new(&self.id, offset, piece);
-            let link = match &self.link {
-                Some(link) => link.clone(),
-                None => files.client.shared.link().await?,
+            let channel = match &self.channel {
+                Some(channel) => channel.clone(),
+                None => files.client.shared.channel().await?,
             };
-            match files.call_on::<call::FsWriteBlock>(&link, params).await {
+            match files.call_on::<call::FsWriteBlock>(&channel, params).await {
                 Ok(_) => {
                     block.advance(len);
                     offset += len as u64;
-                    most = most.saturating_mul(2);
+                    max = max.saturating_mul(2);
                 }
-                Err(error) if error.is_cut() && self.link.is_none() => {
-                    most = (most.min(len) / 2).max(SMALLEST);
+                Err(error) if error.is_interrupted() && self.channel.is_none() => {
+                    max = (max.min(len) / 2).max(MIN_BLOCK);
                 }
                 Err(error) => return Err(error),
             }
@@ -253,9 +252,9 @@ impl Handle {
     async fn close(self, files: &Files, commit: bool) -> Result<(), ExecServerError> {
         let mut params = FsCloseParams::new(self.id);
         params.commit = commit;
-        match &self.link {
-            Some(link) => files.call_on::<call::FsClose>(link, params).await?,
-            None => files.call_again::<call::FsClose>(params).await?,
+        match &self.channel {
+            Some(channel) => files.call_on::<call::FsClose>(channel, params).await?,
+            None => files.call_repeatable::<call::FsClose>(params).await?,
         };
         Ok(())
     }
@@ -277,9 +276,9 @@ impl AsyncWrite for FileWriter {
         Poll::Ready(Ok(len))
     }
 
-    /// Waits for the blocks under way. A part of a block stays here until the end.
+    /// Waits for the blocks in flight. A partial block stays in the buffer until the end.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_under_way(cx, 0).map_err(Into::into)
+        self.poll_in_flight(cx, 0).map_err(Into::into)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

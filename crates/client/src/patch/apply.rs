@@ -1,32 +1,32 @@
-//! A patch against the files of a server: read, check everything, then write.
+//! Applies a patch: read the files, check every section, then write.
 
 use std::fmt;
 
 use codex_exec_server_protocol::PathUri;
 
 use super::parse::{Patch, PatchSection};
-use super::step::{Failed, Step, Work};
-use super::tree::{Asked, Found, Tree};
+use super::step::{Step, StepError, Work};
+use super::tree::{Found, Operation, Tree};
 use super::{PatchError, lines};
 use crate::files::Files;
 
-/// What happened to a file.
+/// How a file changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PatchChangeKind {
-    /// It is new.
+    /// The file is new.
     Added,
     /// Its content changed.
     Modified,
-    /// It is gone.
+    /// The file was deleted.
     Deleted,
 }
 
 /// One changed file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PatchChange {
-    /// How it changed.
+    /// How the file changed.
     pub kind: PatchChangeKind,
-    /// As the patch says it.
+    /// The path as written in the patch.
     pub path: String,
 }
 
@@ -42,10 +42,10 @@ impl fmt::Display for PatchChange {
     }
 }
 
-/// Every file that a patch changed, in the order of the patch.
+/// The files that a patch changed, in the order of the patch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PatchReport {
-    /// The files.
+    /// The changed files.
     pub changes: Vec<PatchChange>,
 }
 
@@ -56,8 +56,7 @@ impl fmt::Display for PatchReport {
 }
 
 impl Files {
-    /// Applies a patch; its relative paths are relative to `cwd`. Held to the sandbox of these
-    /// files, if they have one.
+    /// Applies a patch, under the sandbox policy if there is one. Resolves relative paths against `cwd`.
     ///
     /// ```no_run
     /// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), Box<dyn std::error::Error>> {
@@ -78,14 +77,14 @@ impl Files {
         }
         let steps = plan.steps;
         for (at, step) in steps.iter().enumerate() {
-            if let Err(Failed { cause, left }) = step.take(self).await {
+            if let Err(StepError { cause, uncertain }) = step.execute(self).await {
                 let changes = |steps: &[Step]| steps.iter().map(|s| s.change.clone()).collect();
-                return Err(match (at, &left) {
+                return Err(match (at, &uncertain) {
                     (0, None) => PatchError::Unchanged(cause),
                     _ => PatchError::Partial {
                         done: changes(&steps[..at]),
                         undone: changes(&steps[at..]),
-                        left: left.map(Into::into),
+                        uncertain: uncertain.map(Into::into),
                         cause,
                     },
                 });
@@ -95,7 +94,7 @@ impl Files {
     }
 }
 
-/// What will be there once the steps so far are done.
+/// The steps so far, and the files as those steps leave them.
 struct Plan<'a> {
     files: &'a Files,
     tree: Tree<'a>,
@@ -106,22 +105,22 @@ impl Plan<'_> {
     async fn section(&mut self, section: &PatchSection) -> Result<(), PatchError> {
         match section {
             PatchSection::Add { path, lines } => {
-                let asked = Asked { verb: "add", path };
+                let operation = Operation { verb: "add", path };
                 let mut content = lines.join("\n").into_bytes();
                 if !lines.is_empty() {
                     content.push(b'\n');
                 }
-                match self.tree.look(asked).await? {
+                match self.tree.find(operation).await? {
                     (_, Some(found)) => self.write(path, &found, content),
-                    (entry, None) => self.create(asked, entry, content, None)?,
+                    (entry, None) => self.create(operation, entry, content, None)?,
                 }
             }
             PatchSection::Delete { path } => {
-                let found = self.existing(Asked { verb: "delete", path }).await?;
+                let found = self.existing(Operation { verb: "delete", path }).await?;
                 self.remove(path, &found.entry);
             }
             PatchSection::Update { path, move_to, hunks } => {
-                let found = self.existing(Asked { verb: "update", path }).await?;
+                let found = self.existing(Operation { verb: "update", path }).await?;
                 let old = &self.tree.object(found.object).content;
                 let new = lines::update(path, old, hunks)?;
                 match move_to {
@@ -140,26 +139,26 @@ impl Plan<'_> {
         to: &str,
         content: Vec<u8>,
     ) -> Result<(), PatchError> {
-        let asked = Asked { verb: "move", path: to };
-        let (entry, taken) = self.tree.look(asked).await?;
+        let operation = Operation { verb: "move", path: to };
+        let (entry, taken) = self.tree.find(operation).await?;
         if entry == from.entry {
             self.write(path, from, content);
             return Ok(());
         }
         match taken {
-            // Another name of the very file that leads there by the name that goes, or may do so: it
-            // would lead nowhere. What has the old name takes its place.
+            // The target is a link to the moved file, and would lead nowhere once the file has moved. So
+            // the moved file replaces the link.
             Some(other) if other.is_link() && other.real == from.real => {
                 if !self.files.can_rename() {
                     let problem =
                         format!("it is a link to {path}, which this server cannot rename");
-                    return Err(asked.refused(problem));
+                    return Err(operation.refused(problem));
                 }
-                // What a relative link says depends on where it is.
+                // A relative link changes its meaning in another directory.
                 if from.is_link() && entry.join("..").ok() != from.entry.join("..").ok() {
                     let problem =
                         format!("{path} and it are links to one file; delete one of them");
-                    return Err(asked.refused(problem));
+                    return Err(operation.refused(problem));
                 }
                 self.write(to, from, content);
                 self.tree.rename(from, &entry);
@@ -171,15 +170,15 @@ impl Plan<'_> {
             None => {
                 let object = self.tree.object(from.object);
                 let mode = object.mode.filter(|_| self.files.can_write_atomically());
-                // Where a new file cannot be given permissions, a copy keeps them; but a link would
-                // be copied as a link.
+                // If the server cannot set the permissions of a new file, a copy keeps them; but it would
+                // copy a link as a link.
                 if mode.is_none() && !from.is_link() && !from.fresh {
                     let old = object.content.clone();
-                    self.tree.create(asked, &entry, content.clone(), None)?;
+                    self.tree.create(operation, &entry, content.clone(), None)?;
                     let work = Work::CopyAndWrite { from: from.entry.clone(), old, content };
                     self.step(PatchChangeKind::Added, to, entry, work);
                 } else {
-                    self.create(asked, entry, content, mode)?;
+                    self.create(operation, entry, content, mode)?;
                 }
             }
         }
@@ -187,15 +186,15 @@ impl Plan<'_> {
         Ok(())
     }
 
-    async fn existing(&mut self, asked: Asked<'_>) -> Result<Found, PatchError> {
-        let (_, found) = self.tree.look(asked).await?;
-        found.ok_or_else(|| asked.refused("there is no such file"))
+    async fn existing(&mut self, operation: Operation<'_>) -> Result<Found, PatchError> {
+        let (_, found) = self.tree.find(operation).await?;
+        found.ok_or_else(|| operation.refused("there is no such file"))
     }
 
-    /// A file that is there gets new content, by whatever name.
+    /// Plans new content for an existing file.
     fn write(&mut self, path: &str, found: &Found, content: Vec<u8>) {
-        // Where nobody knows what is the same file, an earlier step may have changed this one.
-        let doubtful = self.steps.iter().any(|step| matches!(step.work, Work::Write { .. }));
+        // If the server does not identify files, an earlier step may have changed this one.
+        let may_alias = self.steps.iter().any(|step| matches!(step.work, Work::Write { .. }));
         let object = self.tree.object(found.object);
         let old = std::mem::replace(&mut object.content, content.clone());
         let work = Work::Write {
@@ -203,22 +202,22 @@ impl Plan<'_> {
             old: Some(old),
             mode: None,
             atomic: self.files.can_write_atomically() && !object.shared,
-            look_first: doubtful && !object.identified,
+            verify_first: may_alias && !object.identified,
         };
         self.step(PatchChangeKind::Modified, path, found.real.clone(), work);
     }
 
     fn create(
         &mut self,
-        asked: Asked<'_>,
+        operation: Operation<'_>,
         entry: PathUri,
         content: Vec<u8>,
         mode: Option<u32>,
     ) -> Result<(), PatchError> {
-        self.tree.create(asked, &entry, content.clone(), mode)?;
+        self.tree.create(operation, &entry, content.clone(), mode)?;
         let atomic = self.files.can_write_atomically();
-        let work = Work::Write { content, old: None, mode, atomic, look_first: false };
-        self.step(PatchChangeKind::Added, asked.path, entry, work);
+        let work = Work::Write { content, old: None, mode, atomic, verify_first: false };
+        self.step(PatchChangeKind::Added, operation.path, entry, work);
         Ok(())
     }
 
@@ -227,8 +226,8 @@ impl Plan<'_> {
         self.step(PatchChangeKind::Deleted, path, entry.clone(), Work::Remove);
     }
 
-    fn step(&mut self, kind: PatchChangeKind, path: &str, place: PathUri, work: Work) {
+    fn step(&mut self, kind: PatchChangeKind, path: &str, target: PathUri, work: Work) {
         let change = PatchChange { kind, path: path.to_owned() };
-        self.steps.push(Step { change, path: place, work });
+        self.steps.push(Step { change, path: target, work });
     }
 }

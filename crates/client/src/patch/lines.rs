@@ -1,12 +1,12 @@
-//! Hunks against the lines of a file. Pure.
+//! Applies hunks to the lines of a file. Pure.
 //!
-//! Invariant: only lines that a hunk removes or inserts change; context stays byte for byte as the
-//! file has it, and so do line ends and whether the last line has one.
+//! Invariant: only lines that a hunk removes or inserts change; context, line endings and a missing
+//! newline at the end stay as they are.
 
 use super::PatchError;
 use super::parse::{Hunk, HunkLine};
 
-/// The content after the hunks.
+/// Returns the content with the hunks applied.
 pub(super) fn update(path: &str, content: &[u8], hunks: &[Hunk]) -> Result<Vec<u8>, PatchError> {
     let file: Vec<Line<'_>> = content.split_inclusive(|&b| b == b'\n').map(Line::split).collect();
     let ended = file.last().is_none_or(|last| last.end != End::None);
@@ -17,12 +17,12 @@ pub(super) fn update(path: &str, content: &[u8], hunks: &[Hunk]) -> Result<Vec<u
     let mut out: Vec<Line<'_>> = Vec::with_capacity(file.len());
     let mut at = 0;
     for (n, hunk) in hunks.iter().enumerate() {
-        let start = place(path, n + 1, hunk, &texts, at)?;
+        let start = locate(path, n + 1, hunk, &texts, at)?;
         out.extend_from_slice(&file[at..start]);
         at = start;
         for line in &hunk.lines {
             match line {
-                HunkLine::Keep(_) => {
+                HunkLine::Context(_) => {
                     out.push(file[at]);
                     at += 1;
                 }
@@ -46,7 +46,7 @@ pub(super) fn update(path: &str, content: &[u8], hunks: &[Hunk]) -> Result<Vec<u
     Ok(content)
 }
 
-/// A line of the file, or one that is inserted.
+/// A line of the file, or an inserted one.
 #[derive(Debug, Clone, Copy)]
 struct Line<'a> {
     text: &'a [u8],
@@ -57,7 +57,7 @@ struct Line<'a> {
 enum End {
     Unix,
     Windows,
-    /// The last line of a file may have none.
+    /// Only the last line of a file can have none.
     None,
 }
 
@@ -85,7 +85,7 @@ impl End {
 }
 
 /// Where the hunk's old lines start, at or after `from`.
-fn place(
+fn locate(
     path: &str,
     number: usize,
     hunk: &Hunk,
@@ -113,12 +113,12 @@ fn place(
         .lines
         .iter()
         .filter_map(|line| match line {
-            HunkLine::Keep(text) | HunkLine::Remove(text) => Some(text.as_str()),
+            HunkLine::Context(text) | HunkLine::Remove(text) => Some(text.as_str()),
             HunkLine::Insert(_) => None,
         })
         .collect();
     if old.is_empty() {
-        // Nothing to look for: after the header, or at the end.
+        // Nothing to find: insert after the header, or at the end.
         return Ok(if hunk.headers.is_empty() || hunk.at_end { lines.len() } else { at });
     }
     let found = find(lines, &old, at, hunk.at_end).or_else(|| {
@@ -138,7 +138,7 @@ fn place(
     })
 }
 
-/// Finds consecutive lines, exactly first, then with less and less regard to white space and
+/// Finds consecutive lines: first exactly, then with more and more leniency about white space and
 /// typography.
 fn find(lines: &[&[u8]], wanted: &[&str], from: usize, at_end: bool) -> Option<usize> {
     let last = lines.len().checked_sub(wanted.len())?;
@@ -146,12 +146,12 @@ fn find(lines: &[&[u8]], wanted: &[&str], from: usize, at_end: bool) -> Option<u
     if first > last {
         return None;
     }
-    (0..4).find_map(|care| {
-        let wanted: Vec<String> = wanted.iter().map(|line| relaxed(line, care)).collect();
+    (0..4).find_map(|leniency| {
+        let wanted: Vec<String> = wanted.iter().map(|line| normalized(line, leniency)).collect();
         (first..=last).find(|&start| {
             wanted.iter().zip(&lines[start..]).all(|(wanted, line)| {
                 match std::str::from_utf8(line) {
-                    Ok(line) => relaxed(line, care) == *wanted,
+                    Ok(line) => normalized(line, leniency) == *wanted,
                     Err(_) => *line == wanted.as_bytes(),
                 }
             })
@@ -159,18 +159,18 @@ fn find(lines: &[&[u8]], wanted: &[&str], from: usize, at_end: bool) -> Option<u
     })
 }
 
-/// The line as it is compared: 0 exactly, 1 without white space at its end, 2 nor at its start, 3
-/// with typographic characters as their ASCII kin.
-fn relaxed(line: &str, care: u8) -> String {
-    match care {
+/// The line as it is compared at a level of leniency: 0 exact, 1 without trailing white space, 2 without
+/// white space at both ends, 3 also with typographic characters as ASCII.
+fn normalized(line: &str, leniency: u8) -> String {
+    match leniency {
         0 => line.to_owned(),
         1 => line.trim_end().to_owned(),
         2 => line.trim().to_owned(),
-        _ => line.trim().chars().map(plain).collect(),
+        _ => line.trim().chars().map(ascii_equivalent).collect(),
     }
 }
 
-fn plain(c: char) -> char {
+fn ascii_equivalent(c: char) -> char {
     match c {
         '\u{2010}'..='\u{2015}' | '\u{2212}' => '-',
         '\u{2018}'..='\u{201B}' => '\'',
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn hunks_go_forward_from_each_other() {
+    fn each_hunk_is_found_after_the_previous_one() {
         assert_eq!(apply("a\nb\na\nb\n", "@@\n-a\n+1\n@@\n-a\n+2").unwrap(), "1\nb\n2\nb\n");
         assert_eq!(apply("a\nb\na\n", "@@ b\n-a\n+2").unwrap(), "a\nb\n2\n");
         let code = "class A\n  def f\n    x\nclass B\n  def f\n    x\n";
@@ -202,14 +202,14 @@ mod tests {
     }
 
     #[test]
-    fn insertions_go_after_the_header_or_to_the_end() {
+    fn insertions_without_context_go_after_the_header_or_to_the_end() {
         assert_eq!(apply("a\nb\n", "@@ a\n+x").unwrap(), "a\nx\nb\n");
         assert_eq!(apply("a\nb\n", "@@\n+x").unwrap(), "a\nb\nx\n");
         assert_eq!(apply("", "@@\n+x").unwrap(), "x\n");
     }
 
     #[test]
-    fn the_end_is_an_anchor() {
+    fn end_of_file_anchors_a_hunk() {
         assert_eq!(apply("a\nb\na\n", "@@\n-a\n+z\n*** End of File").unwrap(), "a\nb\nz\n");
         let error = apply("a\nb\n", "@@\n-a\n+z\n*** End of File").unwrap_err();
         assert!(error.to_string().contains("end of the file"), "{error}");
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_last_line_without_an_end_takes_the_ends_of_the_others() {
+    fn a_last_line_without_an_ending_gets_the_usual_one_if_lines_follow() {
         assert_eq!(apply("a\r\nb", "@@\n a\n-b").unwrap(), "a");
         assert_eq!(apply("a\r\nb\r\nc", "@@\n c\n+d").unwrap(), "a\r\nb\r\nc\r\nd");
         assert_eq!(apply("a\r\nb", "@@\n a\n+x").unwrap(), "a\r\nx\r\nb");
@@ -231,7 +231,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// A file of one kind of line ends is edited as its list of lines is.
+        /// Editing a file with one kind of line ending equals editing its list of lines.
         #[test]
         fn files_of_one_style_are_edited_as_lists(
             lines in proptest::collection::vec(0..2u8, 1..12),
@@ -239,7 +239,7 @@ mod tests {
             windows: bool,
             ended: bool,
         ) {
-            // Each line is its own, so that the place of a hunk is certain.
+            // Lines are unique, so that a hunk matches at one position.
             let lines: Vec<String> = lines.iter().enumerate().map(|(n, l)| format!("{n}-{l}")).collect();
             let end = if windows { "\r\n" } else { "\n" };
             let text = |lines: &[String]| {
@@ -264,14 +264,14 @@ mod tests {
                     }
                 }
             }
-            // A file of one line without an end does not say what its ends are.
+            // A single line without an ending does not show which ending the file uses.
             proptest::prop_assume!(ended || lines.len() > 1 || !windows);
             proptest::prop_assert_eq!(apply(&text(&lines), &hunk).unwrap(), text(&expected));
         }
     }
 
     #[test]
-    fn context_is_found_with_less_care_and_kept_as_it_is() {
+    fn context_matches_leniently_and_stays_as_it_is() {
         assert_eq!(apply("  a  \nb\n", "@@\n a\n-b\n+c").unwrap(), "  a  \nc\n");
         assert_eq!(
             apply("say “hi” – ok\nb\n", "@@\n say \"hi\" - ok\n-b\n+c").unwrap(),

@@ -1,8 +1,8 @@
-//! Patches: what agents send to change files, applied through `fs/*` only.
+//! Patches, applied through `fs/*` only.
 //!
-//! Invariant: every section is checked against the files before anything is written. A patch that
-//! does not fit changes nothing. A write that fails leaves its file as it was, as far as the server
-//! lets us; where it may not be, the error says so.
+//! Invariant: every section is checked against the files before anything is written, so a patch that does
+//! not fit changes nothing. A failed write leaves its file as it was, as far as the server allows;
+//! otherwise the error says so.
 
 mod apply;
 mod lines;
@@ -15,11 +15,11 @@ pub use parse::{Hunk, HunkLine, Patch, PatchSection};
 
 use crate::error::ExecServerError;
 
-/// Why a patch was not applied, or not wholly.
+/// Why a patch was not applied, or only in part.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum PatchError {
-    /// It is no patch.
+    /// The text is not a valid patch.
     #[error("line {line} of the patch: {problem}")]
     Syntax {
         /// Counted from 1.
@@ -27,22 +27,22 @@ pub enum PatchError {
         /// What is wrong, and what should be there.
         problem: String,
     },
-    /// It changes nothing.
+    /// The patch has no sections.
     #[error(
         "the patch has no sections; add, update or delete a file between `*** Begin Patch` and `*** End Patch`"
     )]
     Empty,
-    /// A path that is none.
+    /// A path is invalid.
     #[error("{0}")]
     Path(String),
-    /// A file it changes is not there, or is none.
+    /// A path cannot be changed as the patch asks, for example because the file does not exist.
     #[error("cannot {verb} {path}: {problem}; nothing was changed")]
     Target {
         /// `update`, `delete`, `move` or `add`.
         verb: &'static str,
-        /// As the patch says it.
+        /// The path as written in the patch.
         path: String,
-        /// What is wrong with it.
+        /// Why it cannot be changed.
         problem: String,
     },
     /// A hunk's lines are not in the file.
@@ -50,31 +50,31 @@ pub enum PatchError {
         "hunk {hunk} of {path} does not fit: {problem}; read the file again and make the patch from it; nothing was changed. Looked for:\n{wanted}"
     )]
     Mismatch {
-        /// As the patch says it.
+        /// The path as written in the patch.
         path: String,
         /// Counted from 1.
         hunk: usize,
-        /// What was not found, and from where it was looked for.
+        /// What was not found, and after which line.
         problem: String,
-        /// The lines.
+        /// The lines that were not found.
         wanted: String,
     },
     /// The server failed before anything was written.
     #[error("{0}; nothing was changed")]
     Unchanged(#[source] ExecServerError),
-    /// The server failed half-way.
+    /// A write failed after others had succeeded.
     #[error(
         "{cause}; the patch is applied in part: done: {}; not done: {}{}",
-        list(.done), list(.undone), .left.as_ref().map(|left| format!("; {left}")).unwrap_or_default()
+        list(.done), list(.undone), .uncertain.as_ref().map(|uncertain| format!("; {uncertain}")).unwrap_or_default()
     )]
     Partial {
-        /// What was written.
+        /// The changes that were made.
         done: Vec<PatchChange>,
-        /// What was not.
+        /// The changes that were not made.
         undone: Vec<PatchChange>,
-        /// What has become of the first of `undone`, if it is not known to be as it was.
-        left: Option<Box<str>>,
-        /// Why.
+        /// The state of the first of `undone`, if it may have changed.
+        uncertain: Option<Box<str>>,
+        /// Why the write failed.
         #[source]
         cause: ExecServerError,
     },

@@ -1,59 +1,59 @@
-//! The text of a patch as sections and hunks.
+//! Parses the text of a patch into sections and hunks.
 
 use super::PatchError;
 
 /// A whole patch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patch {
-    /// In the order of the text.
+    /// The sections, in the order of the text.
     pub sections: Vec<PatchSection>,
 }
 
-/// What it does to one file. Paths are as in the text.
+/// The change of one file. Paths are as written in the patch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PatchSection {
-    /// Makes a file with these lines, or replaces one.
+    /// Creates a file with these lines, or replaces it.
     Add {
-        /// Which file.
+        /// The file.
         path: String,
-        /// Without line ends.
+        /// The lines, without line endings.
         lines: Vec<String>,
     },
     /// Removes a file.
     Delete {
-        /// Which file.
+        /// The file.
         path: String,
     },
     /// Changes a file, moves it, or both.
     Update {
-        /// Which file.
+        /// The file.
         path: String,
-        /// Its new name.
+        /// Its new path.
         move_to: Option<String>,
-        /// In the order of the file.
+        /// The hunks, in the order of the file.
         hunks: Vec<Hunk>,
     },
 }
 
-/// A change in one place.
+/// A change at one position of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hunk {
-    /// Lines that come before the place, outermost first.
+    /// Lines that precede the position, outermost first.
     pub headers: Vec<String>,
-    /// What is there, goes and comes.
+    /// Context, removed and inserted lines.
     pub lines: Vec<HunkLine>,
-    /// The place is the end of the file.
+    /// The lines are at the end of the file.
     pub at_end: bool,
 }
 
-/// One line of a hunk, without its line end.
+/// A line of a hunk, without its line ending.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HunkLine {
-    /// Is there and stays.
-    Keep(String),
-    /// Is there and goes.
+    /// A line that stays.
+    Context(String),
+    /// A line that is removed.
     Remove(String),
-    /// Comes.
+    /// A line that is inserted.
     Insert(String),
 }
 
@@ -66,7 +66,7 @@ const MOVE: &str = "*** Move to: ";
 const END_OF_FILE: &str = "*** End of File";
 
 impl Patch {
-    /// Reads a patch. Blank lines around it are fine.
+    /// Parses a patch. Ignores blank lines around it.
     ///
     /// ```
     /// use codex_exec_client::Patch;
@@ -117,7 +117,7 @@ impl<'a> Parser<'a> {
     }
 
     fn path(&mut self, prefix: &str) -> Result<Option<String>, PatchError> {
-        // Tolerates spaces before the marker, as generated text has them at times.
+        // Tolerates spaces before the marker, which generated text sometimes has.
         let Some(path) = self.peek().and_then(|line| line.trim_start().strip_prefix(prefix)) else {
             return Ok(None);
         };
@@ -152,7 +152,7 @@ impl<'a> Parser<'a> {
 
     fn update(&mut self, path: String) -> Result<PatchSection, PatchError> {
         let began = self.at;
-        // A space before it makes it a line of the file.
+        // With a space before it, it is a line of the file.
         let move_to = match self.peek() {
             Some(line) if line.starts_with(MOVE) => self.path(MOVE)?,
             _ => None,
@@ -195,7 +195,7 @@ impl<'a> Parser<'a> {
         }
         let began = self.at;
         while let Some(line) = self.peek() {
-            // A space before it makes it a line of the file.
+            // With a space before it, it is a line of the file.
             if line.trim_end() == END_OF_FILE {
                 hunk.at_end = true;
                 self.at += 1;
@@ -207,8 +207,8 @@ impl<'a> Parser<'a> {
             hunk.lines.push(match line.split_at(line.len().min(1)) {
                 ("-", rest) => HunkLine::Remove(rest.to_owned()),
                 ("+", rest) => HunkLine::Insert(rest.to_owned()),
-                // An empty line is an empty line of context whose space was lost.
-                (_, rest) => HunkLine::Keep(rest.to_owned()),
+                // An empty line is context whose leading space was lost.
+                (_, rest) => HunkLine::Context(rest.to_owned()),
             });
             self.at += 1;
         }
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_example_of_the_format_is_read() {
+    fn the_example_in_the_format_description_parses() {
         let text = "*** Begin Patch
 *** Add File: notes/new.txt
 +first line
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn several_hunks_headers_and_blank_context() {
+    fn several_hunks_headers_and_blank_context_lines_parse() {
         let text = "\n*** Begin Patch\n*** Update File: a\n x\n-y\n@@ class A\n@@ fn b\n k\n\n+l\n@@\n+z\n\n*** Delete File: b\n*** End Patch\n\n";
         let patch = Patch::parse(text).unwrap();
         let PatchSection::Update { hunks, .. } = &patch.sections[0] else { panic!() };
@@ -276,13 +276,13 @@ mod tests {
     }
 
     #[test]
-    fn markers_behind_a_space_are_lines_of_the_file() {
+    fn markers_after_a_space_are_lines_of_the_file() {
         let text = "*** Begin Patch\n*** Update File: a\n *** Move to: b\n-x\n *** End of File\n *** End Patch\n *** Update File: c\n+y\n*** End of File\n*** End Patch";
         let patch = Patch::parse(text).unwrap();
         let [PatchSection::Update { move_to: None, hunks, .. }] = &patch.sections[..] else {
             panic!("{patch:?}");
         };
-        let keep = |text: &str| HunkLine::Keep(text.to_owned());
+        let keep = |text: &str| HunkLine::Context(text.to_owned());
         assert_eq!(
             hunks[0].lines,
             [
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_patch_is_refused_with_its_line() {
+    fn a_syntax_error_names_its_line() {
         for (text, line, words) in [
             ("", 1, "starts with"),
             ("hello", 1, "starts with"),

@@ -1,9 +1,9 @@
-//! One change of one file, and what is done when it fails half-way.
+//! One change of one file, and its rollback.
 //!
-//! Invariant: a step that failed without a word about what is left has left everything as it was.
-//! A file is replaced all at once where the server can. Elsewhere, and where a file has other names
-//! that have to see the change, it is written in place, and put back if that fails. A step that a lost
-//! connection interrupts is taken again on the next one, as often as there is a next one.
+//! Invariant: a step that fails with nothing `uncertain` has left everything as it was. A step replaces a
+//! file atomically if the server can. Otherwise, and if the file has other names that must see the change,
+//! it writes in place and restores the old content on failure. A step is repeated after each lost
+//! connection.
 
 use bytes::Bytes;
 use codex_exec_server_protocol::PathUri;
@@ -24,97 +24,101 @@ pub(super) struct Step {
 pub(super) enum Work {
     Write {
         content: Vec<u8>,
-        /// What is there before.
+        /// The content before the step.
         old: Option<Vec<u8>>,
         /// Permission bits of a new file.
         mode: Option<u32>,
         atomic: bool,
-        /// Whether to see first that `old` is still there.
-        look_first: bool,
+        /// Whether to check first that the file still contains `old`.
+        verify_first: bool,
     },
-    /// A copy of another file, which keeps its permissions, with this content.
+    /// Copies another file, to keep its permissions, and writes this content.
     CopyAndWrite {
         from: PathUri,
         /// The other file's content.
         old: Vec<u8>,
         content: Vec<u8>,
     },
-    /// The file takes another name, and the place of what has that name.
+    /// Renames the file, and replaces what has the new name.
     Rename {
         to: PathUri,
     },
     Remove,
 }
 
-/// A step that was not done.
-pub(super) struct Failed {
+/// A failed step.
+pub(super) struct StepError {
     pub cause: ExecServerError,
-    /// What is there now, if it is not known to be what was there before.
-    pub left: Option<String>,
+    /// The state of the file, if it may have changed.
+    pub uncertain: Option<String>,
 }
 
-/// How far a step has come.
+/// The progress of a step.
 #[derive(Default)]
-struct Begun {
-    /// Directories that were missing, innermost first.
+struct StepProgress {
+    /// Directories that the step creates, innermost first.
     directories: Vec<PathUri>,
-    /// The file itself may be there in part.
+    /// The file may be written in part.
     file: bool,
 }
 
 impl Step {
-    pub async fn take(&self, files: &Files) -> Result<(), Failed> {
-        let mut begun = Begun::default();
-        let Err(cause) = self.attempt(files, &mut begun).await else { return Ok(()) };
-        let left = self.put_right(files, &cause, begun.file).await;
-        if left.is_none() {
-            // One that is not empty is in use by somebody else.
-            for directory in begun.directories {
-                let _ = files.remove(only(directory)).await;
+    pub(super) async fn execute(&self, files: &Files) -> Result<(), StepError> {
+        let mut started = StepProgress::default();
+        let Err(cause) = self.attempt(files, &mut started).await else { return Ok(()) };
+        let uncertain = self.roll_back(files, &cause, started.file).await;
+        if uncertain.is_none() {
+            // Fails for a directory that another process uses, which is not empty.
+            for directory in started.directories {
+                let _ = files.remove(remove_params(directory)).await;
             }
         }
-        Err(Failed { cause, left })
+        Err(StepError { cause, uncertain })
     }
 
-    async fn attempt(&self, files: &Files, begun: &mut Begun) -> Result<(), ExecServerError> {
+    async fn attempt(
+        &self,
+        files: &Files,
+        started: &mut StepProgress,
+    ) -> Result<(), ExecServerError> {
         if self.change.kind == PatchChangeKind::Added {
-            self.make_parents(files, &mut begun.directories).await?;
+            self.make_parents(files, &mut started.directories).await?;
         }
         match &self.work {
-            Work::Write { content, old, mode, atomic, look_first } => {
-                if let (Some(old), true) = (old, look_first) {
-                    self.expect(files, old).await?;
+            Work::Write { content, old, mode, atomic, verify_first } => {
+                if let (Some(old), true) = (old, verify_first) {
+                    self.verify_content(files, old).await?;
                 }
-                self.write(files, content, *atomic, *mode, &mut begun.file).await
+                self.write(files, content, *atomic, *mode, &mut started.file).await
             }
             Work::CopyAndWrite { from, content, .. } => {
-                begun.file = true;
-                while answered(files.copy(from, &self.path, false).await)?.is_none() {}
-                self.write(files, content, true, None, &mut begun.file).await
+                started.file = true;
+                while unless_interrupted(files.copy(from, &self.path, false).await)?.is_none() {}
+                self.write(files, content, true, None, &mut started.file).await
             }
             Work::Rename { .. } | Work::Remove => {
-                let mut done = answered(self.take_name(files).await)?;
-                // If the name is gone, the request whose answer was lost has taken it.
+                let mut done = unless_interrupted(self.remove_name(files).await)?;
+                // If the name is gone, the request whose response was lost has removed it.
                 while done.is_none() && self.has_name(files).await? {
-                    done = answered(self.take_name(files).await)?;
+                    done = unless_interrupted(self.remove_name(files).await)?;
                 }
                 Ok(())
             }
         }
     }
 
-    /// Takes the name from the file: for another, or altogether.
-    async fn take_name(&self, files: &Files) -> Result<(), ExecServerError> {
+    /// Renames or removes the file.
+    async fn remove_name(&self, files: &Files) -> Result<(), ExecServerError> {
         match &self.work {
             Work::Rename { to } => {
                 let params = FsRenameParams::new(self.path.clone(), to.clone());
                 files.call::<call::FsRename>(params).await.map(drop)
             }
-            _ => files.remove(only(self.path.clone())).await,
+            _ => files.remove(remove_params(self.path.clone())).await,
         }
     }
 
-    /// Whether there is something of this name, be it a link that leads nowhere.
+    /// Whether the name exists, even as a broken link.
     async fn has_name(&self, files: &Files) -> Result<bool, ExecServerError> {
         let mut params = FsGetMetadataParams::new(self.path.clone());
         match files.call::<call::FsGetMetadata>(params.clone()).await {
@@ -124,14 +128,14 @@ impl Step {
         params.follow_symlinks = false;
         match files.call::<call::FsGetMetadata>(params).await {
             Err(error) if error.is_not_found() => Ok(false),
-            // A link is refused.
+            // The server refuses a link without following it.
             Ok(_) | Err(ExecServerError::Server { .. }) => Ok(true),
             Err(error) => Err(error),
         }
     }
 
-    /// Refuses to go on if the file is not what the plan takes it for.
-    async fn expect(&self, files: &Files, old: &[u8]) -> Result<(), ExecServerError> {
+    /// Fails if the file does not contain what the plan expects.
+    async fn verify_content(&self, files: &Files, old: &[u8]) -> Result<(), ExecServerError> {
         if files.read_file(&self.path).await? == old {
             return Ok(());
         }
@@ -152,22 +156,22 @@ impl Step {
         content: &[u8],
         atomic: bool,
         mode: Option<u32>,
-        begun: &mut bool,
+        started: &mut bool,
     ) -> Result<(), ExecServerError> {
         let content = Bytes::copy_from_slice(content);
         if atomic && files.can_write_atomically() {
             match self.write_all(files, &content, true, mode).await {
-                // A file may be writable where nothing can be put beside it, or with an owner that
-                // a new one cannot have.
+                // A file may be writable although its directory is not, or although a new file cannot
+                // have its owner.
                 Err(error) if error.code() == Some(code::INVALID_REQUEST) => {}
                 other => return other,
             }
         }
-        *begun = true;
+        *started = true;
         self.write_all(files, &content, false, mode).await
     }
 
-    /// Writes the content, again after a connection that died: that leaves the same file.
+    /// Writes the content, and repeats that after each lost connection.
     async fn write_all(
         &self,
         files: &Files,
@@ -177,13 +181,13 @@ impl Step {
     ) -> Result<(), ExecServerError> {
         loop {
             let written = files.write_content(&self.path, content.clone(), atomic, mode).await;
-            if answered(written)?.is_some() {
+            if unless_interrupted(written)?.is_some() {
                 return Ok(());
             }
         }
     }
 
-    /// Makes the directories that are missing.
+    /// Creates the missing parent directories.
     async fn make_parents(
         &self,
         files: &Files,
@@ -205,15 +209,15 @@ impl Step {
         files.create_directory(&parent).await
     }
 
-    /// After a failure: makes it as if nothing had happened. What cannot be is told.
-    async fn put_right(
+    /// Restores the state before the step after a failure; returns what may have changed.
+    async fn roll_back(
         &self,
         files: &Files,
         cause: &ExecServerError,
-        begun: bool,
+        started: bool,
     ) -> Option<String> {
         let path = &self.change.path;
-        let unsure = cause.may_have_happened()
+        let unsure = cause.may_have_taken_effect()
             || matches!(cause, ExecServerError::Closed { .. } | ExecServerError::Lost(_));
         let (old, content) = match &self.work {
             Work::Remove | Work::Rename { .. } => {
@@ -222,7 +226,7 @@ impl Step {
             Work::Write { old, content, .. } => (old.as_deref(), content),
             Work::CopyAndWrite { content, .. } => (None, content),
         };
-        match (unsure, begun) {
+        match (unsure, started) {
             (false, false) => return None,
             (true, false) => return Some(format!("{path} may be changed")),
             (true, true) => return Some(format!("{path} may be damaged: check it")),
@@ -233,7 +237,7 @@ impl Step {
                 "{path} may be damaged: it was written in part and could not be restored ({why})"
             ))
         };
-        // Only what this step has begun is removed.
+        // Remove only what this step wrote.
         let ours = |now: &[u8]| match &self.work {
             Work::CopyAndWrite { old, .. } => old.starts_with(now) || content.starts_with(now),
             _ => content.starts_with(now),
@@ -246,7 +250,7 @@ impl Step {
                 back.err().and_then(|error| damaged(&error))
             }
             (Ok(now), None) if ours(&now) => {
-                let removed = files.remove(only(self.path.clone())).await;
+                let removed = files.remove(remove_params(self.path.clone())).await;
                 removed.err().and_then(|error| damaged(&error))
             }
             (Ok(_), None) => Some(format!("{path} exists, but not as this patch wrote it")),
@@ -256,10 +260,10 @@ impl Step {
     }
 }
 
-/// `None` if the answer was lost with the connection. The next request waits for the next one.
-fn answered<T>(result: Result<T, ExecServerError>) -> Result<Option<T>, ExecServerError> {
+/// `None` if the response was lost with the connection.
+fn unless_interrupted<T>(result: Result<T, ExecServerError>) -> Result<Option<T>, ExecServerError> {
     match result {
-        Err(error) if error.is_cut() => {
+        Err(error) if error.is_interrupted() => {
             tracing::debug!(%error, "retrying a step of a patch");
             Ok(None)
         }
@@ -267,8 +271,8 @@ fn answered<T>(result: Result<T, ExecServerError>) -> Result<Option<T>, ExecServ
     }
 }
 
-/// Removal of this and nothing else.
-fn only(path: PathUri) -> FsRemoveParams {
+/// Parameters that remove this path only, not recursively.
+fn remove_params(path: PathUri) -> FsRemoveParams {
     let mut params = FsRemoveParams::new(path);
     params.recursive = false;
     params.force = false;

@@ -1,8 +1,7 @@
 //! The files that a patch names, as its sections so far leave them.
 //!
-//! Invariant: a file is known by what it is, not by what it is called. However many names lead to it
-//! (hard links, symbolic links, links among the directories on the way), there is one [`Object`] with
-//! one content.
+//! Invariant: each file is one [`Object`] with one content, however many names lead to it (hard links,
+//! symbolic links, links among its parent directories).
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,52 +15,52 @@ use crate::files::Files;
 pub(super) struct Tree<'a> {
     files: &'a Files,
     cwd: &'a PathUri,
-    /// Directories by what the patch calls them, and what they really are called.
+    /// The resolved paths of directories, by the paths in the patch.
     directories: HashMap<PathUri, PathUri>,
-    /// Directories that are there once the patch has made files in them.
+    /// Directories that exist once the patch has created files in them.
     made: HashSet<PathUri>,
-    /// By their own name in a directory's real name.
+    /// Entries by their name in a resolved directory.
     entries: HashMap<PathUri, Entry>,
     objects: Vec<Object>,
     /// Objects by device and inode.
     identities: HashMap<(u64, u64), ObjectId>,
 }
 
-/// What a name in a directory is.
+/// What a name in a directory refers to.
 #[derive(Clone)]
 enum Entry {
     Missing,
     File {
         object: ObjectId,
-        /// The patch makes it, so it is not there yet.
+        /// The patch creates it.
         fresh: bool,
     },
-    /// A symbolic link, and where it ends.
+    /// A symbolic link, and the end of its chain.
     Link(PathUri),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct ObjectId(usize);
 
-/// A regular file, whatever it is called.
+/// A regular file.
 pub(super) struct Object {
     pub content: Vec<u8>,
-    /// Its permission bits, if the server tells.
+    /// Its permission bits, if the server reports them.
     pub mode: Option<u32>,
-    /// It has, or may have, other names, which have to see a change.
+    /// It may have other names, which must see a change.
     pub shared: bool,
-    /// The server tells what it is, so that it cannot be taken for two.
+    /// The server identifies it, so that two names of it are known as one file.
     pub identified: bool,
 }
 
-/// Where a path of the patch leads.
+/// The file at a path of the patch.
 pub(super) struct Found {
-    /// The name itself, in a directory without links on the way.
+    /// The name, in its resolved directory.
     pub entry: PathUri,
-    /// The name that a link at `entry` ends at; else the same.
+    /// The target of a link at `entry`; otherwise the same.
     pub real: PathUri,
     pub object: ObjectId,
-    /// The patch makes it, so it is not there yet.
+    /// The patch creates it.
     pub fresh: bool,
 }
 
@@ -71,14 +70,14 @@ impl Found {
     }
 }
 
-/// What is done to a path, and what the patch calls it: for errors.
+/// A change and its path as written in the patch, for errors.
 #[derive(Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct Operation<'a> {
     pub verb: &'static str,
     pub path: &'a str,
 }
 
-impl Asked<'_> {
+impl Operation<'_> {
     pub(super) fn refused(self, problem: impl Into<String>) -> PatchError {
         let (verb, path) = (self.verb, self.path.to_owned());
         PatchError::Target { verb, path, problem: problem.into() }
@@ -109,45 +108,45 @@ impl<'a> Tree<'a> {
         &mut self.objects[id.0]
     }
 
-    /// The name that a path means, and the file it leads to, if there is one.
-    pub(super) async fn look(
+    /// The entry of a path, and its file if it exists.
+    pub(super) async fn find(
         &mut self,
-        asked: Asked<'_>,
+        operation: Operation<'_>,
     ) -> Result<(PathUri, Option<Found>), PatchError> {
-        let place = self.resolve(asked.path)?;
-        let entry = self.entry_of(asked, &place).await?;
-        let found = match self.load(asked, &entry).await? {
+        let resolved = self.resolve(operation.path)?;
+        let entry = self.entry_of(operation, &resolved).await?;
+        let found = match self.load(operation, &entry).await? {
             Entry::Missing => None,
             Entry::File { object, fresh } => {
                 Some(Found { entry: entry.clone(), real: entry.clone(), object, fresh })
             }
-            Entry::Link(real) => match self.load(asked, &real).await? {
+            Entry::Link(real) => match self.load(operation, &real).await? {
                 Entry::File { object, fresh } => {
                     Some(Found { entry: entry.clone(), real, object, fresh })
                 }
-                _ => return Err(asked.refused("it is a broken link")),
+                _ => return Err(operation.refused("it is a broken link")),
             },
         };
         Ok((entry, found))
     }
 
-    /// A new file at a name that is free.
+    /// Records a new file at a free name.
     pub(super) fn create(
         &mut self,
-        asked: Asked<'_>,
+        operation: Operation<'_>,
         entry: &PathUri,
         content: Vec<u8>,
         mode: Option<u32>,
     ) -> Result<(), PatchError> {
         if self.made.contains(entry) {
-            return Err(asked.refused("it is a directory"));
+            return Err(operation.refused("it is a directory"));
         }
         let mut below = entry.clone();
         while let Ok(above) = below.join("..")
             && above != below
         {
             if matches!(self.entries.get(&above), Some(Entry::File { .. } | Entry::Link(_))) {
-                return Err(asked.refused("a parent of it is a file, not a directory"));
+                return Err(operation.refused("a parent of it is a file, not a directory"));
             }
             self.made.insert(above.clone());
             below = above;
@@ -157,12 +156,12 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// A name goes.
+    /// Records that a name is removed.
     pub(super) fn remove(&mut self, entry: &PathUri) {
         self.entries.insert(entry.clone(), Entry::Missing);
     }
 
-    /// A file, or a link to one, takes another name, whatever had it.
+    /// Records that a file, or a link to one, is renamed and replaces the new name.
     pub(super) fn rename(&mut self, found: &Found, to: &PathUri) {
         self.remove(&found.entry);
         let moved = match found.is_link() {
@@ -186,13 +185,17 @@ impl<'a> Tree<'a> {
         resolved.map_err(|error| PatchError::Path(error.to_string()))
     }
 
-    /// The name in its directory's real name. Directories that are missing are taken as they are.
-    async fn entry_of(&mut self, asked: Asked<'_>, place: &PathUri) -> Result<PathUri, PatchError> {
+    /// The path with its directory resolved; missing directories stay as they are.
+    async fn entry_of(
+        &mut self,
+        operation: Operation<'_>,
+        resolved: &PathUri,
+    ) -> Result<PathUri, PatchError> {
         let joined = |at: &PathUri, name: &[u8]| {
             at.join(name).map_err(|error| PatchError::Path(error.to_string()))
         };
         let mut names = Vec::new();
-        let mut at = place.clone();
+        let mut at = resolved.clone();
         let mut real = loop {
             let above = joined(&at, b"..")?;
             if above == at {
@@ -208,9 +211,9 @@ impl<'a> Tree<'a> {
                     break real;
                 }
                 Err(error) if error.is_not_found() => at = above,
-                // It may be written where it may not be looked at.
+                // It may be writable although it cannot be resolved.
                 Err(ExecServerError::Server { .. }) => break above,
-                Err(error) => return Err(asked.failed(error)),
+                Err(error) => return Err(operation.failed(error)),
             }
         };
         for name in names.iter().rev() {
@@ -219,36 +222,44 @@ impl<'a> Tree<'a> {
         Ok(real)
     }
 
-    async fn load(&mut self, asked: Asked<'_>, entry: &PathUri) -> Result<Entry, PatchError> {
+    async fn load(
+        &mut self,
+        operation: Operation<'_>,
+        entry: &PathUri,
+    ) -> Result<Entry, PatchError> {
         if let Some(known) = self.entries.get(entry) {
             return Ok(known.clone());
         }
-        let loaded = self.load_anew(asked, entry).await?;
+        let loaded = self.load_uncached(operation, entry).await?;
         self.entries.insert(entry.clone(), loaded.clone());
         Ok(loaded)
     }
 
-    async fn load_anew(&mut self, asked: Asked<'_>, entry: &PathUri) -> Result<Entry, PatchError> {
+    async fn load_uncached(
+        &mut self,
+        operation: Operation<'_>,
+        entry: &PathUri,
+    ) -> Result<Entry, PatchError> {
         let metadata = match self.files.metadata(entry).await {
             Ok(metadata) => metadata,
-            Err(error) if error.is_not_found() => return self.missing(asked, entry).await,
-            Err(error) => return Err(asked.failed(error)),
+            Err(error) if error.is_not_found() => return self.missing(operation, entry).await,
+            Err(error) => return Err(operation.failed(error)),
         };
         if metadata.is_directory {
-            return Err(asked.refused("it is a directory"));
+            return Err(operation.refused("it is a directory"));
         }
         if !metadata.is_file {
-            return Err(asked.refused("it is not a regular file"));
+            return Err(operation.refused("it is not a regular file"));
         }
         if metadata.is_symlink {
             let real = self.files.canonicalize(entry).await;
-            return Ok(Entry::Link(real.map_err(|error| asked.failed(error))?));
+            return Ok(Entry::Link(real.map_err(|error| operation.failed(error))?));
         }
         let identity = metadata.device.zip(metadata.inode);
         if let Some(&object) = identity.and_then(|identity| self.identities.get(&identity)) {
             return Ok(Entry::File { object, fresh: false });
         }
-        let content = self.files.read_file(entry).await.map_err(|error| asked.failed(error))?;
+        let content = self.files.read_file(entry).await.map_err(|error| operation.failed(error))?;
         let object = self.add(Object {
             content: content.to_vec(),
             mode: metadata.mode.map(|mode| mode & 0o777),
@@ -261,16 +272,20 @@ impl<'a> Tree<'a> {
         Ok(Entry::File { object, fresh: false })
     }
 
-    /// Nothing is there, unless it is a link that leads nowhere: a write would go where it leads.
-    async fn missing(&self, asked: Asked<'_>, entry: &PathUri) -> Result<Entry, PatchError> {
+    /// Distinguishes a missing file from a broken link, through which a write would go elsewhere.
+    async fn missing(
+        &self,
+        operation: Operation<'_>,
+        entry: &PathUri,
+    ) -> Result<Entry, PatchError> {
         let mut params = FsGetMetadataParams::new(entry.clone());
         params.follow_symlinks = false;
         match self.files.call::<codex_exec_server_protocol::call::FsGetMetadata>(params).await {
             Err(error) if error.is_not_found() => Ok(Entry::Missing),
             Ok(_) | Err(ExecServerError::Server { .. }) => {
-                Err(asked.refused("it is a broken link"))
+                Err(operation.refused("it is a broken link"))
             }
-            Err(error) => Err(asked.failed(error)),
+            Err(error) => Err(operation.failed(error)),
         }
     }
 }

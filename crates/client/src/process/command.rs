@@ -1,4 +1,4 @@
-//! What to run, and how.
+//! Commands to run on the server.
 
 use codex_exec_server_protocol::process::{
     Env, EnvPolicy, ExecParams, Opaque, ProcessId, Retain, TerminalSize,
@@ -6,13 +6,13 @@ use codex_exec_server_protocol::process::{
 use codex_exec_server_protocol::{PathUri, SandboxContext};
 use serde::Serialize;
 
-use super::tracked::WhenSlow;
+use super::shared_sequencer::OnSlowConsumer;
 use crate::error::ExecServerError;
 
-/// A command to start, as [`std::process::Command`] is.
+/// A command to start, like [`std::process::Command`].
 ///
-/// By default it runs in the server's working directory, with the server's environment (less what
-/// looks like a secret), without stdin, terminal or sandbox.
+/// By default it runs in the server's working directory, with the server's environment except variables
+/// that look like secrets, without stdin, terminal or sandbox.
 ///
 /// ```
 /// use codex_exec_client::ExecCommand;
@@ -38,13 +38,13 @@ pub struct ExecCommand {
     pub(crate) metadata: Option<Opaque>,
     pub(crate) retain: Option<Retain>,
     pub(crate) process_id: Option<ProcessId>,
-    pub(crate) when_slow: WhenSlow,
+    pub(crate) on_slow_consumer: OnSlowConsumer,
     pub(crate) window: Option<usize>,
     pub(crate) terminate_on_drop: bool,
 }
 
 impl ExecCommand {
-    /// This program with these arguments; the program is looked up in the process's `PATH`.
+    /// Runs this program with these arguments; the server looks it up in the process's `PATH`.
     pub fn new(argv: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self {
             argv: argv.into_iter().map(Into::into).collect(),
@@ -59,58 +59,58 @@ impl ExecCommand {
             metadata: None,
             retain: None,
             process_id: None,
-            when_slow: WhenSlow::default(),
+            on_slow_consumer: OnSlowConsumer::default(),
             window: None,
             terminate_on_drop: false,
         }
     }
 
-    /// This script, run by `/bin/sh -c`.
+    /// Runs this script with `/bin/sh -c`.
     pub fn shell(script: impl Into<String>) -> Self {
         Self::new(["/bin/sh".to_owned(), "-c".to_owned(), script.into()])
     }
 
-    /// Program and arguments.
+    /// The program and its arguments.
     pub fn argv(&self) -> &[String] {
         &self.argv
     }
 
-    /// One more argument.
+    /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, argument: impl Into<String>) -> Self {
         self.argv.push(argument.into());
         self
     }
 
-    /// More arguments.
+    /// Adds arguments.
     #[must_use]
     pub fn args(mut self, arguments: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.argv.extend(arguments.into_iter().map(Into::into));
         self
     }
 
-    /// The working directory: an absolute path on the server, or a `file:` URI.
+    /// Sets the working directory: an absolute path on the server, or a `file:` URI.
     pub fn cwd(mut self, path: impl AsRef<str>) -> Result<Self, ExecServerError> {
         let path = path.as_ref().parse::<PathUri>();
         self.cwd = Some(path.map_err(|error| ExecServerError::Invalid(error.to_string()))?);
         Ok(self)
     }
 
-    /// The working directory.
+    /// Sets the working directory.
     #[must_use]
     pub fn cwd_uri(mut self, path: PathUri) -> Self {
         self.cwd = Some(path);
         self
     }
 
-    /// Sets a variable.
+    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.env.0.insert(name.into(), value.into());
         self
     }
 
-    /// Sets variables.
+    /// Sets environment variables.
     #[must_use]
     pub fn envs(
         mut self,
@@ -120,8 +120,8 @@ impl ExecCommand {
         self
     }
 
-    /// Starts from an empty environment instead of the server's. Set `PATH`, or name the program by
-    /// its whole path.
+    /// Starts with an empty environment instead of the server's. Set `PATH`, or give the program as a
+    /// path.
     #[must_use]
     pub fn env_clear(mut self) -> Self {
         self.env_policy = None;
@@ -129,22 +129,22 @@ impl ExecCommand {
         self
     }
 
-    /// What to take of the server's environment; `None` for nothing.
+    /// Sets which variables to inherit from the server; `None` inherits nothing.
     #[must_use]
     pub fn env_policy(mut self, policy: Option<EnvPolicy>) -> Self {
         self.env_policy = policy;
         self
     }
 
-    /// Runs it in a terminal of 24×80, or of the size that [`size`](Self::size) gives.
+    /// Runs the command in a terminal of 24×80, or of the size set by [`size`](Self::size).
     #[must_use]
     pub fn tty(mut self) -> Self {
         self.tty = true;
         self
     }
 
-    /// Runs it in a terminal of this size. A server without the capability `processResize` starts
-    /// with 24×80.
+    /// Runs the command in a terminal of this size. A server without the capability `processResize` uses
+    /// 24×80.
     #[must_use]
     pub fn size(mut self, rows: u16, cols: u16) -> Self {
         self.tty = true;
@@ -159,21 +159,21 @@ impl ExecCommand {
         self
     }
 
-    /// What the program sees as its own name.
+    /// Sets the program's `argv[0]`.
     #[must_use]
     pub fn arg0(mut self, name: impl Into<String>) -> Self {
         self.arg0 = Some(name.into());
         self
     }
 
-    /// What to hold it to; `None` for nothing.
+    /// Confines the command to a sandbox; `None` does not.
     #[must_use]
     pub fn sandbox(mut self, sandbox: impl Into<Option<SandboxContext>>) -> Self {
         self.sandbox = sandbox.into();
         self
     }
 
-    /// Who asks, for the server's logs: a JSON object such as `{threadId, toolCallId}`.
+    /// Sets metadata for the server's logs: a JSON object such as `{threadId, toolCallId}`.
     pub fn metadata(mut self, metadata: &impl Serialize) -> Result<Self, ExecServerError> {
         let raw = serde_json::value::to_raw_value(metadata)
             .map_err(|error| ExecServerError::Invalid(format!("metadata: {error}")))?;
@@ -181,30 +181,30 @@ impl ExecCommand {
         Ok(self)
     }
 
-    /// How much output the server keeps. A server without the capability `processRetain` keeps
-    /// what it always does.
+    /// Sets how much output the server retains. A server without the capability `processRetain` ignores
+    /// it.
     #[must_use]
     pub fn retain(mut self, retain: Retain) -> Self {
         self.retain = Some(retain);
         self
     }
 
-    /// Its name in the session, to [attach](crate::ExecServerClient::attach) to it later. A unique
-    /// one is made otherwise.
+    /// Sets the process's id in the session, to [attach](crate::ExecServerClient::attach) to it later.
+    /// Default: a generated one.
     #[must_use]
     pub fn process_id(mut self, id: impl Into<ProcessId>) -> Self {
         self.process_id = Some(id.into());
         self
     }
 
-    /// What happens when its output is not taken as fast as it comes.
+    /// Sets what happens if the consumer reads slower than the command writes.
     #[must_use]
-    pub fn when_slow(mut self, when_slow: WhenSlow) -> Self {
-        self.when_slow = when_slow;
+    pub fn on_slow_consumer(mut self, on_slow_consumer: OnSlowConsumer) -> Self {
+        self.on_slow_consumer = on_slow_consumer;
         self
     }
 
-    /// Bytes of output that wait for the consumer, instead of
+    /// Sets how much output the client buffers in memory, in bytes, instead of
     /// [`ClientTuning::event_window`](crate::ClientTuning::event_window).
     #[must_use]
     pub fn window(mut self, bytes: usize) -> Self {
@@ -212,7 +212,7 @@ impl ExecCommand {
         self
     }
 
-    /// Terminates the process when its handle is dropped before its end.
+    /// Terminates the process if its handle is dropped before it has exited.
     #[must_use]
     pub fn terminate_on_drop(mut self) -> Self {
         self.terminate_on_drop = true;

@@ -1,8 +1,9 @@
-//! What waits for the consumer of a process: all events in one line, or the bytes of each stream.
+//! The queue between a process's events and their consumer: all events in order, or the bytes of each
+//! stream.
 //!
-//! Invariant: `cost` is the sum of the costs of what waits in memory, so the window of a process
-//! bounds that whichever way it is consumed. What is pushed is never dropped: what is too much for
-//! memory waits on disk if that is allowed, and in memory otherwise; whoever pushes looks first.
+//! Invariant: `cost` is the sum of the costs of the items in memory, so the window of a process bounds
+//! them however they are consumed. The queue drops nothing: it spools what exceeds the window to disk if
+//! that is allowed, and keeps it in memory otherwise; the sequencer checks for room before it pushes.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,15 +15,15 @@ use super::event::ProcessEvent;
 use super::spool::Spool;
 use crate::error::{ExecServerError, Lost};
 
-/// What a chunk costs besides its bytes, so that many tiny ones are bounded too.
+/// The cost of a chunk in addition to its bytes, so that the window bounds many tiny ones too.
 const OVERHEAD: usize = 64;
 
-/// What a chunk of that length counts against the window.
+/// The cost of a chunk of this length against the window.
 pub(crate) fn cost_of(bytes: usize) -> usize {
     bytes + OVERHEAD
 }
 
-/// The two byte streams of a process; a terminal's is the first.
+/// The two byte streams of a process; a terminal has only the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Out,
@@ -31,97 +32,98 @@ pub(crate) enum Side {
 
 #[derive(Debug, Default)]
 pub(crate) struct Delivery {
-    events: Line<ProcessEvent>,
-    split: Option<[Lane; 2]>,
-    /// Nobody will ever take anything.
+    events: SpillQueue<ProcessEvent>,
+    split: Option<[StreamQueue; 2]>,
+    /// The consumer is gone: everything is discarded.
     discard: bool,
-    /// Somebody has taken it on them to take everything.
-    taken: bool,
+    /// A consumer has taken the events or a stream.
+    consumed: bool,
     cost: usize,
-    /// What is too much for memory waits on disk.
+    /// Whether and how output beyond the window is spooled to disk.
     spill: Option<Spill>,
 }
 
-/// When output waits on disk.
+/// When output is spooled to disk.
 #[derive(Debug, Clone, Copy)]
 struct Spill {
-    /// When so much waits in memory.
+    /// Cost in memory beyond which it is.
     window: usize,
-    /// As long as less than this is there.
+    /// Maximum bytes on disk.
     limit: u64,
 }
 
-/// What waits, in order: in memory, or on disk.
+/// A queue of items in memory or on disk.
 #[derive(Debug)]
-struct Line<T> {
-    waiting: VecDeque<Waiting<T>>,
+struct SpillQueue<T> {
+    items: VecDeque<Queued<T>>,
     spool: Spool,
 }
 
 #[derive(Debug)]
-enum Waiting<T> {
-    Here(T),
-    /// So many chunks of the spool.
+enum Queued<T> {
+    InMemory(T),
+    /// This many chunks of the spool.
     Spooled(u64),
 }
 
-impl<T> Default for Line<T> {
+impl<T> Default for SpillQueue<T> {
     fn default() -> Self {
-        Self { waiting: VecDeque::new(), spool: Spool::default() }
+        Self { items: VecDeque::new(), spool: Spool::default() }
     }
 }
 
-impl<T> Line<T> {
+impl<T> SpillQueue<T> {
     fn push(&mut self, item: T) {
-        self.waiting.push_back(Waiting::Here(item));
+        self.items.push_back(Queued::InMemory(item));
     }
 
     fn push_spooled(&mut self, stream: OutputStream, bytes: &[u8]) -> io::Result<()> {
         self.spool.push(stream, bytes)?;
-        match self.waiting.back_mut() {
-            Some(Waiting::Spooled(chunks)) => *chunks += 1,
-            _ => self.waiting.push_back(Waiting::Spooled(1)),
+        match self.items.back_mut() {
+            Some(Queued::Spooled(chunks)) => *chunks += 1,
+            _ => self.items.push_back(Queued::Spooled(1)),
         }
         Ok(())
     }
 
-    /// What is first; output that was on disk by `output`, and by `lost` if it cannot be read back.
+    /// Takes the first item; makes it by `output` from a chunk on disk, or by `lost` if the disk cannot be
+    /// read.
     fn pop(
         &mut self,
         output: impl FnOnce(OutputStream, Bytes) -> T,
         lost: impl FnOnce(Lost) -> T,
     ) -> Option<T> {
-        let Waiting::Spooled(chunks) = self.waiting.front_mut()? else {
-            return match self.waiting.pop_front()? {
-                Waiting::Here(item) => Some(item),
-                Waiting::Spooled(_) => None,
+        let Queued::Spooled(chunks) = self.items.front_mut()? else {
+            return match self.items.pop_front()? {
+                Queued::InMemory(item) => Some(item),
+                Queued::Spooled(_) => None,
             };
         };
         *chunks -= 1;
         if *chunks == 0 {
-            self.waiting.pop_front();
+            self.items.pop_front();
         }
         let bytes = self.spool.len();
         let why = match self.spool.pop() {
             Ok(Some((stream, bytes))) => return Some(output(stream, bytes)),
-            Ok(None) => "it is not there".to_owned(),
+            Ok(None) => "the spool is empty".to_owned(),
             Err(error) => error.to_string(),
         };
-        self.waiting.retain(|waiting| matches!(waiting, Waiting::Here(_)));
+        self.items.retain(|item| matches!(item, Queued::InMemory(_)));
         self.spool = Spool::default();
         Some(lost(Lost::Spooled { bytes, why }))
     }
 }
 
 #[derive(Debug, Default)]
-struct Lane {
-    pieces: Line<Piece>,
+struct StreamQueue {
+    chunks: SpillQueue<Chunk>,
     discard: bool,
     end: Option<Result<(), ExecServerError>>,
 }
 
 #[derive(Debug)]
-enum Piece {
+enum Chunk {
     Bytes(Bytes),
     Lost(Lost),
 }
@@ -131,34 +133,34 @@ impl Delivery {
         Self::default()
     }
 
-    /// From now on what is more than `window` waits on disk, up to `limit`.
+    /// Spools output beyond `window` to disk from now on, up to `limit` bytes.
     pub(crate) fn spill(&mut self, window: usize, limit: u64) {
         self.spill = Some(Spill { window, limit });
     }
 
-    /// Whether there is a place on disk for what is too much for memory.
-    pub(crate) fn spills(&self) -> bool {
+    /// Whether output beyond the window is spooled to disk.
+    pub(crate) fn spill_enabled(&self) -> bool {
         self.spill.is_some()
     }
 
-    /// Whether output of this length can wait on disk.
+    /// Whether the disk limit allows output of this length.
     pub(crate) fn can_spill(&self, len: usize) -> bool {
         self.spill.is_some_and(|spill| self.spilled() + len as u64 <= spill.limit)
     }
 
-    /// Bytes that wait on disk.
+    /// Bytes on disk.
     pub(crate) fn spilled(&self) -> u64 {
-        let lanes = self.split.iter().flatten().map(|lane| lane.pieces.spool.len());
-        self.events.spool.len() + lanes.sum::<u64>()
+        let queues = self.split.iter().flatten().map(|queue| queue.chunks.spool.len());
+        self.events.spool.len() + queues.sum::<u64>()
     }
 
-    /// Somebody takes the events.
-    pub(crate) fn take(&mut self) {
-        self.taken = true;
+    /// Notes that a consumer has taken the events.
+    pub(crate) fn attach_consumer(&mut self) {
+        self.consumed = true;
     }
 
-    pub(crate) fn is_taken(&self) -> bool {
-        self.taken
+    pub(crate) fn has_consumer(&self) -> bool {
+        self.consumed
     }
 
     pub(crate) fn cost(&self) -> usize {
@@ -171,7 +173,7 @@ impl Delivery {
         }
         match event {
             ProcessEvent::Output { stream, bytes } => self.push_output(stream, bytes),
-            event => self.push_other(event),
+            event => self.push_status(event),
         }
     }
 
@@ -179,63 +181,63 @@ impl Delivery {
         let cost = cost_of(bytes.len());
         let full = self.spill.is_some_and(|spill| self.cost > 0 && self.cost + cost > spill.window);
         let spill = full && self.can_spill(bytes.len());
-        let lane = self.split.as_mut().map(|lanes| &mut lanes[side_of(stream) as usize]);
-        if lane.as_ref().is_some_and(|lane| lane.discard || bytes.is_empty()) {
+        let queue = self.split.as_mut().map(|queues| &mut queues[side_of(stream) as usize]);
+        if queue.as_ref().is_some_and(|queue| queue.discard || bytes.is_empty()) {
             return;
         }
         if spill {
-            let spooled = match lane {
+            let spooled = match queue {
                 None => self.events.push_spooled(stream, &bytes),
-                Some(lane) => lane.pieces.push_spooled(stream, &bytes),
+                Some(queue) => queue.chunks.push_spooled(stream, &bytes),
             };
             match spooled {
                 Ok(()) => return,
                 Err(error) => {
-                    // The disk is full: then the connection has to wait.
+                    // The disk is full, so from now on the connection waits.
                     tracing::warn!(%error, "cannot spool output to disk");
                     self.spill = self.spill.map(|spill| Spill { limit: 0, ..spill });
                 }
             }
         }
         self.cost += cost;
-        match self.split.as_mut().map(|lanes| &mut lanes[side_of(stream) as usize]) {
+        match self.split.as_mut().map(|queues| &mut queues[side_of(stream) as usize]) {
             None => self.events.push(ProcessEvent::Output { stream, bytes }),
-            Some(lane) => lane.pieces.push(Piece::Bytes(bytes)),
+            Some(queue) => queue.chunks.push(Chunk::Bytes(bytes)),
         }
     }
 
-    fn push_other(&mut self, event: ProcessEvent) {
-        let Some(lanes) = &mut self.split else { return self.events.push(event) };
+    fn push_status(&mut self, event: ProcessEvent) {
+        let Some(queues) = &mut self.split else { return self.events.push(event) };
         match event {
             ProcessEvent::Lost(lost) => {
-                for lane in lanes.iter_mut().filter(|lane| !lane.discard) {
-                    lane.pieces.push(Piece::Lost(lost.clone()));
+                for queue in queues.iter_mut().filter(|queue| !queue.discard) {
+                    queue.chunks.push(Chunk::Lost(lost.clone()));
                 }
             }
-            ProcessEvent::Closed => lanes.iter_mut().for_each(|lane| lane.end = Some(Ok(()))),
+            ProcessEvent::Closed => queues.iter_mut().for_each(|queue| queue.end = Some(Ok(()))),
             ProcessEvent::Failed(error) => {
-                lanes.iter_mut().for_each(|lane| lane.end = Some(Err(error.clone())));
+                queues.iter_mut().for_each(|queue| queue.end = Some(Err(error.clone())));
             }
             ProcessEvent::Exited(_) | ProcessEvent::Output { .. } => {}
         }
     }
 
-    /// The next event, if all go in one line.
+    /// The next event, if the streams are not split.
     pub(crate) fn pop(&mut self) -> Option<ProcessEvent> {
-        let was_here = matches!(self.events.waiting.front(), Some(Waiting::Here(_)));
+        let was_in_memory = matches!(self.events.items.front(), Some(Queued::InMemory(_)));
         let output = |stream, bytes| ProcessEvent::Output { stream, bytes };
         let event = self.events.pop(output, ProcessEvent::Lost)?;
         if let ProcessEvent::Output { bytes, .. } = &event
-            && was_here
+            && was_in_memory
         {
             self.cost -= cost_of(bytes.len());
         }
         Some(event)
     }
 
-    /// From now on each stream has its own line.
+    /// Gives each stream its own queue from now on.
     pub(crate) fn split(&mut self) {
-        self.taken = true;
+        self.consumed = true;
         if self.split.is_none() {
             let mut events = std::mem::take(&mut self.events);
             self.split = Some(Default::default());
@@ -247,48 +249,48 @@ impl Delivery {
         }
     }
 
-    /// Moves up to `max` bytes of a stream out; `None` if none wait, empty at the end.
+    /// Takes up to `max` bytes of a stream; `None` if there are none yet, empty at the end.
     pub(crate) fn read(&mut self, side: Side, max: usize) -> Option<io::Result<Bytes>> {
-        let lane = &mut self.split.as_mut()?[side as usize];
-        let was_here = matches!(lane.pieces.waiting.front(), Some(Waiting::Here(_)));
-        let Some(piece) = lane.pieces.pop(|_, bytes| Piece::Bytes(bytes), Piece::Lost) else {
-            return match lane.end.clone()? {
+        let queue = &mut self.split.as_mut()?[side as usize];
+        let was_in_memory = matches!(queue.chunks.items.front(), Some(Queued::InMemory(_)));
+        let Some(chunk) = queue.chunks.pop(|_, bytes| Chunk::Bytes(bytes), Chunk::Lost) else {
+            return match queue.end.clone()? {
                 Ok(()) => Some(Ok(Bytes::new())),
                 Err(error) => Some(Err(error.into())),
             };
         };
-        match piece {
-            Piece::Bytes(mut bytes) => {
-                if was_here {
+        match chunk {
+            Chunk::Bytes(mut bytes) => {
+                if was_in_memory {
                     self.cost -= cost_of(bytes.len());
                 }
                 let part = bytes.split_to(bytes.len().min(max));
                 if !bytes.is_empty() {
                     self.cost += cost_of(bytes.len());
-                    lane.pieces.waiting.push_front(Waiting::Here(Piece::Bytes(bytes)));
+                    queue.chunks.items.push_front(Queued::InMemory(Chunk::Bytes(bytes)));
                 }
                 Some(Ok(part))
             }
-            Piece::Lost(lost) => Some(Err(ExecServerError::from(lost).into())),
+            Chunk::Lost(lost) => Some(Err(ExecServerError::from(lost).into())),
         }
     }
 
-    /// Nobody reads this stream any more.
+    /// Discards this stream from now on: its consumer is gone.
     pub(crate) fn discard(&mut self, side: Side) {
-        if let Some(lanes) = &mut self.split {
-            let lane = &mut lanes[side as usize];
-            lane.discard = true;
-            for waiting in std::mem::take(&mut lane.pieces).waiting {
-                if let Waiting::Here(Piece::Bytes(bytes)) = waiting {
+        if let Some(queues) = &mut self.split {
+            let queue = &mut queues[side as usize];
+            queue.discard = true;
+            for item in std::mem::take(&mut queue.chunks).items {
+                if let Queued::InMemory(Chunk::Bytes(bytes)) = item {
                     self.cost -= cost_of(bytes.len());
                 }
             }
         }
     }
 
-    /// Nobody takes events any more.
+    /// Discards everything from now on: the consumer is gone.
     pub(crate) fn discard_all(&mut self) {
-        *self = Self { discard: true, taken: true, ..Self::new() };
+        *self = Self { discard: true, consumed: true, ..Self::new() };
     }
 }
 

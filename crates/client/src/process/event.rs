@@ -1,54 +1,54 @@
-//! What a process tells.
+//! Events of a process, and its result.
 
 use bytes::Bytes;
 use codex_exec_server_protocol::process::OutputStream;
 
 use crate::error::{ExecServerError, Lost};
 
-/// One event of a process. They come in the order in which the server published them, each once;
+/// An event of a process. Events arrive once each, in the order in which the server published them;
 /// [`Closed`](Self::Closed) or [`Failed`](Self::Failed) is the last.
 #[derive(Debug, Clone)]
 pub enum ProcessEvent {
-    /// Bytes that it wrote.
+    /// The process wrote output.
     Output {
-        /// Where to.
+        /// The stream that it wrote to.
         stream: OutputStream,
-        /// What.
+        /// The bytes that it wrote.
         bytes: Bytes,
     },
-    /// Output is missing here, for good ([`Lost::Output`]); what follows goes on after it.
+    /// Output is lost here for good ([`Lost::Output`]); later events continue after the gap.
     Lost(Lost),
-    /// It has exited. Output may still follow, from a child that holds its pipes.
+    /// The process has exited. Output may still follow from a descendant that holds its pipes open.
     Exited(ExitStatus),
-    /// It has exited and its streams have ended.
+    /// The process has exited and its streams have ended.
     Closed,
-    /// Nothing more can be known of it.
+    /// The client cannot learn any more about the process.
     Failed(ExecServerError),
 }
 
-/// How a process ended.
+/// The exit status of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExitStatus {
-    /// Its exit code; 128 + signal for a death by signal.
+    /// The exit code; 128 + N if signal N killed the process.
     pub code: i32,
     /// The sandbox probably caused the failure.
     pub sandbox_denied: bool,
 }
 
 impl ExitStatus {
-    /// Whether it ended with code 0.
+    /// Whether the exit code is 0.
     pub fn success(self) -> bool {
         self.code == 0
     }
 }
 
-/// All that a process said, and how it ended.
+/// The complete output of a process, and its exit status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
-    /// What it wrote to stdout, or to its terminal.
+    /// Output to stdout, or to the terminal.
     pub stdout: Vec<u8>,
-    /// What it wrote to stderr.
+    /// Output to stderr.
     pub stderr: Vec<u8>,
 }

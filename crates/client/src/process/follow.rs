@@ -1,4 +1,4 @@
-//! The task beside each process handle: it reads what notifications did not bring.
+//! The task beside each process handle: it reads events that notifications did not deliver.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -6,25 +6,29 @@ use std::sync::Arc;
 use codex_exec_server_protocol::process::{ProcessId, ReadParams};
 use codex_exec_server_protocol::{Effect, ErrorKind, call};
 
-use super::track::{Need, Track};
-use super::tracked::Tracked;
+use super::sequencer::{EventSequencer, Need};
+use super::shared_sequencer::SharedSequencer;
 use crate::error::ExecServerError;
 use crate::shared::Shared;
 
-pub(crate) async fn follow(shared: Arc<Shared>, tracked: Arc<Tracked>, process_id: ProcessId) {
-    let patience = shared.tuning.reorder_patience;
-    while let Some(need) = poll_fn(|cx| tracked.poll_need(cx, Need::Nothing)).await {
+pub(crate) async fn follow(
+    shared: Arc<Shared>,
+    events: Arc<SharedSequencer>,
+    process_id: ProcessId,
+) {
+    let reorder_timeout = shared.tuning.reorder_timeout;
+    while let Some(need) = poll_fn(|cx| events.poll_need(cx, Need::Nothing)).await {
         if need == Need::Soon {
-            let settled = poll_fn(|cx| tracked.poll_need(cx, Need::Soon));
-            if tokio::time::timeout(patience, settled).await.is_ok() {
+            let settled = poll_fn(|cx| events.poll_need(cx, Need::Soon));
+            if tokio::time::timeout(reorder_timeout, settled).await.is_ok() {
                 continue;
             }
         }
         let (after, max_bytes) = if need == Need::Acknowledge {
-            // The least a read can ask for; its answer is not needed.
-            (tracked.feed(Track::acknowledgement), 1)
+            // The smallest read; its response is not needed.
+            (events.feed(EventSequencer::acknowledgement), 1)
         } else {
-            tracked.peek(|track| (track.delivered(), track.read_size()))
+            events.peek(|sequencer| (sequencer.delivered(), sequencer.read_size()))
         };
         let params = ReadParams {
             process_id: process_id.clone(),
@@ -35,17 +39,17 @@ pub(crate) async fn follow(shared: Arc<Shared>, tracked: Arc<Tracked>, process_i
         let timeout = shared.tuning.request_timeout;
         match shared.call::<call::ProcessRead>(&params, Effect::Reads, timeout).await {
             Ok(_) if need == Need::Acknowledge => {}
-            Ok(answer) => tracked.feed(|track| track.read(after, answer)),
-            // A forgotten process needs no acknowledgement.
+            Ok(response) => events.feed(|sequencer| sequencer.read(after, response)),
+            // A process that the server no longer knows needs no acknowledgement.
             Err(ExecServerError::Server { .. }) if need == Need::Acknowledge => {}
             Err(error) if error.kind() == ErrorKind::UnknownProcess => {
-                tracked.feed(Track::gone);
+                events.feed(EventSequencer::gone);
             }
-            Err(error) => tracked.feed(|track| track.fail(error)),
+            Err(error) => events.feed(|sequencer| sequencer.fail(error)),
         }
     }
-    // Whoever has a handle looks at what is here; nobody needs to be told more.
-    if tracked.is_abandoned() {
-        shared.untrack_if(&process_id, &tracked);
+    // Without a handle, nothing else needs the events.
+    if events.is_abandoned() {
+        shared.untrack_if(&process_id, &events);
     }
 }

@@ -1,4 +1,4 @@
-//! The handle on a process.
+//! The handle of a process.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -18,18 +18,18 @@ use super::delivery::Side;
 use super::event::{ExitStatus, Output, ProcessEvent};
 use super::follow::follow;
 use super::output::ProcessOutput;
+use super::sequencer::EventSequencer;
+use super::shared_sequencer::SharedSequencer;
 use super::stdin::ProcessStdin;
-use super::track::Track;
-use super::tracked::Tracked;
 use crate::client::ExecServerClient;
 use crate::error::{ExecServerError, Lost};
 
 /// A process on the server.
 ///
-/// Its output is taken in one of two ways: all events in order ([`next_event`](Self::next_event) or
-/// [`take_events`](Self::take_events)), or stdout and stderr as byte streams ([`take_stdout`](Self::take_stdout)). Dropping the handle and
-/// everything taken from it lets the process go on unobserved, unless
-/// [`ExecCommand::terminate_on_drop`] was asked.
+/// Its output can be read in one of two ways: all events in order ([`next_event`](Self::next_event) or
+/// [`take_events`](Self::take_events)), or stdout and stderr as byte streams
+/// ([`take_stdout`](Self::take_stdout)). After the handle and everything taken from it are dropped, the
+/// process keeps running, unless the command set [`ExecCommand::terminate_on_drop`].
 ///
 /// ```no_run
 /// # async fn run(client: codex_exec_client::ExecServerClient) -> Result<(), codex_exec_client::ExecServerError> {
@@ -63,29 +63,31 @@ struct Taken {
     stderr: bool,
 }
 
-/// What a server is asked to keep until it is acknowledged, unless the caller says otherwise.
-const RETAIN: u64 = 8 << 20;
+/// How much output the server retains until the client acknowledges it, unless the caller sets it, in
+/// bytes.
+const DEFAULT_RETAIN_BYTES: u64 = 8 << 20;
 
-/// What the handle and everything taken from it share.
+/// The state that the handle and everything taken from it share.
 pub(super) struct Handle {
     pub(super) client: ExecServerClient,
     pub(super) id: ProcessId,
-    pub(super) tracked: Arc<Tracked>,
+    pub(super) events: Arc<SharedSequencer>,
     pub(super) tty: bool,
     terminate_on_drop: bool,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.tracked.abandon() {
+        if !self.events.abandon() {
             self.client.shared.untrack(&self.id);
         }
-        let over = self.tracked.peek(|track| track.exit().is_some() || track.end().is_some());
+        let has_ended =
+            self.events.peek(|sequencer| sequencer.exit().is_some() || sequencer.end().is_some());
         if self.terminate_on_drop
-            && !over
+            && !has_ended
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            // Keeps the connection until it is done.
+            // The clone keeps the connection open until the request is done.
             let (client, process_id) = (self.client.clone(), self.id.clone());
             runtime.spawn(async move {
                 let params = TerminateParams { process_id };
@@ -104,32 +106,36 @@ impl ExecServerClient {
         };
         let mut process = self.observe(
             id.clone(),
-            Track::new(id.clone(), self.window(&command), 0, false),
+            EventSequencer::new(id.clone(), self.window(&command), 0, false),
             &command,
         )?;
         let mut params = command.params(id, self.default_cwd());
         if self.capabilities().process_retain_until_read {
-            let own = Retain { bytes: RETAIN, on_full: OnFull::Wait, until: RetainUntil::Read };
-            let retain = params.retain.get_or_insert(own);
-            // Whoever wants old output dropped does not want to be waited for.
+            let default = Retain {
+                bytes: DEFAULT_RETAIN_BYTES,
+                on_full: OnFull::Wait,
+                until: RetainUntil::Read,
+            };
+            let retain = params.retain.get_or_insert(default);
+            // A process that drops old output does not wait for acknowledgements.
             if retain.on_full == OnFull::Wait {
                 retain.until = RetainUntil::Read;
-                process.handle.tracked.feed(Track::acknowledge);
+                process.handle.events.feed(EventSequencer::acknowledge);
             }
         }
         if params.retain.is_none_or(|retain| retain.until != RetainUntil::Read) {
             let limit = self.shared.tuning.spill_limit;
-            process.handle.tracked.feed(|track| track.spill(limit));
+            process.handle.events.feed(|sequencer| sequencer.spill(limit));
         }
         match self.start(&params).await {
             Ok(Some(started)) => {
                 process.sandbox_type = started.sandbox_type;
                 process.sandbox_assurance = started.sandbox_assurance;
             }
-            // It had started before, and the answer was lost.
+            // It has started, and only the response was lost.
             Ok(None) => {}
             Err(error) => {
-                process.forget();
+                process.forget_unstarted();
                 return Err(error);
             }
         }
@@ -137,15 +143,15 @@ impl ExecServerClient {
         Ok(process)
     }
 
-    /// Runs a command to its end and returns all it said. For commands whose output fits in memory.
+    /// Runs a command to its end and returns its output, which has to fit into memory.
     pub async fn run(&self, command: ExecCommand) -> Result<Output, ExecServerError> {
         self.spawn(command).await?.wait_with_output().await
     }
 
-    /// A handle on a process of this session that was started before, with its events after the
-    /// number `after` (0 for all that the server retains). Only one handle at a time is possible.
-    /// Whether the process has a terminal is asked of the server if it can tell; say so by
-    /// [`ExecCommand::tty`] in `like` otherwise, which also gives window and slowness.
+    /// Attaches to a process that this session started earlier, with its events after number `after` (0
+    /// for all that the server retains). A process can have only one handle at a time. `like` sets the
+    /// window and the behaviour for a slow consumer and, for a server that cannot list processes, whether
+    /// the process has a terminal ([`ExecCommand::tty`]).
     pub async fn attach(
         &self,
         id: impl Into<ProcessId>,
@@ -163,13 +169,13 @@ impl ExecServerClient {
                 None => return Err(Lost::Process { process: id }.into()),
             }
         }
-        let mut track = Track::new(id.clone(), self.window(&like), after, true);
-        // Whoever started it may have had it wait for acknowledgements, or not.
-        track.spill(self.shared.tuning.spill_limit);
+        let mut sequencer = EventSequencer::new(id.clone(), self.window(&like), after, true);
+        // The client that started it may or may not have made it wait for acknowledgements.
+        sequencer.spill(self.shared.tuning.spill_limit);
         if self.capabilities().process_retain_until_read {
-            track.acknowledge();
+            sequencer.acknowledge();
         }
-        let mut process = self.observe(id, track, &like)?;
+        let mut process = self.observe(id, sequencer, &like)?;
         if let Some(stdin) = &mut process.stdin {
             stdin.leave_open();
         }
@@ -180,11 +186,11 @@ impl ExecServerClient {
     fn observe(
         &self,
         id: ProcessId,
-        track: Track,
+        sequencer: EventSequencer,
         command: &ExecCommand,
     ) -> Result<Process, ExecServerError> {
-        let tracked = Arc::new(Tracked::new(track, command.when_slow));
-        if !self.shared.track(&id, &tracked) {
+        let events = Arc::new(SharedSequencer::new(sequencer, command.on_slow_consumer));
+        if !self.shared.track(&id, &events) {
             return Err(ExecServerError::Invalid(format!(
                 "this client already has a handle on a process `{id}`; use that one, or another id"
             )));
@@ -192,7 +198,7 @@ impl ExecServerClient {
         let handle = Arc::new(Handle {
             client: self.clone(),
             id,
-            tracked,
+            events,
             tty: command.tty,
             terminate_on_drop: command.terminate_on_drop,
         });
@@ -207,22 +213,22 @@ impl ExecServerClient {
         })
     }
 
-    /// `process/start` names the process, so it is repeated after a reconnect: either the first
-    /// request never arrived, or the second is refused because the process exists. Returns `None` if
-    /// this very request started it and only the answer was lost.
+    /// Sends `process/start`, and repeats it after a reconnect: since it names the process, either the
+    /// first request never arrived, or the server refuses the second because the process exists. Returns
+    /// `None` if the first request started the process and only the response was lost.
     async fn start(&self, params: &ExecParams) -> Result<Option<ExecResponse>, ExecServerError> {
-        let only_ours = self.shared.claim(&params.process_id);
+        let is_unused_name = self.shared.claim(&params.process_id);
         let timeout = self.shared.tuning.request_timeout;
         let first = self.shared.call::<call::ProcessStart>(params, Effect::Once, timeout).await;
-        if !first.as_ref().is_err_and(ExecServerError::is_cut) {
+        if !first.as_ref().is_err_and(ExecServerError::is_interrupted) {
             return first.map(Some);
         }
-        let again =
+        let retried =
             self.shared.call::<call::ProcessStart>(params, Effect::Repeatable, timeout).await;
-        match again {
-            // It is in our session, under a name that nothing but this start could have taken.
-            Err(error) if only_ours && error.kind() == ErrorKind::ProcessExists => Ok(None),
-            again => again.map(Some),
+        match retried {
+            // In this session, only the first request can have started a process with this id.
+            Err(error) if is_unused_name && error.kind() == ErrorKind::ProcessExists => Ok(None),
+            retried => retried.map(Some),
         }
     }
 
@@ -230,11 +236,11 @@ impl ExecServerClient {
         command.window.unwrap_or(self.shared.tuning.event_window).max(1)
     }
 
-    /// Where a command runs that names no directory.
+    /// The working directory of a command that sets none.
     fn default_cwd(&self) -> PathUri {
         let info = self.info();
-        let place = info.cwd.clone().or_else(|| info.user_home_dir.clone());
-        place.unwrap_or_else(root)
+        let directory = info.cwd.clone().or_else(|| info.user_home_dir.clone());
+        directory.unwrap_or_else(root)
     }
 }
 
@@ -246,33 +252,33 @@ fn root() -> PathUri {
 }
 
 impl Process {
-    /// Its name in the session.
+    /// The process's id in the session.
     pub fn id(&self) -> &ProcessId {
         &self.handle.id
     }
 
-    /// The client it was started with.
+    /// The client that started it.
     pub fn client(&self) -> &ExecServerClient {
         &self.handle.client
     }
 
-    /// What confines it; `None` if the server did not tell.
+    /// The kind of its sandbox; `None` if the server did not report it.
     pub fn sandbox_type(&self) -> Option<SandboxType> {
         self.sandbox_type
     }
 
-    /// How much stands behind its sandbox; `None` without one, or if the server did not tell.
+    /// The level of its sandbox; `None` without a sandbox, or if the server did not report it.
     pub fn sandbox_assurance(&self) -> Option<Assurance> {
         self.sandbox_assurance
     }
 
-    /// All its events in order; `None` if they, stdout or stderr were taken already.
+    /// Takes all events, in order; `None` if events, stdout or stderr were taken already.
     pub fn take_events(&mut self) -> Option<ProcessEvents> {
         if self.taken != Taken::default() {
             return None;
         }
         self.taken.events = true;
-        self.handle.tracked.feed(|track| track.delivery.take());
+        self.handle.events.feed(|sequencer| sequencer.delivery.attach_consumer());
         Some(ProcessEvents { handle: self.handle.clone(), ended: false })
     }
 
@@ -284,8 +290,8 @@ impl Process {
         self.events.as_mut()?.next().await
     }
 
-    /// Its stdout, or all that appears on its terminal; `None` if taken already. Take (and drop, if
-    /// it is not wanted) stderr too: a stream that is not read ends up holding the other one back.
+    /// Takes stdout, or the output of the terminal; `None` if it was taken already. Take stderr too, and
+    /// drop it if you do not need it: a stream that is not read fills the window and stops the other.
     pub fn take_stdout(&mut self) -> Option<ProcessOutput> {
         if self.taken.events || std::mem::replace(&mut self.taken.stdout, true) {
             return None;
@@ -293,7 +299,7 @@ impl Process {
         Some(self.output(Side::Out))
     }
 
-    /// Its stderr; `None` if taken already. Empty for a process with a terminal.
+    /// Takes stderr; `None` if it was taken already. Empty for a process with a terminal.
     pub fn take_stderr(&mut self) -> Option<ProcessOutput> {
         if self.taken.events || std::mem::replace(&mut self.taken.stderr, true) {
             return None;
@@ -302,35 +308,37 @@ impl Process {
     }
 
     fn output(&self, side: Side) -> ProcessOutput {
-        self.handle.tracked.feed(|track| track.delivery.split());
+        self.handle.events.feed(|sequencer| sequencer.delivery.split());
         ProcessOutput { handle: self.handle.clone(), side }
     }
 
-    /// Its stdin; `None` if it has none ([`ExecCommand::pipe_stdin`], [`ExecCommand::tty`]) or it was
-    /// taken already.
+    /// Takes stdin; `None` if it was taken already, or if the command set neither
+    /// [`ExecCommand::pipe_stdin`] nor [`ExecCommand::tty`].
     pub fn take_stdin(&mut self) -> Option<ProcessStdin> {
         self.stdin.take()
     }
 
-    /// Waits for its exit. Output is neither taken nor needed to be, unless it
-    /// [holds](crate::WhenSlow::Hold) the connection.
+    /// Waits for the exit. The output need not be read, unless the process
+    /// [holds the connection](crate::OnSlowConsumer::HoldConnection).
     pub async fn wait(&self) -> Result<ExitStatus, ExecServerError> {
         poll_fn(|cx| {
-            self.handle.tracked.poll_take(cx, |track| match (track.exit(), track.end()) {
-                (Some(status), _) => Some(Ok(status)),
-                (None, Some(Err(error))) => Some(Err(error.clone())),
-                // Closed without an exit: the server never told how it ended.
-                (None, Some(Ok(()))) => {
-                    Some(Err(Lost::Process { process: self.handle.id.clone() }.into()))
+            self.handle.events.poll_take(cx, |sequencer| {
+                match (sequencer.exit(), sequencer.end()) {
+                    (Some(status), _) => Some(Ok(status)),
+                    (None, Some(Err(error))) => Some(Err(error.clone())),
+                    // Closed without an exit: the server never sent the exit code.
+                    (None, Some(Ok(()))) => {
+                        Some(Err(Lost::Process { process: self.handle.id.clone() }.into()))
+                    }
+                    (None, None) => None,
                 }
-                (None, None) => None,
             })
         })
         .await
     }
 
-    /// Closes stdin if it was not taken, collects all output, and waits for the end. Lost output is
-    /// an error.
+    /// Closes stdin unless it was taken, reads all output, and waits for the exit. Lost output is an
+    /// error.
     pub async fn wait_with_output(mut self) -> Result<Output, ExecServerError> {
         if self.taken.stdout || self.taken.stderr || (self.taken.events && self.events.is_none()) {
             return Err(ExecServerError::Invalid(
@@ -354,7 +362,7 @@ impl Process {
         Ok(Output { status: self.wait().await?, stdout, stderr })
     }
 
-    /// Sets the size of its terminal.
+    /// Resizes the terminal.
     pub async fn resize(&self, rows: u16, cols: u16) -> Result<(), ExecServerError> {
         if !self.handle.client.capabilities().process_resize {
             return Err(ExecServerError::Unsupported {
@@ -369,7 +377,7 @@ impl Process {
         Ok(())
     }
 
-    /// Signals its process group. All but `interrupt` need the capability `processSignals`.
+    /// Sends a signal to the process group. All but `interrupt` need the capability `processSignals`.
     pub async fn signal(&self, signal: ProcessSignal) -> Result<(), ExecServerError> {
         let client = &self.handle.client;
         if signal != ProcessSignal::Interrupt && !client.capabilities().process_signals {
@@ -383,34 +391,33 @@ impl Process {
         Ok(())
     }
 
-    /// Kills it, its group and its descendants; true if it was running.
+    /// Kills the process, its group and its descendants; true if it was running.
     pub async fn terminate(&self) -> Result<bool, ExecServerError> {
         let params = TerminateParams { process_id: self.handle.id.clone() };
         Ok(self.handle.client.call::<call::ProcessTerminate>(params).await?.running)
     }
 
-    /// The number of the last event that was put in order, to [attach](ExecServerClient::attach)
-    /// after it later.
+    /// The number of the last event in order, to [attach](ExecServerClient::attach) after it later.
     pub fn last_seq(&self) -> u64 {
-        self.handle.tracked.peek(Track::delivered)
+        self.handle.events.peek(EventSequencer::delivered)
     }
 
     fn follow(&self) {
         let handle = &self.handle;
         tokio::spawn(follow(
             handle.client.shared.clone(),
-            handle.tracked.clone(),
+            handle.events.clone(),
             handle.id.clone(),
         ));
     }
 
-    /// It was never started.
-    fn forget(mut self) {
+    /// Drops the handle of a process that failed to start.
+    fn forget_unstarted(mut self) {
         if let Some(stdin) = &mut self.stdin {
             stdin.leave_open();
         }
-        self.handle.tracked.feed(|track| {
-            track.fail(Lost::Process { process: self.handle.id.clone() }.into());
+        self.handle.events.feed(|sequencer| {
+            sequencer.fail(Lost::Process { process: self.handle.id.clone() }.into());
         });
     }
 }
@@ -435,7 +442,7 @@ impl Stream for ProcessEvents {
         if self.ended {
             return Poll::Ready(None);
         }
-        let event = self.handle.tracked.poll_take(cx, |track| track.delivery.pop());
+        let event = self.handle.events.poll_take(cx, |sequencer| sequencer.delivery.pop());
         if let Poll::Ready(ProcessEvent::Closed | ProcessEvent::Failed(_)) = event {
             self.ended = true;
         }
@@ -445,8 +452,8 @@ impl Stream for ProcessEvents {
 
 impl Drop for ProcessEvents {
     fn drop(&mut self) {
-        // Nobody can take them any more.
-        self.handle.tracked.feed(|track| track.delivery.discard_all());
+        // The consumer is gone.
+        self.handle.events.feed(|sequencer| sequencer.delivery.discard_all());
     }
 }
 

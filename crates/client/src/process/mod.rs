@@ -1,4 +1,4 @@
-//! Processes: starting them, their events, their streams, their end.
+//! Processes: starting them, their events, their streams, their exit.
 
 mod command;
 mod delivery;
@@ -6,17 +6,17 @@ mod event;
 mod follow;
 mod handle;
 mod output;
+mod sequencer;
+mod shared_sequencer;
 mod spool;
 mod stdin;
-mod track;
-mod tracked;
 
 pub use command::ExecCommand;
 pub use event::{ExitStatus, Output, ProcessEvent};
 pub use handle::{Process, ProcessEvents};
 pub use output::ProcessOutput;
+pub use shared_sequencer::OnSlowConsumer;
 pub use stdin::ProcessStdin;
-pub use tracked::WhenSlow;
 
-pub(crate) use track::Track;
-pub(crate) use tracked::Tracked;
+pub(crate) use sequencer::EventSequencer;
+pub(crate) use shared_sequencer::SharedSequencer;

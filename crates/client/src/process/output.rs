@@ -10,10 +10,10 @@ use tokio::io::{AsyncRead, ReadBuf};
 use super::delivery::Side;
 use super::handle::Handle;
 
-/// The bytes of one stream of a process, see [`Process::take_stdout`](crate::Process::take_stdout).
+/// The bytes of one stream of a process, from [`Process::take_stdout`](crate::Process::take_stdout).
 ///
-/// Output that is lost for good is an error at its place, once; reading goes on after it. Dropping
-/// this discards the rest of the stream.
+/// A read returns an error once where output is lost for good; later reads continue after the gap.
+/// Dropping this discards the rest of the stream.
 pub struct ProcessOutput {
     pub(super) handle: Arc<Handle>,
     pub(super) side: Side,
@@ -29,8 +29,9 @@ impl AsyncRead for ProcessOutput {
             return Poll::Ready(Ok(()));
         }
         let (side, max) = (self.side, buffer.remaining());
-        let read =
-            ready!(self.handle.tracked.poll_take(cx, |track| track.delivery.read(side, max)));
+        let read = ready!(
+            self.handle.events.poll_take(cx, |sequencer| sequencer.delivery.read(side, max))
+        );
         buffer.put_slice(&read?);
         Poll::Ready(Ok(()))
     }
@@ -38,7 +39,7 @@ impl AsyncRead for ProcessOutput {
 
 impl Drop for ProcessOutput {
     fn drop(&mut self) {
-        self.handle.tracked.feed(|track| track.delivery.discard(self.side));
+        self.handle.events.feed(|sequencer| sequencer.delivery.discard(self.side));
     }
 }
 

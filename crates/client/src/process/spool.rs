@@ -1,8 +1,8 @@
-//! Output that waits for its consumer on disk, first in, first out.
+//! A queue of output on disk.
 //!
-//! Invariant: memory is bounded by a page of what is written and one of what is read, plus the chunk
-//! in hand; the disk by what waits, rounded up to a segment. The files have no names, so nothing is
-//! left of them however this program ends.
+//! Invariant: memory is bounded by one page of writes and one of reads, plus the current chunk; disk
+//! usage by the queued bytes, rounded up to a segment. The files have no names, so nothing is left of
+//! them however this program ends.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -11,27 +11,27 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use bytes::Bytes;
 use codex_exec_server_protocol::process::OutputStream;
 
-/// How large a file gets. It is given back when all of it was read.
+/// Size at which a new file starts, in bytes. A file is deleted when all of it was read.
 const SEGMENT: u64 = 16 << 20;
 
-/// What is gathered before it is written, and read at once.
+/// Size of reads and writes, in bytes.
 const PAGE: usize = 64 << 10;
 
 /// A chunk is written as its stream (one byte), its length (four) and its bytes.
 const HEADER: usize = 5;
 
-/// Chunks of output in files.
+/// A queue of chunks in unnamed files.
 #[derive(Debug)]
 pub(crate) struct Spool {
-    /// How large a file gets before the next is begun.
+    /// Size at which a new file starts, in bytes.
     segment: u64,
-    /// Oldest first; only the last is written to.
+    /// Oldest first; only the last is written.
     segments: VecDeque<Segment>,
-    /// The end of the last segment, not written yet.
+    /// The end of the last segment, not on disk yet.
     unwritten: Vec<u8>,
-    /// The beginning of the first segment, read already.
+    /// The beginning of the first segment, already in memory.
     page: Bytes,
-    /// Bytes of output in here.
+    /// Bytes of output in the queue.
     len: u64,
     chunks: u64,
 }
@@ -61,12 +61,12 @@ impl Spool {
         }
     }
 
-    /// Bytes of output in here.
+    /// Bytes of output in the queue.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    /// Puts a chunk at the end; it is not taken if that fails.
+    /// Appends a chunk; on an error the queue is unchanged.
     pub(crate) fn push(&mut self, stream: OutputStream, bytes: &[u8]) -> io::Result<()> {
         let len = u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         if self.segments.back().is_none_or(|last| last.written >= self.segment) {
@@ -81,7 +81,7 @@ impl Spool {
         if self.unwritten.len() >= PAGE
             && let Err(error) = self.flush()
         {
-            // What is before it was taken, and stays here until it can be written or is read.
+            // Earlier chunks stay in memory until they are written or read.
             self.unwritten.truncate(before);
             return Err(error);
         }
@@ -90,7 +90,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Takes the chunk at the beginning; `None` if there is none.
+    /// Takes the first chunk; `None` if the queue is empty.
     pub(crate) fn pop(&mut self) -> io::Result<Option<(OutputStream, Bytes)>> {
         if self.chunks == 0 {
             return Ok(None);
@@ -100,7 +100,7 @@ impl Spool {
         let stream = stream(header[0])?;
         let len = u32::from_le_bytes([header[1], header[2], header[3], header[4]]);
         self.fill(len as usize)?;
-        // A copy, so that a chunk that is kept does not keep its page.
+        // A copy, so that the chunk does not keep the page in memory.
         let bytes = Bytes::copy_from_slice(&self.page.split_to(len as usize));
         self.len -= u64::from(len);
         self.chunks -= 1;
@@ -110,7 +110,7 @@ impl Spool {
         Ok(Some((stream, bytes)))
     }
 
-    /// Writes what was gathered. If that fails it stays gathered.
+    /// Writes the unwritten bytes to disk; on an error they stay in memory.
     fn flush(&mut self) -> io::Result<()> {
         if let Some(last) = self.segments.back_mut() {
             last.file.seek(SeekFrom::Start(last.written))?;
@@ -121,7 +121,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Has at least so many bytes in the page.
+    /// Reads until the page has at least `least` bytes.
     fn fill(&mut self, least: usize) -> io::Result<()> {
         while self.page.len() < least {
             let wanted = (least - self.page.len()).max(PAGE) as u64;
@@ -182,7 +182,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn chunks_come_back_as_they_went_in(
+        fn chunks_are_popped_in_the_order_and_form_they_were_pushed(
             steps in proptest::collection::vec((any::<bool>(), 0usize..4, 0usize..9, any::<u8>()), 0..200),
         ) {
             let sizes = [0, 1, 4, 5, 100, 4096, PAGE - HEADER, PAGE, 3 * PAGE];

@@ -1,8 +1,8 @@
 //! A process's stdin.
 //!
-//! Invariant: bytes reach the process in the order in which they were written, each once, whatever
-//! happens to the connection. Every write has an id, writes that were not acknowledged are sent
-//! again in order on the next connection, and the server leaves out those it has.
+//! Invariant: bytes reach the process in order, each once, whatever happens to the connection. Every
+//! write has an id; on the next connection the client repeats, in order, the writes that the server has
+//! not acknowledged, and the server ignores those that it already has.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,19 +22,19 @@ use parking_lot::Mutex;
 use tokio::io::AsyncWrite;
 
 use super::handle::Handle;
+use crate::channel::{Channel, ChannelError};
 use crate::client::ExecServerClient;
 use crate::error::ExecServerError;
-use crate::link::{Link, LinkError};
 use crate::shared::call_error;
 
-/// The stdin of a process, see [`Process::take_stdin`](crate::Process::take_stdin).
+/// The stdin of a process, from [`Process::take_stdin`](crate::Process::take_stdin).
 ///
-/// A write is done when it is queued; it waits while more than
-/// [`ClientTuning::stdin_window`](crate::ClientTuning::stdin_window) bytes are not accepted by the
-/// server. `flush` waits until all are. `shutdown` flushes and closes the process's stdin (on a
-/// terminal it types the end-of-file character); dropping a pipe's stdin does so in the background.
-/// A server without the capability `processCloseStdin` cannot close a pipe: there `shutdown` is an
-/// error of the kind [`Unsupported`](io::ErrorKind::Unsupported).
+/// A write completes when it is queued, and waits while the server has not accepted more than
+/// [`ClientTuning::stdin_window`](crate::ClientTuning::stdin_window) bytes. `flush` waits until it has
+/// accepted all. `shutdown` flushes and closes the process's stdin (on a terminal it sends the
+/// end-of-file character); dropping a pipe's stdin does so in the background. A server without the
+/// capability `processCloseStdin` cannot close a pipe: there, `shutdown` fails with
+/// [`Unsupported`](io::ErrorKind::Unsupported).
 pub struct ProcessStdin {
     handle: Arc<Handle>,
     queue: Arc<Mutex<Queue>>,
@@ -43,12 +43,12 @@ pub struct ProcessStdin {
 }
 
 struct Queue {
-    /// Oldest first; the first `sent` of them are under way on the current connection.
+    /// Oldest first; the first `sent` of them are sent on the current connection.
     writes: VecDeque<Write>,
     bytes: usize,
     sent: usize,
-    end: Closing,
-    /// The last handle is gone.
+    end: CloseState,
+    /// The handle was dropped.
     dropped: bool,
     error: Option<ExecServerError>,
     writer: Option<Waker>,
@@ -63,18 +63,18 @@ struct Write {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Closing {
+enum CloseState {
     Open,
     /// The close is queued.
-    Asked,
+    Queued,
     Done,
 }
 
-/// How long a process that is still starting is left alone.
-const STARTING: Duration = Duration::from_millis(20);
+/// How long to wait before repeating a write to a process that is still starting.
+const STARTING_RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// What a terminal takes for the end of input.
-const END_OF_TRANSMISSION: &[u8] = &[4];
+/// The end-of-file character of a terminal.
+const CTRL_D: &[u8] = &[4];
 
 impl ProcessStdin {
     pub(super) fn new(handle: Arc<Handle>) -> Self {
@@ -82,7 +82,7 @@ impl ProcessStdin {
             writes: VecDeque::new(),
             bytes: 0,
             sent: 0,
-            end: Closing::Open,
+            end: CloseState::Open,
             dropped: false,
             error: None,
             writer: None,
@@ -92,7 +92,7 @@ impl ProcessStdin {
         Self { handle, queue, pumping: false, close_on_drop }
     }
 
-    /// Dropping this does not close the process's stdin.
+    /// Keeps the process's stdin open when this is dropped.
     pub fn leave_open(&mut self) {
         self.close_on_drop = false;
     }
@@ -109,7 +109,7 @@ impl ProcessStdin {
         queue.bytes += bytes.len();
         queue.writes.push_back(Write { id: self.handle.client.shared.fresh_id("w"), bytes, close });
         if close {
-            queue.end = Closing::Asked;
+            queue.end = CloseState::Queued;
         }
         if let Some(pump) = queue.pump.take() {
             pump.wake();
@@ -157,7 +157,7 @@ impl AsyncWrite for ProcessStdin {
         let tuning = &self.handle.client.shared.tuning;
         let mut queue = self.queue.lock();
         queue.check()?;
-        if queue.end != Closing::Open {
+        if queue.end != CloseState::Open {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         if bytes.is_empty() {
@@ -187,14 +187,14 @@ impl AsyncWrite for ProcessStdin {
         self.pump();
         let mut queue = self.queue.lock();
         queue.check()?;
-        if queue.end == Closing::Open {
+        if queue.end == CloseState::Open {
             if self.can_close() {
                 self.push(&mut queue, Bytes::new(), true);
             } else if self.handle.tty {
-                self.push(&mut queue, Bytes::from_static(END_OF_TRANSMISSION), false);
-                queue.end = Closing::Asked;
+                self.push(&mut queue, Bytes::from_static(CTRL_D), false);
+                queue.end = CloseState::Queued;
             } else if !queue.writes.is_empty() {
-                // First everything else, then the bad news.
+                // Report the error only after all writes are accepted.
                 queue.wait(cx);
                 return Poll::Pending;
             } else {
@@ -208,7 +208,7 @@ impl AsyncWrite for ProcessStdin {
             }
         }
         if queue.writes.is_empty() {
-            queue.end = Closing::Done;
+            queue.end = CloseState::Done;
             return Poll::Ready(Ok(()));
         }
         queue.wait(cx);
@@ -219,12 +219,12 @@ impl AsyncWrite for ProcessStdin {
 impl Drop for ProcessStdin {
     fn drop(&mut self) {
         let close = self.close_on_drop && self.can_close();
-        // Nothing can be sent once the runtime is gone.
+        // Without a runtime nothing can be sent.
         if close && tokio::runtime::Handle::try_current().is_ok() {
             self.pump();
         }
         let mut queue = self.queue.lock();
-        if close && queue.end == Closing::Open && queue.error.is_none() {
+        if close && queue.end == CloseState::Open && queue.error.is_none() {
             self.push(&mut queue, Bytes::new(), true);
         }
         queue.dropped = true;
@@ -240,22 +240,22 @@ impl fmt::Debug for ProcessStdin {
     }
 }
 
-/// Sends what is queued, until everything is accepted and nobody can write any more.
+/// Sends the queued writes until all are accepted and the handle is dropped.
 async fn pump(client: ExecServerClient, process: ProcessId, queue: Arc<Mutex<Queue>>) {
-    let mut link = match client.shared.link().await {
-        Ok(link) => link,
+    let mut channel = match client.shared.channel().await {
+        Ok(channel) => channel,
         Err(error) => return queue.lock().fail(error),
     };
-    let mut pump = Pump { client, process, queue, confirmed: false };
+    let mut pump = Pump { client, process, queue, pipelined: false };
     loop {
-        match pump.serve(&link).await {
-            Served::Done => return,
-            Served::Failed(error) => return pump.queue.lock().fail(error),
-            Served::LinkEnded => {}
+        match pump.serve(&channel).await {
+            PumpEnd::Done => return,
+            PumpEnd::Failed(error) => return pump.queue.lock().fail(error),
+            PumpEnd::ChannelEnded => {}
         }
         pump.queue.lock().sent = 0;
-        link = match pump.client.shared.link_after(link.epoch).await {
-            Ok(link) => link,
+        channel = match pump.client.shared.channel_after(channel.epoch).await {
+            Ok(channel) => channel,
             Err(error) => return pump.queue.lock().fail(error),
         };
     }
@@ -265,38 +265,37 @@ struct Pump {
     client: ExecServerClient,
     process: ProcessId,
     queue: Arc<Mutex<Queue>>,
-    /// A write was accepted, so none will be told to come later: they can go out one after the
-    /// other without waiting.
-    confirmed: bool,
+    /// The process has started, since it accepted a write: several writes may be pending at once.
+    pipelined: bool,
 }
 
-enum Served {
+enum PumpEnd {
     Done,
-    LinkEnded,
+    ChannelEnded,
     Failed(ExecServerError),
 }
 
 impl Pump {
-    async fn serve(&mut self, link: &Arc<Link>) -> Served {
-        let mut answers = FuturesOrdered::new();
+    async fn serve(&mut self, channel: &Arc<Channel>) -> PumpEnd {
+        let mut responses = FuturesOrdered::new();
         loop {
             let in_flight = self.client.shared.tuning.stdin_in_flight.max(1);
-            let may_send = answers.len() < if self.confirmed { in_flight } else { 1 };
+            let may_send = responses.len() < if self.pipelined { in_flight } else { 1 };
             let step = tokio::select! {
                 biased;
-                Some(answer) = answers.next() => Step::Answered(answer),
+                Some(response) = responses.next() => Step::Response(response),
                 next = poll_fn(|cx| self.poll_unsent(cx)), if may_send => Step::Send(next),
             };
             match step {
-                Step::Send(None) if answers.is_empty() => return Served::Done,
-                // Done when the answers are there.
-                Step::Send(None) => match answers.next().await {
-                    Some(answer) => {
-                        if let Some(end) = self.answered(answer).await {
+                Step::Send(None) if responses.is_empty() => return PumpEnd::Done,
+                // Done once the responses have arrived.
+                Step::Send(None) => match responses.next().await {
+                    Some(response) => {
+                        if let Some(end) = self.handle_response(response).await {
                             return end;
                         }
                     }
-                    None => return Served::Done,
+                    None => return PumpEnd::Done,
                 },
                 Step::Send(Some(write)) => {
                     let params = WriteParams {
@@ -305,13 +304,13 @@ impl Pump {
                         write_id: Some(write.id),
                         close_stdin: write.close,
                     };
-                    match link.send::<call::ProcessWrite>(&params).await {
-                        Ok(answer) => answers.push_back(answer),
-                        Err(_) => return Served::LinkEnded,
+                    match channel.send::<call::ProcessWrite>(&params).await {
+                        Ok(response) => responses.push_back(response),
+                        Err(_) => return PumpEnd::ChannelEnded,
                     }
                 }
-                Step::Answered(answer) => {
-                    if let Some(end) = self.answered(answer).await {
+                Step::Response(response) => {
+                    if let Some(end) = self.handle_response(response).await {
                         return end;
                     }
                 }
@@ -319,7 +318,7 @@ impl Pump {
         }
     }
 
-    /// The next write that is not under way; `None` when there will be none.
+    /// The next unsent write; `None` when there will be no more.
     fn poll_unsent(&self, cx: &mut Context<'_>) -> Poll<Option<Write>> {
         let mut queue = self.queue.lock();
         if let Some(write) = queue.writes.get(queue.sent).cloned() {
@@ -333,14 +332,14 @@ impl Pump {
         Poll::Pending
     }
 
-    async fn answered(
+    async fn handle_response(
         &mut self,
-        answer: Result<codex_exec_server_protocol::process::WriteResponse, LinkError>,
-    ) -> Option<Served> {
-        let why = match answer {
+        response: Result<codex_exec_server_protocol::process::WriteResponse, ChannelError>,
+    ) -> Option<PumpEnd> {
+        let reason = match response {
             Ok(response) => match response.status {
                 WriteStatus::Accepted => {
-                    self.confirmed = true;
+                    self.pipelined = true;
                     let mut queue = self.queue.lock();
                     if let Some(write) = queue.writes.pop_front() {
                         queue.bytes -= write.bytes.len();
@@ -350,8 +349,8 @@ impl Pump {
                     return None;
                 }
                 WriteStatus::Starting => {
-                    // Only ever alone under way: nothing has overtaken it.
-                    tokio::time::sleep(STARTING).await;
+                    // Until the first is accepted only one write is pending, so none has overtaken it.
+                    tokio::time::sleep(STARTING_RETRY_DELAY).await;
                     self.queue.lock().sent = 0;
                     return None;
                 }
@@ -360,14 +359,16 @@ impl Pump {
                     "its stdin is closed; start it with `pipe_stdin` or `tty` to keep it open"
                 }
             },
-            Err(LinkError::NotSent | LinkError::Interrupted) => return Some(Served::LinkEnded),
-            Err(error) => return Some(Served::Failed(call_error("process/write", error))),
+            Err(ChannelError::NotSent | ChannelError::Interrupted) => {
+                return Some(PumpEnd::ChannelEnded);
+            }
+            Err(error) => return Some(PumpEnd::Failed(call_error("process/write", error))),
         };
-        Some(Served::Failed(ExecServerError::Stdin { process: self.process.clone(), why }))
+        Some(PumpEnd::Failed(ExecServerError::Stdin { process: self.process.clone(), why: reason }))
     }
 }
 
 enum Step {
-    Answered(Result<codex_exec_server_protocol::process::WriteResponse, LinkError>),
+    Response(Result<codex_exec_server_protocol::process::WriteResponse, ChannelError>),
     Send(Option<Write>),
 }

@@ -1,5 +1,4 @@
-//! Copies in all three directions follow the same rules: what they replace, what they refuse, and what
-//! they leave out of a tree.
+//! Copies in all three directions follow the same rules: what they replace, refuse and skip.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -11,7 +10,7 @@ use codex_exec_client::{
     ExecServerClient, ExecServerError, PathUri, TransferOptions, TransferReport,
 };
 
-use crate::ours::embedded;
+use crate::embedded::embedded;
 use crate::skipped::skipped;
 
 fn uri(path: &Path) -> PathUri {
@@ -46,7 +45,7 @@ async fn copy(
     }
 }
 
-/// What a copy finds under the name it is to have.
+/// What exists at the destination of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Nothing,
@@ -84,7 +83,7 @@ fn node(path: &Path, kind: &str) -> bool {
     made.status.success()
 }
 
-/// Makes `to` that, in `root`; what it leads to is `target`. False if only root could.
+/// Creates `to` in `root`, with `target` as the target of links. False if that needs root.
 fn plant(root: &Path, found: Found, mode: u32) -> bool {
     let (to, target) = (root.join("to"), root.join("target"));
     let file = |path: &Path| {
@@ -124,7 +123,7 @@ fn plant(root: &Path, found: Found, mode: u32) -> bool {
     true
 }
 
-/// Every name with its kind, its bits, and what it holds.
+/// Every path with its kind, permission bits and content.
 fn names(root: &Path) -> BTreeMap<PathBuf, (String, u32, Vec<u8>)> {
     let entries = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
     entries
@@ -142,7 +141,7 @@ fn names(root: &Path) -> BTreeMap<PathBuf, (String, u32, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn a_copy_replaces_a_regular_file_or_nothing_in_every_direction() {
+async fn copies_replace_only_regular_files_in_every_direction() {
     let (_server, client) = embedded().await;
     let mut random = fastrand::Rng::with_seed(5);
     for (direction, found) in
@@ -150,7 +149,7 @@ async fn a_copy_replaces_a_regular_file_or_nothing_in_every_direction() {
     {
         let directory = tempfile::tempdir().unwrap();
         let (source, root) = (directory.path().join("source"), directory.path().join("root"));
-        // Some are sent whole, some in blocks.
+        // Some sizes take one request, some several blocks.
         let len = [0, random.usize(1..1000), random.usize(270_000..600_000)][random.usize(..3)];
         let content: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
         let (bits, old_bits) = (random.u32(..0o10000) | 0o400, random.u32(..0o1000) | 0o600);
@@ -181,14 +180,14 @@ async fn a_copy_replaces_a_regular_file_or_nothing_in_every_direction() {
     }
 }
 
-/// Whether the filesystem has files without a name.
+/// Whether the filesystem supports unnamed files.
 fn has_unnamed_files(directory: &Path) -> bool {
     use rustix::fs::{Mode, OFlags, open};
     open(directory, OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR).is_ok()
 }
 
 #[tokio::test]
-async fn a_copy_has_no_name_until_it_is_complete() {
+async fn a_copy_appears_only_when_it_is_complete() {
     let (_server, client) = embedded().await;
     let directory = tempfile::tempdir().unwrap();
     if !has_unnamed_files(directory.path()) {

@@ -7,7 +7,7 @@ use codex_exec_serving::ServerConfig;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use crate::ours::listening;
+use crate::embedded::listening;
 use crate::support::soon;
 
 /// An example, built beside this test: `target/debug/deps/it-…` and `target/debug/examples/…`.

@@ -1,4 +1,4 @@
-//! Files and patches, on the server that [`server`] finds: ours here, another one in `interop/`.
+//! Files and patches on the server from [`server`]: this project's here, another one in `interop/`.
 
 use std::io::Write;
 use std::path::Path;
@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{server, soon};
 
-/// A server, if there is one here, and a directory.
+/// Runs a test with a server, if there is one, and a directory.
 async fn each(test: impl AsyncFn(ExecServerClient, PathUri, &Path)) {
     let Some((server, client)) = server().await else { return };
     let directory = tempfile::tempdir().unwrap();
@@ -31,7 +31,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn files_are_read_and_written_whole() {
+async fn small_and_large_files_are_read_and_written() {
     each(async |client, root, _| {
         let files = client.files();
         let path = root.join("a b").unwrap();
@@ -56,7 +56,7 @@ async fn files_are_read_and_written_whole() {
 async fn files_are_streamed_both_ways() {
     each(async |client, root, _| {
         let path = root.join("stream").unwrap();
-        // Around the size of blocks, and several of them.
+        // Sizes around one block, and of several blocks.
         for len in [0, 1, 262_143, 262_144, 262_145, 3_000_000] {
             let content = pattern(len);
             let mut writer = client.files().create(&path).await.unwrap();
@@ -72,7 +72,7 @@ async fn files_are_streamed_both_ways() {
         }
         let error = client.files().create(&root.join("no/such").unwrap()).await;
         if let Ok(mut writer) = error {
-            // A server that takes files whole finds out at the end.
+            // A server without block writes reports this at the end.
             writer.shutdown().await.unwrap_err();
         }
     })
@@ -80,7 +80,7 @@ async fn files_are_streamed_both_ways() {
 }
 
 #[tokio::test]
-async fn a_tree_is_walked() {
+async fn a_walk_finds_every_entry() {
     each(async |client, root, local| {
         std::fs::create_dir_all(local.join("a/b/.hidden")).unwrap();
         for name in ["1", "a/2", "a/b/3", "a/b/.hidden/4"] {
@@ -101,7 +101,7 @@ async fn a_tree_is_walked() {
 }
 
 #[tokio::test]
-async fn a_tree_larger_than_an_answer_is_walked_in_parts() {
+async fn a_tree_larger_than_one_response_is_walked_in_parts() {
     each(async |client, root, local| {
         for directory in 0..20 {
             let directory = local.join(format!("d{directory}"));
@@ -110,7 +110,7 @@ async fn a_tree_larger_than_an_answer_is_walked_in_parts() {
                 std::fs::write(directory.join(format!("f{file}")), "").unwrap();
             }
         }
-        // Every answer that has to read more than five directories is cut.
+        // A response that would read more than five directories is truncated.
         let options = FsWalkOptions { max_directories: 5, ..FsWalkOptions::default() };
         let items: Vec<WalkItem> = client.files().walk(&root, options).try_collect().await.unwrap();
         let mut paths: Vec<_> = items.iter().map(|item| format!("{item:?}")).collect();
@@ -170,12 +170,12 @@ async fn trees_are_uploaded_and_downloaded() {
 }
 
 #[tokio::test]
-async fn a_file_that_changes_while_it_is_copied_is_told() {
+async fn a_file_that_changes_while_it_is_copied_is_reported() {
     each(async |client, root, local| {
         let here = tempfile::tempdir().unwrap();
         let source = here.path().join("source");
         std::fs::write(&source, pattern(20_000_000)).unwrap();
-        // Something is added to the source once some of it has been copied.
+        // The source grows once some of it has been copied.
         let growing = |source: std::path::PathBuf| {
             let once = std::sync::Once::new();
             TransferOptions::default().on_progress(move |at| {
@@ -191,7 +191,7 @@ async fn a_file_that_changes_while_it_is_copied_is_told() {
         std::fs::write(local.join("there"), "old").unwrap();
         let options = growing(source.clone());
         let error = client.files().upload(&source, &there, &options).await.unwrap_err();
-        // Where files are written in place only, as another implementation does, it can but be told.
+        // A server that writes in place, like another implementation, can only report it.
         if client.capabilities().fs_atomic_write {
             assert!(error.to_string().contains("so the copy was discarded"), "{error}");
             assert_eq!(std::fs::read(local.join("there")).unwrap(), b"old");
@@ -212,7 +212,7 @@ async fn a_file_that_changes_while_it_is_copied_is_told() {
 }
 
 #[tokio::test]
-async fn a_patch_changes_files_and_says_which() {
+async fn a_patch_changes_files_and_reports_them() {
     each(async |client, root, local| {
         std::fs::create_dir(local.join("src")).unwrap();
         std::fs::write(local.join("src/app.py"), "def greet():\n    print(\"Hi\")\n").unwrap();
@@ -283,10 +283,10 @@ async fn a_patch_that_does_not_fit_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_write_that_fails_half_way_says_what_was_done() {
+async fn a_partly_applied_patch_reports_what_was_done() {
     each(async |client, root, local| {
         std::fs::write(local.join("file"), "a\n").unwrap();
-        // A file where a directory has to be is found only when it is made.
+        // A file in place of a directory is found only when the directory is created.
         let text =
             "*** Begin Patch\n*** Add File: one\n+1\n*** Add File: file/two\n+2\n*** End Patch";
         let patch = Patch::parse(text).unwrap();
@@ -295,7 +295,7 @@ async fn a_write_that_fails_half_way_says_what_was_done() {
                 assert_eq!((done.len(), undone.len()), (1, 1));
                 assert!(local.join("one").exists());
             }
-            // Some servers tell at the first look.
+            // Some servers report it at the first request.
             PatchError::Target { .. } => assert!(!local.join("one").exists()),
             other => panic!("{other}"),
         }
@@ -304,7 +304,7 @@ async fn a_write_that_fails_half_way_says_what_was_done() {
 }
 
 #[tokio::test]
-async fn hard_links_are_written_through_and_modes_kept() {
+async fn patches_write_through_hard_links_and_keep_modes() {
     use std::os::unix::fs::PermissionsExt;
     each(async |client, root, local| {
         let (one, two) = (local.join("one"), local.join("two"));

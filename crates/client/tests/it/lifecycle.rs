@@ -1,4 +1,4 @@
-//! The opening of a session, errors, timeouts, and the end.
+//! The handshake, errors, timeouts, and closing.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn pair() -> (Connection, Fake) {
 }
 
 #[tokio::test]
-async fn an_answer_without_anything_is_a_session_that_cannot_be_resumed() {
+async fn a_session_without_an_id_cannot_be_resumed() {
     let (dialer, mut dialled) = FakeDialer::new();
     let connecting = go(ExecServerClient::connect(dialer, options()));
     let mut fake = dialled.recv().await.unwrap();
@@ -40,7 +40,7 @@ async fn an_answer_without_anything_is_a_session_that_cannot_be_resumed() {
 }
 
 #[tokio::test]
-async fn members_of_other_revisions_are_no_trouble() {
+async fn unknown_members_of_other_revisions_are_ignored() {
     let (ours, mut fake) = pair();
     let connecting = go(ExecServerClient::connect_connection(ours, options()));
     let asked = fake.expect("initialize").await;
@@ -53,7 +53,7 @@ async fn members_of_other_revisions_are_no_trouble() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_no_exec_server_is_told() {
+async fn a_peer_that_is_no_exec_server_is_a_protocol_error() {
     let open = |text: Option<&'static str>| async move {
         let (ours, mut fake) = pair();
         let connecting = go(ExecServerClient::connect_connection(ours, options()));
@@ -90,7 +90,7 @@ async fn an_unknown_session_is_the_servers_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_is_still_held_is_asked_for_again() {
+async fn resuming_a_held_session_is_retried() {
     let (dialer, mut dialled) = FakeDialer::new();
     let mut resume = options();
     resume.resume_session_id = Some("s1".into());
@@ -100,12 +100,12 @@ async fn a_session_that_is_still_held_is_asked_for_again() {
         let asked = fake.expect("initialize").await;
         fake.refuse(&asked, -32010, "held").await;
     }
-    dialled.recv().await.unwrap().welcome(json!({})).await;
+    dialled.recv().await.unwrap().accept_initialize(json!({})).await;
     connecting.await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn errors_and_strays_of_the_server() {
+async fn error_responses_and_unexpected_messages_are_handled() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let call = go({
         let client = client.clone();
@@ -129,7 +129,7 @@ async fn errors_and_strays_of_the_server() {
 }
 
 #[tokio::test]
-async fn a_broken_answer_is_a_protocol_error_and_the_connection_goes_on() {
+async fn an_invalid_response_fails_its_request_only() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let status = |client: ExecServerClient| go(async move { client.environment_status().await });
     let call = status(client.clone());
@@ -145,11 +145,11 @@ async fn a_broken_answer_is_a_protocol_error_and_the_connection_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_without_answer_ends_after_its_time_and_a_wait_comes_on_top() {
+async fn a_request_times_out_and_wait_ms_extends_the_timeout() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let began = tokio::time::Instant::now();
     let error = client.environment_status().await.unwrap_err();
-    assert!(matches!(error, ExecServerError::Timeout { .. }) && !error.may_have_happened());
+    assert!(matches!(error, ExecServerError::Timeout { .. }) && !error.may_have_taken_effect());
     assert!(!error.to_string().contains("taken effect"), "{error}");
     assert_eq!(began.elapsed(), Duration::from_secs(120));
     fake.expect("environment/status").await;
@@ -166,7 +166,7 @@ async fn a_request_without_answer_ends_after_its_time_and_a_wait_comes_on_top() 
 }
 
 #[tokio::test]
-async fn a_client_that_should_not_reconnect_does_not() {
+async fn a_client_without_reconnect_fails_when_its_connection_drops() {
     let mut options = options();
     options.reconnect = ReconnectPolicy::never();
     let (client, fake, mut dialled) = connect_with(options, json!({})).await;
@@ -177,7 +177,7 @@ async fn a_client_that_should_not_reconnect_does_not() {
 }
 
 #[tokio::test]
-async fn the_connection_ends_with_the_last_handle() {
+async fn the_connection_closes_with_the_last_handle() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let other = client.clone();
     drop(client);
@@ -192,7 +192,7 @@ async fn websocket(url: String) -> ExecServerError {
 }
 
 #[tokio::test]
-async fn an_address_that_does_not_work_says_why() {
+async fn a_failed_connect_names_its_cause() {
     for url in ["nonsense", "http://127.0.0.1:1", "ws://127.0.0.1:0"] {
         let error = websocket(url.to_owned()).await;
         assert!(error.to_string().contains("ws://HOST:PORT"), "{url}: {error}");
@@ -201,7 +201,7 @@ async fn an_address_that_does_not_work_says_why() {
     let refused = websocket(format!("ws://{free}")).await;
     assert!(refused.to_string().contains("check that the server runs"), "{refused}");
 
-    // An HTTP server that knows no websocket, and refuses some.
+    // An HTTP server without websockets, which refuses some requests.
     for (answer, words) in [
         ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "does not speak websocket"),
         (
@@ -224,7 +224,7 @@ async fn an_address_that_does_not_work_says_why() {
 }
 
 #[tokio::test]
-async fn tls_to_a_plain_port_says_so() {
+async fn tls_to_a_plain_port_names_tls() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     go(async move {
@@ -237,7 +237,7 @@ async fn tls_to_a_plain_port_says_so() {
 }
 
 #[tokio::test]
-async fn a_command_that_fails_tells_its_last_words() {
+async fn the_error_of_a_failed_command_contains_its_stderr() {
     let script = ["/bin/sh", "-c", "echo 'host unknown' >&2; exit 255"];
     let error = soon(ExecServerClient::connect_stdio_command(script, options())).await.unwrap_err();
     assert!(error.to_string().contains("host unknown"), "{error}");

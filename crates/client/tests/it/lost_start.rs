@@ -1,7 +1,7 @@
-//! A `process/start` whose answer is lost with its connection, against this project's own server.
+//! A `process/start` whose response is lost with its connection, against this project's server.
 
 use codex_exec_client::{
-    Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ErrorKind, ExecCommand,
+    Connection, ConnectionConfig, DialFailure, DialFuture, Dialer, ErrorKind, ExecCommand,
     ExecServerClient, ExecServerError, ReconnectPolicy,
 };
 use codex_exec_serving::{Server, ServerConfig};
@@ -11,15 +11,15 @@ use std::time::Duration;
 
 use crate::support::{options, soon};
 
-/// Dials an embedded server. Once told to, the next answer to a `process/start` does not arrive: the
-/// connection ends instead.
+/// Dials an embedded server. Once `cut` is set, the connection ends instead of delivering the next
+/// response to a `process/start`.
 struct Cutting {
     server: Server,
     cut: Arc<AtomicBool>,
 }
 
 impl Dialer for Cutting {
-    fn dial(&self) -> Dialling<'_> {
+    fn dial(&self) -> DialFuture<'_> {
         Box::pin(async {
             let (ours, theirs) = Connection::pair(&ConnectionConfig::default());
             tokio::spawn(pass(theirs, self.server.connect(), self.cut.clone()));
@@ -32,7 +32,7 @@ impl Dialer for Cutting {
     }
 }
 
-/// Passes messages both ways.
+/// Forwards messages both ways.
 async fn pass(mut client: Connection, mut server: Connection, cut: Arc<AtomicBool>) {
     let mut start = None;
     loop {
@@ -91,12 +91,12 @@ async fn said(bench: &Bench, command: ExecCommand) -> Result<Vec<u8>, ExecServer
 }
 
 #[tokio::test]
-async fn our_own_start_is_taken_for_ours() {
+async fn a_repeated_start_recognizes_its_own_process() {
     let bench = bench(None).await;
     for round in 0..20 {
         let word = format!("word{round}");
         assert_eq!(said(&bench, job(&word)).await.unwrap(), format!("{word}\n").as_bytes());
-        // The same under a name that the caller chose.
+        // The same with an id that the caller chose.
         let named = job(&word).process_id(format!("job{round}"));
         assert_eq!(said(&bench, named).await.unwrap(), format!("{word}\n").as_bytes());
     }
@@ -105,14 +105,14 @@ async fn our_own_start_is_taken_for_ours() {
 }
 
 #[tokio::test]
-async fn a_name_that_another_process_has_is_refused() {
+async fn a_start_with_an_id_in_use_is_refused() {
     let first = bench(None).await;
     let older = soon(first.client.spawn(job("older").process_id("job"))).await.unwrap();
     drop(older);
     // By this client …
     let error = said(&first, job("newer").process_id("job")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ProcessExists, "{error}");
-    // … or before it came.
+    // … or before it connected.
     let session = first.client.session_id().unwrap();
     first.client.close().await;
     let second = bench(Some((first.server.clone(), session))).await;

@@ -3,12 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, are tests")]
 
 mod copies;
+mod embedded;
 mod examples;
 mod files;
-mod kill;
+mod killed_connections;
 mod lifecycle;
 mod lost_start;
-mod ours;
 mod patch_model;
 mod patch_names;
 mod patches;
@@ -17,6 +17,6 @@ mod reconnect;
 #[expect(dead_code, reason = "no test here needs root")]
 #[path = "../../../../tests/skipped.rs"]
 mod skipped;
-mod slow;
+mod slow_consumers;
 mod support;
 mod transfers;

@@ -1,6 +1,6 @@
 //! A model of files with several names: random trees of hard links, symlinks and links to directories,
-//! random patches of them, and an oracle that applies each section with `std::fs`. Judged by what is on
-//! the disk. `cargo xtask torture` uses it, too.
+//! random patches of them, and an oracle that applies each section with `std::fs`. It compares the files
+//! on disk. `cargo xtask torture` uses it, too.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,8 +32,8 @@ fn text(sections: &[Section]) -> String {
     text + "*** End Patch\n"
 }
 
-/// Every name below a directory: what it says if it is a link, else its content and which of the names
-/// before it, if any, is the same file.
+/// Every path below a directory: the target of a link; otherwise the content, and the earlier path of the
+/// same file, if any.
 fn names(root: &Path) -> BTreeMap<PathBuf, String> {
     fn walk(root: &Path, at: &Path, found: &mut BTreeMap<PathBuf, (Option<u64>, String)>) {
         for entry in fs::read_dir(at).unwrap() {
@@ -63,7 +63,7 @@ fn names(root: &Path) -> BTreeMap<PathBuf, String> {
     found.iter().map(shown).collect()
 }
 
-/// The name itself, without links among its directories.
+/// The path with its parent directories resolved.
 fn entry(path: &Path) -> io::Result<PathBuf> {
     Ok(path.parent().unwrap().canonicalize()?.join(path.file_name().unwrap()))
 }
@@ -76,7 +76,7 @@ fn refused(why: &str) -> io::Error {
     io::Error::other(why.to_owned())
 }
 
-/// Writes through every kind of link, but through none that leads nowhere.
+/// Writes through every kind of link, except a broken one.
 fn write(path: &Path, content: &str) -> io::Result<()> {
     if is_link(path) && !path.exists() {
         return Err(refused("leads nowhere"));
@@ -85,7 +85,7 @@ fn write(path: &Path, content: &str) -> io::Result<()> {
     fs::write(path, content)
 }
 
-/// What a section means.
+/// Applies a section with `std::fs`.
 fn oracle(root: &Path, section: &Section) -> io::Result<()> {
     match section {
         Section::Add { path, line } => write(&root.join(path), &format!("{line}\n")),
@@ -117,7 +117,7 @@ fn oracle(root: &Path, section: &Section) -> io::Result<()> {
     }
 }
 
-/// A random tree, the same in each of the roots.
+/// Creates the same random tree in each of the roots.
 fn plant(random: &mut fastrand::Rng, roots: &[&Path], chains: bool) {
     let each = |what: &dyn Fn(&Path)| roots.iter().for_each(|root| what(root));
     let mut files = Vec::new();
@@ -149,7 +149,7 @@ fn plant(random: &mut fastrand::Rng, roots: &[&Path], chains: bool) {
     }
 }
 
-/// Some way to write a path that there may be, or may not.
+/// A random path, which may exist, in a random spelling.
 fn path(random: &mut fastrand::Rng, existing: &[String]) -> String {
     let directory = |random: &mut fastrand::Rng| {
         random.choice(["", "d/", "e/", "dl/", "d/el/", "dl/el/", "n0/"]).unwrap()
@@ -189,9 +189,9 @@ fn sections(random: &mut fastrand::Rng, existing: &[String], count: usize) -> Ve
         .collect()
 }
 
-/// A random tree, a random patch of it, and what the oracle made of both.
+/// A random tree, a random patch of it, and the oracle's result.
 #[derive(Debug)]
-pub struct Case {
+pub(crate) struct Case {
     seed: u64,
     real: tempfile::TempDir,
     model: tempfile::TempDir,
@@ -201,12 +201,12 @@ pub struct Case {
 }
 
 impl Case {
-    pub fn random(seed: u64) -> Self {
+    pub(crate) fn random(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let (real, model) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let count = random.usize(1..4);
-        // What a link through a name that goes still leads to cannot be told from afar, so chains of
-        // links come with one section only.
+        // A client cannot resolve a link through a removed name, so chains of links appear only in patches
+        // of one section.
         plant(&mut random, &[real.path(), model.path()], count == 1);
         let before = names(real.path());
         let is_file = |(name, said): (&PathBuf, &String)| {
@@ -219,18 +219,18 @@ impl Case {
         Self { seed, real, model, before, sections, expected }
     }
 
-    pub fn patch(&self) -> String {
+    pub(crate) fn patch(&self) -> String {
         text(&self.sections)
     }
 
-    /// Where the patch is to be applied.
-    pub fn root(&self) -> &Path {
+    /// The directory to apply the patch in.
+    pub(crate) fn root(&self) -> &Path {
         self.real.path()
     }
 
-    /// Compares the disk with the oracle's: a patch that the oracle applies is applied in the same way,
-    /// any other changes nothing. `said` goes into the complaint.
-    pub fn judge(&self, applied: bool, said: &str) -> Result<(), String> {
+    /// Compares the files with the oracle's: a patch that the oracle applies has the same result, and any
+    /// other changes nothing. `said` is part of the error.
+    pub(crate) fn judge(&self, applied: bool, said: &str) -> Result<(), String> {
         let Self { seed, sections, before, expected, .. } = self;
         let now = names(self.real.path());
         let wanted = if applied { &names(self.model.path()) } else { before };

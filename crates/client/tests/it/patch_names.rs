@@ -2,7 +2,7 @@
 
 use codex_exec_client::{ExecServerClient, Patch, PatchError, PathUri};
 
-use crate::ours::embedded;
+use crate::embedded::embedded;
 use crate::patch_model::Case;
 
 async fn case(client: &ExecServerClient, seed: u64) -> bool {
@@ -16,7 +16,7 @@ async fn case(client: &ExecServerClient, seed: u64) -> bool {
 }
 
 #[tokio::test]
-async fn a_patch_of_files_with_several_names_does_what_the_system_calls_would() {
+async fn patches_of_files_with_several_names_match_the_system_calls() {
     let (server, client) = embedded().await;
     let mut fit = 0;
     for seed in 0..600 {

@@ -1,4 +1,4 @@
-//! Patches whose writes fail: what is put right, and what is said.
+//! Patches whose writes fail: what is rolled back, and what the error says.
 
 use codex_exec_client::{ExecServerClient, Patch, PatchError, PatchReport};
 use serde_json::{Value, json};
@@ -21,10 +21,10 @@ fn file(content: &str, links: u64) -> Value {
     json!({"isDirectory": false, "isFile": true, "size": content.len(), "nlink": links})
 }
 
-/// Lets a file be looked at and read.
+/// Responds to a metadata request and a read.
 async fn read(server: &mut Fake, content: &str, links: u64) {
     loop {
-        let asked = server.asked().await;
+        let asked = server.next_request().await;
         if asked.method == "fs/readFile" {
             let answer = json!({"dataBase64": base64(content.as_bytes())});
             return server.reply(&asked, answer).await;
@@ -38,7 +38,7 @@ async fn read(server: &mut Fake, content: &str, links: u64) {
     }
 }
 
-/// Refuses a write for want of room; tells what should have been written.
+/// Refuses a write with a full disk; returns the refused content.
 async fn full(server: &mut Fake, atomic: bool) -> Vec<u8> {
     let asked = server.expect("fs/writeFile").await;
     assert_eq!(asked.params["atomic"] == true, atomic, "{asked:?}");
@@ -47,7 +47,7 @@ async fn full(server: &mut Fake, atomic: bool) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_file_is_replaced_all_at_once_where_the_server_can() {
+async fn a_file_is_replaced_atomically_if_the_server_can() {
     let (client, mut server, _dialled) = connect(json!({"fsAtomicWrite": true})).await;
     let applying = apply(client, UPDATE);
     read(&mut server, "old\n", 1).await;
@@ -71,8 +71,8 @@ async fn a_file_that_cannot_be_replaced_is_written_in_place() {
 }
 
 #[tokio::test]
-async fn a_file_written_in_part_is_put_back() {
-    // A server that cannot replace files, and a file that has another name.
+async fn a_partly_written_file_is_restored() {
+    // A server without atomic writes, and a file with another name.
     for (capabilities, links) in [(json!({}), 1), (json!({"fsAtomicWrite": true}), 2)] {
         let (client, mut server, _dialled) = connect(capabilities).await;
         let applying = apply(client, UPDATE);
@@ -88,7 +88,7 @@ async fn a_file_written_in_part_is_put_back() {
 }
 
 #[tokio::test]
-async fn a_file_that_may_be_damaged_is_named() {
+async fn the_error_names_a_file_that_may_be_damaged() {
     let (client, mut server, _dialled) = connect(json!({})).await;
     let applying = apply(client, UPDATE);
     read(&mut server, "old\n", 1).await;
@@ -101,7 +101,7 @@ async fn a_file_that_may_be_damaged_is_named() {
 }
 
 #[tokio::test]
-async fn a_new_file_written_in_part_is_removed_with_its_directory() {
+async fn a_partly_written_new_file_is_removed_with_its_directory() {
     let (client, mut server, _dialled) = connect(json!({})).await;
     let applying = apply(client, ADD);
     let asked = server.expect("fs/canonicalize").await;
@@ -110,7 +110,7 @@ async fn a_new_file_written_in_part_is_removed_with_its_directory() {
     let asked = server.expect("fs/canonicalize").await;
     server.reply(&asked, json!({"path": "file:///srv"})).await;
     for _ in 0..3 {
-        // First the file and whether it is a link, then its directory.
+        // First the file, and whether it is a link; then its directory.
         let asked = server.expect("fs/getMetadata").await;
         server.refuse(&asked, -32004, "stat: No such file or directory").await;
     }
@@ -133,10 +133,10 @@ async fn a_new_file_written_in_part_is_removed_with_its_directory() {
     assert!(matches!(error, PatchError::Unchanged(_)), "{error}");
 }
 
-/// A server that tells neither inode nor links: the second name of a file cannot be told from another
-/// file, but what the first step wrote is not written over.
+/// A server that reports neither inodes nor link counts: the client cannot recognize the second name of a
+/// file, but must not overwrite what the first step wrote.
 #[tokio::test]
-async fn a_file_that_changed_under_its_other_name_is_not_written_over() {
+async fn a_file_that_changed_through_another_name_is_not_overwritten() {
     const TWICE: &str =
         "*** Begin Patch\n*** Update File: a\n@@\n+x\n*** Update File: b\n@@\n+y\n*** End Patch";
     let (client, mut server, _dialled) = connect(json!({})).await;
@@ -144,7 +144,7 @@ async fn a_file_that_changed_under_its_other_name_is_not_written_over() {
     let mut content = b"old\n".to_vec();
     let mut reads = 0;
     while reads < 3 {
-        let asked = server.asked().await;
+        let asked = server.next_request().await;
         let answer = match asked.method.as_str() {
             "fs/canonicalize" => json!({"path": asked.params["path"]}),
             "fs/getMetadata" => json!({"isDirectory": false, "isFile": true}),

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use codex_exec_client::{
-    ExecCommand, ExecServerClient, ExecServerError, OutputStream, Process, ProcessEvent, WhenSlow,
+    ExecCommand, ExecServerClient, ExecServerError, OnSlowConsumer, OutputStream, Process,
+    ProcessEvent,
 };
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -19,7 +20,7 @@ async fn spawn(
         let client = client.clone();
         async move { client.spawn(command).await }
     });
-    let id = fake.started().await;
+    let id = fake.accept_start().await;
     (spawning.await.unwrap().unwrap(), id)
 }
 
@@ -31,7 +32,7 @@ async fn text(process: &mut Process) -> String {
 }
 
 #[tokio::test]
-async fn a_start_says_what_was_asked() {
+async fn a_start_sends_the_commands_settings() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let command = ExecCommand::new(["ls", "-l"]).env("A", "b").arg("x").arg0("dir");
     let _spawning = go(async move { client.spawn(command).await });
@@ -45,12 +46,12 @@ async fn a_start_says_what_was_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_that_come_early_late_and_twice_are_put_right() {
+async fn early_late_and_repeated_events_are_delivered_in_order_once() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let spawning = go(async move { client.spawn(ExecCommand::new(["x"])).await });
     let asked = fake.expect("process/start").await;
     let id = asked.params["processId"].as_str().unwrap().to_owned();
-    // Before the answer, out of order, twice.
+    // Before the response, out of order, twice.
     fake.closed(&id, 4).await;
     fake.output(&id, 2, "b").await;
     fake.output(&id, 2, "b").await;
@@ -58,7 +59,7 @@ async fn events_that_come_early_late_and_twice_are_put_right() {
     fake.reply(&asked, json!({"processId": id, "sandboxType": "linuxSeccomp"})).await;
     let mut process = spawning.await.unwrap().unwrap();
     assert_eq!(process.wait().await.unwrap().code, 7);
-    // The first is missing: after a while it is read.
+    // The first event is missing, so the client reads it after a while.
     let read = fake.expect("process/read").await;
     assert_eq!(read.params["afterSeq"], 0);
     let chunks = json!([{"seq": 1, "stream": "stderr", "chunk": base64(b"a")}]);
@@ -77,7 +78,7 @@ async fn events_that_come_early_late_and_twice_are_put_right() {
 }
 
 #[tokio::test]
-async fn an_older_server_leaves_numbers_and_flags_out() {
+async fn events_of_an_older_server_without_numbers_are_delivered() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let (process, id) = spawn(&client, &mut fake, ExecCommand::new(["x"])).await;
     assert_eq!(process.sandbox_type(), None);
@@ -97,7 +98,7 @@ async fn an_older_server_leaves_numbers_and_flags_out() {
 }
 
 #[tokio::test]
-async fn a_full_window_disturbs_nobody_and_what_came_is_not_asked_for_again() {
+async fn a_full_window_delays_no_other_process_and_refetches_nothing() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let (mut slow, slow_id) = spawn(&client, &mut fake, ExecCommand::new(["x"]).window(1000)).await;
     let (mut quick, quick_id) = spawn(&client, &mut fake, ExecCommand::new(["y"])).await;
@@ -118,9 +119,10 @@ async fn a_full_window_disturbs_nobody_and_what_came_is_not_asked_for_again() {
 }
 
 #[tokio::test]
-async fn a_process_that_holds_the_connection_makes_it_wait() {
+async fn hold_connection_stops_reading_at_a_full_window() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
-    let command = ExecCommand::new(["x"]).window(1000).when_slow(WhenSlow::Hold);
+    let command =
+        ExecCommand::new(["x"]).window(1000).on_slow_consumer(OnSlowConsumer::HoldConnection);
     let (mut slow, id) = spawn(&client, &mut fake, command).await;
     let piece = "s".repeat(800);
     for seq in 1..=3 {
@@ -138,7 +140,7 @@ async fn a_process_that_holds_the_connection_makes_it_wait() {
 }
 
 #[tokio::test]
-async fn writes_have_ids_go_in_order_and_wait_for_room() {
+async fn writes_have_ids_and_go_in_order_within_the_window() {
     let (client, mut fake, _dialled) = connect(json!({"processCloseStdin": true})).await;
     let (mut process, id) = spawn(&client, &mut fake, ExecCommand::new(["x"]).pipe_stdin()).await;
     let mut stdin = process.take_stdin().unwrap();
@@ -147,7 +149,7 @@ async fn writes_have_ids_go_in_order_and_wait_for_room() {
         stdin.shutdown().await.unwrap();
     });
     let (mut ids, mut bytes) = (std::collections::HashSet::new(), 0);
-    // The first goes alone: the process may still be starting.
+    // The first write goes alone, since the process may still be starting.
     let first = fake.expect("process/write").await;
     fake.reply(&first, json!({"status": "starting"})).await;
     let mut asked = fake.expect("process/write").await;
@@ -167,7 +169,7 @@ async fn writes_have_ids_go_in_order_and_wait_for_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn input_that_is_not_accepted_holds_the_writer_back() {
+async fn a_writer_waits_for_input_to_be_accepted() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let (mut process, _) = spawn(&client, &mut fake, ExecCommand::new(["x"]).pipe_stdin()).await;
     let mut stdin = process.take_stdin().unwrap();
@@ -178,7 +180,7 @@ async fn input_that_is_not_accepted_holds_the_writer_back() {
 }
 
 #[tokio::test]
-async fn input_that_is_refused_is_an_error() {
+async fn refused_input_is_an_error() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let (mut process, _) = spawn(&client, &mut fake, ExecCommand::new(["x"]).pipe_stdin()).await;
     let mut stdin = process.take_stdin().unwrap();
@@ -206,7 +208,7 @@ async fn a_failed_start_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn one_process_has_one_handle() {
+async fn a_process_can_have_only_one_handle() {
     let (client, mut fake, _dialled) = connect(json!({})).await;
     let command = || ExecCommand::new(["x"]).process_id("one");
     let (_process, _) = spawn(&client, &mut fake, command()).await;
@@ -215,7 +217,7 @@ async fn one_process_has_one_handle() {
 }
 
 #[tokio::test]
-async fn a_streamed_body_comes_in_order_and_ends() {
+async fn a_streamed_body_arrives_in_order_and_ends() {
     use codex_exec_client::protocol::http::HttpRequestParams;
     use futures_util::TryStreamExt;
     let (client, mut fake, _dialled) = connect(json!({})).await;
@@ -243,12 +245,12 @@ async fn a_streamed_body_comes_in_order_and_ends() {
     let pieces: Vec<_> = soon(body.try_collect()).await.unwrap();
     assert_eq!(pieces, ["one", "two"]);
 
-    // A connection that drops ends the body, with an error.
+    // A dropped connection ends the body with an error.
     let asking = ask(client.clone(), params);
     let asked = fake.expect("http/request").await;
     fake.reply(&asked, json!({"status": 200, "headers": [], "bodyBase64": ""})).await;
     let (_, body) = asking.await.unwrap().unwrap();
     drop((fake, client, _dialled));
     let error = soon(body.try_collect::<Vec<_>>()).await.unwrap_err();
-    assert!(error.may_have_happened(), "{error}");
+    assert!(error.may_have_taken_effect(), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Connections that drop, against a scripted server: what is made again, and what is told.
+//! Dropped connections, against a scripted server: what the client repeats, and what it reports.
 
 use std::time::Duration;
 
@@ -15,22 +15,22 @@ use tokio::sync::mpsc;
 
 use crate::support::{Fake, base64, connect, go, soon};
 
-/// The next connection, with the session resumed on it.
+/// Accepts the next connection and resumes the session on it.
 async fn resumed(dialled: &mut mpsc::UnboundedReceiver<Fake>) -> Fake {
     let mut fake = soon(dialled.recv()).await.unwrap();
-    let asked = fake.welcome(json!({"processCloseStdin": true})).await;
+    let asked = fake.accept_initialize(json!({"processCloseStdin": true})).await;
     assert_eq!(asked.params["resumeSessionId"], "s1");
     fake
 }
 
 #[tokio::test]
-async fn missed_output_is_read_and_what_comes_twice_is_told_once() {
+async fn missed_output_is_read_and_repeats_are_delivered_once() {
     let (client, mut fake, mut dialled) = connect(json!({})).await;
     let spawning = go({
         let client = client.clone();
         async move { client.spawn(ExecCommand::new(["x"])).await }
     });
-    let id = fake.started().await;
+    let id = fake.accept_start().await;
     let mut process = spawning.await.unwrap().unwrap();
     fake.output(&id, 1, "one").await;
     assert!(matches!(process.next_event().await, Some(ProcessEvent::Output { .. })));
@@ -54,10 +54,10 @@ async fn missed_output_is_read_and_what_comes_twice_is_told_once() {
 }
 
 #[tokio::test]
-async fn writes_that_were_not_acknowledged_are_sent_again_in_order_with_their_ids() {
+async fn unacknowledged_writes_are_repeated_in_order_with_their_ids() {
     let (client, mut fake, mut dialled) = connect(json!({})).await;
     let spawning = go(async move { client.spawn(ExecCommand::new(["x"]).pipe_stdin()).await });
-    fake.started().await;
+    fake.accept_start().await;
     let mut process = spawning.await.unwrap().unwrap();
     let mut stdin = process.take_stdin().unwrap();
     for text in ["a", "b", "c", "d"] {
@@ -74,7 +74,7 @@ async fn writes_that_were_not_acknowledged_are_sent_again_in_order_with_their_id
     let mut fake = resumed(&mut dialled).await;
     let mut again = Vec::new();
     while again.len() < 3 {
-        let asked = fake.asked().await;
+        let asked = fake.next_request().await;
         match asked.method.as_str() {
             "process/write" => {
                 fake.reply(&asked, json!({"status": "accepted"})).await;
@@ -88,7 +88,7 @@ async fn writes_that_were_not_acknowledged_are_sent_again_in_order_with_their_id
 }
 
 #[tokio::test]
-async fn a_watch_is_made_again_and_what_it_missed_is_told() {
+async fn a_watch_registers_again_and_reports_an_overflow() {
     let (client, mut fake, mut dialled) = connect(json!({"fsWatch": true})).await;
     let params = FsWatchParams::new(0, "/a".parse().unwrap());
     let watching = go(async move { client.files().watch(params).await });
@@ -110,7 +110,7 @@ async fn a_watch_is_made_again_and_what_it_missed_is_told() {
     let mut fake = resumed(&mut dialled).await;
     let again = fake.expect("fs/watch").await;
     assert_eq!(again.params, asked.params);
-    // This connection dies too, with the answer under way: whether it is there has to be made sure.
+    // This connection dies too, before the response: the client has to check whether the watch exists.
     drop(fake);
     let mut fake = resumed(&mut dialled).await;
     let asked = fake.expect("fs/unwatch").await;
@@ -129,7 +129,7 @@ async fn a_watch_is_made_again_and_what_it_missed_is_told() {
 }
 
 #[tokio::test]
-async fn reads_are_made_again_and_the_rest_may_have_happened() {
+async fn reads_are_repeated_and_other_requests_may_have_taken_effect() {
     let (client, mut fake, mut dialled) = connect(json!({})).await;
     let reading = go({
         let client = client.clone();
@@ -151,8 +151,8 @@ async fn reads_are_made_again_and_the_rest_may_have_happened() {
     drop(fake);
 
     let error = soon(signalling).await.unwrap().unwrap_err();
-    assert!(matches!(error, ExecServerError::Lost(Lost::Answer { method: "process/signal" })));
-    assert!(error.may_have_happened(), "{error}");
+    assert!(matches!(error, ExecServerError::Lost(Lost::Response { method: "process/signal" })));
+    assert!(error.may_have_taken_effect(), "{error}");
     let mut fake = resumed(&mut dialled).await;
     let asked = fake.expect("process/read").await;
     assert_eq!((&asked.params["afterSeq"], &asked.params["waitMs"]), (&json!(3), &json!(60_000)));
@@ -161,7 +161,7 @@ async fn reads_are_made_again_and_the_rest_may_have_happened() {
 }
 
 #[tokio::test]
-async fn a_call_made_while_there_is_no_connection_waits_for_one() {
+async fn a_call_without_a_connection_waits_for_one() {
     let (client, fake, mut dialled) = connect(json!({})).await;
     let mut status = client.status();
     drop(fake);
@@ -178,7 +178,7 @@ async fn a_call_made_while_there_is_no_connection_waits_for_one() {
     soon(signalling).await.unwrap().unwrap();
 }
 
-/// What a start ends with whose answer was lost, and whose repetition is refused in these words.
+/// The result of a start whose response was lost and whose repetition is refused with this message.
 async fn repeated_start(words: &str, kind: Option<&str>) -> Result<(), ExecServerError> {
     let (client, mut fake, mut dialled) = connect(json!({})).await;
     let spawning = go(async move { client.spawn(ExecCommand::new(["x"])).await });
@@ -195,7 +195,7 @@ async fn repeated_start(words: &str, kind: Option<&str>) -> Result<(), ExecServe
 }
 
 #[tokio::test]
-async fn a_start_whose_answer_was_lost_is_found_again() {
+async fn a_start_whose_response_was_lost_succeeds() {
     repeated_start("process p already exists", None).await.unwrap();
 }
 
@@ -206,7 +206,7 @@ async fn a_start_that_is_refused_twice_is_refused() {
 }
 
 #[tokio::test]
-async fn a_repeated_start_is_judged_by_its_kind_and_not_by_its_words() {
+async fn a_repeated_start_is_judged_by_the_errors_kind_not_its_message() {
     repeated_start("Prozess vorhanden", Some("processExists")).await.unwrap();
     for kind in ["sessionEnded", "invalidParams", "ofTomorrow"] {
         let error = repeated_start("process p already exists", Some(kind)).await.unwrap_err();
@@ -215,7 +215,7 @@ async fn a_repeated_start_is_judged_by_its_kind_and_not_by_its_words() {
 }
 
 #[tokio::test]
-async fn a_process_is_gone_if_the_kind_says_so() {
+async fn the_kind_decides_that_a_process_is_unknown() {
     for (words, kind, gone) in
         [("nix da", "unknownProcess", true), ("unknown process id p", "ofTomorrow", false)]
     {
@@ -242,12 +242,12 @@ async fn running(client: &ExecServerClient, fake: &mut Fake) -> codex_exec_clien
         let client = client.clone();
         async move { client.spawn(ExecCommand::new(["x"])).await }
     });
-    fake.started().await;
+    fake.accept_start().await;
     spawning.await.unwrap().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_is_gone_fails_everything() {
+async fn a_lost_session_fails_every_call_and_process() {
     let (client, mut fake, mut dialled) = connect(json!({})).await;
     let mut process = running(&client, &mut fake).await;
     drop(fake);
@@ -267,7 +267,7 @@ async fn a_session_that_is_gone_fails_everything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_has_not_noticed_is_asked_until_the_time_is_up() {
+async fn resuming_is_retried_while_the_server_holds_the_session() {
     let (client, fake, mut dialled) = connect(json!({})).await;
     drop(fake);
     let began = tokio::time::Instant::now();
@@ -290,7 +290,7 @@ async fn a_server_that_has_not_noticed_is_asked_until_the_time_is_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_session_in_its_place_is_no_resumption() {
+async fn a_new_session_instead_of_the_old_one_is_a_loss() {
     let (client, fake, mut dialled) = connect(json!({})).await;
     drop(fake);
     let mut fake = dialled.recv().await.unwrap();
@@ -301,7 +301,7 @@ async fn another_session_in_its_place_is_no_resumption() {
 }
 
 #[tokio::test]
-async fn closing_ends_a_reconnect() {
+async fn closing_the_client_ends_a_reconnect() {
     let (client, fake, dialled) = connect(json!({})).await;
     drop((fake, dialled));
     soon(client.close()).await;

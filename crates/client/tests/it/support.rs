@@ -1,9 +1,9 @@
-//! A server whose every answer is written in the test.
+//! A scripted server: the test writes every response.
 
 use std::time::Duration;
 
 use codex_exec_client::{
-    Connection, ConnectionConfig, DialFailure, Dialer, Dialling, ExecServerClient,
+    Connection, ConnectionConfig, DialFailure, DialFuture, Dialer, ExecServerClient,
     ExecServerClientConnectOptions, Jitter,
 };
 use codex_exec_serving::Server;
@@ -11,89 +11,95 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
 
 /// The server's end of a connection.
-pub struct Fake {
+pub(crate) struct Fake {
     connection: Connection,
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug)]
-pub struct Asked {
+pub(crate) struct Request {
     pub id: Value,
     pub method: String,
     pub params: Value,
 }
 
 impl Fake {
-    pub fn new(connection: Connection) -> Self {
+    pub(crate) fn new(connection: Connection) -> Self {
         Self { connection }
     }
 
     /// The next message; `None` at the end.
-    pub async fn message(&mut self) -> Option<Value> {
+    pub(crate) async fn message(&mut self) -> Option<Value> {
         let bytes = self.connection.next().await?.unwrap();
         Some(serde_json::from_slice(&bytes).unwrap())
     }
 
     /// The next request.
-    pub async fn asked(&mut self) -> Asked {
+    pub(crate) async fn next_request(&mut self) -> Request {
         let message = self.message().await.expect("the client is still there");
-        Asked {
+        Request {
             id: message["id"].clone(),
             method: message["method"].as_str().unwrap().to_owned(),
             params: message["params"].clone(),
         }
     }
 
-    /// The next request, which has to be of this method.
-    pub async fn expect(&mut self, method: &str) -> Asked {
-        let asked = self.asked().await;
+    /// The next request, which must have this method.
+    pub(crate) async fn expect(&mut self, method: &str) -> Request {
+        let asked = self.next_request().await;
         assert_eq!(asked.method, method, "{asked:?}");
         asked
     }
 
-    pub async fn send(&mut self, message: Value) {
+    pub(crate) async fn send(&mut self, message: Value) {
         self.connection.outbound().send(message.to_string()).await.unwrap();
     }
 
-    pub async fn send_text(&mut self, message: &str) {
+    pub(crate) async fn send_text(&mut self, message: &str) {
         self.connection.outbound().send(message.to_owned()).await.unwrap();
     }
 
-    pub async fn reply(&mut self, asked: &Asked, result: Value) {
+    pub(crate) async fn reply(&mut self, asked: &Request, result: Value) {
         self.send(json!({"id": asked.id, "result": result})).await;
     }
 
-    pub async fn refuse(&mut self, asked: &Asked, code: i64, message: &str) {
+    pub(crate) async fn refuse(&mut self, asked: &Request, code: i64, message: &str) {
         self.send(json!({"id": asked.id, "error": {"code": code, "message": message}})).await;
     }
 
-    pub async fn refuse_as(&mut self, asked: &Asked, code: i64, message: &str, kind: &str) {
+    pub(crate) async fn refuse_as(
+        &mut self,
+        asked: &Request,
+        code: i64,
+        message: &str,
+        kind: &str,
+    ) {
         let error = json!({"code": code, "message": message, "data": {"kind": kind}});
         self.send(json!({"id": asked.id, "error": error})).await;
     }
 
-    pub async fn notify(&mut self, method: &str, params: Value) {
+    pub(crate) async fn notify(&mut self, method: &str, params: Value) {
         self.send(json!({"method": method, "params": params})).await;
     }
 
-    pub async fn output(&mut self, process: &str, seq: u64, text: &str) {
+    pub(crate) async fn output(&mut self, process: &str, seq: u64, text: &str) {
         let chunk = base64(text.as_bytes());
         let params = json!({"processId": process, "seq": seq, "stream": "stdout", "chunk": chunk});
         self.notify("process/output", params).await;
     }
 
-    pub async fn exited(&mut self, process: &str, seq: u64, code: i32) {
+    pub(crate) async fn exited(&mut self, process: &str, seq: u64, code: i32) {
         let params =
             json!({"processId": process, "seq": seq, "exitCode": code, "sandboxDenied": false});
         self.notify("process/exited", params).await;
     }
 
-    pub async fn closed(&mut self, process: &str, seq: u64) {
+    pub(crate) async fn closed(&mut self, process: &str, seq: u64) {
         self.notify("process/closed", json!({"processId": process, "seq": seq})).await;
     }
 
-    /// The opening of a session.
-    pub async fn welcome(&mut self, capabilities: Value) -> Asked {
+    /// Responds to `initialize`.
+    pub(crate) async fn accept_initialize(&mut self, capabilities: Value) -> Request {
         let asked = self.expect("initialize").await;
         let info =
             json!({"cwd": "file:///srv", "platformOs": "linux", "capabilities": capabilities});
@@ -102,46 +108,46 @@ impl Fake {
         asked
     }
 
-    pub async fn initialized(&mut self) {
+    pub(crate) async fn initialized(&mut self) {
         let message = self.message().await.unwrap();
         assert_eq!(message["method"], "initialized");
     }
 
-    /// Answers `process/start`, and tells the process's id.
-    pub async fn started(&mut self) -> String {
+    /// Responds to `process/start`; returns the process's id.
+    pub(crate) async fn accept_start(&mut self) -> String {
         let asked = self.expect("process/start").await;
         self.reply(&asked, json!({"processId": asked.params["processId"]})).await;
         asked.params["processId"].as_str().unwrap().to_owned()
     }
 }
 
-pub fn base64(bytes: &[u8]) -> String {
+pub(crate) fn base64(bytes: &[u8]) -> String {
     let json = serde_json::to_value(codex_exec_client::protocol::Base64Bytes::from(bytes)).unwrap();
     json.as_str().unwrap().to_owned()
 }
 
-pub fn unbase64(text: &Value) -> Vec<u8> {
+pub(crate) fn unbase64(text: &Value) -> Vec<u8> {
     serde_json::from_value::<codex_exec_client::protocol::Base64Bytes>(text.clone())
         .unwrap()
         .to_vec()
 }
 
-/// A dialer whose other end the test holds: each connection dialled comes out of the channel.
-pub struct FakeDialer {
+/// A dialer for tests: the channel receives the server's end of each dialled connection.
+pub(crate) struct FakeDialer {
     servers: mpsc::UnboundedSender<Fake>,
-    /// Errors to give before any connection.
+    /// Errors to return before the first connection.
     failures: Mutex<Vec<DialFailure>>,
 }
 
 impl FakeDialer {
-    pub fn new() -> (Self, mpsc::UnboundedReceiver<Fake>) {
+    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Fake>) {
         let (servers, dialled) = mpsc::unbounded_channel();
         (Self { servers, failures: Mutex::default() }, dialled)
     }
 }
 
 impl Dialer for FakeDialer {
-    fn dial(&self) -> Dialling<'_> {
+    fn dial(&self) -> DialFuture<'_> {
         Box::pin(async {
             if let Some(failure) = self.failures.lock().await.pop() {
                 return Err(failure);
@@ -159,7 +165,7 @@ impl Dialer for FakeDialer {
     }
 }
 
-pub fn options() -> ExecServerClientConnectOptions {
+pub(crate) fn options() -> ExecServerClientConnectOptions {
     let mut options = ExecServerClientConnectOptions::default();
     options.client_name = "test".into();
     options.reconnect.jitter = Jitter::new(|| 1.0);
@@ -167,35 +173,35 @@ pub fn options() -> ExecServerClientConnectOptions {
 }
 
 /// A client and its scripted server, and the channel of further connections.
-pub async fn connect_with(
+pub(crate) async fn connect_with(
     options: ExecServerClientConnectOptions,
     capabilities: Value,
 ) -> (ExecServerClient, Fake, mpsc::UnboundedReceiver<Fake>) {
     let (dialer, mut dialled) = FakeDialer::new();
     let connecting = tokio::spawn(ExecServerClient::connect(dialer, options));
     let mut fake = dialled.recv().await.unwrap();
-    fake.welcome(capabilities).await;
+    fake.accept_initialize(capabilities).await;
     (connecting.await.unwrap().unwrap(), fake, dialled)
 }
 
-pub async fn connect(
+pub(crate) async fn connect(
     capabilities: Value,
 ) -> (ExecServerClient, Fake, mpsc::UnboundedReceiver<Fake>) {
     connect_with(options(), capabilities).await
 }
 
 /// Fails a test that hangs.
-pub async fn soon<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future).await.expect("in time")
 }
 
-/// The server that files are tested on, and a client of it.
-pub async fn server() -> Option<(Server, ExecServerClient)> {
-    Some(crate::ours::embedded().await)
+/// The server for the tests of files, and a client of it.
+pub(crate) async fn server() -> Option<(Server, ExecServerClient)> {
+    Some(crate::embedded::embedded().await)
 }
 
-/// Runs something in the background, for a script that answers it.
-pub fn go<T: Send + 'static>(
+/// Runs a future in the background while the test scripts the server.
+pub(crate) fn go<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> tokio::task::JoinHandle<T> {
     tokio::spawn(future)

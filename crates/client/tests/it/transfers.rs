@@ -1,4 +1,4 @@
-//! Uploads and downloads where the source, the server or the connection is not what one hopes for.
+//! Uploads and downloads with unusual sources, servers and connections.
 
 use std::fs::Permissions;
 use std::io::{PipeReader, Write};
@@ -10,18 +10,18 @@ use codex_exec_client::{ExecServerClient, PathUri, TransferOptions};
 use codex_exec_serving::ServerConfig;
 use serde_json::json;
 
-use crate::ours::{embedded, listening};
+use crate::embedded::{embedded, listening};
 use crate::support::{connect, go, soon};
 
 fn uri(path: &Path) -> PathUri {
     PathUri::try_from(path).unwrap()
 }
 
-/// A pipe with something to read, by a name as shells give it to `<(…)`.
-pub fn pipe(content: Vec<u8>) -> (PipeReader, PathBuf) {
+/// A pipe with content, and its path as in `<(…)`.
+pub(crate) fn pipe(content: Vec<u8>) -> (PipeReader, PathBuf) {
     let (reader, mut writer) = std::io::pipe().unwrap();
     std::thread::spawn(move || {
-        // Whoever reads may leave early.
+        // The reader may close early.
         let _ = writer.write_all(&content);
     });
     let name = format!("/proc/self/fd/{}", reader.as_raw_fd());
@@ -29,7 +29,7 @@ pub fn pipe(content: Vec<u8>) -> (PipeReader, PathBuf) {
 }
 
 #[tokio::test]
-async fn a_pipe_is_uploaded_to_its_end_however_much_that_is() {
+async fn a_pipe_of_any_length_is_uploaded_to_its_end() {
     let listening = listening(ServerConfig::default()).await;
     let args = codex_exec_client::RemoteExecServerConnectArgs::new(listening.url(), "test");
     let remote = soon(ExecServerClient::connect_websocket(args)).await.unwrap();
@@ -37,7 +37,7 @@ async fn a_pipe_is_uploaded_to_its_end_however_much_that_is() {
     for client in [remote, local] {
         let directory = tempfile::tempdir().unwrap();
         let there = directory.path().join("there");
-        // Around the size of a block, and many of them.
+        // Sizes around one block, and of many blocks.
         for len in [0, 7, 262_144, 262_145, 5_000_000] {
             let mut content = b"one after another, ".repeat(len / 19 + 1);
             content.truncate(len);
@@ -52,7 +52,7 @@ async fn a_pipe_is_uploaded_to_its_end_however_much_that_is() {
 }
 
 #[tokio::test]
-async fn a_pipe_is_not_started_over_when_the_connection_drops() {
+async fn an_upload_of_a_pipe_does_not_start_over() {
     for atomic in [true, false] {
         let capabilities = json!({"fileWriteStreaming": true, "fsAtomicWrite": atomic});
         let (client, mut server, _dialled) = connect(capabilities).await;
@@ -75,7 +75,7 @@ async fn a_pipe_is_not_started_over_when_the_connection_drops() {
 }
 
 #[tokio::test]
-async fn a_stream_that_arrives_short_is_told() {
+async fn an_upload_that_arrives_short_is_an_error() {
     let capabilities = json!({"fileWriteStreaming": true, "fsAtomicWrite": true});
     let (client, mut server, _dialled) = connect(capabilities).await;
     let (_open, name) = pipe(vec![7; 300_000]);
@@ -84,7 +84,7 @@ async fn a_stream_that_arrives_short_is_told() {
         client.files().upload(&name, &"/srv/x".parse().unwrap(), &options).await
     });
     loop {
-        let asked = soon(server.asked()).await;
+        let asked = soon(server.next_request()).await;
         if asked.method == "fs/getMetadata" {
             let answer = json!({"isDirectory": false, "isFile": true, "size": 262_144});
             server.reply(&asked, answer).await;
@@ -105,7 +105,7 @@ fn set_mode(path: impl AsRef<Path>, mode: u32) {
 }
 
 #[tokio::test]
-async fn what_a_tree_keeps_to_itself_is_told_and_the_rest_is_copied() {
+async fn unreadable_parts_of_a_tree_are_reported_and_the_rest_is_copied() {
     let (_server, client) = embedded().await;
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("source");
@@ -114,7 +114,7 @@ async fn what_a_tree_keeps_to_itself_is_told_and_the_rest_is_copied() {
     symlink("sub/file", source.join("followed")).unwrap();
     symlink("sub", source.join("link")).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(source.join("sub/socket")).unwrap();
-    // Regular, and nobody can read it.
+    // A regular file that cannot be read.
     symlink("/proc/self/mem", source.join("unreadable")).unwrap();
 
     let [up, down, within] = ["up", "down", "within"].map(|name| directory.path().join(name));
@@ -142,7 +142,7 @@ async fn what_a_tree_keeps_to_itself_is_told_and_the_rest_is_copied() {
         assert_eq!(std::fs::read(copy.join("sub/file")).unwrap(), b"x");
     }
 
-    // A link that leads nowhere, and a directory that may not be read (but by root).
+    // A broken link, and a directory that only root may read.
     std::fs::remove_file(source.join("unreadable")).unwrap();
     symlink("nowhere", source.join("dangling")).unwrap();
     std::fs::create_dir(source.join("barred")).unwrap();
@@ -162,12 +162,12 @@ async fn what_a_tree_keeps_to_itself_is_told_and_the_rest_is_copied() {
 }
 
 #[tokio::test]
-async fn what_is_new_gets_the_permissions_of_its_source() {
+async fn new_files_get_the_permissions_of_their_source() {
     let (_server, client) = embedded().await;
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("source");
     std::fs::create_dir_all(source.join("closed")).unwrap();
-    // The second is sent in blocks.
+    // The second takes several blocks.
     for (name, len, bits) in [("secret", 1, 0o600), ("large", 300_000, 0o640), ("run", 1, 0o751)] {
         std::fs::write(source.join(name), vec![7; len]).unwrap();
         set_mode(source.join(name), bits);
@@ -188,7 +188,7 @@ async fn what_is_new_gets_the_permissions_of_its_source() {
             assert_eq!(mode(copy.join(name)), mode(source.join(name)), "{name}");
         }
     }
-    // What is there keeps its own.
+    // An existing file keeps its own permissions.
     for name in ["secret", "run"] {
         set_mode(source.join(name), 0o644);
     }
@@ -206,7 +206,7 @@ async fn what_is_new_gets_the_permissions_of_its_source() {
 }
 
 #[tokio::test]
-async fn a_secret_is_one_from_its_first_byte() {
+async fn a_private_file_is_private_from_its_first_byte() {
     let capabilities =
         json!({"fileWriteStreaming": true, "fsAtomicWrite": true, "fsRenameLinkMode": true});
     let (client, mut server, _dialled) = connect(capabilities).await;
@@ -220,17 +220,17 @@ async fn a_secret_is_one_from_its_first_byte() {
             let options = TransferOptions::default();
             client.files().upload(&secret, &"/srv/x".parse().unwrap(), &options).await
         });
-        let first = soon(server.asked()).await;
+        let first = soon(server.next_request()).await;
         let bits = match first.method.as_str() {
             "fs/open" => &first.params["permissions"],
             _ => &first.params["mode"],
         };
         assert_eq!(*bits, 0o600, "{}", first.method);
         server.reply(&first, json!({"handleId": first.params["handleId"]})).await;
-        // Blocks, the end, and whether all of it is there.
+        // Blocks, the close, and the check of the size.
         let mut more = len > 1;
         while more {
-            let asked = soon(server.asked()).await;
+            let asked = soon(server.next_request()).await;
             let answer = json!({"isDirectory": false, "isFile": true, "size": len});
             server.reply(&asked, answer).await;
             more = asked.method != "fs/getMetadata";

@@ -35,7 +35,7 @@ async fn without_a_policy_nothing_is_inherited() {
 }
 
 #[tokio::test]
-async fn a_policy_takes_from_the_server_what_it_says() {
+async fn an_environment_policy_inherits_the_listed_variables() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let own = std::env::var("CARGO_MANIFEST_DIR").unwrap();
@@ -55,7 +55,7 @@ async fn a_policy_takes_from_the_server_what_it_says() {
 }
 
 #[tokio::test]
-async fn globs_drop_and_keep_without_regard_to_case() {
+async fn globs_match_variables_without_regard_to_case() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let dropped = json!({"inherit": "all", "exclude": ["cargo_pkg_*"]});
@@ -69,10 +69,10 @@ async fn globs_drop_and_keep_without_regard_to_case() {
 }
 
 #[tokio::test]
-async fn secrets_of_a_policys_making_stay_and_the_servers_credentials_never_pass() {
+async fn variables_set_by_the_client_stay_and_server_credentials_never_pass() {
     let server = server();
     let mut client = Client::ready(&server).await;
-    // What the client itself sets is the client's business.
+    // The client decides about variables that it sets itself.
     let set = json!({"inherit": "none", "set": {"GITHUB_TOKEN": "t"}});
     let set = env(&mut client, json!({"A_SECRET": "s"}), set).await;
     assert_eq!(json!(set), json!({"GITHUB_TOKEN": "t", "A_SECRET": "s"}));
@@ -92,7 +92,7 @@ async fn secrets_of_a_policys_making_stay_and_the_servers_credentials_never_pass
 
 /// A client sends a method only to a server that announces it.
 #[tokio::test]
-async fn every_method_is_announced() {
+async fn every_extension_method_has_a_capability() {
     let mut client = Client::ready(&server()).await;
     let info = client.call("environment/info", json!({})).await.unwrap();
     let capabilities = serde_json::from_str(&info["capabilities"].to_string()).unwrap();

@@ -1,4 +1,4 @@
-//! Every error answer says what kind it is.
+//! Every error response has a kind.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::*;
 
-/// A directory with something of every sort in it.
+/// A directory with every kind of file.
 struct Tree(tempfile::TempDir);
 
 impl Tree {
@@ -151,7 +151,7 @@ async fn failures_of_fetches_have_kinds() {
     assert_eq!(client.kind("http/request", fetch("ftp://x/")).await, InvalidParams);
 }
 
-/// Params that a method takes.
+/// Valid params of a method.
 fn params(method: Method, tree: &Tree) -> Value {
     use Method::*;
     match method {
@@ -202,8 +202,8 @@ fn file_params(method: FileMethod, tree: &Tree) -> Value {
     }
 }
 
-/// Something in place of a member: of another type, out of range, or naming what is not there. No
-/// path of it leads out of the tree to anything that exists.
+/// An invalid value for a member: of another type, out of range, or a name that does not exist. No path
+/// leads out of the tree to an existing file.
 fn odd(random: &mut fastrand::Rng, tree: &Tree) -> Value {
     let paths = ["none", "file/x", "full", "loop", "none/deeper"];
     match random.u8(..10) {
@@ -220,10 +220,10 @@ fn odd(random: &mut fastrand::Rng, tree: &Tree) -> Value {
     }
 }
 
-/// The support of these tests refuses an error without a kind, or with one that does not go with its
-/// code; here it is made to see as many errors as possible.
+/// The test client fails on an error without a kind, or with a kind that does not match its code; this
+/// causes as many errors as possible.
 #[tokio::test]
-async fn whatever_is_wrong_with_a_request_its_error_has_a_kind() {
+async fn every_error_of_a_mutated_request_has_a_kind() {
     let seed = 0x6b69_6e64;
     let mut random = fastrand::Rng::with_seed(seed);
     let tree = Tree::new();
@@ -249,20 +249,20 @@ async fn whatever_is_wrong_with_a_request_its_error_has_a_kind() {
                 0 => drop(members.remove(member)),
                 _ => drop(members.insert(member.clone(), odd(&mut random, &tree))),
             }
-            // A client that waits, or a request that is long in coming, is not what is tried here.
+            // Long polls and slow requests are not tested here.
             if !(method == Method::ProcessRead && member == "waitMs") {
                 wrong.push(params);
             }
         }
         for params in wrong {
-            let id = client.ask(name, params).await;
-            if client.answer(id).await.is_err() {
+            let id = client.send_request(name, params).await;
+            if client.response(id).await.is_err() {
                 refused.insert(name);
-                kinds.insert(client.kind_of_answer(id));
+                kinds.insert(client.kind_of_response(id));
             }
         }
     }
-    // These take no params.
+    // These methods have no params.
     let without = ["environment/info", "environment/status", "process/list"];
     let all: BTreeSet<_> = Method::all().map(Method::name).collect();
     let never: Vec<_> = all.difference(&refused).copied().collect();

@@ -1,4 +1,4 @@
-//! `http/request`: HTTP from where the server is.
+//! `http/request`: HTTP requests from the server's machine.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::*;
 
-/// A web server that answers each request as `answer` says, and closes.
+/// A web server that responds to each request with the result of `answer`, and closes.
 async fn web<F>(answer: F) -> SocketAddr
 where
     F: Fn(String) -> Vec<u8> + Clone + Send + 'static,
@@ -29,7 +29,7 @@ where
     address
 }
 
-/// Head and body of a request.
+/// Reads the head and body of a request.
 async fn read_request(socket: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     loop {
@@ -48,7 +48,7 @@ fn ok(body: &str) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\ncontent-length: {len}\r\nx-a: 1\r\nx-a: 2\r\n\r\n{body}").into()
 }
 
-/// Says what it was asked; `/moved/CODE` leads to `/there`.
+/// Echoes the request; `/moved/CODE` redirects to `/there`.
 async fn echo() -> SocketAddr {
     web(|request| {
         let path = request.split(' ').nth(1).unwrap();
@@ -82,7 +82,7 @@ fn body(answer: &Value) -> String {
 }
 
 #[tokio::test]
-async fn a_request_goes_out_as_asked_and_its_answer_comes_back_whole() {
+async fn a_request_is_sent_as_given_and_its_response_returned_whole() {
     let (address, server) = (echo().await, server());
     let mut client = Client::ready(&server).await;
     let more = json!({
@@ -103,7 +103,7 @@ async fn a_request_goes_out_as_asked_and_its_answer_comes_back_whole() {
 }
 
 #[tokio::test]
-async fn redirects_are_followed_as_browsers_do_or_returned() {
+async fn redirects_are_followed_or_returned() {
     let (address, server) = (echo().await, server());
     let mut client = Client::ready(&server).await;
     let post = json!({
@@ -126,7 +126,7 @@ async fn redirects_are_followed_as_browsers_do_or_returned() {
 }
 
 #[tokio::test]
-async fn a_redirect_elsewhere_takes_no_credentials_along_and_ends_somewhere() {
+async fn a_redirect_to_another_host_carries_no_credentials() {
     let (there, server) = (echo().await, server());
     let mut client = Client::ready(&server).await;
     let here = web(move |_| {
@@ -181,7 +181,7 @@ async fn bad_requests_are_refused_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn a_header_takes_a_variable_of_the_server() {
+async fn a_header_can_use_a_variable_of_the_server() {
     let (address, server) = (echo().await, server());
     let mut client = Client::ready(&server).await;
     // Cargo sets it for tests.
@@ -194,7 +194,7 @@ async fn a_header_takes_a_variable_of_the_server() {
 }
 
 #[tokio::test]
-async fn a_streamed_body_follows_its_answer_in_pieces() {
+async fn a_streamed_body_follows_its_response_in_notifications() {
     const LEN: usize = 3 << 20;
     let server = server();
     let mut client = Client::ready(&server).await;
@@ -205,7 +205,7 @@ async fn a_streamed_body_follows_its_answer_in_pieces() {
         assert_eq!((&answer["status"], body(&answer)), (&json!(200), String::new()));
         let (mut len, mut seq) = (0, 0);
         loop {
-            let notice = client.notice().await;
+            let notice = client.notification().await;
             assert_eq!(notice["method"], "http/request/bodyDelta");
             let params = &notice["params"];
             seq += 1;
@@ -223,7 +223,7 @@ async fn a_streamed_body_follows_its_answer_in_pieces() {
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_off_says_so() {
+async fn a_truncated_body_is_an_error() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let address = web(|_| b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nabc".to_vec()).await;
@@ -231,24 +231,25 @@ async fn a_body_that_breaks_off_says_so() {
     assert_eq!(refused.code, -32603);
     let stream = with(get(address, "/"), &json!({"streamResponse": true}));
     client.call("http/request", stream).await.unwrap();
-    assert_eq!(client.notice().await["params"]["deltaBase64"], base64(b"abc"));
-    let last = client.notice().await;
+    assert_eq!(client.notification().await["params"]["deltaBase64"], base64(b"abc"));
+    let last = client.notification().await;
     assert_eq!((&last["params"]["done"], &last["params"]["seq"]), (&json!(true), &json!(2)));
     assert!(last["params"]["error"].is_string(), "{last}");
 }
 
 #[tokio::test]
-async fn a_silent_server_runs_into_the_timeout_and_its_id_is_taken_meanwhile() {
+async fn a_silent_server_times_out_and_its_id_is_in_use_meanwhile() {
     let server = server();
     let mut client = Client::ready(&server).await;
-    // Accepts by the kernel's grace, and never answers.
+    // The kernel accepts the connection, but no response comes.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = silent.local_addr().unwrap();
     let stream = with(get(address, "/"), &json!({"streamResponse": true}));
-    let first = client.ask("http/request", with(stream.clone(), &json!({"timeoutMs": 300}))).await;
+    let first =
+        client.send_request("http/request", with(stream.clone(), &json!({"timeoutMs": 300}))).await;
     let second = client.call("http/request", stream).await.unwrap_err();
     assert_eq!(second.code, -32602, "{second:?}");
-    let refused = client.answer(first).await.unwrap_err();
+    let refused = client.response(first).await.unwrap_err();
     assert_eq!(refused.code, -32603);
     assert!(refused.message.contains("in time"), "{refused:?}");
 }

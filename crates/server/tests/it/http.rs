@@ -16,7 +16,7 @@ use crate::support::*;
 const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
                        Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
-/// The head of the answer to a request with these headers.
+/// The head of the response to a request with these headers.
 async fn request(address: SocketAddr, line: &str, headers: &str) -> String {
     let mut socket = TcpStream::connect(address).await.unwrap();
     let text = format!("{line} HTTP/1.1\r\nHost: x\r\n{headers}\r\n");
@@ -37,7 +37,7 @@ async fn status(address: SocketAddr, line: &str, headers: &str) -> u16 {
 }
 
 #[tokio::test]
-async fn readiness_upgrades_and_everything_else() {
+async fn the_listener_serves_readiness_and_upgrades_only() {
     let server = server();
     let address = listen(&server).await;
     assert_eq!(status(address, "GET /readyz", "").await, 200);
@@ -67,7 +67,7 @@ async fn the_upgrade_is_answered_as_rfc_6455_says() {
 }
 
 #[tokio::test]
-async fn whatever_carries_an_origin_is_forbidden() {
+async fn requests_with_an_origin_are_forbidden() {
     let server = server();
     let address = listen(&server).await;
     for origin in ["Origin: http://evil\r\n", "origin: null\r\n", "Origin:\r\n"] {
@@ -79,7 +79,7 @@ async fn whatever_carries_an_origin_is_forbidden() {
 }
 
 #[tokio::test]
-async fn nonsense_and_dawdling_end_their_own_connection_only() {
+async fn invalid_and_slow_http_ends_its_own_connection_only() {
     let server = server_with(|config| config.handshake_timeout = Duration::from_millis(200));
     let address = listen(&server).await;
     let mut nonsense = TcpStream::connect(address).await.unwrap();
@@ -96,14 +96,14 @@ async fn nonsense_and_dawdling_end_their_own_connection_only() {
         drop(ended);
     }
     let mut client = Client::websocket(address).await;
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
 }
 
 #[tokio::test]
-async fn the_upgraded_connection_may_be_quiet_for_longer_than_the_handshake_took() {
+async fn the_handshake_timeout_does_not_apply_after_the_upgrade() {
     let server = server_with(|config| config.handshake_timeout = Duration::from_millis(50));
     let mut client = Client::websocket(listen(&server).await).await;
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
     let all = client.run(sh("p", "sleep 0.3; echo done")).await;
     assert_eq!(all.text(), "done\n");
 }
@@ -113,7 +113,7 @@ fn bearer(token: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_capability_token_opens() {
+async fn a_capability_token_is_required_and_accepted() {
     let digest: String =
         digest(&SHA256, b"sesame").as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     let auth = WebSocketAuth::capability_token_sha256(&digest).unwrap();
@@ -125,7 +125,7 @@ async fn a_capability_token_opens() {
     assert!(head.to_lowercase().contains("www-authenticate: bearer\r\n"), "{head}");
     assert_eq!(status(address, "GET /", &bearer("sesam")).await, 401);
     assert_eq!(status(address, "GET /", &bearer("")).await, 401);
-    // Readiness is no secret; an origin is refused before a token is looked at.
+    // Readiness needs no token; an origin is refused before the token is checked.
     assert_eq!(status(address, "GET /readyz", "").await, 200);
     let with_origin = format!("{}Origin: x\r\n", bearer("sesame"));
     assert_eq!(status(address, "GET /", &with_origin).await, 403);
@@ -140,7 +140,7 @@ fn jwt(claims: &serde_json::Value, secret: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn a_signed_token_opens() {
+async fn a_signed_token_is_required_and_accepted() {
     const SECRET: &str = "0123456789abcdef0123456789abcdef";
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("secret");

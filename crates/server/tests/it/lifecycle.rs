@@ -1,11 +1,11 @@
-//! The greeting, what may come before it, and requests that cannot be.
+//! The handshake, messages before it, and invalid requests.
 
 use serde_json::{Value, json};
 
 use crate::support::*;
 
-fn refused(code: i64, message: &str) -> Result<Value, Refused> {
-    Err(Refused { code, message: message.into() })
+fn refused(code: i64, message: &str) -> Result<Value, ErrorResponse> {
+    Err(ErrorResponse { code, message: message.into() })
 }
 
 const FAMILIES: &[(&str, &str)] = &[
@@ -24,7 +24,7 @@ const FAMILIES: &[(&str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn everything_waits_for_the_greeting() {
+async fn methods_are_refused_before_the_handshake() {
     let server = server();
     let mut client = Client::websocket(listen(&server).await).await;
     for (method, family) in FAMILIES {
@@ -41,7 +41,7 @@ async fn everything_waits_for_the_greeting() {
 }
 
 #[tokio::test]
-async fn initialize_tells_the_session_and_the_environment() {
+async fn initialize_returns_the_session_and_the_environment() {
     let server = server();
     let mut client = Client::memory(&server);
     let answer = client.call("initialize", json!({"clientName": "test"})).await.unwrap();
@@ -91,7 +91,7 @@ async fn a_failed_initialize_can_be_tried_again() {
         client.call("initialize", unknown).await,
         refused(-32600, "unknown session id nope")
     );
-    client.greet(json!({"clientName": "test", "resumeSessionId": null})).await.unwrap();
+    client.handshake(json!({"clientName": "test", "resumeSessionId": null})).await.unwrap();
     client.nothing_more().await;
 }
 
@@ -100,17 +100,17 @@ async fn initialized_before_initialize_is_refused() {
     let server = server();
     let mut client = Client::memory(&server);
     client.send(r#"{"method":"initialized"}"#).await;
-    assert_eq!(client.answer(-1).await.unwrap_err().code, -32600);
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    assert_eq!(client.response(-1).await.unwrap_err().code, -32600);
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
     client.nothing_more().await;
 }
 
 #[tokio::test]
-async fn unknown_methods_are_told_at_any_time() {
+async fn unknown_methods_are_refused_at_any_time() {
     let server = server();
     let mut client = Client::memory(&server);
     assert_eq!(client.call("nope/x", json!({})).await.unwrap_err().code, -32601);
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
     for method in ["nope/x", "", "initialized", "process/output", "Process/Start"] {
         assert_eq!(client.call(method, json!({})).await.unwrap_err().code, -32601, "{method}");
     }
@@ -120,7 +120,7 @@ async fn unknown_methods_are_told_at_any_time() {
 async fn ids_come_back_unchanged() {
     let server = server();
     let mut client = Client::websocket(listen(&server).await).await;
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
     for id in [
         "0",
         "-1",
@@ -145,10 +145,10 @@ async fn ids_come_back_unchanged() {
 }
 
 #[tokio::test]
-async fn members_nobody_knows_are_ignored() {
+async fn unknown_members_are_ignored() {
     let server = server();
     let mut client = Client::websocket(listen(&server).await).await;
-    client.greet(json!({"clientName": "test", "future": {"x": [1]}})).await.unwrap();
+    client.handshake(json!({"clientName": "test", "future": {"x": [1]}})).await.unwrap();
     let ready = json!({"status": "ready"});
     for text in [
         r#"{"id":"m","method":"environment/status","jsonrpc":"2.0"}"#,
@@ -161,15 +161,15 @@ async fn members_nobody_knows_are_ignored() {
         " \n{\"id\" : \"m\", \"method\":\"environment\\/status\"}\r\n",
     ] {
         client.send(text).await;
-        assert_eq!(client.answer("m").await, Ok(ready.clone()), "{text}");
+        assert_eq!(client.response("m").await, Ok(ready.clone()), "{text}");
     }
     client.send_binary(br#"{"id":"m","method":"environment/status"}"#.to_vec()).await;
-    assert_eq!(client.answer("m").await, Ok(ready));
+    assert_eq!(client.response("m").await, Ok(ready));
     let all = client.run(sh("p", "echo hi").with("future", json!({"x": 1}))).await;
     assert_eq!(all.text(), "hi\n");
 }
 
-/// Every start that cannot be, with its exact code.
+/// Every invalid start, with its exact code.
 #[tokio::test]
 async fn bad_starts_are_refused_and_leave_their_id_free() {
     let server = server();
@@ -227,7 +227,7 @@ async fn bad_starts_are_refused_and_leave_their_id_free() {
 }
 
 #[tokio::test]
-async fn a_failed_start_carries_the_systems_word() {
+async fn a_failed_start_contains_the_systems_error() {
     let server = server();
     let mut client = Client::ready(&server).await;
     for (start, word) in [
@@ -276,7 +276,7 @@ async fn bad_params_are_refused_and_lose_nothing() {
 }
 
 #[tokio::test]
-async fn unknown_processes_are_told_as_each_method_does() {
+async fn each_method_reports_an_unknown_process_in_its_way() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let id = json!({"processId": "zz"});
@@ -299,7 +299,7 @@ async fn a_server_that_shuts_down_ends_connections_and_processes() {
     let server = server();
     let address = listen(&server).await;
     let mut first = Client::websocket(address).await;
-    first.greet(json!({"clientName": "test"})).await.unwrap();
+    first.handshake(json!({"clientName": "test"})).await.unwrap();
     first.start(sh("p", "echo $$; exec sleep 1000")).await.unwrap();
     let pid = numbers(&first.until("p", "\n").await.text())[0];
     let mut second = Client::memory(&server);

@@ -1,12 +1,12 @@
-//! The server as a client of any make sees it: messages in, messages out, real processes.
+//! The server as any client sees it: messages in, messages out, real processes.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod endings;
+mod backpressure;
 mod environment;
 mod errors;
+mod exits;
 mod fetches;
-mod flow;
 mod http;
 
 mod lifecycle;

@@ -1,4 +1,4 @@
-//! What is no message is answered with id -1, and nothing else is lost by it.
+//! Invalid messages get an error with id -1, and affect nothing else.
 
 use serde_json::json;
 
@@ -8,12 +8,12 @@ use crate::support::*;
 async fn busy() -> (codex_exec_serving::Server, Client) {
     let server = server();
     let mut client = Client::websocket(listen(&server).await).await;
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
     client.start(start("cat", &["cat"]).piped()).await.unwrap();
     (server, client)
 }
 
-/// The process from before is still there, and has said nothing out of turn.
+/// The process still runs, and published nothing unexpected.
 async fn still_works(client: &mut Client) {
     assert_eq!(client.write("cat", "still here").await, "accepted");
     client.close_stdin("cat").await;
@@ -23,13 +23,13 @@ async fn still_works(client: &mut Client) {
 
 async fn refused_with_minus_one(client: &mut Client, text: &str) -> String {
     client.send(text).await;
-    let refused = client.answer(-1).await.unwrap_err();
+    let refused = client.response(-1).await.unwrap_err();
     assert_eq!(refused.code, -32600, "{refused:?}");
     refused.message
 }
 
 #[tokio::test]
-async fn what_is_no_message_is_refused_and_the_connection_goes_on() {
+async fn invalid_messages_are_refused_and_the_connection_stays_open() {
     let (_server, mut client) = busy().await;
     for text in [
         "hello",
@@ -66,12 +66,12 @@ async fn what_is_no_message_is_refused_and_the_connection_goes_on() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_text_are_refused() {
+async fn messages_that_are_not_utf8_are_refused() {
     let (_server, mut client) = busy().await;
     client.send_binary(b"{\"id\":1,\"method\":\"\xff\"}".to_vec()).await;
-    assert_eq!(client.answer(-1).await.unwrap_err().code, -32600);
+    assert_eq!(client.response(-1).await.unwrap_err().code, -32600);
     client.send_binary(vec![0; 1000]).await;
-    assert_eq!(client.answer(-1).await.unwrap_err().code, -32600);
+    assert_eq!(client.response(-1).await.unwrap_err().code, -32600);
     still_works(&mut client).await;
 }
 
@@ -86,7 +86,7 @@ async fn a_notification_other_than_initialized_is_refused() {
 }
 
 #[tokio::test]
-async fn answers_to_nothing_are_let_pass() {
+async fn responses_without_a_request_are_ignored() {
     let (_server, mut client) = busy().await;
     client.send(r#"{"id":99,"result":{}}"#).await;
     client.send(r#"{"id":99,"error":{"code":1,"message":"no"}}"#).await;
@@ -110,7 +110,7 @@ async fn a_message_of_64_mib_is_taken() {
     let around = r#"{"id":5,"method":"environment/status","x":""}"#.len();
     let fill = "x".repeat((64 << 20) - around);
     client.send(format!(r#"{{"id":5,"method":"environment/status","x":"{fill}"}}"#)).await;
-    assert_eq!(client.answer(5).await.unwrap(), json!({"status": "ready"}));
+    assert_eq!(client.response(5).await.unwrap(), json!({"status": "ready"}));
     still_works(&mut client).await;
 }
 
@@ -125,7 +125,7 @@ async fn too_many_values_are_refused() {
     assert!(said.contains("more than 262144 JSON values"), "{said}");
     // The message, its id, method and params are values too.
     client.send(message(262_144 - 4)).await;
-    assert_eq!(client.answer(5).await.unwrap(), json!({"status": "ready"}));
+    assert_eq!(client.response(5).await.unwrap(), json!({"status": "ready"}));
     refused_with_minus_one(&mut client, &message(262_144 - 3)).await;
     still_works(&mut client).await;
 }
@@ -152,12 +152,12 @@ async fn a_message_far_over_the_limit_ends_its_connection_only() {
     });
     let address = listen(&server).await;
     let mut client = Client::websocket(address).await;
-    let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+    let session = client.handshake(json!({"clientName": "test"})).await.unwrap();
     client.start(start("cat", &["cat"]).piped()).await.unwrap();
     client.send("x".repeat(20_000)).await;
     assert_eq!(client.text().await, None);
     let mut client = Client::websocket(address).await;
     let resume = json!({"clientName": "test", "resumeSessionId": session});
-    client.greet(resume).await.unwrap();
+    client.handshake(resume).await.unwrap();
     still_works(&mut client).await;
 }

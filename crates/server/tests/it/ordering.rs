@@ -1,15 +1,15 @@
-//! Requests take effect in the order they came, and nothing that waits delays another.
+//! Requests take effect in order of arrival, and a waiting request delays no other.
 
 use serde_json::json;
 
 use crate::support::*;
 
-/// The answer to a start is the first word about its process, over and over again.
+/// The response to a start precedes every notification of its process, in many repetitions.
 #[tokio::test]
-async fn the_answer_to_start_precedes_every_notification() {
+async fn the_response_to_start_precedes_every_notification() {
     let server = server();
     let mut client = Client::websocket(listen(&server).await).await;
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
     for round in 0..50 {
         let mut answered = std::collections::HashSet::new();
         for n in 0..6 {
@@ -38,46 +38,48 @@ async fn the_answer_to_start_precedes_every_notification() {
 async fn a_write_may_follow_its_start_without_waiting() {
     let server = server();
     let mut client = Client::websocket(listen(&server).await).await;
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
     for n in 0..100 {
         let id = format!("p{n}");
-        let started = client.ask("process/start", start(&id, &["cat"]).piped().0).await;
+        let started = client.send_request("process/start", start(&id, &["cat"]).piped().0).await;
         let mut writes = Vec::new();
         for word in ["one ", "two ", "three"] {
             let write = json!({"processId": id, "chunk": base64(word.as_bytes())});
-            writes.push(client.ask("process/write", write).await);
+            writes.push(client.send_request("process/write", write).await);
         }
         let close = json!({"processId": id, "chunk": "", "closeStdin": true});
-        writes.push(client.ask("process/write", close).await);
-        writes.push(client.ask("process/read", json!({"processId": id})).await);
-        client.answer(started).await.unwrap();
-        let read = client.answer(writes.pop().unwrap()).await.unwrap();
+        writes.push(client.send_request("process/write", close).await);
+        writes.push(client.send_request("process/read", json!({"processId": id})).await);
+        client.response(started).await.unwrap();
+        let read = client.response(writes.pop().unwrap()).await.unwrap();
         assert_eq!(read["failure"], json!(null));
         for write in writes {
-            assert_eq!(client.answer(write).await, Ok(json!({"status": "accepted"})));
+            assert_eq!(client.response(write).await, Ok(json!({"status": "accepted"})));
         }
         assert_eq!(client.until_closed(&id).await.text(), "one two three");
     }
 }
 
 #[tokio::test]
-async fn requests_to_a_start_that_fails_are_those_to_an_unknown_process() {
+async fn requests_to_a_failed_start_see_an_unknown_process() {
     let server = server();
     let mut client = Client::ready(&server).await;
     for _ in 0..30 {
-        let started = client.ask("process/start", start("p", &["/nope"]).0).await;
-        let write = client.ask("process/write", json!({"processId": "p", "chunk": "eA=="})).await;
-        let read = client.ask("process/read", json!({"processId": "p", "waitMs": 100_000})).await;
-        let terminate = client.ask("process/terminate", json!({"processId": "p"})).await;
-        assert_eq!(client.answer(started).await.unwrap_err().code, -32603);
-        assert_eq!(client.answer(write).await, Ok(json!({"status": "unknownProcess"})));
-        assert_eq!(client.answer(read).await.unwrap_err().code, -32600);
-        assert_eq!(client.answer(terminate).await, Ok(json!({"running": false})));
+        let started = client.send_request("process/start", start("p", &["/nope"]).0).await;
+        let write =
+            client.send_request("process/write", json!({"processId": "p", "chunk": "eA=="})).await;
+        let read =
+            client.send_request("process/read", json!({"processId": "p", "waitMs": 100_000})).await;
+        let terminate = client.send_request("process/terminate", json!({"processId": "p"})).await;
+        assert_eq!(client.response(started).await.unwrap_err().code, -32603);
+        assert_eq!(client.response(write).await, Ok(json!({"status": "unknownProcess"})));
+        assert_eq!(client.response(read).await.unwrap_err().code, -32600);
+        assert_eq!(client.response(terminate).await, Ok(json!({"running": false})));
     }
 }
 
 #[tokio::test]
-async fn writes_are_applied_in_the_order_they_came() {
+async fn writes_are_applied_in_order_of_arrival() {
     let server = server();
     let mut client = Client::ready(&server).await;
     client.start(start("p", &["cat"]).piped()).await.unwrap();
@@ -87,11 +89,11 @@ async fn writes_are_applied_in_the_order_they_came() {
         for n in 0..1000 {
             let line = format!("{batch}.{n}\n");
             let write = json!({"processId": "p", "chunk": base64(line.as_bytes())});
-            asked.push(client.ask("process/write", write).await);
+            asked.push(client.send_request("process/write", write).await);
             expected.push_str(&line);
         }
         for id in asked {
-            assert_eq!(client.answer(id).await.unwrap()["status"], "accepted");
+            assert_eq!(client.response(id).await.unwrap()["status"], "accepted");
         }
     }
     client.close_stdin("p").await;
@@ -105,16 +107,19 @@ async fn a_long_poll_delays_no_other_request() {
     client.start(start("p", &["cat"]).piped()).await.unwrap();
     let mut polls = Vec::new();
     for _ in 0..200 {
-        polls
-            .push(client.ask("process/read", json!({"processId": "p", "waitMs": 1_000_000})).await);
+        polls.push(
+            client
+                .send_request("process/read", json!({"processId": "p", "waitMs": 1_000_000}))
+                .await,
+        );
     }
     client.call("environment/info", json!({})).await.unwrap();
     client.call("process/list", json!({})).await.unwrap();
     assert_eq!(client.run(sh("other", "echo hi")).await.text(), "hi\n");
     client.read(json!({"processId": "p"})).await;
-    assert!(polls.iter().all(|&poll| !client.has_answer(poll)));
+    assert!(polls.iter().all(|&poll| !client.has_response(poll)));
     client.write("p", "x").await;
     for poll in polls {
-        assert_eq!(bytes_of(&client.answer(poll).await.unwrap()), b"x");
+        assert_eq!(bytes_of(&client.response(poll).await.unwrap()), b"x");
     }
 }

@@ -1,4 +1,4 @@
-//! What a process publishes, and what it is started with.
+//! What a process publishes, and how it is started.
 
 use std::collections::HashMap;
 use std::os::unix::fs::PermissionsExt;
@@ -8,12 +8,12 @@ use serde_json::json;
 use crate::support::*;
 
 #[tokio::test]
-async fn output_then_exit_then_close_to_the_letter() {
+async fn output_exit_and_close_are_published_exactly() {
     let server = server();
     let mut client = Client::websocket(listen(&server).await).await;
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
     let start = sh("p", "echo hi; sleep 0.1; echo err >&2; sleep 0.1; exit 3");
-    client.ask("process/start", start.0).await;
+    client.send_request("process/start", start.0).await;
     for expected in [
         r#"{"id":2,"result":{"processId":"p","sandboxType":"none"}}"#,
         r#"{"method":"process/output","params":{"processId":"p","seq":1,"stream":"stdout","chunk":"aGkK"}}"#,
@@ -23,7 +23,7 @@ async fn output_then_exit_then_close_to_the_letter() {
     ] {
         assert_eq!(client.text().await.unwrap(), expected);
     }
-    client.ask("process/read", json!({"processId": "p"})).await;
+    client.send_request("process/read", json!({"processId": "p"})).await;
     assert_eq!(
         client.text().await.unwrap(),
         r#"{"id":3,"result":{"chunks":[{"seq":1,"stream":"stdout","chunk":"aGkK"},{"seq":2,"stream":"stderr","chunk":"ZXJyCg=="}],"nextSeq":5,"exited":true,"exitCode":3,"closed":true,"failure":null,"sandboxDenied":false}}"#
@@ -31,7 +31,7 @@ async fn output_then_exit_then_close_to_the_letter() {
 }
 
 #[tokio::test]
-async fn a_process_without_a_word_exits_and_closes() {
+async fn a_process_without_output_exits_and_closes() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let all = client.run(start("p", &["true"])).await;
@@ -51,14 +51,14 @@ async fn late_output_of_a_grandchild_comes_after_the_exit_and_before_the_close()
     client.start(sh("p", script).env("GATE", &gate)).await.unwrap();
     let mut all = Published::default();
     while !all.order.contains(&"exited") {
-        let notice = client.notice().await;
+        let notice = client.notification().await;
         assert!(!all.take(&notice));
     }
     assert_eq!((all.text(), all.exit_code), ("early\n".into(), 7));
     let read = client.read(json!({"processId": "p"})).await;
     assert_eq!((&read["exited"], &read["closed"]), (&json!(true), &json!(false)));
     std::fs::write(&gate, "go\n").unwrap();
-    let all = client.go_on_until_closed("p", all).await;
+    let all = client.collect_until_closed("p", all).await;
     assert_eq!(all.stdout, b"early\nlate\n");
     assert_eq!(all.stderr, b"later\n");
     assert_eq!(all.order.last(), Some(&"closed"));
@@ -69,9 +69,9 @@ fn make_fifo(path: &std::path::Path) {
     assert!(status.success());
 }
 
-/// Output that is still in the pipe when the process exits is not lost, whatever the timing.
+/// Output in the pipe at the exit is not lost, whatever the timing.
 #[tokio::test]
-async fn what_was_written_before_the_exit_is_never_lost() {
+async fn output_before_the_exit_is_never_lost() {
     let server = server();
     let mut client = Client::ready(&server).await;
     for n in 0..60 {
@@ -83,7 +83,7 @@ async fn what_was_written_before_the_exit_is_never_lost() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_text_pass_unchanged() {
+async fn binary_output_passes_unchanged() {
     let server = server();
     let mut client = Client::ready(&server).await;
     client.start(start("p", &["cat"]).piped()).await.unwrap();
@@ -99,11 +99,11 @@ async fn an_id_is_taken_while_the_process_starts_runs_and_lingers() {
         config.process.closed_linger = std::time::Duration::from_secs(1000);
     });
     let mut client = Client::ready(&server).await;
-    // Also while it is starting: neither request has been answered when the other comes.
-    let first = client.ask("process/start", start("p", &["cat"]).piped().0).await;
-    let second = client.ask("process/start", start("p", &["cat"]).piped().0).await;
-    client.answer(first).await.unwrap();
-    assert_eq!(client.answer(second).await.unwrap_err().code, -32600);
+    // Also while it is starting: neither request has a response when the other arrives.
+    let first = client.send_request("process/start", start("p", &["cat"]).piped().0).await;
+    let second = client.send_request("process/start", start("p", &["cat"]).piped().0).await;
+    client.response(first).await.unwrap();
+    assert_eq!(client.response(second).await.unwrap_err().code, -32600);
     assert_eq!(client.start(sh("p", "")).await.unwrap_err().code, -32600);
     client.close_stdin("p").await;
     client.until_closed("p").await;
@@ -116,12 +116,12 @@ async fn an_id_is_free_once_the_process_is_forgotten() {
     let mut client = Client::ready(&server).await;
     client.run(sh("p", "")).await;
     let unknown = client.until_forgotten("p").await;
-    assert_eq!(unknown, Refused { code: -32600, message: "unknown process id p".into() });
+    assert_eq!(unknown, ErrorResponse { code: -32600, message: "unknown process id p".into() });
     assert_eq!(client.run(sh("p", "echo again")).await.text(), "again\n");
 }
 
 #[tokio::test]
-async fn a_failed_start_leaves_the_id_to_whoever_comes_next() {
+async fn a_failed_start_frees_its_id() {
     let server = server();
     let mut client = Client::ready(&server).await;
     for _ in 0..50 {
@@ -131,7 +131,7 @@ async fn a_failed_start_leaves_the_id_to_whoever_comes_next() {
 }
 
 #[tokio::test]
-async fn the_list_tells_every_process_of_the_session() {
+async fn the_list_contains_every_process_of_the_session() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let mut other = Client::ready(&server).await;
@@ -195,7 +195,7 @@ async fn a_child_starts_with_default_signals_and_none_blocked() {
 async fn a_child_has_three_descriptors() {
     let server = server();
     let mut client = Client::ready(&server).await;
-    // A few others, whose descriptors could leak.
+    // A few other processes, whose descriptors could leak.
     for n in 0..5 {
         client.start(start(&format!("cat{n}"), &["cat"]).piped()).await.unwrap();
     }
@@ -224,7 +224,7 @@ async fn a_child_leads_its_own_session_and_group() {
 }
 
 #[tokio::test]
-async fn a_child_is_where_it_was_asked_to_be() {
+async fn a_child_runs_in_its_working_directory() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let directory = tempfile::tempdir().unwrap();
@@ -238,7 +238,7 @@ async fn a_child_is_where_it_was_asked_to_be() {
 }
 
 #[tokio::test]
-async fn a_directory_whose_name_is_no_text_can_be_the_cwd() {
+async fn a_directory_with_a_name_that_is_not_utf8_can_be_the_cwd() {
     use std::os::unix::ffi::OsStringExt;
     let server = server();
     let mut client = Client::ready(&server).await;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::*;
 
-/// A `cat` that has published each of these as a chunk of its own.
+/// A `cat` that has published each of these as one chunk.
 async fn cat_with(client: &mut Client, id: &str, chunks: &[&str]) {
     client.start(start(id, &["cat"]).piped()).await.unwrap();
     let mut all = Published::default();
@@ -14,7 +14,7 @@ async fn cat_with(client: &mut Client, id: &str, chunks: &[&str]) {
     for chunk in chunks {
         client.write(id, chunk).await;
         text.push_str(chunk);
-        client.until_more(id, &text, &mut all).await;
+        client.collect_until(id, &text, &mut all).await;
     }
     assert_eq!(all.last_seq, chunks.len() as u64);
 }
@@ -27,7 +27,7 @@ fn seqs(read: &Value) -> Vec<u64> {
 const FOREVER: u64 = u64::MAX;
 
 #[tokio::test]
-async fn chunks_after_a_number_oldest_first_as_often_as_one_likes() {
+async fn reads_return_chunks_after_a_number_repeatedly() {
     let server = server();
     let mut client = Client::ready(&server).await;
     cat_with(&mut client, "p", &["aaa", "bb", "c"]).await;
@@ -53,7 +53,7 @@ async fn chunks_after_a_number_oldest_first_as_often_as_one_likes() {
 }
 
 #[tokio::test]
-async fn max_bytes_cuts_between_chunks_but_never_to_nothing() {
+async fn max_bytes_splits_between_chunks_and_returns_at_least_one() {
     let server = server();
     let mut client = Client::ready(&server).await;
     cat_with(&mut client, "p", &["aaa", "bb", "c"]).await;
@@ -73,7 +73,7 @@ async fn max_bytes_cuts_between_chunks_but_never_to_nothing() {
         assert_eq!(seqs(&read), expected, "maxBytes {max} after {after}");
         assert_eq!(read["nextSeq"], next, "maxBytes {max} after {after}");
     }
-    // With maxBytes the next number is that after the last chunk even if an exit came after it.
+    // With maxBytes, nextSeq follows the last chunk even if an exit follows.
     client.close_stdin("p").await;
     let mut waited = client.read(json!({"processId": "p", "afterSeq": 4, "waitMs": FOREVER})).await;
     assert_eq!(waited["closed"], true);
@@ -91,17 +91,17 @@ async fn a_read_waits_for_output() {
     let mut client = Client::ready(&server).await;
     cat_with(&mut client, "p", &["a"]).await;
     let read = client
-        .ask("process/read", json!({"processId": "p", "afterSeq": 1, "waitMs": FOREVER}))
+        .send_request("process/read", json!({"processId": "p", "afterSeq": 1, "waitMs": FOREVER}))
         .await;
     client.nothing_more().await;
-    assert!(!client.has_answer(read));
+    assert!(!client.has_response(read));
     client.write("p", "b").await;
-    let read = client.answer(read).await.unwrap();
+    let read = client.response(read).await.unwrap();
     assert_eq!((seqs(&read), bytes_of(&read)), (vec![2], b"b".to_vec()));
 }
 
 #[tokio::test]
-async fn a_read_that_waits_in_vain_says_so_in_the_end() {
+async fn a_read_without_output_returns_after_its_wait() {
     let server = server();
     let mut client = Client::ready(&server).await;
     client.start(start("p", &["cat"]).piped()).await.unwrap();
@@ -115,23 +115,23 @@ async fn a_read_that_waits_in_vain_says_so_in_the_end() {
 }
 
 #[tokio::test]
-async fn many_reads_wait_at_once_and_all_are_woken() {
+async fn concurrent_waiting_reads_are_all_woken() {
     let server = server();
     let mut client = Client::ready(&server).await;
     client.start(start("p", &["cat"]).piped()).await.unwrap();
     let mut waiting = Vec::new();
     for _ in 0..100 {
-        waiting
-            .push(client.ask("process/read", json!({"processId": "p", "waitMs": FOREVER})).await);
+        waiting.push(
+            client.send_request("process/read", json!({"processId": "p", "waitMs": FOREVER})).await,
+        );
     }
     client.write("p", "x").await;
     for id in waiting {
-        assert_eq!(bytes_of(&client.answer(id).await.unwrap()), b"x");
+        assert_eq!(bytes_of(&client.response(id).await.unwrap()), b"x");
     }
 }
 
-/// Reads one after the other, each after what the last one saw: none misses anything, whatever the
-/// timing.
+/// Consecutive reads, each after the last number seen, miss nothing, whatever the timing.
 #[tokio::test]
 async fn no_wake_up_is_lost() {
     let server = server();
@@ -152,8 +152,8 @@ async fn no_wake_up_is_lost() {
     assert_eq!(String::from_utf8(bytes).unwrap(), expected);
 }
 
-/// A grandchild holds the pipe: after the exit was seen, a read waits for the rest instead of
-/// returning at once without anything new.
+/// A grandchild holds the pipe: after the exit was seen, a read waits for more output instead of returning
+/// at once.
 #[tokio::test]
 async fn a_read_after_the_exit_waits_for_the_close() {
     let server = server();
@@ -166,15 +166,15 @@ async fn a_read_after_the_exit_waits_for_the_close() {
     let read = client.read(json!({"processId": "p", "waitMs": FOREVER})).await;
     assert_eq!((&read["exited"], &read["exitCode"]), (&json!(true), &json!(7)));
     assert_eq!((&read["closed"], &read["nextSeq"]), (&json!(false), &json!(2)));
-    // The exit is news to who has not seen it, and none to who has.
+    // A read returns for the exit once, unless the client has already seen it.
     let again = client.read(json!({"processId": "p", "waitMs": FOREVER})).await;
     assert_eq!(again["exited"], true);
     let after = json!({"processId": "p", "afterSeq": 1, "waitMs": FOREVER});
-    let waiting = client.ask("process/read", after).await;
+    let waiting = client.send_request("process/read", after).await;
     client.read(json!({"processId": "p", "afterSeq": 1})).await;
-    assert!(!client.has_answer(waiting), "it spins");
+    assert!(!client.has_response(waiting), "it spins");
     std::fs::write(&gate, "go\n").unwrap();
-    let late = client.answer(waiting).await.unwrap();
+    let late = client.response(waiting).await.unwrap();
     assert_eq!((seqs(&late), bytes_of(&late)), (vec![2], b"late\n".to_vec()));
     let closed = client.read(json!({"processId": "p", "afterSeq": 2, "waitMs": FOREVER})).await;
     assert_eq!((seqs(&closed), &closed["closed"]), (vec![], &json!(true)));
@@ -182,24 +182,27 @@ async fn a_read_after_the_exit_waits_for_the_close() {
 }
 
 #[tokio::test]
-async fn a_read_from_the_future_waits_for_the_end() {
+async fn a_read_after_a_future_number_waits_for_the_close() {
     let server = server();
     let mut client = Client::ready(&server).await;
     cat_with(&mut client, "p", &["a"]).await;
     let waiting = client
-        .ask("process/read", json!({"processId": "p", "afterSeq": 1000, "waitMs": FOREVER}))
+        .send_request(
+            "process/read",
+            json!({"processId": "p", "afterSeq": 1000, "waitMs": FOREVER}),
+        )
         .await;
     client.write("p", "b").await;
     client.read(json!({"processId": "p", "afterSeq": 1, "waitMs": FOREVER})).await;
-    assert!(!client.has_answer(waiting), "b is not from after 1000");
+    assert!(!client.has_response(waiting), "b is not from after 1000");
     client.close_stdin("p").await;
-    let read = client.answer(waiting).await.unwrap();
+    let read = client.response(waiting).await.unwrap();
     assert_eq!((&read["chunks"], &read["closed"]), (&json!([]), &json!(true)));
     assert_eq!((&read["exitCode"], &read["nextSeq"]), (&json!(0), &json!(5)));
 }
 
 #[tokio::test]
-async fn a_closed_process_answers_at_once() {
+async fn a_read_of_a_closed_process_returns_at_once() {
     let server = server();
     let mut client = Client::ready(&server).await;
     client.run(sh("p", "echo hi")).await;
@@ -215,13 +218,13 @@ async fn a_process_can_be_read_as_closed_until_it_is_forgotten() {
     assert_eq!(client.until_forgotten("p").await.code, -32600);
 }
 
-/// What the ring could not hold is counted to the byte for whoever was behind it.
+/// Dropped output is counted to the byte.
 #[tokio::test]
 async fn dropped_bytes_are_counted() {
     let server = server_with(|config| config.process.retain_bytes = 10);
     let mut client = Client::ready(&server).await;
     cat_with(&mut client, "p", &["aaaa", "bbb", "cccc", "dd"]).await;
-    // The last three make nine; the first had to go.
+    // The last three are nine bytes; the first was dropped.
     let read = client.read(json!({"processId": "p"})).await;
     assert_eq!((seqs(&read), &read["droppedBytes"]), (vec![2, 3, 4], &json!(4)));
     let read = client.read(json!({"processId": "p", "afterSeq": 1})).await;
@@ -239,10 +242,9 @@ async fn the_number_of_chunks_is_bounded_too() {
     assert_eq!((seqs(&read), &read["droppedBytes"]), (vec![3, 4, 5], &json!(2)));
 }
 
-/// `until: "read"` keeps what was asked for, to the byte, while nobody reads; and goes on when
-/// somebody does.
+/// `until: "read"` retains the requested number of bytes until a read, and then the process continues.
 #[tokio::test]
-async fn what_is_kept_until_it_is_read_is_what_was_asked_for() {
+async fn retain_until_read_retains_the_requested_bytes() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let numbers: String = (1..=300_000).map(|n| format!("{n}\n")).collect();
@@ -252,7 +254,7 @@ async fn what_is_kept_until_it_is_read_is_what_was_asked_for() {
         let retain = json!({"bytes": kept, "until": "read"});
         let script = format!("seq 1 300000 | head -c {total}");
         client.start(sh(&id, &script).with("retain", retain)).await.unwrap();
-        // Asked from the beginning, a read says nothing of what has arrived.
+        // A read from the beginning acknowledges nothing.
         let filled = async {
             loop {
                 let held = bytes_of(&client.read(json!({"processId": id, "afterSeq": 0})).await);

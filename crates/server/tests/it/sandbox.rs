@@ -1,4 +1,4 @@
-//! A sandbox that is overtaken: something it is built on was replaced between planning and doing.
+//! A sandbox that loses a race: a path was replaced between planning and building.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use crate::support::*;
 
-/// An executable in place of the real one: counts its calls, and the first `overtaken` times says that
-/// a place was replaced. After that it is a sandbox that confines nothing.
+/// A fake sandbox executable: counts its calls, reports the first `overtaken` times that a path was
+/// replaced, and afterwards confines nothing.
 fn executable(directory: &Path, overtaken: usize) -> PathBuf {
     let path = directory.join("executable");
     let calls = directory.join("calls");
-    // A failure on the status pipe: the step, the error number (ESTALE), what it is about.
+    // A failure on the status pipe: the step, the error number (ESTALE), the subject.
     let script = format!(
         "#!/bin/sh\n\
          echo call >> {calls}\n\
@@ -38,14 +38,14 @@ async fn client(directory: &Path, overtaken: usize) -> Client {
     let executable = executable(directory, overtaken);
     let server = server_with(|config| {
         config.sandbox_executable = Some(executable);
-        // A script cannot be one that waits to become a sandbox.
+        // A script cannot be a spare.
         config.process.spare_sandbox = false;
     });
     Client::ready(&server).await
 }
 
 #[tokio::test]
-async fn it_is_built_once_more() {
+async fn a_sandbox_that_lost_a_race_is_built_again() {
     let directory = tempfile::tempdir().unwrap();
     let mut client = client(directory.path(), 1).await;
     let done = client.run(start("p", &["true"]).with("sandbox", read_only())).await;
@@ -54,7 +54,7 @@ async fn it_is_built_once_more() {
 }
 
 #[tokio::test]
-async fn but_not_for_ever() {
+async fn a_sandbox_that_keeps_losing_races_fails() {
     let directory = tempfile::tempdir().unwrap();
     let mut client = client(directory.path(), 1000).await;
     let refused =

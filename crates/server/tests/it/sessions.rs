@@ -1,4 +1,4 @@
-//! Sessions: what stays when a connection goes, and for how long.
+//! Sessions: what outlives a connection, and for how long.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,18 +6,18 @@ use std::time::Duration;
 use codex_exec_serving::Server;
 use serde_json::{Value, json};
 
-use crate::endings::tree;
-use crate::flow::written_until_it_waits;
+use crate::backpressure::written_until_it_waits;
+use crate::exits::tree;
 use crate::support::*;
 
 /// A server whose sessions do not expire while a test runs.
-fn patient() -> Server {
+fn server_without_expiry() -> Server {
     server_with(|config| config.detach_ttl = Duration::from_secs(1000))
 }
 
-async fn greeted(server: &Server) -> (Client, String) {
+async fn connected_client(server: &Server) -> (Client, String) {
     let mut client = Client::memory(server);
-    let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+    let session = client.handshake(json!({"clientName": "test"})).await.unwrap();
     (client, session)
 }
 
@@ -25,14 +25,14 @@ fn resume(session: &str) -> Value {
     json!({"clientName": "test", "resumeSessionId": session})
 }
 
-/// Every process of the session has gone, and the session with them.
+/// Waits until the session and its processes are gone.
 async fn ended(server: &Server, session: &str, pids: impl IntoIterator<Item = u32>) {
     for pid in pids {
         gone(pid).await;
     }
     let refused = Client::memory(server).call("initialize", resume(session)).await.unwrap_err();
     let message = format!("unknown session id {session}");
-    assert_eq!(refused, Refused { code: -32600, message });
+    assert_eq!(refused, ErrorResponse { code: -32600, message });
 }
 
 /// Reads everything after a number to the end.
@@ -57,8 +57,8 @@ async fn read_all(client: &mut Client, process: &str, mut after: u64) -> (Vec<u8
 
 #[tokio::test]
 async fn a_session_is_resumed_with_its_processes_and_numbers() {
-    let server = patient();
-    let (mut client, session) = greeted(&server).await;
+    let server = server_without_expiry();
+    let (mut client, session) = connected_client(&server).await;
     client.start(start("p", &["cat"]).piped()).await.unwrap();
     client.write("p", "one").await;
     let all = client.until("p", "one").await;
@@ -69,19 +69,19 @@ async fn a_session_is_resumed_with_its_processes_and_numbers() {
     assert_eq!((bytes_of(&read), &read["nextSeq"]), (b"one".to_vec(), &json!(2)));
     client.write("p", "two").await;
     client.close_stdin("p").await;
-    let all = client.go_on_until_closed("p", all).await;
+    let all = client.collect_until_closed("p", all).await;
     assert_eq!(all.text(), "onetwo", "numbers go on where they were");
     assert_eq!(client.start(sh("p", "")).await.unwrap_err().code, -32600, "its id is still taken");
 }
 
 #[tokio::test]
-async fn the_same_over_a_websocket() {
-    resumed_over_a_websocket(patient()).await;
+async fn a_session_is_resumed_over_a_websocket() {
+    resumed_over_a_websocket(server_without_expiry()).await;
 }
 
-/// Each connection is put on the next lane, so a session that is resumed has its processes elsewhere.
+/// Each connection gets the next lane, so a resumed session has its processes on another lane.
 #[tokio::test]
-async fn the_same_from_one_lane_to_the_next() {
+async fn a_session_is_resumed_on_another_lane() {
     let server = server_with(|config| {
         config.lanes = 2;
         config.detach_ttl = Duration::from_secs(1000);
@@ -93,14 +93,14 @@ async fn the_same_from_one_lane_to_the_next() {
 async fn resumed_over_a_websocket(server: Server) {
     let address = listen(&server).await;
     let mut client = Client::websocket(address).await;
-    let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+    let session = client.handshake(json!({"clientName": "test"})).await.unwrap();
     client.start(start("p", &["cat"]).piped()).await.unwrap();
     client.write("p", "one").await;
     client.until("p", "one").await;
     client.close().await;
     let mut client = loop {
         let mut client = Client::websocket(address).await;
-        match client.greet(resume(&session)).await {
+        match client.handshake(resume(&session)).await {
             Ok(_) => break client,
             Err(refused) => assert_eq!(refused.code, -32010),
         }
@@ -111,15 +111,17 @@ async fn resumed_over_a_websocket(server: Server) {
 }
 
 #[tokio::test]
-async fn what_happens_while_nobody_listens_is_there_to_be_read() {
-    let server = patient();
-    let (mut client, session) = greeted(&server).await;
+async fn events_while_detached_can_be_read_later() {
+    let server = server_without_expiry();
+    let (mut client, session) = connected_client(&server).await;
     let directory = tempfile::tempdir().unwrap();
     let done = directory.path().join("done");
     let script = r#"read line; echo "$line"; echo more; echo done > "$DONE"; exit 6"#;
     client.start(sh("p", script).piped().env("DONE", &done)).await.unwrap();
-    // Nobody waits for the answer.
-    client.ask("process/write", json!({"processId": "p", "chunk": base64(b"input\n")})).await;
+    // The response is not awaited.
+    client
+        .send_request("process/write", json!({"processId": "p", "chunk": base64(b"input\n")}))
+        .await;
     drop(client);
     eventually("it is done", || done.exists()).await;
     let mut client = Client::resume(&server, &session).await;
@@ -128,21 +130,21 @@ async fn what_happens_while_nobody_listens_is_there_to_be_read() {
 }
 
 #[tokio::test]
-async fn many_small_writes_while_nobody_listens_are_all_kept() {
+async fn many_small_writes_while_detached_are_all_retained() {
     let server = server_with(|config| {
         config.detach_ttl = Duration::from_secs(1000);
         config.process.retain_chunks = 5;
     });
-    let (mut client, session) = greeted(&server).await;
+    let (mut client, session) = connected_client(&server).await;
     let directory = tempfile::tempdir().unwrap();
     let done = directory.path().join("done");
-    // Each is read on its own, unless the server is slower.
+    // The server reads each write separately, unless it is slower.
     let script = r#"read line; for n in 1 2 3 4 5 6 7 8 9 10 11 12; do
         echo $n; sleep 0.02; done; echo done > "$DONE""#;
     let retain = json!({"bytes": 100_000, "onFull": "drop"});
     let start = sh("p", script).piped().env("DONE", &done).with("retain", retain);
     client.start(start).await.unwrap();
-    client.ask("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
+    client.send_request("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
     drop(client);
     eventually("it is done", || done.exists()).await;
     let mut client = Client::resume(&server, &session).await;
@@ -152,40 +154,40 @@ async fn many_small_writes_while_nobody_listens_are_all_kept() {
 
 #[tokio::test]
 async fn a_session_that_is_held_cannot_be_resumed() {
-    let server = patient();
-    let (mut client, session) = greeted(&server).await;
+    let server = server_without_expiry();
+    let (mut client, session) = connected_client(&server).await;
     client.start(start("p", &["cat"]).piped()).await.unwrap();
     let mut thief = Client::memory(&server);
     let refused = thief.call("initialize", resume(&session)).await.unwrap_err();
     assert_eq!(refused.code, -32010);
-    // The holder has lost nothing by it, and the other may open a session of its own.
+    // The holder is not affected, and the other may open its own session.
     client.write("p", "mine").await;
     client.close_stdin("p").await;
     assert_eq!(client.until_closed("p").await.text(), "mine");
-    let own = thief.greet(json!({"clientName": "test"})).await.unwrap();
+    let own = thief.handshake(json!({"clientName": "test"})).await.unwrap();
     assert_ne!(own, session);
 }
 
 #[tokio::test]
-async fn an_unknown_session_is_told() {
-    let server = patient();
+async fn resuming_an_unknown_session_is_refused() {
+    let server = server_without_expiry();
     let mut client = Client::memory(&server);
     for id in ["nope", "", "00000000-0000-0000-0000-000000000000"] {
         let refused = client.call("initialize", resume(id)).await.unwrap_err();
         let message = format!("unknown session id {id}");
-        assert_eq!(refused, Refused { code: -32600, message });
+        assert_eq!(refused, ErrorResponse { code: -32600, message });
     }
 }
 
 #[tokio::test]
-async fn an_expired_session_is_forgotten_and_everything_of_it_killed() {
+async fn an_expired_session_is_removed_and_its_processes_killed() {
     for over_websocket in [false, true] {
         let server = server_with(|config| config.detach_ttl = Duration::from_millis(100));
         let mut client = match over_websocket {
             false => Client::memory(&server),
             true => Client::websocket(listen(&server).await).await,
         };
-        let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+        let session = client.handshake(json!({"clientName": "test"})).await.unwrap();
         let (pids, _) = tree(&mut client, "p").await;
         client.start(sh("t", "echo $$; exec sleep 1000").tty()).await.unwrap();
         let terminal = numbers(&client.until("t", "\n").await.text())[0];
@@ -195,20 +197,20 @@ async fn an_expired_session_is_forgotten_and_everything_of_it_killed() {
 }
 
 #[tokio::test]
-async fn a_period_of_nothing_ends_a_session_at_once() {
+async fn a_ttl_of_zero_ends_a_session_at_once() {
     let server = server_with(|config| config.detach_ttl = Duration::ZERO);
-    let (mut client, session) = greeted(&server).await;
+    let (mut client, session) = connected_client(&server).await;
     let (pids, _) = tree(&mut client, "p").await;
     drop(client);
     ended(&server, &session, pids).await;
 }
 
 #[tokio::test]
-async fn a_client_may_ask_for_a_period_of_its_own() {
-    let server = patient();
+async fn a_client_may_request_its_own_ttl() {
+    let server = server_without_expiry();
     let mut client = Client::memory(&server);
     let short = json!({"clientName": "test", "detachTtlMs": 0});
-    let session = client.greet(short).await.unwrap();
+    let session = client.handshake(short).await.unwrap();
     let (pids, _) = tree(&mut client, "p").await;
     drop(client);
     ended(&server, &session, pids).await;
@@ -219,19 +221,19 @@ async fn a_client_may_ask_for_a_period_of_its_own() {
     });
     let mut client = Client::memory(&server);
     let long = json!({"clientName": "test", "detachTtlMs": u64::MAX});
-    let session = client.greet(long).await.unwrap();
+    let session = client.handshake(long).await.unwrap();
     drop(client);
     Client::resume(&server, &session).await;
 }
 
 #[tokio::test]
-async fn a_resumed_session_does_not_expire_by_the_old_clock() {
+async fn a_resumed_session_does_not_expire_by_the_old_ttl() {
     let server = server_with(|config| config.detach_ttl = Duration::from_millis(150));
-    let (mut client, session) = greeted(&server).await;
+    let (mut client, session) = connected_client(&server).await;
     client.start(start("p", &["cat"]).piped()).await.unwrap();
     drop(client);
     let mut client = Client::resume(&server, &session).await;
-    // Longer than the period of the first connection.
+    // Longer than the TTL of the first connection.
     client.run(sh("q", "sleep 0.4")).await;
     client.write("p", "alive").await;
     client.close_stdin("p").await;
@@ -240,22 +242,24 @@ async fn a_resumed_session_does_not_expire_by_the_old_clock() {
 }
 
 #[tokio::test]
-async fn a_full_ring_makes_the_process_wait_and_a_resume_loses_nothing() {
+async fn full_retention_makes_the_process_wait_and_a_resume_loses_nothing() {
     const TOTAL: usize = 3_000_000;
     let server = server_with(|config| {
         config.detach_ttl = Duration::from_secs(1000);
     });
-    let (mut client, session) = greeted(&server).await;
+    let (mut client, session) = connected_client(&server).await;
     let script = format!("echo $$; read go; seq 1 10000000 | head -c {TOTAL}");
-    // Whoever only reads, and lets notifications pass, says so.
+    // A client that only reads, and ignores notifications.
     let retain = json!({"bytes": 1 << 20, "until": "read"});
     client.start(sh("p", &script).piped().with("retain", retain)).await.unwrap();
     let first = client.until("p", "\n").await;
     let pid = numbers(&first.text())[0];
-    let go = client.ask("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
-    client.answer(go).await.unwrap();
+    let go = client
+        .send_request("process/write", json!({"processId": "p", "chunk": base64(b"go\n")}))
+        .await;
+    client.response(go).await.unwrap();
     drop(client);
-    // It fills the ring and waits: `head` sleeps in a write to its pipe.
+    // It fills the retained output and waits: `head` sleeps in a write to its pipe.
     let children = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     let waits = |pid: &u32| {
         let stack = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
@@ -276,33 +280,33 @@ async fn a_full_ring_makes_the_process_wait_and_a_resume_loses_nothing() {
     assert_eq!(last["exitCode"], 0);
 }
 
-/// A connection that dies in the middle of a stream: what was in flight is lost with it, and a
-/// resume gets it all back from the ring.
+/// A connection dies in the middle of a stream: output in flight is lost with it, and a resumed client reads
+/// it again.
 #[tokio::test]
 async fn a_connection_lost_in_the_middle_of_a_stream_loses_nothing() {
     const TOTAL: usize = 20_000_000;
-    let server = patient();
+    let server = server_without_expiry();
     let address = listen(&server).await;
     let mut client = Client::websocket(address).await;
-    let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+    let session = client.handshake(json!({"clientName": "test"})).await.unwrap();
     let script = format!("seq 1 100000000 | head -c {TOTAL}");
     client.start(sh("p", &script)).await.unwrap();
     let mut all = Published::default();
     for round in 1..=4 {
         while all.stdout.len() < round * 2_000_000 {
-            let notice = client.notice().await;
+            let notice = client.notification().await;
             assert!(!all.take(&notice));
         }
         drop(client);
         client = loop {
             let mut client = Client::websocket(address).await;
-            match client.greet(resume(&session)).await {
+            match client.handshake(resume(&session)).await {
                 Ok(_) => break client,
                 Err(refused) => assert_eq!(refused.code, -32010),
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         };
-        // Catch up; what comes meanwhile is news of the same numbers or later ones.
+        // Catch up; notifications meanwhile have the same numbers or later ones.
         let after = all.last_seq;
         let read = client.read(json!({"processId": "p", "afterSeq": after})).await;
         assert_eq!(read.get("droppedBytes"), None);
@@ -310,22 +314,22 @@ async fn a_connection_lost_in_the_middle_of_a_stream_loses_nothing() {
             let notice = json!({"method": "process/output", "params": chunk});
             all.take(&notice);
         }
-        // Notifications that the read has overtaken come once more; leave them out.
+        // Skip notifications of output that was already read.
         loop {
-            let notice = client.notice().await;
+            let notice = client.notification().await;
             if notice["params"]["seq"].as_u64().unwrap() > all.last_seq {
                 all.take(&notice);
                 break;
             }
         }
     }
-    let all = client.go_on_until_closed("p", all).await;
+    let all = client.collect_until_closed("p", all).await;
     let expected: String = (1..=3_000_000).map(|n| format!("{n}\n")).collect();
     assert!(all.stdout == expected.as_bytes()[..TOTAL], "every byte, in order");
 }
 
-/// A proxy in front of a server. Told to swallow, it takes what the server sends and passes none of it
-/// on: to the server, a peer whose buffers have no end. Dropped, it cuts its connections.
+/// A proxy in front of a server. On demand it swallows what the server sends, like a peer with endless
+/// buffers. Dropping it cuts its connections.
 struct Swallowing {
     address: SocketAddr,
     swallow: tokio::sync::watch::Sender<bool>,
@@ -362,21 +366,21 @@ impl Swallowing {
     }
 }
 
-/// A client that asked for nothing special loses nothing, however much lay in the buffers between
-/// it and the server: output counts as received once the client's side has answered a ping.
+/// A client with default settings loses nothing, however much lay in the buffers between it and the server:
+/// output counts as received once the client has answered a ping.
 #[tokio::test]
-async fn what_died_in_buffers_larger_than_the_ring_is_there_after_a_resume() {
-    let server = patient();
+async fn output_lost_in_large_buffers_is_read_after_a_resume() {
+    let server = server_without_expiry();
     let address = listen(&server).await;
     let proxy = Swallowing::before(address).await;
     let mut client = Client::websocket(proxy.address).await;
-    let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+    let session = client.handshake(json!({"clientName": "test"})).await.unwrap();
     let script = "echo $$; read go; exec seq 1 3000000";
     client.start(sh("p", script).piped()).await.unwrap();
     let first = client.until("p", "\n").await;
     let pid = numbers(&first.text())[0];
     proxy.swallow.send_replace(true);
-    client.ask("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
+    client.send_request("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
     written_until_it_waits(pid).await;
     drop((proxy, client));
     let mut client = Client::resume(&server, &session).await;
@@ -387,15 +391,20 @@ async fn what_died_in_buffers_larger_than_the_ring_is_there_after_a_resume() {
 }
 
 #[tokio::test]
-async fn a_start_that_is_under_way_when_the_connection_ends_belongs_to_the_session() {
-    let server = patient();
+async fn a_pending_start_survives_the_end_of_its_connection() {
+    let server = server_without_expiry();
     for n in 0..30 {
-        let (mut client, session) = greeted(&server).await;
+        let (mut client, session) = connected_client(&server).await;
         let id = format!("p{n}");
-        client.ask("process/start", sh(&id, "echo hi; cat; exit 4").piped().0).await;
-        client.ask("process/write", json!({"processId": id, "chunk": base64(b"there")})).await;
+        client.send_request("process/start", sh(&id, "echo hi; cat; exit 4").piped().0).await;
         client
-            .ask("process/write", json!({"processId": id, "chunk": "", "closeStdin": true}))
+            .send_request("process/write", json!({"processId": id, "chunk": base64(b"there")}))
+            .await;
+        client
+            .send_request(
+                "process/write",
+                json!({"processId": id, "chunk": "", "closeStdin": true}),
+            )
             .await;
         drop(client);
         let mut client = Client::resume(&server, &session).await;
@@ -409,11 +418,11 @@ async fn a_start_that_is_under_way_when_the_connection_ends_belongs_to_the_sessi
 
 #[tokio::test]
 async fn a_retry_after_a_resume_is_written_once() {
-    let server = patient();
-    let (mut client, session) = greeted(&server).await;
+    let server = server_without_expiry();
+    let (mut client, session) = connected_client(&server).await;
     client.start(start("p", &["cat"]).piped()).await.unwrap();
     let write = json!({"processId": "p", "chunk": base64(b"once"), "writeId": "w"});
-    client.ask("process/write", write.clone()).await;
+    client.send_request("process/write", write.clone()).await;
     drop(client);
     let mut client = Client::resume(&server, &session).await;
     assert_eq!(client.call("process/write", write).await, Ok(json!({"status": "accepted"})));
@@ -423,11 +432,11 @@ async fn a_retry_after_a_resume_is_written_once() {
 
 #[tokio::test]
 async fn a_long_poll_ends_with_its_connection_and_not_with_the_session() {
-    let server = patient();
-    let (mut client, session) = greeted(&server).await;
+    let server = server_without_expiry();
+    let (mut client, session) = connected_client(&server).await;
     client.start(start("p", &["cat"]).piped()).await.unwrap();
     for _ in 0..10 {
-        client.ask("process/read", json!({"processId": "p", "waitMs": u64::MAX})).await;
+        client.send_request("process/read", json!({"processId": "p", "waitMs": u64::MAX})).await;
     }
     drop(client);
     let mut client = Client::resume(&server, &session).await;
@@ -437,34 +446,34 @@ async fn a_long_poll_ends_with_its_connection_and_not_with_the_session() {
 }
 
 #[tokio::test]
-async fn a_close_by_the_client_is_answered_though_a_long_poll_waits() {
+async fn a_websocket_close_is_answered_during_a_long_poll() {
     let server = server_with(|config| {
         config.detach_ttl = Duration::from_secs(1000);
         config.connection.close_timeout = Duration::from_secs(1000);
     });
     let mut client = Client::websocket(listen(&server).await).await;
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
     client.start(start("p", &["cat"]).piped()).await.unwrap();
-    client.ask("process/read", json!({"processId": "p", "waitMs": u64::MAX})).await;
+    client.send_request("process/read", json!({"processId": "p", "waitMs": u64::MAX})).await;
     client.nothing_more().await;
     tokio::time::timeout(PATIENCE, client.close()).await.expect("the close is answered");
 }
 
-/// What closed while nobody was attached is kept for as long as the session is.
+/// The server keeps a process that closed while detached for as long as its session.
 #[tokio::test]
-async fn a_process_that_closed_while_nobody_listened_is_not_forgotten() {
+async fn a_process_that_closed_while_detached_can_still_be_read() {
     let server = server_with(|config| {
         config.detach_ttl = Duration::from_secs(1000);
         config.process.closed_linger = Duration::ZERO;
     });
-    let (mut client, session) = greeted(&server).await;
+    let (mut client, session) = connected_client(&server).await;
     client.start(sh("p", "read line; echo $$").piped()).await.unwrap();
     let pid = client.call("process/list", json!({})).await.unwrap()["processes"][0]["pid"].clone();
     let pid = pid.as_u64().unwrap() as u32;
-    client.ask("process/write", json!({"processId": "p", "chunk": base64(b"\n")})).await;
+    client.send_request("process/write", json!({"processId": "p", "chunk": base64(b"\n")})).await;
     drop(client);
     gone(pid).await;
-    // Whose client was told is forgotten meanwhile.
+    // A process whose client has received everything is removed meanwhile.
     let mut prompt = Client::ready(&server).await;
     prompt.run(sh("q", "")).await;
     prompt.until_forgotten("q").await;

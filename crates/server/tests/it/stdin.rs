@@ -1,4 +1,4 @@
-//! What a process is given to read.
+//! Input of processes.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ async fn without_a_pipe_stdin_is_empty_and_cannot_be_written() {
 }
 
 #[tokio::test]
-async fn a_pipe_is_written_in_order_and_closed_when_asked() {
+async fn a_pipe_is_written_in_order_and_closed_on_request() {
     let server = server();
     let mut client = Client::ready(&server).await;
     client.start(start("p", &["cat"]).piped()).await.unwrap();
@@ -42,10 +42,10 @@ async fn a_retried_write_is_written_once() {
         let answer = client.call("process/write", write(text, id, false)).await.unwrap();
         assert_eq!(answer, json!({"status": "accepted"}));
     }
-    // Pipelined, so that both are under way at once.
-    let first = client.ask("process/write", write("d", "4", false)).await;
-    let again = client.ask("process/write", write("d", "4", false)).await;
-    assert_eq!(client.answer(first).await, client.answer(again).await);
+    // Pipelined, so that both are pending at once.
+    let first = client.send_request("process/write", write("d", "4", false)).await;
+    let again = client.send_request("process/write", write("d", "4", false)).await;
+    assert_eq!(client.response(first).await, client.response(again).await);
     client.call("process/write", write("", "5", true)).await.unwrap();
     let retried = client.call("process/write", write("", "5", true)).await.unwrap();
     assert_eq!(
@@ -67,10 +67,10 @@ async fn the_last_4096_write_ids_are_remembered() {
     for batch in 0..8 {
         let mut ids = Vec::new();
         for n in 0..512 {
-            ids.push(client.ask("process/write", write(batch * 512 + n)).await);
+            ids.push(client.send_request("process/write", write(batch * 512 + n)).await);
         }
         for id in ids {
-            assert_eq!(client.answer(id).await.unwrap()["status"], "accepted");
+            assert_eq!(client.response(id).await.unwrap()["status"], "accepted");
         }
     }
     client.call("process/write", write(0)).await.unwrap();
@@ -79,7 +79,7 @@ async fn the_last_4096_write_ids_are_remembered() {
 }
 
 #[tokio::test]
-async fn a_process_that_never_reads_delays_nobody() {
+async fn a_process_that_never_reads_delays_no_other_request() {
     let server = server();
     let mut client = Client::ready(&server).await;
     client.start(sh("deaf", "echo $$; exec sleep 1000").piped()).await.unwrap();
@@ -89,26 +89,26 @@ async fn a_process_that_never_reads_delays_nobody() {
     let mut asked = Vec::new();
     for _ in 0..5 {
         let write = json!({"processId": "deaf", "chunk": megabyte});
-        asked.push(client.ask("process/write", write).await);
+        asked.push(client.send_request("process/write", write).await);
     }
-    assert_eq!(client.answer(asked[0]).await.unwrap()["status"], "accepted");
-    // Everything else goes on: other processes, and other requests to the same one.
+    assert_eq!(client.response(asked[0]).await.unwrap()["status"], "accepted");
+    // Other processes, and other requests to the same one, are not delayed.
     assert_eq!(client.write("cat", "hello").await, "accepted");
     client.close_stdin("cat").await;
     assert_eq!(client.until_closed("cat").await.text(), "hello");
     client.read(json!({"processId": "deaf"})).await;
     client.call("process/list", json!({})).await.unwrap();
-    assert!(!client.has_answer(asked[4]), "accepted without bound");
+    assert!(!client.has_response(asked[4]), "accepted without bound");
     let running = client.call("process/terminate", json!({"processId": "deaf"})).await.unwrap();
     assert_eq!(running, json!({"running": true}));
     for id in asked.into_iter().skip(1) {
-        let status = client.answer(id).await.unwrap()["status"].clone();
+        let status = client.response(id).await.unwrap()["status"].clone();
         assert!(status == "accepted" || status == "stdinClosed", "{status}");
     }
     gone(pid).await;
 }
 
-/// A process that reads as slowly as it likes gets every byte.
+/// A process that reads slowly gets every byte.
 #[tokio::test]
 async fn more_than_the_queue_holds_arrives_in_order() {
     let server = server();
@@ -118,15 +118,18 @@ async fn more_than_the_queue_holds_arrives_in_order() {
     let mut asked = Vec::new();
     for _ in 0..8 {
         let write = json!({"processId": "p", "chunk": base64(&block)});
-        asked.push(client.ask("process/write", write).await);
+        asked.push(client.send_request("process/write", write).await);
     }
     asked.push(
         client
-            .ask("process/write", json!({"processId": "p", "chunk": "", "closeStdin": true}))
+            .send_request(
+                "process/write",
+                json!({"processId": "p", "chunk": "", "closeStdin": true}),
+            )
             .await,
     );
     for id in asked {
-        assert_eq!(client.answer(id).await.unwrap()["status"], "accepted");
+        assert_eq!(client.response(id).await.unwrap()["status"], "accepted");
     }
     let all = client.until_closed("p").await;
     let expected = {
@@ -139,7 +142,7 @@ async fn more_than_the_queue_holds_arrives_in_order() {
 }
 
 #[tokio::test]
-async fn writing_to_a_process_that_closed_its_stdin_harms_nobody() {
+async fn writing_to_a_closed_stdin_affects_no_other_request() {
     let server = server();
     let mut client = Client::ready(&server).await;
     client.start(sh("p", "exec <&-; echo closed; exec sleep 1000").piped()).await.unwrap();
@@ -151,7 +154,7 @@ async fn writing_to_a_process_that_closed_its_stdin_harms_nobody() {
     }
     assert_eq!(status, "stdinClosed");
     client.call("process/terminate", json!({"processId": "p"})).await.unwrap();
-    seen = client.go_on_until_closed("p", seen).await;
+    seen = client.collect_until_closed("p", seen).await;
     assert_eq!(seen.exit_code, 137);
 }
 

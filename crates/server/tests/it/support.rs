@@ -1,5 +1,5 @@
-//! A client that speaks plain JSON, over memory or a real websocket, so that tests see what a peer
-//! of another make would see.
+//! A client that speaks plain JSON, in memory or over a real websocket, so that tests see what any peer
+//! sees.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -14,26 +14,26 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_websockets::{ClientBuilder, Limits, MaybeTlsStream, Message, WebSocketStream};
 
-/// How long something that has to happen may take before a test fails instead of hanging.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a test waits for an event before it fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server with the default configuration.
-pub fn server() -> Server {
+pub(crate) fn server() -> Server {
     server_with(|_| {})
 }
 
-pub fn server_with(change: impl FnOnce(&mut ServerConfig)) -> Server {
+pub(crate) fn server_with(change: impl FnOnce(&mut ServerConfig)) -> Server {
     let mut config = ServerConfig::default();
     change(&mut config);
     Server::new(config).unwrap()
 }
 
-/// Has the server listen on loopback.
-pub async fn listen(server: &Server) -> SocketAddr {
+/// Makes the server listen on loopback.
+pub(crate) async fn listen(server: &Server) -> SocketAddr {
     listen_with(server, WebSocketAuth::Open).await
 }
 
-pub async fn listen_with(server: &Server, auth: WebSocketAuth) -> SocketAddr {
+pub(crate) async fn listen_with(server: &Server, auth: WebSocketAuth) -> SocketAddr {
     let listener = WebSocketListener::bind("127.0.0.1:0".parse().unwrap(), auth).await.unwrap();
     let address = listener.local_addr().unwrap();
     let server = server.clone();
@@ -41,55 +41,55 @@ pub async fn listen_with(server: &Server, auth: WebSocketAuth) -> SocketAddr {
     address
 }
 
-pub type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
+pub(crate) type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
-pub async fn socket(address: SocketAddr) -> Socket {
+pub(crate) async fn socket(address: SocketAddr) -> Socket {
     let uri = format!("ws://{address}/").parse().unwrap();
     let builder = ClientBuilder::from_uri(uri).limits(Limits::unlimited());
     builder.connect().await.unwrap().0
 }
 
-enum Wire {
+enum Transport {
     Memory(Box<Connection>),
     WebSocket(Box<Socket>),
 }
 
-/// An error answer.
+/// An error response.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub(crate) struct ErrorResponse {
     pub code: i64,
     pub message: String,
 }
 
-pub struct Client {
-    wire: Wire,
+pub(crate) struct Client {
+    transport: Transport,
     last_id: i64,
-    answers: HashMap<String, Result<Value, Refused>>,
-    /// Of the errors among the answers.
+    answers: HashMap<String, Result<Value, ErrorResponse>>,
+    /// Kinds of the error responses.
     kinds: HashMap<String, ErrorKind>,
     notices: VecDeque<Value>,
 }
 
-/// Everything a process has published, checked to be numbered without a gap.
+/// The events of a process, checked to be numbered without a gap.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Published {
+pub(crate) struct Published {
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
     pub pty: Vec<u8>,
-    /// What happened after what: `stdout`, `stderr`, `pty`, `exited`, `closed`, repeats left out.
+    /// The order of events: `stdout`, `stderr`, `pty`, `exited`, `closed`, without repeats.
     pub order: Vec<&'static str>,
     pub exit_code: i64,
     pub last_seq: u64,
 }
 
 impl Published {
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let all = [&self.stdout[..], &self.stderr, &self.pty].concat();
         String::from_utf8(all).unwrap()
     }
 
-    /// Takes a notification in; tells whether it was the last one.
-    pub fn take(&mut self, notice: &Value) -> bool {
+    /// Adds a notification; true if it was the last one.
+    pub(crate) fn take(&mut self, notice: &Value) -> bool {
         let params = &notice["params"];
         let seq = params["seq"].as_u64().unwrap();
         assert_eq!(seq, self.last_seq + 1, "a number is missing or repeated: {notice}");
@@ -123,28 +123,28 @@ impl Published {
 }
 
 impl Client {
-    pub fn memory(server: &Server) -> Self {
-        Self::new(Wire::Memory(Box::new(server.connect())))
+    pub(crate) fn memory(server: &Server) -> Self {
+        Self::new(Transport::Memory(Box::new(server.connect())))
     }
 
-    pub async fn websocket(address: SocketAddr) -> Self {
+    pub(crate) async fn websocket(address: SocketAddr) -> Self {
         Self::over(socket(address).await)
     }
 
-    pub fn over(socket: Socket) -> Self {
-        Self::new(Wire::WebSocket(Box::new(socket)))
+    pub(crate) fn over(socket: Socket) -> Self {
+        Self::new(Transport::WebSocket(Box::new(socket)))
     }
 
-    /// A client in memory that has done its greeting.
-    pub async fn ready(server: &Server) -> Self {
+    /// A client in memory after its handshake.
+    pub(crate) async fn ready(server: &Server) -> Self {
         let mut client = Self::memory(server);
-        client.greet(json!({"clientName": "test"})).await.unwrap();
+        client.handshake(json!({"clientName": "test"})).await.unwrap();
         client
     }
 
-    fn new(wire: Wire) -> Self {
+    fn new(transport: Transport) -> Self {
         Self {
-            wire,
+            transport,
             last_id: 0,
             answers: HashMap::new(),
             kinds: HashMap::new(),
@@ -152,19 +152,19 @@ impl Client {
         }
     }
 
-    /// `initialize` and `initialized`; the session's id.
-    pub async fn greet(&mut self, params: Value) -> Result<String, Refused> {
+    /// Sends `initialize` and `initialized`; returns the session's id.
+    pub(crate) async fn handshake(&mut self, params: Value) -> Result<String, ErrorResponse> {
         let result = self.call("initialize", params).await?;
         self.send(r#"{"method":"initialized"}"#).await;
         Ok(result["sessionId"].as_str().unwrap().to_owned())
     }
 
-    /// Resumes once the server has seen the end of the connection before.
-    pub async fn resume(server: &Server, session: &str) -> Self {
+    /// Resumes once the server has seen the end of the previous connection.
+    pub(crate) async fn resume(server: &Server, session: &str) -> Self {
         let params = json!({"clientName": "test", "resumeSessionId": session});
         loop {
             let mut client = Self::memory(server);
-            match client.greet(params.clone()).await {
+            match client.handshake(params.clone()).await {
                 Ok(id) => {
                     assert_eq!(id, session);
                     return client;
@@ -176,31 +176,31 @@ impl Client {
     }
 
     /// Sends text as it is.
-    pub async fn send(&mut self, text: impl Into<String>) {
+    pub(crate) async fn send(&mut self, text: impl Into<String>) {
         let text = text.into();
         let sending = async {
-            match &mut self.wire {
-                Wire::Memory(connection) => connection.outbound().send(text).await.unwrap(),
-                Wire::WebSocket(socket) => socket.send(Message::text(text)).await.unwrap(),
+            match &mut self.transport {
+                Transport::Memory(connection) => connection.outbound().send(text).await.unwrap(),
+                Transport::WebSocket(socket) => socket.send(Message::text(text)).await.unwrap(),
             }
         };
         timeout(PATIENCE, sending).await.expect("the server does not read");
     }
 
-    pub async fn send_binary(&mut self, bytes: Vec<u8>) {
-        let Wire::WebSocket(socket) = &mut self.wire else { panic!("a websocket") };
+    pub(crate) async fn send_binary(&mut self, bytes: Vec<u8>) {
+        let Transport::WebSocket(socket) = &mut self.transport else { panic!("a websocket") };
         socket.send(Message::binary(bytes)).await.unwrap();
     }
 
-    /// The next message as it is; `None` at the end of the connection.
-    pub async fn text(&mut self) -> Option<String> {
+    /// The next message as text; `None` at the end of the connection.
+    pub(crate) async fn text(&mut self) -> Option<String> {
         let receiving = async {
-            match &mut self.wire {
-                Wire::Memory(connection) => {
+            match &mut self.transport {
+                Transport::Memory(connection) => {
                     let message = connection.next().await?.unwrap();
                     Some(String::from_utf8(message.to_vec()).unwrap())
                 }
-                Wire::WebSocket(socket) => loop {
+                Transport::WebSocket(socket) => loop {
                     let message = socket.next().await?.ok()?;
                     if let Some(text) = message.as_text() {
                         return Some(text.to_owned());
@@ -225,7 +225,7 @@ impl Client {
         }
         let answer = match message.get("error") {
             None => Ok(message["result"].clone()),
-            Some(error) => Err(Refused {
+            Some(error) => Err(ErrorResponse {
                 code: error["code"].as_i64().unwrap(),
                 message: error["message"].as_str().unwrap().to_owned(),
             }),
@@ -235,16 +235,16 @@ impl Client {
         Some(())
     }
 
-    /// Sends a request without waiting for its answer.
-    pub async fn ask(&mut self, method: &str, params: Value) -> i64 {
+    /// Sends a request without waiting for its response.
+    pub(crate) async fn send_request(&mut self, method: &str, params: Value) -> i64 {
         self.last_id += 1;
         let message = json!({"id": self.last_id, "method": method, "params": params});
         self.send(message.to_string()).await;
         self.last_id
     }
 
-    /// Waits for the answer to the request of that id (as JSON).
-    pub async fn answer(&mut self, id: impl Into<Value>) -> Result<Value, Refused> {
+    /// Waits for the response to the request with this id (as JSON).
+    pub(crate) async fn response(&mut self, id: impl Into<Value>) -> Result<Value, ErrorResponse> {
         let id = id.into().to_string();
         loop {
             if let Some(answer) = self.answers.remove(&id) {
@@ -254,32 +254,36 @@ impl Client {
         }
     }
 
-    /// Whether the answer has come already.
-    pub fn has_answer(&self, id: i64) -> bool {
+    /// Whether the response has arrived already.
+    pub(crate) fn has_response(&self, id: i64) -> bool {
         self.answers.contains_key(&id.to_string())
     }
 
-    pub async fn call(&mut self, method: &str, params: Value) -> Result<Value, Refused> {
-        let id = self.ask(method, params).await;
-        self.answer(id).await
+    pub(crate) async fn call(
+        &mut self,
+        method: &str,
+        params: Value,
+    ) -> Result<Value, ErrorResponse> {
+        let id = self.send_request(method, params).await;
+        self.response(id).await
     }
 
-    /// Makes a request that is refused, and tells with which kind.
-    pub async fn kind(&mut self, method: &str, params: Value) -> ErrorKind {
-        let id = self.ask(method, params.clone()).await;
-        match self.answer(id).await {
+    /// Makes a request that fails; returns the kind of its error.
+    pub(crate) async fn kind(&mut self, method: &str, params: Value) -> ErrorKind {
+        let id = self.send_request(method, params.clone()).await;
+        match self.response(id).await {
             Ok(result) => panic!("{method} {params} is answered with {result}"),
-            Err(_) => self.kind_of_answer(id),
+            Err(_) => self.kind_of_response(id),
         }
     }
 
-    /// The kind of the error that a request was answered with.
-    pub fn kind_of_answer(&self, id: i64) -> ErrorKind {
+    /// The kind of the error response to a request.
+    pub(crate) fn kind_of_response(&self, id: i64) -> ErrorKind {
         self.kinds[&id.to_string()]
     }
 
     /// The next notification.
-    pub async fn notice(&mut self) -> Value {
+    pub(crate) async fn notification(&mut self) -> Value {
         loop {
             if let Some(notice) = self.notices.pop_front() {
                 return notice;
@@ -288,35 +292,39 @@ impl Client {
         }
     }
 
-    pub async fn start(&mut self, start: Start) -> Result<Value, Refused> {
+    pub(crate) async fn start(&mut self, start: Start) -> Result<Value, ErrorResponse> {
         self.call("process/start", start.0).await
     }
 
-    pub async fn write(&mut self, process: &str, bytes: impl AsRef<[u8]>) -> String {
+    pub(crate) async fn write(&mut self, process: &str, bytes: impl AsRef<[u8]>) -> String {
         let chunk = base64(bytes.as_ref());
         let answer = self.call("process/write", json!({"processId": process, "chunk": chunk}));
         answer.await.unwrap()["status"].as_str().unwrap().to_owned()
     }
 
-    pub async fn close_stdin(&mut self, process: &str) -> String {
+    pub(crate) async fn close_stdin(&mut self, process: &str) -> String {
         let params = json!({"processId": process, "chunk": "", "closeStdin": true});
         let answer = self.call("process/write", params).await.unwrap();
         answer["status"].as_str().unwrap().to_owned()
     }
 
-    pub async fn read(&mut self, params: Value) -> Value {
+    pub(crate) async fn read(&mut self, params: Value) -> Value {
         self.call("process/read", params).await.unwrap()
     }
 
-    /// Everything the process publishes, to its end. Other processes' notifications are kept.
-    pub async fn until_closed(&mut self, process: &str) -> Published {
-        self.go_on_until_closed(process, Published::default()).await
+    /// The events of the process until it closes. Queues notifications of other processes.
+    pub(crate) async fn until_closed(&mut self, process: &str) -> Published {
+        self.collect_until_closed(process, Published::default()).await
     }
 
-    pub async fn go_on_until_closed(&mut self, process: &str, mut all: Published) -> Published {
+    pub(crate) async fn collect_until_closed(
+        &mut self,
+        process: &str,
+        mut all: Published,
+    ) -> Published {
         let mut others = VecDeque::new();
         loop {
-            let notice = self.notice().await;
+            let notice = self.notification().await;
             if notice["params"]["processId"] != process {
                 others.push_back(notice);
             } else if all.take(&notice) {
@@ -327,16 +335,16 @@ impl Client {
         }
     }
 
-    /// What the process publishes until its output holds `text`.
-    pub async fn until(&mut self, process: &str, text: &str) -> Published {
+    /// The events of the process until its output contains `text`.
+    pub(crate) async fn until(&mut self, process: &str, text: &str) -> Published {
         let mut all = Published::default();
-        self.until_more(process, text, &mut all).await;
+        self.collect_until(process, text, &mut all).await;
         all
     }
 
-    pub async fn until_more(&mut self, process: &str, text: &str, all: &mut Published) {
+    pub(crate) async fn collect_until(&mut self, process: &str, text: &str, all: &mut Published) {
         while !all.text().contains(text) {
-            let notice = self.notice().await;
+            let notice = self.notification().await;
             assert_eq!(notice["params"]["processId"], process);
             let ended = all.take(&notice);
             assert!(!ended || all.text().contains(text), "ended without {text:?}: {all:?}");
@@ -344,14 +352,14 @@ impl Client {
     }
 
     /// Starts a process and waits for its end.
-    pub async fn run(&mut self, start: Start) -> Published {
+    pub(crate) async fn run(&mut self, start: Start) -> Published {
         let id = start.0["processId"].as_str().unwrap().to_owned();
         self.start(start).await.unwrap();
         self.until_closed(&id).await
     }
 
-    /// Asks for a closed process until nobody knows it any more; what is said then.
-    pub async fn until_forgotten(&mut self, process_id: &str) -> Refused {
+    /// Reads a closed process until the server no longer knows it; returns that error.
+    pub(crate) async fn until_forgotten(&mut self, process_id: &str) -> ErrorResponse {
         let asking = async {
             loop {
                 match self.call("process/read", json!({"processId": process_id})).await {
@@ -363,23 +371,23 @@ impl Client {
         timeout(PATIENCE, asking).await.expect("it is never forgotten")
     }
 
-    /// What a process left unsaid: the connection is quiet but for the answer to this.
-    pub async fn nothing_more(&mut self) {
+    /// Checks that the connection receives nothing but the response to this request.
+    pub(crate) async fn nothing_more(&mut self) {
         self.call("environment/status", json!({})).await.unwrap();
         assert_eq!(self.notices, VecDeque::<Value>::new());
     }
 
-    pub async fn close(mut self) {
-        if let Wire::WebSocket(socket) = &mut self.wire {
+    pub(crate) async fn close(mut self) {
+        if let Transport::WebSocket(socket) = &mut self.transport {
             let _ = socket.close().await;
         }
     }
 }
 
 /// Params of `process/start`.
-pub struct Start(pub Value);
+pub(crate) struct Start(pub Value);
 
-/// The kind of an error answer. Each has one, of those that go with its code.
+/// The kind of an error response; fails unless it matches the code.
 fn kind_of(error: &Value) -> ErrorKind {
     let kind = ErrorKind::from_name(error["data"]["kind"].as_str().unwrap_or_default());
     assert!(kind.codes().contains(&error["code"].as_i64().unwrap()), "{error}");
@@ -387,7 +395,7 @@ fn kind_of(error: &Value) -> ErrorKind {
 }
 
 /// A process in `/` with the usual `PATH`.
-pub fn start(id: &str, argv: &[&str]) -> Start {
+pub(crate) fn start(id: &str, argv: &[&str]) -> Start {
     Start(json!({
         "processId": id,
         "argv": argv,
@@ -398,46 +406,46 @@ pub fn start(id: &str, argv: &[&str]) -> Start {
 }
 
 /// A shell script.
-pub fn sh(id: &str, script: &str) -> Start {
+pub(crate) fn sh(id: &str, script: &str) -> Start {
     start(id, &["/bin/sh", "-c", script])
 }
 
 impl Start {
-    pub fn with(mut self, member: &str, value: impl Into<Value>) -> Self {
+    pub(crate) fn with(mut self, member: &str, value: impl Into<Value>) -> Self {
         self.0[member] = value.into();
         self
     }
 
-    pub fn env(mut self, name: &str, value: impl AsRef<Path>) -> Self {
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<Path>) -> Self {
         self.0["env"][name] = value.as_ref().to_str().unwrap().into();
         self
     }
 
-    pub fn piped(self) -> Self {
+    pub(crate) fn piped(self) -> Self {
         self.with("pipeStdin", true)
     }
 
-    pub fn tty(self) -> Self {
+    pub(crate) fn tty(self) -> Self {
         self.with("tty", true)
     }
 }
 
-pub fn base64(bytes: &[u8]) -> String {
+pub(crate) fn base64(bytes: &[u8]) -> String {
     base64_simd::STANDARD.encode_to_string(bytes)
 }
 
-pub fn unbase64(text: &str) -> Vec<u8> {
+pub(crate) fn unbase64(text: &str) -> Vec<u8> {
     base64_simd::STANDARD.decode_to_vec(text).unwrap()
 }
 
 /// The bytes of all chunks of a `process/read`.
-pub fn bytes_of(read: &Value) -> Vec<u8> {
+pub(crate) fn bytes_of(read: &Value) -> Vec<u8> {
     let chunks = read["chunks"].as_array().unwrap();
     chunks.iter().flat_map(|chunk| unbase64(chunk["chunk"].as_str().unwrap())).collect()
 }
 
-/// Whether a process is there and not a zombie.
-pub fn is_running(pid: u32) -> bool {
+/// Whether a process exists and is not a zombie.
+pub(crate) fn is_running(pid: u32) -> bool {
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => {
             let state = stat.rsplit_once(") ").unwrap().1.as_bytes()[0];
@@ -448,12 +456,12 @@ pub fn is_running(pid: u32) -> bool {
 }
 
 /// Waits until the process has gone.
-pub async fn gone(pid: u32) {
+pub(crate) async fn gone(pid: u32) {
     eventually(&format!("process {pid} has gone"), || !is_running(pid)).await;
 }
 
-/// Waits for something that has no event to wait for.
-pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+/// Polls a condition that has no event to wait for.
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let waiting = async {
         while !condition() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -463,6 +471,6 @@ pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
 }
 
 /// The numbers in a text, such as pids.
-pub fn numbers(text: &str) -> Vec<u32> {
+pub(crate) fn numbers(text: &str) -> Vec<u32> {
     text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::support::*;
 
 #[tokio::test]
-async fn a_terminal_is_the_controlling_one_and_of_the_usual_size() {
+async fn a_terminal_is_the_controlling_terminal_with_24_rows_and_80_columns() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let script = "tty; stty size; echo $$; cat /proc/$$/stat; test -t 0 && test -t 1 && test -t 2";
@@ -22,7 +22,7 @@ async fn a_terminal_is_the_controlling_one_and_of_the_usual_size() {
 }
 
 #[tokio::test]
-async fn a_size_can_be_asked_for_and_changed() {
+async fn a_terminals_size_can_be_set_and_changed() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let script =
@@ -33,11 +33,11 @@ async fn a_size_can_be_asked_for_and_changed() {
     assert!(all.text().contains("5 7\r\n"), "{all:?}");
     let resize = json!({"processId": "p", "rows": 50, "cols": 132});
     assert_eq!(client.call("process/resize", resize).await, Ok(json!({})));
-    client.until_more("p", "50 132\r\nchanged", &mut all).await;
+    client.collect_until("p", "50 132\r\nchanged", &mut all).await;
 }
 
 #[tokio::test]
-async fn what_has_no_terminal_cannot_be_resized() {
+async fn a_process_without_a_terminal_cannot_be_resized() {
     let server = server();
     let mut client = Client::ready(&server).await;
     client.start(start("p", &["cat"]).piped()).await.unwrap();
@@ -48,19 +48,19 @@ async fn what_has_no_terminal_cannot_be_resized() {
 }
 
 #[tokio::test]
-async fn what_is_typed_is_echoed_and_read() {
+async fn input_to_a_terminal_is_echoed_and_read() {
     let server = server();
     let mut client = Client::ready(&server).await;
     client.start(start("p", &["cat"]).tty()).await.unwrap();
     assert_eq!(client.write("p", "hi\n").await, "accepted");
     let mut all = client.until("p", "hi\r\nhi\r\n").await;
     assert_eq!(client.close_stdin("p").await, "accepted");
-    all = client.go_on_until_closed("p", all).await;
+    all = client.collect_until_closed("p", all).await;
     assert_eq!((all.text(), all.exit_code), ("hi\r\nhi\r\n".into(), 0));
 }
 
 #[tokio::test]
-async fn the_end_of_input_is_the_terminals_own_character() {
+async fn closing_a_terminals_stdin_sends_its_eof_character() {
     let server = server();
     let mut client = Client::ready(&server).await;
     client
@@ -69,9 +69,9 @@ async fn the_end_of_input_is_the_terminals_own_character() {
         .unwrap();
     let all = client.until("p", "set").await;
     client.close_stdin("p").await;
-    // A terminal stays open after it: what reads next is given more.
+    // The terminal stays open afterwards, and the next read gets more input.
     assert_eq!(client.write("p", "more\n").await, "accepted");
-    let all = client.go_on_until_closed("p", all).await;
+    let all = client.collect_until_closed("p", all).await;
     assert_eq!((all.text(), all.exit_code), ("set\r\nmore\r\n".into(), 0));
 }
 
@@ -82,26 +82,26 @@ async fn control_characters_reach_the_foreground() {
     client.start(sh("p", "stty -echo; echo go; exec cat").tty()).await.unwrap();
     let all = client.until("p", "go").await;
     client.write("p", "\u{3}").await;
-    let all = client.go_on_until_closed("p", all).await;
+    let all = client.collect_until_closed("p", all).await;
     assert_eq!(all.exit_code, 130);
 }
 
-/// With job control the foreground job has a group of its own: `interrupt` has to reach that, and
-/// the interactive shell has to survive it.
+/// With job control the foreground job has its own group: `interrupt` has to reach it, and the interactive
+/// shell has to survive.
 #[tokio::test]
 async fn an_interrupt_reaches_the_job_in_the_foreground() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let start = start("p", &["/bin/sh", "-i"]).tty().env("PS1", "").env("ENV", "");
     client.start(start).await.unwrap();
-    // What is typed may be echoed, so it must not look like what is waited for.
+    // The input may be echoed, so it must not contain the awaited text.
     client.write("p", "stty -echo; echo g''o\n").await;
     let mut all = client.until("p", "go\r\n").await;
     client.write("p", "sh -c 'echo job=$$; exec sleep 1000'\n").await;
     while !all.text().rsplit("job=").next().unwrap().contains("\r\n")
         || !all.text().contains("job=")
     {
-        let notice = client.notice().await;
+        let notice = client.notification().await;
         all.take(&notice);
     }
     let job = numbers(all.text().rsplit("job=").next().unwrap())[0];
@@ -110,13 +110,13 @@ async fn an_interrupt_reaches_the_job_in_the_foreground() {
     client.call("process/signal", interrupt).await.unwrap();
     gone(job).await;
     client.write("p", "echo ali''ve\n").await;
-    client.until_more("p", "alive\r\n", &mut all).await;
+    client.collect_until("p", "alive\r\n", &mut all).await;
     client.write("p", "exit 9\n").await;
-    assert_eq!(client.go_on_until_closed("p", all).await.exit_code, 9);
+    assert_eq!(client.collect_until_closed("p", all).await.exit_code, 9);
 }
 
 #[tokio::test]
-async fn a_lot_through_a_terminal_arrives_whole() {
+async fn long_output_of_a_terminal_arrives_whole() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let all = client.run(start("p", &["seq", "200000"]).tty()).await;
@@ -126,10 +126,10 @@ async fn a_lot_through_a_terminal_arrives_whole() {
 }
 
 #[tokio::test]
-async fn a_terminal_closes_when_its_last_user_has_gone() {
+async fn a_terminal_closes_with_its_last_process() {
     let server = server();
     let mut client = Client::ready(&server).await;
-    // The grandchild ignores the hangup that the end of the session's leader sends.
+    // The grandchild ignores the hangup at the exit of the session leader.
     let script = "trap '' HUP; (sleep 0.3; echo late) & echo early";
     let all = client.run(sh("p", script).tty()).await;
     assert_eq!(all.order.last(), Some(&"closed"));

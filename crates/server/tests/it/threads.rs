@@ -1,4 +1,4 @@
-//! A machine that gives no more threads: requests wait for those there are, and are answered.
+//! A system that gives no more threads: requests wait for existing threads, and get responses.
 
 use std::process::Command;
 
@@ -7,8 +7,8 @@ use serde_json::json;
 
 use crate::support::*;
 
-/// Takes from this thread the right to make others. The limit counts by user and spares root, so root
-/// becomes a user who has nothing else running.
+/// Limits this process to its existing threads. The limit is per user and exempts root, so root becomes a
+/// user without other processes.
 fn allow_no_more_threads() {
     use rustix::fs::Uid;
     let maximum = getrlimit(Resource::Nproc).maximum;
@@ -27,7 +27,7 @@ fn without_more_threads() {
     runtime.block_on(async {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
-        // Too large to be answered on the spot, and so is its message to be encoded there.
+        // Too large to be read and encoded on the lane.
         std::fs::write(&file, vec![7; 300 << 10]).unwrap();
         let server = server();
         let mut client = Client::ready(&server).await;
@@ -36,24 +36,26 @@ fn without_more_threads() {
         let other = format!("file://{}", directory.path().join("other").display());
         let mut asked = Vec::new();
         for _ in 0..16 {
-            asked.push(client.ask("fs/readFile", json!({"path": path})).await);
+            asked.push(client.send_request("fs/readFile", json!({"path": path})).await);
             let write = json!({"path": other, "dataBase64": "aGVsbG8=", "atomic": true});
-            asked.push(client.ask("fs/writeFile", write).await);
-            asked.push(client.ask("fs/readDirectory", json!({"path": "file:///proc"})).await);
+            asked.push(client.send_request("fs/writeFile", write).await);
+            asked.push(
+                client.send_request("fs/readDirectory", json!({"path": "file:///proc"})).await,
+            );
             let search = json!({"path": path, "pattern": "x"});
-            asked.push(client.ask("fs/search", search).await);
+            asked.push(client.send_request("fs/search", search).await);
         }
         for id in asked {
-            client.answer(id).await.unwrap();
+            client.response(id).await.unwrap();
         }
-        // A watch has a thread of its own: there is none, and that is said.
+        // A watch needs a thread, so it fails with an error.
         let watch = client.call("fs/watch", json!({"watchId": 1, "path": path})).await;
         assert_eq!(watch.unwrap_err().code, -32603);
     });
 }
 
 #[test]
-fn requests_are_answered_where_no_more_threads_can_be_had() {
+fn requests_get_responses_when_no_thread_can_be_started() {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "threads::without_more_threads", "--ignored", "--test-threads", "1"])
         .output()

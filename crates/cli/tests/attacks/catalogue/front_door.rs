@@ -117,8 +117,8 @@ fn catalogue_no_sandbox_reads_what_the_server_signs_in_with() {
             {
                 let policy = policy.within(&world);
                 let failed = runtime().block_on(async {
-                    let mut client = server.silent_client_with(Some(token)).await;
-                    client.greet(serde_json::json!({"clientName": "test"})).await;
+                    let mut client = server.uninitialized_client_with(Some(token)).await;
+                    client.handshake(serde_json::json!({"clientName": "test"})).await;
                     let control = world.expand(&format!("read {place}/other"));
                     let wire = policy.wire();
                     let said = server::run(&mut client, &[control], &wire, &policy.cwd, None).await;

@@ -11,7 +11,7 @@ use crate::program::attacker;
 use crate::server::{UNPRIVILEGED, User};
 use crate::support::Running;
 
-pub struct World {
+pub(super) struct World {
     base: PathBuf,
     user: User,
     server: u32,
@@ -19,18 +19,18 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(user: User) -> Self {
+    pub(super) fn new(user: User) -> Self {
         Self::below("/var/tmp", user)
     }
 
     /// What `{SERVER}` and `{PORT}` stand for.
-    pub fn served_by(&mut self, server: &Running) {
+    pub(super) fn served_by(&mut self, server: &Running) {
         self.server = server.pid();
         self.port = server.url.rsplit_once(':').unwrap().1.parse().unwrap();
     }
 
     /// A fresh one in a directory.
-    pub fn below(parent: &str, user: User) -> Self {
+    pub(super) fn below(parent: &str, user: User) -> Self {
         static LAST: AtomicUsize = AtomicUsize::new(0);
         let number = LAST.fetch_add(1, Ordering::Relaxed);
         let base = PathBuf::from(format!("{parent}/atk-c{}-{number}", std::process::id()));
@@ -91,15 +91,15 @@ impl World {
     }
 
     /// A path in it.
-    pub fn path(&self, text: &str) -> PathBuf {
+    pub(super) fn path(&self, text: &str) -> PathBuf {
         self.expand(text).into()
     }
 
-    pub fn base(&self) -> &Path {
+    pub(super) fn base(&self) -> &Path {
         &self.base
     }
 
-    pub fn expand(&self, text: &str) -> String {
+    pub(super) fn expand(&self, text: &str) -> String {
         let base = self.base.to_str().unwrap();
         text.replace("{W}", &format!("{base}/w"))
             .replace("{W2}", &format!("{base}/w2"))
@@ -111,7 +111,7 @@ impl World {
     }
 
     /// Does steps without a sandbox, as the server's user; each has to work.
-    pub fn prepare(&self, steps: &[String]) {
+    pub(super) fn prepare(&self, steps: &[String]) {
         if steps.is_empty() {
             return;
         }

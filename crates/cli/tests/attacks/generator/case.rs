@@ -14,13 +14,13 @@ use crate::server::{self, Outcome, User};
 use crate::support::Client;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub(super) enum Way {
     Process,
     Files,
 }
 
 #[derive(Debug, Clone)]
-pub struct Request {
+pub(super) struct Request {
     pub way: Way,
     /// Which policy, in a session of its own.
     pub policy: usize,
@@ -28,7 +28,7 @@ pub struct Request {
 }
 
 #[derive(Debug, Clone)]
-pub struct Case {
+pub(super) struct Case {
     pub seed: u64,
     pub user: User,
     pub tree: Tree,
@@ -38,7 +38,7 @@ pub struct Case {
 
 /// What a case showed.
 #[derive(Debug, Default)]
-pub struct Verdict {
+pub(super) struct Verdict {
     pub violation: Option<String>,
     pub requests: usize,
     pub refused: usize,
@@ -52,12 +52,12 @@ pub struct Verdict {
 
 impl Case {
     /// Whose server a case runs against.
-    pub fn user_of(seed: u64) -> User {
+    pub(super) fn user_of(seed: u64) -> User {
         let users = User::all();
         users[(seed % users.len() as u64) as usize]
     }
 
-    pub fn generate(seed: u64) -> Self {
+    pub(super) fn generate(seed: u64) -> Self {
         let user = Self::user_of(seed);
         let mut random = Random::new(seed);
         let parent = match random.below(20) {
@@ -132,7 +132,7 @@ impl Case {
 
     /// Lets the whole disk be written. A server remembers what its sandboxes could write, and trusts
     /// links there no more, `/bin` among them: such cases have servers of their own.
-    pub fn writes_everywhere(&self) -> bool {
+    pub(super) fn writes_everywhere(&self) -> bool {
         self.policies.iter().any(|policy| {
             policy
                 .entries
@@ -142,7 +142,7 @@ impl Case {
     }
 
     /// Runs it: the clients are of one server, one for each policy.
-    pub async fn run(&self, clients: &mut [Client]) -> Verdict {
+    pub(super) async fn run(&self, clients: &mut [Client]) -> Verdict {
         let base = Path::new(&self.tree.base);
         snapshot::remove(base);
         self.tree.create(self.user);

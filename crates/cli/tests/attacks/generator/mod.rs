@@ -5,11 +5,11 @@
 //! `ATTACK_WITHOUT` leaves out what is known to be open: any of `up,shm,set-id,git`.
 
 mod case;
-pub mod model;
-pub mod policy;
-pub mod random;
-pub mod snapshot;
-pub mod steps;
+pub(crate) mod model;
+pub(crate) mod policy;
+pub(crate) mod random;
+pub(crate) mod snapshot;
+pub(crate) mod steps;
 mod tree;
 
 use std::panic::AssertUnwindSafe;

@@ -314,7 +314,7 @@ fn matches(pattern: &str, policy: &Policy, tree: &Snapshot) -> Vec<PathBuf> {
 }
 
 /// What the case allows.
-pub struct Model {
+pub(crate) struct Model {
     pub initial: Snapshot,
     /// Inodes that may be changed.
     pub writable: HashSet<u64>,
@@ -335,7 +335,7 @@ pub struct Model {
 }
 
 impl Model {
-    pub fn new(policies: &[Policy], initial: Snapshot) -> Self {
+    pub(crate) fn new(policies: &[Policy], initial: Snapshot) -> Self {
         let resolved: Vec<Resolved> =
             policies.iter().map(|policy| Resolved::new(policy, &initial)).collect();
         let mut rights: HashMap<u64, Access> = HashMap::new();
@@ -447,7 +447,7 @@ impl Model {
     }
 
     /// What is on the disk, or came out, that the case does not allow.
-    pub fn violation(&self, now: &Snapshot, said: &str) -> Option<String> {
+    pub(crate) fn violation(&self, now: &Snapshot, said: &str) -> Option<String> {
         if let Some((secret, inode)) = self.secrets.iter().find(|(it, _)| said.contains(it)) {
             return Some(format!("leak: {secret} of {} came out", self.initial.name_of(*inode)));
         }

@@ -8,14 +8,14 @@ use crate::program;
 
 /// In the order in which a grant grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Access {
+pub(crate) enum Access {
     Deny,
     Read,
     Write,
 }
 
 #[derive(Debug, Clone)]
-pub enum Name {
+pub(crate) enum Name {
     Root,
     Minimal,
     ProjectRoots(Option<String>),
@@ -26,14 +26,14 @@ pub enum Name {
 }
 
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub(crate) struct Entry {
     pub name: Name,
     pub access: Access,
     pub skip_missing: bool,
 }
 
 #[derive(Debug, Clone)]
-pub struct Policy {
+pub(crate) struct Policy {
     pub entries: Vec<Entry>,
     pub roots: Vec<String>,
     pub cwd: String,
@@ -43,7 +43,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    pub fn generate(random: &mut Random, tree: &Tree) -> Self {
+    pub(crate) fn generate(random: &mut Random, tree: &Tree) -> Self {
         let base = &tree.base;
         let work = format!("{base}/w");
         let mut roots = vec![work.clone()];
@@ -112,7 +112,7 @@ impl Policy {
         self.entries.push(Entry { name, access, skip_missing: false });
     }
 
-    pub fn wire(&self) -> Value {
+    pub(crate) fn wire(&self) -> Value {
         let special = |kind: &str| json!({"type": "special", "value": {"kind": kind}});
         let mut entries: Vec<Value> = vec![json!(
             {"path": {"type": "path", "path": program::DIRECTORY}, "access": "read"}
@@ -157,7 +157,7 @@ impl Policy {
     }
 
     /// Every path below the case's directory that the policy names.
-    pub fn named(&self) -> Vec<String> {
+    pub(crate) fn named(&self) -> Vec<String> {
         let mut named = self.roots.clone();
         named.push(self.cwd.clone());
         named.extend(self.tmpdir.clone());

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     Directory,
     File,
     Link,
@@ -15,7 +15,7 @@ pub enum Kind {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Object {
+pub(crate) struct Object {
     pub kind: Kind,
     pub inode: u64,
     pub mode: u32,
@@ -29,7 +29,7 @@ pub struct Object {
 
 impl Object {
     /// In what two differ, in words.
-    pub fn difference(&self, other: &Self) -> Option<String> {
+    pub(crate) fn difference(&self, other: &Self) -> Option<String> {
         let linked = self.kind != Kind::Directory && self.links != other.links;
         if self.kind != other.kind {
             Some(format!("kind {:?} to {:?}", self.kind, other.kind))
@@ -53,12 +53,12 @@ impl Object {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Snapshot {
+pub(crate) struct Snapshot {
     pub objects: BTreeMap<PathBuf, Object>,
 }
 
 impl Snapshot {
-    pub fn take(base: &Path) -> Self {
+    pub(crate) fn take(base: &Path) -> Self {
         let mut snapshot = Self::default();
         snapshot.look(base);
         snapshot
@@ -103,17 +103,17 @@ impl Snapshot {
         self.objects.insert(path.to_owned(), object);
     }
 
-    pub fn by_inode(&self) -> HashMap<u64, (&Path, &Object)> {
+    pub(crate) fn by_inode(&self) -> HashMap<u64, (&Path, &Object)> {
         self.objects.iter().map(|(path, object)| (object.inode, (path.as_path(), object))).collect()
     }
 
-    pub fn name_of(&self, inode: u64) -> String {
+    pub(crate) fn name_of(&self, inode: u64) -> String {
         let named = self.objects.iter().find(|(_, object)| object.inode == inode);
         named.map(|(path, _)| path.display().to_string()).unwrap_or_default()
     }
 
     /// The names in a directory, under its first name.
-    pub fn names_in(&self, directory: u64) -> BTreeMap<PathBuf, u64> {
+    pub(crate) fn names_in(&self, directory: u64) -> BTreeMap<PathBuf, u64> {
         let above = self.objects.iter().find(|(_, object)| object.inode == directory);
         let Some((above, _)) = above else { return BTreeMap::new() };
         let below = self.objects.iter().filter(|(path, _)| path.parent() == Some(above));
@@ -121,7 +121,7 @@ impl Snapshot {
     }
 
     /// An empty directory of the mode that placeholders have.
-    pub fn is_placeholder(&self, path: &Path) -> bool {
+    pub(crate) fn is_placeholder(&self, path: &Path) -> bool {
         let object = &self.objects[path];
         object.kind == Kind::Directory
             && object.mode == 0o1755
@@ -159,7 +159,7 @@ fn opened<T>(
 }
 
 /// Removes a tree, whatever its modes are.
-pub fn remove(base: &Path) {
+pub(crate) fn remove(base: &Path) {
     if std::fs::remove_dir_all(base).is_ok() {
         return;
     }

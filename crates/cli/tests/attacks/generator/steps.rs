@@ -11,19 +11,19 @@ use super::tree::{Tree, What};
 
 /// One step, in the attacker's words.
 #[derive(Debug, Clone)]
-pub struct Step(pub Vec<String>);
+pub(crate) struct Step(pub Vec<String>);
 
 impl Step {
     fn new(words: &[&str]) -> Self {
         Self(words.iter().map(|&word| word.to_owned()).collect())
     }
 
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         self.0.join(" ")
     }
 
     /// The same over the wire, in every way that there is: each is one or several requests.
-    pub fn requests(&self) -> Vec<Vec<(&'static str, Value)>> {
+    pub(crate) fn requests(&self) -> Vec<Vec<(&'static str, Value)>> {
         let word = |n: usize| self.0.get(n).map_or("", String::as_str);
         let x = "eA==";
         let (a, b) = (word(1), word(2));
@@ -93,7 +93,7 @@ impl Step {
 }
 
 /// What an attacker knows.
-pub struct Mind {
+pub(crate) struct Mind {
     base: String,
     /// Every name that leads somewhere, or did.
     names: Vec<String>,
@@ -109,7 +109,7 @@ pub struct Mind {
 }
 
 impl Mind {
-    pub fn new(tree: &Tree, policies: &[Policy]) -> Self {
+    pub(crate) fn new(tree: &Tree, policies: &[Policy]) -> Self {
         let granted: Vec<String> = policies.iter().flat_map(Policy::named).collect();
         let names = tree.paths(|_| true);
         let mut interesting = granted.clone();
@@ -236,7 +236,7 @@ impl Mind {
     }
 
     /// A random step.
-    pub fn step(&mut self, random: &mut Random) -> Step {
+    pub(crate) fn step(&mut self, random: &mut Random) -> Step {
         let path = self.any(random);
         match random.below(12) {
             0 => {
@@ -266,7 +266,7 @@ impl Mind {
     }
 
     /// An attack over two requests: what prepares it, and what makes use of it.
-    pub fn plot(&mut self, random: &mut Random) -> (Vec<Step>, Vec<Step>) {
+    pub(crate) fn plot(&mut self, random: &mut Random) -> (Vec<Step>, Vec<Step>) {
         match random.below(6) {
             5 => self.carry_off(random),
             0 | 1 => {

@@ -7,7 +7,7 @@ use super::random::Random;
 use crate::server::User;
 
 #[derive(Debug, Clone)]
-pub enum What {
+pub(crate) enum What {
     Directory,
     File(String),
     Link(String),
@@ -16,7 +16,7 @@ pub enum What {
 }
 
 #[derive(Debug, Clone)]
-pub struct Object {
+pub(crate) struct Object {
     /// Absolute.
     pub path: String,
     pub what: What,
@@ -25,7 +25,7 @@ pub struct Object {
 
 /// A tree, in the order in which it is created.
 #[derive(Debug, Clone)]
-pub struct Tree {
+pub(crate) struct Tree {
     pub base: String,
     pub objects: Vec<Object>,
     /// No directory is closed to its owner, no `.git` is anything but a directory, and none holds links.
@@ -37,7 +37,7 @@ pub struct Tree {
 const DIRECTORIES: [&str; 8] = ["a", "b", "c", "td", "nest", "den", "gd", "lib"];
 
 impl Tree {
-    pub fn generate(random: &mut Random, base: &str, seed: u64) -> Self {
+    pub(crate) fn generate(random: &mut Random, base: &str, seed: u64) -> Self {
         let mut tree =
             Self { base: base.to_owned(), objects: Vec::new(), plain: true, tokens: 0, seed };
         tree.directory(base.to_owned());
@@ -132,17 +132,17 @@ impl Tree {
     }
 
     /// The names of a kind, but for those that no attacker knows.
-    pub fn paths(&self, wanted: impl Fn(&What) -> bool) -> Vec<String> {
+    pub(crate) fn paths(&self, wanted: impl Fn(&What) -> bool) -> Vec<String> {
         let all = self.objects.iter().filter(|object| wanted(&object.what));
         all.filter(|object| !is_unknown(&object.path)).map(|object| object.path.clone()).collect()
     }
 
-    pub fn directories(&self) -> Vec<String> {
+    pub(crate) fn directories(&self) -> Vec<String> {
         self.paths(|what| matches!(what, What::Directory))
     }
 
     /// Any but the base.
-    pub fn any_directory(&self, random: &mut Random) -> String {
+    pub(crate) fn any_directory(&self, random: &mut Random) -> String {
         let all = self.directories();
         all[1 + random.below(all.len() - 1)].clone()
     }
@@ -244,7 +244,7 @@ impl Tree {
     }
 
     /// Creates it all, as this user's.
-    pub fn create(&self, user: User) {
+    pub(crate) fn create(&self, user: User) {
         for object in &self.objects {
             let path = Path::new(&object.path);
             match &object.what {
@@ -266,7 +266,7 @@ impl Tree {
 }
 
 /// Whether it is a name that only a listing could tell an attacker.
-pub fn is_unknown(path: &str) -> bool {
+pub(super) fn is_unknown(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or_default();
     name.starts_with('n') && name.ends_with('q') && name.contains('z')
 }

@@ -288,7 +288,7 @@ async fn a_sandboxed_process_cannot_connect_by_another_address_of_the_machine() 
 }
 
 #[tokio::test]
-async fn others_connect_while_a_sandbox_has_the_network() {
+async fn other_processes_connect_while_a_sandbox_has_the_network() {
     for nobody in users() {
         let mut world = World::new(nobody);
         let server = world.server("ws://127.0.0.1:0");

@@ -1,4 +1,4 @@
-//! The promise of this crate: a connection that is killed again and again costs no byte.
+//! The promise of this crate: killed connections cost no byte.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,22 +14,22 @@ use codex_exec_serving::{KeepAlive, ServerConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::ours::listening;
+use crate::embedded::listening;
 
-/// What the proxy holds in each direction of each side.
+/// The socket buffers of the proxy, per direction and side, in bytes.
 const BUFFER: u32 = 256 << 10;
 
 /// How connections are killed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kills {
-    /// Half of them with a reset.
+    /// Closed, half of them with a reset.
     Told,
-    /// Nothing passes any more, and nobody is told.
+    /// Kept open, but nothing passes any more.
     Silent,
 }
 
-/// Passes connections on to `upstream` and kills the first `kills` of them, each after a random
-/// number of bytes up to `most`.
+/// Forwards connections to `upstream` and kills the first `kills` of them, each after a random number of
+/// bytes up to `most`.
 async fn proxy(
     upstream: SocketAddr,
     kills: usize,
@@ -46,17 +46,17 @@ async fn proxy(
     let count = killed.clone();
     tokio::spawn(async move {
         let mut random = fastrand::Rng::with_seed(seed);
-        // Open for ever.
+        // Stays open for ever.
         let mut silent = Vec::new();
         loop {
             let (client, _) = listener.accept().await.unwrap();
             let server = TcpSocket::new_v4().unwrap();
-            // A proxy that buffers more than a server retains would lose what no client can ask for.
+            // If the proxy buffered more than a server retains, it would lose output that no client can read again.
             server.set_recv_buffer_size(BUFFER).unwrap();
-            // The end of the test: the server is gone.
+            // The test has ended, and the server is gone.
             let Ok(server) = server.connect(upstream).await else { return };
             let doomed = count.load(Ordering::Relaxed) < kills;
-            // Some die in the opening, most in the middle of the stream.
+            // Some die during the handshake, most in the middle of the stream.
             let budget = match random.u8(0..10) {
                 _ if !doomed => i64::MAX,
                 0 => random.i64(0..2_000),
@@ -80,7 +80,7 @@ async fn proxy(
     (address, killed)
 }
 
-/// Passes bytes both ways until the budget is spent or one side has ended.
+/// Forwards bytes both ways until the budget is spent or one side has closed.
 async fn pass(client: &mut TcpStream, server: &mut TcpStream, budget: i64) {
     let left = AtomicI64::new(budget);
     let (client_in, client_out) = client.split();
@@ -96,7 +96,7 @@ async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin,
     loop {
         match from.read(&mut buffer).await {
             Ok(n @ 1..) => {
-                // Whatever direction passes the last byte: the rest of its piece is lost.
+                // The rest of the last read is lost, in either direction.
                 let before = left.fetch_sub(n as i64, Ordering::Relaxed).max(0);
                 let n = n.min(before as usize);
                 if to.write_all(&buffer[..n]).await.is_err() || before <= n as i64 {
@@ -111,7 +111,7 @@ async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin,
 /// 64 MiB of numbered lines of 16 bytes.
 const LINES: u64 = 4 << 20;
 
-/// Silence is noticed after a fraction of a second, on both sides.
+/// Both sides detect silence after a fraction of a second.
 const SILENCE: KeepAlive =
     KeepAlive { idle: Duration::from_millis(100), patience: Duration::from_millis(300) };
 
@@ -122,7 +122,7 @@ fn persistent(address: SocketAddr) -> RemoteExecServerConnectArgs {
     args
 }
 
-/// The very first connection has to live until there is a session.
+/// Connects; retries until the first connection has a session.
 async fn connect(args: RemoteExecServerConnectArgs) -> ExecServerClient {
     loop {
         match ExecServerClient::connect_websocket(args.clone()).await {
@@ -134,8 +134,8 @@ async fn connect(args: RemoteExecServerConnectArgs) -> ExecServerClient {
 
 async fn survive(kills: usize, how: Kills, lines: u64, seed: u64) {
     let mut config = ServerConfig::default();
-    config.takeover_patience = SILENCE.patience;
-    // It notices silence only when somebody else asks for the session.
+    config.takeover_timeout = SILENCE.patience;
+    // The server detects silence only when another connection asks for the session.
     config.connection.keep_alive = None;
     let listening = listening(config).await;
     let (address, killed) = proxy(listening.address, kills, how, 600_000, seed).await;
@@ -151,7 +151,7 @@ async fn survive(kills: usize, how: Kills, lines: u64, seed: u64) {
     let received = directory.path().join("stdin");
     let script =
         format!("cat > '{}' & seq -f %015.0f 0 {}; wait; exit 7", received.display(), lines - 1);
-    // A shell gives background jobs an empty stdin unless told otherwise.
+    // A shell gives background jobs an empty stdin unless stdin is redirected.
     let script = format!("exec 3<&0; {}", script.replacen("cat >", "cat <&3 >", 1));
     let mut process = client.spawn(ExecCommand::shell(script).pipe_stdin()).await.unwrap();
 
@@ -211,12 +211,12 @@ async fn two_hundred_killed_connections_cost_no_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_fall_silent_cost_no_byte() {
+async fn silent_connections_cost_no_byte() {
     let surviving = survive(5, Kills::Silent, LINES / 32, 3);
     tokio::time::timeout(Duration::from_secs(120), surviving).await.expect("in time");
 }
 
-/// A file goes up or comes back through connections that die after at most `most` bytes.
+/// Uploads or downloads a file through connections that die after at most `most` bytes.
 async fn transfer(kills: usize, most: i64, seed: u64, direction: Direction) {
     let listening = listening(ServerConfig::default()).await;
     let (address, killed) = proxy(listening.address, kills, Kills::Told, most, seed).await;
@@ -253,7 +253,7 @@ async fn transfer(kills: usize, most: i64, seed: u64, direction: Direction) {
     assert!(std::fs::read(&to).unwrap() == content, "seed {seed}");
     assert!(!went_back.load(Ordering::Relaxed), "it started over, seed {seed}");
     assert_eq!(killed.load(Ordering::Relaxed), kills, "it outlived the kills, seed {seed}");
-    // Nothing else is left of all the attempts.
+    // The attempts leave nothing else behind.
     let names = std::fs::read_dir(directory.path()).unwrap().count();
     assert_eq!(names, if direction == Direction::UpFromPipe { 1 } else { 2 }, "seed {seed}");
     listening.server.shut_down().await;
@@ -266,7 +266,7 @@ enum Direction {
     Down,
 }
 
-/// Many connections that carry something, then ones that carry less than a block.
+/// Many connections that carry several blocks, then some that carry less than one.
 async fn transfers(direction: Direction) {
     let seed = std::env::var("KILL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
     for (kills, most) in [(10, 600_000), (40, 60_000)] {
@@ -276,21 +276,21 @@ async fn transfers(direction: Direction) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_download_goes_on_where_it_was() {
+async fn a_download_continues_after_killed_connections() {
     transfers(Direction::Down).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upload_goes_on_where_it_was() {
+async fn an_upload_continues_after_killed_connections() {
     transfers(Direction::Up).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upload_of_a_pipe_goes_on_where_it_was() {
+async fn an_upload_of_a_pipe_continues_after_killed_connections() {
     transfers(Direction::UpFromPipe).await;
 }
 
-/// Applies a random patch through connections that die, and judges it by the files.
+/// Applies a random patch through connections that die, and compares the files with the expected ones.
 async fn patch_through_cuts(upstream: SocketAddr, seed: u64) {
     use std::os::unix::fs::PermissionsExt;
     let mut random = fastrand::Rng::with_seed(seed);
@@ -314,7 +314,7 @@ async fn patch_through_cuts(upstream: SocketAddr, seed: u64) {
         let change = format!("@@\n-old {at}\n+new {at}\n");
         match random.u8(..6) {
             0 => sections.push(format!("*** Delete File: {name}\n")),
-            // Two steps about one name: the first must not take effect after the second.
+            // Two steps for one name: the first must not take effect after the second.
             1 => {
                 sections
                     .push(format!("*** Delete File: {name}\n*** Add File: {name}\n+other {at}\n"));
@@ -366,7 +366,7 @@ async fn patch_through_cuts(upstream: SocketAddr, seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_patch_is_exact_through_killed_connections() {
+async fn a_patch_through_killed_connections_is_exact() {
     let first = std::env::var("KILL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     let listening = listening(ServerConfig::default()).await;
     for seed in first..first + 30 {

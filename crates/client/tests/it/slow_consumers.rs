@@ -1,5 +1,5 @@
-//! Consumers that are slower than a server that keeps little and does not know
-//! `processRetainUntilRead`: every byte arrives, or its loss is told in its place.
+//! Slow consumers of a server that retains little and lacks `processRetainUntilRead`: every byte arrives,
+//! or its loss is reported at its position.
 
 use std::collections::VecDeque;
 
@@ -11,16 +11,16 @@ use tokio::sync::mpsc;
 
 use crate::support::{Fake, FakeDialer, base64, go, options, soon};
 
-/// What the server keeps of a process.
+/// How much output the server retains, in bytes.
 const RING: usize = 1 << 20;
-/// Every chunk is whole lines of this length, and every line has its number.
+/// Every chunk consists of whole numbered lines of this length.
 const LINE: usize = 16;
 
-/// One process of a server that pushes its output as fast as the connection takes it.
+/// A server with one process, which sends output as fast as the connection takes it.
 struct Old {
     random: fastrand::Rng,
     id: String,
-    /// The next line, and how many there are.
+    /// The next line, and the number of lines.
     line: u64,
     lines: u64,
     seq: u64,
@@ -32,7 +32,7 @@ struct Old {
 }
 
 impl Old {
-    /// Publishes the next event: it is kept, and returned to be pushed.
+    /// Publishes the next event: retains it, and returns its notification.
     fn publish(&mut self) -> Value {
         self.seq += 1;
         let (id, seq) = (self.id.clone(), self.seq);
@@ -86,7 +86,7 @@ impl Old {
             "exitCode": self.over.then_some(0), "closed": self.is_closed()})
     }
 
-    /// Serves the process, over as many connections as it takes.
+    /// Serves the process over as many connections as needed.
     async fn serve(mut self, mut fake: Fake, mut dialled: mpsc::UnboundedReceiver<Fake>) {
         loop {
             let mut left = match self.cuts {
@@ -106,7 +106,7 @@ impl Old {
                         let event = self.publish();
                         fake.send(event).await;
                     }
-                    // The client has all it wants.
+                    // The client has received everything.
                     Some(None) => return,
                     Some(Some(request)) => {
                         let result = match request["method"].as_str().unwrap() {
@@ -121,12 +121,12 @@ impl Old {
             drop(fake);
             let Some(next) = dialled.recv().await else { return };
             fake = next;
-            fake.welcome(json!({})).await;
+            fake.accept_initialize(json!({})).await;
         }
     }
 }
 
-/// A client whose process has `lines` lines to say, and what has to run for it to say them.
+/// A client of a process that writes `lines` lines, and the server's future.
 async fn start(
     seed: u64,
     lines: u64,
@@ -138,13 +138,13 @@ async fn start(
     let (dialer, mut dialled) = FakeDialer::new();
     let connecting = go(ExecServerClient::connect(dialer, options));
     let mut fake = dialled.recv().await.unwrap();
-    fake.welcome(json!({})).await;
+    fake.accept_initialize(json!({})).await;
     let client = connecting.await.unwrap().unwrap();
     let spawning = go({
         let client = client.clone();
         async move { client.spawn(ExecCommand::new(["x"])).await }
     });
-    let id = fake.started().await;
+    let id = fake.accept_start().await;
     let old = Old {
         random: fastrand::Rng::with_seed(seed),
         id,
@@ -169,7 +169,7 @@ fn tuning(random: &mut fastrand::Rng) -> ClientTuning {
     tuning
 }
 
-/// Lines as they come, in order; what is missing was told.
+/// Checks that lines arrive in order and that missing ones were reported.
 #[derive(Default)]
 struct Lines {
     next: u64,
@@ -195,12 +195,12 @@ impl Lines {
     }
 }
 
-/// As many as `SLOW_SEEDS` says.
+/// The seeds; `SLOW_SEEDS` sets their number.
 fn seeds() -> std::ops::Range<u64> {
     0..std::env::var("SLOW_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(8)
 }
 
-/// A consumer that takes its time, of a process whose connection is cut so often.
+/// A slow consumer of a process whose connection is cut `cuts` times.
 async fn consume(seed: u64, cuts: usize) -> bool {
     let mut random = fastrand::Rng::with_seed(seed);
     let (lines, tuning) = (random.u64(1..100_000), tuning(&mut random));
@@ -211,7 +211,7 @@ async fn consume(seed: u64, cuts: usize) -> bool {
     let (mut got, mut any_lost, mut exit) = (Lines::default(), false, None);
     while let Some(event) = soon(events.next()).await {
         if random.u8(0..16) == 0 {
-            // The clock moves on when all others wait.
+            // The paused clock advances when all tasks wait.
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
         match event {
@@ -238,18 +238,18 @@ async fn a_slow_consumer_gets_every_byte() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn through_cut_connections_every_byte_arrives_or_is_told() {
+async fn every_byte_arrives_or_is_reported_lost_through_cut_connections() {
     for seed in seeds() {
         consume(seed, 5).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_read_apart_get_every_byte() {
+async fn separately_read_streams_get_every_byte() {
     for seed in seeds() {
         let mut random = fastrand::Rng::with_seed(seed);
         let (lines, tuning) = (random.u64(1..100_000), tuning(&mut random));
-        // A stream that waits for the other needs a place to wait in.
+        // A stream that waits for the other needs room in the window.
         let mut tuning = tuning;
         tuning.spill_limit = ClientTuning::default().spill_limit;
         let (_client, mut process, server) = start(seed, lines, 0, tuning).await;
@@ -270,18 +270,18 @@ async fn streams_read_apart_get_every_byte() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn output_that_waits_on_disk_stalls_nobody() {
+async fn output_spooled_to_disk_delays_no_request() {
     let mut tuning = ClientTuning::default();
     tuning.event_window = 64 << 10;
     let (client, mut process, server) = start(1, 300_000, 0, tuning).await;
     let events = process.take_events().unwrap();
     go(server);
-    // All of it arrives, though nobody takes it, and requests are answered meanwhile.
+    // All of it arrives without a consumer, and requests get responses meanwhile.
     for _ in 0..20 {
         assert_eq!(soon(client.environment_status()).await.unwrap().status, "ready");
     }
     assert_eq!(soon(process.wait()).await.unwrap().code, 0);
-    // Nobody can take it any more: then it needs no place either.
+    // Without a consumer the file is not needed any more.
     drop(events);
     assert_eq!(soon(client.environment_status()).await.unwrap().status, "ready");
 }

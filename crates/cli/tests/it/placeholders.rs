@@ -81,20 +81,20 @@ async fn write_in(client: &mut Client, workspace: &Path) {
 }
 
 #[test]
-fn after_a_patch_without_a_server() {
+fn placeholders_are_gone_after_a_patch_without_a_server() {
     for _ in 0..ROUNDS {
         let workspace = workspace();
         let mut apply = codex();
         apply.arg("apply-patch");
         let patch = "*** Begin Patch\n*** Add File: new\n+text\n*** End Patch\n";
         let said = output_of(&mut sandboxed(apply, workspace.path()), patch.as_bytes());
-        assert_eq!(said.well(), "A new\n");
+        assert_eq!(said.success(), "A new\n");
         assert_eq!(names(workspace.path()), ["new"]);
     }
 }
 
 #[test]
-fn after_a_program_that_cannot_be_executed() {
+fn placeholders_are_gone_after_a_program_that_cannot_be_executed() {
     everywhere(|codex| {
         for _ in 0..ROUNDS {
             let workspace = workspace();
@@ -107,7 +107,7 @@ fn after_a_program_that_cannot_be_executed() {
 
 /// More workspaces than helpers are kept: the first ones end.
 #[tokio::test]
-async fn after_a_helper_that_is_not_kept() {
+async fn placeholders_are_gone_after_a_helper_ends() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     let workspaces: Vec<_> = (0..35).map(|_| workspace()).collect();
@@ -128,7 +128,7 @@ async fn after_a_helper_that_is_not_kept() {
 }
 
 #[tokio::test]
-async fn after_the_server_is_told_to_end() {
+async fn placeholders_are_gone_after_sigterm() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     let (by_helper, by_process) = (workspace(), workspace());
@@ -148,7 +148,7 @@ async fn after_the_server_is_told_to_end() {
 }
 
 #[tokio::test]
-async fn after_the_server_is_killed() {
+async fn placeholders_are_gone_after_the_server_is_killed() {
     for round in 0..ROUNDS {
         let mut server = Running::start(&[]);
         let mut client = server.client().await;
@@ -166,7 +166,7 @@ async fn after_the_server_is_killed() {
 }
 
 #[tokio::test]
-async fn after_a_command_without_a_server_is_killed() {
+async fn placeholders_are_gone_after_an_embedded_server_is_killed() {
     for round in 0..ROUNDS {
         let workspace = workspace();
         let mut run = codex();
@@ -182,7 +182,7 @@ async fn after_a_command_without_a_server_is_killed() {
 /// Whoever is killed while it builds a sandbox takes along what it has started, however early that is:
 /// nothing holds its output any more.
 #[test]
-fn what_a_sandbox_is_built_with_ends_with_it() {
+fn processes_that_build_a_sandbox_end_with_it() {
     const ROUNDS: u64 = 200;
     const MICROSECOND: Duration = Duration::from_micros(1);
     let directory = workspace();
@@ -221,7 +221,7 @@ fn what_a_sandbox_is_built_with_ends_with_it() {
 /// Directories pass on their group bit, and what a default access list says, to whatever is made in
 /// them; the placeholders are known all the same.
 #[tokio::test]
-async fn in_directories_that_pass_on_modes() {
+async fn placeholders_are_recognized_in_directories_that_set_modes() {
     let mut random = fastrand::Rng::with_seed(11);
     for round in 0..12 {
         let workspace = workspace();
@@ -233,7 +233,7 @@ async fn in_directories_that_pass_on_modes() {
         }
         let mut command = codex();
         command.args(["sandbox", "--profile", "workspace-write", "--", "true"]);
-        output(command.current_dir(workspace.path())).well();
+        output(command.current_dir(workspace.path())).success();
         assert_eq!(names(workspace.path()), [""; 0], "{mode:o} {rights:?}");
         // While it runs, what it holds is somebody's as soon as they put something into it.
         let mut run = codex();

@@ -1,7 +1,7 @@
-//! Sessions by name: where they are and how to come back to them.
+//! Saved sessions, by name.
 //!
-//! One file a session, `$XDG_STATE_HOME/codex/sessions/NAME.json`, for its owner alone: whoever knows
-//! a session's id and can connect can take it over. No token is ever in it.
+//! One file per session, `$XDG_STATE_HOME/codex/sessions/NAME.json`, readable by its owner only: anyone who
+//! knows a session's id and can connect can take it over. It contains no token.
 
 use std::fmt;
 use std::fs;
@@ -16,11 +16,11 @@ use serde::{Deserialize, Serialize};
 use crate::on::OnArgs;
 use crate::place::Place;
 
-/// A name for a session: letters, digits, `-`, `_` and `.`, and no path.
+/// The name of a saved session: letters, digits, `-`, `_` and `.`; never a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Name(String);
+pub(crate) struct SessionName(String);
 
-impl FromStr for Name {
+impl FromStr for SessionName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -37,35 +37,41 @@ impl FromStr for Name {
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for SessionName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-/// A session that was left.
+/// A saved session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Saved {
+pub(crate) struct SavedSession {
     #[serde(skip)]
     pub name: String,
-    /// The server, as `--on` takes it.
+    /// The server, as in `--on`.
     pub url: String,
-    /// The registry that knows it, if it is an environment.
+    /// The registry, if the server is an environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registry: Option<String>,
-    /// The session.
+    /// The session's id.
     pub session_id: String,
-    /// The process that gave it its name.
+    /// The id of the named process.
     pub process_id: String,
-    /// It has a terminal.
+    /// Whether the process has a terminal.
     #[serde(default)]
     pub tty: bool,
 }
 
-impl Saved {
-    /// What to note of a session at this place; `None` if its sessions end with their connection.
-    pub fn new(name: &Name, on: &OnArgs, session: &str, process: &str, tty: bool) -> Option<Self> {
+impl SavedSession {
+    /// A session to save; `None` if the server's sessions end with their connection.
+    pub(crate) fn new(
+        name: &SessionName,
+        on: &OnArgs,
+        session: &str,
+        process: &str,
+        tty: bool,
+    ) -> Option<Self> {
         let place = on.on.as_ref()?;
         let registry = match place {
             Place::Environment(_) => on.registry().ok(),
@@ -81,8 +87,8 @@ impl Saved {
         })
     }
 
-    /// The session of that name, if one was saved.
-    pub fn find(name: &Name) -> anyhow::Result<Option<Self>> {
+    /// The saved session with this name.
+    pub(crate) fn find(name: &SessionName) -> anyhow::Result<Option<Self>> {
         let path = directory()?.join(format!("{name}.json"));
         let text = match fs::read(&path) {
             Ok(text) => text,
@@ -97,8 +103,8 @@ impl Saved {
         Ok(Some(Self { name: name.to_string(), ..saved }))
     }
 
-    /// Refuses a name that leads to another session.
-    pub fn require_free(name: &Name) -> anyhow::Result<()> {
+    /// Fails if the name is in use.
+    pub(crate) fn require_free(name: &SessionName) -> anyhow::Result<()> {
         let Some(saved) = Self::find(name)? else { return Ok(()) };
         bail!(
             "the name `{name}` is already in use; see `codex ps`, then `codex attach {name}` or `codex \
@@ -107,8 +113,8 @@ impl Saved {
         )
     }
 
-    /// Every saved session, by name.
-    pub fn all() -> anyhow::Result<Vec<Self>> {
+    /// All saved sessions, sorted by name.
+    pub(crate) fn all() -> anyhow::Result<Vec<Self>> {
         let directory = directory()?;
         let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
@@ -131,13 +137,13 @@ impl Saved {
         Ok(all)
     }
 
-    /// Where it is saved.
-    pub fn file(&self) -> anyhow::Result<PathBuf> {
+    /// The session's file.
+    pub(crate) fn file(&self) -> anyhow::Result<PathBuf> {
         Ok(directory()?.join(format!("{}.json", self.name)))
     }
 
-    /// Saves it, whole or not at all.
-    pub fn write(&self) -> anyhow::Result<()> {
+    /// Saves the session atomically.
+    pub(crate) fn write(&self) -> anyhow::Result<()> {
         let file = self.file()?;
         let failed = || format!("cannot save the session in {}", file.display());
         let directory = directory()?;
@@ -163,8 +169,8 @@ impl Saved {
         written.with_context(failed)
     }
 
-    /// Forgets it.
-    pub fn remove(&self) -> anyhow::Result<()> {
+    /// Deletes the session's file.
+    pub(crate) fn remove(&self) -> anyhow::Result<()> {
         let file = self.file()?;
         match fs::remove_file(&file) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -175,8 +181,8 @@ impl Saved {
     }
 }
 
-/// Where they all are.
-pub fn directory() -> anyhow::Result<PathBuf> {
+/// The directory of the saved sessions.
+pub(crate) fn directory() -> anyhow::Result<PathBuf> {
     let absolute =
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = absolute("XDG_STATE_HOME")
@@ -190,12 +196,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_no_path() {
+    fn a_name_cannot_be_a_path() {
         for good in ["build", "a.b-c_1"] {
-            good.parse::<Name>().unwrap();
+            good.parse::<SessionName>().unwrap();
         }
         for bad in ["", ".", "..", "a/b", "-x", ".hidden", "a b", "ä"] {
-            bad.parse::<Name>().unwrap_err();
+            bad.parse::<SessionName>().unwrap_err();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Subscriptions to notifications, each with its own bounded queue.
 //!
-//! Invariant: a subscription that is not read costs its queue and nothing else; what does not fit
-//! is counted, and the count is told in its place in the stream.
+//! Invariant: a subscription that is not read costs its queue and nothing else; notifications that do
+//! not fit are counted, and the stream reports the count at that position.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,14 +17,14 @@ use parking_lot::Mutex;
 
 use crate::error::{ExecServerError, Lost};
 
-/// Notifications of one kind as they come, see
-/// [`ExecServerClient::subscribe`](crate::ExecServerClient::subscribe). Ends with the client.
+/// A stream of the notifications of one kind, from
+/// [`ExecServerClient::subscribe`](crate::ExecServerClient::subscribe). Ends when the client closes.
 ///
-/// Notifications are bound to a connection: after a reconnect the server starts anew, and what was
-/// asked for is to be asked for again, as [`Files::watch`](crate::Files::watch) does.
-pub struct Notices<N: Notice> {
+/// Notifications are bound to a connection: after a reconnect, the request that causes them has to be
+/// sent again, as [`Files::watch`](crate::Files::watch) does.
+pub struct Notifications<N: Notice> {
     queue: Arc<Mutex<Queue>>,
-    notice: PhantomData<fn(N)>,
+    notification: PhantomData<fn(N)>,
 }
 
 struct Queue {
@@ -41,40 +41,42 @@ enum Item {
 
 #[derive(Default)]
 pub(crate) struct Subscriptions {
-    open: Mutex<Vec<Open>>,
+    subscriptions: Mutex<Vec<Subscription>>,
 }
 
-struct Open {
+struct Subscription {
     name: &'static str,
     queue: Weak<Mutex<Queue>>,
 }
 
 impl Subscriptions {
-    pub(crate) fn subscribe<N: Notice>(&self, capacity: usize) -> Notices<N> {
+    pub(crate) fn subscribe<N: Notice>(&self, capacity: usize) -> Notifications<N> {
         let queue = Arc::new(Mutex::new(Queue {
             items: VecDeque::new(),
             capacity: capacity.max(1),
             ended: false,
             waker: None,
         }));
-        let mut open = self.open.lock();
-        open.retain(|open| open.queue.strong_count() > 0);
-        open.push(Open { name: N::NAME, queue: Arc::downgrade(&queue) });
-        Notices { queue, notice: PhantomData }
+        let mut subscriptions = self.subscriptions.lock();
+        subscriptions.retain(|subscription| subscription.queue.strong_count() > 0);
+        subscriptions.push(Subscription { name: N::NAME, queue: Arc::downgrade(&queue) });
+        Notifications { queue, notification: PhantomData }
     }
 
-    /// Passes a notification on to whoever subscribed to its name.
+    /// Queues a notification for every subscription to its name.
     pub(crate) fn publish(&self, name: &str, message: &Bytes) {
-        for open in self.open.lock().iter().filter(|open| open.name == name) {
-            if let Some(queue) = open.queue.upgrade() {
+        for subscription in
+            self.subscriptions.lock().iter().filter(|subscription| subscription.name == name)
+        {
+            if let Some(queue) = subscription.queue.upgrade() {
                 queue.lock().push(message);
             }
         }
     }
 
     pub(crate) fn end(&self) {
-        for open in self.open.lock().drain(..) {
-            if let Some(queue) = open.queue.upgrade() {
+        for subscription in self.subscriptions.lock().drain(..) {
+            if let Some(queue) = subscription.queue.upgrade() {
                 let mut queue = queue.lock();
                 queue.ended = true;
                 queue.wake();
@@ -102,7 +104,7 @@ impl Queue {
     }
 }
 
-impl<N: Notice> Stream for Notices<N> {
+impl<N: Notice> Stream for Notifications<N> {
     type Item = Result<N::Params, ExecServerError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -110,7 +112,7 @@ impl<N: Notice> Stream for Notices<N> {
         match queue.items.pop_front() {
             Some(Item::Message(message)) => Poll::Ready(Some(parse::<N>(&message))),
             Some(Item::Dropped(count)) => {
-                Poll::Ready(Some(Err(Lost::Notices { name: N::NAME, count }.into())))
+                Poll::Ready(Some(Err(Lost::Notifications { name: N::NAME, count }.into())))
             }
             None if queue.ended => Poll::Ready(None),
             None => {
@@ -132,8 +134,8 @@ fn parse<N: Notice>(message: &[u8]) -> Result<N::Params, ExecServerError> {
     }
 }
 
-impl<N: Notice> fmt::Debug for Notices<N> {
+impl<N: Notice> fmt::Debug for Notifications<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Notices").field("name", &N::NAME).finish_non_exhaustive()
+        f.debug_struct("Notifications").field("name", &N::NAME).finish_non_exhaustive()
     }
 }

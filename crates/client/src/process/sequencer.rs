@@ -1,17 +1,17 @@
-//! Puts the events of one process in order, each once, whatever way they come.
+//! Puts the events of one process in order, each once.
 //!
-//! Pure: no clock, no task, no socket. Events come as notifications (perhaps out of order, twice,
-//! or unnumbered) and as answers of `process/read`; out go [`ProcessEvent`]s in order, and the wish
-//! to read ([`Track::need`]).
+//! Pure: no clock, no task, no socket. Events arrive as notifications (perhaps out of order, twice, or
+//! unnumbered) and in responses to `process/read`; the sequencer emits [`ProcessEvent`]s in order and
+//! says when to read ([`EventSequencer::need`]).
 //!
 //! ```text
 //!   notifications ──┐                                  ┌─▶ delivery (in order)
 //!                   ├─▶ early: numbers ≥ next ─ drain ─┤
-//!   read answers ───┘                                  └─▶ next
+//!   read responses ─┘                                  └─▶ next
 //! ```
 //!
-//! Invariant: every number below `next` was delivered, or is the number of the exit, or was told as
-//! lost. A read answer is the authority on what exists: a number that it passes over is no output.
+//! Invariant: every number below `next` was delivered, or is the number of the exit, or was reported as
+//! lost. The response to a read is the authority on what exists: a number that it skips is no output.
 
 use std::collections::BTreeMap;
 
@@ -23,44 +23,44 @@ use super::delivery::{Delivery, cost_of};
 use super::event::{ExitStatus, ProcessEvent};
 use crate::error::{ExecServerError, Lost};
 
-/// What the first read on a connection asks for.
+/// Bytes of the first read on a connection.
 const FIRST_READ: u64 = 64 << 10;
 
-/// Bytes were dropped, but how many of them are lost is not known.
+/// Output was dropped, but how many bytes of it are lost is unknown.
 const UNCOUNTED: u64 = u64::MAX;
 
-/// How much comes before it is acknowledged; well below what a server keeps.
+/// Bytes after which the client acknowledges; well below what a server retains.
 const ACKNOWLEDGE_AFTER: u64 = 1 << 20;
 
-/// What no read asks for more than.
+/// Maximum bytes of one read.
 const LARGEST_READ: u64 = 8 << 20;
 
 #[derive(Debug)]
-pub(crate) struct Track {
+pub(crate) struct EventSequencer {
     process: ProcessId,
     window: usize,
-    /// The lowest number that is not delivered.
+    /// The lowest undelivered number.
     next: u64,
     early: BTreeMap<u64, Early>,
     early_cost: usize,
-    /// Numbers below this exist and no notification of them will come.
+    /// Numbers below this exist, but the client will get no notification of them.
     missing_until: u64,
     /// Notifications may have been missed: read until there is nothing more.
     resync: bool,
-    /// How much the next read asks for: more each time, and little again on a new connection, so
-    /// that reading gets on even if no connection lives for long.
+    /// Bytes of the next read: doubles each time and starts small on a new connection, so that reading
+    /// makes progress even on short-lived connections.
     read_bytes: u64,
-    /// The server keeps output until it is acknowledged by a read after it.
+    /// The server retains output until a later read acknowledges it.
     acks: bool,
-    /// Bytes that came in order since the last acknowledgement.
+    /// Bytes delivered since the last acknowledgement.
     unacknowledged: u64,
-    /// The number up to which output was seen, in order or not.
+    /// The highest number of output seen, in order or not.
     seen: u64,
-    /// Read at least once, even if there is no room: whether it has exited must be known.
+    /// Read once even without room, to learn whether the process has exited.
     probe: bool,
-    /// A close without a number came.
+    /// A close without a number has arrived.
     closed_unnumbered: bool,
-    /// Bytes that may wait on disk.
+    /// Maximum bytes on disk.
     spill_limit: u64,
     exit: Option<Exit>,
     end: Option<Result<(), ExecServerError>>,
@@ -71,22 +71,22 @@ pub(crate) struct Track {
 struct Exit {
     status: ExitStatus,
     delivered: bool,
-    place: Place,
+    seq: ExitSeq,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// Known from a read, which does not tell it.
+enum ExitSeq {
+    /// A read reported the exit, without its number.
     Unknown,
-    /// The notification had none.
+    /// The notification had no number.
     Unnumbered,
-    /// A read passed over one number, which is probably the exit's.
+    /// A read skipped one number, which is probably the exit's.
     Guessed(u64),
     Known(u64),
 }
 
-impl Place {
-    fn is_open(self) -> bool {
+impl ExitSeq {
+    fn is_unknown(self) -> bool {
         matches!(self, Self::Unknown | Self::Unnumbered)
     }
 }
@@ -96,37 +96,37 @@ enum Early {
     Output(OutputStream, Bytes),
     Exited,
     Closed,
-    /// Numbers from here to before `end` are no retained output.
-    Passed {
+    /// The server retains no output for the numbers from here to before `end`.
+    Gap {
         end: u64,
         dropped: u64,
     },
 }
 
-/// Whether a `process/read` is wanted.
+/// Whether a `process/read` is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// No.
+    /// No read.
     Nothing,
-    /// At once.
+    /// A read, at once.
     Now,
-    /// At once, only to tell the server how far this side is.
+    /// A read, at once, only to acknowledge what has arrived.
     Acknowledge,
-    /// If what is missing does not come by itself soon.
+    /// A read, unless the missing events arrive soon.
     Soon,
 }
 
-/// What became of a notification of output.
+/// What the sequencer did with a notification of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Taken {
-    /// Kept, or known already.
-    Yes,
-    /// There was no room; it will be read later.
-    Later,
+pub(crate) enum Intake {
+    /// Kept it, or knew it already.
+    Accepted,
+    /// Had no room; a later read fetches it.
+    ReadLater,
 }
 
-impl Track {
-    /// Of a process that is being started (`after` 0), or of one that is joined.
+impl EventSequencer {
+    /// For a process that is being started (`after` 0), or that a client attaches to.
     pub(crate) fn new(process: ProcessId, window: usize, after: u64, resync: bool) -> Self {
         Self {
             process,
@@ -153,52 +153,52 @@ impl Track {
         self.exit.map(|exit| exit.status)
     }
 
-    /// How it ended, once the last event is with the consumer.
+    /// The result of the process, once its last event is delivered.
     pub(crate) fn end(&self) -> Option<&Result<(), ExecServerError>> {
         self.end.as_ref()
     }
 
-    /// The number of the last event delivered.
+    /// The number of the last delivered event.
     pub(crate) fn delivered(&self) -> u64 {
         self.next - 1
     }
 
-    /// Whether output of this length would be kept now.
+    /// Whether the window has room for output of this length.
     pub(crate) fn has_room(&self, len: usize) -> bool {
         let waiting = self.delivery.cost() + self.early_cost;
         waiting == 0 || waiting + cost_of(len) <= self.window
     }
 
-    /// From now on output that finds no room waits on disk, up to `limit` bytes, instead of being
-    /// read again: the server may not have it any more by then.
+    /// Spools output without room to disk from now on, up to `limit` bytes, instead of reading it again:
+    /// the server may have dropped it by then.
     pub(crate) fn spill(&mut self, limit: u64) {
         self.delivery.spill(self.window, limit);
         self.spill_limit = limit;
     }
 
-    /// Whether output of this number and length is taken now, rather than read later.
-    fn takes(&self, seq: u64, len: usize) -> bool {
+    /// Whether to keep output of this number and length now, rather than read it later.
+    fn accepts(&self, seq: u64, len: usize) -> bool {
         if self.has_room(len) {
             return true;
         }
         if seq == self.next {
             return self.delivery.can_spill(len);
         }
-        // What stands before it is being read, which is soon over, and cannot be waited for.
-        self.delivery.spills() && (self.early_cost + cost_of(len)) as u64 <= self.spill_limit
+        // The events before it are being read; waiting here would stop that read.
+        self.delivery.spill_enabled() && (self.early_cost + cost_of(len)) as u64 <= self.spill_limit
     }
 
-    /// Whether the connection should rather not be read than bring output of this length. Never
-    /// while an answer to a read is needed, which would not arrive either.
-    pub(crate) fn holds(&self, len: usize, always: bool) -> bool {
+    /// Whether the driver should stop reading the connection rather than accept output of this length.
+    /// Never while a response to a read is needed, which would not arrive either.
+    pub(crate) fn holds_connection(&self, len: usize, always: bool) -> bool {
         let catching_up = self.resync
             || self.probe
             || self.closed_unnumbered
             || self.missing_until > self.next
             || !self.early.is_empty();
-        let takes = self.has_room(len) || (!always && self.delivery.can_spill(len));
-        let may = always || (self.delivery.spills() && self.delivery.is_taken());
-        may && !takes && !catching_up
+        let accepts = self.has_room(len) || (!always && self.delivery.can_spill(len));
+        let may = always || (self.delivery.spill_enabled() && self.delivery.has_consumer());
+        may && !accepts && !catching_up
     }
 
     pub(crate) fn need(&self) -> Need {
@@ -208,8 +208,8 @@ impl Track {
         if self.probe {
             return Need::Now;
         }
-        // What waits on disk has arrived, but is not to make room for more.
-        let on_disk = self.delivery.is_taken() && self.delivery.spilled() > 0;
+        // Output on disk has arrived, but must not make room for more.
+        let on_disk = self.delivery.has_consumer() && self.delivery.spilled() > 0;
         if self.acks
             && !on_disk
             && self.unacknowledged >= ACKNOWLEDGE_AFTER.min(self.window as u64 / 2)
@@ -225,7 +225,7 @@ impl Track {
         if self.early.is_empty() { Need::Nothing } else { Need::Soon }
     }
 
-    /// From now on reads tell the server what has arrived.
+    /// Acknowledges output by reads from now on.
     pub(crate) fn acknowledge(&mut self) {
         self.acks = true;
     }
@@ -235,19 +235,23 @@ impl Track {
         self.acks
     }
 
-    /// The number to acknowledge, which is from now on taken as acknowledged. If nobody has ever
-    /// taken output the process is not to wait for that, so all that was seen counts as arrived.
+    /// The number to acknowledge; counts as acknowledged from now on. A process whose output was never
+    /// taken must not wait for a consumer, so everything seen counts as arrived.
     pub(crate) fn acknowledgement(&mut self) -> u64 {
         self.unacknowledged = 0;
-        if self.delivery.is_taken() { self.delivered() } else { self.delivered().max(self.seen) }
+        if self.delivery.has_consumer() {
+            self.delivered()
+        } else {
+            self.delivered().max(self.seen)
+        }
     }
 
-    /// Too much waits for the consumer to read more.
+    /// Whether the consumer has too much unread to read more.
     fn is_full(&self) -> bool {
         self.delivery.cost() > self.window / 2 && !self.delivery.can_spill(self.window)
     }
 
-    /// How many bytes a read should ask for; one chunk comes in any case.
+    /// Bytes to ask for in a read; the response has at least one chunk in any case.
     pub(crate) fn read_size(&self) -> u64 {
         if self.is_full() {
             return 1;
@@ -255,29 +259,34 @@ impl Track {
         self.read_bytes.min(self.window as u64 / 4).max(1)
     }
 
-    /// The connection was lost and made again.
+    /// Starts to resynchronize after a reconnect.
     pub(crate) fn reconnected(&mut self) {
         self.resync = true;
         self.probe = true;
         self.read_bytes = FIRST_READ;
     }
 
-    pub(crate) fn output(&mut self, seq: Option<u64>, stream: OutputStream, bytes: Bytes) -> Taken {
-        let seq = seq.unwrap_or_else(|| self.after_all());
+    pub(crate) fn output(
+        &mut self,
+        seq: Option<u64>,
+        stream: OutputStream,
+        bytes: Bytes,
+    ) -> Intake {
+        let seq = seq.unwrap_or_else(|| self.next_unnumbered());
         if self.end.is_some() || seq < self.next || self.early.contains_key(&seq) {
-            return Taken::Yes;
+            return Intake::Accepted;
         }
         self.seen = self.seen.max(seq);
-        if !self.takes(seq, bytes.len()) {
-            if !self.delivery.is_taken() {
+        if !self.accepts(seq, bytes.len()) {
+            if !self.delivery.has_consumer() {
                 self.unacknowledged += bytes.len() as u64;
             }
             self.missing_until = self.missing_until.max(seq + 1);
-            return Taken::Later;
+            return Intake::ReadLater;
         }
-        self.keep(seq, stream, bytes);
+        self.hold_early(seq, stream, bytes);
         self.drain();
-        Taken::Yes
+        Intake::Accepted
     }
 
     pub(crate) fn exited(&mut self, seq: Option<u64>, status: ExitStatus) {
@@ -285,20 +294,20 @@ impl Track {
             return;
         }
         let exit =
-            self.exit.get_or_insert(Exit { status, delivered: false, place: Place::Unknown });
+            self.exit.get_or_insert(Exit { status, delivered: false, seq: ExitSeq::Unknown });
         let Some(seq) = seq else {
-            if exit.place == Place::Unknown {
-                exit.place = Place::Unnumbered;
+            if exit.seq == ExitSeq::Unknown {
+                exit.seq = ExitSeq::Unnumbered;
             }
             self.drain();
             return;
         };
-        let before = std::mem::replace(&mut exit.place, Place::Known(seq));
-        if let Place::Guessed(guess) = before
+        let before = std::mem::replace(&mut exit.seq, ExitSeq::Known(seq));
+        if let ExitSeq::Guessed(guess) = before
             && guess != seq
         {
-            // The number that was taken for the exit's was output after all.
-            self.lost(1, 0);
+            // The guessed number was output after all.
+            self.deliver_loss(1, 0);
         }
         if seq >= self.next {
             self.early.insert(seq, Early::Exited);
@@ -319,44 +328,44 @@ impl Track {
         }
     }
 
-    /// The answer of a read after `after`.
-    pub(crate) fn read(&mut self, after: u64, answer: ReadResponse) {
+    /// Handles the response to a read after number `after`.
+    pub(crate) fn read(&mut self, after: u64, response: ReadResponse) {
         if self.end.is_some() {
             return;
         }
         self.probe = false;
         self.read_bytes = self.read_bytes.saturating_mul(2).min(LARGEST_READ);
-        if answer.exited && self.exit.is_none() {
+        if response.exited && self.exit.is_none() {
             let status = ExitStatus {
-                code: answer.exit_code.unwrap_or(-1),
-                sandbox_denied: answer.sandbox_denied,
+                code: response.exit_code.unwrap_or(-1),
+                sandbox_denied: response.sandbox_denied,
             };
-            self.exit = Some(Exit { status, delivered: false, place: Place::Unknown });
+            self.exit = Some(Exit { status, delivered: false, seq: ExitSeq::Unknown });
         }
-        let nothing_more = answer.chunks.is_empty();
+        let nothing_more = response.chunks.is_empty();
         let mut from = after + 1;
-        let first = answer.chunks.first().map_or(answer.next_seq, |chunk| chunk.seq);
-        let mut dropped = self.really_dropped(after, first, answer.dropped_bytes);
-        for chunk in answer.chunks {
-            self.pass(from, chunk.seq, std::mem::take(&mut dropped));
+        let first = response.chunks.first().map_or(response.next_seq, |chunk| chunk.seq);
+        let mut dropped = self.dropped_unseen(after, first, response.dropped_bytes);
+        for chunk in response.chunks {
+            self.mark_gap(from, chunk.seq, std::mem::take(&mut dropped));
             from = chunk.seq + 1;
             if chunk.seq >= self.next && !self.early.contains_key(&chunk.seq) {
-                self.keep(chunk.seq, chunk.stream, chunk.chunk.0);
+                self.hold_early(chunk.seq, chunk.stream, chunk.chunk.0);
             }
         }
         if !nothing_more {
-            // The exit's place is known when there is nothing more to read.
-            self.resync |= self.exit.is_some_and(|exit| exit.place == Place::Unknown);
+            // The exit's number is known once there is no more output to read.
+            self.resync |= self.exit.is_some_and(|exit| exit.seq == ExitSeq::Unknown);
             self.drain();
             return;
         }
 
-        // Beyond `after` there is no output: every number up to the server's next is the exit, the
-        // close, or lost.
-        let closed = answer.closed || self.closed_unnumbered;
-        self.finish_reading(from, answer.next_seq, dropped, closed);
+        // There is no output after `after`: every number before the server's next is the exit, the close,
+        // or lost.
+        let closed = response.closed || self.closed_unnumbered;
+        self.finish_reading(from, response.next_seq, dropped, closed);
         self.resync = false;
-        if let Some(why) = answer.failure.filter(|_| self.end.is_none()) {
+        if let Some(why) = response.failure.filter(|_| self.end.is_none()) {
             let error = ExecServerError::Server {
                 method: "process/read",
                 code: codex_exec_server_protocol::error::INTERNAL_ERROR,
@@ -377,16 +386,16 @@ impl Track {
         let mut at = start;
         for (&n, early) in self.early.range(start..end.max(start)) {
             unknown += n.saturating_sub(at);
-            at = if let Early::Passed { end, .. } = early { *end } else { n + 1 };
+            at = if let Early::Gap { end, .. } = early { *end } else { n + 1 };
         }
         unknown += end.saturating_sub(at);
-        let exit_unplaced = self.exit.is_some_and(|exit| exit.place.is_open());
-        let close_unplaced = closed && !self.early.values().any(|e| matches!(e, Early::Closed));
-        let explained = u64::from(exit_unplaced) + u64::from(close_unplaced);
+        let exit_unnumbered = self.exit.is_some_and(|exit| exit.seq.is_unknown());
+        let close_unnumbered = closed && !self.early.values().any(|e| matches!(e, Early::Closed));
+        let explained = u64::from(exit_unnumbered) + u64::from(close_unnumbered);
         if dropped > 0 || unknown > explained {
-            self.lost(unknown.saturating_sub(explained).max(1), dropped);
+            self.deliver_loss(unknown.saturating_sub(explained).max(1), dropped);
         }
-        // What is known beyond the unknown numbers follows them.
+        // Deliver the known events after the unknown numbers.
         while self.next < end && self.end.is_none() {
             match self.early.keys().next() {
                 Some(&n) if n < end => self.next = n,
@@ -394,7 +403,7 @@ impl Track {
             }
             self.drain();
         }
-        if exit_unplaced {
+        if exit_unnumbered {
             self.deliver_exit();
         }
         if closed {
@@ -403,7 +412,7 @@ impl Track {
         }
     }
 
-    /// The server does not know the process any more.
+    /// Ends the process: the server no longer knows it.
     pub(crate) fn gone(&mut self) {
         if self.end.is_some() {
             return;
@@ -418,7 +427,7 @@ impl Track {
         self.close();
     }
 
-    /// Nothing more will be known.
+    /// Ends the process with an error.
     pub(crate) fn fail(&mut self, error: ExecServerError) {
         if self.end.is_none() {
             self.early.clear();
@@ -428,9 +437,9 @@ impl Track {
         }
     }
 
-    /// Of what the server dropped from after `after` to before `first`, the bytes that did not come
-    /// here by notification; [`UNCOUNTED`] if that cannot be told.
-    fn really_dropped(&self, after: u64, first: u64, dropped: u64) -> u64 {
+    /// Of the bytes that the server dropped between `after` and `first`, those that no notification
+    /// delivered; [`UNCOUNTED`] if that is unknown.
+    fn dropped_unseen(&self, after: u64, first: u64, dropped: u64) -> u64 {
         if dropped == 0 || first <= self.next {
             return 0;
         }
@@ -444,22 +453,22 @@ impl Track {
         dropped.saturating_sub(here.sum())
     }
 
-    /// A number after all that are known, for what came without one.
-    fn after_all(&self) -> u64 {
+    /// A number after all known ones, for an event without a number.
+    fn next_unnumbered(&self) -> u64 {
         self.early.keys().next_back().map_or(self.next, |last| last + 1)
     }
 
-    fn keep(&mut self, seq: u64, stream: OutputStream, bytes: Bytes) {
+    fn hold_early(&mut self, seq: u64, stream: OutputStream, bytes: Bytes) {
         self.early_cost += cost_of(bytes.len());
         self.early.insert(seq, Early::Output(stream, bytes));
     }
 
-    /// A read passed over the numbers from `from` to before `end`.
-    fn pass(&mut self, from: u64, end: u64, dropped: u64) {
+    /// Records that a read skipped the numbers from `from` to before `end`.
+    fn mark_gap(&mut self, from: u64, end: u64, dropped: u64) {
         let mut at = from.max(self.next);
         while at < end {
             let stop = match self.early.range(at..end).next() {
-                Some((&n, Early::Passed { end, .. })) if n == at => {
+                Some((&n, Early::Gap { end, .. })) if n == at => {
                     at = *end;
                     continue;
                 }
@@ -470,12 +479,12 @@ impl Track {
                 Some((&n, _)) => n,
                 None => end,
             };
-            self.early.insert(at, Early::Passed { end: stop, dropped });
+            self.early.insert(at, Early::Gap { end: stop, dropped });
             at = stop;
         }
     }
 
-    /// Delivers what is next, as far as it is there.
+    /// Delivers the next events, as far as they have arrived.
     fn drain(&mut self) {
         while self.end.is_none()
             && let Some(early) = self.early.remove(&self.next)
@@ -490,14 +499,14 @@ impl Track {
                 }
                 Early::Exited => self.deliver_exit(),
                 Early::Closed => self.close(),
-                Early::Passed { end, dropped } => {
+                Early::Gap { end, dropped } => {
                     self.next = end;
-                    self.passed(at, end - at, dropped);
+                    self.deliver_gap(at, end - at, dropped);
                 }
             }
         }
-        // An exit that has no number comes as soon as nothing known stands before it.
-        if self.exit.is_some_and(|exit| exit.place == Place::Unnumbered)
+        // An exit without a number is delivered once no known event precedes it.
+        if self.exit.is_some_and(|exit| exit.seq == ExitSeq::Unnumbered)
             && self.early.is_empty()
             && !self.resync
             && self.missing_until <= self.next
@@ -506,33 +515,33 @@ impl Track {
         }
     }
 
-    /// Delivers everything that is there; the gaps are lost.
+    /// Delivers everything that has arrived; the gaps are lost.
     fn drain_all(&mut self) {
         self.drain();
         while self.end.is_none()
             && let Some(&at) = self.early.keys().next()
         {
             let from = std::mem::replace(&mut self.next, at);
-            self.passed(from, at - from, 0);
+            self.deliver_gap(from, at - from, 0);
             self.drain();
         }
     }
 
-    /// These numbers are no retained output: one may be the exit's, others are lost.
-    fn passed(&mut self, at: u64, count: u64, dropped: u64) {
+    /// Delivers a gap of `count` numbers: one may be the exit's, others are lost.
+    fn deliver_gap(&mut self, at: u64, count: u64, dropped: u64) {
         if let Some(exit) = &mut self.exit
-            && exit.place.is_open()
+            && exit.seq.is_unknown()
             && count == 1
             && dropped == 0
         {
-            exit.place = Place::Guessed(at);
+            exit.seq = ExitSeq::Guessed(at);
             self.deliver_exit();
             return;
         }
-        self.lost(count, dropped);
+        self.deliver_loss(count, dropped);
     }
 
-    fn lost(&mut self, chunks: u64, dropped: u64) {
+    fn deliver_loss(&mut self, chunks: u64, dropped: u64) {
         let bytes = Some(dropped).filter(|&n| n > 0 && n != UNCOUNTED);
         let process = self.process.clone();
         self.delivery.push(ProcessEvent::Lost(Lost::Output { process, chunks, bytes }));
@@ -560,5 +569,5 @@ impl Track {
 }
 
 #[cfg(test)]
-#[path = "track_tests.rs"]
+#[path = "sequencer_tests.rs"]
 mod tests;

@@ -1,8 +1,8 @@
-//! A process and whoever started it: output out, input in, signals over, until it ends.
+//! Runs a process in the foreground: forwards its output, the user's input and signals, until it ends.
 //!
-//! Four things go on at once and none waits for another: what the process says is written, what is
-//! typed is sent, signals are passed on, and the connection is watched. The first that has an end
-//! to tell ends all.
+//! Four futures run concurrently, none of which waits for another: one writes the output, one sends the
+//! input, one forwards signals, and one reports the state of the connection. The first to resolve ends
+//! all.
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
@@ -20,72 +20,73 @@ use futures_util::stream::FuturesUnordered;
 use tokio::io::AsyncWriteExt;
 
 use crate::escapes::{self, Escapes, Typed};
-use crate::exec_server::span;
-use crate::exit::{BROKEN_PIPE, TIMED_OUT, tell};
+use crate::exec_server::format_duration;
+use crate::exit::{BROKEN_PIPE, TIMED_OUT, print_stderr};
 use crate::input::Input;
 use crate::output::Sink;
-use crate::signals::{Signalled, Signals, exit_code};
+use crate::signals::{SignalEvent, Signals, exit_code};
 use crate::terminal::{self, Terminal};
 
-/// How a process is shown.
+/// How to run a process in the foreground.
 #[derive(Debug)]
-pub struct Drive<'a> {
+pub(crate) struct Foreground<'a> {
     /// The local terminal is the process's terminal.
     pub terminal: Option<&'a Terminal>,
-    /// What is typed or piped in here goes there.
+    /// Forward stdin to the process.
     pub forward_stdin: bool,
-    /// Look for `~.` in it.
+    /// Recognize escape sequences such as `~.` in stdin.
     pub escapes: bool,
-    /// One JSON object a line instead of what it says.
+    /// Print events as JSON, one per line, instead of the output.
     pub json: bool,
-    /// How long it may run.
+    /// Kill the process after this time.
     pub timeout: Option<Duration>,
-    /// It ran before we came: what the server had dropped by then is told, and no failure.
-    pub joined: bool,
+    /// The process was running before: output that the server had already dropped is reported, but is no
+    /// failure.
+    pub attached: bool,
     pub signals: &'a Signals,
 }
 
-/// How it ended, for us.
+/// How the foreground run ended.
 #[derive(Debug)]
-pub enum Ending {
-    /// By itself, with this code.
+pub(crate) enum Ending {
+    /// The process exited with this code.
     Exited { code: i32, sandbox_denied: bool },
-    /// The same, but not all that it said arrived. That was told.
+    /// The process exited, but some of its output was lost, which was reported.
     Incomplete { code: i32, sandbox_denied: bool },
-    /// We ended it, and exit with this code.
+    /// This program killed the process, and exits with this code.
     Stopped(i32),
-    /// We exit with this code and could not end it, for want of a connection.
+    /// This program exits with this code, and could not kill the process without a connection.
     Abandoned(i32),
-    /// It goes on without us.
-    Left,
-    /// The same, since our output cannot be written; we exit with this code.
+    /// The user detached; the process keeps running.
+    Detached,
+    /// The output cannot be written; the process keeps running, and this program exits with this code.
     Unwritable(i32),
-    /// We do not know.
+    /// The outcome is unknown.
     Failed(anyhow::Error),
 }
 
 impl Ending {
-    /// Whether the process has ended, and that was told.
-    pub fn is_end(&self) -> bool {
+    /// Whether the process has ended, and that was reported.
+    pub(crate) fn has_ended(&self) -> bool {
         matches!(self, Self::Exited { .. } | Self::Incomplete { .. } | Self::Stopped(_))
     }
 }
 
-/// Signals of one kind after which a process that does not listen is killed.
-const INSISTENCE: u32 = 3;
-/// How long a terminal is still read from after the process in it has exited: what is left in it
-/// comes at once, and a daemon that keeps it open never closes it.
-const LAST_WORDS: Duration = Duration::from_millis(300);
-/// After how long it is said what is waited for.
-const EXPLANATION: Duration = Duration::from_secs(2);
-/// What Ctrl-C types in a raw terminal.
-const INTERRUPT: u8 = 3;
+/// Repeats of one signal after which this program kills the process.
+const KILL_AFTER_SIGNALS: u32 = 3;
+/// How long to read a terminal after its process has exited: the rest of the output arrives at once, and
+/// a daemon may never close the terminal.
+const FINAL_OUTPUT_WAIT: Duration = Duration::from_millis(300);
+/// After how long a message explains what this program waits for.
+const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
+/// The byte that Ctrl-C sends in a raw terminal.
+const CTRL_C: u8 = 3;
 /// How long a kill may take.
-const KILL: Duration = Duration::from_secs(3);
+const KILL_TIMEOUT: Duration = Duration::from_secs(3);
 
-impl Drive<'_> {
-    /// Shows the process to its end.
-    pub async fn to_the_end(&self, mut process: Process) -> Ending {
+impl Foreground<'_> {
+    /// Runs until the process ends or the user detaches.
+    pub(crate) async fn run(&self, mut process: Process) -> Ending {
         let (client, id) = (process.client().clone(), process.id().clone());
         let Some(events) = process.take_events() else {
             return Ending::Failed(anyhow::anyhow!("the events of the process are already taken"));
@@ -94,13 +95,13 @@ impl Drive<'_> {
             Ok(raw) => raw,
             Err(error) => return Ending::Failed(error),
         };
-        let (exited, told_to_end, lost) = (Cell::new(None), Cell::new(None), Cell::new(false));
+        let (exited, ending_signal, lost) = (Cell::new(None), Cell::new(None), Cell::new(false));
         let mut sink = Sink::new(self.json);
         let ending = {
-            let mut showing = pin!(self.show(events, &mut sink, &exited, &lost));
-            let typing = self.type_in(process.take_stdin(), &client);
-            let passing = self.pass_on(&client, &id, &exited, &told_to_end);
-            let watching = self.watch(&client);
+            let mut output = pin!(self.forward_output(events, &mut sink, &exited, &lost));
+            let input = self.forward_input(process.take_stdin(), &client);
+            let signals = self.forward_signals(&client, &id, &exited, &ending_signal);
+            let connection = self.report_connection(&client);
             let limit = async {
                 match self.timeout {
                     Some(limit) => tokio::time::sleep(limit).await,
@@ -109,22 +110,22 @@ impl Drive<'_> {
             };
             tokio::select! {
                 biased;
-                ending = &mut showing => ending,
-                ending = typing => ending,
-                ending = passing => ending,
-                () = watching => Ending::Left,
+                ending = &mut output => ending,
+                ending = input => ending,
+                ending = signals => ending,
+                () = connection => Ending::Detached,
                 () = limit => match kill(&client, &id).await {
                     true => {
-                        // What it had said by then.
-                        let _ = tokio::time::timeout(KILL, showing).await;
+                        // Print the output up to the kill.
+                        let _ = tokio::time::timeout(KILL_TIMEOUT, output).await;
                         Ending::Stopped(TIMED_OUT.into())
                     }
                     false => Ending::Abandoned(TIMED_OUT.into()),
                 },
             }
         };
-        // It ended because we were told to, and it may say so before the server answers.
-        let ending = match (ending, told_to_end.get()) {
+        // It ended because of our signal, and its exit may arrive before the server's response.
+        let ending = match (ending, ending_signal.get()) {
             (Ending::Exited { .. }, Some(signal)) => Ending::Stopped(exit_code(signal)),
             (Ending::Exited { code, sandbox_denied }, None) if lost.get() => {
                 Ending::Incomplete { code, sandbox_denied }
@@ -142,12 +143,12 @@ impl Drive<'_> {
             ending => ending,
         };
         if self.terminal.is_some() && !matches!(ending, Ending::Exited { .. }) {
-            // Whatever is said now begins on a line of its own.
+            // The next message starts on a new line.
             let _ = io::stderr().write_all(b"\r\n");
         }
         drop(raw);
         if let Ending::Incomplete { code, .. } = ending {
-            tell(format_args!(
+            print_stderr(format_args!(
                 "some of the command's output was lost; the command itself exited with code {code}"
             ));
         }
@@ -155,16 +156,16 @@ impl Drive<'_> {
             && code == i32::from(TIMED_OUT)
         {
             let limit = self.timeout.unwrap_or_default();
-            tell(format_args!(
+            print_stderr(format_args!(
                 "killed the command: it ran longer than its --timeout of {}",
-                span(limit)
+                format_duration(limit)
             ));
         }
         ending
     }
 
-    /// Writes what it says, in order.
-    async fn show(
+    /// Writes the output, in order.
+    async fn forward_output(
         &self,
         mut events: ProcessEvents,
         sink: &mut Sink,
@@ -172,21 +173,21 @@ impl Drive<'_> {
         lost: &Cell<bool>,
     ) -> Ending {
         let mut explained = false;
-        let mut before_us = self.joined;
+        let mut before_attach = self.attached;
         loop {
             let next = match exited.get() {
                 Some((code, sandbox_denied)) if self.terminal.is_some() => {
-                    match tokio::time::timeout(LAST_WORDS, events.next()).await {
+                    match tokio::time::timeout(FINAL_OUTPUT_WAIT, events.next()).await {
                         Ok(next) => next,
                         Err(_) => return Ending::Exited { code, sandbox_denied },
                     }
                 }
                 Some(_) if !explained && io::stderr().is_terminal() => {
-                    match tokio::time::timeout(EXPLANATION, events.next()).await {
+                    match tokio::time::timeout(EXPLAIN_AFTER, events.next()).await {
                         Ok(next) => next,
                         Err(_) => {
                             explained = true;
-                            tell(format_args!(
+                            print_stderr(format_args!(
                                 "the command has exited, but a process it started holds its \
                                  output open; press Ctrl-C to stop waiting"
                             ));
@@ -198,14 +199,14 @@ impl Drive<'_> {
             };
             let written = match next {
                 Some(ProcessEvent::Output { stream, bytes }) => {
-                    before_us = false;
+                    before_attach = false;
                     if let Some(terminal) = self.terminal {
                         terminal.watch(&bytes);
                     }
                     sink.output(stream, &bytes).await
                 }
                 Some(ProcessEvent::Lost(missing)) => {
-                    lost.set(lost.get() || !before_us);
+                    lost.set(lost.get() || !before_attach);
                     sink.lost(&missing).await
                 }
                 Some(ProcessEvent::Exited(status)) => {
@@ -215,7 +216,7 @@ impl Drive<'_> {
                 Some(ProcessEvent::Failed(error)) => return Ending::Failed(error.into()),
                 Some(ProcessEvent::Closed) | None => {
                     if let Err(error) = sink.closed().await {
-                        return self.refused(&error);
+                        return self.write_failed(&error);
                     }
                     return match exited.get() {
                         Some((code, sandbox_denied)) => Ending::Exited { code, sandbox_denied },
@@ -226,13 +227,17 @@ impl Drive<'_> {
                 }
             };
             if let Err(error) = written {
-                return self.refused(&error);
+                return self.write_failed(&error);
             }
         }
     }
 
-    /// Sends what is typed; resolves when the one who types wants to leave, or is gone.
-    async fn type_in(&self, stdin: Option<ProcessStdin>, client: &ExecServerClient) -> Ending {
+    /// Forwards stdin; resolves when the user detaches, or the terminal is gone.
+    async fn forward_input(
+        &self,
+        stdin: Option<ProcessStdin>,
+        client: &ExecServerClient,
+    ) -> Ending {
         let Some(mut stdin) = stdin.filter(|_| self.forward_stdin) else {
             return std::future::pending().await;
         };
@@ -244,38 +249,38 @@ impl Drive<'_> {
         loop {
             let chunk = match input.next().await {
                 Ok(Some(chunk)) => chunk,
-                // A raw terminal has no end of input: it is gone.
+                // A raw terminal has no end of input, so the terminal is gone.
                 Ok(None) | Err(_) if self.terminal.is_some() => {
                     return Ending::Stopped(exit_code(ProcessSignal::Hangup));
                 }
                 Ok(None) | Err(_) => break,
             };
-            // There is nobody to interrupt but us.
-            if self.terminal.is_some() && chunk.contains(&INTERRUPT) && !is_connected(client) {
+            // Without a connection, Ctrl-C can only interrupt this program.
+            if self.terminal.is_some() && chunk.contains(&CTRL_C) && !is_connected(client) {
                 return Ending::Abandoned(exit_code(ProcessSignal::Interrupt));
             }
             let typed = match self.escapes {
-                true => escapes.take(&chunk),
+                true => escapes.parse(&chunk),
                 false => vec![Typed::Keys(chunk.to_vec())],
             };
             for typed in typed {
                 match typed {
                     Typed::Keys(keys) => {
                         if stdin.write_all(&keys).await.is_err() {
-                            // It takes no more; its end is told elsewhere.
+                            // Its stdin is closed; `forward_output` reports the exit.
                             return std::future::pending().await;
                         }
                     }
-                    Typed::Detach => return Ending::Left,
-                    Typed::Help => self.remark(escapes::HELP),
+                    Typed::Detach => return Ending::Detached,
+                    Typed::Help => self.print_between(escapes::HELP),
                 }
             }
         }
         match stdin.shutdown().await {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                // Most commands do not wait for it.
-                tokio::time::sleep(EXPLANATION).await;
-                tell(format_args!(
+                // Most commands exit before this.
+                tokio::time::sleep(EXPLAIN_AFTER).await;
+                print_stderr(format_args!(
                     "this server cannot close a command's stdin, so the command may wait for more \
                      input; press Ctrl-C to stop it, or run it with -n"
                 ));
@@ -285,37 +290,37 @@ impl Drive<'_> {
         std::future::pending().await
     }
 
-    /// Passes signals on; resolves when it is better to end.
-    async fn pass_on(
+    /// Forwards signals; resolves when this program should kill the process.
+    async fn forward_signals(
         &self,
         client: &ExecServerClient,
         id: &ProcessId,
         exited: &Cell<Option<(i32, bool)>>,
-        told_to_end: &Cell<Option<ProcessSignal>>,
+        ending_signal: &Cell<Option<ProcessSignal>>,
     ) -> Ending {
         let (mut last, mut times) = (None, 0);
         let mut sending = FuturesUnordered::new();
         loop {
-            let signalled = tokio::select! {
-                signalled = self.signals.next() => signalled,
-                // Whoever wants it to end is not kept waiting for a connection to come back.
+            let event = tokio::select! {
+                event = self.signals.next() => event,
+                // A user who ends the command does not wait for a reconnect.
                 Some((signal, false)) = sending.next() => {
                     return Ending::Stopped(exit_code(signal));
                 }
             };
-            let signal = match signalled {
-                Signalled::Resized => {
+            let signal = match event {
+                SignalEvent::Resized => {
                     if self.terminal.is_some() {
                         resize(client, id);
                     }
                     continue;
                 }
-                Signalled::Pass(signal) => signal,
+                SignalEvent::Forward(signal) => signal,
             };
             if matches!(signal, ProcessSignal::User1 | ProcessSignal::User2) {
-                // It asks for no end, so none comes of a server that cannot be told.
+                // These signals ask for no end, so a server without them ends nothing.
                 if client.capabilities().process_signals {
-                    sending.push(pass(client, id, signal));
+                    sending.push(forward_signal(client, id, signal));
                 }
                 continue;
             }
@@ -324,68 +329,68 @@ impl Drive<'_> {
             if let Some((code, sandbox_denied)) = exited.get() {
                 return Ending::Exited { code, sandbox_denied };
             }
-            if !is_connected(client) || times >= INSISTENCE {
+            if !is_connected(client) || times >= KILL_AFTER_SIGNALS {
                 return Ending::Stopped(exit_code(signal));
             }
             if self.terminal.is_some() && signal != ProcessSignal::Interrupt {
-                // Our terminal goes; so does the one it stands for.
-                told_to_end.set(Some(signal));
-                send(client, id, ProcessSignal::Hangup).await;
+                // The local terminal is closing, so hang up the remote one.
+                ending_signal.set(Some(signal));
+                send_signal(client, id, ProcessSignal::Hangup).await;
                 return Ending::Stopped(exit_code(signal));
             }
-            // A server that knows only one signal can still end the process.
+            // A server without signals can still kill the process.
             if signal != ProcessSignal::Interrupt && !client.capabilities().process_signals {
                 return Ending::Stopped(exit_code(signal));
             }
-            sending.push(pass(client, id, signal));
+            sending.push(forward_signal(client, id, signal));
         }
     }
 
-    /// Says when the connection is lost and back; resolves never.
-    async fn watch(&self, client: &ExecServerClient) {
+    /// Prints when the connection is lost and restored; never resolves.
+    async fn report_connection(&self, client: &ExecServerClient) {
         let mut status = client.status();
-        let mut told = false;
+        let mut reported = false;
         while status.changed().await.is_ok() {
-            let words = match &*status.borrow_and_update() {
-                ConnectionStatus::Reconnecting { reason, .. } if !told => {
-                    told = true;
+            let message = match &*status.borrow_and_update() {
+                ConnectionStatus::Reconnecting { reason, .. } if !reported => {
+                    reported = true;
                     format!(
                         "connection lost ({reason}); reconnecting; press Ctrl-C to stop waiting"
                     )
                 }
-                ConnectionStatus::Connected if told => {
-                    told = false;
+                ConnectionStatus::Connected if reported => {
+                    reported = false;
                     "reconnected".to_owned()
                 }
                 _ => continue,
             };
             if io::stderr().is_terminal() {
-                self.remark(&format!("codex: {words}"));
+                self.print_between(&format!("codex: {message}"));
             }
         }
         std::future::pending::<()>().await;
     }
 
-    /// Words of ours in between, on lines of their own.
-    /// Our output cannot be written, and we exit with the code for that. A command of our own ends with
-    /// us; one that ran before we came goes on. A reader that closed our output needs no message.
-    fn refused(&self, error: &io::Error) -> Ending {
+    /// The ending if the output cannot be written. Kills a command that this program started; one that was
+    /// running before keeps running. Prints no message if the reader closed the output.
+    fn write_failed(&self, error: &io::Error) -> Ending {
         let code = match error.kind() {
             io::ErrorKind::BrokenPipe => BROKEN_PIPE,
             _ => {
-                tell(format_args!("cannot write the command's output: {error}"));
+                print_stderr(format_args!("cannot write the command's output: {error}"));
                 crate::exit::NOT_RUN
             }
         };
-        if self.joined { Ending::Unwritable(code.into()) } else { Ending::Stopped(code.into()) }
+        if self.attached { Ending::Unwritable(code.into()) } else { Ending::Stopped(code.into()) }
     }
 
-    fn remark(&self, words: &str) {
-        let words = match self.terminal {
-            Some(_) => format!("\r\n{}\r\n", words.replace('\n', "\r\n")),
-            None => format!("{words}\n"),
+    /// Prints a message on its own lines between the output.
+    fn print_between(&self, message: &str) {
+        let message = match self.terminal {
+            Some(_) => format!("\r\n{}\r\n", message.replace('\n', "\r\n")),
+            None => format!("{message}\n"),
         };
-        let _ = io::stderr().write_all(words.as_bytes());
+        let _ = io::stderr().write_all(message.as_bytes());
     }
 }
 
@@ -393,20 +398,20 @@ fn is_connected(client: &ExecServerClient) -> bool {
     matches!(*client.status().borrow(), ConnectionStatus::Connected)
 }
 
-/// Passes a signal on; whether that is all there is to do about it.
-async fn pass(
+/// Forwards a signal; false if this program should kill the process instead.
+async fn forward_signal(
     client: &ExecServerClient,
     id: &ProcessId,
     signal: ProcessSignal,
 ) -> (ProcessSignal, bool) {
-    let taken = send(client, id, signal).await;
-    (signal, taken || matches!(signal, ProcessSignal::User1 | ProcessSignal::User2))
+    let handled = send_signal(client, id, signal).await;
+    (signal, handled || matches!(signal, ProcessSignal::User1 | ProcessSignal::User2))
 }
 
-/// Whether the server has taken the signal, or refused it; false if the connection was lost.
-async fn send(client: &ExecServerClient, id: &ProcessId, signal: ProcessSignal) -> bool {
+/// Whether the server has accepted the signal, or refused it; false if the connection was lost.
+async fn send_signal(client: &ExecServerClient, id: &ProcessId, signal: ProcessSignal) -> bool {
     let params = SignalParams { process_id: id.clone(), signal };
-    let sent = tokio::time::timeout(KILL, client.process_signal(params)).await;
+    let sent = tokio::time::timeout(KILL_TIMEOUT, client.process_signal(params)).await;
     tracing::debug!(?sent, ?signal, "signal passed on");
     matches!(
         sent,
@@ -427,16 +432,16 @@ fn resize(client: &ExecServerClient, id: &ProcessId) {
     });
 }
 
-/// Whether the server has ended the process and all that it left behind, or answered that it cannot.
-/// Does not wait for a connection to come back.
-pub async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
+/// Kills the process and what it left running; false if the server did not respond. Does not wait for a
+/// reconnect.
+pub(crate) async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
     let mut status = client.status();
     let lost = status.wait_for(|status| !matches!(status, ConnectionStatus::Connected));
     let params = TerminateParams { process_id: id.clone() };
     let killed = tokio::select! {
         biased;
         _ = lost => return false,
-        killed = tokio::time::timeout(KILL, client.process_terminate(params)) => killed,
+        killed = tokio::time::timeout(KILL_TIMEOUT, client.process_terminate(params)) => killed,
     };
     tracing::debug!(?killed, "process killed");
     matches!(
@@ -445,20 +450,20 @@ pub async fn kill(client: &ExecServerClient, id: &ProcessId) -> bool {
     )
 }
 
-/// Says that what a command left behind may go on, and how to end it.
-pub fn tell_left_over(name: &str) {
-    tell(format_args!(
+/// Prints that descendants of a command may still run, and how to end them.
+pub(crate) fn warn_left_over(name: &str) {
+    print_stderr(format_args!(
         "the connection is lost, so processes that the command started may still run; end them with \
          codex kill {name}"
     ));
 }
 
-/// Says that a command was left running for want of a connection, and how to get back to it.
-pub fn tell_abandoned(way_back: Option<&str>) {
-    let words =
+/// Prints that a command still runs because the connection is lost, and how to reattach.
+pub(crate) fn warn_abandoned(reattach_command: Option<&str>) {
+    let message =
         "the connection is lost, so the command still runs, until the server ends its session";
-    match way_back {
-        Some(command) => tell(format_args!("{words}; reattach with {command}")),
-        None => tell(format_args!("{words}")),
+    match reattach_command {
+        Some(command) => print_stderr(format_args!("{message}; reattach with {command}")),
+        None => print_stderr(format_args!("{message}")),
     }
 }

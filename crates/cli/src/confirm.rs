@@ -1,17 +1,17 @@
-//! A question at the terminal, whatever stdin is.
+//! A yes-or-no question on the terminal, even if stdin is not one.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 
 use codex_exec_server::client::Approval;
 
-use crate::exit::tell;
+use crate::exit::print_stderr;
 use crate::signals::Signals;
 
-/// Asks, and takes anything but yes for no: another answer, no terminal, a signal.
-pub async fn yes_or_no(question: &str, signals: &Signals) -> Approval {
+/// Asks the question. Anything but yes refuses: another answer, no terminal, a signal.
+pub(crate) async fn confirm(question: &str, signals: &Signals) -> Approval {
     let Ok(mut terminal) = File::options().read(true).write(true).open("/dev/tty") else {
-        tell(format_args!(
+        print_stderr(format_args!(
             "the sandbox denied the command something, and --ask needs a terminal to ask on; run \
              codex in a terminal, or without --sandbox"
         ));
@@ -26,7 +26,7 @@ pub async fn yes_or_no(question: &str, signals: &Signals) -> Approval {
     });
     let answer = tokio::select! {
         answer = answer => answer.ok().and_then(Result::ok).unwrap_or_default(),
-        _ = signals.end() => {
+        _ = signals.exit_code() => {
             let _ = writeln!(std::io::stderr());
             return Approval::Refused;
         }

@@ -1,92 +1,98 @@
-//! Errors of servers that send no kinds: another implementation's, and older versions of ours.
+//! Infers the kinds of errors from servers that send none: another implementation, and older versions of
+//! this one.
 //!
-//! Invariant: this is the only place that reads the words of an error. A server that sends kinds is
-//! taken at its word, also where this version does not know the kind.
+//! Invariant: this is the only place that reads an error's message. A kind that a server sends is never
+//! changed, even if this version does not know it.
 
 use std::io;
 
 use codex_exec_server_protocol::error as code;
 use codex_exec_server_protocol::{ErrorKind, Family, Method, RpcError};
 
-/// Gives an error without a kind the kind that its code and message mean.
-pub(crate) fn with_kind(method: Method, mut error: RpcError) -> RpcError {
+/// Gives an error without a kind the kind that its code and message imply.
+pub(crate) fn with_inferred_kind(method: Method, mut error: RpcError) -> RpcError {
     if error.kind.is_none() {
         error.kind = recognize(method, error.code, &error.message);
     }
     error
 }
 
-/// Which methods a row is about.
+/// The methods that a row applies to.
 #[derive(Clone, Copy)]
-enum Of {
+enum Methods {
     All,
     One(Method),
     Files,
 }
 
-/// Which messages a row is about.
+/// The messages that a row applies to.
 #[derive(Clone, Copy)]
-enum Says {
-    Anything,
-    Begins(&'static str),
-    Ends(&'static str),
-    Has(&'static str),
+enum MessagePattern {
+    Any,
+    StartsWith(&'static str),
+    EndsWith(&'static str),
+    Contains(&'static str),
 }
 
-/// What a row tells.
+/// The kind that a row implies.
 #[derive(Clone, Copy)]
-enum Means {
+enum Meaning {
     Kind(ErrorKind),
-    /// The kind of the system's error that the message ends with.
+    /// The kind of the system error at the end of the message.
     Errno(fn(&io::Error) -> ErrorKind),
 }
 
-/// The first row that fits decides.
-const TABLE: &[(Of, i64, Says, Means)] = {
+/// The first row that matches decides.
+const TABLE: &[(Methods, i64, MessagePattern, Meaning)] = {
     use ErrorKind::*;
-    use Means::{Errno, Kind};
-    use Of::{All, Files, One};
-    use Says::{Anything, Begins, Ends, Has};
-    const START: Of = One(Method::ProcessStart);
-    const OPENING: Of = One(Method::Initialize);
+    use Meaning::{Errno, Kind};
+    use MessagePattern::{Any, Contains, EndsWith, StartsWith};
+    use Methods::{All, Files, One};
+    const START: Methods = One(Method::ProcessStart);
+    const OPENING: Methods = One(Method::Initialize);
     &[
-        (All, code::METHOD_NOT_FOUND, Anything, Kind(MethodNotFound)),
-        (All, code::SESSION_ATTACHED, Anything, Kind(SessionAttached)),
-        (All, code::INVALID_REQUEST, Begins("client must "), Kind(NotInitialized)),
-        (OPENING, code::INVALID_REQUEST, Begins("unknown session id"), Kind(UnknownSession)),
-        (OPENING, code::INVALID_REQUEST, Begins("initialize "), Kind(AlreadyInitialized)),
-        (START, code::INVALID_REQUEST, Ends("already exists"), Kind(ProcessExists)),
-        (START, code::INVALID_REQUEST, Ends("already in use"), Kind(ProcessExists)),
-        // A message that does not name the directory may mean it nevertheless.
-        (START, code::INTERNAL_ERROR, Has("working directory"), Errno(ErrorKind::of_chdir)),
-        (START, code::INTERNAL_ERROR, Has("candidates found in PATH"), Kind(ProgramNotFound)),
-        (START, code::INTERNAL_ERROR, Anything, Errno(ErrorKind::of_exec)),
-        (START, code::INVALID_PARAMS, Begins("working directory "), Kind(WorkingDirectoryDenied)),
-        // Nothing else is wrong with a request to read.
-        (One(Method::ProcessRead), code::INVALID_REQUEST, Anything, Kind(UnknownProcess)),
-        (All, code::INVALID_REQUEST, Begins("unknown process id"), Kind(UnknownProcess)),
-        (Files, code::NOT_FOUND, Begins("unknown file handle"), Kind(UnknownFileHandle)),
-        (Files, code::NOT_FOUND, Anything, Kind(PathNotFound)),
-        (Files, code::INVALID_REQUEST, Begins("file handle "), Kind(IdInUse)),
-        (Files, code::INVALID_REQUEST, Ends(" is not a file"), Kind(NotARegularFile)),
-        (Files, code::INVALID_REQUEST, Anything, Errno(ErrorKind::of_io)),
-        (Files, code::INTERNAL_ERROR, Anything, Errno(ErrorKind::of_io)),
-        (One(Method::HttpRequest), code::INTERNAL_ERROR, Anything, Kind(HttpFailed)),
-        (All, code::INVALID_PARAMS, Anything, Kind(InvalidParams)),
+        (All, code::METHOD_NOT_FOUND, Any, Kind(MethodNotFound)),
+        (All, code::SESSION_ATTACHED, Any, Kind(SessionAttached)),
+        (All, code::INVALID_REQUEST, StartsWith("client must "), Kind(NotInitialized)),
+        (OPENING, code::INVALID_REQUEST, StartsWith("unknown session id"), Kind(UnknownSession)),
+        (OPENING, code::INVALID_REQUEST, StartsWith("initialize "), Kind(AlreadyInitialized)),
+        (START, code::INVALID_REQUEST, EndsWith("already exists"), Kind(ProcessExists)),
+        (START, code::INVALID_REQUEST, EndsWith("already in use"), Kind(ProcessExists)),
+        // A message that does not name the directory may still be about it.
+        (START, code::INTERNAL_ERROR, Contains("working directory"), Errno(ErrorKind::of_chdir)),
+        (START, code::INTERNAL_ERROR, Contains("candidates found in PATH"), Kind(ProgramNotFound)),
+        (START, code::INTERNAL_ERROR, Any, Errno(ErrorKind::of_exec)),
+        (
+            START,
+            code::INVALID_PARAMS,
+            StartsWith("working directory "),
+            Kind(WorkingDirectoryDenied),
+        ),
+        // A read fails with this code only for an unknown process.
+        (One(Method::ProcessRead), code::INVALID_REQUEST, Any, Kind(UnknownProcess)),
+        (All, code::INVALID_REQUEST, StartsWith("unknown process id"), Kind(UnknownProcess)),
+        (Files, code::NOT_FOUND, StartsWith("unknown file handle"), Kind(UnknownFileHandle)),
+        (Files, code::NOT_FOUND, Any, Kind(PathNotFound)),
+        (Files, code::INVALID_REQUEST, StartsWith("file handle "), Kind(IdInUse)),
+        (Files, code::INVALID_REQUEST, EndsWith(" is not a file"), Kind(NotARegularFile)),
+        (Files, code::INVALID_REQUEST, Any, Errno(ErrorKind::of_io)),
+        (Files, code::INTERNAL_ERROR, Any, Errno(ErrorKind::of_io)),
+        (One(Method::HttpRequest), code::INTERNAL_ERROR, Any, Kind(HttpFailed)),
+        (All, code::INVALID_PARAMS, Any, Kind(InvalidParams)),
     ]
 };
 
 fn recognize(method: Method, code: i64, message: &str) -> Option<ErrorKind> {
     TABLE.iter().filter(|row| row.1 == code && row.0.includes(method)).find_map(
-        |(_, _, says, means)| match means {
-            _ if !says.fits(message) => None,
-            Means::Kind(kind) => Some(*kind),
-            Means::Errno(kind_of) => Some(kind_of(&system_error(message)?)),
+        |(_, _, pattern, meaning)| match meaning {
+            _ if !pattern.matches(message) => None,
+            Meaning::Kind(kind) => Some(*kind),
+            Meaning::Errno(kind_of) => Some(kind_of(&system_error(message)?)),
         },
     )
 }
 
-impl Of {
+impl Methods {
     fn includes(self, method: Method) -> bool {
         match self {
             Self::All => true,
@@ -96,18 +102,18 @@ impl Of {
     }
 }
 
-impl Says {
-    fn fits(self, message: &str) -> bool {
+impl MessagePattern {
+    fn matches(self, message: &str) -> bool {
         match self {
-            Self::Anything => true,
-            Self::Begins(words) => message.starts_with(words),
-            Self::Ends(words) => message.ends_with(words),
-            Self::Has(words) => message.contains(words),
+            Self::Any => true,
+            Self::StartsWith(text) => message.starts_with(text),
+            Self::EndsWith(text) => message.ends_with(text),
+            Self::Contains(text) => message.contains(text),
         }
     }
 }
 
-/// The error of the system that a Rust program's message ends with: `… (os error 2)`.
+/// The system error at the end of a Rust program's message: `… (os error 2)`.
 fn system_error(message: &str) -> Option<io::Error> {
     let (_, number) = message.strip_suffix(')')?.rsplit_once("(os error ")?;
     Some(io::Error::from_raw_os_error(number.parse().ok()?))
@@ -121,8 +127,8 @@ mod tests {
     use ErrorKind::*;
     use Method::*;
 
-    /// As the released program answers (0.166.0), and what it means.
-    const THEIRS: &[(Method, i64, &str, Option<ErrorKind>)] = &[
+    /// Errors of the released program (0.166.0), and their kinds.
+    const RELEASED: &[(Method, i64, &str, Option<ErrorKind>)] = &[
         (
             ProcessRead,
             -32600,
@@ -205,7 +211,7 @@ mod tests {
         ),
     ];
 
-    /// As versions of this project's server answered that sent no kinds.
+    /// Errors of this project's servers before they sent kinds.
     const OLDER: &[(Method, i64, &str, Option<ErrorKind>)] = &[
         (ProcessStart, -32600, "process id p is already in use", Some(ProcessExists)),
         (
@@ -231,26 +237,26 @@ mod tests {
 
     #[test]
     fn errors_without_kinds_are_recognized() {
-        for &(method, code, message, kind) in THEIRS.iter().chain(OLDER) {
+        for &(method, code, message, kind) in RELEASED.iter().chain(OLDER) {
             let error = RpcError { code, message: message.to_owned(), kind: None };
-            let known = with_kind(method, error.clone());
+            let known = with_inferred_kind(method, error.clone());
             assert_eq!(known.kind, kind, "{method:?} {error}");
             assert_eq!((known.code, known.message), (error.code, error.message));
         }
     }
 
     #[test]
-    fn a_kind_that_was_sent_stands_whatever_the_words_are() {
-        for &(method, code, message, _) in THEIRS {
+    fn a_sent_kind_is_not_changed_by_the_message() {
+        for &(method, code, message, _) in RELEASED {
             for kind in [Busy, Unknown] {
                 let error = RpcError { code, message: message.to_owned(), kind: Some(kind) };
-                assert_eq!(with_kind(method, error).kind, Some(kind), "{message}");
+                assert_eq!(with_inferred_kind(method, error).kind, Some(kind), "{message}");
             }
         }
     }
 
     #[test]
-    fn words_of_other_methods_mean_nothing() {
+    fn messages_of_other_methods_imply_no_kind() {
         for method in [EnvironmentInfo, ProcessList, File(FileMethod::ReadFile)] {
             for words in ["process a already exists", "unknown session id nope"] {
                 assert_eq!(recognize(method, -32600, words), None, "{method:?} {words}");

@@ -1,23 +1,22 @@
-//! Files and trees of the server, copied within it.
+//! Copies of files and trees within the server.
 //!
-//! Invariant: what is copied, left out and reported is what an upload or a download of the same tree
-//! would copy, leave out and report. On a server with the capability `fsAtomicCopy` a file appears under
-//! its name only when it is complete.
+//! Invariant: a copy copies, skips and reports the same as an upload or a download of the same tree. With
+//! the capability `fsAtomicCopy` a file appears under its name only when it is complete.
 
 use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::{PathUri, call};
 
-use super::transfer::{Count, keep_words};
+use super::transfer::{Counters, tolerate_file_error};
 use super::{Files, TransferOptions, TransferReport, local};
 use crate::error::ExecServerError;
 
 impl Files {
-    /// Copies a file or a tree of the server to `destination`, which becomes that file or directory.
-    /// Unlike [`copy`](Self::copy), it follows links to files, replaces a file that is there all at
-    /// once (on a server with the capability `fsAtomicCopy`), and goes on with the rest of a tree if a
-    /// part of it cannot be copied.
+    /// Copies a file or a tree on the server to `destination`, which becomes that file or directory.
+    /// Unlike [`copy`](Self::copy), it follows links to files, replaces an existing file atomically (with
+    /// the capability `fsAtomicCopy`), and continues with the rest of a tree if a part of it cannot be
+    /// copied.
     pub async fn copy_within(
         &self,
         source: &PathUri,
@@ -26,39 +25,40 @@ impl Files {
     ) -> Result<TransferReport, ExecServerError> {
         let metadata = self.metadata(source).await?;
         if !metadata.is_directory {
-            let count = Count::new(options, 1, 0);
-            self.copy_file(source, destination, &count).await?;
-            return Ok(count.report());
+            let counters = Counters::new(options, 1, 0);
+            self.copy_file(source, destination, &counters).await?;
+            return Ok(counters.report());
         }
         self.refuse_into_itself(source, destination).await?;
-        // All of the tree is looked at before anything is made, so no copy becomes part of it.
-        let mut tree = self.look_through(source, Path::new("")).await?;
-        let count = Count::new(options, tree.files.len() as u64, 0);
-        let late = self.make_directories(destination, &tree.directories, &mut tree.failed).await?;
+        // The scan completes before anything is created, so that it does not see the copy.
+        let mut tree = self.scan_tree(source, Path::new("")).await?;
+        let counters = Counters::new(options, tree.files.len() as u64, 0);
+        let deferred_modes =
+            self.make_directories(destination, &tree.directories, &mut tree.failed).await?;
         let copy = |(from, to): (PathUri, PathBuf)| {
-            let count = &count;
+            let counters = &counters;
             async move {
                 let to = local::below(destination, &to)?;
-                let words = keep_words(self.copy_file(&from, &to, count).await)?;
-                // The server speaks of what a link leads to.
-                let shown = local::shown(&from);
-                Ok(words.map(|words| format!("{shown}: {words}")))
+                let message = tolerate_file_error(self.copy_file(&from, &to, counters).await)?;
+                // The server's message names the target of a link.
+                let shown = local::display(&from);
+                Ok(message.map(|message| format!("{shown}: {message}")))
             }
         };
-        tree.failed.extend(count.each(tree.files, copy).await?);
-        self.set_late_modes(late, &mut tree.failed).await?;
-        Ok(count.report_tree(tree.directories.len(), tree.skipped, tree.failed))
+        tree.failed.extend(counters.transfer_each(tree.files, copy).await?);
+        self.set_deferred_modes(deferred_modes, &mut tree.failed).await?;
+        Ok(counters.report_tree(tree.directories.len(), tree.skipped, tree.failed))
     }
 
     async fn copy_file(
         &self,
         from: &PathUri,
         to: &PathUri,
-        count: &Count,
+        counters: &Counters,
     ) -> Result<(), ExecServerError> {
         let metadata = self.metadata(from).await?;
-        count.expect(metadata.size);
-        // A link would be copied as a link.
+        counters.expect(metadata.size);
+        // The server would copy a link as a link.
         let from = match metadata.is_symlink {
             true => self.canonicalize(from).await?,
             false => from.clone(),
@@ -66,12 +66,12 @@ impl Files {
         let mut params = FsCopyParams::new(from, to.clone(), false);
         params.atomic = self.client.capabilities().fs_atomic_copy;
         self.call::<call::FsCopy>(params).await?;
-        count.add(to, metadata.size);
-        count.file_done(to);
+        counters.add(to, metadata.size);
+        counters.file_done(to);
         Ok(())
     }
 
-    /// Compares the real names: of the destination, or of what is there above it.
+    /// Compares the resolved paths of the source and of the destination, or of its nearest existing parent.
     async fn refuse_into_itself(
         &self,
         source: &PathUri,
@@ -94,8 +94,8 @@ impl Files {
         if below.is_some_and(|tail| is_root || tail.is_empty() || tail.starts_with(b"/")) {
             return Err(ExecServerError::Invalid(format!(
                 "cannot copy {} into itself, to {}",
-                local::shown(source),
-                local::shown(destination)
+                local::display(source),
+                local::display(destination)
             )));
         }
         Ok(())

@@ -1,11 +1,11 @@
-//! How processes end: by themselves, by signals, by `process/terminate`.
+//! How processes end: by exiting, by signals, by `process/terminate`.
 
 use serde_json::json;
 
 use crate::support::*;
 
 /// A tree of every kind of descendant; prints five pids and waits.
-pub const TREE: &str = "\
+pub(crate) const TREE: &str = "\
     echo $$
     sleep 1000 & echo $!
     sh -c 'sleep 1000 & echo $!; wait' &
@@ -13,12 +13,12 @@ pub const TREE: &str = "\
     (setsid sh -c 'sleep 1000 & echo $!' &)
     wait; exec sleep 1000";
 
-/// Starts the tree and waits until all of it is there.
-pub async fn tree(client: &mut Client, id: &str) -> (Vec<u32>, Published) {
+/// Starts the tree and waits until all of it runs.
+pub(crate) async fn tree(client: &mut Client, id: &str) -> (Vec<u32>, Published) {
     client.start(sh(id, TREE)).await.unwrap();
     let mut all = Published::default();
     while all.text().lines().count() < 5 {
-        let notice = client.notice().await;
+        let notice = client.notification().await;
         assert!(!all.take(&notice), "{all:?}");
     }
     let pids = numbers(&all.text());
@@ -53,7 +53,7 @@ async fn exit_codes_are_the_programs_own_or_128_and_the_signal() {
 }
 
 #[tokio::test]
-async fn every_signal_arrives() {
+async fn every_signal_reaches_the_process() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let traps = "for s in INT TERM HUP QUIT USR1 USR2; do trap \"echo got-$s\" $s; done; echo go; \
@@ -70,17 +70,17 @@ async fn every_signal_arrives() {
     ] {
         let params = json!({"processId": "p", "signal": signal});
         assert_eq!(client.call("process/signal", params).await, Ok(json!({})));
-        client.until_more("p", &format!("got-{name}\n"), &mut all).await;
+        client.collect_until("p", &format!("got-{name}\n"), &mut all).await;
     }
     let params = json!({"processId": "p", "signal": "kill"});
     assert_eq!(client.call("process/signal", params.clone()).await, Ok(json!({})));
-    let all = client.go_on_until_closed("p", all).await;
+    let all = client.collect_until_closed("p", all).await;
     assert_eq!(all.exit_code, 137);
     assert_eq!(client.call("process/signal", params).await, Ok(json!({})), "also when it is over");
 }
 
 #[tokio::test]
-async fn stop_and_continue() {
+async fn stop_and_continue_suspend_and_resume() {
     let server = server();
     let mut client = Client::ready(&server).await;
     client.start(sh("p", "echo $$; exec cat").piped()).await.unwrap();
@@ -96,7 +96,7 @@ async fn stop_and_continue() {
     client.close_stdin("p").await;
     client.nothing_more().await;
     client.call("process/signal", json!({"processId": "p", "signal": "continue"})).await.unwrap();
-    let all = client.go_on_until_closed("p", all).await;
+    let all = client.collect_until_closed("p", all).await;
     assert_eq!((all.text(), all.exit_code), (format!("{pid}\nx"), 0));
 }
 
@@ -111,20 +111,20 @@ async fn a_signal_reaches_the_whole_group() {
     // A shell without job control has its background jobs ignore SIGINT.
     client.call("process/signal", json!({"processId": "p", "signal": "user1"})).await.unwrap();
     gone(child).await;
-    let all = client.go_on_until_closed("p", all).await;
+    let all = client.collect_until_closed("p", all).await;
     assert_eq!(all.exit_code, 138);
 }
 
 #[tokio::test]
-async fn terminate_reaches_everything_that_was_started() {
+async fn terminate_kills_every_descendant() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let (pids, all) = tree(&mut client, "p").await;
     let terminate = json!({"processId": "p"});
     let answer = client.call("process/terminate", terminate.clone()).await;
     assert_eq!(answer, Ok(json!({"running": true})));
-    // All of them held the pipe: the close tells that none is left.
-    let all = client.go_on_until_closed("p", all).await;
+    // All of them held the pipe, so the close means that none is left.
+    let all = client.collect_until_closed("p", all).await;
     assert_eq!(all.exit_code, 137);
     for pid in pids {
         gone(pid).await;
@@ -133,21 +133,21 @@ async fn terminate_reaches_everything_that_was_started() {
 }
 
 #[tokio::test]
-async fn terminate_spares_the_neighbours() {
+async fn terminate_kills_no_other_process() {
     let server = server();
     let mut client = Client::ready(&server).await;
     client.start(start("cat", &["cat"]).piped()).await.unwrap();
     let (_, all) = tree(&mut client, "p").await;
     client.call("process/terminate", json!({"processId": "p"})).await.unwrap();
-    client.go_on_until_closed("p", all).await;
+    client.collect_until_closed("p", all).await;
     client.write("cat", "still here").await;
     client.close_stdin("cat").await;
     assert_eq!(client.until_closed("cat").await.text(), "still here");
 }
 
-/// What forks without end is caught, and so is what stops itself.
+/// Kills descendants that fork without end, and those that stop themselves.
 #[tokio::test]
-async fn terminate_catches_what_keeps_forking() {
+async fn terminate_kills_a_fork_bomb() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let script = "echo $$; while :; do setsid sh -c 'sleep 1000' & sleep 0.001; done";
@@ -157,8 +157,8 @@ async fn terminate_catches_what_keeps_forking() {
     let child_count = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     eventually("it has forked", || numbers(&child_count().unwrap()).len() > 10).await;
     client.call("process/terminate", json!({"processId": "p"})).await.unwrap();
-    // Every one of them holds the pipe.
-    client.go_on_until_closed("p", all).await;
+    // Each of them holds the pipe.
+    client.collect_until_closed("p", all).await;
 }
 
 #[tokio::test]
@@ -172,21 +172,21 @@ async fn a_stopped_process_can_be_terminated() {
 }
 
 #[tokio::test]
-async fn terminate_right_after_start() {
+async fn a_process_can_be_terminated_right_after_its_start() {
     let server = server();
     let mut client = Client::ready(&server).await;
     for n in 0..50 {
         let id = format!("p{n}");
-        let started = client.ask("process/start", start(&id, &["sleep", "1000"]).0).await;
-        let terminated = client.ask("process/terminate", json!({"processId": id})).await;
-        client.answer(started).await.unwrap();
-        assert_eq!(client.answer(terminated).await, Ok(json!({"running": true})));
+        let started = client.send_request("process/start", start(&id, &["sleep", "1000"]).0).await;
+        let terminated = client.send_request("process/terminate", json!({"processId": id})).await;
+        client.response(started).await.unwrap();
+        assert_eq!(client.response(terminated).await, Ok(json!({"running": true})));
         assert_eq!(client.until_closed(&id).await.exit_code, 137);
     }
 }
 
 #[tokio::test]
-async fn no_zombies_are_left() {
+async fn exited_processes_leave_no_zombies() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let mut pids = Vec::new();
@@ -205,9 +205,9 @@ async fn no_zombies_are_left() {
     }
 }
 
-/// Whoever is left of a process that has exited may hold its streams, and can be ended.
+/// Descendants of an exited process may hold its streams, and can be killed.
 #[tokio::test]
-async fn what_an_exited_process_left_is_ended_too() {
+async fn terminate_kills_what_an_exited_process_left_running() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let ways = [
@@ -220,25 +220,25 @@ async fn what_an_exited_process_left_is_ended_too() {
         client.start(sh(id, script).piped()).await.unwrap();
         let mut all = Published::default();
         while all.text().lines().count() < 2 {
-            assert!(!all.take(&client.notice().await), "{all:?}");
+            assert!(!all.take(&client.notification().await), "{all:?}");
         }
         let pids = numbers(&all.text());
         client.write(id, "\n").await;
         while all.exit_code != 7 {
-            assert!(!all.take(&client.notice().await), "{all:?}");
+            assert!(!all.take(&client.notification().await), "{all:?}");
         }
         assert!(pids.iter().all(|&pid| is_running(pid)), "they outlive it");
         assert_eq!(client.call(method, params).await.unwrap(), answer);
-        client.go_on_until_closed(id, all).await;
+        client.collect_until_closed(id, all).await;
         for pid in pids {
             gone(pid).await;
         }
     }
 }
 
-/// Also what has let go of the streams, so that the process is closed.
+/// Also descendants that have closed the streams, so that the process is closed.
 #[tokio::test]
-async fn what_a_closed_process_left_is_ended_too() {
+async fn terminate_kills_what_a_closed_process_left_running() {
     let server = server();
     let mut client = Client::ready(&server).await;
     for (id, method, params) in [
@@ -253,9 +253,9 @@ async fn what_a_closed_process_left_is_ended_too() {
     }
 }
 
-/// What forks and exits, and so on, is gone whenever it is looked at.
+/// Descendants that fork and exit repeatedly, so that a scan misses them.
 #[tokio::test]
-async fn terminate_catches_what_runs_away() {
+async fn terminate_kills_descendants_that_fork_and_exit() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let directory = tempfile::tempdir().unwrap();
@@ -268,32 +268,32 @@ async fn terminate_catches_what_runs_away() {
         client.start(sh(&id, &runners[n % 2])).await.unwrap();
         let mut all = Published::default();
         while all.stdout.len() < 200 {
-            assert!(!all.take(&client.notice().await), "{all:?}");
+            assert!(!all.take(&client.notification().await), "{all:?}");
         }
         client.call("process/terminate", json!({"processId": id})).await.unwrap();
-        // Whoever still ran would hold the streams.
-        client.go_on_until_closed(&id, all).await;
+        // A surviving descendant would hold the streams.
+        client.collect_until_closed(&id, all).await;
     }
 }
 
-/// Also what has left the group.
+/// Also descendants that have left the group.
 #[tokio::test]
-async fn the_signal_kill_reaches_every_descendant() {
+async fn signal_kill_reaches_every_descendant() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let (pids, all) = tree(&mut client, "p").await;
     client.call("process/signal", json!({"processId": "p", "signal": "kill"})).await.unwrap();
-    let all = client.go_on_until_closed("p", all).await;
+    let all = client.collect_until_closed("p", all).await;
     assert_eq!(all.exit_code, 137);
     for pid in pids {
         gone(pid).await;
     }
 }
 
-/// A process that is killed is closed although another program, this one, holds its stream for ever, with all
-/// that was written before.
+/// A killed process closes with all its output, although another program, this test, holds its stream for
+/// ever.
 #[tokio::test]
-async fn a_killed_process_is_closed_whoever_else_holds_its_stream() {
+async fn a_killed_process_closes_even_if_another_holds_its_stream() {
     let linger = std::time::Duration::ZERO;
     let server = server_with(|config| config.process.stream_linger = linger);
     let mut client = Client::ready(&server).await;
@@ -320,18 +320,18 @@ async fn a_killed_process_is_closed_whoever_else_holds_its_stream() {
         assert_eq!(client.write(&id, "\n").await, "accepted");
         let written = |all: &Published| all.text().bytes().filter(|&byte| byte == b'x').count();
         while written(&all) < len || (exits && !all.order.contains(&"exited")) {
-            let notice = client.notice().await;
+            let notice = client.notification().await;
             assert!(!all.take(&notice), "closed while its stream is held: {all:?}");
         }
-        // The kernel may drop what a terminal holds when its session ends, so this is seen before.
+        // The kernel may drop a terminal's buffer when its session ends, so this is read before.
         rustix::io::write(&held, b"last").unwrap();
-        client.until_more(&id, "last", &mut all).await;
+        client.collect_until(&id, "last", &mut all).await;
         let (method, params) = match signal {
             true => ("process/signal", json!({"processId": id, "signal": "kill"})),
             false => ("process/terminate", json!({"processId": id})),
         };
         client.call(method, params).await.unwrap();
-        let all = client.go_on_until_closed(&id, all).await;
+        let all = client.collect_until_closed(&id, all).await;
         assert_eq!(all.exit_code, if exits { 3 } else { 137 }, "{id}");
         assert_eq!(written(&all), len, "{id}");
         drop(held);

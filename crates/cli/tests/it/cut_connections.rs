@@ -55,7 +55,7 @@ fn enough(plan: Plan) -> usize {
 }
 
 #[test]
-fn run_passes_all_input_and_output() {
+fn run_forwards_all_input_and_output_through_cuts() {
     through_cuts(30_000, |_, proxy, plan| {
         let input = text(enough(plan));
         let script = "echo begun >&2; cat; echo over >&2; exit 7";
@@ -76,7 +76,7 @@ fn shown(path: &Path) -> &str {
 }
 
 #[test]
-fn cp_copies_up_and_down() {
+fn cp_uploads_and_downloads_through_cuts() {
     through_cuts(40_000, |_, proxy, plan| {
         let directory = tempfile::tempdir().unwrap();
         let (from, to) = (directory.path().join("from"), directory.path().join("to"));
@@ -125,7 +125,7 @@ fn shell(mut command: Command, cuts_are_made: impl Fn() -> bool, plan: Plan) {
 }
 
 #[test]
-fn shell_loses_no_key_and_no_output() {
+fn shell_loses_no_key_and_no_output_through_cuts() {
     through_cuts(7_000, |_, proxy, plan| {
         shell(on(proxy, "shell"), || proxy.cut() == plan.cuts, plan);
     });
@@ -209,7 +209,7 @@ fn text_line(n: u64) -> Vec<u8> {
 
 /// Half of the cuts are of the server's connection to the rendezvous, half of the user's.
 #[test]
-fn a_relay_loses_nothing() {
+fn a_relay_loses_nothing_through_cuts() {
     let (cuts, seed) = (number("CUTS", 500), number("CUTS_SEED", 1));
     std::thread::scope(|scope| {
         for at in 0..AT_ONCE {

@@ -1,4 +1,4 @@
-//! Against this project's own server, in memory and by websocket.
+//! The client against this project's server, in memory and by websocket.
 
 use std::net::SocketAddr;
 
@@ -12,19 +12,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{options, soon};
 
-pub struct Listening {
+pub(crate) struct Listening {
     pub address: SocketAddr,
     pub server: Server,
 }
 
 impl Listening {
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("ws://{}", self.address)
     }
 }
 
-/// A server that listens on a port of this machine.
-pub async fn listening(config: ServerConfig) -> Listening {
+/// Starts a server on a free loopback port.
+pub(crate) async fn listening(config: ServerConfig) -> Listening {
     let server = Server::new(config).unwrap();
     let listener =
         WebSocketListener::bind("127.0.0.1:0".parse().unwrap(), WebSocketAuth::Open).await.unwrap();
@@ -34,7 +34,7 @@ pub async fn listening(config: ServerConfig) -> Listening {
     Listening { address, server }
 }
 
-pub async fn embedded() -> (Server, ExecServerClient) {
+pub(crate) async fn embedded() -> (Server, ExecServerClient) {
     let server = Server::new(ServerConfig::default()).unwrap();
     let client = ExecServerClient::connect_connection(server.connect(), options()).await.unwrap();
     (server, client)
@@ -66,7 +66,7 @@ async fn dropping_stdin_closes_it() {
 }
 
 #[tokio::test]
-async fn streams_come_apart_and_a_dropped_one_is_discarded() {
+async fn stdout_and_stderr_are_separate_and_a_dropped_one_is_discarded() {
     let (_server, client) = embedded().await;
     let command = ExecCommand::shell("head -c 20000000 /dev/zero >&2; head -c 3000000 /dev/zero");
     let mut process = client.spawn(command).await.unwrap();
@@ -95,7 +95,7 @@ async fn a_terminal_is_resized_and_signalled() {
 }
 
 #[tokio::test]
-async fn a_session_is_left_and_taken_up_again() {
+async fn a_session_is_detached_and_resumed() {
     let listening = listening(ServerConfig::default()).await;
     let args = || RemoteExecServerConnectArgs::new(listening.url(), "test");
     let client = soon(ExecServerClient::connect_websocket(args())).await.unwrap();
@@ -110,7 +110,7 @@ async fn a_session_is_left_and_taken_up_again() {
     let client = soon(ExecServerClient::connect_websocket(again)).await.unwrap();
     assert_eq!(client.process_list().await.unwrap().processes.len(), 1);
     let mut process = client.attach("job", 0, ExecCommand::new(["x"])).await.unwrap();
-    // What is typed before the shell has said its word would be echoed before it.
+    // Input before the shell's first output would be echoed before it.
     let mut said = Vec::new();
     while !said.ends_with(b"one\r\n") {
         match soon(process.next_event()).await {
@@ -129,7 +129,7 @@ async fn a_session_is_left_and_taken_up_again() {
 }
 
 #[tokio::test]
-async fn a_process_is_terminated_with_its_handle_if_asked() {
+async fn terminate_on_drop_kills_the_process() {
     let (_server, client) = embedded().await;
     let command = ExecCommand::new(["sleep", "1000"]).process_id("s").terminate_on_drop();
     drop(client.spawn(command).await.unwrap());
@@ -138,12 +138,12 @@ async fn a_process_is_terminated_with_its_handle_if_asked() {
 }
 
 #[tokio::test]
-async fn a_slow_consumer_holds_nothing_up_and_misses_nothing() {
+async fn a_slow_consumer_delays_no_other_and_loses_nothing() {
     let (_server, client) = embedded().await;
-    // Less than the server retains, more than the window.
+    // Less than the server retains, but more than the window.
     let command = ExecCommand::shell("seq 1 500000").window(64 << 10);
     let slow = client.spawn(command).await.unwrap();
-    // It exits although nobody reads, and others are not disturbed.
+    // The process exits although its output is not read, and others are not delayed.
     assert!(soon(slow.wait()).await.unwrap().success());
     assert_eq!(client.run(ExecCommand::new(["echo", "quick"])).await.unwrap().stdout, b"quick\n");
     let output = soon(slow.wait_with_output()).await.unwrap();
@@ -152,7 +152,7 @@ async fn a_slow_consumer_holds_nothing_up_and_misses_nothing() {
 }
 
 #[tokio::test]
-async fn what_the_server_does_not_retain_is_told() {
+async fn output_that_the_server_dropped_is_reported_as_lost() {
     let (_server, client) = embedded().await;
     let command = ExecCommand::shell("head -c 30000000 /dev/zero").window(64 << 10);
     let mut slow = client.spawn(command).await.unwrap();
@@ -179,9 +179,9 @@ async fn holding_the_connection_makes_the_process_wait() {
     let client = soon(ExecServerClient::connect_websocket(args)).await.unwrap();
     let command = ExecCommand::shell("head -c 24000000 /dev/zero")
         .window(64 << 10)
-        .when_slow(codex_exec_client::WhenSlow::Hold);
+        .on_slow_consumer(codex_exec_client::OnSlowConsumer::HoldConnection);
     let process = client.spawn(command).await.unwrap();
-    // Nobody reads: it cannot have ended, for its output is more than all buffers take.
+    // Without a reader it cannot have ended, since its output exceeds all buffers.
     let early = tokio::time::timeout(std::time::Duration::from_millis(300), process.wait()).await;
     assert!(early.is_err());
     let output = soon(process.wait_with_output()).await.unwrap();
@@ -212,7 +212,7 @@ async fn a_read_that_waits_acknowledges_at_once() {
         network_proxy: None,
         shell_snapshot: None,
         size: None,
-        // A store that is full long before the end.
+        // Retention that is full long before the end.
         retain: Some(Retain { bytes: 100_000, on_full: OnFull::Wait, until: RetainUntil::Read }),
     };
     client.process_start(params).await.unwrap();
@@ -238,7 +238,7 @@ async fn a_read_that_waits_acknowledges_at_once() {
 }
 
 #[tokio::test]
-async fn a_tree_is_watched() {
+async fn a_watch_reports_changes_in_a_tree() {
     let (server, client) = embedded().await;
     let directory = tempfile::tempdir().unwrap();
     let root = PathUri::try_from(directory.path()).unwrap();

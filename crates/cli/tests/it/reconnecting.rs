@@ -10,7 +10,7 @@ use std::thread;
 
 use rustix::process::Signal;
 
-use crate::commands::{Said, Server, codex, output, read_until};
+use crate::commands::{CommandOutput, Server, codex, output, read_until};
 use crate::shell::pass;
 use crate::support::{PATIENCE, send, wait};
 use crate::terminal::Terminal;
@@ -69,16 +69,16 @@ fn running(command: &mut Command) -> Child {
     child
 }
 
-fn ended(mut child: Child) -> Said {
+fn ended(mut child: Child) -> CommandOutput {
     let code = wait(&mut child).code();
     let (mut out, mut err) = (String::new(), String::new());
     child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
     child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
-    Said { code, out, err }
+    CommandOutput { code, out, err }
 }
 
 #[test]
-fn an_interrupt_ends_the_waiting_and_names_the_way_back() {
+fn an_interrupt_ends_the_reconnect_and_prints_the_attach_command() {
     let server = Server::start();
     let network = Network::to(&server);
     let child = running(codex().args(["run", "--on", &network.url, "--", "sh", "-c", SCRIPT]));
@@ -98,7 +98,7 @@ fn an_interrupt_ends_the_waiting_and_names_the_way_back() {
 }
 
 #[test]
-fn ctrl_c_in_a_terminal_ends_the_waiting() {
+fn ctrl_c_in_a_terminal_ends_the_reconnect() {
     let server = Server::start();
     let network = Network::to(&server);
     let mut command = codex();
@@ -112,7 +112,7 @@ fn ctrl_c_in_a_terminal_ends_the_waiting() {
 }
 
 #[test]
-fn no_patience_is_no_waiting() {
+fn zero_patience_does_not_reconnect() {
     let server = Server::start();
     let network = Network::to(&server);
     let mut command = codex();
@@ -127,7 +127,7 @@ fn no_patience_is_no_waiting() {
 }
 
 #[test]
-fn patience_that_is_over_ends_the_waiting() {
+fn expired_patience_ends_the_reconnect() {
     let server = Server::start();
     let network = Network::to(&server);
     let mut command = codex();

@@ -42,7 +42,7 @@ async fn daemons(client: &mut Client, id: &str) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn told_to_stop_it_kills_everything_and_exits_with_0() {
+async fn sigterm_kills_everything_and_exits_with_0() {
     for signal in [Signal::TERM, Signal::INT] {
         let server = Running::start(&[]);
         let mut client = server.client().await;
@@ -58,7 +58,7 @@ async fn told_to_stop_it_kills_everything_and_exits_with_0() {
 }
 
 #[tokio::test]
-async fn it_can_be_told_to_stop_as_soon_as_it_has_said_where_it_is() {
+async fn a_signal_right_after_the_address_stops_the_server() {
     for n in 0..20 {
         let server = Running::start(&[]);
         server.signal(if n % 2 == 0 { Signal::TERM } else { Signal::INT });
@@ -68,18 +68,20 @@ async fn it_can_be_told_to_stop_as_soon_as_it_has_said_where_it_is() {
 
 /// A server that is told to stop while processes start and exit leaves none of them.
 #[tokio::test]
-async fn it_leaves_nothing_however_busy_it_is() {
+async fn a_busy_server_leaves_nothing_running() {
     for round in 0..10 {
         let server = Running::start(&[]);
         let mut client = server.client().await;
         client.start("first", "echo $$; exec sleep 1000").await;
         let mut pids = numbers(&client.lines("first", 1).await);
         for n in 0..30 {
-            client.ask("process/start", start(&format!("{n}"), TREE)).await;
+            client.send_request("process/start", start(&format!("{n}"), TREE)).await;
         }
         // Stop somewhere in the middle of that.
         for _ in 0..round * 3 {
-            pids.extend(numbers(&client.notice().await["params"]["chunk"].to_string()).first());
+            pids.extend(
+                numbers(&client.notification().await["params"]["chunk"].to_string()).first(),
+            );
         }
         let below: Vec<u32> = below(server.pid()).into_iter().map(|(pid, _)| pid).collect();
         server.signal(Signal::TERM);
@@ -89,7 +91,7 @@ async fn it_leaves_nothing_however_busy_it_is() {
 }
 
 #[tokio::test]
-async fn killed_it_takes_everything_along() {
+async fn a_killed_server_takes_everything_along() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     let pids = everything(&mut client, "p").await;
@@ -108,7 +110,7 @@ async fn killed_it_takes_everything_along() {
 
 /// Somebody who stops those who keep a program holds it up, but saves nobody.
 #[tokio::test]
-async fn a_warden_and_keepers_that_were_stopped_go_on() {
+async fn a_stopped_warden_and_keepers_are_continued() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     client.start("p", "echo $$; setsid sleep 1000 & echo $!; kill -STOP $PPID; wait").await;
@@ -127,7 +129,7 @@ async fn a_warden_and_keepers_that_were_stopped_go_on() {
 /// A warden stops a keeper for a moment while it kills what that keeps. Here both are killed in that
 /// moment, the server first: the keepers see to the rest all the same.
 #[tokio::test]
-async fn keepers_that_a_killed_warden_had_stopped_go_on() {
+async fn keepers_stopped_by_a_killed_warden_are_continued() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     let pids = everything(&mut client, "p").await;
@@ -146,7 +148,7 @@ async fn keepers_that_a_killed_warden_had_stopped_go_on() {
 
 /// As `pkill -9 -f codex` does: whoever has the word in the command line.
 #[tokio::test]
-async fn whoever_kills_all_of_its_name_kills_the_server_only() {
+async fn killing_all_processes_by_name_kills_the_server_only() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     let pids = everything(&mut client, "p").await;
@@ -161,15 +163,15 @@ async fn whoever_kills_all_of_its_name_kills_the_server_only() {
 }
 
 #[tokio::test]
-async fn killed_while_it_starts_processes_it_leaves_none() {
+async fn a_server_killed_during_starts_leaves_no_process() {
     for _ in 0..5 {
         let server = Running::start(&[]);
         let mut client = server.client().await;
         for n in 0..40 {
-            client.ask("process/start", start(&format!("{n}"), "exec sleep 1000")).await;
+            client.send_request("process/start", start(&format!("{n}"), "exec sleep 1000")).await;
         }
         for _ in 0..5 {
-            client.notice().await;
+            client.notification().await;
         }
         let below: Vec<u32> = below(server.pid()).into_iter().map(|(pid, _)| pid).collect();
         assert!(!below.is_empty());
@@ -180,7 +182,7 @@ async fn killed_while_it_starts_processes_it_leaves_none() {
 }
 
 #[tokio::test]
-async fn a_warden_that_dies_is_replaced_and_forgets_nobody() {
+async fn a_warden_that_dies_is_replaced_and_its_processes_stay_tracked() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     let mut pids = everything(&mut client, "before").await;
@@ -209,13 +211,13 @@ async fn a_warden_that_dies_is_replaced_and_forgets_nobody() {
 }
 
 #[tokio::test]
-async fn a_session_that_expires_takes_its_daemons_along_and_nobody_elses() {
+async fn an_expired_session_kills_its_daemons_and_no_others() {
     let server = Running::start(&["--detach-ttl", "100ms"]);
     let mut one = server.client().await;
     let mut two = server.client().await;
     // At the same time, so that whose is whose is not told by the order.
-    one.ask("process/start", start("d", DAEMONS)).await;
-    two.ask("process/start", start("d", DAEMONS)).await;
+    one.send_request("process/start", start("d", DAEMONS)).await;
+    two.send_request("process/start", start("d", DAEMONS)).await;
     let ones = numbers(&one.closed("d").await.0);
     let twos = numbers(&two.closed("d").await.0);
     assert_eq!((ones.len(), twos.len()), (3, 3));
@@ -228,7 +230,7 @@ async fn a_session_that_expires_takes_its_daemons_along_and_nobody_elses() {
 }
 
 #[tokio::test]
-async fn a_session_that_expires_takes_every_daemon_along() {
+async fn an_expired_session_kills_every_daemon() {
     let server = Running::start(&["--detach-ttl", "0"]);
     let mut client = server.client().await;
     let mut other = server.client().await;
@@ -243,7 +245,7 @@ async fn a_session_that_expires_takes_every_daemon_along() {
 
 /// What a daemon leaves behind in turn belongs to the same session.
 #[tokio::test]
-async fn the_orphan_of_an_orphan_is_known() {
+async fn an_orphan_of_an_orphan_belongs_to_its_session() {
     let server = Running::start(&["--detach-ttl", "0"]);
     let mut client = server.client().await;
     let directory = tempfile::tempdir().unwrap();
@@ -266,7 +268,7 @@ async fn the_orphan_of_an_orphan_is_known() {
 }
 
 #[tokio::test]
-async fn no_zombie_stays() {
+async fn the_server_leaves_no_zombies() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     for n in 0..20 {
@@ -283,7 +285,7 @@ async fn no_zombie_stays() {
 
 /// What takes the hint ends by itself, and is heard; what does not, is killed after the grace.
 #[tokio::test]
-async fn told_to_stop_it_gives_processes_the_grace_it_was_told() {
+async fn stop_grace_gives_processes_time_after_sigterm() {
     let server = Running::start(&["--stop-grace", "1h"]);
     let mut client = server.client().await;
     client.start("p", "trap 'echo saved; exit 3' TERM; echo $$; sleep 1000 & wait").await;
@@ -366,7 +368,7 @@ async fn a_file_over_the_limit_fails_its_request_only() {
 }
 
 #[test]
-fn too_few_descriptors_are_told() {
+fn too_few_descriptors_are_reported() {
     let mut command = std::process::Command::new("sh");
     command.args(["-c", "ulimit -n 64; exec \"$0\" exec-server", env!("CARGO_BIN_EXE_codex")]);
     let output = command.output().unwrap();

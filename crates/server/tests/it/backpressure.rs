@@ -1,5 +1,5 @@
-//! Clients that do not keep up, and streams that go on and on: the process waits, the server does
-//! not grow, and not a byte is lost.
+//! Clients that do not keep up, and long streams: the process waits, the server's memory stays bounded,
+//! and no byte is lost.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use serde_json::json;
 
 use crate::support::*;
 
-/// How much the process has written to anything.
+/// Bytes that the process has written.
 fn written(pid: u32) -> u64 {
     let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap();
     let line = io.lines().find(|line| line.starts_with("wchar")).unwrap();
     line.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
-/// How much it has written once it writes no more, because it has to wait.
-pub async fn written_until_it_waits(pid: u32) -> u64 {
+/// Bytes that the process has written once it waits.
+pub(crate) async fn written_until_it_waits(pid: u32) -> u64 {
     let waits = || {
         let wchan = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap();
         wchan.contains("pipe_write")
@@ -53,7 +53,7 @@ struct Params<'a> {
     exit_code: Option<i32>,
 }
 
-/// Follows one stream and compares it with what it has to be: a pattern over and over again.
+/// Follows one stream and compares it with a repeated pattern.
 struct Follow {
     pattern: Vec<u8>,
     bytes: usize,
@@ -66,7 +66,7 @@ impl Follow {
         Self { pattern, bytes: 0, seq: 0, exit_code: None }
     }
 
-    /// Takes a message in; tells whether it was the last.
+    /// Handles a message; true if it was the last.
     fn take(&mut self, text: &str) -> bool {
         let notice: Notice<'_> = serde_json::from_str(text).unwrap();
         self.seq += 1;
@@ -94,7 +94,7 @@ impl Follow {
     }
 }
 
-/// Bytes that repeat at no convenient distance.
+/// A pattern of prime length.
 fn pattern() -> Vec<u8> {
     let mut state = 1u32;
     let next = || {
@@ -111,7 +111,7 @@ async fn a_long_stream_arrives_whole() {
         if std::env::var_os("CODEX_TEST_LONG").is_some() { 1 << 30 } else { 64 << 20 };
     let server = server();
     let mut client = Client::websocket(listen(&server).await).await;
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), pattern()).unwrap();
     let script = format!(r#"while cat "$FILE"; do :; done 2>/dev/null | head -c {total}"#);
@@ -122,7 +122,7 @@ async fn a_long_stream_arrives_whole() {
 }
 
 #[tokio::test]
-async fn ten_thousand_tiny_writes_of_a_process_arrive() {
+async fn ten_thousand_tiny_writes_arrive() {
     let server = server();
     let mut client = Client::ready(&server).await;
     let script = "i=0; while [ $i -lt 10000 ]; do echo $i; i=$((i+1)); done";
@@ -131,8 +131,8 @@ async fn ten_thousand_tiny_writes_of_a_process_arrive() {
     assert_eq!(all.text(), expected);
 }
 
-/// A client that never reads: what the process could write is bounded by the queues on the way,
-/// and when the client reads again nothing is missing.
+/// A client that never reads: the queues bound what the process can write, and when the client reads
+/// again nothing is missing.
 #[tokio::test]
 async fn a_client_that_does_not_read_makes_the_process_wait() {
     let server = server();
@@ -142,10 +142,10 @@ async fn a_client_that_does_not_read_makes_the_process_wait() {
     let line = first.text().lines().next().unwrap().to_owned();
     let pid = numbers(&line)[0];
     let written = written_until_it_waits(pid).await;
-    // The connection's queue and the process's own, a chunk, and the kernel's pipe, which is large
-    // for a process that fills it.
+    // The connection's queue, the process's queue, a chunk, and the kernel's pipe, which grows for a
+    // process that fills it.
     assert!(written < (512 + 512 + 256 + 64 + 1024) << 10, "{written} bytes");
-    // Everybody else goes on: another connection is not held up by this one.
+    // Another connection is not delayed.
     let mut other = Client::ready(&server).await;
     assert_eq!(other.run(sh("q", "echo hi")).await.text(), "hi\n");
 
@@ -168,17 +168,17 @@ async fn a_client_that_does_not_read_makes_the_process_wait() {
     assert_eq!(all.exit_code, Some(137));
 }
 
-/// The same over a real socket, with the kernel's buffers on the way.
+/// The same over a real socket, with the kernel's buffers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_websocket_is_bounded_too() {
     let server = server_with(|config| config.connection.keep_alive = None);
     let mut client = Client::websocket(listen(&server).await).await;
-    client.greet(json!({"clientName": "test"})).await.unwrap();
+    client.handshake(json!({"clientName": "test"})).await.unwrap();
     client.start(sh("p", "echo $$; exec yes 0123456789abcde")).await.unwrap();
     let first = client.until("p", "\n").await;
     let line = first.text().lines().next().unwrap().to_owned();
     let written = written_until_it_waits(numbers(&line)[0]).await;
-    // What the kernel keeps for the receiver is up to the system: a few MiB.
+    // The kernel's receive buffer depends on the system: a few MiB.
     assert!(written < 32 << 20, "{written} bytes");
     let mut all = Follow::new(b"0123456789abcde\n".to_vec());
     all.seq = first.last_seq;
@@ -188,10 +188,10 @@ async fn a_stalled_websocket_is_bounded_too() {
     }
 }
 
-/// Answers wait for the client as notifications do: asking again and again without reading does not
-/// make the server collect them.
+/// Responses wait for the client like notifications: repeated requests without reading do not make the
+/// server collect them.
 #[tokio::test]
-async fn reads_whose_answers_nobody_takes_do_not_empty_the_process() {
+async fn unread_responses_do_not_empty_the_process() {
     let server = server_with(|config| {
         config.process.retain_bytes = 1 << 20;
         config.connection.outbound = OutboundConfig { queue_bytes: 64 << 10 };
@@ -200,15 +200,15 @@ async fn reads_whose_answers_nobody_takes_do_not_empty_the_process() {
     client.start(sh("p", "echo $$; exec yes 0123456789abcde")).await.unwrap();
     let pid = numbers(client.until("p", "\n").await.text().lines().next().unwrap())[0];
     for _ in 0..200 {
-        client.ask("process/read", json!({"processId": "p"})).await;
+        client.send_request("process/read", json!({"processId": "p"})).await;
     }
     let written = written_until_it_waits(pid).await;
     assert!(written < 24 << 20, "{written} bytes");
 }
 
-/// A process that has ended is not forgotten before its client was told all of it.
+/// The server keeps an ended process until its client has received all of it.
 #[tokio::test]
-async fn a_slow_client_is_told_the_end_however_late() {
+async fn a_slow_client_gets_the_exit_however_late() {
     let server = server_with(|config| {
         config.process.closed_linger = Duration::ZERO;
         config.connection.outbound = OutboundConfig { queue_bytes: 64 << 10 };
@@ -218,18 +218,18 @@ async fn a_slow_client_is_told_the_end_however_late() {
     let mut all = client.until("p", "\n").await;
     let pid = numbers(all.text().lines().next().unwrap())[0];
     gone(pid).await;
-    // Whose client was told is forgotten meanwhile.
+    // A process whose client has received everything is removed meanwhile.
     let mut prompt = Client::ready(&server).await;
     prompt.run(sh("q", "")).await;
     prompt.until_forgotten("q").await;
-    all = client.go_on_until_closed("p", all).await;
+    all = client.collect_until_closed("p", all).await;
     assert_eq!(all.stdout.len(), 300_000 + pid.to_string().len() + 1);
     assert_eq!(all.exit_code, 0);
 }
 
-/// A server that is told to stop does not wait for a client that does not read.
+/// A server that shuts down does not wait for a client that does not read.
 #[tokio::test]
-async fn a_stalled_client_does_not_hold_up_the_end() {
+async fn a_stalled_client_does_not_delay_shutdown() {
     let server = server_with(|config| {
         config.connection.outbound = OutboundConfig { queue_bytes: 16 << 10 };
     });
@@ -238,42 +238,44 @@ async fn a_stalled_client_does_not_hold_up_the_end() {
     let pid = numbers(client.until("p", "\n").await.text().lines().next().unwrap())[0];
     written_until_it_waits(pid).await;
     for _ in 0..20 {
-        client.ask("environment/info", json!({})).await;
+        client.send_request("environment/info", json!({})).await;
     }
     tokio::time::timeout(PATIENCE, server.shut_down()).await.expect("it hangs");
     assert!(!is_running(pid));
 }
 
 #[tokio::test]
-async fn one_dead_subscriber_silences_nobody_else() {
+async fn one_dead_subscriber_affects_no_other() {
     let server = server();
     let address = listen(&server).await;
     let mut dead = Client::websocket(address).await;
-    dead.greet(json!({"clientName": "test"})).await.unwrap();
+    dead.handshake(json!({"clientName": "test"})).await.unwrap();
     dead.start(sh("p", "echo $$; exec yes")).await.unwrap();
     let pid = numbers(dead.until("p", "\n").await.text().lines().next().unwrap())[0];
     written_until_it_waits(pid).await;
     let mut alive = Client::websocket(address).await;
-    alive.greet(json!({"clientName": "test"})).await.unwrap();
+    alive.handshake(json!({"clientName": "test"})).await.unwrap();
     let all = alive.run(sh("p", "seq 100000")).await;
     assert_eq!(all.stdout.len(), 588_895);
 }
 
 #[tokio::test]
-async fn a_full_store_that_may_drop_lets_the_process_go_on_and_counts() {
+async fn with_on_full_drop_the_process_continues_and_drops_are_counted() {
     for spool_above in [u64::MAX, 0] {
         let server = server_with(|config| {
             config.detach_ttl = Duration::from_secs(1000);
             config.process.spool_above = spool_above;
         });
         let mut client = Client::memory(&server);
-        let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+        let session = client.handshake(json!({"clientName": "test"})).await.unwrap();
         let script = "echo $$; read go; exec seq 1000000";
         let retain = json!({"bytes": 1 << 20, "onFull": "drop"});
         client.start(sh("p", script).piped().with("retain", retain)).await.unwrap();
         let first = client.until("p", "\n").await;
         let pid = numbers(&first.text())[0];
-        client.ask("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
+        client
+            .send_request("process/write", json!({"processId": "p", "chunk": base64(b"go\n")}))
+            .await;
         drop(client);
         gone(pid).await;
         let mut client = Client::resume(&server, &session).await;
@@ -293,7 +295,7 @@ async fn a_full_store_that_may_drop_lets_the_process_go_on_and_counts() {
         }
         let expected: String = (1..=1_000_000).map(|n| format!("{n}\n")).collect();
         assert_eq!(dropped as usize + bytes.len(), expected.len());
-        // As much as was asked for, less at most the one chunk that did not fit any more.
+        // As much as requested, less at most one chunk that did not fit.
         let least = (1 << 20) - (256 << 10);
         assert!((least..=1 << 20).contains(&bytes.len()), "{}", bytes.len());
         assert!(expected.as_bytes().ends_with(&bytes), "the newest is what is kept");
@@ -301,22 +303,22 @@ async fn a_full_store_that_may_drop_lets_the_process_go_on_and_counts() {
 }
 
 #[tokio::test]
-async fn more_can_be_kept_than_memory_would_allow() {
+async fn more_output_can_be_retained_than_fits_in_memory() {
     let server = server_with(|config| {
         config.detach_ttl = Duration::from_secs(1000);
         config.process.retain_bytes = 64 << 10;
         config.process.spool_above = 1 << 20;
     });
     let mut client = Client::memory(&server);
-    let session = client.greet(json!({"clientName": "test"})).await.unwrap();
+    let session = client.handshake(json!({"clientName": "test"})).await.unwrap();
     let retain = json!({"bytes": 20 << 20});
     let script = "echo $$; read go; exec seq 1000000";
     client.start(sh("p", script).piped().with("retain", retain)).await.unwrap();
     let first = client.until("p", "\n").await;
     let pid = numbers(&first.text())[0];
-    client.ask("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
+    client.send_request("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
     drop(client);
-    // It need not wait for anybody: all of it finds room.
+    // The process need not wait, since all of its output fits.
     gone(pid).await;
     let mut client = Client::resume(&server, &session).await;
     let mut bytes = Vec::new();
@@ -336,8 +338,8 @@ async fn more_can_be_kept_than_memory_would_allow() {
     assert!(bytes == expected.as_bytes(), "{} of {} bytes", bytes.len(), expected.len());
 }
 
-/// Far more input on its way than the server takes at once, to a process that gives it all back: the
-/// server asks for what has arrived, and the answer lies behind input that it does not read.
+/// Far more input than the server buffers, to a process that echoes it: the server's ping gets its pong only
+/// behind input that it does not read.
 #[tokio::test]
 async fn input_and_output_beyond_every_bound_do_not_wait_for_each_other() {
     const BLOCK: usize = 64 << 10;
@@ -385,19 +387,20 @@ async fn input_and_output_beyond_every_bound_do_not_wait_for_each_other() {
     writing.await.unwrap();
 }
 
-/// Large messages of many connections share the server's memory for them: those that find none left
-/// wait in their sockets, small requests pass, and all are answered.
+/// Large messages of many connections share the server's memory for them: those without memory wait in
+/// their sockets, small requests pass, and all get responses.
 #[tokio::test]
-async fn large_messages_of_twenty_connections_wait_for_room_and_are_answered() {
+async fn large_messages_of_twenty_connections_wait_for_memory_and_get_responses() {
     let server = server_with(|config| config.message_memory = 4 << 20);
     let address = listen(&server).await;
     let mut holder = Client::websocket(address).await;
-    holder.greet(json!({"clientName": "test"})).await.unwrap();
+    holder.handshake(json!({"clientName": "test"})).await.unwrap();
     holder.start(start("p", &["/bin/sleep", "1000"]).piped()).await.unwrap();
-    // One message that nobody takes keeps its share until it is answered.
+    // One message keeps its share until its response is sent.
     let chunk = base64(&vec![7; 3 << 20]);
-    holder.ask("process/write", json!({"processId": "p", "chunk": chunk})).await;
-    let other = holder.ask("process/write", json!({"processId": "p", "chunk": "eA=="})).await;
+    holder.send_request("process/write", json!({"processId": "p", "chunk": chunk})).await;
+    let other =
+        holder.send_request("process/write", json!({"processId": "p", "chunk": "eA=="})).await;
     let directory = tempfile::tempdir().unwrap();
     let path = |n: usize| directory.path().join(n.to_string());
     let mut writing = tokio::task::JoinSet::new();
@@ -405,7 +408,7 @@ async fn large_messages_of_twenty_connections_wait_for_room_and_are_answered() {
         let path = path(n);
         writing.spawn(async move {
             let mut client = Client::websocket(address).await;
-            client.greet(json!({"clientName": "test"})).await.unwrap();
+            client.handshake(json!({"clientName": "test"})).await.unwrap();
             let small = json!({"path": "file:///"});
             client.call("fs/getMetadata", small.clone()).await.unwrap();
             let data = base64(&vec![n as u8; 1_000_000 + n]);
@@ -415,7 +418,7 @@ async fn large_messages_of_twenty_connections_wait_for_room_and_are_answered() {
         });
     }
     holder.call("process/terminate", json!({"processId": "p"})).await.unwrap();
-    holder.answer(other).await.unwrap();
+    holder.response(other).await.unwrap();
     while let Some(ended) = writing.join_next().await {
         ended.unwrap();
     }
