@@ -75,7 +75,7 @@ impl Dialer for WebsocketDialer {
     }
 
     fn endpoint(&self) -> String {
-        self.dial.shown_url()
+        self.dial.redacted_url()
     }
 }
 

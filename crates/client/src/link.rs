@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use codex_exec_rpc::{Answer, Outbound, Pending};
+use codex_exec_rpc::{CallError, Outbound, Pending};
 use codex_exec_server_protocol::{Call, RequestId, RpcError, encode};
 use parking_lot::Mutex;
 use serde_json::value::RawValue;
@@ -68,10 +68,10 @@ impl Link {
                 let result = match answer {
                     Ok(raw) => serde_json::from_str::<C::Response>(raw.get())
                         .map_err(|error| LinkError::Protocol(error.to_string())),
-                    Err(Answer::Error(error)) => {
+                    Err(CallError::Response(error)) => {
                         Err(LinkError::Server(with_kind(C::METHOD, error)))
                     }
-                    Err(Answer::Failed(error)) => Err(error),
+                    Err(CallError::Failed(error)) => Err(error),
                 };
                 // The caller may have gone; then nobody wants it.
                 let _ = sender.send(result);
@@ -88,7 +88,7 @@ impl Link {
 
     /// Hands an answer to its request.
     pub(crate) fn answer(&self, id: &RequestId, answer: Result<&RawValue, RpcError>) -> bool {
-        self.requests.lock().pending.answer(id, answer)
+        self.requests.lock().pending.complete(id, answer)
     }
 
     /// The connection goes on, but one of these answers was thrown away.
@@ -126,7 +126,7 @@ impl<C: Call> Future for AnswerOf<C> {
 impl<C: Call> Drop for AnswerOf<C> {
     fn drop(&mut self) {
         if !self.answered {
-            self.link.requests.lock().pending.forget(&self.id);
+            self.link.requests.lock().pending.cancel(&self.id);
         }
     }
 }

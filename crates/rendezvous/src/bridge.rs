@@ -37,7 +37,7 @@ pub(crate) fn serve(
     let Admitted { environment, link, outbound, mut queue } = admitted;
     let patience = hub.config().close_timeout;
     hub.tasks().spawn(async move {
-        let (given_up, over) = (queue.given_up(patience), sender.over());
+        let (given_up, over) = (queue.close_deadline(patience), sender.over());
         let sending = async {
             while let Some((frame, _room)) = queue.next_message().await {
                 if !sender.send(&frame).await {

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use codex_exec_rpc::unpaced_on_loopback;
+use codex_exec_rpc::disable_pacing_on_loopback;
 use futures_util::FutureExt;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -256,7 +256,7 @@ pub async fn serve(
     let store = store.open(&config).await?;
     let bind = |source| ServeError::Bind { address, source };
     let listener = TcpListener::bind(address).await.map_err(bind)?;
-    unpaced_on_loopback(&listener, address);
+    disable_pacing_on_loopback(&listener, address);
     let scheme = if tls.is_some() { "https" } else { "http" };
     let base = match &config.public_url {
         Some(url) => url.as_str().to_owned(),

@@ -8,7 +8,7 @@ use codex_exec_relay_core::{Body, Frame, StreamId};
 pub(crate) use codex_exec_rpc::socket::Received;
 use codex_exec_rpc::socket::{self, Framing, SocketConfig, SocketReader, websocket_config};
 use codex_exec_rpc::{
-    CloseReason, KeepAlive, OutboundConfig, OutboundQueue, Pulse, TransportError, outbound,
+    CloseReason, KeepAlive, KeepAliveTimer, OutboundConfig, OutboundQueue, TransportError, outbound,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
@@ -119,10 +119,10 @@ pub(crate) fn start<T>(
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let keep_alive = KeepAlive { idle: config.ping_after, patience: config.pong_within };
+    let keep_alive = KeepAlive { idle: config.ping_after, timeout: config.pong_within };
     let socket_config = SocketConfig {
         framing: Framing::Binary,
-        pulse: Some(Pulse::when_idle(keep_alive)),
+        keep_alive: Some(KeepAliveTimer::when_idle(keep_alive)),
         close_timeout: config.close_timeout,
     };
     let (socket, writer) = socket::start(websocket, (outbound.0.clone(), queue), socket_config);

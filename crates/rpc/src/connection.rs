@@ -10,10 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 
-use crate::budget::Meter;
+use crate::budget::{Share, Transfer};
 use crate::keep_alive::KeepAlive;
+use crate::metered::Meter;
 use crate::outbound::{Outbound, OutboundConfig};
-use crate::shares::{Share, Transfer};
 
 /// What every transport is told about limits.
 #[derive(Debug, Clone, Copy)]
@@ -57,15 +57,15 @@ pub enum TransportError {
     },
     /// A message so long that the connection cannot go on.
     #[error("message is over the limit of {limit} bytes")]
-    FarTooLong {
+    TooLongToSkip {
         /// The limit.
         limit: usize,
     },
     /// The peer was silent for too long after a ping.
-    #[error("the peer did not answer a ping within {} s", patience.as_secs())]
+    #[error("the peer did not answer a ping within {} s", timeout.as_secs())]
     Silent {
         /// How long it had.
-        patience: Duration,
+        timeout: Duration,
     },
     /// The websocket failed.
     #[error("websocket: {0}")]

@@ -19,7 +19,7 @@ use tokio_websockets::{
 };
 
 use crate::connection::{Connection, ConnectionConfig};
-use crate::loopback::unpaced_on_loopback;
+use crate::loopback::disable_pacing_on_loopback;
 use crate::socket::websocket_config;
 use crate::websocket::websocket_limits;
 
@@ -53,7 +53,7 @@ impl WebsocketDial {
     }
 
     /// The URL as far as it may be shown: scheme, host, port and path.
-    pub fn shown_url(&self) -> String {
+    pub fn redacted_url(&self) -> String {
         let end = self.url.find(['?', '#']).unwrap_or(self.url.len());
         let url = &self.url[..end];
         let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
@@ -66,7 +66,7 @@ impl WebsocketDial {
 impl fmt::Debug for WebsocketDial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WebsocketDial")
-            .field("url", &self.shown_url())
+            .field("url", &self.redacted_url())
             .field("bearer_token", &self.bearer_token.as_ref().map(|_| "…"))
             .field("timeout", &self.timeout)
             .field("receive_buffer", &self.receive_buffer)
@@ -179,16 +179,16 @@ impl WebsocketDial {
         limits: Limits,
     ) -> Result<WebSocketStream<DialledStream>, DialError> {
         let target = Target::parse(self)?;
-        self.in_time(&target, upgraded(self, &target, limits)).await
+        self.with_timeout(&target, upgraded(self, &target, limits)).await
     }
 
     /// Dials as far as TCP, and TLS for `wss`: for plain HTTP, which needs the same up to there.
     pub async fn open_stream(&self) -> Result<DialledStream, DialError> {
         let target = Target::parse(self)?;
-        self.in_time(&target, stream(self, &target)).await
+        self.with_timeout(&target, stream(self, &target)).await
     }
 
-    async fn in_time<T>(
+    async fn with_timeout<T>(
         &self,
         target: &Target,
         work: impl Future<Output = Result<T, DialError>>,
@@ -228,7 +228,7 @@ struct Target {
 impl Target {
     fn parse(dial: &WebsocketDial) -> Result<Self, DialError> {
         let bad =
-            |reason: &str| DialError::Url { url: dial.shown_url(), reason: reason.to_owned() };
+            |reason: &str| DialError::Url { url: dial.redacted_url(), reason: reason.to_owned() };
         let uri: Uri = dial.url.parse().map_err(|e: http::uri::InvalidUri| bad(&e.to_string()))?;
         let tls = match uri.scheme_str() {
             Some("ws") => false,
@@ -308,7 +308,7 @@ async fn tcp_to(dial: &WebsocketDial, address: SocketAddr) -> io::Result<TcpStre
         socket.set_recv_buffer_size(bytes)?;
     }
     socket.set_nodelay(true)?;
-    unpaced_on_loopback(&socket, address);
+    disable_pacing_on_loopback(&socket, address);
     socket.connect(address).await
 }
 

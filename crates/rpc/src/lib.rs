@@ -16,30 +16,30 @@ mod keep_alive;
 mod lines;
 mod loopback;
 mod memory;
+mod metered;
 mod outbound;
 mod peer;
 mod pending;
 mod secret;
-mod shares;
 pub mod socket;
 mod upgrade;
 mod websocket;
 
-pub use budget::{Meter, Metered};
+pub use budget::{Account, Budget, Share, Transfer};
 pub use connection::{Connection, ConnectionConfig, TransportError};
 pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
 pub use escape::escape;
 #[cfg(feature = "http-client")]
 pub use http::{ExchangeError, HttpTarget};
-pub use keep_alive::{KeepAlive, Pulse};
-pub use loopback::unpaced_on_loopback;
+pub use keep_alive::{KeepAlive, KeepAliveTimer};
+pub use loopback::disable_pacing_on_loopback;
+pub use metered::{Meter, Metered};
 pub use outbound::{
     CloseReason, Closed, NotReading, Outbound, OutboundConfig, OutboundQueue, Room, Slot, outbound,
 };
-pub use peer::{Heard, Peer};
-pub use pending::{Answer, OnAnswer, Pending};
+pub use peer::{Peer, PeerActivity};
+pub use pending::{CallError, OnResponse, Pending};
 pub use secret::Secret;
-pub use shares::{Account, Budget, Share, Transfer};
 pub use socket::websocket_config;
 pub use upgrade::websocket_accept;
 pub use websocket::websocket_limits;

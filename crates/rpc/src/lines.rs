@@ -60,7 +60,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
                 None => {
                     self.scanned = self.buffer.len();
                     if self.scanned > self.limit {
-                        return Err(TransportError::FarTooLong { limit: self.limit });
+                        return Err(TransportError::TooLongToSkip { limit: self.limit });
                     }
                     self.buffer.reserve(8 << 10);
                     if self.input.read_buf(&mut self.buffer).await? > 0 {
@@ -74,7 +74,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
                 }
             };
             if line.len() > self.limit {
-                return Err(TransportError::FarTooLong { limit: self.limit });
+                return Err(TransportError::TooLongToSkip { limit: self.limit });
             }
             if !line.trim_ascii().is_empty() {
                 return Ok(Some(line.freeze()));

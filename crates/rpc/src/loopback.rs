@@ -9,7 +9,7 @@ use socket2::SockRef;
 /// its timers do not hold up what only memory carries: BBR, where it is the default, sends by a clock
 /// and an estimate of the network, and here is no network. To be said before the socket connects or
 /// listens: one that paced once goes on with it. What is accepted inherits it.
-pub fn unpaced_on_loopback(socket: &impl AsFd, address: SocketAddr) {
+pub fn disable_pacing_on_loopback(socket: &impl AsFd, address: SocketAddr) {
     if !address.ip().is_loopback() {
         return;
     }
@@ -34,7 +34,7 @@ mod tests {
     fn what_a_loopback_listener_accepts_is_unpaced() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
-        unpaced_on_loopback(&listener, address);
+        disable_pacing_on_loopback(&listener, address);
         let _client = TcpStream::connect(address).unwrap();
         let (accepted, _) = listener.accept().unwrap();
         assert_eq!(congestion(&accepted), b"reno");
@@ -44,7 +44,7 @@ mod tests {
     fn a_listener_for_the_network_keeps_what_the_system_chose() {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let before = congestion(&listener);
-        unpaced_on_loopback(&listener, listener.local_addr().unwrap());
+        disable_pacing_on_loopback(&listener, listener.local_addr().unwrap());
         assert_eq!(congestion(&listener), before);
     }
 }

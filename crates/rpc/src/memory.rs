@@ -5,7 +5,7 @@ use futures_util::{Stream, stream};
 
 use crate::connection::{Connection, ConnectionConfig, TransportError};
 use crate::outbound::{OutboundQueue, outbound};
-use crate::peer::Heard;
+use crate::peer::PeerActivity;
 
 impl Connection {
     /// Both ends of a connection without a transport. A message taken by the peer frees its room.
@@ -28,11 +28,11 @@ impl Connection {
     }
 
     /// Has the peer asked for a sign of life by `ping`, which must not block, when somebody wants
-    /// [one](crate::Peer::answers). What it answers is to be noted in what this gives back.
-    pub fn pings_by(&self, ping: impl Fn() + Send + Sync + 'static) -> Heard {
-        let signs = self.outbound().signs();
-        signs.pings_by(ping);
-        Heard(signs.clone())
+    /// [one](crate::Peer::responds_within). What it answers is to be noted in what this gives back.
+    pub fn set_ping(&self, ping: impl Fn() + Send + Sync + 'static) -> PeerActivity {
+        let liveness = self.outbound().liveness();
+        liveness.set_ping(ping);
+        PeerActivity(liveness.clone())
     }
 }
 

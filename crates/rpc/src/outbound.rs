@@ -14,7 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::peer::{Peer, Signs};
+use crate::peer::{Liveness, Peer};
 
 /// Why a websocket is closed: a status code of RFC 6455 and a text for people who read the wire.
 pub type CloseReason = (u16, &'static str);
@@ -47,7 +47,7 @@ pub struct Outbound {
     room: Arc<Semaphore>,
     capacity: usize,
     marks: Marks,
-    signs: Arc<Signs>,
+    liveness: Arc<Liveness>,
     closing: Arc<Closing>,
 }
 
@@ -56,7 +56,7 @@ pub struct Outbound {
 pub(crate) struct Closing {
     reason: OnceLock<CloseReason>,
     /// Cancelled when nothing but what is queued is to be written.
-    pub(crate) asked: CancellationToken,
+    pub(crate) requested: CancellationToken,
     /// Cancelled when the reading side is gone.
     pub(crate) reader_gone: CancellationToken,
 }
@@ -89,21 +89,21 @@ impl Mark {
 
 /// The marks whose answers are awaited.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Marks(Arc<Mutex<Awaited>>);
+pub(crate) struct Marks(Arc<Mutex<MarkState>>);
 
 #[derive(Debug, Default)]
-struct Awaited {
+struct MarkState {
     last_id: u64,
     marks: HashMap<u64, Mark>,
     /// Those for whom no answer can be read.
-    deaf: usize,
+    not_reading: usize,
 }
 
 impl Marks {
     /// Takes a mark to be asked for. Gives it back if no answer would be heard.
-    pub(crate) fn await_answer(&self, mark: Mark) -> Result<u64, Mark> {
+    pub(crate) fn await_pong(&self, mark: Mark) -> Result<u64, Mark> {
         let mut awaited = self.lock();
-        if awaited.deaf > 0 {
+        if awaited.not_reading > 0 {
             return Err(mark);
         }
         awaited.last_id += 1;
@@ -120,7 +120,7 @@ impl Marks {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Awaited> {
+    fn lock(&self) -> MutexGuard<'_, MarkState> {
         self.0.lock()
     }
 }
@@ -129,13 +129,13 @@ impl Marks {
 #[derive(Debug)]
 pub struct NotReading {
     marks: Marks,
-    signs: Arc<Signs>,
+    liveness: Arc<Liveness>,
 }
 
 impl Drop for NotReading {
     fn drop(&mut self) {
-        self.marks.lock().deaf -= 1;
-        self.signs.deaf(-1);
+        self.marks.lock().not_reading -= 1;
+        self.liveness.not_reading(-1);
     }
 }
 
@@ -145,7 +145,7 @@ pub struct OutboundQueue {
     queue: mpsc::UnboundedReceiver<Queued>,
     room: Arc<Semaphore>,
     marks: Marks,
-    signs: Arc<Signs>,
+    liveness: Arc<Liveness>,
     closing: Arc<Closing>,
 }
 
@@ -174,14 +174,14 @@ impl Slot {
 pub fn outbound(config: OutboundConfig) -> (Outbound, OutboundQueue) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(config.queue_bytes));
-    let (marks, signs, closing) = (Marks::default(), Arc::default(), Arc::default());
+    let (marks, liveness, closing) = (Marks::default(), Arc::default(), Arc::default());
     let outbound =
-        Outbound { queue: sender, room, capacity: config.queue_bytes, marks, signs, closing };
+        Outbound { queue: sender, room, capacity: config.queue_bytes, marks, liveness, closing };
     let queue = OutboundQueue {
         queue: receiver,
         room: outbound.room.clone(),
         marks: outbound.marks.clone(),
-        signs: outbound.signs.clone(),
+        liveness: outbound.liveness.clone(),
         closing: outbound.closing.clone(),
     };
     (outbound, queue)
@@ -234,7 +234,7 @@ impl Outbound {
     /// counts.
     pub fn close(&self, reason: CloseReason) {
         let _ = self.closing.reason.set(reason);
-        self.closing.asked.cancel();
+        self.closing.requested.cancel();
     }
 
     pub(crate) fn closing(&self) -> &Arc<Closing> {
@@ -261,12 +261,12 @@ impl Outbound {
     pub fn not_reading(&self) -> NotReading {
         let unheard = {
             let mut awaited = self.marks.lock();
-            awaited.deaf += 1;
+            awaited.not_reading += 1;
             std::mem::take(&mut awaited.marks)
         };
         unheard.into_values().for_each(Mark::reached);
-        self.signs.deaf(1);
-        NotReading { marks: self.marks.clone(), signs: self.signs.clone() }
+        self.liveness.not_reading(1);
+        NotReading { marks: self.marks.clone(), liveness: self.liveness.clone() }
     }
 
     /// Queues a keep-alive ping, where the transport has one. It needs no room: callers send few.
@@ -276,12 +276,12 @@ impl Outbound {
 
     /// Whoever is at the other end.
     pub fn peer(&self) -> Peer {
-        Peer { queue: self.queue.downgrade(), signs: self.signs.clone() }
+        Peer { queue: self.queue.downgrade(), liveness: self.liveness.clone() }
     }
 
     /// Where the transport notes what it hears of its peer.
-    pub(crate) fn signs(&self) -> &Arc<Signs> {
-        &self.signs
+    pub(crate) fn liveness(&self) -> &Arc<Liveness> {
+        &self.liveness
     }
 
     /// Has the transport's own answers written, if there is room now.
@@ -327,15 +327,15 @@ impl OutboundQueue {
         self.closing.reason.get().copied()
     }
 
-    /// Resolves once the connection has been closed, or not read any more, for `patience`.
-    pub fn given_up(&self, patience: Duration) -> impl Future<Output = ()> + Send + use<> {
+    /// Resolves once the connection has been closed, or not read any more, for `timeout`.
+    pub fn close_deadline(&self, timeout: Duration) -> impl Future<Output = ()> + Send + use<> {
         let closing = self.closing.clone();
         async move {
             tokio::select! {
-                () = closing.asked.cancelled() => {}
+                () = closing.requested.cancelled() => {}
                 () = closing.reader_gone.cancelled() => {}
             }
-            tokio::time::sleep(patience).await;
+            tokio::time::sleep(timeout).await;
         }
     }
 
@@ -343,8 +343,8 @@ impl OutboundQueue {
         &self.marks
     }
 
-    pub(crate) fn signs(&self) -> &Arc<Signs> {
-        &self.signs
+    pub(crate) fn liveness(&self) -> &Arc<Liveness> {
+        &self.liveness
     }
 
     /// What is next in the queue; `None` once it is empty and nothing more will come or is wanted.
@@ -352,7 +352,7 @@ impl OutboundQueue {
         tokio::select! {
             biased;
             queued = self.queue.recv() => queued,
-            () = self.closing.asked.cancelled() => None,
+            () = self.closing.requested.cancelled() => None,
         }
     }
 
@@ -366,6 +366,6 @@ impl Drop for OutboundQueue {
     fn drop(&mut self) {
         self.room.close();
         self.queue.close();
-        self.signs.ended();
+        self.liveness.ended();
     }
 }

@@ -5,9 +5,9 @@ use futures_util::{Stream, stream};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_websockets::{Error, Limits, WebSocketStream};
 
-use crate::budget::{Meter, Metered};
 use crate::connection::{Connection, ConnectionConfig, TransportError};
-use crate::keep_alive::Pulse;
+use crate::keep_alive::KeepAliveTimer;
+use crate::metered::{Meter, Metered};
 use crate::outbound::outbound;
 use crate::socket::{self, Framing, Received, SocketConfig, SocketReader};
 
@@ -48,7 +48,7 @@ impl Connection {
         let (outbound, queue) = outbound(config.outbound);
         let socket_config = SocketConfig {
             framing: Framing::Text,
-            pulse: config.keep_alive.map(Pulse::when_idle),
+            keep_alive: config.keep_alive.map(KeepAliveTimer::when_idle),
             close_timeout: config.close_timeout,
         };
         let (reader, writer) = socket::start(socket, (outbound.clone(), queue), socket_config);
@@ -84,7 +84,7 @@ where
             }
             Ok(Received::Text(bytes) | Received::Binary(bytes)) => Ok(bytes),
             Err(TransportError::WebSocket(Error::PayloadTooLong { .. })) => {
-                Err(TransportError::FarTooLong { limit })
+                Err(TransportError::TooLongToSkip { limit })
             }
             Err(error) => Err(error),
         };

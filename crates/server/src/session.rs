@@ -146,7 +146,7 @@ impl Sessions {
         let mut attached = session.take(None, detach_ttl, &newcomer);
         if let Err(Refusal::Held(holder, attachment)) = &attached
             && holder.principal == newcomer.principal
-            && !holder.peer.answers(patience).await
+            && !holder.peer.responds_within(patience).await
         {
             tracing::info!(session = id, "took the session over from an unresponsive connection");
             attached = session.take(Some(*attachment), detach_ttl, &newcomer);

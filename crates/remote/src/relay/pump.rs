@@ -12,7 +12,7 @@ use codex_exec_relay_core::{
     Authorization, CloseCause, Event, Generation, NoisePublicKey, SendError, StreamId, Verdict,
 };
 use codex_exec_rpc::socket::Received;
-use codex_exec_rpc::{Connection, Heard, OutboundQueue, Room};
+use codex_exec_rpc::{Connection, OutboundQueue, PeerActivity, Room};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -82,7 +82,7 @@ pub(crate) struct Pump<E> {
 /// One stream's connection.
 struct Port {
     inbox: Inbox,
-    heard: Heard,
+    heard: PeerActivity,
     /// A message that found no room in the stream. It keeps its room in the queue of its connection.
     blocked: Option<Taken>,
     ended: CancellationToken,
@@ -303,7 +303,7 @@ impl<E: Endpoint> Pump<E> {
         let end = ended.clone().drop_guard();
         self.listen(stream.clone(), queue, ended.clone());
         let (probes, id) = (self.probes.0.clone(), stream.clone());
-        let heard = connection.pings_by(move || drop(probes.send(id.clone())));
+        let heard = connection.set_ping(move || drop(probes.send(id.clone())));
         self.ports.insert(stream, Port { inbox, heard, blocked: None, ended, _end: end });
         (self.accept)(connection);
     }

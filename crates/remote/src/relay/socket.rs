@@ -6,8 +6,8 @@
 use bytes::Bytes;
 use codex_exec_rpc::socket::{self, Framing, Received, SocketConfig, SocketReader};
 use codex_exec_rpc::{
-    DialError, DialledStream, KeepAlive, Outbound, OutboundConfig, Pulse, Secret, WebsocketDial,
-    outbound,
+    DialError, DialledStream, KeepAlive, KeepAliveTimer, Outbound, OutboundConfig, Secret,
+    WebsocketDial, outbound,
 };
 use tokio::task::JoinHandle;
 use tokio_websockets::Limits;
@@ -77,10 +77,10 @@ impl RelaySocket {
                 (None, error) => RendezvousError::Unreachable(error),
             })?;
         let (outbound, queue) = outbound(OutboundConfig { queue_bytes: QUEUE_BYTES });
-        let keep_alive = KeepAlive { idle: config.ping_interval, patience: config.pong_timeout };
+        let keep_alive = KeepAlive { idle: config.ping_interval, timeout: config.pong_timeout };
         let socket_config = SocketConfig {
             framing: Framing::Binary,
-            pulse: Some(Pulse::periodic(keep_alive)),
+            keep_alive: Some(KeepAliveTimer::periodic(keep_alive)),
             close_timeout: config.farewell,
         };
         let (reader, writer) = socket::start(websocket, (outbound.clone(), queue), socket_config);

@@ -1,4 +1,4 @@
-//! Whether the far end of a relay stream is there: `Peer::answers`, over frames that every peer that
+//! Whether the far end of a relay stream is there: `Peer::responds_within`, over frames that every peer that
 //! acknowledges answers.
 
 use std::time::Duration;
@@ -49,7 +49,7 @@ impl World {
     }
 
     async fn answers(&self, patience: Duration) -> bool {
-        self.executor.outbound().peer().answers(patience).await
+        self.executor.outbound().peer().responds_within(patience).await
     }
 }
 

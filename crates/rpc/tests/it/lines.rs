@@ -39,7 +39,7 @@ async fn a_line_over_the_limit_ends_the_connection() {
         let line = format!("{}{end}", "x".repeat(101));
         tokio::spawn(async move { to_it.write_all(line.as_bytes()).await });
         let error = connection.next().await.unwrap().unwrap_err();
-        assert!(matches!(error, TransportError::FarTooLong { limit: 100 }), "{error}");
+        assert!(matches!(error, TransportError::TooLongToSkip { limit: 100 }), "{error}");
         assert!(connection.next().await.is_none());
     }
 }

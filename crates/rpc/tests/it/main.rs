@@ -7,6 +7,6 @@ mod dial;
 mod http;
 mod lines;
 mod memory;
-mod shares;
+mod metered;
 mod socket;
 mod websocket;

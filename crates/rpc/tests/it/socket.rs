@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use codex_exec_rpc::socket::{Framing, Received, SocketConfig, SocketReader, start};
-use codex_exec_rpc::{KeepAlive, Outbound, OutboundConfig, Pulse, TransportError, outbound};
+use codex_exec_rpc::{
+    KeepAlive, KeepAliveTimer, Outbound, OutboundConfig, TransportError, outbound,
+};
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use tokio::io::{DuplexStream, duplex};
 use tokio::task::JoinHandle;
@@ -19,13 +21,13 @@ struct Socket {
 }
 
 /// A binary socket with a queue of `queue_bytes`, over a pipe of `buffer` bytes.
-fn connect(queue_bytes: usize, buffer: usize, pulse: Option<Pulse>) -> Socket {
+fn connect(queue_bytes: usize, buffer: usize, timer: Option<KeepAliveTimer>) -> Socket {
     let (server, client) = duplex(buffer);
     let server = ServerBuilder::new().config(codex_exec_rpc::websocket_config()).serve(server);
     let client = ClientBuilder::new().limits(Limits::unlimited()).take_over(client);
     let (outbound, queue) = outbound(OutboundConfig { queue_bytes });
     let close_timeout = Duration::from_secs(5);
-    let config = SocketConfig { framing: Framing::Binary, pulse, close_timeout };
+    let config = SocketConfig { framing: Framing::Binary, keep_alive: timer, close_timeout };
     let (reader, writer) = start(server, (outbound.clone(), queue), config);
     Socket { reader, outbound, writer: tokio::spawn(writer), client }
 }
@@ -120,9 +122,9 @@ async fn a_peer_that_does_not_take_the_close_is_left_in_time() {
 
 #[tokio::test(start_paused = true)]
 async fn periodic_pings_go_out_whatever_comes_in() {
-    let pulse = Pulse::periodic(KeepAlive::default());
+    let timer = KeepAliveTimer::periodic(KeepAlive::default());
     let Socket { mut reader, mut client, outbound: _outbound, .. } =
-        connect(10_000, 10_000, Some(pulse));
+        connect(10_000, 10_000, Some(timer));
     let began = Instant::now();
     let reading = tokio::spawn(async move {
         while let Some(Ok(Received::Binary(_))) = reader.next().await {}
@@ -142,9 +144,9 @@ async fn periodic_pings_go_out_whatever_comes_in() {
 
 #[tokio::test(start_paused = true)]
 async fn a_paused_socket_pings_and_never_finds_its_peer_silent() {
-    let pulse = Pulse::periodic(KeepAlive::default());
+    let timer = KeepAliveTimer::periodic(KeepAlive::default());
     let Socket { mut reader, mut client, outbound: _outbound, .. } =
-        connect(10_000, 10_000, Some(pulse));
+        connect(10_000, 10_000, Some(timer));
     let began = Instant::now();
     let pausing = tokio::time::timeout(Duration::from_secs(1000), reader.pause());
     pausing.await.expect_err("the socket goes on");

@@ -76,7 +76,7 @@ async fn a_message_over_the_limit_is_told_and_the_connection_goes_on() {
 
     client.send(Message::text("x".repeat(2001))).await.unwrap();
     let error = connection.next().await.unwrap().unwrap_err();
-    assert!(matches!(error, TransportError::FarTooLong { limit: 1000 }), "{error}");
+    assert!(matches!(error, TransportError::TooLongToSkip { limit: 1000 }), "{error}");
     assert!(connection.next().await.is_none());
     drop(connection);
     assert!(client.next().await.unwrap().unwrap().is_close());
