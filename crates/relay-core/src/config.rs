@@ -35,10 +35,10 @@ pub struct Config {
 
     /// Streams at once on an executor, handshakes included. Default 128.
     pub max_streams: usize,
-    /// Ended streams whose ids stay refused, oldest forgotten first. Default 1,024.
+    /// EndedIds streams whose ids stay refused, oldest forgotten first. Default 1,024.
     pub remembered_streams: usize,
     /// Resets waiting to go out for streams that no longer exist; more are dropped. Default 256.
-    pub max_notices: usize,
+    pub max_pending_resets: usize,
 
     /// Handshakes awaiting a verdict at once. Default 32.
     pub max_pending_authorizations: usize,
@@ -91,7 +91,7 @@ pub struct Config {
     /// Longest wait before sending again; each fruitless wait doubles up to it. Default 30 s.
     pub max_retransmit: Duration,
     /// Fruitless waits in a row before a stream is given up. Default 8, about two minutes.
-    pub max_probes: u32,
+    pub max_retries: u32,
     /// How long a stream waits for its physical socket to come back. Default 5 min.
     pub detach_timeout: Duration,
     /// How often a stream without other traffic sends a heartbeat. Default 30 s.
@@ -107,7 +107,7 @@ impl Default for Config {
             frame: FrameLimits::default(),
             max_streams: 128,
             remembered_streams: 1024,
-            max_notices: 256,
+            max_pending_resets: 256,
             max_pending_authorizations: 32,
             authorization_timeout: Duration::from_secs(10),
             max_authorization_len: 4096,
@@ -130,7 +130,7 @@ impl Default for Config {
             initial_retransmit: Duration::from_secs(1),
             min_retransmit: Duration::from_millis(500),
             max_retransmit: Duration::from_secs(30),
-            max_probes: 8,
+            max_retries: 8,
             detach_timeout: Duration::from_secs(300),
             heartbeat_interval: Duration::from_secs(30),
             idle_timeout: None,

@@ -40,7 +40,7 @@ const SEED_LEN: usize = 32;
 /// the injected source, forgotten when the handshake ends.
 ///
 /// The Noise library makes its generator with `Default` and offers no other way in, so the seed
-/// is passed through a thread-local for the length of the constructor call ([`seeded`]) and
+/// is passed through a thread-local for the length of the constructor call ([`with_seed`]) and
 /// nowhere else.
 #[derive(Clone)]
 pub(crate) struct HandshakeRng {
@@ -67,7 +67,7 @@ impl HandshakeRng {
 }
 
 /// Runs `build`, in which exactly one [`HandshakeRng`] is made by `Default`, seeded from `entropy`.
-pub(crate) fn seeded<T>(
+pub(crate) fn with_seed<T>(
     entropy: &mut dyn Entropy,
     build: impl FnOnce() -> T,
 ) -> Result<T, EntropyError> {
@@ -84,7 +84,7 @@ pub(crate) fn seeded<T>(
 
 impl Default for HandshakeRng {
     /// # Panics
-    /// Outside [`seeded`]: a generator without a seed must never come to exist.
+    /// Outside [`with_seed`]: a generator without a seed must never come to exist.
     fn default() -> Self {
         match NEXT_SEED.take() {
             Some(mut seed) => {

@@ -32,7 +32,7 @@ pub enum Event {
     /// A stream whose `send` answered `Blocked` has room again.
     Writable { stream: StreamId },
     /// The peer of a stream was heard after `probe`. Not authenticated: whoever relays can say so, too.
-    Answered { stream: StreamId },
+    PeerResponded { stream: StreamId },
     /// The peer ended the stream. The reason is not authenticated: for logs, not for people.
     Reset { stream: StreamId, reason: String },
     /// This side ended the stream.
@@ -57,7 +57,7 @@ impl fmt::Debug for Event {
                 write!(f, "Message({stream}, {} bytes)", message.len())
             }
             Self::Writable { stream } => write!(f, "Writable({stream})"),
-            Self::Answered { stream } => write!(f, "Answered({stream})"),
+            Self::PeerResponded { stream } => write!(f, "PeerResponded({stream})"),
             Self::Reset { stream, reason } => write!(f, "Reset({stream}, {reason:?})"),
             Self::Closed { stream, cause } => write!(f, "Closed({stream}, {cause:?})"),
             Self::HandshakeFailed { stream, error } => {

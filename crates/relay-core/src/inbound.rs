@@ -23,7 +23,7 @@ pub(crate) struct ReceiveWindow {
     ack_at: Option<Instant>,
     /// Whether the peer was told in a way that is not also "nothing yet": an ack frame, or a
     /// value above 0.
-    told: bool,
+    ack_was_visible: bool,
 }
 
 impl ReceiveWindow {
@@ -118,9 +118,9 @@ impl ReceiveWindow {
 
     /// A frame with [`Self::ack`] goes out; `explicit` if it is an ack frame.
     pub(crate) fn on_ack_sent(&mut self, explicit: bool) {
-        self.told |= explicit || self.ack() > (0, 0);
+        self.ack_was_visible |= explicit || self.ack() > (0, 0);
         // Segment 0 alone cannot ride: its acknowledgement still goes out by itself.
-        if self.told {
+        if self.ack_was_visible {
             self.unacked = 0;
             self.ack_now = false;
             self.ack_at = None;
@@ -129,7 +129,7 @@ impl ReceiveWindow {
 
     /// What was on its way may be lost, acknowledgements among it.
     pub(crate) fn on_new_socket(&mut self) {
-        self.told = false;
+        self.ack_was_visible = false;
         self.ack_now = true;
     }
 }

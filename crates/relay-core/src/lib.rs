@@ -47,7 +47,7 @@
 //! | --- | --- |
 //! | `frame`, `peek` | the wire format and its validation; the cheap look a router needs |
 //! | `key`, `noise`, `aes_gcm`, `entropy` | identities, the handshake, records, injected randomness |
-//! | `queue`, `outbound`, `inbound`, `message`, `probe` | the halves of a stream |
+//! | `queue`, `outbound`, `inbound`, `message`, `retry_timer` | the halves of a stream |
 //! | `stream` | one stream's life, drawn above its `Phase` |
 //! | `endpoint` | the streams of a socket, their turns, their end |
 //!
@@ -81,9 +81,9 @@ mod message;
 mod noise;
 mod outbound;
 mod peek;
-mod probe;
 mod proto;
 mod queue;
+mod retry_timer;
 mod stream;
 
 pub use config::{Config, ConfigError, FrameLimits};

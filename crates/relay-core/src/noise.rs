@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 
 use crate::aes_gcm::AesGcm;
 use crate::config::{MAX_NOISE_LEN, TAG_LEN};
-use crate::entropy::{Entropy, EntropyError, HandshakeRng, seeded};
+use crate::entropy::{Entropy, EntropyError, HandshakeRng, with_seed};
 use crate::key::{KeyError, NoiseIdentity, NoisePublicKey, SUITE, check_mlkem768};
 
 type Handshake = HybridHandshakeCore<X25519, MlKem768, MlKem768, AesGcm, Sha256, HandshakeRng>;
@@ -168,7 +168,9 @@ impl Responder {
 }
 
 fn build(params: Params<'_>, entropy: &mut dyn Entropy) -> Result<Box<Handshake>, HandshakeError> {
-    seeded(entropy, || Handshake::new(params))?.map(Box::new).map_err(|_| HandshakeError::Rejected)
+    with_seed(entropy, || Handshake::new(params))?
+        .map(Box::new)
+        .map_err(|_| HandshakeError::Rejected)
 }
 
 fn write(handshake: &mut Handshake, payload: &[u8]) -> Result<Vec<u8>, HandshakeError> {

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::error::ProtocolError;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum SegmentState {
     InFlight,
     Lost,
     Acked,
@@ -27,7 +27,7 @@ struct Sent {
     transmission: u64,
     sent_at: Instant,
     retransmitted: bool,
-    fate: Fate,
+    state: SegmentState,
 }
 
 /// A segment to be sent again.
@@ -83,8 +83,8 @@ impl SendWindow {
     }
 
     /// Whether everything unacknowledged is still here to be sent again.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.unacked >= self.first_kept()
+    pub(crate) fn can_retransmit_all(&self) -> bool {
+        self.unacked >= self.first_retained()
     }
 
     /// Whether a new segment of up to `len` bytes may go out.
@@ -119,7 +119,7 @@ impl SendWindow {
             transmission: self.transmissions,
             sent_at: now,
             retransmitted: false,
-            fate: Fate::InFlight,
+            state: SegmentState::InFlight,
         });
         if !self.proven {
             while self.sent.len() > config.unproven_segments || self.bytes > config.unproven_bytes {
@@ -155,7 +155,7 @@ impl SendWindow {
         let mut progress = false;
         while self.unacked <= u64::from(ack) {
             progress = true;
-            if self.unacked >= self.first_kept() {
+            if self.unacked >= self.first_retained() {
                 newest = newest.max(self.acked(0, now));
                 self.sent.pop_front();
             }
@@ -166,7 +166,7 @@ impl SendWindow {
                 continue;
             }
             let seq = u64::from(ack) + 1 + u64::from(bit);
-            let Some(index) = seq.checked_sub(self.first_kept()) else { continue };
+            let Some(index) = seq.checked_sub(self.first_retained()) else { continue };
             let transmission = self.acked(index as usize, now);
             progress |= transmission.is_some();
             newest = newest.max(transmission);
@@ -174,8 +174,8 @@ impl SendWindow {
         // What left before something that has arrived, and has not arrived itself, is lost.
         if let Some(newest) = newest {
             for sent in &mut self.sent {
-                if sent.fate == Fate::InFlight && sent.transmission < newest {
-                    sent.fate = Fate::Lost;
+                if sent.state == SegmentState::InFlight && sent.transmission < newest {
+                    sent.state = SegmentState::Lost;
                     self.lost += 1;
                 }
             }
@@ -189,12 +189,12 @@ impl SendWindow {
     /// Notes that a kept segment arrived; gives its transmission's number if that was news.
     fn acked(&mut self, index: usize, now: Instant) -> Option<u64> {
         let sent = self.sent.get_mut(index)?;
-        match sent.fate {
-            Fate::Acked => return None,
-            Fate::Lost => self.lost -= 1,
-            Fate::InFlight => {}
+        match sent.state {
+            SegmentState::Acked => return None,
+            SegmentState::Lost => self.lost -= 1,
+            SegmentState::InFlight => {}
         }
-        sent.fate = Fate::Acked;
+        sent.state = SegmentState::Acked;
         self.bytes -= sent.payload.len();
         sent.payload = Bytes::new();
         // A segment sent twice does not tell which of the two arrived.
@@ -212,8 +212,8 @@ impl SendWindow {
             return;
         }
         for sent in &mut self.sent {
-            if sent.fate == Fate::InFlight {
-                sent.fate = Fate::Lost;
+            if sent.state == SegmentState::InFlight {
+                sent.state = SegmentState::Lost;
                 self.lost += 1;
             }
         }
@@ -228,12 +228,12 @@ impl SendWindow {
         if self.lost == 0 {
             return None;
         }
-        let first = self.first_kept();
-        let index = self.sent.iter().position(|sent| sent.fate == Fate::Lost)?;
+        let first = self.first_retained();
+        let index = self.sent.iter().position(|sent| sent.state == SegmentState::Lost)?;
         self.lost -= 1;
         self.transmissions += 1;
         let sent = &mut self.sent[index];
-        sent.fate = Fate::InFlight;
+        sent.state = SegmentState::InFlight;
         sent.transmission = self.transmissions;
         sent.sent_at = now;
         sent.retransmitted = true;
@@ -254,13 +254,13 @@ impl SendWindow {
 
     /// Nothing came in time: everything in flight is to be sent again, and the next wait is
     /// twice as long.
-    pub(crate) fn on_fruitless_wait(&mut self, config: &Config) -> Duration {
+    pub(crate) fn on_retransmit_timeout(&mut self, config: &Config) -> Duration {
         self.backed_off = Some(self.retransmit_after(config).saturating_mul(2));
         self.mark_lost();
         self.retransmit_after(config)
     }
 
-    fn first_kept(&self) -> u64 {
+    fn first_retained(&self) -> u64 {
         self.next - self.sent.len() as u64
     }
 }
@@ -329,11 +329,11 @@ mod tests {
             window.on_sent(Bytes::from_static(b"x"), 0, 1, &config, now);
         }
         assert_eq!(window.in_flight().1, 4);
-        assert!(!window.is_waiting() && !window.is_whole());
+        assert!(!window.is_waiting() && !window.can_retransmit_all());
         window.mark_lost();
         assert!(!window.has_lost());
         // It proves itself late: what it has not acknowledged is all here.
         assert_eq!(window.on_ack(96, 0, false, now), Ok(true));
-        assert!(window.is_waiting() && window.is_whole());
+        assert!(window.is_waiting() && window.can_retransmit_all());
     }
 }

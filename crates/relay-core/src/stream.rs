@@ -17,8 +17,8 @@ use crate::inbound::ReceiveWindow;
 use crate::message::{Deframer, Reassembler};
 use crate::noise::{Initiator, RecordCipher, Responder};
 use crate::outbound::SendWindow;
-use crate::probe::{Firing, Probe, doubling};
 use crate::queue::MessageQueue;
+use crate::retry_timer::{Expiry, RetryTimer, exponential_backoff};
 
 /// Where a stream is in its life. The clear mode starts in `Open`.
 ///
@@ -45,7 +45,7 @@ pub(crate) enum Phase {
     /// Messages flow.
     Open(Channel),
     /// Nothing: held only while one phase turns into the next.
-    Turning,
+    Transitioning,
 }
 
 pub(crate) enum Channel {
@@ -93,15 +93,15 @@ pub(crate) struct Stream {
     outbound: SendWindow,
     inbound: ReceiveWindow,
     /// Until acknowledgements make progress.
-    retransmit: Probe,
+    retransmit: RetryTimer,
     /// Until a gap in what arrives is filled.
-    gap: Probe,
+    gap: RetryTimer,
     /// Until the peer is heard after our reconnect.
-    resume: Probe,
+    resume: RetryTimer,
     /// Until a peer that reconnected shows that it acknowledges. Before that, what it lost can
     /// be neither known nor sent again.
-    doubt: Probe,
-    in_doubt: bool,
+    proof: RetryTimer,
+    needs_proof: bool,
     heartbeat_at: Option<Instant>,
     first_record_at: Option<Instant>,
     idle_at: Option<Instant>,
@@ -124,11 +124,11 @@ impl Stream {
             queue: MessageQueue::default(),
             outbound: SendWindow::default(),
             inbound: ReceiveWindow::default(),
-            retransmit: Probe::default(),
-            gap: Probe::default(),
-            resume: Probe::default(),
-            doubt: Probe::default(),
-            in_doubt: false,
+            retransmit: RetryTimer::default(),
+            gap: RetryTimer::default(),
+            resume: RetryTimer::default(),
+            proof: RetryTimer::default(),
+            needs_proof: false,
             heartbeat_at: None,
             first_record_at: None,
             idle_at: None,
@@ -230,7 +230,7 @@ impl Stream {
 
     /// The socket is gone. Whether the stream can wait for another.
     pub(crate) fn detach(&mut self, config: &Config, now: Instant) -> bool {
-        if !self.is_open() || !self.outbound.is_proven() || !self.outbound.is_whole() {
+        if !self.is_open() || !self.outbound.is_proven() || !self.outbound.can_retransmit_all() {
             return false;
         }
         self.detached_until = Some(now + config.detach_timeout);
@@ -277,7 +277,7 @@ impl Stream {
             *at = now + config.idle_timeout.unwrap_or_default();
         }
         if std::mem::take(&mut self.probed) {
-            events.push_back(Event::Answered { stream: self.id.clone() });
+            events.push_back(Event::PeerResponded { stream: self.id.clone() });
         }
         let explicit = matches!(frame.body, Body::Ack);
         if self.outbound.on_ack(frame.ack, frame.ack_bits, explicit, now)? {
@@ -292,7 +292,7 @@ impl Stream {
                 // once repeated on the way, would answer each other for ever.
                 self.outbound.mark_lost();
                 self.inbound.request_ack();
-                self.in_doubt |= next_seq > 0;
+                self.needs_proof |= next_seq > 0;
             }
             Body::Ack | Body::Heartbeat | Body::Reset { .. } | Body::Handshake { .. } => {}
         }
@@ -458,8 +458,8 @@ impl Stream {
         let after = self.outbound.retransmit_after(config);
         self.retransmit.set(self.outbound.is_waiting(), after, now);
         self.gap.set(self.inbound.has_gap(), config.initial_retransmit, now);
-        let doubt = self.in_doubt && self.outbound.is_unproven_with_data();
-        self.doubt.set(doubt, config.initial_retransmit, now);
+        let proof = self.needs_proof && self.outbound.is_unproven_with_data();
+        self.proof.set(proof, config.initial_retransmit, now);
     }
 
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
@@ -478,7 +478,7 @@ impl Stream {
                 self.retransmit.at(),
                 self.gap.at(),
                 self.resume.at(),
-                self.doubt.at(),
+                self.proof.at(),
             ],
         };
         rest.into_iter().flatten().chain(always).min()
@@ -510,24 +510,24 @@ impl Stream {
         }
         self.inbound.on_timeout(now);
         let outbound = &mut self.outbound;
-        let wait = |_| outbound.on_fruitless_wait(config);
-        if self.retransmit.on_timeout(config, now, wait) == Firing::GiveUp {
+        let wait = |_| outbound.on_retransmit_timeout(config);
+        if self.retransmit.on_timeout(config, now, wait) == Expiry::GiveUp {
             return Err(CloseCause::Stalled);
         }
-        match self.gap.on_timeout(config, now, doubling(config)) {
-            Firing::NotDue => {}
-            Firing::Again => self.inbound.request_ack(),
-            Firing::GiveUp => return Err(CloseCause::Stalled),
+        match self.gap.on_timeout(config, now, exponential_backoff(config)) {
+            Expiry::NotDue => {}
+            Expiry::Retry => self.inbound.request_ack(),
+            Expiry::GiveUp => return Err(CloseCause::Stalled),
         }
-        match self.resume.on_timeout(config, now, doubling(config)) {
-            Firing::NotDue => {}
-            Firing::Again => {
+        match self.resume.on_timeout(config, now, exponential_backoff(config)) {
+            Expiry::NotDue => {}
+            Expiry::Retry => {
                 self.send_resume = true;
                 self.inbound.request_ack();
             }
-            Firing::GiveUp => return Err(CloseCause::Stalled),
+            Expiry::GiveUp => return Err(CloseCause::Stalled),
         }
-        if self.doubt.on_timeout(config, now, doubling(config)) == Firing::GiveUp {
+        if self.proof.on_timeout(config, now, exponential_backoff(config)) == Expiry::GiveUp {
             return Err(CloseCause::Stalled);
         }
         Ok(())

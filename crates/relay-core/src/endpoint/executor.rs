@@ -95,22 +95,22 @@ impl Executor {
 
     /// There is a physical socket: the first, or another after a drop.
     pub fn handle_connected(&mut self, now: Instant) {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.failed_handshakes = 0;
         self.streams.handle_connected(now);
     }
 
     /// The physical socket is gone. Streams whose peer cannot resume end.
     pub fn handle_disconnected(&mut self, now: Instant) {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.handle_disconnected(now);
     }
 
     /// One binary websocket message. An error says why it was dropped; nothing else came of it.
     pub fn handle_frame(&mut self, now: Instant, bytes: Bytes) -> Result<(), FrameError> {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         let frame = Frame::decode(bytes, &self.config().frame)?;
-        if self.is_condemned() {
+        if self.has_failed_too_often() {
             return Ok(());
         }
         if let Body::Handshake { payload } = &frame.body {
@@ -119,7 +119,7 @@ impl Executor {
         } else if self.streams.get(&frame.stream_id).is_some() {
             self.streams.handle_stream_frame(frame, now);
         } else {
-            self.on_unknown(frame, now);
+            self.on_unknown_stream(frame, now);
         }
         Ok(())
     }
@@ -131,7 +131,7 @@ impl Executor {
 
     /// The time given by [`Self::poll_timeout`] has come, or any other time.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.handle_timeout(now);
     }
 
@@ -145,7 +145,7 @@ impl Executor {
         generation: Generation,
         verdict: Verdict,
     ) -> Result<(), StaleVerdict> {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         let waiting = self.streams.get_mut(stream).ok_or(StaleVerdict)?;
         if waiting.generation != generation || !matches!(waiting.phase, Phase::Authorizing { .. }) {
             return Err(StaleVerdict);
@@ -194,7 +194,7 @@ impl Executor {
 
     /// The next frame for the physical socket, streams taking turns.
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Bytes> {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.poll_transmit(now)
     }
 
@@ -210,7 +210,7 @@ impl Executor {
 
     // --- inside ---
 
-    fn is_condemned(&self) -> bool {
+    fn has_failed_too_often(&self) -> bool {
         self.failed_handshakes >= self.config().max_failed_handshakes
     }
 
@@ -221,7 +221,7 @@ impl Executor {
         }
     }
 
-    fn on_unknown(&mut self, frame: Frame, now: Instant) {
+    fn on_unknown_stream(&mut self, frame: Frame, now: Instant) {
         let id = &frame.stream_id;
         let opens = match &frame.body {
             // The announcement of a stream to come: the handshake, or the first data, makes it.
@@ -239,7 +239,7 @@ impl Executor {
             (ExecutorMode::Noise { .. }, _) => self.streams.refuse(id),
             (ExecutorMode::Clear, _) if self.is_full() => self.streams.refuse(id),
             (ExecutorMode::Clear, _) => {
-                let mut stream = self.make_stream(id.clone(), Phase::Turning);
+                let mut stream = self.make_stream(id.clone(), Phase::Transitioning);
                 let channel = Channel::Clear(Reassembler::default());
                 stream.open(channel, self.config(), now);
                 self.streams.insert(stream);
@@ -310,7 +310,7 @@ impl Executor {
         let config = self.streams.config().clone();
         let Some(stream) = self.streams.get_mut(id) else { return };
         let Phase::Authorizing { responder, .. } =
-            std::mem::replace(&mut stream.phase, Phase::Turning)
+            std::mem::replace(&mut stream.phase, Phase::Transitioning)
         else {
             return;
         };

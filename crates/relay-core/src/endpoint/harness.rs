@@ -90,19 +90,19 @@ impl Harness {
 
     /// There is a physical socket: the first, or another after a drop.
     pub fn handle_connected(&mut self, now: Instant) {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.handle_connected(now);
     }
 
     /// The physical socket is gone. The stream ends unless its peer can resume.
     pub fn handle_disconnected(&mut self, now: Instant) {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.handle_disconnected(now);
     }
 
     /// One binary websocket message. An error says why it was dropped; nothing else came of it.
     pub fn handle_frame(&mut self, now: Instant, bytes: Bytes) -> Result<(), FrameError> {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         let frame = Frame::decode(bytes, &self.config().frame)?;
         if let Body::Handshake { payload } = &frame.body {
             let payload = payload.clone();
@@ -125,7 +125,7 @@ impl Harness {
 
     /// The time given by [`Self::poll_timeout`] has come, or any other time.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.handle_timeout(now);
     }
 
@@ -134,7 +134,7 @@ impl Harness {
     /// Opens the stream: announces it and begins the handshake. `Opened` follows, or `Closed`,
     /// or `Reset`. Once per endpoint, before or after the socket is there.
     pub fn open(&mut self, now: Instant) -> Result<StreamId, OpenError> {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         if self.stream.is_some() {
             return Err(OpenError::AlreadyOpened);
         }
@@ -167,7 +167,7 @@ impl Harness {
                 stream
             }
             HarnessMode::Clear => {
-                let mut stream = Stream::new(id.clone(), Generation(1), Phase::Turning);
+                let mut stream = Stream::new(id.clone(), Generation(1), Phase::Transitioning);
                 stream.open(Channel::Clear(Reassembler::default()), &config, now);
                 self.streams.emit(Event::Opened { stream: id.clone() });
                 stream
@@ -212,7 +212,7 @@ impl Harness {
 
     /// The next frame for the physical socket.
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Bytes> {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.poll_transmit(now)
     }
 
@@ -232,7 +232,7 @@ impl Harness {
         let config = self.streams.config().clone();
         let Some(stream) = self.streams.get_mut(id) else { return };
         let seen = digest(answer);
-        match std::mem::replace(&mut stream.phase, Phase::Turning) {
+        match std::mem::replace(&mut stream.phase, Phase::Transitioning) {
             Phase::Opening { initiator, .. } => match initiator.finish(answer) {
                 Ok(cipher) => {
                     let channel = Channel::Noise { cipher, deframer: Deframer::default() };

@@ -246,7 +246,7 @@ impl<E: Endpoint> Pump<E> {
                 Event::Opened { stream } => self.open(stream),
                 Event::Message { stream, message } => self.deliver(stream, message),
                 Event::Writable { stream } => self.unblock(&stream),
-                Event::Answered { stream } => {
+                Event::PeerResponded { stream } => {
                     if let Some(port) = self.ports.get(&stream) {
                         port.heard.note();
                     }

@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 use crate::config::Config;
 
 #[derive(Default)]
-pub(crate) struct Probe {
+pub(crate) struct RetryTimer {
     at: Option<Instant>,
     fired: u32,
 }
 
 /// What a due probe asks for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Firing {
+pub(crate) enum Expiry {
     NotDue,
-    Again,
+    Retry,
     GiveUp,
 }
 
-impl Probe {
+impl RetryTimer {
     pub(crate) fn at(&self) -> Option<Instant> {
         self.at
     }
@@ -46,22 +46,22 @@ impl Probe {
         config: &Config,
         now: Instant,
         next: impl FnOnce(u32) -> Duration,
-    ) -> Firing {
+    ) -> Expiry {
         if self.at.is_none_or(|at| at > now) {
-            return Firing::NotDue;
+            return Expiry::NotDue;
         }
         self.fired += 1;
-        if self.fired >= config.max_probes {
+        if self.fired >= config.max_retries {
             self.at = None;
-            return Firing::GiveUp;
+            return Expiry::GiveUp;
         }
         self.at = Some(now + next(self.fired));
-        Firing::Again
+        Expiry::Retry
     }
 }
 
 /// The first wait, doubled for every firing.
-pub(crate) fn doubling(config: &Config) -> impl FnOnce(u32) -> Duration {
+pub(crate) fn exponential_backoff(config: &Config) -> impl FnOnce(u32) -> Duration {
     let (first, max) = (config.initial_retransmit, config.max_retransmit);
     move |fired| first.saturating_mul(1 << fired.min(16)).min(max)
 }
