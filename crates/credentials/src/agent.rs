@@ -43,7 +43,7 @@ struct RegisterBody {
 }
 
 #[derive(Deserialize)]
-struct RegisterAnswer {
+struct RegisterResponse {
     #[serde(alias = "taskId")]
     task_id: Option<String>,
     #[serde(alias = "encryptedTaskId")]
@@ -126,15 +126,15 @@ impl AgentIdentity {
         let body = serde_json::to_vec(&RegisterBody { timestamp, signature })
             .map_err(|error| SignInError::AgentTask(error.to_string()))?;
         let url = self.auth_api.join(&["v1", "agent", &self.runtime_id, "task", "register"]);
-        let answer = http.ask(Method::POST, &url, HeaderMap::new(), Payload::Json(body)).await?;
-        let status = answer.status.as_u16();
-        if !answer.status.is_success() {
+        let response = http.send(Method::POST, &url, HeaderMap::new(), Payload::Json(body)).await?;
+        let status = response.status.as_u16();
+        if !response.status.is_success() {
             return Err(SignInError::AgentTask(format!("HTTP {status}")));
         }
-        let told = answer.json::<RegisterAnswer>();
-        let told =
-            told.ok_or_else(|| SignInError::AgentTask("the response cannot be parsed".into()))?;
-        let task_id = match (told.task_id, told.encrypted_task_id) {
+        let registered = response.json::<RegisterResponse>();
+        let registered = registered
+            .ok_or_else(|| SignInError::AgentTask("the response cannot be parsed".into()))?;
+        let task_id = match (registered.task_id, registered.encrypted_task_id) {
             (Some(task_id), _) => Some(task_id),
             (None, Some(sealed)) => self.unseal(&sealed),
             (None, None) => None,

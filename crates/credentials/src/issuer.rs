@@ -3,7 +3,7 @@
 //! Its endpoints come from its discovery document; an issuer without one is taken to have them at
 //! the usual paths. Tokens are sent to it only over https, or on this machine.
 
-use codex_exec_remote::{Answer, BaseUrl, HttpClient, HttpError, Payload, Secret};
+use codex_exec_remote::{BaseUrl, HttpClient, HttpError, HttpResponse, Payload, Secret};
 use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
 
@@ -42,7 +42,7 @@ pub enum OauthError {
     },
     /// An answer that makes no sense.
     #[error("the issuer answered HTTP {0} without tokens")]
-    Answer(u16),
+    NoTokens(u16),
 }
 
 impl OauthError {
@@ -50,7 +50,7 @@ impl OauthError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(error) => !matches!(error, HttpError::Url),
-            Self::Answer(status) => matches!(status, 429 | 500..),
+            Self::NoTokens(status) => matches!(status, 429 | 500..),
             _ => false,
         }
     }
@@ -93,9 +93,9 @@ impl Issuer {
             return Err(OauthError::InClear(base.to_string()));
         }
         let url = base.join(&[".well-known", "openid-configuration"]);
-        let answer = http.ask(Method::GET, &url, HeaderMap::new(), Payload::None).await?;
-        let document: Document = match answer.status {
-            StatusCode::OK => answer.json().unwrap_or_default(),
+        let response = http.send(Method::GET, &url, HeaderMap::new(), Payload::None).await?;
+        let document: Document = match response.status {
+            StatusCode::OK => response.json().unwrap_or_default(),
             _ => Document::default(),
         };
         let endpoint = |named: Option<String>, usual: &[&str]| {
@@ -121,31 +121,31 @@ impl Issuer {
     ) -> Result<IssuedTokens, OauthError> {
         fields.push(("client_id", self.client_id.clone()));
         let payload = Payload::Form(fields);
-        let answer = http.ask(Method::POST, &self.token, HeaderMap::new(), payload).await?;
-        match answer.status.is_success().then(|| answer.json()).flatten() {
+        let response = http.send(Method::POST, &self.token, HeaderMap::new(), payload).await?;
+        match response.status.is_success().then(|| response.json()).flatten() {
             Some(tokens) => Ok(tokens),
-            None => Err(refusal(&answer)),
+            None => Err(refusal(&response)),
         }
     }
 }
 
 /// What an answer without tokens means.
-pub(crate) fn refusal(answer: &Answer) -> OauthError {
+pub(crate) fn refusal(response: &HttpResponse) -> OauthError {
     #[derive(Deserialize)]
     struct Body {
         error: serde_json::Value,
         error_description: Option<String>,
     }
-    let Some(body) = answer.json::<Body>() else {
-        return OauthError::Answer(answer.status.as_u16());
+    let Some(body) = response.json::<Body>() else {
+        return OauthError::NoTokens(response.status.as_u16());
     };
     // RFC 6749 has a text here; some issuers have an object with a code.
     let code = body.error.as_str().or_else(|| body.error.get("code")?.as_str());
     match code {
-        Some(code) if answer.status.is_client_error() => {
+        Some(code) if response.status.is_client_error() => {
             let code = code.chars().filter(|c| !c.is_control()).take(100).collect();
             OauthError::Refused { code, description: body.error_description }
         }
-        _ => OauthError::Answer(answer.status.as_u16()),
+        _ => OauthError::NoTokens(response.status.as_u16()),
     }
 }

@@ -5,7 +5,7 @@
 //! `CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN` before anything else; otherwise `CODEX_API_KEY`, then the
 //! ChatGPT tokens of `auth.json`, then the API key of `auth.json`.
 //!
-//! Invariant: a credential makes no header before [`SignIn::may_go_to`] has let its target pass.
+//! Invariant: a credential makes no header before [`SignIn::check_target`] has let its target pass.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub enum SignInError {
         "refusing to send the {credential} to {host}: {rule}; if you trust that host, add \
          --allow-host {host}"
     )]
-    NotThere {
+    HostNotAllowed {
         /// Which kind.
         credential: &'static str,
         /// Where to.
@@ -122,7 +122,7 @@ impl SignIn {
 
     /// Allows these hosts whatever the rule for the credential says.
     #[must_use]
-    pub fn allowing(mut self, hosts: impl Into<Arc<[String]>>) -> Self {
+    pub fn with_allowed_hosts(mut self, hosts: impl Into<Arc<[String]>>) -> Self {
         self.allowed_hosts = hosts.into();
         self
     }
@@ -138,7 +138,7 @@ impl SignIn {
     }
 
     /// Whether the credential may be sent to this service.
-    pub fn may_go_to(&self, base: &BaseUrl) -> Result<(), SignInError> {
+    pub fn check_target(&self, base: &BaseUrl) -> Result<(), SignInError> {
         if base.is_among(&self.allowed_hosts) || base.is_loopback() {
             return Ok(());
         }
@@ -151,7 +151,7 @@ impl SignIn {
             _ => "it would be sent unencrypted",
         };
         let (credential, host) = (self.describe(), base.host().to_owned());
-        Err(SignInError::NotThere { credential, host, rule })
+        Err(SignInError::HostNotAllowed { credential, host, rule })
     }
 
     async fn headers_now(&self, http: &HttpClient) -> Result<HeaderMap, SignInError> {
@@ -186,8 +186,8 @@ impl SignIn {
 }
 
 impl Credential for SignIn {
-    fn may_go_to(&self, base: &BaseUrl) -> Result<(), CredentialError> {
-        Ok(Self::may_go_to(self, base)?)
+    fn check_target(&self, base: &BaseUrl) -> Result<(), CredentialError> {
+        Ok(Self::check_target(self, base)?)
     }
 
     fn headers<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap> {
@@ -237,18 +237,18 @@ mod tests {
         let url = |text: &str| text.parse::<BaseUrl>().unwrap();
         let key = SignIn::api_key("k".into());
         let token = SignIn::bearer("t".into());
-        key.may_go_to(&url("https://api.openai.com")).unwrap();
-        key.may_go_to(&url("http://127.0.0.1:8")).unwrap();
-        token.may_go_to(&url("https://own.example")).unwrap();
+        key.check_target(&url("https://api.openai.com")).unwrap();
+        key.check_target(&url("http://127.0.0.1:8")).unwrap();
+        token.check_target(&url("https://own.example")).unwrap();
         for (sign_in, base) in [
             (&key, "https://own.example"),
             (&key, "http://api.openai.com"),
             (&token, "http://own.example"),
         ] {
-            let error = sign_in.may_go_to(&url(base)).unwrap_err();
+            let error = sign_in.check_target(&url(base)).unwrap_err();
             assert!(error.to_string().contains("--allow-host"), "{error}");
         }
-        let allowing = key.allowing(vec!["Own.example".to_owned()]);
-        allowing.may_go_to(&url("http://own.example:99")).unwrap();
+        let with_allowed_hosts = key.with_allowed_hosts(vec!["Own.example".to_owned()]);
+        with_allowed_hosts.check_target(&url("http://own.example:99")).unwrap();
     }
 }

@@ -114,7 +114,7 @@ impl SignInSources {
             },
             SignInKind::Default => self.default_sign_in()?,
         };
-        Ok(sign_in.allowing(self.allowed_hosts.clone()))
+        Ok(sign_in.with_allowed_hosts(self.allowed_hosts.clone()))
     }
 
     fn default_sign_in(&self) -> Result<SignIn, SignInError> {

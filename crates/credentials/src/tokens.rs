@@ -53,7 +53,7 @@ struct Renewer {
 }
 
 /// What one request carries.
-pub(crate) struct Usable {
+pub(crate) struct RequestTokens {
     pub(crate) access_token: Secret,
     pub(crate) account_id: Option<String>,
 }
@@ -70,18 +70,18 @@ impl ChatGptTokens {
         Self { current: Arc::new(Mutex::new(tokens)), renewer }
     }
 
-    pub(crate) async fn current(&self, http: &HttpClient) -> Result<Usable, SignInError> {
+    pub(crate) async fn current(&self, http: &HttpClient) -> Result<RequestTokens, SignInError> {
         let current = self.current.clone().lock_owned().await;
         if self.renewer.is_stale(&current) {
-            return self.renewed(current, http).await;
+            return self.renew_in_task(current, http).await;
         }
-        Ok(usable(&current))
+        Ok(request_tokens(&current))
     }
 
     /// After a 401: gets other tokens. False if there are none to be had without signing in.
     pub(crate) async fn renew(&self, http: &HttpClient) -> Result<bool, SignInError> {
         let current = self.current.clone().lock_owned().await;
-        match self.renewed(current, http).await {
+        match self.renew_in_task(current, http).await {
             Ok(_) => Ok(true),
             // The registry's own refusal says more than that there is nothing to renew.
             Err(SignInError::Expired(error)) if !error.is_transient() => {
@@ -93,15 +93,15 @@ impl ChatGptTokens {
     }
 
     /// Renews the tokens in a task that goes on when nobody waits for it any more.
-    async fn renewed(
+    async fn renew_in_task(
         &self,
         mut current: OwnedMutexGuard<TokenSet>,
         http: &HttpClient,
-    ) -> Result<Usable, SignInError> {
+    ) -> Result<RequestTokens, SignInError> {
         let (renewer, http) = (self.renewer.clone(), http.clone());
         let renewal = tokio::spawn(async move {
-            *current = renewer.renewed(&current, &http).await?;
-            Ok(usable(&current))
+            *current = renewer.renew(&current, &http).await?;
+            Ok(request_tokens(&current))
         });
         renewal.await.map_err(|error| SignInError::AgentTask(error.to_string()))?
     }
@@ -113,7 +113,7 @@ impl Renewer {
             .is_some_and(|claims| claims.expires_by((self.now)(), MARGIN))
     }
 
-    async fn renewed(&self, old: &TokenSet, http: &HttpClient) -> Result<TokenSet, SignInError> {
+    async fn renew(&self, old: &TokenSet, http: &HttpClient) -> Result<TokenSet, SignInError> {
         let file = self.file.clone();
         let lock = tokio::task::spawn_blocking(move || file.lock())
             .await
@@ -129,7 +129,7 @@ impl Renewer {
         };
         let issuer = self.issuer(&stored, http).await.map_err(refused)?;
         let _under_way = RENEWALS.read().await;
-        let issued = ask(&issuer, &stored, http).await.map_err(refused)?;
+        let issued = refresh(&issuer, &stored, http).await.map_err(refused)?;
         // Not everybody who writes the file knows the lock.
         let (mut content, now) = self.stored(&stored)?;
         if now.refresh_token != stored.refresh_token {
@@ -181,7 +181,7 @@ impl Renewer {
 }
 
 /// Spends the refresh token.
-async fn ask(
+async fn refresh(
     issuer: &Issuer,
     old: &TokenSet,
     http: &HttpClient,
@@ -220,8 +220,8 @@ fn merge(mut tokens: TokenSet, issued: IssuedTokens) -> TokenSet {
     tokens
 }
 
-fn usable(tokens: &TokenSet) -> Usable {
-    Usable { access_token: tokens.access_token.as_str().into(), account_id: account(tokens) }
+fn request_tokens(tokens: &TokenSet) -> RequestTokens {
+    RequestTokens { access_token: tokens.access_token.as_str().into(), account_id: account(tokens) }
 }
 
 impl fmt::Debug for ChatGptTokens {

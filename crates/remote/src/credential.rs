@@ -1,6 +1,6 @@
 //! The seam between the registry and sign-in: what the registry's client needs of a credential.
 //!
-//! Invariant: no header is asked of a credential before [`Credential::may_go_to`] has let its target
+//! Invariant: no header is asked of a credential before [`Credential::check_target`] has let its target
 //! pass; [`Registry::new`](crate::Registry::new) sees to it.
 
 use std::error::Error;
@@ -16,7 +16,7 @@ use crate::http_client::HttpClient;
 /// Proves to a registry who is asking. `Debug` must not show the secret.
 pub trait Credential: fmt::Debug + Send + Sync {
     /// Whether the credential may be sent to this service.
-    fn may_go_to(&self, base: &BaseUrl) -> Result<(), CredentialError>;
+    fn check_target(&self, base: &BaseUrl) -> Result<(), CredentialError>;
 
     /// The headers of one request. May ask other services by `http`, for a new token say.
     fn headers<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap>;
@@ -34,7 +34,7 @@ pub type CredentialFuture<'a, T> =
 pub struct BearerToken(pub Secret);
 
 impl Credential for BearerToken {
-    fn may_go_to(&self, _base: &BaseUrl) -> Result<(), CredentialError> {
+    fn check_target(&self, _base: &BaseUrl) -> Result<(), CredentialError> {
         Ok(())
     }
 

@@ -69,23 +69,23 @@ impl From<ExchangeError> for HttpError {
 
 /// A whole answer. `Debug` shows no body: it may hold tokens.
 #[derive(Clone)]
-pub struct Answer {
+pub struct HttpResponse {
     /// Its status.
     pub status: StatusCode,
     /// Its body.
     pub body: Bytes,
 }
 
-impl Answer {
+impl HttpResponse {
     /// The body as JSON, if it is what is expected.
     pub fn json<T: DeserializeOwned>(&self) -> Option<T> {
         serde_json::from_slice(&self.body).ok()
     }
 }
 
-impl fmt::Debug for Answer {
+impl fmt::Debug for HttpResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Answer")
+        f.debug_struct("HttpResponse")
             .field("status", &self.status)
             .field("body_len", &self.body.len())
             .finish()
@@ -116,13 +116,13 @@ impl HttpClient {
     }
 
     /// One request. Any status is an answer.
-    pub async fn ask(
+    pub async fn send(
         &self,
         method: Method,
         url: &str,
         headers: HeaderMap,
         payload: Payload,
-    ) -> Result<Answer, HttpError> {
+    ) -> Result<HttpResponse, HttpError> {
         let after = self.config.timeout;
         match tokio::time::timeout(after, self.exchange(method, url, headers, payload)).await {
             Ok(result) => result,
@@ -136,7 +136,7 @@ impl HttpClient {
         url: &str,
         headers: HeaderMap,
         payload: Payload,
-    ) -> Result<Answer, HttpError> {
+    ) -> Result<HttpResponse, HttpError> {
         let uri: Uri = url.parse().map_err(|_| HttpError::Url)?;
         let host = uri.authority().ok_or(HttpError::Url)?.as_str().to_owned();
         let secure = match uri.scheme_str() {
@@ -175,7 +175,7 @@ impl HttpClient {
         let (head, body) = target.send(request).await?.into_parts();
         let max = self.config.max_body;
         let body = Limited::new(body, max).collect().await.map_err(|_| HttpError::Body { max })?;
-        Ok(Answer { status: head.status, body: body.to_bytes() })
+        Ok(HttpResponse { status: head.status, body: body.to_bytes() })
     }
 }
 

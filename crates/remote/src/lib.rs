@@ -22,7 +22,7 @@ pub use base_url::{BaseUrl, BaseUrlError};
 pub use codex_exec_rpc::Secret;
 pub use credential::{BearerToken, Credential, CredentialError, CredentialFuture};
 pub use entropy::entropy;
-pub use http_client::{Answer, HttpClient, HttpConfig, HttpError, Payload, encode_form};
+pub use http_client::{HttpClient, HttpConfig, HttpError, HttpResponse, Payload, encode_form};
 pub use registry::{
     Admission, ConnectRequest, ConnectResponse, ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE,
     EnvironmentStatus, ErrorDetail, ErrorResponse, ExecutorResponse, ListResponse, NoiseKeyJson,
@@ -30,7 +30,7 @@ pub use registry::{
     ValidateRequest, ValidateResponse, key_to_json,
 };
 pub use relay::{
-    Enrolment, EnvironmentError, EnvironmentLink, RelayConfig, RemoteError, RendezvousError,
-    serve_streams,
+    EnvironmentConnector, EnvironmentError, RegistrationTarget, RelayConfig, RemoteError,
+    RendezvousError, serve_streams,
 };
 pub use trace_context::TraceContext;

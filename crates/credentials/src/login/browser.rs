@@ -16,9 +16,9 @@ use super::{LoginError, SCOPE, random_text};
 use crate::issuer::{IssuedTokens, Issuer};
 
 /// The longest request that a browser's callback makes.
-const LONGEST_REQUEST: usize = 16 << 10;
+const MAX_REQUEST_BYTES: usize = 16 << 10;
 /// How long one request may take to arrive.
-const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why the callback brought no code.
 #[derive(Debug, thiserror::Error)]
@@ -69,12 +69,12 @@ impl BrowserLogin {
     /// Waits for the browser to come back, and trades its code for tokens.
     pub async fn finish(
         self,
-        patience: Duration,
+        timeout: Duration,
         http: &HttpClient,
     ) -> Result<IssuedTokens, LoginError> {
-        let code = tokio::time::timeout(patience, self.code())
+        let code = tokio::time::timeout(timeout, self.code())
             .await
-            .map_err(|_| LoginError::Timeout(patience.as_secs()))??;
+            .map_err(|_| LoginError::Timeout(timeout.as_secs()))??;
         let fields = vec![
             ("grant_type", "authorization_code".to_owned()),
             ("code", code),
@@ -88,18 +88,18 @@ impl BrowserLogin {
     async fn code(&self) -> Result<String, CallbackError> {
         loop {
             let (mut socket, _) = self.listener.accept().await.map_err(CallbackError::Listen)?;
-            let target = tokio::time::timeout(REQUEST_PATIENCE, request_target(&mut socket)).await;
+            let target = tokio::time::timeout(REQUEST_TIMEOUT, request_target(&mut socket)).await;
             let outcome = target.ok().flatten().and_then(|target| self.read(&target));
             let (status, text) = match &outcome {
                 Some(Ok(_)) => ("200 OK", "You are signed in. You can close this page.\n"),
                 Some(Err(_)) => ("400 Bad Request", "The sign-in failed. See the terminal.\n"),
                 None => ("404 Not Found", "Not found.\n"),
             };
-            let answer = format!(
+            let response = format!(
                 "HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
                 text.len()
             );
-            let _ = socket.write_all(answer.as_bytes()).await;
+            let _ = socket.write_all(response.as_bytes()).await;
             let _ = socket.shutdown().await;
             if let Some(result) = outcome {
                 return result.map_err(CallbackError::Denied);
@@ -133,7 +133,7 @@ impl BrowserLogin {
 async fn request_target(socket: &mut TcpStream) -> Option<String> {
     let mut head = Vec::new();
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        if head.len() > LONGEST_REQUEST || socket.read_buf(&mut head).await.ok()? == 0 {
+        if head.len() > MAX_REQUEST_BYTES || socket.read_buf(&mut head).await.ok()? == 0 {
             return None;
         }
     }

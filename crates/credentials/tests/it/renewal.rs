@@ -48,13 +48,13 @@ impl Rotating {
         let serving = issuer.clone();
         tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
-                tokio::spawn(serving.clone().answer(socket));
+                tokio::spawn(serving.clone().response(socket));
             }
         });
         issuer
     }
 
-    async fn answer(self, mut socket: TcpStream) {
+    async fn response(self, mut socket: TcpStream) {
         let mut request = Vec::new();
         let mut buffer = [0; 4096];
         let whole = |request: &[u8]| {
@@ -78,11 +78,11 @@ impl Rotating {
             None => (404, json!({})),
             Some((_, rest)) => {
                 let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
-                let answer = self.rotate(&number);
+                let response = self.rotate(&number);
                 self.asked.add_permits(1);
                 // As late as the test wants.
                 self.answers.acquire().await.unwrap().forget();
-                answer
+                response
             }
         };
         let body = body.to_string();
@@ -187,10 +187,10 @@ async fn askers(cloud: &Cloud, key: &codex_exec_relay_core::NoisePublicKey, seed
         let registries: Vec<Registry> =
             (0..random.usize(1..4)).map(|_| registry(cloud, &sources)).collect();
         let asking = registries.iter().map(|registry| {
-            let patience = random.bool().then(|| random.usize(0..120));
+            let timeout = random.bool().then(|| random.usize(0..120));
             async move {
                 let given_up = async {
-                    match patience {
+                    match timeout {
                         None => std::future::pending().await,
                         Some(turns) => {
                             for _ in 0..turns {
@@ -246,8 +246,8 @@ async fn another_account_is_never_taken_for_this_one() {
                 issuer.answers.add_permits(1);
             }
         };
-        let (answer, ()) = tokio::join!(register, swap);
-        let error = answer.unwrap_err().to_string();
+        let (response, ()) = tokio::join!(register, swap);
+        let error = response.unwrap_err().to_string();
         assert!(error.contains("another account"), "{error}");
         let tokens = stored(&file);
         assert_eq!(tokens.account_id.as_deref(), Some("acc-2"));
@@ -268,7 +268,7 @@ async fn a_sign_in_that_was_replaced_meanwhile_is_kept() {
         issuer.sign_in(&file, "acc-1", 7);
         issuer.answers.add_permits(1);
     };
-    let (answer, ()) = tokio::join!(asking.register(ENVIRONMENT, &key), swap);
-    answer.unwrap();
+    let (response, ()) = tokio::join!(asking.register(ENVIRONMENT, &key), swap);
+    response.unwrap();
     assert_eq!(stored(&file).refresh_token, "refresh-7");
 }

@@ -117,9 +117,9 @@ async fn browse(url: &str) -> String {
     let address = ("127.0.0.1", port.parse().unwrap());
     let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
     socket.write_all(format!("GET /{path} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).await.unwrap();
-    answer.lines().next().unwrap().to_owned()
+    let mut response = String::new();
+    socket.read_to_string(&mut response).await.unwrap();
+    response.lines().next().unwrap().to_owned()
 }
 
 fn field(url: &str, name: &str) -> String {

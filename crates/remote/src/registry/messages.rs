@@ -29,7 +29,7 @@ pub struct RegisterResponse {
     /// The environment that was asked for.
     pub environment_id: String,
     /// The websocket that the executor connects to.
-    #[serde(serialize_with = "exposed")]
+    #[serde(serialize_with = "serialize_exposed")]
     pub url: Secret,
     /// [`SECURITY_PROFILE`].
     pub security_profile: String,
@@ -50,7 +50,7 @@ pub struct ConnectResponse {
     /// The environment that was asked for.
     pub environment_id: String,
     /// The websocket that the harness connects to.
-    #[serde(serialize_with = "exposed")]
+    #[serde(serialize_with = "serialize_exposed")]
     pub url: Secret,
     /// [`SECURITY_PROFILE`].
     pub security_profile: String,
@@ -59,7 +59,7 @@ pub struct ConnectResponse {
     /// The executor's key, to be pinned.
     pub executor_public_key: NoiseKeyJson,
     /// What the harness shows the executor, which has it validated.
-    #[serde(serialize_with = "exposed")]
+    #[serde(serialize_with = "serialize_exposed")]
     pub harness_key_authorization: Secret,
 }
 
@@ -71,7 +71,7 @@ pub struct ValidateRequest {
     /// The key that the harness has used.
     pub harness_public_key: NoiseKeyJson,
     /// The authorization that the harness has shown.
-    #[serde(serialize_with = "exposed")]
+    #[serde(serialize_with = "serialize_exposed")]
     pub harness_key_authorization: Secret,
 }
 
@@ -88,7 +88,7 @@ pub struct ExecutorResponse {
     /// The executor that was asked for.
     pub executor_id: String,
     /// The websocket to connect to.
-    #[serde(serialize_with = "exposed")]
+    #[serde(serialize_with = "serialize_exposed")]
     pub url: Secret,
 }
 
@@ -142,7 +142,7 @@ pub struct ErrorDetail {
     pub message: Option<String>,
 }
 
-fn exposed<S: Serializer>(secret: &Secret, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_exposed<S: Serializer>(secret: &Secret, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(secret.expose())
 }
 

@@ -19,16 +19,16 @@ pub struct RelayConfig {
     /// Silence after a ping that makes the websocket dead. Default 60 s.
     pub pong_timeout: Duration,
     /// Bytes a stream may have received that its owner has not taken. Default 16 MiB. Above it the
-    /// socket is not read, for all streams, for at most [`Self::inbox_patience`].
+    /// socket is not read, for all streams, for at most [`Self::inbox_timeout`].
     pub inbox_bytes: usize,
     /// How long one stream may hold up the others; then it is reset. Default 1 s.
-    pub inbox_patience: Duration,
+    pub inbox_timeout: Duration,
     /// The first wait before another attempt to connect; each failure doubles it. Default 1 s.
-    pub backoff_first: Duration,
+    pub backoff_initial: Duration,
     /// The longest such wait. Default 30 s.
-    pub backoff_longest: Duration,
+    pub backoff_max: Duration,
     /// How long the last words of all streams may take when everything ends. Default 5 s.
-    pub farewell: Duration,
+    pub close_timeout: Duration,
 }
 
 impl Default for RelayConfig {
@@ -40,10 +40,10 @@ impl Default for RelayConfig {
             ping_interval: Duration::from_secs(30),
             pong_timeout: Duration::from_secs(60),
             inbox_bytes: 16 << 20,
-            inbox_patience: Duration::from_secs(1),
-            backoff_first: Duration::from_secs(1),
-            backoff_longest: Duration::from_secs(30),
-            farewell: Duration::from_secs(5),
+            inbox_timeout: Duration::from_secs(1),
+            backoff_initial: Duration::from_secs(1),
+            backoff_max: Duration::from_secs(30),
+            close_timeout: Duration::from_secs(5),
         }
     }
 }
@@ -58,19 +58,19 @@ pub(crate) struct Backoff {
 
 impl Backoff {
     pub(crate) fn new(config: &RelayConfig) -> Self {
-        let (first, longest) = (config.backoff_first, config.backoff_longest);
+        let (first, longest) = (config.backoff_initial, config.backoff_max);
         Self { first, longest, next: first }
     }
 
     /// How long to wait now.
-    pub(crate) fn wait(&mut self) -> Duration {
+    pub(crate) fn next_delay(&mut self) -> Duration {
         let now = self.next;
         self.next = (now * 2).min(self.longest);
         now
     }
 
     /// Something succeeded.
-    pub(crate) fn succeeded(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.next = self.first;
     }
 }
@@ -82,9 +82,9 @@ mod tests {
     #[test]
     fn waits_double_to_thirty_seconds_and_begin_again() {
         let mut backoff = Backoff::new(&RelayConfig::default());
-        let waits: Vec<u64> = (0..7).map(|_| backoff.wait().as_secs()).collect();
+        let waits: Vec<u64> = (0..7).map(|_| backoff.next_delay().as_secs()).collect();
         assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30]);
-        backoff.succeeded();
-        assert_eq!(backoff.wait().as_secs(), 1);
+        backoff.reset();
+        assert_eq!(backoff.next_delay().as_secs(), 1);
     }
 }

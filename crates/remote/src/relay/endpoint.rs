@@ -27,7 +27,7 @@ pub(crate) trait Endpoint: Send {
 }
 
 /// What both do by the same name.
-macro_rules! alike {
+macro_rules! delegate_to_inherent {
     () => {
         fn handle_connected(&mut self, now: Instant) {
             self.handle_connected(now);
@@ -54,7 +54,7 @@ macro_rules! alike {
 }
 
 impl Endpoint for Executor {
-    alike!();
+    delegate_to_inherent!();
 
     fn authorize(&mut self, now: Instant, stream: &StreamId, which: Generation, verdict: Verdict) {
         if self.authorize(now, stream, which, verdict).is_err() {
@@ -79,7 +79,7 @@ impl Endpoint for Executor {
 
 /// A harness has one stream and is asked for no verdict.
 impl Endpoint for Harness {
-    alike!();
+    delegate_to_inherent!();
 
     fn authorize(&mut self, _: Instant, _: &StreamId, _: Generation, _: Verdict) {}
     fn send(&mut self, _: &StreamId, message: Bytes) -> Result<(), SendError> {

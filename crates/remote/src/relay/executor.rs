@@ -13,14 +13,14 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use super::config::{Backoff, RelayConfig};
-use super::pump::{Authorizer, Drove, Pump};
+use super::pump::{Authorizer, DriveOutcome, Pump};
 use super::socket::{RelaySocket, RendezvousError};
 use crate::entropy::entropy;
 use crate::registry::{Registry, RegistryError};
 
 /// As what to register, and with whom.
 #[derive(Debug, Clone)]
-pub enum Enrolment {
+pub enum RegistrationTarget {
     /// An environment: every stream is a Noise channel.
     Environment {
         /// Who knows it.
@@ -51,36 +51,36 @@ pub enum RemoteError {
 }
 
 /// A URL to connect to, and what handshakes are bound to.
-struct Enrolled {
+struct Registered {
     url: Secret,
     registration_id: String,
 }
 
-impl Enrolment {
-    async fn enrol(&self) -> Result<Enrolled, RegistryError> {
+impl RegistrationTarget {
+    async fn register(&self) -> Result<Registered, RegistryError> {
         match self {
             Self::Environment { registry, environment_id, identity } => {
                 let registered = registry.register(environment_id, &identity.public_key()).await?;
                 tracing::info!(environment_id, "registered");
                 let registration_id = registered.registration_id;
-                Ok(Enrolled { url: registered.url, registration_id })
+                Ok(Registered { url: registered.url, registration_id })
             }
             Self::Executor { registry, executor_id } => {
                 let url = registry.register_executor(executor_id).await?;
                 tracing::info!(executor_id, "registered without end-to-end encryption");
-                Ok(Enrolled { url, registration_id: String::new() })
+                Ok(Registered { url, registration_id: String::new() })
             }
         }
     }
 
     /// Enrols again, however long that takes. Fails only for good.
-    async fn enrol_again(&self, config: &RelayConfig) -> Result<Enrolled, RegistryError> {
+    async fn register_again(&self, config: &RelayConfig) -> Result<Registered, RegistryError> {
         let mut backoff = Backoff::new(config);
         loop {
-            match self.enrol().await {
+            match self.register().await {
                 Err(error) if error.is_transient() => {
                     tracing::warn!(%error, "cannot register");
-                    tokio::time::sleep(backoff.wait()).await;
+                    tokio::time::sleep(backoff.next_delay()).await;
                 }
                 result => return result,
             }
@@ -102,7 +102,7 @@ impl Enrolment {
     fn authorizer(
         &self,
         registration: watch::Receiver<String>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Option<Authorizer> {
         let Self::Environment { registry, environment_id, .. } = self else { return None };
         let (registry, environment_id) = (registry.clone(), environment_id.clone());
@@ -119,7 +119,7 @@ impl Enrolment {
                         key,
                         authorization.expose(),
                     );
-                    match tokio::time::timeout(patience, asking).await {
+                    match tokio::time::timeout(timeout, asking).await {
                         Ok(Ok(true)) => Verdict::Allowed,
                         Ok(Ok(false)) => Verdict::Denied,
                         Ok(Err(error)) => {
@@ -135,31 +135,32 @@ impl Enrolment {
 }
 
 /// Serves harnesses until `stop` resolves: each one's connection is given to `accept`. Then awaits
-/// `wind_down`, which ends the connections, and sends their last words. Fails if the registry
+/// `drain`, which ends the connections, and sends their last words. Fails if the registry
 /// refuses for good; at the first registration, whatever the failure.
 pub async fn serve_streams(
     config: RelayConfig,
-    enrolment: Enrolment,
+    target: RegistrationTarget,
     accept: impl FnMut(Connection) + Send + 'static,
     stop: impl Future<Output = ()>,
-    wind_down: impl Future<Output = ()>,
+    drain: impl Future<Output = ()>,
 ) -> Result<(), RemoteError> {
     tokio::pin!(stop);
-    let mut enrolled = tokio::select! {
-        enrolled = enrolment.enrol() => enrolled?,
+    let mut registered = tokio::select! {
+        registered = target.register() => registered?,
         () = &mut stop => {
-            wind_down.await;
+            drain.await;
             return Ok(());
         }
     };
-    let (registration, current) = watch::channel(enrolled.registration_id.clone());
-    let mode = enrolment.mode(&enrolled.registration_id);
+    let (registration, current) = watch::channel(registered.registration_id.clone());
+    let mode = target.mode(&registered.registration_id);
     let executor = Executor::new(config.core.clone(), mode, entropy())?;
-    let authorizer = enrolment.authorizer(current, config.core.authorization_timeout);
-    let mut pump = Pump::new(executor, config.clone(), authorizer, Box::new(accept)).living_on();
+    let authorizer = target.authorizer(current, config.core.authorization_timeout);
+    let mut pump =
+        Pump::new(executor, config.clone(), authorizer, Box::new(accept)).for_many_streams();
     let mut backoff = Backoff::new(&config);
     loop {
-        let connecting = connect(&config, &enrolment, &mut enrolled, &mut backoff);
+        let connecting = connect(&config, &target, &mut registered, &mut backoff);
         let connecting = async {
             tokio::select! {
                 connected = connecting => Some(connected),
@@ -167,18 +168,20 @@ pub async fn serve_streams(
             }
         };
         let mut socket = match pump.drive(None, connecting).await {
-            Drove::Done(Some(connected)) => connected?,
-            Drove::Done(None) | Drove::SocketEnded | Drove::StreamEnded => break,
+            DriveOutcome::Done(Some(connected)) => connected?,
+            DriveOutcome::Done(None) | DriveOutcome::SocketEnded | DriveOutcome::StreamEnded => {
+                break;
+            }
         };
-        if *registration.borrow() != enrolled.registration_id {
-            pump.endpoint().set_registration_id(enrolled.registration_id.clone());
-            registration.send_replace(enrolled.registration_id.clone());
+        if *registration.borrow() != registered.registration_id {
+            pump.endpoint().set_registration_id(registered.registration_id.clone());
+            registration.send_replace(registered.registration_id.clone());
         }
         tracing::info!("connected to the rendezvous");
         pump.on_connected();
-        let drove = pump.drive(Some(&mut socket), &mut stop).await;
-        if let Drove::Done(()) = drove {
-            say_farewell(&mut pump, &mut socket, wind_down, config.farewell).await;
+        let outcome = pump.drive(Some(&mut socket), &mut stop).await;
+        if let DriveOutcome::Done(()) = outcome {
+            close_streams(&mut pump, &mut socket, drain, config.close_timeout).await;
             socket.close().await;
             return Ok(());
         }
@@ -186,39 +189,39 @@ pub async fn serve_streams(
         tracing::info!(streams = pump.stream_count(), "disconnected from the rendezvous");
         // A condemned or silent socket still deserves a close, but nobody waits for it.
         tokio::spawn(socket.close());
-        let pause = tokio::time::sleep(backoff.wait());
+        let pause = tokio::time::sleep(backoff.next_delay());
         let pause = async {
             tokio::select! {
                 () = pause => false,
                 () = &mut stop => true,
             }
         };
-        if let Drove::Done(true) = pump.drive(None, pause).await {
+        if let DriveOutcome::Done(true) = pump.drive(None, pause).await {
             break;
         }
     }
-    wind_down.await;
+    drain.await;
     Ok(())
 }
 
 /// Dials until there is a socket. Fails only if the registry refuses for good.
 async fn connect(
     config: &RelayConfig,
-    enrolment: &Enrolment,
-    enrolled: &mut Enrolled,
+    target: &RegistrationTarget,
+    registered: &mut Registered,
     backoff: &mut Backoff,
 ) -> Result<RelaySocket, RegistryError> {
     loop {
-        match RelaySocket::dial(&enrolled.url, config).await {
+        match RelaySocket::dial(&registered.url, config).await {
             Ok(socket) => {
-                backoff.succeeded();
+                backoff.reset();
                 return Ok(socket);
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot connect to the rendezvous");
-                tokio::time::sleep(backoff.wait()).await;
-                if RendezvousError::is_url_spent(&error) {
-                    *enrolled = enrolment.enrol_again(config).await?;
+                tokio::time::sleep(backoff.next_delay()).await;
+                if RendezvousError::needs_new_url(&error) {
+                    *registered = target.register_again(config).await?;
                 }
             }
         }
@@ -226,25 +229,25 @@ async fn connect(
 }
 
 /// Lets every stream say its last words, for a bounded time.
-async fn say_farewell(
+async fn close_streams(
     pump: &mut Pump<Executor>,
     socket: &mut RelaySocket,
-    wind_down: impl Future<Output = ()>,
-    patience: Duration,
+    drain: impl Future<Output = ()>,
+    timeout: Duration,
 ) {
-    tokio::pin!(wind_down);
-    if let Drove::Done(()) = pump.drive(Some(socket), &mut wind_down).await {
-        let deadline = tokio::time::Instant::now() + patience;
+    tokio::pin!(drain);
+    if let DriveOutcome::Done(()) = pump.drive(Some(socket), &mut drain).await {
+        let deadline = tokio::time::Instant::now() + timeout;
         while pump.endpoint().stream_count() > 0 {
             // Each look is cheap and each stream's end wakes nobody: look again shortly.
             let look = tokio::time::sleep(Duration::from_millis(5));
-            if !matches!(pump.drive(Some(socket), look).await, Drove::Done(()))
+            if !matches!(pump.drive(Some(socket), look).await, DriveOutcome::Done(()))
                 || tokio::time::Instant::now() >= deadline
             {
                 break;
             }
         }
     } else {
-        wind_down.await;
+        drain.await;
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
 
 use super::config::{Backoff, RelayConfig};
-use super::pump::{Drove, Ending, Pump};
+use super::pump::{DriveOutcome, Pump, StreamEnd};
 use super::socket::{RelaySocket, RendezvousError};
 use crate::entropy::entropy;
 use crate::registry::{Admission, Registry, RegistryError};
@@ -62,7 +62,7 @@ impl EnvironmentError {
 
 /// The way to one environment. Every dial is a stream of its own.
 #[derive(Debug, Clone)]
-pub struct EnvironmentLink {
+pub struct EnvironmentConnector {
     registry: Registry,
     environment_id: String,
     identity: NoiseIdentity,
@@ -71,7 +71,7 @@ pub struct EnvironmentLink {
     streams: TaskTracker,
 }
 
-impl EnvironmentLink {
+impl EnvironmentConnector {
     /// To this environment, by this registry, with keys of its own.
     pub fn new(
         registry: Registry,
@@ -97,7 +97,7 @@ impl EnvironmentLink {
     /// Opens a stream. It lives in a task of its own and outlives lost sockets if the executor
     /// acknowledges; otherwise it ends with its socket.
     pub async fn dial(&self) -> Result<Connection, EnvironmentError> {
-        let (admission, mut socket) = self.physical().await?;
+        let (admission, mut socket) = self.connect_socket().await?;
         let pinned = admission.executor_key.clone();
         let mode = HarnessMode::Noise {
             identity: self.identity.clone(),
@@ -118,15 +118,17 @@ impl EnvironmentLink {
         let mut pump = Pump::new(harness, self.config.clone(), None, Box::new(accept));
         pump.on_connected();
         match pump.drive(Some(&mut socket), &mut opening).await {
-            Drove::Done(Ok(connection)) => {
-                self.streams.spawn(self.clone().keep(pump, socket, pinned));
+            DriveOutcome::Done(Ok(connection)) => {
+                self.streams.spawn(self.clone().run_stream(pump, socket, pinned));
                 Ok(connection)
             }
-            Drove::Done(Err(_)) | Drove::SocketEnded => Err(EnvironmentError::Dropped),
-            Drove::StreamEnded => {
+            DriveOutcome::Done(Err(_)) | DriveOutcome::SocketEnded => {
+                Err(EnvironmentError::Dropped)
+            }
+            DriveOutcome::StreamEnded => {
                 socket.close().await;
-                Err(match pump.ending() {
-                    Some(Ending::Closed(cause)) => EnvironmentError::Handshake(cause),
+                Err(match pump.stream_end() {
+                    Some(StreamEnd::Closed(cause)) => EnvironmentError::Handshake(cause),
                     _ => EnvironmentError::Refused,
                 })
             }
@@ -134,14 +136,14 @@ impl EnvironmentLink {
     }
 
     /// Resolves when every stream whose connection was dropped has ended at the executor too, or
-    /// after [`RelayConfig::farewell`]. A program that is about to exit waits for it: a rendezvous
+    /// after [`RelayConfig::close_timeout`]. A program that is about to exit waits for it: a rendezvous
     /// keeps a stream whose socket is gone for a while, and with it whatever the stream holds.
-    pub async fn farewell(&self) {
-        let _ = tokio::time::timeout(self.config.farewell, self.streams.wait()).await;
+    pub async fn wait_closed(&self) {
+        let _ = tokio::time::timeout(self.config.close_timeout, self.streams.wait()).await;
     }
 
     /// One attempt: a fresh admission and a socket.
-    async fn physical(&self) -> Result<(Admission, RelaySocket), EnvironmentError> {
+    async fn connect_socket(&self) -> Result<(Admission, RelaySocket), EnvironmentError> {
         let admission =
             self.registry.connect(&self.environment_id, &self.identity.public_key()).await?;
         let socket = RelaySocket::dial(&admission.url, &self.config).await?;
@@ -149,27 +151,32 @@ impl EnvironmentLink {
     }
 
     /// Serves the stream to its end, over as many sockets as that takes.
-    async fn keep(self, mut pump: Pump<Harness>, mut socket: RelaySocket, pinned: NoisePublicKey) {
+    async fn run_stream(
+        self,
+        mut pump: Pump<Harness>,
+        mut socket: RelaySocket,
+        pinned: NoisePublicKey,
+    ) {
         loop {
             match pump.drive(Some(&mut socket), std::future::pending::<()>()).await {
-                Drove::SocketEnded => {
+                DriveOutcome::SocketEnded => {
                     pump.on_disconnected();
                     tokio::spawn(socket.close());
                 }
-                Drove::StreamEnded | Drove::Done(()) => {
+                DriveOutcome::StreamEnded | DriveOutcome::Done(()) => {
                     socket.close().await;
                     return;
                 }
             }
-            if pump.ending().is_some() {
+            if pump.stream_end().is_some() {
                 return;
             }
             tracing::info!(
                 environment_id = self.environment_id,
                 "lost the connection to the rendezvous; resuming"
             );
-            match pump.drive(None, self.again(&pinned)).await {
-                Drove::Done(Some(next)) => socket = next,
+            match pump.drive(None, self.reconnect(&pinned)).await {
+                DriveOutcome::Done(Some(next)) => socket = next,
                 _ => return,
             }
             pump.on_connected();
@@ -177,10 +184,10 @@ impl EnvironmentLink {
     }
 
     /// Another socket to the same executor; `None` if there is another executor now, or no way.
-    async fn again(&self, pinned: &NoisePublicKey) -> Option<RelaySocket> {
+    async fn reconnect(&self, pinned: &NoisePublicKey) -> Option<RelaySocket> {
         let mut backoff = Backoff::new(&self.config);
         loop {
-            match self.physical().await {
+            match self.connect_socket().await {
                 Ok((admission, socket)) if admission.executor_key == *pinned => {
                     return Some(socket);
                 }
@@ -190,7 +197,7 @@ impl EnvironmentLink {
                 }
                 Err(error) if error.is_transient() => {
                     tracing::debug!(%error, "cannot resume; retrying");
-                    tokio::time::sleep(backoff.wait()).await;
+                    tokio::time::sleep(backoff.next_delay()).await;
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot resume");

@@ -15,18 +15,18 @@ use tokio_websockets::Limits;
 use super::config::RelayConfig;
 
 /// What a frame takes of the queue, however long it is: nobody knows that before it is made.
-const FRAME_ROOM: usize = 60 << 10;
+const FRAME_RESERVATION: usize = 60 << 10;
 /// Room for four frames, and for pongs.
 const QUEUE_BYTES: usize = 256 << 10;
 /// The longest message that is read at all. Frames are shorter; one a little longer is dropped
 /// alone, and only what is beyond this ends the socket.
-const LONGEST_MESSAGE: usize = 1 << 20;
+const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// Why the rendezvous was not reached.
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
     /// It answered with a status instead of a websocket.
-    #[error("the rendezvous answered HTTP {status}{}", meaning(*status))]
+    #[error("the rendezvous answered HTTP {status}{}", status_hint(*status))]
     Status {
         /// Which.
         status: u16,
@@ -40,7 +40,7 @@ pub enum RendezvousError {
 }
 
 /// What a status says beyond its number.
-fn meaning(status: u16) -> &'static str {
+fn status_hint(status: u16) -> &'static str {
     match status {
         409 => {
             ": the environment has been registered again since; if another server did that, give \
@@ -52,7 +52,7 @@ fn meaning(status: u16) -> &'static str {
 
 impl RendezvousError {
     /// Whether the URL is of no more use and another is to be asked for.
-    pub fn is_url_spent(&self) -> bool {
+    pub fn needs_new_url(&self) -> bool {
         matches!(self, Self::Status { status: 400..=499 } | Self::Url)
     }
 }
@@ -69,7 +69,7 @@ impl RelaySocket {
     pub(crate) async fn dial(url: &Secret, config: &RelayConfig) -> Result<Self, RendezvousError> {
         let dial =
             WebsocketDial { timeout: config.dial_timeout, ..WebsocketDial::new(url.expose()) };
-        let limits = Limits::default().max_payload_len(Some(LONGEST_MESSAGE));
+        let limits = Limits::default().max_payload_len(Some(MAX_MESSAGE_BYTES));
         let websocket =
             dial.connect(limits).await.map_err(|error| match (error.status(), error) {
                 (Some(status), _) => RendezvousError::Status { status },
@@ -81,7 +81,7 @@ impl RelaySocket {
         let socket_config = SocketConfig {
             framing: Framing::Binary,
             keep_alive: Some(KeepAliveTimer::periodic(keep_alive)),
-            close_timeout: config.farewell,
+            close_timeout: config.close_timeout,
         };
         let (reader, writer) = socket::start(websocket, (outbound.clone(), queue), socket_config);
         Ok(Self { reader, outbound, writer: tokio::spawn(writer) })
@@ -104,14 +104,16 @@ impl RelaySocket {
     }
 
     /// Sends a frame if there is room; without room, none is asked for.
-    pub(crate) fn send_with(&self, frame: impl FnOnce() -> Option<Bytes>) -> Sending {
-        let Some(room) = self.outbound.try_reserve(FRAME_ROOM) else { return Sending::Full };
+    pub(crate) fn send_with(&self, frame: impl FnOnce() -> Option<Bytes>) -> SendOutcome {
+        let Some(room) = self.outbound.try_reserve(FRAME_RESERVATION) else {
+            return SendOutcome::Full;
+        };
         match frame() {
             Some(frame) => {
                 room.send(frame);
-                Sending::Sent
+                SendOutcome::Sent
             }
-            None => Sending::Nothing,
+            None => SendOutcome::Nothing,
         }
     }
 
@@ -119,7 +121,7 @@ impl RelaySocket {
     pub(crate) fn room(&self) -> impl Future<Output = ()> + use<> {
         let outbound = self.outbound.clone();
         async move {
-            let _ = outbound.reserve(FRAME_ROOM).await;
+            let _ = outbound.reserve(FRAME_RESERVATION).await;
         }
     }
 
@@ -128,7 +130,7 @@ impl RelaySocket {
         self.outbound.is_closed()
     }
 
-    /// Writes what is queued and closes, within [`RelayConfig::farewell`].
+    /// Writes what is queued and closes, within [`RelayConfig::close_timeout`].
     pub(crate) async fn close(self) {
         let Self { reader, outbound, writer } = self;
         drop((reader, outbound));
@@ -138,7 +140,7 @@ impl RelaySocket {
 
 /// What became of an offer to send.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Sending {
+pub(crate) enum SendOutcome {
     Sent,
     /// There was no frame to send.
     Nothing,

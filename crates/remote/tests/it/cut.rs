@@ -107,8 +107,8 @@ async fn a_rendezvous_that_closes_after_any_byte_is_survived_by_the_server() {
     let (done, cuts) = oneshot::channel();
     tokio::spawn(cutting(listener, cloud.clone(), done));
     let config = RelayConfig {
-        backoff_first: Duration::from_micros(1),
-        backoff_longest: Duration::from_micros(1),
+        backoff_initial: Duration::from_micros(1),
+        backoff_max: Duration::from_micros(1),
         ..RelayConfig::default()
     };
     let mut served = serve(environment(&cloud), config);

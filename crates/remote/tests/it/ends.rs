@@ -5,8 +5,8 @@ use std::time::Duration;
 use codex_exec_credentials::SignIn;
 use codex_exec_relay_core::NoiseIdentity;
 use codex_exec_remote::{
-    Enrolment, EnvironmentLink, HttpClient, Registry, RelayConfig, RemoteError, Secret,
-    TraceContext, entropy, serve_streams,
+    EnvironmentConnector, HttpClient, RegistrationTarget, Registry, RelayConfig, RemoteError,
+    Secret, TraceContext, entropy, serve_streams,
 };
 use codex_exec_rpc::Connection;
 use tokio::sync::{mpsc, oneshot};
@@ -39,15 +39,15 @@ pub fn registry(cloud: &Cloud) -> Registry {
     Registry::new(cloud.base(), SignIn::api_key(key), HttpClient::default()).unwrap()
 }
 
-pub fn environment(cloud: &Cloud) -> Enrolment {
-    Enrolment::Environment {
+pub fn environment(cloud: &Cloud) -> RegistrationTarget {
+    RegistrationTarget::Environment {
         registry: registry(cloud),
         environment_id: ENVIRONMENT.into(),
         identity: NoiseIdentity::generate(&mut *entropy()).unwrap(),
     }
 }
 
-pub fn serve(enrolment: Enrolment, config: RelayConfig) -> Served {
+pub fn serve(target: RegistrationTarget, config: RelayConfig) -> Served {
     let (sender, connections) = mpsc::unbounded_channel();
     let (stop, stopped) = oneshot::channel();
     let accept = move |connection| {
@@ -56,12 +56,12 @@ pub fn serve(enrolment: Enrolment, config: RelayConfig) -> Served {
     let stopped = async {
         let _ = stopped.await;
     };
-    let task = tokio::spawn(serve_streams(config, enrolment, accept, stopped, async {}));
+    let task = tokio::spawn(serve_streams(config, target, accept, stopped, async {}));
     Served { connections, stop, task }
 }
 
-pub fn link(cloud: &Cloud) -> EnvironmentLink {
-    EnvironmentLink::new(registry(cloud), ENVIRONMENT, RelayConfig::default()).unwrap()
+pub fn link(cloud: &Cloud) -> EnvironmentConnector {
+    EnvironmentConnector::new(registry(cloud), ENVIRONMENT, RelayConfig::default()).unwrap()
 }
 
 async fn say(connection: &Connection, text: &str) {
@@ -110,13 +110,13 @@ async fn a_harness_that_is_not_valid_gets_no_stream() {
 async fn a_dropped_socket_costs_nothing_between_ends_that_acknowledge() {
     let cloud = Cloud::start().await;
     let config = RelayConfig {
-        backoff_first: Duration::from_millis(10),
-        backoff_longest: Duration::from_millis(50),
+        backoff_initial: Duration::from_millis(10),
+        backoff_max: Duration::from_millis(50),
         ..RelayConfig::default()
     };
     let mut served = serve(environment(&cloud), config.clone());
     cloud.upgraded(1).await;
-    let link = EnvironmentLink::new(registry(&cloud), ENVIRONMENT, config).unwrap();
+    let link = EnvironmentConnector::new(registry(&cloud), ENVIRONMENT, config).unwrap();
     let mut harness = link.dial().await.unwrap();
     let mut executor = served.connections.recv().await.unwrap();
     // Acknowledgements ride on answers; from then on each knows that the other can resume.

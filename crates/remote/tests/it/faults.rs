@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use codex_exec_credentials::SignIn;
 use codex_exec_remote::{
-    Enrolment, EnvironmentLink, HttpClient, HttpConfig, Registry, RegistryError, RelayConfig,
-    RemoteError,
+    EnvironmentConnector, HttpClient, HttpConfig, RegistrationTarget, Registry, RegistryError,
+    RelayConfig, RemoteError,
 };
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,8 +18,8 @@ use crate::ends::{environment, link, registry, serve};
 
 fn quick() -> RelayConfig {
     RelayConfig {
-        backoff_first: Duration::from_millis(5),
-        backoff_longest: Duration::from_millis(20),
+        backoff_initial: Duration::from_millis(5),
+        backoff_max: Duration::from_millis(20),
         ..RelayConfig::default()
     }
 }
@@ -143,11 +143,8 @@ async fn eight_denied_handshakes_close_the_socket() {
 #[tokio::test]
 async fn a_stream_that_is_not_read_is_reset_and_the_others_go_on() {
     let cloud = Cloud::start().await;
-    let config = RelayConfig {
-        inbox_bytes: 256 << 10,
-        inbox_patience: Duration::from_millis(50),
-        ..quick()
-    };
+    let config =
+        RelayConfig { inbox_bytes: 256 << 10, inbox_timeout: Duration::from_millis(50), ..quick() };
     let mut served = serve(environment(&cloud), config);
     cloud.upgraded(1).await;
     let mut pouring = link(&cloud).dial().await.unwrap();
@@ -174,7 +171,7 @@ async fn a_stream_that_is_blocked_holds_up_no_other_and_loses_nothing() {
     let mut served = serve(environment(&cloud), quick());
     cloud.upgraded(1).await;
     let slow_config = RelayConfig { inbox_bytes: 64 << 10, ..quick() };
-    let slow = EnvironmentLink::new(registry(&cloud), ENVIRONMENT, slow_config).unwrap();
+    let slow = EnvironmentConnector::new(registry(&cloud), ENVIRONMENT, slow_config).unwrap();
     let mut slow = slow.dial().await.unwrap();
     let mut blocked = served.connections.recv().await.unwrap();
     let mut reading = link(&cloud).dial().await.unwrap();
@@ -226,8 +223,8 @@ async fn the_older_registration_carries_messages_in_clear() {
     let cloud = Cloud::start().await;
     let sign_in = SignIn::bearer("remote-token".into());
     let registry = Registry::new(cloud.base(), sign_in, HttpClient::default()).unwrap();
-    let enrolment = Enrolment::Executor { registry, executor_id: "exec-1".into() };
-    let mut served = serve(enrolment, quick());
+    let target = RegistrationTarget::Executor { registry, executor_id: "exec-1".into() };
+    let mut served = serve(target, quick());
     cloud.upgraded(1).await;
     let seen = &cloud.seen("/register")[0];
     assert_eq!(seen.path, "/cloud/executor/exec-1/register");

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use codex_exec_remote::{EnvironmentLink, RelayConfig};
+use codex_exec_remote::{EnvironmentConnector, RelayConfig};
 use codex_exec_rpc::Connection;
 
 use crate::cloud::{Cloud, ENVIRONMENT, Mangle};
@@ -26,7 +26,7 @@ impl World {
         let cloud = Cloud::start().await;
         let mut served = serve(environment(&cloud), RelayConfig::default());
         cloud.upgraded(1).await;
-        let link = EnvironmentLink::new(registry(&cloud), ENVIRONMENT, harness).unwrap();
+        let link = EnvironmentConnector::new(registry(&cloud), ENVIRONMENT, harness).unwrap();
         let harness = link.dial().await.unwrap();
         let executor = served.connections.recv().await.unwrap();
         Self { cloud, _served: served, harness, executor }

@@ -4,7 +4,7 @@ use codex_exec_client::{
     EnvironmentDialer, ExecCommand, ExecServerClient, ExecServerClientConnectOptions,
 };
 use codex_exec_credentials::SignIn;
-use codex_exec_remote::{Enrolment, RelayConfig, serve_streams};
+use codex_exec_remote::{RegistrationTarget, RelayConfig, serve_streams};
 use codex_exec_serving::{Server, ServerConfig};
 use tokio::sync::oneshot;
 
@@ -18,7 +18,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    pub fn start(enrolment: Enrolment) -> Self {
+    pub fn start(target: RegistrationTarget) -> Self {
         let server = Server::new(ServerConfig::default()).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let (serving, ending) = (server.clone(), server);
@@ -28,9 +28,7 @@ impl Remote {
             };
             let wind_down = async move { ending.shut_down().await };
             let accept = move |connection| serving.serve(connection);
-            serve_streams(RelayConfig::default(), enrolment, accept, stop, wind_down)
-                .await
-                .unwrap();
+            serve_streams(RelayConfig::default(), target, accept, stop, wind_down).await.unwrap();
         });
         Self { stop, task }
     }
