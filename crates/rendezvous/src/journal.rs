@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use crate::secret::digest;
 
 /// Hex digits of a line's checksum.
-const CHECK_LEN: usize = 16;
+const CHECKSUM_LEN: usize = 16;
 
 /// A journal that this process writes.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Journal {
         let (records, len) = parse(&text);
         let mut journal = Self { file, path: path.to_owned(), len: len as u64 };
         // A torn tail would swallow the next record.
-        journal.cut()?;
+        journal.truncate()?;
         Ok((journal, records))
     }
 
@@ -52,7 +52,7 @@ impl Journal {
             }
             Err(error) => {
                 // Best effort: a torn line is dropped when it is read, too.
-                let _ = self.cut();
+                let _ = self.truncate();
                 Err(error)
             }
         }
@@ -88,11 +88,11 @@ impl Journal {
 
     /// Writes go elsewhere; gives where they went.
     #[cfg(test)]
-    pub(crate) fn divert(&mut self, file: File) -> File {
+    pub(crate) fn replace_file(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
     }
 
-    fn cut(&mut self) -> io::Result<()> {
+    fn truncate(&mut self) -> io::Result<()> {
         self.file.set_len(self.len)?;
         self.file.seek(SeekFrom::Start(self.len))?;
         Ok(())
@@ -195,7 +195,7 @@ fn give_to_owner(file: &File, directory: &Path) -> io::Result<()> {
 
 fn line<R: Serialize>(record: &R) -> io::Result<Vec<u8>> {
     let json = serde_json::to_string(record)?;
-    Ok(format!("{} {json}\n", &digest(json.as_bytes())[..CHECK_LEN]).into_bytes())
+    Ok(format!("{} {json}\n", &digest(json.as_bytes())[..CHECKSUM_LEN]).into_bytes())
 }
 
 /// The records in whole lines, and how many bytes those lines take. Lines that do not check are
@@ -203,9 +203,9 @@ fn line<R: Serialize>(record: &R) -> io::Result<Vec<u8>> {
 fn parse<R: DeserializeOwned>(text: &[u8]) -> (Vec<R>, usize) {
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let records = text[..whole].split(|byte| *byte == b'\n').filter_map(|line| {
-        let (check, json) = line.split_at_checked(CHECK_LEN)?;
+        let (check, json) = line.split_at_checked(CHECKSUM_LEN)?;
         let json = json.strip_prefix(b" ")?;
-        if &digest(json).as_bytes()[..CHECK_LEN] != check {
+        if &digest(json).as_bytes()[..CHECKSUM_LEN] != check {
             tracing::warn!("a damaged record was skipped");
             return None;
         }

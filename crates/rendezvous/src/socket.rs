@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use tokio_websockets::{Limits, WebSocketStream};
 
 use crate::config::Config;
-use crate::rate::Pace;
+use crate::rate::Throttle;
 
 pub(crate) const GOING_AWAY: CloseReason = (1012, "service restart");
 pub(crate) const REPLACED: CloseReason = (1000, "replaced by a newer socket");
@@ -105,7 +105,7 @@ pub(crate) fn builder(config: &Config) -> tokio_websockets::ServerBuilder {
 pub(crate) struct Reader<T> {
     socket: SocketReader<T>,
     outbound: Outbound,
-    pace: Pace,
+    throttle: Throttle,
 }
 
 /// Starts the writing half of a socket and gives its reading half.
@@ -127,13 +127,13 @@ where
     };
     let (socket, writer) = socket::start(websocket, (outbound.0.clone(), queue), socket_config);
     tasks.spawn(writer);
-    Reader { socket, outbound, pace: Pace::new(config.frames_per_second) }
+    Reader { socket, outbound, throttle: Throttle::new(config.frames_per_second) }
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Reader<T> {
     /// The next message; `None` once the socket is done.
     pub(crate) async fn next(&mut self) -> Option<Received> {
-        self.pace.wait().await;
+        self.throttle.wait().await;
         match self.socket.next().await? {
             Ok(received) => Some(received),
             Err(error) => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use codex_exec_relay_core::{Body, Frame, FrameLimits};
 use codex_rendezvous::{
-    Clock, Config, NatsStore, NatsTokens, Right, Scope, Service, Store, TokenBook,
+    Clock, Config, NatsStore, NatsTokens, Right, Scope, Service, Store, TokenStore,
 };
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use serde_json::{Value, json};
@@ -94,8 +94,8 @@ async fn nodes<const N: usize>(server: &NatsServer, change: fn(&mut Config)) -> 
     all.try_into().unwrap_or_else(|_| unreachable!("as many as were started"))
 }
 
-pub async fn tokens(server: &NatsServer) -> TokenBook {
-    TokenBook::Nats(NatsTokens::connect(&server.options()).await.unwrap())
+pub async fn tokens(server: &NatsServer) -> TokenStore {
+    TokenStore::Nats(NatsTokens::connect(&server.options()).await.unwrap())
 }
 
 pub async fn token(server: &NatsServer) -> String {

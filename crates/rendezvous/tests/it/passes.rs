@@ -81,7 +81,7 @@ async fn a_harness_may_come_back_after_a_crash_too() {
     assert_eq!(next(&mut socket).await, "s resume");
     // Long enough for it to be noted, and for its url to be over.
     world.pass_time(400);
-    tokio::time::sleep(world.config.note_interval).await;
+    tokio::time::sleep(world.config.harness_record_interval).await;
     while world.noted_harnesses() == 0 {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
