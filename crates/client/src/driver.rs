@@ -13,7 +13,8 @@ use codex_exec_rpc::Connection;
 use codex_exec_server_protocol::process::{OutputStream, ProcessId};
 use codex_exec_server_protocol::session::InitializeParams;
 use codex_exec_server_protocol::{
-    Base64Bytes, DecodeLimits, ErrorKind, Incoming, Notice, RequestId, RpcError, encode, notice,
+    Base64Bytes, DecodeLimits, ErrorKind, Incoming, Notification, RequestId, RpcError, encode,
+    notification,
 };
 use serde::Deserialize;
 use tokio::sync::watch;
@@ -149,14 +150,14 @@ impl Driver {
         link: &Arc<Link>,
     ) -> Result<(), serde_json::Error> {
         match method {
-            notice::ProcessOutput::NAME => {
+            notification::ProcessOutput::NAME => {
                 let output: OutputNotice = serde_json::from_str(params)?;
                 let Some(tracked) = self.shared.tracked(&output.process_id) else { return Ok(()) };
                 let bytes = output.chunk.0;
                 self.hold(|cx| tracked.poll_room(cx, bytes.len()), link).await;
                 tracked.feed(|track| track.output(output.seq, output.stream, bytes));
             }
-            notice::ProcessExited::NAME => {
+            notification::ProcessExited::NAME => {
                 let exited: ExitedNotice = serde_json::from_str(params)?;
                 if let Some(tracked) = self.shared.tracked(&exited.process_id) {
                     let status = ExitStatus {
@@ -166,7 +167,7 @@ impl Driver {
                     tracked.feed(|track| track.exited(exited.seq, status));
                 }
             }
-            notice::ProcessClosed::NAME => {
+            notification::ProcessClosed::NAME => {
                 let closed: ClosedNotice = serde_json::from_str(params)?;
                 if let Some(tracked) = self.shared.tracked(&closed.process_id) {
                     tracked.feed(|track| track.closed(closed.seq));

@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use codex_exec_server_protocol::{DecodeLimits, Incoming, Notice};
+use codex_exec_server_protocol::{DecodeLimits, Incoming, Notification};
 use futures_util::Stream;
 use parking_lot::Mutex;
 
@@ -22,7 +22,7 @@ use crate::error::{ExecServerError, Lost};
 ///
 /// Notifications are bound to a connection: after a reconnect the server starts anew, and what was
 /// asked for is to be asked for again, as [`Files::watch`](crate::Files::watch) does.
-pub struct Notices<N: Notice> {
+pub struct Notices<N: Notification> {
     queue: Arc<Mutex<Queue>>,
     notice: PhantomData<fn(N)>,
 }
@@ -50,7 +50,7 @@ struct Open {
 }
 
 impl Subscriptions {
-    pub(crate) fn subscribe<N: Notice>(&self, capacity: usize) -> Notices<N> {
+    pub(crate) fn subscribe<N: Notification>(&self, capacity: usize) -> Notices<N> {
         let queue = Arc::new(Mutex::new(Queue {
             items: VecDeque::new(),
             capacity: capacity.max(1),
@@ -102,7 +102,7 @@ impl Queue {
     }
 }
 
-impl<N: Notice> Stream for Notices<N> {
+impl<N: Notification> Stream for Notices<N> {
     type Item = Result<N::Params, ExecServerError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -121,7 +121,7 @@ impl<N: Notice> Stream for Notices<N> {
     }
 }
 
-fn parse<N: Notice>(message: &[u8]) -> Result<N::Params, ExecServerError> {
+fn parse<N: Notification>(message: &[u8]) -> Result<N::Params, ExecServerError> {
     let bad = |detail: String| ExecServerError::protocol(format!("reading {}", N::NAME), detail);
     match Incoming::parse(message, &DecodeLimits::default()) {
         Ok(Incoming::Notification { params, .. }) => {
@@ -132,7 +132,7 @@ fn parse<N: Notice>(message: &[u8]) -> Result<N::Params, ExecServerError> {
     }
 }
 
-impl<N: Notice> fmt::Debug for Notices<N> {
+impl<N: Notification> fmt::Debug for Notices<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Notices").field("name", &N::NAME).finish_non_exhaustive()
     }

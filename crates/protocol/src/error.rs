@@ -317,14 +317,14 @@ mod data {
     use super::ErrorKind;
 
     #[derive(Serialize, Deserialize)]
-    struct Told {
+    struct KindObject {
         kind: ErrorKind,
     }
 
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Data {
-        Told(Told),
+        WithKind(KindObject),
         Other(IgnoredAny),
     }
 
@@ -336,14 +336,14 @@ mod data {
         kind: &Option<ErrorKind>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        kind.map(|kind| Told { kind }).serialize(serializer)
+        kind.map(|kind| KindObject { kind }).serialize(serializer)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<ErrorKind>, D::Error> {
         Ok(match Data::deserialize(deserializer)? {
-            Data::Told(Told { kind }) => Some(kind),
+            Data::WithKind(KindObject { kind }) => Some(kind),
             Data::Other(IgnoredAny) => None,
         })
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FsDone, is_false, is_true, null_is_default, on_by_default, yes};
+use super::{FsDone, default_true, is_false, is_true, null_is_default, null_is_true};
 use crate::{Base64Bytes, PathUri, SandboxContext};
 
 /// `fs/readFile`: the whole content of a regular file.
@@ -11,7 +11,11 @@ use crate::{Base64Bytes, PathUri, SandboxContext};
 pub struct FsReadFileParams {
     pub path: PathUri,
     /// False refuses a symbolic link in any component.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,7 +44,11 @@ pub struct FsWriteFileParams {
     #[serde(rename = "dataBase64")]
     pub data: Base64Bytes,
     /// False refuses a symbolic link in any component.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// Extension: write a temporary file beside the old one, fsync it, and rename it over the old
     /// one. Readers see the old bytes or the new ones, never a part; hard links are cut.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FsDone, is_false, is_true, null_is_default, on_by_default, yes};
+use super::{FsDone, default_true, is_false, is_true, null_is_default, null_is_true};
 use crate::{PathUri, SandboxContext};
 
 /// `fs/createDirectory`.
@@ -11,10 +11,14 @@ use crate::{PathUri, SandboxContext};
 pub struct FsCreateDirectoryParams {
     pub path: PathUri,
     /// Make missing parents too, and take an existing directory as success.
-    #[serde(default = "yes", deserialize_with = "on_by_default")]
+    #[serde(default = "default_true", deserialize_with = "null_is_true")]
     pub recursive: bool,
     /// False refuses a symbolic link in any component.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -36,7 +40,11 @@ pub type FsCreateDirectoryResponse = FsDone;
 pub struct FsGetMetadataParams {
     pub path: PathUri,
     /// False refuses a symbolic link in any component.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -156,13 +164,17 @@ pub struct FsReadDirectoryResponse {
 pub struct FsRemoveParams {
     pub path: PathUri,
     /// Remove what a directory holds too.
-    #[serde(default = "yes", deserialize_with = "on_by_default")]
+    #[serde(default = "default_true", deserialize_with = "null_is_true")]
     pub recursive: bool,
     /// A missing path is success.
-    #[serde(default = "yes", deserialize_with = "on_by_default")]
+    #[serde(default = "default_true", deserialize_with = "null_is_true")]
     pub force: bool,
     /// False refuses a symbolic link in any component, the last included.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -212,10 +224,18 @@ pub struct FsRenameParams {
     pub source_path: PathUri,
     pub destination_path: PathUri,
     /// False refuses to replace an existing destination.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub overwrite: bool,
     /// False refuses a symbolic link in any directory on the way to either name.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -247,7 +267,11 @@ pub struct FsSymlinkParams {
     /// can carry any bytes.
     pub target: String,
     /// False refuses a symbolic link in any directory on the way to `path`.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -271,7 +295,11 @@ pub struct FsSetModeParams {
     /// 0 … 0o7777.
     pub mode: u32,
     /// False refuses a symbolic link in any component.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]

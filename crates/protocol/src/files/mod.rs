@@ -28,7 +28,7 @@ pub struct FsDone {}
 crate::encode::by_serde! { FsDone }
 
 /// Default of members that are on unless switched off.
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 
@@ -43,7 +43,7 @@ fn is_false(value: &bool) -> bool {
 }
 
 /// Reads a switch that is on by default; `null` is the same as absent.
-fn on_by_default<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+fn null_is_true<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Ok(Option::<bool>::deserialize(deserializer)?.unwrap_or(true))
 }
 

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    FsDone, FsPathError, FsWalkEntry, is_false, is_true, null_is_default, on_by_default, yes,
+    FsDone, FsPathError, FsWalkEntry, default_true, is_false, is_true, null_is_default,
+    null_is_true,
 };
 use crate::{PathUri, SandboxContext};
 
@@ -36,7 +37,11 @@ pub struct FsSearchParams {
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
     /// Leave out what `.gitignore` and `.ignore` files say.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub respect_gitignore: bool,
     /// Look into names that start with a dot too.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
@@ -190,7 +195,11 @@ pub struct FsGlobParams {
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub case_insensitive: bool,
     /// Leave out what `.gitignore` and `.ignore` files say.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub respect_gitignore: bool,
     /// Look into names that start with a dot too.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FsDone, is_false, is_true, on_by_default, yes};
+use super::{FsDone, default_true, is_false, is_true, null_is_true};
 use crate::{PathUri, SandboxContext};
 
 /// `fs/watchMissing`: tells once when one of some missing paths appears, or a present one changes.
@@ -47,7 +47,11 @@ pub struct FsWatchParams {
     pub watch_id: i64,
     pub path: PathUri,
     /// Everything below a directory too, not only its own entries.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub recursive: bool,
     /// How long changes are gathered before they are told; 100 if absent, at most 60,000.
     #[serde(default, skip_serializing_if = "Option::is_none")]

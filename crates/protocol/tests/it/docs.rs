@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use codex_exec_server_protocol::{
-    Call, DecodeLimits, ErrorKind, Family, FileMethod, Incoming, Method, Notice, Touches, call,
-    file_methods, notice, request_methods,
+    Call, DecodeLimits, ErrorKind, Family, FileMethod, Incoming, Method, Notification, Touches,
+    call, file_methods, notification, request_methods,
 };
 use serde_json::value::RawValue;
 
@@ -120,27 +120,41 @@ fn every_example_is_a_message() {
                     parse_half(method, Half::Response, Some(result), &message);
                 }
                 Incoming::Notification { method, params } => match method.as_str() {
-                    notice::Initialized::NAME => {}
-                    notice::ProcessOutput::NAME => {
-                        parse::<<notice::ProcessOutput as Notice>::Params>(params, &message);
+                    notification::Initialized::NAME => {}
+                    notification::ProcessOutput::NAME => {
+                        parse::<<notification::ProcessOutput as Notification>::Params>(
+                            params, &message,
+                        );
                     }
-                    notice::ProcessExited::NAME => {
-                        parse::<<notice::ProcessExited as Notice>::Params>(params, &message);
+                    notification::ProcessExited::NAME => {
+                        parse::<<notification::ProcessExited as Notification>::Params>(
+                            params, &message,
+                        );
                     }
-                    notice::ProcessClosed::NAME => {
-                        parse::<<notice::ProcessClosed as Notice>::Params>(params, &message);
+                    notification::ProcessClosed::NAME => {
+                        parse::<<notification::ProcessClosed as Notification>::Params>(
+                            params, &message,
+                        );
                     }
-                    notice::FsMissingChanged::NAME => {
-                        parse::<<notice::FsMissingChanged as Notice>::Params>(params, &message);
+                    notification::FsMissingChanged::NAME => {
+                        parse::<<notification::FsMissingChanged as Notification>::Params>(
+                            params, &message,
+                        );
                     }
-                    notice::FsSearchMatches::NAME => {
-                        parse::<<notice::FsSearchMatches as Notice>::Params>(params, &message);
+                    notification::FsSearchMatches::NAME => {
+                        parse::<<notification::FsSearchMatches as Notification>::Params>(
+                            params, &message,
+                        );
                     }
-                    notice::FsChanged::NAME => {
-                        parse::<<notice::FsChanged as Notice>::Params>(params, &message);
+                    notification::FsChanged::NAME => {
+                        parse::<<notification::FsChanged as Notification>::Params>(
+                            params, &message,
+                        );
                     }
-                    notice::HttpRequestBodyDelta::NAME => {
-                        parse::<<notice::HttpRequestBodyDelta as Notice>::Params>(params, &message);
+                    notification::HttpRequestBodyDelta::NAME => {
+                        parse::<<notification::HttpRequestBodyDelta as Notification>::Params>(
+                            params, &message,
+                        );
                     }
                     other => panic!("unknown notification {other}: {message}"),
                 },

@@ -3,8 +3,8 @@
 use codex_exec_server_protocol::process::*;
 use codex_exec_server_protocol::session::InitializedParams;
 use codex_exec_server_protocol::{
-    Call, DecodeLimits, ErrorKind, Incoming, Method, RequestId, RpcError, call, encode, notice,
-    parse_params,
+    Call, DecodeLimits, ErrorKind, Incoming, Method, RequestId, RpcError, call, encode,
+    notification, parse_params,
 };
 
 fn text(bytes: Vec<u8>) -> String {
@@ -31,7 +31,7 @@ fn messages_as_they_are_sent() {
         r#"{"error":{"code":-32600,"message":"no","data":{"kind":"malformedMessage"}},"id":-1}"#
     );
     assert_eq!(
-        text(encode::notification::<notice::Initialized>(&InitializedParams {})),
+        text(encode::notification::<notification::Initialized>(&InitializedParams {})),
         r#"{"method":"initialized","params":{}}"#
     );
     let output = ExecOutputDeltaNotification {
@@ -41,7 +41,7 @@ fn messages_as_they_are_sent() {
         chunk: b"hi".to_vec().into(),
     };
     assert_eq!(
-        text(encode::notification::<notice::ProcessOutput>(&output)),
+        text(encode::notification::<notification::ProcessOutput>(&output)),
         "{\"method\":\"process/output\",\"params\":{\"processId\":\"é\\n\",\"seq\":1,\"stream\":\"stdout\",\"chunk\":\"aGk=\"}}"
     );
 }
