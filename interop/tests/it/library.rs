@@ -7,11 +7,11 @@ use codex_exec_client::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::programs::{Server, Whose, home};
+use crate::programs::{Implementation, Server, home};
 use crate::support::soon;
 
 fn server() -> Server {
-    Server::start(Whose::Theirs)
+    Server::start(Implementation::Theirs)
 }
 
 async fn connect(server: &Server) -> ExecServerClient {
@@ -103,9 +103,9 @@ async fn a_terminal_echoes_what_is_typed() {
     let mut stdin = process.take_stdin().unwrap();
     let mut stdout = process.take_stdout().unwrap();
     stdin.write_all(b"hello\n").await.unwrap();
-    let mut said = [0; 14];
-    soon(stdout.read_exact(&mut said)).await.unwrap();
-    assert_eq!(&said, b"hello\r\nhello\r\n");
+    let mut echoed = [0; 14];
+    soon(stdout.read_exact(&mut echoed)).await.unwrap();
+    assert_eq!(&echoed, b"hello\r\nhello\r\n");
     let error = process.resize(10, 20).await.unwrap_err();
     assert!(matches!(error, ExecServerError::Unsupported { .. }), "{error}");
     // The terminal's end of file, typed by us where the server cannot.
@@ -156,7 +156,7 @@ async fn a_session_is_resumed_with_its_processes() {
 #[tokio::test]
 #[ignore = "interop/run runs it"]
 async fn a_command_speaks_over_its_stdin_and_stdout() {
-    let argv = Whose::Theirs.stdio_argv();
+    let argv = Implementation::Theirs.stdio_argv();
     let options = ExecServerClientConnectOptions::default();
     let client = soon(ExecServerClient::connect_stdio_command(argv, options)).await.unwrap();
     let mut process = client.spawn(ExecCommand::shell("echo hi")).await.unwrap();

@@ -37,7 +37,7 @@ fn function(name: &str, arguments: &Value) -> Value {
 /// A scripted model on a port of its own.
 pub struct Model {
     url: String,
-    answers: Arc<Mutex<Vec<String>>>,
+    tool_outputs: Arc<Mutex<Vec<String>>>,
 }
 
 impl Model {
@@ -45,15 +45,15 @@ impl Model {
     pub fn start(steps: Vec<Step>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
-        let answers: Arc<Mutex<Vec<String>>> = Arc::default();
-        let (steps, heard) = (Arc::new(steps), answers.clone());
+        let tool_outputs: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (steps, recorded) = (Arc::new(steps), tool_outputs.clone());
         thread::spawn(move || {
             for socket in listener.incoming() {
-                let (steps, heard) = (steps.clone(), heard.clone());
-                thread::spawn(move || serve(socket.unwrap(), &steps, &heard));
+                let (steps, recorded) = (steps.clone(), recorded.clone());
+                thread::spawn(move || serve(socket.unwrap(), &steps, &recorded));
             }
         });
-        Self { url, answers }
+        Self { url, tool_outputs }
     }
 
     /// Makes a home whose only model is this one.
@@ -67,12 +67,12 @@ impl Model {
     }
 
     /// What the tools answered, in order.
-    pub fn answers(&self) -> Vec<String> {
-        self.answers.lock().unwrap().clone()
+    pub fn tool_outputs(&self) -> Vec<String> {
+        self.tool_outputs.lock().unwrap().clone()
     }
 }
 
-fn serve(mut socket: TcpStream, steps: &[Step], heard: &Mutex<Vec<String>>) {
+fn serve(mut socket: TcpStream, steps: &[Step], recorded: &Mutex<Vec<String>>) {
     let mut reader = BufReader::new(socket.try_clone().unwrap());
     let mut request = String::new();
     reader.read_line(&mut request).unwrap();
@@ -91,7 +91,7 @@ fn serve(mut socket: TcpStream, steps: &[Step], heard: &Mutex<Vec<String>>) {
     let mut body = vec![0; length];
     reader.read_exact(&mut body).unwrap();
     let (kind, text) = match request.split(' ').nth(1) {
-        Some("/v1/responses") => ("text/event-stream", respond(&body, steps, heard)),
+        Some("/v1/responses") => ("text/event-stream", respond(&body, steps, recorded)),
         _ => ("application/json", json!({"models": []}).to_string()),
     };
     let _ = write!(
@@ -101,18 +101,18 @@ fn serve(mut socket: TcpStream, steps: &[Step], heard: &Mutex<Vec<String>>) {
     );
 }
 
-fn respond(body: &[u8], steps: &[Step], heard: &Mutex<Vec<String>>) -> String {
+fn respond(body: &[u8], steps: &[Step], recorded: &Mutex<Vec<String>>) -> String {
     let body: Value = serde_json::from_slice(body).unwrap();
-    let answers: Vec<String> = body["input"]
+    let tool_outputs: Vec<String> = body["input"]
         .as_array()
         .unwrap()
         .iter()
         .filter(|item| item["type"] == "function_call_output")
         .map(|item| item["output"].as_str().map_or(item["output"].to_string(), str::to_owned))
         .collect();
-    let last = answers.last().cloned().unwrap_or_default();
-    let step = steps.get(answers.len()).map(|step| step(&last));
-    *heard.lock().unwrap() = answers;
+    let last = tool_outputs.last().cloned().unwrap_or_default();
+    let step = steps.get(tool_outputs.len()).map(|step| step(&last));
+    *recorded.lock().unwrap() = tool_outputs;
     let item = step.unwrap_or_else(|| {
         json!({"type": "message", "role": "assistant",
             "content": [{"type": "output_text", "text": "done"}]})

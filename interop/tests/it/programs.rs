@@ -8,16 +8,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Longer than anything takes, even on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Whose program.
+/// Which of the two implementations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose {
+pub enum Implementation {
     Ours,
     Theirs,
 }
 
-impl Whose {
+impl Implementation {
     fn path(self) -> String {
         let name = match self {
             Self::Ours => "CODEX_INTEROP_OURS",
@@ -70,12 +70,12 @@ impl Program {
     pub fn start(command: &mut Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let log: Arc<Mutex<String>> = Arc::default();
-        let (said, stderr) = (log.clone(), child.stderr.take().unwrap());
+        let (shared, stderr) = (log.clone(), child.stderr.take().unwrap());
         thread::spawn(move || {
             let mut lines = BufReader::new(stderr);
             let mut line = Vec::new();
             while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
-                said.lock().unwrap().push_str(&String::from_utf8_lossy(&line));
+                shared.lock().unwrap().push_str(&String::from_utf8_lossy(&line));
                 line.clear();
             }
         });
@@ -95,8 +95,8 @@ impl Program {
         self.log.lock().unwrap().clone()
     }
 
-    pub fn ended(mut self) -> ExitStatus {
-        ended(&mut self.child)
+    pub fn wait(mut self) -> ExitStatus {
+        wait(&mut self.child)
     }
 }
 
@@ -107,8 +107,8 @@ impl Drop for Program {
     }
 }
 
-fn ended(child: &mut Child) -> ExitStatus {
-    let until = Instant::now() + PATIENCE;
+fn wait(child: &mut Child) -> ExitStatus {
+    let until = Instant::now() + TIMEOUT;
     loop {
         if let Some(status) = child.try_wait().unwrap() {
             return status;
@@ -127,13 +127,13 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn start(whose: Whose) -> Self {
-        Self::with(whose, |_| {})
+    pub fn start(implementation: Implementation) -> Self {
+        Self::with(implementation, |_| {})
     }
 
-    pub fn with(whose: Whose, change: impl FnOnce(&mut Command)) -> Self {
+    pub fn with(implementation: Implementation, change: impl FnOnce(&mut Command)) -> Self {
         let home = home();
-        let mut command = whose.program(home.path());
+        let mut command = implementation.program(home.path());
         command.args(["exec-server", "--listen", "ws://127.0.0.1:0"]).stdout(Stdio::piped());
         change(&mut command);
         let mut program = Program::start(&mut command);
@@ -145,30 +145,30 @@ impl Server {
 
 /// What a program said, and its exit code.
 #[derive(Debug)]
-pub struct Said {
+pub struct ProgramOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-impl Said {
+impl ProgramOutput {
     /// It ended well, and complained of nothing.
     #[track_caller]
-    pub fn well(self) -> String {
+    pub fn success(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (Some(0), ""), "{self:?}");
         self.out
     }
 
     /// It failed with this code, and its words contain this.
     #[track_caller]
-    pub fn failed(&self, code: i32, words: &str) {
+    pub fn assert_failed(&self, code: i32, words: &str) {
         assert_eq!(self.code, Some(code), "{self:?}");
         assert!(self.err.contains(words), "{self:?}");
     }
 }
 
 /// Runs a program to its end, with this input.
-pub fn output_of(command: &mut Command, input: &[u8]) -> Said {
+pub fn output_of(command: &mut Command, input: &[u8]) -> ProgramOutput {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -181,7 +181,7 @@ pub fn output_of(command: &mut Command, input: &[u8]) -> Said {
     let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let out = thread::spawn(move || all(&mut out));
     let err = thread::spawn(move || all(&mut err));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
@@ -194,11 +194,11 @@ pub fn output_of(command: &mut Command, input: &[u8]) -> Said {
         thread::sleep(Duration::from_millis(5));
     };
     writing.join().unwrap();
-    Said { code: status.code(), out: out.join().unwrap(), err: err.join().unwrap() }
+    ProgramOutput { code: status.code(), out: out.join().unwrap(), err: err.join().unwrap() }
 }
 
 /// Runs a program to its end, without input.
-pub fn output(command: &mut Command) -> Said {
+pub fn output(command: &mut Command) -> ProgramOutput {
     output_of(command, b"")
 }
 
@@ -211,7 +211,7 @@ fn all(from: &mut impl Read) -> String {
 /// Waits until it holds.
 #[track_caller]
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !holds() {
         assert!(Instant::now() < until, "never: {what}");
         thread::sleep(Duration::from_millis(20));

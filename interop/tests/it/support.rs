@@ -4,7 +4,7 @@ use std::future::Future;
 
 use codex_exec_client::{ExecServerClient, RemoteExecServerConnectArgs};
 
-use crate::programs::{PATIENCE, Server, Whose};
+use crate::programs::{Implementation, Server, TIMEOUT};
 
 /// Their server, and our client on it. Those tests are not ignored, so without one there is none.
 pub async fn server() -> Option<(Server, ExecServerClient)> {
@@ -12,7 +12,7 @@ pub async fn server() -> Option<(Server, ExecServerClient)> {
         eprintln!("skipped: interop/run runs it");
         return None;
     }
-    let server = Server::start(Whose::Theirs);
+    let server = Server::start(Implementation::Theirs);
     let args = RemoteExecServerConnectArgs::new(&server.url, "interop");
     let client = ExecServerClient::connect_websocket(args).await.unwrap();
     Some((server, client))
@@ -20,5 +20,5 @@ pub async fn server() -> Option<(Server, ExecServerClient)> {
 
 /// Fails instead of hanging.
 pub async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.expect("it takes too long")
+    tokio::time::timeout(TIMEOUT, future).await.expect("it takes too long")
 }

@@ -26,21 +26,21 @@ pub async fn small(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()>
         if !report.wants(name) {
             continue;
         }
-        let _apart = placement::apart()?;
+        let _isolation = placement::isolate_client()?;
         let directory = tempfile::tempdir()?;
         let file = directory.path().join("file");
         std::fs::write(&file, [b'x'; 1024])?;
         let (server, echo) = (Target::exec_server()?, Target::floor("echo")?);
         let mut client = Client::initialize(&server.url).await?;
         let mut bare = Client::connect(&echo.url).await?;
-        let question = request(method, &serde_json::json!({ "path": uri(&file) }));
-        client.send(question.clone()).await?;
-        let answer = client.until("\"result\"").await?;
-        let plain = format!("{:<1$}", answer.len(), question.len());
+        let request_text = request(method, &serde_json::json!({ "path": uri(&file) }));
+        client.send(request_text.clone()).await?;
+        let response = client.until("\"result\"").await?;
+        let plain = format!("{:<1$}", response.len(), request_text.len());
         let (mut measured, mut floor) = (Vec::new(), Vec::new());
         for _ in 0..3000 * effort {
             let began = Instant::now();
-            client.send(question.clone()).await?;
+            client.send(request_text.clone()).await?;
             client.next().await?;
             measured.push(began.elapsed());
             let began = Instant::now();
@@ -70,13 +70,13 @@ pub async fn large(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()>
     let (server, ready_made) = (Target::exec_server()?, Target::floor("ready-made")?);
     let mut client = Client::initialize(&server.url).await?;
     let mut bare = Client::connect(&ready_made.url).await?;
-    let question = request("fs/readFile", &serde_json::json!({ "path": uri(&file) }));
+    let request_text = request("fs/readFile", &serde_json::json!({ "path": uri(&file) }));
     let before = server.most_resident()?;
     let (mut measured, mut floor) = (Vec::new(), Vec::new());
     let mut len = 0;
     for _ in 0..7 * effort {
         let began = Instant::now();
-        client.send(question.clone()).await?;
+        client.send(request_text.clone()).await?;
         len = client.until("\"result\"").await?.len();
         measured.push(began.elapsed());
         bare.send(format!("1 {len}")).await?;
@@ -178,14 +178,14 @@ pub async fn walk(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> 
         "followDirectorySymlinks": false,
     });
     let params = serde_json::json!({ "path": uri(root.path()), "options": options });
-    let question = request("fs/walk", &params);
+    let request_text = request("fs/walk", &params);
     let (mut measured, mut floor) = (Vec::new(), Vec::new());
     for _ in 0..7 * effort {
         let began = Instant::now();
-        client.send(question.clone()).await?;
-        let answer = client.until("\"result\"").await?;
+        client.send(request_text.clone()).await?;
+        let response = client.until("\"result\"").await?;
         measured.push(began.elapsed());
-        let tail = answer.get(answer.len().saturating_sub(40)..).context("an answer")?;
+        let tail = response.get(response.len().saturating_sub(40)..).context("an answer")?;
         ensure!(
             String::from_utf8_lossy(tail).contains("\"truncated\":false"),
             "not all was walked"

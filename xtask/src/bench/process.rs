@@ -38,7 +38,7 @@ pub async fn keystroke_echo(report: &mut Report<'_>, effort: usize) -> anyhow::R
     if !report.wants(name) {
         return Ok(());
     }
-    let _apart = placement::apart()?;
+    let _isolation = placement::isolate_client()?;
     let server = Target::exec_server()?;
     let echo = Target::floor("echo")?;
     let mut client = Client::initialize(&server.url).await?;

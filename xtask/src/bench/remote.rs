@@ -29,12 +29,12 @@ struct Cloud {
 
 impl Cloud {
     /// Behind a relay that only forwards frames.
-    async fn bare() -> anyhow::Result<Self> {
-        Self::behind(Target::floor("forwarder")?, "token".to_owned(), None).await
+    async fn behind_forwarder() -> anyhow::Result<Self> {
+        Self::start(Target::floor("forwarder")?, "token".to_owned(), None).await
     }
 
     /// Behind a rendezvous.
-    async fn whole() -> anyhow::Result<Self> {
+    async fn behind_rendezvous() -> anyhow::Result<Self> {
         let data = tempfile::tempdir()?;
         let rendezvous = Target::codex(|codex| {
             codex.args(["rendezvous", "serve", "--listen", "127.0.0.1:0", "--data"]);
@@ -45,10 +45,10 @@ impl Cloud {
         let created = create.arg(data.path()).output()?;
         ensure!(created.status.success(), "{}", String::from_utf8_lossy(&created.stderr));
         let token = String::from_utf8(created.stdout)?.trim().to_owned();
-        Self::behind(rendezvous, token, Some(data)).await
+        Self::start(rendezvous, token, Some(data)).await
     }
 
-    async fn behind(
+    async fn start(
         relay: Target,
         token: String,
         data: Option<tempfile::TempDir>,
@@ -89,8 +89,8 @@ pub async fn echo(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> 
     if !report.wants(bare) && !report.wants(whole) {
         return Ok(());
     }
-    let _apart = placement::apart()?;
-    let (relay, rendezvous) = (Cloud::bare().await?, Cloud::whole().await?);
+    let _isolation = placement::isolate_client()?;
+    let (relay, rendezvous) = (Cloud::behind_forwarder().await?, Cloud::behind_rendezvous().await?);
     let server = Target::exec_server()?;
     let mut times = Vec::new();
     for client in [plain(&server).await?, relay.connect().await?, rendezvous.connect().await?] {
@@ -128,7 +128,7 @@ pub async fn echo_beside_a_flood(report: &mut Report<'_>, effort: usize) -> anyh
     if !report.wants(name) {
         return Ok(());
     }
-    let (rendezvous, server) = (Cloud::whole().await?, Target::exec_server()?);
+    let (rendezvous, server) = (Cloud::behind_rendezvous().await?, Target::exec_server()?);
     let plain = [plain(&server).await?, plain(&server).await?];
     let relayed = [rendezvous.connect().await?, rendezvous.connect().await?];
     let mut times = Vec::new();
@@ -153,7 +153,7 @@ pub async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()
     if !report.wants(bare) && !report.wants(whole) {
         return Ok(());
     }
-    let (relay, rendezvous) = (Cloud::bare().await?, Cloud::whole().await?);
+    let (relay, rendezvous) = (Cloud::behind_forwarder().await?, Cloud::behind_rendezvous().await?);
     let server = Target::exec_server()?;
     let clients = [plain(&server).await?, relay.connect().await?, rendezvous.connect().await?];
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
@@ -192,7 +192,7 @@ pub async fn streams(report: &mut Report<'_>) -> anyhow::Result<()> {
     if !report.wants(handshake) && !report.wants(memory) {
         return Ok(());
     }
-    let cloud = Cloud::whole().await?;
+    let cloud = Cloud::behind_rendezvous().await?;
     // Whatever only the first one costs.
     let _first = cloud.connect().await?;
     let (time, resident) = (cloud.executor.processor_time()?, cloud.executor.resident()?);

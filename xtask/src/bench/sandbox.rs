@@ -57,7 +57,7 @@ pub async fn start_to_closed(report: &mut Report<'_>, effort: usize) -> anyhow::
                 times.push(began.elapsed());
             }
         }
-        told(report, &name, measured, floor, Goal::AtMost(3.5));
+        report_ratio(report, &name, measured, floor, Goal::AtMost(3.5));
     }
     Ok(())
 }
@@ -90,7 +90,7 @@ pub async fn files(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()>
                 times.push(began.elapsed());
             }
         }
-        told(report, name, measured, floor, Goal::AtMost(3.0));
+        report_ratio(report, name, measured, floor, Goal::AtMost(3.0));
     }
     if !report.wants(cold) {
         return Ok(());
@@ -110,7 +110,7 @@ pub async fn files(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()>
         client.until("process/closed").await?;
         floor.push(began.elapsed());
     }
-    told(report, cold, measured, floor, Goal::AtMost(1.0));
+    report_ratio(report, cold, measured, floor, Goal::AtMost(1.0));
     Ok(())
 }
 
@@ -167,7 +167,7 @@ pub fn prepare(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
         }
         for (name, [measured, floor], goal) in [(name, again, 20.0), (first, anew, 100.0)] {
             if report.wants(&name) {
-                told(report, &name, measured, floor, Goal::AtMost(goal));
+                report_ratio(report, &name, measured, floor, Goal::AtMost(goal));
             }
         }
     }
@@ -203,7 +203,7 @@ fn context(paths: &[PathBuf], access: &str, cwd: &str) -> Value {
     })
 }
 
-fn told(
+fn report_ratio(
     report: &mut Report<'_>,
     name: &str,
     mut measured: Vec<Duration>,

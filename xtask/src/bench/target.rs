@@ -50,18 +50,18 @@ impl Target {
     pub fn silent(arguments: impl FnOnce(&mut Command)) -> anyhow::Result<Self> {
         let mut command = Command::new(Self::program()?);
         arguments(&mut command);
-        placement::elsewhere(&mut command);
+        placement::pin_server(&mut command);
         let streams = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Self { child: streams.spawn()?, url: String::new() })
     }
 
     /// A bare websocket peer.
-    pub fn floor(what: &str) -> anyhow::Result<Self> {
-        Self::start(Command::new(std::env::current_exe()?).args(["floor-server", what]))
+    pub fn floor(kind: &str) -> anyhow::Result<Self> {
+        Self::start(Command::new(std::env::current_exe()?).args(["floor-server", kind]))
     }
 
     fn start(command: &mut Command) -> anyhow::Result<Self> {
-        placement::elsewhere(command);
+        placement::pin_server(command);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let stdout = child.stdout.take().context("stdout")?;
         let mut url = String::new();
@@ -88,11 +88,11 @@ impl Target {
         Ok(Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second())?)
     }
 
-    fn status(&self, what: &'static str) -> anyhow::Result<u64> {
+    fn status(&self, field: &'static str) -> anyhow::Result<u64> {
         let path = format!("/proc/{}/status", self.child.id());
         let status = std::fs::read_to_string(path)?;
-        let line = status.lines().find(|line| line.starts_with(what)).context(what)?;
-        let kib: u64 = line.split_whitespace().nth(1).context(what)?.parse()?;
+        let line = status.lines().find(|line| line.starts_with(field)).context(field)?;
+        let kib: u64 = line.split_whitespace().nth(1).context(field)?.parse()?;
         Ok(kib << 10)
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 
 /// How long anything may take.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Every process with this token in its command line or environment, with its command line.
 pub fn with_token(token: &str) -> Vec<(u32, String)> {
@@ -64,7 +64,7 @@ pub fn sandboxes(server: u32) -> Vec<u32> {
 }
 
 /// Whether a keeper keeps a sandbox and no program.
-pub fn keeps_sandbox(keeper: u32) -> bool {
+pub fn has_only_sandboxes(keeper: u32) -> bool {
     children(keeper).into_iter().all(is_sandbox)
 }
 
@@ -74,7 +74,7 @@ fn is_sandbox(pid: u32) -> bool {
 }
 
 /// Whether a keeper keeps what waits to become the next sandbox, which is no client's.
-pub fn keeps_spare(keeper: u32) -> bool {
+pub fn has_spare(keeper: u32) -> bool {
     children(keeper).into_iter().any(|pid| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         String::from_utf8_lossy(&line).ends_with("__linux-sandbox\0wait\0")
@@ -92,8 +92,8 @@ pub fn descriptors(pid: u32) -> usize {
 }
 
 /// Waits until there is nothing to complain of, and complains if that takes too long.
-pub async fn settles(what: impl Fn() -> Option<String>) -> anyhow::Result<()> {
-    let until = Instant::now() + PATIENCE;
+pub async fn wait_until_none(what: impl Fn() -> Option<String>) -> anyhow::Result<()> {
+    let until = Instant::now() + TIMEOUT;
     while let Some(complaint) = what() {
         if Instant::now() > until {
             anyhow::bail!(complaint);

@@ -27,8 +27,8 @@ pub async fn run(codex: &Path, url: &str, mut rng: Rng) -> anyhow::Result<()> {
         stdin.write_all(case.patch().as_bytes()).await?;
         drop(stdin);
         let output = child.wait_with_output().await?;
-        let said = format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
-        case.judge(output.status.success(), &said).map_err(anyhow::Error::msg)?;
+        let detail = format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+        case.judge(output.status.success(), &detail).map_err(anyhow::Error::msg)?;
     }
     Ok(())
 }

@@ -6,23 +6,23 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 
 /// A package as somebody depends on it, and what must not come with it.
-struct Wall {
+struct Boundary {
     package: &'static str,
     /// `None`: the default features.
     features: Option<&'static str>,
     without: &'static [&'static str],
 }
 
-const fn wall(package: &'static str, without: &'static [&'static str]) -> Wall {
-    Wall { package, features: None, without }
+const fn boundary(package: &'static str, without: &'static [&'static str]) -> Boundary {
+    Boundary { package, features: None, without }
 }
 
-const fn with(
+const fn with_features(
     package: &'static str,
     features: &'static str,
     without: &'static [&'static str],
-) -> Wall {
-    Wall { package, features: Some(features), without }
+) -> Boundary {
+    Boundary { package, features: Some(features), without }
 }
 
 const HOST: &str = "codex-exec-host";
@@ -33,34 +33,43 @@ const CREDENTIALS: &str = "codex-exec-credentials";
 const SERVING: &str = "codex-exec-serving";
 // Noise, the boxes of sign-in, NATS.
 const NOISE: &str = "clatter";
-const BOXES: &str = "crypto_box";
+const CRYPTO_BOX: &str = "crypto_box";
 const NATS: &str = "async-nats";
 
-const WALLS: &[Wall] = &[
-    wall("codex-exec-server-protocol", &["tokio", "hyper"]),
-    wall("codex-exec-relay-core", &["tokio", "serde_json"]),
-    wall("codex-exec-rpc", &[HOST, SANDBOX, "hyper"]),
-    wall(SANDBOX, &["tokio"]),
-    wall(HOST, &["codex-exec-rpc", "hyper"]),
-    wall(CLIENT, &[HOST, SANDBOX, CREDENTIALS, SERVING]),
-    wall(SERVING, &[CLIENT]),
-    wall(REMOTE, &[HOST, SANDBOX, CLIENT, SERVING, CREDENTIALS, BOXES]),
-    wall(CREDENTIALS, &[HOST, SANDBOX, CLIENT, SERVING]),
-    wall("codex-rendezvous", &[HOST, SANDBOX, CLIENT, SERVING, CREDENTIALS]),
-    wall("codex-exec-server", &[NATS]),
-    with("codex-exec-server", "server", &[NOISE, BOXES, NATS, CLIENT, REMOTE, CREDENTIALS]),
-    with("codex-exec-server", "client", &[NOISE, BOXES, NATS, HOST, SANDBOX, REMOTE]),
-    with("codex-exec-server", "client,server", &[NOISE, BOXES, NATS, REMOTE, CREDENTIALS]),
+const BOUNDARIES: &[Boundary] = &[
+    boundary("codex-exec-server-protocol", &["tokio", "hyper"]),
+    boundary("codex-exec-relay-core", &["tokio", "serde_json"]),
+    boundary("codex-exec-rpc", &[HOST, SANDBOX, "hyper"]),
+    boundary(SANDBOX, &["tokio"]),
+    boundary(HOST, &["codex-exec-rpc", "hyper"]),
+    boundary(CLIENT, &[HOST, SANDBOX, CREDENTIALS, SERVING]),
+    boundary(SERVING, &[CLIENT]),
+    boundary(REMOTE, &[HOST, SANDBOX, CLIENT, SERVING, CREDENTIALS, CRYPTO_BOX]),
+    boundary(CREDENTIALS, &[HOST, SANDBOX, CLIENT, SERVING]),
+    boundary("codex-rendezvous", &[HOST, SANDBOX, CLIENT, SERVING, CREDENTIALS]),
+    boundary("codex-exec-server", &[NATS]),
+    with_features(
+        "codex-exec-server",
+        "server",
+        &[NOISE, CRYPTO_BOX, NATS, CLIENT, REMOTE, CREDENTIALS],
+    ),
+    with_features("codex-exec-server", "client", &[NOISE, CRYPTO_BOX, NATS, HOST, SANDBOX, REMOTE]),
+    with_features(
+        "codex-exec-server",
+        "client,server",
+        &[NOISE, CRYPTO_BOX, NATS, REMOTE, CREDENTIALS],
+    ),
 ];
 
-/// Everything that is behind a wall it must not be behind.
+/// Everything that is behind a boundary it must not be behind.
 pub fn complaints() -> anyhow::Result<Vec<String>> {
     let mut complaints = Vec::new();
-    for wall in WALLS {
-        let tree = tree(wall)?;
-        let of = wall.features.map(|names| format!(" with `{names}` alone")).unwrap_or_default();
-        for found in found(&tree, wall.without) {
-            let package = wall.package;
+    for boundary in BOUNDARIES {
+        let tree = tree(boundary)?;
+        let of =
+            boundary.features.map(|names| format!(" with `{names}` alone")).unwrap_or_default();
+        for found in found(&tree, boundary.without) {
+            let package = boundary.package;
             complaints.push(format!("{package}{of}: is built with {found}, and must not be"));
         }
     }
@@ -68,17 +77,17 @@ pub fn complaints() -> anyhow::Result<Vec<String>> {
 }
 
 /// The packages that are built, one a line; the first word is the name.
-fn tree(wall: &Wall) -> anyhow::Result<String> {
+fn tree(boundary: &Boundary) -> anyhow::Result<String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut tree = Command::new(cargo);
     tree.args(["tree", "--locked", "--offline", "--prefix=none", "--edges=normal"]);
-    tree.args(["--package", wall.package]);
-    if let Some(features) = wall.features {
+    tree.args(["--package", boundary.package]);
+    if let Some(features) = boundary.features {
         tree.args(["--no-default-features", "--features", features]);
     }
     let output = tree.output().context("cargo tree")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "cargo tree of {} failed: {said}", wall.package);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "cargo tree of {} failed: {stderr}", boundary.package);
     Ok(String::from_utf8(output.stdout)?)
 }
 
@@ -101,11 +110,11 @@ mod tests {
     #[test]
     fn a_wall_has_another_side() {
         // A name that is misspelt would never be found: each is that of a package somewhere.
-        let all = Wall { package: "codex", features: None, without: &[] };
+        let all = Boundary { package: "codex", features: None, without: &[] };
         let all = tree(&all).unwrap();
-        for wall in WALLS {
-            let known = found(&all, wall.without);
-            assert_eq!(known, wall.without, "{}", wall.package);
+        for boundary in BOUNDARIES {
+            let known = found(&all, boundary.without);
+            assert_eq!(known, boundary.without, "{}", boundary.package);
         }
     }
 }
