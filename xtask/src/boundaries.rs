@@ -101,14 +101,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_compared_whole() {
+    fn package_names_match_whole_words() {
         let tree = "codex-exec-server v0.1.0 (/x)\ntokio-util v0.7.0\nhyper v1.0.0 (*)\n";
         assert_eq!(found(tree, &["tokio", "hyper", "codex-exec"]), ["hyper"]);
         assert_eq!(found("", &["tokio"]), Vec::<&str>::new());
     }
 
     #[test]
-    fn a_wall_has_another_side() {
+    fn every_forbidden_package_exists() {
         // A name that is misspelt would never be found: each is that of a package somewhere.
         let all = Boundary { package: "codex", features: None, without: &[] };
         let all = tree(&all).unwrap();

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unsafe_code_is_told_from_words() {
+    fn unsafe_code_is_distinguished_from_comments() {
         assert!(has_unsafe("let a = unsafe { b() };") && has_unsafe("pub unsafe fn a() {}"));
         assert!(!has_unsafe("// an unsafe { block }\nlet unsafe_fn = 1;"));
         let paths: Vec<_> = named_paths("see `host/src/a.rs` and `b c`, `d`").collect();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_errors_are_found() {
+    fn decisions_by_error_message_are_found() {
         for bad in [
             "if error.to_string().contains(\"unknown session id\") {",
             "Err(e) if e.to_string().starts_with(prefix) => {",
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sandbox_is_asked_in_one_file() {
+    fn only_one_file_may_name_the_sandbox_crate() {
         let text = "use codex_linux_sandbox::Launch;";
         for (file, bypasses) in [
             ("crates/host/src/process/host.rs", true),
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn sources() {
+    fn source_checks_report_each_problem() {
         let file = Path::new("x.rs");
         assert_eq!(check_source(file, "//! Purpose.\n"), Vec::<String>::new());
         assert_eq!(check_source(file, "fn f() {}\n").len(), 1);

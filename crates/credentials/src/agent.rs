@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_of_both_versions_of_pkcs8() {
+    fn seed_is_read_from_both_pkcs8_versions() {
         let v2 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).unwrap();
         let key = Ed25519KeyPair::from_pkcs8(v2.as_ref()).unwrap();
         let seed = seed_of(v2.as_ref()).unwrap();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_task_id_opens_with_the_key_that_the_seed_gives() {
+    fn sealed_task_id_is_decrypted_with_the_derived_key() {
         // The RFC 8032 test key 1; its public key as a Montgomery point is what libsodium's
         // crypto_sign_ed25519_sk_to_curve25519 and crypto_scalarmult_base give.
         let seed = [0x2a; 32];
@@ -259,7 +259,7 @@ mod tests {
     impl crypto_box::aead::rand_core::CryptoRng for Rng {}
 
     #[test]
-    fn tokens_that_are_no_identity() {
+    fn invalid_agent_tokens_are_rejected() {
         for claims in [
             serde_json::json!({}),
             serde_json::json!({"agent_runtime_id": "a", "agent_private_key": "!!"}),

@@ -173,7 +173,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn private_whole_and_with_what_others_wrote() {
+    fn auth_file_is_private_and_preserves_unknown_members() {
         let home = tempfile::tempdir().unwrap();
         let file = AuthFile::in_home(&home.path().join("new"));
         assert_eq!(file.read().unwrap(), None);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_said_to_be_one() {
+    fn damaged_auth_file_is_reported() {
         let home = tempfile::tempdir().unwrap();
         let file = AuthFile::in_home(home.path());
         fs::write(file.path(), "{").unwrap();

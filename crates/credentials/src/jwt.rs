@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_are_read() {
+    fn jwt_claims_are_parsed() {
         let read = claims(&token(
             r#"{"exp":100,"aud":["a","b"],"https://api.openai.com/auth":{"chatgpt_account_id":"acc"}}"#,
         ))
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token() {
+    fn malformed_jwts_are_rejected() {
         for bad in ["", "a.b", "a.b.c.d", "e30.!!.x", "e30.e3.x", "opaque"] {
             assert!(claims(&bad.into()).is_none(), "{bad}");
         }

@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_credential_goes_only_where_its_rule_allows() {
+    fn credential_is_sent_only_to_permitted_hosts() {
         let url = |text: &str| text.parse::<BaseUrl>().unwrap();
         let key = SignIn::api_key("k".into());
         let token = SignIn::bearer("t".into());

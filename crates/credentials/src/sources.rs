@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn precedence() {
+    fn sign_in_sources_follow_their_precedence() {
         let both = r#"{"OPENAI_API_KEY":"f","tokens":{"id_token":"","access_token":"t","refresh_token":"r","account_id":"a"}}"#;
         let (_kept, mut sources) = home(both);
         let kind =
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_never_made_up_for_by_another() {
+    fn requested_credential_kind_is_never_substituted() {
         let sources = SignInSources { api_key: Some("k".into()), ..Default::default() };
         let error = sources.sign_in(SignInKind::AgentIdentity).unwrap_err();
         assert!(matches!(error, SignInError::NoAccessToken));

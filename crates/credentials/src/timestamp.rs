@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_moments() {
+    fn rfc3339_matches_known_times() {
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_400, "2000-02-29T00:00:00Z"),

@@ -214,7 +214,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn by_hand_is_what_serde_writes(
+        fn manual_encoding_matches_serde(
             id in "\\PC{0,8}",
             write_id in proptest::option::of("\\PC{0,8}"),
             close_stdin: bool,

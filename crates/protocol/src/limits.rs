@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_twice_is_found_at_any_depth_and_through_escapes() {
+    fn duplicate_keys_are_found_at_any_depth_and_through_escapes() {
         assert!(error(r#"{"a":1,"a":2}"#).contains("duplicate key `a`"));
         assert!(error(r#"{"x":[{"a":{"b":1,"\u0062":2}}]}"#).contains("duplicate key `b`"));
         let many: Vec<_> = (0..100).map(|i| format!("\"k{i}\":{i}")).collect();

@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_number_is_used_once_and_never_wraps() {
+    fn sequence_numbers_end_at_the_maximum_without_wrapping() {
         let config = Config::default();
         let now = Instant::now();
         let last = u64::from(u32::MAX);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_name_the_gap_and_only_the_gap_is_sent_again() {
+    fn ack_bits_retransmit_only_the_gap() {
         let config = Config::default();
         let now = Instant::now();
         let mut window = SendWindow::default();
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unproven_peer_costs_a_bounded_tail() {
+    fn unproven_peer_retains_a_bounded_tail() {
         let config = Config { unproven_segments: 4, ..Config::default() };
         let now = Instant::now();
         let mut window = SendWindow::default();

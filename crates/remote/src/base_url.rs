@@ -116,14 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn slashes_are_trimmed_and_segments_escaped() {
+    fn base_url_trims_slashes_and_escapes_segments() {
         let base = url("https://h.example/api//");
         assert_eq!(base.join(&["a b", "../c"]), "https://h.example/api/a%20b/..%2Fc");
         assert_eq!(base.to_string(), "https://h.example/api");
     }
 
     #[test]
-    fn what_is_no_base_url() {
+    fn invalid_base_urls_are_rejected() {
         for bad in
             ["", "h", "ftp://h", "https://", "https://u:p@h", "https://h?x=1", "https://h/#x"]
         {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn trust_is_by_whole_labels_and_https() {
+    fn openai_hosts_match_whole_labels_over_https() {
         for yes in ["https://openai.com", "https://api.OpenAI.org:8443/x"] {
             assert!(url(yes).is_openai(), "{yes}");
         }

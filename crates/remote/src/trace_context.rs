@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_trace_is_passed_on() {
+    fn only_a_valid_traceparent_is_forwarded() {
         let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let context = TraceContext::new(Some(good), Some("a=b"));
         assert_eq!(context.0[TRACEPARENT], good);

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn public_urls() {
+    fn public_url_accepts_only_http_and_https() {
         let url: PublicUrl = "https://r.example.com/x/".parse().unwrap();
         assert_eq!(url.as_str(), "https://r.example.com/x");
         assert_eq!(url.websocket(), "wss://r.example.com/x");

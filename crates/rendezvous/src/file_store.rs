@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_disk_refuses_and_recovers() {
+    async fn full_disk_refuses_changes_and_recovers() {
         let dir = tempfile::tempdir().unwrap();
         let store = FileStore::open(dir.path(), 1).unwrap();
         store.register(registration("before")).await.unwrap();
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_journal_does_not_grow_for_ever() {
+    async fn journal_size_is_bounded_by_compaction() {
         let dir = tempfile::tempdir().unwrap();
         let store = FileStore::open(dir.path(), 1).unwrap();
         store.register(registration("e")).await.unwrap();

@@ -309,7 +309,7 @@ mod tests {
     use crate::registry::RENDEZVOUS_PATH;
 
     #[test]
-    fn paths() {
+    fn request_paths_parse_to_calls() {
         let call = |path| Call::parse(path);
         assert_eq!(call("/healthz"), Ok(Call::Health));
         assert_eq!(call(RENDEZVOUS_PATH), Ok(Call::Rendezvous));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn bearers() {
+    fn bearer_scheme_is_case_insensitive() {
         assert_eq!(bearer("Bearer abc"), Some("abc"));
         assert_eq!(bearer("bearer  abc"), Some("abc"));
         assert_eq!(bearer("Basic abc"), None);

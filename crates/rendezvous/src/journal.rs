@@ -226,7 +226,7 @@ mod tests {
 
     /// Only root can tell: for others there is nothing to give away.
     #[test]
-    fn what_root_makes_belongs_to_whom_the_directory_belongs() {
+    fn files_created_by_root_belong_to_the_directory_owner() {
         let (dir, path) = file();
         let mine = dir.path().metadata().unwrap().uid();
         let owner = if mine == 0 { 65534 } else { mine };
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_of_the_file_gives_whole_records_and_takes_more() {
+    fn truncated_journal_yields_whole_records_and_accepts_more() {
         let (_dir, path) = file();
         let (mut journal, none) = Journal::open::<u32>(&path).unwrap();
         assert!(none.is_empty());
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_line_spoils_itself_only() {
+    fn damaged_line_loses_only_itself() {
         let (_dir, path) = file();
         let (mut journal, _) = Journal::open::<String>(&path).unwrap();
         for word in ["one", "two", "three"] {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_an_error_and_spoils_nothing() {
+    fn full_disk_append_fails_without_damage() {
         // The device that is always full.
         let (_dir, path) = file();
         let (mut journal, _) = Journal::open::<u32>(&path).unwrap();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn rewriting_keeps_what_is_given() {
+    fn rewrite_replaces_all_records() {
         let (_dir, path) = file();
         let (mut journal, _) = Journal::open::<u32>(&path).unwrap();
         (0..100).for_each(|number| journal.append(&number, false).unwrap());
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_journal_is_followed() {
+    fn shared_journal_reports_changes_and_replacement() {
         let (_dir, path) = file();
         let mut shared = SharedJournal::new(path.clone());
         assert_eq!(shared.changes::<u32>().unwrap(), None);

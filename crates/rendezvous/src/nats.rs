@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers() {
+    fn nats_urls_are_parsed_without_showing_passwords() {
         let servers: NatsServers = "nats://a:1, tls://user:hunter2@b".parse().unwrap();
         assert_eq!(servers.0.len(), 2);
         assert_eq!(format!("{servers:?}"), "NatsServers(2)");

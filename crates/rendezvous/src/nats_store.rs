@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_of_environments() {
+    fn environment_keys_round_trip() {
         for id in ["e1", "a.b", ".", "x~y:z@w+v-", "…"] {
             let key = environment_key(id);
             assert!(key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)));

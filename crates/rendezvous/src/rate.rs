@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn so_many_a_minute() {
+    async fn rate_limiter_refills_per_minute() {
         let rate = RateLimiter::new(3);
         assert!((0..3).all(|_| rate.try_take("a")));
         assert!(!rate.try_take("a"));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn so_many_a_second() {
+    async fn throttle_spreads_calls_over_seconds() {
         let start = Instant::now();
         let mut pace = Throttle::new(10);
         for _ in 0..25 {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn keys_are_bounded() {
+    async fn rate_limiter_keys_are_bounded() {
         let rate = RateLimiter::new(3);
         (0..30_000).for_each(|key| assert!(rate.try_take(key)));
         assert!(rate.buckets.lock().len() <= MAX_KEYS);

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_its_claimants_only() {
+    fn stream_belongs_to_the_harness_that_claimed_it() {
         let (mut table, ann, bob) = table();
         let data = |id| frame(id, BodyKind::Data);
         assert_eq!(table.harness_frame(1, &ann, data("s")), FromHarness::Refuse("unknown_stream"));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn limits() {
+    fn stream_limits_are_enforced() {
         let (mut table, ann, bob) = table();
         let claim = |id| frame(id, BodyKind::Resume);
         let refused = FromHarness::Refuse("too_many_streams");
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn only_streams_that_acknowledge_both_ways_outlive_a_socket() {
+    fn only_streams_acking_both_ways_survive_a_socket() {
         let now = Instant::now();
         let (mut table, ann, _) = table();
         for stream in ["plain", "acking"] {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_is_claimed_again_is_known_to_acknowledge() {
+    fn resumed_stream_counts_as_acknowledging() {
         let (mut table, ann, _) = table();
         let again = Peek { stream_id: "s", kind: BodyKind::Resume, acknowledges: true };
         assert_eq!(table.harness_frame(1, &ann, again), FromHarness::Forward);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_stream_ends_with_its_harness() {
+    fn stream_without_acks_ends_with_its_harness() {
         let (mut table, ann, _) = table();
         table.harness_frame(1, &ann, frame("s", BodyKind::Handshake));
         assert!(table.knows("ann") && !table.knows("bob"));

@@ -380,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages() {
+    fn close_messages_round_trip() {
         for reason in REASONS {
             let message = close_message(7, reason);
             let (kind, id, rest) = parse(&message).unwrap();

@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_secret_is_shown() {
+    fn debug_and_errors_hide_secrets() {
         let mut dial = WebsocketDial::new("wss://user:pass@host:1/path?token=secret#x");
         dial.bearer_token = Some("hunter2".into());
         let shown = format!("{dial:?}");
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_dialled_says_why() {
+    fn invalid_dial_url_error_states_the_reason() {
         for (url, why) in [
             ("http://h", "scheme is `http`"),
             ("h:1", "scheme"),

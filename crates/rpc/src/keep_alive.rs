@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pings_and_giving_up_follow_the_rules() {
+    async fn timer_pings_and_gives_up_as_the_model_does() {
         let config =
             KeepAlive { idle: Duration::from_secs(IDLE), timeout: Duration::from_secs(TIMEOUT) };
         let (mut given_up, mut kept) = (0, 0);

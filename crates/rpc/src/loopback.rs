@@ -31,7 +31,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_loopback_listener_accepts_is_unpaced() {
+    fn loopback_listener_accepts_sockets_without_pacing() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         disable_pacing_on_loopback(&listener, address);
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_for_the_network_keeps_what_the_system_chose() {
+    fn network_listener_keeps_the_default_congestion_control() {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let before = congestion(&listener);
         disable_pacing_on_loopback(&listener, listener.local_addr().unwrap());

@@ -91,7 +91,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn every_request_is_answered_once() {
+    fn every_request_is_completed_exactly_once() {
         let (responses, got) = mpsc::channel();
         let mut pending = Pending::<&str>::default();
         let mut add = || {

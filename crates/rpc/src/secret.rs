@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_read_where_it_is_asked_for_and_wiped_when_dropped() {
+    fn secret_is_exposed_on_request_and_wiped_on_drop() {
         fn is_wiped(_: &impl ZeroizeOnDrop) {}
         let secret: Secret = serde_json::from_str(r#""hunter2""#).unwrap();
         assert_eq!(secret.expose(), "hunter2");

@@ -21,7 +21,7 @@ async fn connect(server: &Server) -> ExecServerClient {
 
 #[tokio::test]
 #[ignore = "interop/run runs it"]
-async fn commands_run_and_say_what_they_say() {
+async fn commands_return_output_and_exit_code() {
     let server = server();
     let client = connect(&server).await;
     assert!(client.session_id().is_some());
@@ -75,7 +75,7 @@ async fn their_errors_are_recognized() {
 
 #[tokio::test]
 #[ignore = "interop/run runs it"]
-async fn the_environment_is_the_servers_with_changes() {
+async fn command_environment_extends_the_servers() {
     let server = server();
     let client = connect(&server).await;
     let command = ExecCommand::shell("test -n \"$PATH\" && echo $GREETING").env("GREETING", "hi");
@@ -85,7 +85,7 @@ async fn the_environment_is_the_servers_with_changes() {
 
 #[tokio::test]
 #[ignore = "interop/run runs it"]
-async fn sixteen_mebibytes_come_whole() {
+async fn sixteen_mebibytes_of_output_arrive_complete() {
     let server = server();
     let client = connect(&server).await;
     let command = ExecCommand::shell("head -c 16777216 /dev/zero | tr '\\0' x");
@@ -155,7 +155,7 @@ async fn a_session_is_resumed_with_its_processes() {
 
 #[tokio::test]
 #[ignore = "interop/run runs it"]
-async fn a_command_speaks_over_its_stdin_and_stdout() {
+async fn stdio_command_serves_a_session() {
     let argv = Implementation::Theirs.stdio_argv();
     let options = ExecServerClientConnectOptions::default();
     let client = soon(ExecServerClient::connect_stdio_command(argv, options)).await.unwrap();
@@ -176,7 +176,7 @@ async fn a_command_speaks_over_its_stdin_and_stdout() {
 
 #[tokio::test]
 #[ignore = "interop/run runs it"]
-async fn a_denied_command_is_asked_about_and_run_again() {
+async fn denied_command_asks_for_approval_and_reruns() {
     let server = server();
     let client = connect(&server).await;
     let directory = home();
@@ -210,7 +210,7 @@ async fn a_denied_command_is_asked_about_and_run_again() {
 
 #[tokio::test]
 #[ignore = "interop/run runs it"]
-async fn a_patch_is_held_to_its_workspace() {
+async fn patch_cannot_leave_its_workspace() {
     let server = server();
     let client = connect(&server).await;
     let (inside, outside) = (home(), home());

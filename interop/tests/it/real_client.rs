@@ -168,7 +168,7 @@ fn our_sandbox_denies_their_client() {
 
 #[test]
 #[ignore = "interop/run runs it"]
-fn a_read_only_sandbox_lets_nothing_be_written() {
+fn read_only_sandbox_denies_writes() {
     let steps =
         vec![exec("echo $MARK; echo x > inside.txt; echo code $?"), exec("cat /etc/hostname")];
     let (session, _server) = on_ours("read-only", steps);

@@ -77,7 +77,7 @@ fn commands() {
 
 #[test]
 #[ignore = "interop/run runs it"]
-fn input_and_its_end() {
+fn input_reaches_the_command_and_its_end_is_reported() {
     Place::each(|place| {
         let result = output_of(place.codex("run").args(["--", "head", "-n", "1"]), b"a\nb\n");
         assert_eq!(result.success(), "a\n");
@@ -214,7 +214,7 @@ fn patches() {
 
 #[test]
 #[ignore = "interop/run runs it"]
-fn what_is_left_and_come_back_to() {
+fn detached_process_is_reattached() {
     let place = Place::websocket();
     let gate = path(place.home.path(), "gate");
     let script = format!("echo one; until [ -e {gate} ]; do sleep 0.05; done; echo two; exit 5");
@@ -245,7 +245,7 @@ fn what_is_left_and_come_back_to() {
 
 #[test]
 #[ignore = "interop/run runs it"]
-fn what_it_lacks_is_told() {
+fn missing_features_are_reported() {
     Place::each(|place| {
         let info = output(&mut place.codex("info")).success();
         for line in ["no   search files (search)", "no   resize terminals (shell, run -t)"] {

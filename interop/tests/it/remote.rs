@@ -113,7 +113,7 @@ fn their_server_behind_our_forwarder() {
 /// Their server never picks a stream up again, so the session is resumed over a new one.
 #[test]
 #[ignore = "interop/run runs it"]
-fn a_rendezvous_that_falls_costs_nothing_with_either_server() {
+fn rendezvous_restart_loses_nothing_with_either_server() {
     for implementation in [Implementation::Ours, Implementation::Theirs] {
         let mut cloud = Cloud::start();
         let _server = marked(&cloud, implementation);

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escapes_are_undone_or_refused() {
+    fn form_values_are_unescaped_or_rejected() {
         assert_eq!(unescape("a%2Fb+c").unwrap(), "a/b c");
         for bad in ["%", "%4", "%zz", "%ff"] {
             assert!(unescape(bad).is_none(), "{bad}");

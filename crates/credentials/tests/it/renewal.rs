@@ -150,7 +150,7 @@ fn stored(file: &AuthFile) -> codex_exec_credentials::TokenSet {
 }
 
 #[tokio::test]
-async fn a_renewal_that_nobody_waits_for_is_stored() {
+async fn cancelled_renewal_is_still_stored() {
     let (cloud, issuer) = (Cloud::start().await, Rotating::start().await);
     let (_home, sources, file) = issuer.home("acc-1");
     let (asking, key) = (registry(&cloud, &sources), key());
@@ -220,7 +220,7 @@ async fn askers(cloud: &Cloud, key: &codex_exec_relay_core::NoisePublicKey, seed
 }
 
 #[tokio::test]
-async fn askers_that_are_cancelled_never_lose_the_sign_in() {
+async fn cancelled_requests_never_lose_the_sign_in() {
     let (cloud, key) = (Cloud::start().await, key());
     for seed in 0..60 {
         askers(&cloud, &key, seed).await;
@@ -228,7 +228,7 @@ async fn askers_that_are_cancelled_never_lose_the_sign_in() {
 }
 
 #[tokio::test]
-async fn another_account_is_never_taken_for_this_one() {
+async fn tokens_of_another_account_are_refused() {
     let (cloud, issuer) = (Cloud::start().await, Rotating::start().await);
     for swapped_while_asking in [false, true] {
         issuer.state.lock().unwrap().valid = 0;
@@ -258,7 +258,7 @@ async fn another_account_is_never_taken_for_this_one() {
 
 /// Somebody signs in again, as the same, while the old sign-in is renewed.
 #[tokio::test]
-async fn a_sign_in_that_was_replaced_meanwhile_is_kept() {
+async fn sign_in_replaced_during_renewal_is_preserved() {
     let (cloud, issuer) = (Cloud::start().await, Rotating::start().await);
     let (_home, sources, file) = issuer.home("acc-1");
     let asking = registry(&cloud, &sources);

@@ -75,7 +75,7 @@ file_methods!(files);
 
 /// The table of kinds says what the code says, in the same order.
 #[test]
-fn every_kind_is_in_the_table_with_its_codes() {
+fn documented_error_table_lists_every_kind_and_code() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let text = std::fs::read_to_string(root.join("docs/protocol/errors.md")).unwrap();
     let rows: Vec<(String, Vec<i64>)> = text
@@ -95,7 +95,7 @@ fn every_kind_is_in_the_table_with_its_codes() {
 }
 
 #[test]
-fn every_example_is_a_message() {
+fn every_documented_example_parses() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut documents = vec![root.join("README.md"), root.join("docs/PROTOCOL.md")];
     for entry in std::fs::read_dir(root.join("docs/protocol")).into_iter().flatten() {
@@ -201,7 +201,7 @@ fn method_table() -> String {
 }
 
 #[test]
-fn the_documented_table_of_methods_is_the_one_in_the_code() {
+fn documented_method_table_matches_the_code() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/PROTOCOL.md");
     let text = std::fs::read_to_string(&path).unwrap();
     let (before, rest) = text.split_once("## Methods\n\n").expect("a section of methods");

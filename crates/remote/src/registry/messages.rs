@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_write_the_published_members_in_their_order() {
+    fn registry_messages_match_the_published_json() {
         let key = NoiseIdentity::generate(&mut *entropy()).unwrap().public_key();
         let key = NoiseKeyJson(key);
         let k = serde_json::to_string(&key).unwrap();

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_body_is_shown_in_bounds_and_harmless() {
+    fn error_body_is_truncated_and_stripped_of_controls() {
         let shown =
             error_text(&response(br#"{"error":{"code":"taken","message":"by \u001b[2Janother"}}"#));
         assert_eq!(shown, ": taken: by  [2Janother");
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_for_others_are_refused() {
+    fn responses_for_another_environment_are_rejected() {
         check("e", "e", SECURITY_PROFILE).unwrap();
         check("e", "f", SECURITY_PROFILE).unwrap_err();
         check("e", "e", "none").unwrap_err();

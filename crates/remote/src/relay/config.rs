@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_to_thirty_seconds_and_begin_again() {
+    fn backoff_doubles_to_thirty_seconds_and_resets() {
         let mut backoff = Backoff::new(&RelayConfig::default());
         let waits: Vec<u64> = (0..7).map(|_| backoff.next_delay().as_secs()).collect();
         assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30]);

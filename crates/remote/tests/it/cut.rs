@@ -99,7 +99,7 @@ async fn cutting(listener: TcpListener, cloud: Cloud, done: oneshot::Sender<usiz
 }
 
 #[tokio::test]
-async fn a_rendezvous_that_closes_after_any_byte_is_survived_by_the_server() {
+async fn server_survives_a_rendezvous_that_closes_after_any_byte() {
     let cloud = Cloud::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -73,7 +73,7 @@ async fn hear(connection: &mut Connection) -> String {
 }
 
 #[tokio::test]
-async fn messages_pass_both_ways_and_the_end_is_told() {
+async fn stream_passes_messages_both_ways_and_reports_the_end() {
     let cloud = Cloud::start().await;
     let mut served = serve(environment(&cloud), RelayConfig::default());
     cloud.upgraded(1).await;
@@ -96,7 +96,7 @@ async fn messages_pass_both_ways_and_the_end_is_told() {
 }
 
 #[tokio::test]
-async fn a_harness_that_is_not_valid_gets_no_stream() {
+async fn invalid_harness_gets_no_stream() {
     let cloud = Cloud::start().await;
     cloud.script(|script| script.deny = true);
     let mut served = serve(environment(&cloud), RelayConfig::default());
@@ -107,7 +107,7 @@ async fn a_harness_that_is_not_valid_gets_no_stream() {
 }
 
 #[tokio::test]
-async fn a_dropped_socket_costs_nothing_between_ends_that_acknowledge() {
+async fn dropped_socket_loses_nothing_between_acking_peers() {
     let cloud = Cloud::start().await;
     let config = RelayConfig {
         backoff_initial: Duration::from_millis(10),
@@ -150,7 +150,7 @@ async fn a_dropped_socket_costs_nothing_between_ends_that_acknowledge() {
 }
 
 #[tokio::test]
-async fn the_registry_is_told_the_trace() {
+async fn registry_requests_carry_the_trace_context() {
     let cloud = Cloud::start().await;
     let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let trace = TraceContext::new(Some(parent), Some("vendor=1"));

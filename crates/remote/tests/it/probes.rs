@@ -54,7 +54,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_living_peer_answers_and_a_silent_one_does_not() {
+async fn live_peer_answers_probes_and_a_silent_one_does_not() {
     let mut world = World::new(RelayConfig::default()).await;
     world.talk().await;
     for _ in 0..3 {
@@ -73,7 +73,7 @@ async fn a_living_peer_answers_and_a_silent_one_does_not() {
 }
 
 #[tokio::test]
-async fn a_peer_that_does_not_read_answers() {
+async fn peer_that_does_not_read_still_answers_probes() {
     let config = RelayConfig { inbox_bytes: 64 << 10, ..RelayConfig::default() };
     let mut world = World::new(config).await;
     world.talk().await;
@@ -87,7 +87,7 @@ async fn a_peer_that_does_not_read_answers() {
 }
 
 #[tokio::test]
-async fn a_peer_that_never_acknowledged_counts_as_alive() {
+async fn peer_without_acks_counts_as_alive() {
     let world = World::new(RelayConfig::default()).await;
     world.silence();
     assert!(world.answers(SHORT).await);

@@ -37,7 +37,7 @@ impl<'a> MakeWriter<'a> for Log {
 
 /// The only test of its thread, and everything of it runs there: the subscriber sees it all.
 #[tokio::test(flavor = "current_thread")]
-async fn nothing_secret_is_printed_at_trace_level() {
+async fn trace_logs_contain_no_secret() {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing_subscriber::filter::LevelFilter::TRACE)

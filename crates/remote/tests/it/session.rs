@@ -48,7 +48,7 @@ pub async fn client(cloud: &Cloud) -> ExecServerClient {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commands_run_through_the_rendezvous() {
+async fn remote_session_runs_commands() {
     let cloud = Cloud::start().await;
     let remote = Remote::start(environment(&cloud));
     cloud.upgraded(1).await;
@@ -66,7 +66,7 @@ async fn commands_run_through_the_rendezvous() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_streams_flood_does_not_starve_another() {
+async fn flooding_stream_does_not_starve_another() {
     let cloud = Cloud::start().await;
     let remote = Remote::start(environment(&cloud));
     cloud.upgraded(1).await;

@@ -237,7 +237,7 @@ async fn receive(socket: &mut Option<Client>) -> Bytes {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_service_sees_ciphertext_only() {
+async fn service_sees_only_ciphertext() {
     let mut session = Session::open(World::new()).await;
     session.opened().await;
     let secrets = [
@@ -282,7 +282,7 @@ fn is_masked_in(bytes: &[u8], word: &[u8]) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sockets_drop_and_nothing_is_lost_or_doubled() {
+async fn dropped_sockets_lose_and_duplicate_nothing() {
     let mut session = Session::open(World::new()).await;
     session.opened().await;
     session.proven().await;
@@ -308,7 +308,7 @@ async fn sockets_drop_and_nothing_is_lost_or_doubled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_service_crashes_and_nothing_is_lost_or_doubled() {
+async fn service_crash_loses_and_duplicates_nothing() {
     let mut session = Session::open(World::new()).await;
     session.opened().await;
     session.proven().await;

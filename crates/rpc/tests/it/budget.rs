@@ -249,7 +249,7 @@ fn holders(server: &Server, random: &mut Random, kinds: &[Hostile]) -> JoinSet<(
 
 /// Whoever holds nothing and wants little is served before any of the others has to lose its memory.
 #[tokio::test(start_paused = true)]
-async fn little_requests_do_not_wait_for_those_who_hold_much() {
+async fn small_requests_do_not_wait_for_large_holders() {
     let mut random = Random(seed());
     for _ in 0..4 {
         let server = Server::new();
@@ -284,7 +284,7 @@ async fn little_requests_do_not_wait_for_those_who_hold_much() {
 /// Whatever others do, every honest request is answered, large ones included, no honest connection is
 /// ended, and no more memory is taken than there is.
 #[tokio::test(start_paused = true)]
-async fn every_honest_request_is_answered_whatever_others_hold() {
+async fn every_honest_request_completes_despite_hostile_clients() {
     let mut random = Random(seed());
     for _ in 0..4 {
         let server = Server::new();
@@ -323,7 +323,7 @@ async fn every_honest_request_is_answered_whatever_others_hold() {
 
 /// While nobody else waits, a client may take its time; and its own next request is nobody else.
 #[tokio::test(start_paused = true)]
-async fn one_that_only_itself_waits_for_keeps_its_connection() {
+async fn holder_keeps_its_connection_while_no_other_account_waits() {
     let budget = Budget::new(1000);
     let transfer = Transfer::default();
     let account = budget.account(&transfer);
@@ -341,7 +341,7 @@ async fn one_that_only_itself_waits_for_keeps_its_connection() {
 
 /// Requests for the common part are served in the order they came, whatever their size.
 #[tokio::test(start_paused = true)]
-async fn a_large_request_gets_its_turn_in_order() {
+async fn large_request_is_served_in_arrival_order() {
     let budget = Budget::new(2400);
     let account = || budget.account(&Transfer::default());
     let first = account().take(1000).await;

@@ -40,7 +40,7 @@ async fn ask(dial: &WebsocketDial) -> Result<String, DialError> {
 }
 
 #[tokio::test]
-async fn a_plain_websocket_with_a_token() {
+async fn plain_websocket_carries_the_bearer_token() {
     let (listener, address) = listen().await;
     tokio::spawn(async move { echo(listener.accept().await.unwrap().0).await });
     let mut dial = WebsocketDial::new(format!("ws://{address}"));
@@ -49,7 +49,7 @@ async fn a_plain_websocket_with_a_token() {
 }
 
 #[tokio::test]
-async fn tls_to_a_trusted_server_and_not_to_another() {
+async fn tls_connects_only_to_a_trusted_server() {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let certificate: CertificateDer<'static> = made.cert.der().clone();
     let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
@@ -81,7 +81,7 @@ async fn tls_to_a_trusted_server_and_not_to_another() {
 }
 
 #[tokio::test]
-async fn a_listener_that_never_answers_is_given_up() {
+async fn dial_times_out_on_a_silent_listener() {
     let (listener, address) = listen().await;
     let mut dial = WebsocketDial::new(format!("ws://{address}"));
     dial.timeout = Duration::from_millis(50);
@@ -91,7 +91,7 @@ async fn a_listener_that_never_answers_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_not_there() {
+async fn dial_to_a_missing_host_fails() {
     let error = ask(&WebsocketDial::new("ws://no-such-host.invalid:1")).await.unwrap_err();
     assert!(matches!(error, DialError::Resolve { .. }), "{error}");
     let (listener, address) = listen().await;

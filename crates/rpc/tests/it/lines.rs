@@ -12,7 +12,7 @@ fn connection(
 }
 
 #[tokio::test]
-async fn lines_in_lines_out_blank_ones_skipped_last_one_counts() {
+async fn blank_lines_are_skipped_and_an_unterminated_last_line_counts() {
     let (mut connection, mut to_it, mut from_it) = connection(&ConnectionConfig::default());
     let writer = tokio::spawn(async move {
         to_it.write_all(b"{\"a\":1}\r\n\n  \n{\"b\":2}\n{\"c\"").await.unwrap();

@@ -42,7 +42,7 @@ fn text(len: usize) -> Message {
 }
 
 #[tokio::test]
-async fn a_large_message_waits_for_room_and_small_ones_pass() {
+async fn large_message_waits_for_budget_while_small_ones_pass() {
     let budget = Budget::new(2 * LONGEST);
     let (mut first, mut client) = connect(&budget);
     let (sent, received) = tokio::join!(client.send(text(LONGEST / 2 + 1)), first.next());
@@ -76,7 +76,7 @@ async fn a_large_message_waits_for_room_and_small_ones_pass() {
 }
 
 #[tokio::test]
-async fn what_is_larger_than_the_budget_takes_all_but_the_reserve() {
+async fn message_larger_than_budget_takes_all_but_the_reserve() {
     let budget = Budget::new(1000);
     let (mut connection, mut client) = connect(&budget);
     for _ in 0..3 {
@@ -256,7 +256,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Spy<T> {
 /// A decoder keeps its buffer as long as its connection is open, so the buffer has to stay small whatever
 /// comes: frames of every length, also such that are each a little less than twice as long as the last.
 #[tokio::test]
-async fn the_decoder_keeps_a_small_buffer_whatever_it_decodes() {
+async fn decoder_buffer_stays_small_for_any_frame_length() {
     let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
     eprintln!("SEED={seed}");
     let mut random = Random(seed);
@@ -303,7 +303,7 @@ async fn the_decoder_keeps_a_small_buffer_whatever_it_decodes() {
 /// A peer announces more than there is room for, and stops, or nearly so. Whoever waits is served once
 /// that one is too far behind.
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_stops_in_the_middle_does_not_hold_its_share() {
+async fn peer_that_stalls_mid_message_loses_its_share() {
     for trickle in [0, 1, 1000, 10_000] {
         let budget = Budget::new(2 * LONGEST);
         let (mut stalled, mut bytes) = serve(&budget);
@@ -339,7 +339,7 @@ async fn a_peer_that_stops_in_the_middle_does_not_hold_its_share() {
 
 /// One that is slow, and sends, keeps its connection, however many wait.
 #[tokio::test(start_paused = true)]
-async fn a_slow_peer_is_waited_for() {
+async fn slow_but_progressing_peer_keeps_its_connection() {
     let budget = Budget::new(2 * LONGEST);
     let (mut slow, mut bytes) = serve(&budget);
     let sending = tokio::spawn(async move {
@@ -367,7 +367,7 @@ async fn a_slow_peer_is_waited_for() {
 
 /// A limit is judged after what came before the message, also if all of it came at once.
 #[tokio::test]
-async fn a_limited_peer_may_send_a_long_message_once_the_limit_is_lifted() {
+async fn long_message_passes_once_the_limit_is_lifted() {
     const LIMIT: usize = 64 << 10;
     for len in [LIMIT, LIMIT + 1, SMALL + 1, LONGEST] {
         for lift in [true, false] {

@@ -92,7 +92,7 @@ async fn a_slow_peer_frees_room_as_it_takes_messages() {
 }
 
 #[tokio::test]
-async fn a_close_goes_out_after_what_is_queued_with_the_first_reason() {
+async fn close_follows_queued_messages_and_carries_the_first_reason() {
     let Socket { mut reader, outbound, writer, mut client } = connect(100_000, 1000, None);
     for n in 0..50_u8 {
         outbound.send(vec![n; 1000]).await.unwrap();
@@ -111,7 +111,7 @@ async fn a_close_goes_out_after_what_is_queued_with_the_first_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_does_not_take_the_close_is_left_in_time() {
+async fn close_times_out_when_the_peer_does_not_read() {
     let Socket { reader: _reader, outbound, writer, client: _client } = connect(10_000, 100, None);
     outbound.send(vec![0; 1000]).await.unwrap();
     let began = Instant::now();
@@ -121,7 +121,7 @@ async fn a_peer_that_does_not_take_the_close_is_left_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn periodic_pings_go_out_whatever_comes_in() {
+async fn periodic_pings_are_sent_despite_incoming_traffic() {
     let timer = KeepAliveTimer::periodic(KeepAlive::default());
     let Socket { mut reader, mut client, outbound: _outbound, .. } =
         connect(10_000, 10_000, Some(timer));
@@ -143,7 +143,7 @@ async fn periodic_pings_go_out_whatever_comes_in() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_paused_socket_pings_and_never_finds_its_peer_silent() {
+async fn paused_socket_pings_without_declaring_the_peer_silent() {
     let timer = KeepAliveTimer::periodic(KeepAlive::default());
     let Socket { mut reader, mut client, outbound: _outbound, .. } =
         connect(10_000, 10_000, Some(timer));

@@ -55,7 +55,7 @@ fn from_env(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn schedules() {
+fn random_schedules_lose_nothing() {
     if let Some(seed) = from_env("SIM_SEED") {
         run(seed);
         return;
@@ -85,7 +85,7 @@ fn schedules() {
 }
 
 #[test]
-fn a_seed_is_a_schedule() {
+fn same_seed_gives_the_same_schedule() {
     for seed in 0..60 {
         assert_eq!(run(seed), run(seed), "seed {seed}");
     }
