@@ -62,7 +62,7 @@ const BOUNDARIES: &[Boundary] = &[
 ];
 
 /// Everything that is behind a boundary it must not be behind.
-pub fn complaints() -> anyhow::Result<Vec<String>> {
+pub(crate) fn complaints() -> anyhow::Result<Vec<String>> {
     let mut complaints = Vec::new();
     for boundary in BOUNDARIES {
         let tree = tree(boundary)?;

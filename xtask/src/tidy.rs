@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 /// The longest a source file may be. A file that is longer holds more than one noun.
 const MAX_LINES: usize = 800;
 
-pub fn run() -> anyhow::Result<()> {
+pub(crate) fn run() -> anyhow::Result<()> {
     let mut complaints = Vec::new();
     for file in tracked_files()? {
         if file.extension().is_some_and(|extension| extension == "rs") {

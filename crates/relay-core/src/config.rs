@@ -141,8 +141,18 @@ impl Default for Config {
 /// A configuration that the machine cannot honour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
+    /// A field has a value that it cannot have, alone or beside the others.
     #[error("{field} is {value}, outside {min}..={max}")]
-    OutOfRange { field: &'static str, value: usize, min: usize, max: usize },
+    OutOfRange {
+        /// The field of [`Config`], by its path.
+        field: &'static str,
+        /// The value it has.
+        value: usize,
+        /// The least value it may have.
+        min: usize,
+        /// The greatest value it may have.
+        max: usize,
+    },
 }
 
 impl Config {

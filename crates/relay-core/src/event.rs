@@ -20,25 +20,58 @@ use crate::noise::{Authorization, HandshakeError};
 pub enum Event {
     /// Executor: ask the registry about this key, then call `authorize` with the generation.
     AuthorizeRequest {
+        /// The stream that waits for the verdict.
         stream: StreamId,
+        /// To be passed to `authorize`.
         generation: Generation,
+        /// The key that the handshake authenticated.
         harness_key: NoisePublicKey,
+        /// What the harness got from the registry.
         authorization: Authorization,
     },
     /// The stream takes and gives messages from here on.
-    Opened { stream: StreamId },
+    Opened {
+        /// The stream.
+        stream: StreamId,
+    },
     /// The next message of a stream, whole.
-    Message { stream: StreamId, message: Bytes },
+    Message {
+        /// The stream.
+        stream: StreamId,
+        /// The message, decrypted and complete.
+        message: Bytes,
+    },
     /// A stream whose `send` answered `Blocked` has room again.
-    Writable { stream: StreamId },
+    Writable {
+        /// The stream.
+        stream: StreamId,
+    },
     /// The peer of a stream was heard after `probe`. Not authenticated: whoever relays can say so, too.
-    PeerResponded { stream: StreamId },
+    PeerResponded {
+        /// The stream.
+        stream: StreamId,
+    },
     /// The peer ended the stream. The reason is not authenticated: for logs, not for people.
-    Reset { stream: StreamId, reason: String },
+    Reset {
+        /// The stream.
+        stream: StreamId,
+        /// What the peer sent, cut to 256 bytes.
+        reason: String,
+    },
     /// This side ended the stream.
-    Closed { stream: StreamId, cause: CloseCause },
+    Closed {
+        /// The stream.
+        stream: StreamId,
+        /// Why it ended.
+        cause: CloseCause,
+    },
     /// Executor: a handshake failed before it came to a request.
-    HandshakeFailed { stream: StreamId, error: HandshakeError },
+    HandshakeFailed {
+        /// The stream that the handshake was for.
+        stream: StreamId,
+        /// Why it failed.
+        error: HandshakeError,
+    },
     /// Executor: too many handshakes failed on this physical socket; close it.
     PhysicalClose,
 }

@@ -44,12 +44,16 @@ pub struct NoisePublicKey {
 /// Why a public key was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
+    /// The key is of another suite.
     #[error("the suite is not {SUITE}")]
     Suite,
+    /// The X25519 part has this many bytes.
     #[error("an x25519 public key has {X25519_LEN} bytes, not {0}")]
     X25519Length(usize),
+    /// The ML-KEM-768 part has this many bytes.
     #[error("an ml-kem-768 public key has {MLKEM768_LEN} bytes, not {0}")]
     Mlkem768Length(usize),
+    /// A coefficient of the ML-KEM-768 part is not below the modulus (FIPS 203, 7.2).
     #[error("the ml-kem-768 public key is not canonical")]
     Mlkem768Range,
 }

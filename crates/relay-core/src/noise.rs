@@ -51,16 +51,25 @@ impl fmt::Debug for Authorization {
 /// Why a handshake failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
+    /// The message is shorter than its fixed part or longer than Noise allows.
     #[error("the handshake message has an impossible length of {0} bytes")]
     Length(usize),
+    /// The message does not authenticate: another key, environment, registration or stream.
     #[error("the handshake message was not made for this key and stream")]
     Rejected,
+    /// The peer authenticated with a key that must not be used.
     #[error("the peer's key is not usable: {0}")]
     PeerKey(#[from] KeyError),
+    /// The authorization in the first message is empty, too long or not UTF-8.
     #[error("the authorization is not text of 1..={max} bytes")]
-    Authorization { max: usize },
-    #[error("the handshake's answer carries a payload")]
+    Authorization {
+        /// [`Config::max_authorization_len`](crate::Config).
+        max: usize,
+    },
+    /// The executor's reply carries a payload; it must be empty.
+    #[error("the handshake reply carries a payload")]
     UnexpectedPayload,
+    /// The random source failed.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
 }

@@ -10,7 +10,9 @@ use crate::frame::{BodyKind, FrameError, VERSION};
 /// A frame's address and kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peek<'a> {
+    /// The stream it belongs to.
     pub stream_id: &'a str,
+    /// What kind of body it has.
     pub kind: BodyKind,
     /// Whether the frame shows that its sender acknowledges: by being an acknowledgement, or by an
     /// ack or ack bits above 0 that ride on it.

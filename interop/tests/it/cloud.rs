@@ -5,10 +5,10 @@ use std::process::{Command, Stdio};
 use crate::programs::{Implementation, Program, Server, eventually, home, output};
 
 /// The environment that everybody here serves and reaches.
-pub const ENVIRONMENT: &str = "interop";
+pub(crate) const ENVIRONMENT: &str = "interop";
 
 /// A rendezvous, and tokens for it.
-pub struct Cloud {
+pub(crate) struct Cloud {
     service: Program,
     url: String,
     token: String,
@@ -17,7 +17,7 @@ pub struct Cloud {
 }
 
 impl Cloud {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let home = home();
         let (service, url) = serve(&home, "127.0.0.1:0");
         let data = home.path().join("data");
@@ -31,7 +31,7 @@ impl Cloud {
     }
 
     /// Kills the rendezvous, and starts it again where it was.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         let address = self.url.strip_prefix("http://").unwrap().to_owned();
         let _ = self.service.child.kill();
         let _ = self.service.child.wait();
@@ -40,7 +40,7 @@ impl Cloud {
     }
 
     /// A server of the environment, which harnesses can reach when this returns.
-    pub fn serving(
+    pub(crate) fn serving(
         &self,
         implementation: Implementation,
         change: impl FnOnce(&mut Command),
@@ -55,7 +55,7 @@ impl Cloud {
     }
 
     /// A server of ours that passes every stream on to one that listens.
-    pub fn forwarding(&self, to: &Server) -> Program {
+    pub(crate) fn forwarding(&self, to: &Server) -> Program {
         let mut command = Implementation::Ours.program(self.home.path());
         command.args(["exec-server", "forward", "--connect", &to.url, "--remote", &self.url]);
         command.args(["--environment-id", ENVIRONMENT]).env("CODEX_API_KEY", &self.token);
@@ -75,7 +75,7 @@ impl Cloud {
     }
 
     /// Makes our command line work in the environment.
-    pub fn ours(&self, subcommand: &str) -> Command {
+    pub(crate) fn ours(&self, subcommand: &str) -> Command {
         let mut command = Implementation::Ours.program(self.home.path());
         command.args([subcommand, "--on", &format!("env:{ENVIRONMENT}"), "--registry", &self.url]);
         command.env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &self.token);
@@ -83,7 +83,7 @@ impl Cloud {
     }
 
     /// Makes their client work in the environment.
-    pub fn theirs(&self, command: &mut Command) {
+    pub(crate) fn theirs(&self, command: &mut Command) {
         command
             .env("CODEX_EXEC_SERVER_NOISE_REGISTRY_URL", &self.url)
             .env("CODEX_EXEC_SERVER_NOISE_ENVIRONMENT_ID", ENVIRONMENT)

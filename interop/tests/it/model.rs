@@ -9,15 +9,15 @@ use std::thread;
 use serde_json::{Value, json};
 
 /// What the model wants next, given what the last tool answered.
-pub type Step = Box<dyn Fn(&str) -> Value + Send + Sync>;
+pub(crate) type Step = Box<dyn Fn(&str) -> Value + Send + Sync>;
 
 /// A tool is called with these arguments.
-pub fn call(tool: &'static str, arguments: Value) -> Step {
+pub(crate) fn call(tool: &'static str, arguments: Value) -> Step {
     Box::new(move |_| function(tool, &arguments))
 }
 
 /// A tool is called with arguments that depend on the last answer.
-pub fn call_with(
+pub(crate) fn call_with(
     tool: &'static str,
     arguments: impl Fn(&str) -> Value + Send + Sync + 'static,
 ) -> Step {
@@ -25,7 +25,7 @@ pub fn call_with(
 }
 
 /// A command is run.
-pub fn exec(cmd: &str) -> Step {
+pub(crate) fn exec(cmd: &str) -> Step {
     // Long enough that nothing is told before it has ended.
     call("exec_command", json!({"cmd": cmd, "yield_time_ms": 30_000}))
 }
@@ -35,14 +35,14 @@ fn function(name: &str, arguments: &Value) -> Value {
 }
 
 /// A scripted model on a port of its own.
-pub struct Model {
+pub(crate) struct Model {
     url: String,
     tool_outputs: Arc<Mutex<Vec<String>>>,
 }
 
 impl Model {
     /// One step for each request; then it is done.
-    pub fn start(steps: Vec<Step>) -> Self {
+    pub(crate) fn start(steps: Vec<Step>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
         let tool_outputs: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -57,7 +57,7 @@ impl Model {
     }
 
     /// Makes a home whose only model is this one.
-    pub fn configure(&self, home: &Path) {
+    pub(crate) fn configure(&self, home: &Path) {
         let config = format!(
             "model = \"scripted\"\nmodel_provider = \"scripted\"\n[model_providers.scripted]\n\
              name = \"scripted\"\nbase_url = \"{}\"\nwire_api = \"responses\"\n",
@@ -67,7 +67,7 @@ impl Model {
     }
 
     /// What the tools answered, in order.
-    pub fn tool_outputs(&self) -> Vec<String> {
+    pub(crate) fn tool_outputs(&self) -> Vec<String> {
         self.tool_outputs.lock().unwrap().clone()
     }
 }

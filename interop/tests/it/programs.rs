@@ -8,11 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Longer than anything takes, even on a busy machine.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Which of the two implementations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Implementation {
+pub(crate) enum Implementation {
     Ours,
     Theirs,
 }
@@ -27,7 +27,7 @@ impl Implementation {
     }
 
     /// The program with this home, and nothing of the tester's own settings.
-    pub fn program(self, home: &Path) -> Command {
+    pub(crate) fn program(self, home: &Path) -> Command {
         let mut command = Command::new(self.path());
         for (name, _) in std::env::vars_os() {
             let own = |name: &str| name.starts_with("CODEX_") || name == "RUST_LOG";
@@ -42,32 +42,32 @@ impl Implementation {
     }
 
     /// The command that serves over its stdin and stdout.
-    pub fn stdio_argv(self) -> [String; 4] {
+    pub(crate) fn stdio_argv(self) -> [String; 4] {
         [self.path(), "exec-server".into(), "--listen".into(), "stdio".into()]
     }
 
     /// The same, as `--on` takes it.
-    pub fn stdio(self) -> String {
+    pub(crate) fn stdio(self) -> String {
         format!("stdio:{}", self.stdio_argv().join(" "))
     }
 }
 
 /// A home for one program.
-pub fn home() -> tempfile::TempDir {
+pub(crate) fn home() -> tempfile::TempDir {
     // Not below /tmp, which a workspace-write sandbox leaves open.
     tempfile::tempdir_in("/var/tmp").unwrap()
 }
 
 /// A child that ends with the test.
 #[derive(Debug)]
-pub struct Program {
+pub(crate) struct Program {
     pub child: Child,
     /// What it has said on stderr so far.
     log: Arc<Mutex<String>>,
 }
 
 impl Program {
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let log: Arc<Mutex<String>> = Arc::default();
         let (shared, stderr) = (log.clone(), child.stderr.take().unwrap());
@@ -83,7 +83,7 @@ impl Program {
     }
 
     /// The first line that it prints.
-    pub fn first_line(&mut self) -> String {
+    pub(crate) fn first_line(&mut self) -> String {
         let mut line = String::new();
         BufReader::new(self.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert!(line.ends_with('\n'), "it said nothing: {}", self.log());
@@ -91,11 +91,11 @@ impl Program {
     }
 
     /// What it has said on stderr so far.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
 
-    pub fn wait(mut self) -> ExitStatus {
+    pub(crate) fn wait(mut self) -> ExitStatus {
         wait(&mut self.child)
     }
 }
@@ -120,18 +120,18 @@ fn wait(child: &mut Child) -> ExitStatus {
 
 /// A server that listens on a port of its own.
 #[derive(Debug)]
-pub struct Server {
+pub(crate) struct Server {
     pub program: Program,
     pub url: String,
     _home: tempfile::TempDir,
 }
 
 impl Server {
-    pub fn start(implementation: Implementation) -> Self {
+    pub(crate) fn start(implementation: Implementation) -> Self {
         Self::with(implementation, |_| {})
     }
 
-    pub fn with(implementation: Implementation, change: impl FnOnce(&mut Command)) -> Self {
+    pub(crate) fn with(implementation: Implementation, change: impl FnOnce(&mut Command)) -> Self {
         let home = home();
         let mut command = implementation.program(home.path());
         command.args(["exec-server", "--listen", "ws://127.0.0.1:0"]).stdout(Stdio::piped());
@@ -145,7 +145,7 @@ impl Server {
 
 /// What a program said, and its exit code.
 #[derive(Debug)]
-pub struct ProgramOutput {
+pub(crate) struct ProgramOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
@@ -154,21 +154,21 @@ pub struct ProgramOutput {
 impl ProgramOutput {
     /// It ended well, and complained of nothing.
     #[track_caller]
-    pub fn success(self) -> String {
+    pub(crate) fn success(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (Some(0), ""), "{self:?}");
         self.out
     }
 
     /// It failed with this code, and its words contain this.
     #[track_caller]
-    pub fn assert_failed(&self, code: i32, words: &str) {
+    pub(crate) fn assert_failed(&self, code: i32, words: &str) {
         assert_eq!(self.code, Some(code), "{self:?}");
         assert!(self.err.contains(words), "{self:?}");
     }
 }
 
 /// Runs a program to its end, with this input.
-pub fn output_of(command: &mut Command, input: &[u8]) -> ProgramOutput {
+pub(crate) fn output_of(command: &mut Command, input: &[u8]) -> ProgramOutput {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -198,7 +198,7 @@ pub fn output_of(command: &mut Command, input: &[u8]) -> ProgramOutput {
 }
 
 /// Runs a program to its end, without input.
-pub fn output(command: &mut Command) -> ProgramOutput {
+pub(crate) fn output(command: &mut Command) -> ProgramOutput {
     output_of(command, b"")
 }
 
@@ -210,7 +210,7 @@ fn all(from: &mut impl Read) -> String {
 
 /// Waits until it holds.
 #[track_caller]
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + TIMEOUT;
     while !holds() {
         assert!(Instant::now() < until, "never: {what}");

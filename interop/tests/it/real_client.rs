@@ -12,7 +12,7 @@ use crate::programs::{Implementation, Server, home, output};
 const MARK: &str = "on-our-server";
 
 /// A workspace, their client in it, and what it was told.
-pub struct Session {
+pub(crate) struct Session {
     _home: tempfile::TempDir,
     pub workspace: PathBuf,
     pub tool_outputs: Vec<String>,
@@ -20,7 +20,11 @@ pub struct Session {
 }
 
 /// Has their client follow the script; `change` says where it works.
-pub fn session(sandbox: &str, steps: Vec<Step>, change: impl FnOnce(&mut Command)) -> Session {
+pub(crate) fn session(
+    sandbox: &str,
+    steps: Vec<Step>,
+    change: impl FnOnce(&mut Command),
+) -> Session {
     let expected = steps.len();
     let model = Model::start(steps);
     let home = home();
@@ -52,13 +56,13 @@ fn on_ours(sandbox: &str, steps: Vec<Step>) -> (Session, Server) {
 }
 
 /// The number of the terminal that was told to go on.
-pub fn session_id(answer: &str) -> u64 {
+pub(crate) fn session_id(answer: &str) -> u64 {
     let words = answer.split("session ID ").nth(1).unwrap_or_else(|| panic!("{answer}"));
     words.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 /// A terminal that reads a line, and the line typed into it.
-pub fn typing() -> [Step; 2] {
+pub(crate) fn typing() -> [Step; 2] {
     [
         call(
             "exec_command",
@@ -72,7 +76,7 @@ pub fn typing() -> [Step; 2] {
 }
 
 /// A file is added and another one changed.
-pub fn patching() -> Step {
+pub(crate) fn patching() -> Step {
     exec(
         "apply_patch <<'EOF'\n*** Begin Patch\n*** Add File: added.txt\n+new\n\
          *** Update File: there.txt\n@@\n-old\n+changed\n*** End Patch\nEOF",

@@ -7,7 +7,7 @@ use codex_exec_client::{ExecServerClient, RemoteExecServerConnectArgs};
 use crate::programs::{Implementation, Server, TIMEOUT};
 
 /// Their server, and our client on it. Those tests are not ignored, so without one there is none.
-pub async fn server() -> Option<(Server, ExecServerClient)> {
+pub(crate) async fn server() -> Option<(Server, ExecServerClient)> {
     if std::env::var_os("CODEX_INTEROP_BIN").is_none() {
         eprintln!("skipped: interop/run runs it");
         return None;
@@ -19,6 +19,6 @@ pub async fn server() -> Option<(Server, ExecServerClient)> {
 }
 
 /// Fails instead of hanging.
-pub async fn soon<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(TIMEOUT, future).await.expect("it takes too long")
 }

@@ -19,7 +19,7 @@ fn uri(path: &Path) -> String {
 }
 
 /// `fs/getMetadata` and `fs/readFile` of 1 KiB, against a bare websocket that answers as much.
-pub async fn small(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn small(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     for (name, method) in
         [("fs/getMetadata, p50", "fs/getMetadata"), ("fs/readFile of 1 KiB, p50", "fs/readFile")]
     {
@@ -59,7 +59,7 @@ pub async fn small(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()>
 const LARGE_MIB: usize = 32;
 
 /// `fs/readFile` of 32 MiB, against the same message ready-made; and the memory it takes.
-pub async fn large(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn large(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let (speed, memory) = ("fs/readFile of 32 MiB", "its peak memory, of the message");
     if !report.wants(speed) && !report.wants(memory) {
         return Ok(());
@@ -106,7 +106,7 @@ const BLOCKS: usize = 256;
 const IN_FLIGHT: usize = 4;
 
 /// `fs/readBlock` of 1 MiB each with four in flight, against the same messages ready-made.
-pub async fn blocks(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn blocks(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let name = "fs/readBlock, four in flight";
     if !report.wants(name) {
         return Ok(());
@@ -158,7 +158,7 @@ const DIRECTORIES: usize = 500;
 const FILES_EACH: usize = 99;
 
 /// `fs/walk` of 50,000 entries, against a bare walk that looks at each.
-pub async fn walk(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn walk(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let name = "fs/walk of 50,000 entries";
     if !report.wants(name) {
         return Ok(());

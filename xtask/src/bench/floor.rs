@@ -11,7 +11,7 @@ use tokio_websockets::{Config, Message, ServerBuilder};
 use super::forwarder;
 
 #[derive(Debug, Args)]
-pub struct FloorArgs {
+pub(crate) struct FloorArgs {
     kind: FloorKind,
 }
 
@@ -25,7 +25,7 @@ enum FloorKind {
     Forwarder,
 }
 
-pub fn serve(args: &FloorArgs) -> anyhow::Result<()> {
+pub(crate) fn serve(args: &FloorArgs) -> anyhow::Result<()> {
     if let FloorKind::Forwarder = args.kind {
         return forwarder::serve();
     }

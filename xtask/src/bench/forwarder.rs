@@ -30,7 +30,7 @@ struct Forwarder {
     executor_key: Arc<Mutex<Value>>,
 }
 
-pub fn serve() -> anyhow::Result<()> {
+pub(crate) fn serve() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;

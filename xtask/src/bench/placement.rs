@@ -17,13 +17,13 @@ static SERVER_CPUS: Mutex<Option<CpuSet>> = Mutex::new(None);
 
 /// While it lives, this thread and the servers it starts run on different processors.
 #[derive(Debug)]
-pub struct CpuIsolation {
+pub(crate) struct CpuIsolation {
     before: CpuSet,
 }
 
 /// Keeps this thread apart from what it starts. On a machine with one processor that changes
 /// nothing.
-pub fn isolate_client() -> anyhow::Result<CpuIsolation> {
+pub(crate) fn isolate_client() -> anyhow::Result<CpuIsolation> {
     let before = sched_getaffinity(None)?;
     let mut allowed = (0..CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu));
     let first = allowed.next().context("no processor")?;
@@ -44,7 +44,7 @@ impl Drop for CpuIsolation {
 }
 
 /// Has a server started where it belongs.
-pub fn pin_server(command: &mut Command) {
+pub(crate) fn pin_server(command: &mut Command) {
     let Some(server_cpus) = *lock() else { return };
     // SAFETY: a bare system call on a copied value, allowed between fork and exec.
     unsafe { command.pre_exec(move || Ok(sched_setaffinity(None, &server_cpus)?)) };

@@ -84,7 +84,7 @@ async fn plain(server: &Target) -> anyhow::Result<ExecServerClient> {
 }
 
 /// A key through `cat`, by a relay and by a plain websocket, with the same client.
-pub async fn echo(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn echo(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let (bare, whole) = ("relay: keystroke echo, p50", "rendezvous: keystroke echo, p50");
     if !report.wants(bare) && !report.wants(whole) {
         return Ok(());
@@ -123,7 +123,10 @@ async fn keys(client: &ExecServerClient, count: usize) -> anyhow::Result<Vec<Dur
 
 /// Keys on one stream while another of the same server's takes all the output it can get; the same
 /// with two plain websockets, which may have a processor each.
-pub async fn echo_beside_a_flood(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn echo_beside_a_flood(
+    report: &mut Report<'_>,
+    effort: usize,
+) -> anyhow::Result<()> {
     let name = "rendezvous: keystroke beside a flood, p50";
     if !report.wants(name) {
         return Ok(());
@@ -147,7 +150,7 @@ pub async fn echo_beside_a_flood(report: &mut Report<'_>, effort: usize) -> anyh
 const STREAM_MIB: usize = 64;
 
 /// Output by a relay and by a plain websocket, with the same client.
-pub async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let bare = "relay: 64 MiB through one pipe";
     let whole = "rendezvous: 64 MiB through one pipe";
     if !report.wants(bare) && !report.wants(whole) {
@@ -187,7 +190,7 @@ pub async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()
 const STREAMS: u32 = 100;
 
 /// What streams cost the server: the processor's time from a claim to a session, and idle memory.
-pub async fn streams(report: &mut Report<'_>) -> anyhow::Result<()> {
+pub(crate) async fn streams(report: &mut Report<'_>) -> anyhow::Result<()> {
     let (handshake, memory) = ("relay: a handshake and its session", "relay: an idle stream");
     if !report.wants(handshake) && !report.wants(memory) {
         return Ok(());

@@ -37,7 +37,7 @@ impl Drop for Scratch {
 }
 
 /// start → closed of `/bin/true` in a sandbox, against the same without.
-pub async fn start_to_closed(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn start_to_closed(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let scratch = Scratch::new()?;
     for kind in ["read-only", "workspace-write"] {
         let name = format!("start→closed, {kind}, p50");
@@ -64,7 +64,7 @@ pub async fn start_to_closed(report: &mut Report<'_>, effort: usize) -> anyhow::
 
 /// `fs/readFile` and `fs/writeFile` of three bytes: in a helper that is there, against no helper;
 /// and in one that has to be made, against the start of a process.
-pub async fn files(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn files(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let names = ["sandboxed readFile, warm, p50", "sandboxed writeFile, warm, p50"];
     let cold = "sandboxed writeFile, cold, p50";
     let scratch = Scratch::new()?;
@@ -142,7 +142,7 @@ fn call(method: &str, params: &Value, sandbox: Value) -> String {
 /// much is written. As a server meets it, which is sent the same policy with request after request,
 /// decoded each time; and the first time it is sent, when every place has to be looked at: there it may
 /// grow no faster than what is written.
-pub fn prepare(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) fn prepare(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     for access in ["read", "write"] {
         let name = format!("preparing 1,000 {access} entries, p50");
         let first = format!("preparing 1,000 {access} entries, first, p50");

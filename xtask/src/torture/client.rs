@@ -21,7 +21,7 @@ type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 /// What is known of one process.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// Output by its number.
     pub chunks: BTreeMap<u64, (String, Vec<u8>)>,
     pub exit: Option<(u64, i64)>,
@@ -43,11 +43,11 @@ impl Seen {
         last
     }
 
-    pub fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.closed.is_some_and(|closed| self.complete() == closed)
     }
 
-    pub fn stream(&self, name: &str) -> Vec<u8> {
+    pub(crate) fn stream(&self, name: &str) -> Vec<u8> {
         let of_stream = self.chunks.values().filter(|(stream, _)| stream == name);
         of_stream.flat_map(|(_, bytes)| bytes.iter().copied()).collect()
     }
@@ -64,14 +64,14 @@ impl Seen {
 
 /// How a connection is left.
 #[derive(Debug, Clone, Copy)]
-pub enum Disconnect {
+pub(crate) enum Disconnect {
     Close,
     Reset,
     /// The socket stays open, and nobody reads it.
     Silence,
 }
 
-pub struct Client {
+pub(crate) struct Client {
     url: String,
     session: String,
     socket: Option<Socket>,
@@ -88,7 +88,7 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    pub async fn connect(url: &str) -> anyhow::Result<Self> {
+    pub(crate) async fn connect(url: &str) -> anyhow::Result<Self> {
         let mut client = Self {
             url: url.to_owned(),
             session: String::new(),
@@ -146,7 +146,7 @@ impl Client {
     }
 
     /// Whether everything of a process is known.
-    pub fn is_complete(&self, id: &str) -> bool {
+    pub(crate) fn is_complete(&self, id: &str) -> bool {
         self.seen.get(id).is_some_and(Seen::is_complete)
     }
 
@@ -180,7 +180,7 @@ impl Client {
         Ok(())
     }
 
-    pub async fn call(&mut self, method: &str, params: Value) -> anyhow::Result<Value> {
+    pub(crate) async fn call(&mut self, method: &str, params: Value) -> anyhow::Result<Value> {
         self.last_id += 1;
         let id = self.last_id;
         self.send(json!({"id": id, "method": method, "params": params})).await?;
@@ -193,7 +193,10 @@ impl Client {
     }
 
     /// Sends all of these before the first answer, which may come in any order.
-    pub async fn call_all(&mut self, requests: Vec<(&str, Value)>) -> anyhow::Result<Vec<Value>> {
+    pub(crate) async fn call_all(
+        &mut self,
+        requests: Vec<(&str, Value)>,
+    ) -> anyhow::Result<Vec<Value>> {
         let first = self.last_id + 1;
         for (method, params) in &requests {
             self.last_id += 1;
@@ -213,7 +216,7 @@ impl Client {
     }
 
     /// Leaves the connection, comes back, and asks for what was missed.
-    pub async fn reconnect(&mut self, disconnect: Disconnect) -> anyhow::Result<()> {
+    pub(crate) async fn reconnect(&mut self, disconnect: Disconnect) -> anyhow::Result<()> {
         let mut socket = self.socket.take().context("not connected")?;
         match disconnect {
             Disconnect::Close => drop(socket),
@@ -240,12 +243,12 @@ impl Client {
     }
 
     /// Reads what is known to be there.
-    pub async fn catch_up(&mut self, id: &str) -> anyhow::Result<()> {
+    pub(crate) async fn catch_up(&mut self, id: &str) -> anyhow::Result<()> {
         self.read(id, 0, None).await.map(drop)
     }
 
     /// One read, and the notes of it. Tells whether it brought anything new.
-    pub async fn read(
+    pub(crate) async fn read(
         &mut self,
         id: &str,
         wait_ms: u64,
@@ -290,7 +293,7 @@ impl Client {
     }
 
     /// Waits for news of any process.
-    pub async fn listen(&mut self, rng: &mut Rng, slow: bool) -> anyhow::Result<()> {
+    pub(crate) async fn listen(&mut self, rng: &mut Rng, slow: bool) -> anyhow::Result<()> {
         if slow {
             tokio::time::sleep(Duration::from_millis(rng.u64(..15))).await;
         }

@@ -16,7 +16,7 @@ use super::{MAX_KILLS, machine};
 
 /// A directory that only the requests of one session write to.
 #[derive(Debug)]
-pub struct Workspace {
+pub(crate) struct Workspace {
     directory: TempDir,
     /// What each file may hold, by its name; `None` is no file.
     files: BTreeMap<String, Vec<Option<Vec<u8>>>>,
@@ -30,7 +30,7 @@ struct FileRequest {
 }
 
 impl Workspace {
-    pub fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new() -> anyhow::Result<Self> {
         // Not in /tmp, which every such policy may write to.
         let directory = tempfile::tempdir_in("/var/tmp")?;
         Ok(Self { directory, files: BTreeMap::new() })
@@ -39,7 +39,7 @@ impl Workspace {
     /// Sends requests, several at once, until all of those succeed that were sent after `calm` was true.
     /// Before that they may fail if `faulty`; after it once for each kill, by whose victim they had been
     /// taken before it was known to be dying.
-    pub async fn torture(
+    pub(crate) async fn torture(
         &mut self,
         url: &str,
         mut rng: Rng,
@@ -137,7 +137,7 @@ impl Workspace {
     }
 
     /// After the end of the server: looks at the disk.
-    pub async fn check(&self) -> anyhow::Result<()> {
+    pub(crate) async fn check(&self) -> anyhow::Result<()> {
         let complaint = || self.check_directory().err();
         machine::wait_until_none(|| complaint().map(|error| format!("{error:#}"))).await
     }

@@ -36,7 +36,7 @@ const MAX_KILLS: usize = 3;
 
 /// How long to torture, and from where.
 #[derive(Debug, Args)]
-pub struct TortureArgs {
+pub(crate) struct TortureArgs {
     /// Begin with this seed, as printed by a round that failed
     #[arg(long)]
     seed: Option<u64>,
@@ -115,7 +115,7 @@ const FAULTS: [Fault; 10] = [
     Fault::Silence,
 ];
 
-pub fn run(args: &TortureArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &TortureArgs) -> anyhow::Result<()> {
     let codex = match &args.codex {
         Some(codex) => codex.clone(),
         None => build()?,

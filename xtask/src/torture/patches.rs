@@ -11,7 +11,7 @@ use tokio::process::Command;
 use super::patch_model::Case;
 
 /// Applies random patches to random trees.
-pub async fn run(codex: &Path, url: &str, mut rng: Rng) -> anyhow::Result<()> {
+pub(crate) async fn run(codex: &Path, url: &str, mut rng: Rng) -> anyhow::Result<()> {
     for _ in 0..rng.usize(2..7) {
         let case = Case::random(rng.u64(..));
         let mut child = Command::new(codex)

@@ -16,7 +16,7 @@ const CAPABILITY: &[u8] = b"processRetainUntilRead";
 const DISABLED_CAPABILITY: &[u8] = b"processRetainUntilXxxx";
 
 /// Runs one program, and compares what comes out of it with what it wrote.
-pub async fn run(codex: &Path, url: &str, token: &str, mut rng: Rng) -> anyhow::Result<()> {
+pub(crate) async fn run(codex: &Path, url: &str, token: &str, mut rng: Rng) -> anyhow::Result<()> {
     let url = disabling_proxy(url).await?;
     let lines = rng.u32(100_000..3_000_000);
     let code = rng.i32(0..100);

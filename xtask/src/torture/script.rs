@@ -4,7 +4,7 @@ use fastrand::Rng;
 
 /// A program for a shell, with all that a model says of it.
 #[derive(Debug, Clone)]
-pub struct Script {
+pub(crate) struct Script {
     pub text: String,
     /// On a terminal, where both streams are one.
     pub tty: bool,
@@ -38,7 +38,7 @@ const HOLDERS: [&str; 3] = ["SLEEP &", "setsid SLEEP &", "(setsid sh -c 'SLEEP &
 
 impl Script {
     /// A program whose every process has `token`, a number, in its command line or environment.
-    pub fn random(rng: &mut Rng, token: &str) -> Self {
+    pub(crate) fn random(rng: &mut Rng, token: &str) -> Self {
         let mut script = Self {
             text: String::new(),
             tty: rng.u8(..5) == 0,

@@ -12,7 +12,7 @@ use super::script::Script;
 
 /// What faults may change of what is told.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Allowed {
+pub(crate) struct Allowed {
     /// A start may be refused: whoever was to carry it out was killed.
     pub refused: bool,
     /// A program may be killed before its time, with its keeper.
@@ -21,7 +21,7 @@ pub struct Allowed {
 
 /// What a round does to its sessions besides.
 #[derive(Debug, Clone, Copy)]
-pub struct Treatment {
+pub(crate) struct Treatment {
     pub allowed: Allowed,
     /// The network falls silent once under every session.
     pub silence: bool,
@@ -38,7 +38,12 @@ enum FollowMode {
 }
 
 /// Runs programs that carry `token` and judges what is told of them. What they leave behind is left.
-pub async fn run(url: &str, token: &str, mut rng: Rng, treatment: Treatment) -> anyhow::Result<()> {
+pub(crate) async fn run(
+    url: &str,
+    token: &str,
+    mut rng: Rng,
+    treatment: Treatment,
+) -> anyhow::Result<()> {
     let mut running = HashMap::new();
     let result = follow(url, token, &mut rng, treatment, &mut running).await;
     result.with_context(|| {

@@ -9,6 +9,7 @@ use crate::{Base64Bytes, PathUri, SandboxContext};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadFileParams {
+    /// The file to read.
     pub path: PathUri,
     /// False refuses a symbolic link in any component.
     #[serde(
@@ -23,6 +24,7 @@ pub struct FsReadFileParams {
 }
 
 impl FsReadFileParams {
+    /// Reads `path`, following symbolic links.
     pub fn new(path: PathUri) -> Self {
         Self { path, follow_symlinks: true, sandbox: None }
     }
@@ -32,6 +34,7 @@ impl FsReadFileParams {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadFileResponse {
+    /// The content of the file.
     #[serde(rename = "dataBase64")]
     pub data: Base64Bytes,
 }
@@ -40,7 +43,9 @@ pub struct FsReadFileResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWriteFileParams {
+    /// The file to write.
     pub path: PathUri,
+    /// The new content of the file.
     #[serde(rename = "dataBase64")]
     pub data: Base64Bytes,
     /// False refuses a symbolic link in any component.
@@ -63,6 +68,7 @@ pub struct FsWriteFileParams {
 }
 
 impl FsWriteFileParams {
+    /// Writes `data` to `path` in place, following symbolic links.
     pub fn new(path: PathUri, data: impl Into<Base64Bytes>) -> Self {
         Self {
             path,

@@ -9,6 +9,7 @@ use crate::{PathUri, SandboxContext};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCreateDirectoryParams {
+    /// The directory to make.
     pub path: PathUri,
     /// Make missing parents too, and take an existing directory as success.
     #[serde(default = "default_true", deserialize_with = "null_is_true")]
@@ -26,6 +27,7 @@ pub struct FsCreateDirectoryParams {
 }
 
 impl FsCreateDirectoryParams {
+    /// Makes `path` and its missing parents, following symbolic links.
     pub fn new(path: PathUri) -> Self {
         Self { path, recursive: true, follow_symlinks: true, sandbox: None }
     }
@@ -38,6 +40,7 @@ pub type FsCreateDirectoryResponse = FsDone;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsGetMetadataParams {
+    /// The path to describe.
     pub path: PathUri,
     /// False refuses a symbolic link in any component.
     #[serde(
@@ -52,6 +55,7 @@ pub struct FsGetMetadataParams {
 }
 
 impl FsGetMetadataParams {
+    /// Describes `path`, following symbolic links.
     pub fn new(path: PathUri) -> Self {
         Self { path, follow_symlinks: true, sandbox: None }
     }
@@ -61,10 +65,14 @@ impl FsGetMetadataParams {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsGetMetadataResponse {
+    /// The path is a directory, or a symbolic link to one.
     pub is_directory: bool,
+    /// The path is a regular file, or a symbolic link to one.
     pub is_file: bool,
+    /// The path itself is a symbolic link.
     #[serde(default)]
     pub is_symlink: bool,
+    /// Size in bytes.
     #[serde(default)]
     pub size: u64,
     /// Milliseconds since the epoch, 0 if unknown.
@@ -97,6 +105,7 @@ pub struct FsGetMetadataResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCanonicalizeParams {
+    /// The path to resolve.
     pub path: PathUri,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -104,6 +113,7 @@ pub struct FsCanonicalizeParams {
 }
 
 impl FsCanonicalizeParams {
+    /// Resolves every symbolic link of `path`.
     pub fn new(path: PathUri) -> Self {
         Self { path, sandbox: None }
     }
@@ -113,6 +123,7 @@ impl FsCanonicalizeParams {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCanonicalizeResponse {
+    /// The path without symbolic links.
     pub path: PathUri,
 }
 
@@ -120,6 +131,7 @@ pub struct FsCanonicalizeResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadDirectoryParams {
+    /// The directory to list.
     pub path: PathUri,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,6 +139,7 @@ pub struct FsReadDirectoryParams {
 }
 
 impl FsReadDirectoryParams {
+    /// Lists the entries of `path`.
     pub fn new(path: PathUri) -> Self {
         Self { path, sandbox: None }
     }
@@ -138,7 +151,9 @@ impl FsReadDirectoryParams {
 pub struct FsReadDirectoryEntry {
     /// The name; bytes that are not UTF-8 are replaced by U+FFFD.
     pub file_name: String,
+    /// The entry is a directory, or a symbolic link to one.
     pub is_directory: bool,
+    /// The entry is a regular file, or a symbolic link to one.
     pub is_file: bool,
     /// Extension: the entry's whole path, present when `file_name` has lost bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -149,6 +164,7 @@ pub struct FsReadDirectoryEntry {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadDirectoryResponse {
+    /// The entries, sorted by name.
     pub entries: Vec<FsReadDirectoryEntry>,
     /// Extension: the directory holds more than the answer does.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -162,6 +178,7 @@ pub struct FsReadDirectoryResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsRemoveParams {
+    /// The path to remove.
     pub path: PathUri,
     /// Remove what a directory holds too.
     #[serde(default = "default_true", deserialize_with = "null_is_true")]
@@ -182,6 +199,7 @@ pub struct FsRemoveParams {
 }
 
 impl FsRemoveParams {
+    /// Removes `path` and everything below it; a missing path is success.
     pub fn new(path: PathUri) -> Self {
         Self { path, recursive: true, force: true, follow_symlinks: true, sandbox: None }
     }
@@ -194,7 +212,9 @@ pub type FsRemoveResponse = FsDone;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCopyParams {
+    /// The file, symbolic link or directory to copy.
     pub source_path: PathUri,
+    /// Where the copy goes.
     pub destination_path: PathUri,
     /// Needed for a directory.
     pub recursive: bool,
@@ -209,6 +229,7 @@ pub struct FsCopyParams {
 }
 
 impl FsCopyParams {
+    /// Copies `source_path` to `destination_path` in place.
     pub fn new(source_path: PathUri, destination_path: PathUri, recursive: bool) -> Self {
         Self { source_path, destination_path, recursive, atomic: false, sandbox: None }
     }
@@ -221,7 +242,9 @@ pub type FsCopyResponse = FsDone;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsRenameParams {
+    /// The current name.
     pub source_path: PathUri,
+    /// The new name.
     pub destination_path: PathUri,
     /// False refuses to replace an existing destination.
     #[serde(
@@ -243,6 +266,7 @@ pub struct FsRenameParams {
 }
 
 impl FsRenameParams {
+    /// Renames `source_path`, replacing an existing destination.
     pub fn new(source_path: PathUri, destination_path: PathUri) -> Self {
         Self {
             source_path,
@@ -279,6 +303,7 @@ pub struct FsSymlinkParams {
 }
 
 impl FsSymlinkParams {
+    /// Makes a symbolic link at `path` that points to `target`.
     pub fn new(path: PathUri, target: impl Into<String>) -> Self {
         Self { path, target: target.into(), follow_symlinks: true, sandbox: None }
     }
@@ -291,6 +316,7 @@ pub type FsSymlinkResponse = FsDone;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsSetModeParams {
+    /// The path whose permission bits change.
     pub path: PathUri,
     /// 0 … 0o7777.
     pub mode: u32,
@@ -307,6 +333,7 @@ pub struct FsSetModeParams {
 }
 
 impl FsSetModeParams {
+    /// Sets the permission bits of `path`, following symbolic links.
     pub fn new(path: PathUri, mode: u32) -> Self {
         Self { path, mode, follow_symlinks: true, sandbox: None }
     }

@@ -25,9 +25,11 @@ use crate::stream::{Channel, Phase, Stream, StreamStats};
 pub enum ExecutorMode {
     /// Every stream starts with a handshake to this identity.
     Noise {
+        /// The key pair that harnesses pin.
         identity: NoiseIdentity,
+        /// The environment that handshakes are bound to.
         environment_id: String,
-        /// From the registration; see [`Executor::set_registration_id`].
+        /// The registration that handshakes are bound to; see [`Executor::set_registration_id`].
         registration_id: String,
     },
     /// The older revision: messages in clear.
@@ -60,6 +62,7 @@ pub struct Executor {
 }
 
 impl Executor {
+    /// Makes an endpoint without streams and without a socket. Fails if `config` is out of range.
     pub fn new(
         config: Config,
         mode: ExecutorMode,
@@ -122,11 +125,6 @@ impl Executor {
             self.on_unknown_stream(frame, now);
         }
         Ok(())
-    }
-
-    /// One text websocket message: never a frame.
-    pub fn handle_text(&mut self) -> Result<(), FrameError> {
-        Err(FrameError::Text)
     }
 
     /// The time given by [`Self::poll_timeout`] has come, or any other time.

@@ -24,10 +24,15 @@ use crate::stream::{Channel, Phase, Stream, StreamStats};
 pub enum HarnessMode {
     /// A handshake with the keys the registry gave.
     Noise {
+        /// The key pair that the registry authorized.
         identity: NoiseIdentity,
+        /// The key that the executor must have.
         executor_key: NoisePublicKey,
+        /// The environment that the handshake is bound to.
         environment_id: String,
+        /// The executor's registration that the handshake is bound to.
         registration_id: String,
+        /// What the executor shows to the registry.
         authorization: Authorization,
     },
     /// The older revision: messages in clear.
@@ -37,12 +42,19 @@ pub enum HarnessMode {
 /// Why a stream was not opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
+    /// A harness opens one stream in its life.
     #[error("this endpoint has opened its stream already")]
     AlreadyOpened,
+    /// The authorization is empty or too long to send.
     #[error("the authorization is not of 1..={max} bytes")]
-    Authorization { max: usize },
+    Authorization {
+        /// [`Config::max_authorization_len`].
+        max: usize,
+    },
+    /// The first handshake message could not be made.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
+    /// No stream id could be made.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
 }
@@ -56,6 +68,7 @@ pub struct Harness {
 }
 
 impl Harness {
+    /// Makes an endpoint without a stream and without a socket. Fails if `config` is out of range.
     pub fn new(
         config: Config,
         mode: HarnessMode,
@@ -116,11 +129,6 @@ impl Harness {
             self.streams.handle_stream_frame(frame, now);
         }
         Ok(())
-    }
-
-    /// One text websocket message: never a frame.
-    pub fn handle_text(&mut self) -> Result<(), FrameError> {
-        Err(FrameError::Text)
     }
 
     /// The time given by [`Self::poll_timeout`] has come, or any other time.

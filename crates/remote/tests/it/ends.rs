@@ -15,31 +15,31 @@ use tokio::task::JoinHandle;
 use crate::cloud::{AUTHORIZATION, Cloud, ENVIRONMENT};
 
 /// An executor whose connections the test holds.
-pub struct Served {
+pub(crate) struct Served {
     pub connections: mpsc::UnboundedReceiver<Connection>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), RemoteError>>,
 }
 
 impl Served {
-    pub async fn stop(self) -> Result<(), RemoteError> {
+    pub(crate) async fn stop(self) -> Result<(), RemoteError> {
         let Self { connections, stop, task } = self;
         drop(connections);
         let _ = stop.send(());
         task.await.unwrap()
     }
 
-    pub async fn ended(self) -> Result<(), RemoteError> {
+    pub(crate) async fn ended(self) -> Result<(), RemoteError> {
         self.task.await.unwrap()
     }
 }
 
-pub fn registry(cloud: &Cloud) -> Registry {
+pub(crate) fn registry(cloud: &Cloud) -> Registry {
     let key = Secret::from("sk-test");
     Registry::new(cloud.base(), SignIn::api_key(key), HttpClient::default()).unwrap()
 }
 
-pub fn environment(cloud: &Cloud) -> RegistrationTarget {
+pub(crate) fn environment(cloud: &Cloud) -> RegistrationTarget {
     RegistrationTarget::Environment {
         registry: registry(cloud),
         environment_id: ENVIRONMENT.into(),
@@ -47,7 +47,7 @@ pub fn environment(cloud: &Cloud) -> RegistrationTarget {
     }
 }
 
-pub fn serve(target: RegistrationTarget, config: RelayConfig) -> Served {
+pub(crate) fn serve(target: RegistrationTarget, config: RelayConfig) -> Served {
     let (sender, connections) = mpsc::unbounded_channel();
     let (stop, stopped) = oneshot::channel();
     let accept = move |connection| {
@@ -60,7 +60,7 @@ pub fn serve(target: RegistrationTarget, config: RelayConfig) -> Served {
     Served { connections, stop, task }
 }
 
-pub fn link(cloud: &Cloud) -> EnvironmentConnector {
+pub(crate) fn link(cloud: &Cloud) -> EnvironmentConnector {
     EnvironmentConnector::new(registry(cloud), ENVIRONMENT, RelayConfig::default()).unwrap()
 }
 

@@ -12,13 +12,13 @@ use crate::cloud::{Cloud, ENVIRONMENT};
 use crate::ends::environment;
 
 /// A server behind the rendezvous.
-pub struct Remote {
+pub(crate) struct Remote {
     stop: oneshot::Sender<()>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Remote {
-    pub fn start(target: RegistrationTarget) -> Self {
+    pub(crate) fn start(target: RegistrationTarget) -> Self {
         let server = Server::new(ServerConfig::default()).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let (serving, ending) = (server.clone(), server);
@@ -33,13 +33,13 @@ impl Remote {
         Self { stop, task }
     }
 
-    pub async fn stop(self) {
+    pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
         self.task.await.unwrap();
     }
 }
 
-pub async fn client(cloud: &Cloud) -> ExecServerClient {
+pub(crate) async fn client(cloud: &Cloud) -> ExecServerClient {
     let sign_in = SignIn::api_key("sk-harness".into());
     let url = cloud.base().to_string();
     let config = RelayConfig::default();

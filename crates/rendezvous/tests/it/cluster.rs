@@ -16,7 +16,7 @@ use crate::session::Session;
 use crate::util::*;
 
 /// A node, in a runtime of its own so that it can die without a word.
-pub struct Node {
+pub(crate) struct Node {
     world: World,
     runtime: Option<tokio::runtime::Runtime>,
 }
@@ -35,7 +35,7 @@ impl Node {
         }
     }
 
-    pub async fn start(server: &NatsServer, change: impl FnOnce(&mut Config)) -> Self {
+    pub(crate) async fn start(server: &NatsServer, change: impl FnOnce(&mut Config)) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -94,11 +94,11 @@ async fn nodes<const N: usize>(server: &NatsServer, change: fn(&mut Config)) -> 
     all.try_into().unwrap_or_else(|_| unreachable!("as many as were started"))
 }
 
-pub async fn tokens(server: &NatsServer) -> TokenStore {
+pub(crate) async fn tokens(server: &NatsServer) -> TokenStore {
     TokenStore::Nats(NatsTokens::connect(&server.options()).await.unwrap())
 }
 
-pub async fn token(server: &NatsServer) -> String {
+pub(crate) async fn token(server: &NatsServer) -> String {
     let can = vec![Right::Register, Right::Connect, Right::Manage];
     let made = tokens(server).await.create(Scope::Any, can, system_now(), None).await.unwrap();
     made.0.expose().to_owned()
