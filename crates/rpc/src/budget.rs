@@ -1,18 +1,17 @@
-//! Memory that connections share, for large messages in one direction.
+//! A memory budget that connections share, for large messages in one direction.
 //!
 //! Invariants:
-//! - Shares never come to more than the [`Budget`] has. Whoever finds too little left waits, first come
-//!   first served, one request of each [`Account`] at a time.
-//! - A part of the budget is a reserve for first shares: small ones of accounts that hold nothing. An
-//!   account that holds a share takes no more from it, so whoever has little to send or to ask for does
-//!   not wait for those who hold much.
-//! - While others wait, whoever holds a share has to go on. A connection that waits for its peer falls
-//!   behind unless the peer moves, each second, a [`TURNOVER_SECONDS`]th part of what the connection holds;
-//!   [`MAX_BEHIND`] behind, the connection is [revoked](Transfer::revoked). So is one that has a share for
-//!   [`MAX_HOLD`] of such time, whatever it waits for.
+//! - All shares together never exceed the [`Budget`]. Requests for more than is left wait in arrival
+//!   order, one request of each [`Account`] at a time.
+//! - Part of the budget is a reserve for first shares: small shares of accounts that hold none. An account
+//!   with a share gets no more from the reserve, so small requests do not wait for large holders.
+//! - While other accounts wait, a holder must make progress. A connection that waits for its peer falls
+//!   behind unless the peer moves 1/[`TURNOVER_SECONDS`] of the connection's shares each second; once it is
+//!   [`MAX_BEHIND`] behind, the connection is [revoked](Transfer::revoked). A connection that holds a share
+//!   for [`MAX_HOLD`] of such time is revoked too, whatever it waits for.
 //!
-//! Bytes count that the kernel has taken from or given to the socket. Those who wait look after those who
-//! hold, once in a [`CHECK_INTERVAL`], so nothing runs while nobody waits.
+//! Progress is counted in bytes that the kernel has taken from or given to the socket. The waiting requests
+//! check the holders, every [`CHECK_INTERVAL`], so nothing runs while no request waits.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -24,14 +23,14 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-/// The part of a budget that is kept for first shares: 64 of 256 MiB.
+/// The reserve for first shares is this fraction of the budget: 64 of 256 MiB.
 const RESERVE_DIVISOR: usize = 4;
 
-/// The part of a budget that a first share may take: 10.6 of 256 MiB, which is an answer that carries
-/// 4.5 MiB or a message of 5.3 MiB.
+/// A first share takes at most this fraction of the budget: 10.6 of 256 MiB, enough for a response that
+/// carries 4.5 MiB or a message of 5.3 MiB.
 const FIRST_SHARE_DIVISOR: usize = 24;
 
-/// Seconds in which a peer has to move all that its connection holds.
+/// Seconds in which a peer has to move everything that its connection holds.
 const TURNOVER_SECONDS: u64 = 60;
 
 /// How far a peer may fall behind that.
@@ -40,35 +39,35 @@ const MAX_BEHIND: Duration = Duration::from_secs(10);
 /// How long a share may be held while others wait.
 const MAX_HOLD: Duration = Duration::from_secs(120);
 
-/// How often those who hold shares are looked after. A longer gap is this process's own delay, and does
-/// not count.
+/// How often holders are checked. A longer gap is this process's own delay and does not count against
+/// them.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a share counts for each byte that is moved: the message, and what it is made of or decoded to.
+/// Bytes of share per byte moved: the message itself, and the data it is made from or decoded to.
 pub(crate) const COST: u64 = 2;
 
-/// An amount of memory that connections share. Clones share the same amount.
+/// A memory budget that connections share. Clones are the same budget.
 #[derive(Debug, Clone)]
 pub struct Budget(Arc<Pool>);
 
 #[derive(Debug)]
 struct Pool {
-    /// The most that one share takes.
+    /// The largest share, in bytes.
     max_share: u64,
-    /// The most that a first share takes of the reserve.
+    /// The largest share that may come from the reserve, in bytes.
     max_first_share: u64,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Bytes that anybody may take.
+    /// Bytes available to every account.
     left: u64,
-    /// Bytes for first shares.
+    /// Bytes available for first shares.
     reserve: u64,
-    /// At most one of each account, in order.
+    /// Waiting requests in arrival order, at most one per account.
     waiting: VecDeque<Waiter>,
-    /// Accounts that have shares.
+    /// Accounts that hold shares.
     holders: HashMap<u64, Holder>,
     last_account: u64,
     last_share: u64,
@@ -82,18 +81,18 @@ struct Waiter {
     granted: oneshot::Sender<Share>,
 }
 
-/// An account that has shares.
+/// An account that holds shares.
 #[derive(Debug)]
 struct Holder {
     client: Arc<Client>,
-    /// Bytes of its shares.
+    /// Sum of its shares, in bytes.
     held: u64,
-    /// Its shares, and for how long others have waited meanwhile.
+    /// Its shares, and for how long other accounts have waited since each was taken.
     shares: HashMap<u64, Duration>,
-    /// How far the peer is behind.
+    /// How far the peer is behind the required rate.
     behind: Duration,
     checked_at: Instant,
-    /// What the peer had received and sent then.
+    /// Bytes received and sent at the last check.
     received: u64,
     sent: u64,
 }
@@ -104,7 +103,7 @@ enum Source {
     Reserve,
 }
 
-/// Part of a budget, taken by one connection. Dropping it gives it back.
+/// A part of a budget that one connection holds; dropping it returns it.
 #[derive(Debug)]
 pub struct Share {
     budget: Budget,
@@ -114,12 +113,12 @@ pub struct Share {
     source: Source,
 }
 
-/// One connection's use of a budget. Clones are the same account.
+/// One connection's account with a budget. Clones are the same account.
 #[derive(Debug, Clone)]
 pub struct Account {
     budget: Budget,
     client: Arc<Client>,
-    /// Held by the request whose turn it is to wait.
+    /// Held by the one request that waits or takes.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -127,11 +126,11 @@ pub struct Account {
 struct Client {
     id: u64,
     transfer: Transfer,
-    /// The share of a message that is being received.
+    /// The share of the message that is being received, in bytes; 0 if there is none.
     receiving: AtomicU64,
 }
 
-/// What a connection's socket moves, and whether the connection may go on. Clones are the same.
+/// Counts what a connection's socket moves, and tells when its shares are revoked. Clones are the same.
 #[derive(Debug, Clone, Default)]
 pub struct Transfer(Arc<TransferState>);
 
@@ -139,13 +138,13 @@ pub struct Transfer(Arc<TransferState>);
 struct TransferState {
     received: AtomicU64,
     sent: AtomicU64,
-    /// A write waits for the peer.
+    /// Whether a write waits for the peer.
     send_blocked: AtomicBool,
     revoked: CancellationToken,
 }
 
 impl Transfer {
-    /// Resolves when the connection has lost its shares, and has to end.
+    /// Resolves when the connection has lost its shares; it then has to close.
     pub async fn revoked(&self) {
         self.0.revoked.cancelled().await;
     }
@@ -169,8 +168,8 @@ impl Transfer {
 }
 
 impl Budget {
-    /// So many bytes, a quarter of them for first shares. Whoever asks for more than the rest gets all of
-    /// the rest.
+    /// Makes a budget of `bytes`, a quarter of it reserved for first shares. A request for more than the
+    /// other three quarters gets all of those.
     pub fn new(bytes: usize) -> Self {
         let bytes = bytes.max(1);
         let reserve = (bytes / RESERVE_DIVISOR) as u64;
@@ -188,13 +187,13 @@ impl Budget {
         Self(Arc::new(Pool { max_share: left, max_first_share, state: Mutex::new(state) }))
     }
 
-    /// Bytes that are not taken.
+    /// Bytes that no share holds.
     pub fn left(&self) -> usize {
         let state = self.lock();
         (state.left + state.reserve) as usize
     }
 
-    /// An account for a connection whose socket moves this.
+    /// Opens an account for the connection that `transfer` counts.
     pub fn account(&self, transfer: &Transfer) -> Account {
         let mut state = self.lock();
         state.last_account += 1;
@@ -206,7 +205,8 @@ impl Budget {
         Account { budget: self.clone(), client: Arc::new(client), turn: Arc::default() }
     }
 
-    /// Gives waiters what there is. What they do not want any more is to be dropped after `state`.
+    /// Grants waiting requests as far as the budget allows. The caller drops the returned shares, whose
+    /// requests have gone, after it has released `state`.
     #[must_use]
     fn grant(&self, state: &mut State) -> Vec<Share> {
         let mut unwanted = Vec::new();
@@ -228,7 +228,7 @@ impl Budget {
         Share { budget: self.clone(), account, id, bytes, source }
     }
 
-    /// Revokes the connections that hold shares and do not go on while others wait.
+    /// Revokes connections that hold shares without progress while other accounts wait.
     fn revoke_stalled(&self) {
         let now = Instant::now();
         let mut state = self.lock();
@@ -240,7 +240,11 @@ impl Budget {
         for (id, holder) in holders {
             let others_wait = waiting.iter().any(|waiter| waiter.client.id != *id);
             if holder.is_stalled(now, others_wait) {
-                tracing::debug!(account = id, held = holder.held, "revoked for others that wait");
+                tracing::debug!(
+                    account = id,
+                    held = holder.held,
+                    "revoked a connection's shares because other connections wait"
+                );
                 holder.client.transfer.0.revoked.cancel();
             }
         }
@@ -252,7 +256,7 @@ impl Budget {
 }
 
 impl State {
-    /// The waiter that is next, if there is enough for it.
+    /// The next request that can be granted, and from where.
     fn next(&self, max_first_share: u64) -> Option<(usize, Source)> {
         let next_in_line = self.waiting.front().filter(|waiter| waiter.bytes <= self.left);
         if next_in_line.is_some() {
@@ -263,7 +267,7 @@ impl State {
         (self.waiting[at].bytes <= self.reserve).then_some((at, Source::Reserve))
     }
 
-    /// Whether this may be taken from the reserve.
+    /// Whether the request may be granted from the reserve.
     fn is_first_share(&self, waiter: &Waiter, max_first_share: u64) -> bool {
         waiter.bytes <= max_first_share && !self.holders.contains_key(&waiter.client.id)
     }
@@ -290,7 +294,7 @@ impl Holder {
         }
     }
 
-    /// Notes what has happened since the last look. Tells whether its connection has had its time.
+    /// Updates the counts since the last check. Returns whether the connection has to be revoked.
     fn is_stalled(&mut self, now: Instant, others_wait: bool) -> bool {
         let passed = now.saturating_duration_since(self.checked_at).min(2 * CHECK_INTERVAL);
         self.checked_at = now;
@@ -315,7 +319,7 @@ impl Holder {
 }
 
 impl Account {
-    /// Waits for a share of `bytes`, after this account's earlier requests.
+    /// Waits for a share of `bytes`, after this account's earlier requests. Cancel safe.
     pub async fn take(&self, bytes: u64) -> Share {
         let _turn = self.turn.lock().await;
         let mut wait = match self.request(bytes) {
@@ -331,18 +335,18 @@ impl Account {
         }
     }
 
-    /// A share of `bytes`, if nothing has to be waited for.
+    /// Takes a share of `bytes` if that needs no wait.
     pub fn try_take(&self, bytes: u64) -> Option<Share> {
         let _turn = self.turn.try_lock().ok()?;
         self.request(bytes).ok()
     }
 
-    /// What its connection moves.
+    /// Counts of what its connection moves.
     pub fn transfer(&self) -> &Transfer {
         &self.client.transfer
     }
 
-    /// A message with a share of so many bytes is being received; none if it is 0.
+    /// Sets the share of the message that is being received; 0 if there is none.
     pub(crate) fn receiving(&self, bytes: u64) {
         self.client.receiving.store(bytes, Ordering::Relaxed);
     }
@@ -364,7 +368,7 @@ impl Account {
     }
 }
 
-/// A place among those who wait.
+/// Removes the account's waiting request on drop.
 struct WaitGuard<'a> {
     account: &'a Account,
     granted: oneshot::Receiver<Share>,

@@ -1,10 +1,10 @@
-//! When a peer is pinged, and when it is given up: a clock that is read by its owner.
+//! When to ping a peer and when to give it up, as a timer that its owner polls.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long silence lasts before a ping, and after it.
+/// How much silence leads to a ping, and to the end of the connection.
 #[derive(Debug, Clone, Copy)]
 pub struct KeepAlive {
     /// Silence after which a ping is sent. Default 30 s.
@@ -25,7 +25,7 @@ pub struct KeepAliveTimer {
     config: KeepAlive,
     periodic: bool,
     next_ping: Option<Instant>,
-    /// When the first ping was sent that nothing has answered.
+    /// When the first unanswered ping was sent.
     pinged: Option<Instant>,
 }
 
@@ -55,7 +55,7 @@ impl KeepAliveTimer {
         self.config.timeout
     }
 
-    /// Something has come from the peer.
+    /// Notes that something arrived from the peer.
     pub(crate) fn heard(&mut self, now: Instant) {
         self.pinged = None;
         if !self.periodic {
@@ -63,20 +63,20 @@ impl KeepAliveTimer {
         }
     }
 
-    /// This side does not read, so the peer's silence says nothing.
+    /// Forgets an unanswered ping: this side does not read, so the peer's silence means nothing.
     pub(crate) fn on_not_reading(&mut self, now: Instant) {
         self.pinged = None;
         self.next_ping.get_or_insert(now + self.config.idle);
     }
 
-    /// When [`Self::due`] is to be asked.
+    /// When to call [`Self::due`].
     pub(crate) fn deadline(&self) -> Instant {
         let given_up = self.pinged.map(|pinged| pinged + self.config.timeout);
         let next = [self.next_ping, given_up].into_iter().flatten().min();
         next.unwrap_or_else(|| unreachable!("a peer that is not to be pinged has been pinged"))
     }
 
-    /// What is due now. Whoever is told to ping has pinged.
+    /// What is due now. The timer counts a ping as sent when it returns [`Due::Ping`].
     pub(crate) fn due(&mut self, now: Instant) -> Due {
         if self.pinged.is_some_and(|pinged| now >= pinged + self.config.timeout) {
             return Due::GiveUp;

@@ -3,8 +3,8 @@
 //! A [`Connection`] is a stream of messages in and an [`Outbound`] queue for messages out. Only its
 //! constructor knows what carries them: [`Connection::websocket`], [`Connection::lines`] (stdio),
 //! [`Connection::pair`] (memory), [`Connection::over`] (a relay stream). [`WebsocketDial`] makes
-//! one to a `ws://` or `wss://` address. [`Pending`] matches answers to requests. [`socket`] is what
-//! everything that speaks websocket is made of, whether or not it carries JSON-RPC.
+//! one to a `ws://` or `wss://` address. [`Pending`] matches responses to requests. [`socket`] is the
+//! framed websocket below all of these, whether or not it carries JSON-RPC.
 
 mod budget;
 mod connection;

@@ -5,17 +5,17 @@ use std::os::fd::AsFd;
 
 use socket2::SockRef;
 
-/// Takes the pacing away from a socket of this address if it is one of this machine's own, so that
-/// its timers do not hold up what only memory carries: BBR, where it is the default, sends by a clock
-/// and an estimate of the network, and here is no network. To be said before the socket connects or
-/// listens: one that paced once goes on with it. What is accepted inherits it.
+/// Selects a congestion control without pacing for a socket on a loopback address. BBR, where it is the
+/// default, paces by timers and an estimate of the network, which only adds delay on loopback. Call this
+/// before the socket connects or listens: a socket that has paced once keeps pacing. Accepted sockets
+/// inherit the setting.
 pub fn disable_pacing_on_loopback(socket: &impl AsFd, address: SocketAddr) {
     if !address.ip().is_loopback() {
         return;
     }
-    // Every kernel has it, for every user.
+    // Reno is in every kernel and needs no privilege.
     if let Err(error) = SockRef::from(socket).set_tcp_congestion(b"reno") {
-        tracing::debug!(%error, %address, "pacing");
+        tracing::debug!(%error, %address, "cannot disable pacing");
     }
 }
 

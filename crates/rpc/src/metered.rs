@@ -1,13 +1,13 @@
 //! Reading large messages within memory that all connections of a server share.
 //!
-//! Invariant: the payload of a large incoming message is read only once its share of the [`Budget`] is
-//! taken, in one step, so that two messages never wait for each other's rest; the share goes back when
-//! the owner of the message is done with it. Small messages pass without. What a peer that holds a share
-//! has to do while others wait is in [`budget`](crate::budget).
+//! Invariant: the reader takes the whole share of a large message from the [`Budget`] before it reads the
+//! payload, so two messages never wait for each other's second half. The owner of the message gives the
+//! share back. Small messages need no share. [`budget`](crate::budget) describes the progress that a peer
+//! with a share must make while others wait.
 //!
-//! A decoder keeps a buffer as long as the longest frame that it has seen, as long as its connection is
-//! open. So it is shown long frames as fragments of [`FRAGMENT`] bytes each: the buffer stays small, and the
-//! message is put together in memory that goes with it.
+//! A websocket decoder keeps a buffer as large as the longest frame it has seen, for as long as its
+//! connection is open. This reader therefore presents long frames as fragments of [`FRAGMENT`] bytes: the
+//! decoder's buffer stays small, and the message is assembled in memory that is freed with it.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,21 +24,21 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use crate::budget::{Account, Budget, COST, Share, Transfer};
 use crate::outbound::{NotReading, Outbound};
 
-/// Up to this length a message takes no share.
+/// Messages up to this length, in bytes, need no share.
 const SMALL_MESSAGE: u64 = 256 << 10;
 
-/// The most that is read ahead of a header that may follow.
+/// How many bytes are read at once while a frame header may follow.
 const READ_AHEAD: usize = 64 << 10;
 
-/// The longest frame that a decoder is shown. More than [`READ_AHEAD`], so that no piece ends in what was read
-/// with its header; more than 65,535, so that its header is as long as that of the frame it is part of;
-/// and a multiple of 4, so that the mask of the next piece begins where this one's does.
+/// The longest frame that the decoder sees, in bytes. More than [`READ_AHEAD`], so that no fragment ends
+/// within the bytes read together with its header; more than 65,535, so that its header is as long as that
+/// of the original frame; and a multiple of 4, so that every fragment starts at the same mask position.
 const FRAGMENT: u64 = 128 << 10;
 
 impl Budget {
-    /// Reads websocket frames from `io`, the long ones as fragments, and waits with the payloads of large
-    /// messages until there is room for them. `longest` is what a message may come to whose length is not known
-    /// from its first frame.
+    /// Wraps `io` so that large messages wait for a share of this budget before their payload is read. A
+    /// message in several frames takes a share for `longest` bytes, since its length is not known in
+    /// advance.
     pub fn meter<T>(&self, io: T, longest: usize) -> (Metered<T>, Meter) {
         let meter = Meter::default();
         let transfer = &meter.0.transfer;
@@ -59,13 +59,13 @@ impl Budget {
     }
 }
 
-/// The shares of the messages of one connection, from the reader of its bytes to its owner.
+/// Passes the shares of one connection's messages from its byte reader to its owner.
 #[derive(Debug, Clone, Default)]
 pub struct Meter(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// The longest message that is read.
+    /// The longest message that is accepted, in bytes.
     limit: AtomicU64,
     shares: Mutex<Shares>,
     outbound: OnceLock<Outbound>,
@@ -85,11 +85,11 @@ impl Default for Shared {
 
 #[derive(Debug, Default)]
 struct Shares {
-    /// Of messages that were read, by their number.
+    /// Shares of messages that were read and not taken, with the message's number.
     read: VecDeque<(u64, Share)>,
-    /// How many messages were taken.
+    /// How many messages the owner has taken.
     taken: u64,
-    /// Of the message that was taken last.
+    /// The share of the message taken last.
     last: Option<Share>,
     waiting: bool,
 }
@@ -104,22 +104,22 @@ impl Meter {
         self.0.limit.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// Tells who may wait for an answer of the peer that cannot be read while a payload waits.
+    /// Sets the queue whose [`Outbound::arrived`] must not wait for pongs while a payload waits here.
     pub(crate) fn set_outbound(&self, outbound: &Outbound) {
         let _ = self.0.outbound.set(outbound.clone());
     }
 
-    /// Whether the peer is made to wait; then it cannot be heard.
+    /// Whether a payload waits for a share, so that nothing is read from the peer.
     pub(crate) fn is_waiting(&self) -> bool {
         self.lock().waiting
     }
 
-    /// What the connection's socket moves.
+    /// Counts of what the connection's socket moves.
     pub(crate) fn transfer(&self) -> &Transfer {
         &self.0.transfer
     }
 
-    /// The next message was taken.
+    /// Notes that the owner took the next message.
     pub(crate) fn on_message_taken(&self) {
         let mut shares = self.lock();
         shares.taken += 1;
@@ -137,28 +137,28 @@ impl Meter {
     }
 }
 
-/// Bytes of a websocket on their way to whoever decodes them. See [`Budget::meter`].
+/// The byte stream of a websocket, below its decoder. See [`Budget::meter`].
 #[derive(Debug)]
 pub struct Metered<T> {
     io: T,
     account: Account,
-    /// The share of the payload that is next, once it was asked for.
+    /// The wait for the share of the next payload, once it has begun.
     pending_share: Option<PendingShare>,
-    /// Of the reader and of the writer.
+    /// One for the reader and one for the writer.
     revoked: [Revoked; 2],
     longest: u64,
     state: State,
-    /// A header that the decoder is to get next.
+    /// A header that goes to the decoder before any other byte.
     pending_header: PendingHeader,
     message: Message,
-    /// How many messages have passed.
+    /// How many messages have been read.
     messages_read: u64,
-    /// Held while a payload waits.
+    /// Present while a payload waits for its share.
     waiting: Option<Waiting>,
     meter: Meter,
 }
 
-/// A share that is being waited for.
+/// The wait for a share.
 struct PendingShare(Pin<Box<dyn Future<Output = Share> + Send + Sync>>);
 
 impl fmt::Debug for PendingShare {
@@ -167,7 +167,7 @@ impl fmt::Debug for PendingShare {
     }
 }
 
-/// Whether the connection has to end for others that wait.
+/// Resolves when the connection has to end because others wait for memory.
 struct Revoked(Pin<Box<WaitForCancellationFutureOwned>>);
 
 impl Revoked {
@@ -175,7 +175,7 @@ impl Revoked {
         Self(Box::pin(transfer.token().clone().cancelled_owned()))
     }
 
-    /// An error once it has, for whoever waits for the socket.
+    /// The error for a pending read or write, once the shares are revoked.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         ready!(self.0.as_mut().poll(cx));
         let error = "the peer was too slow with a large message while others waited for memory";
@@ -191,35 +191,35 @@ impl fmt::Debug for Revoked {
 
 #[derive(Debug)]
 enum State {
-    /// In the header of a frame. Of one that was not read at once, these bytes are held back.
+    /// In the header of a frame. An incomplete header is held back here.
     Header { bytes: [u8; MAX_HEADER], len: usize },
     /// In a payload.
     Payload(Payload),
 }
 
-/// What follows of a frame.
+/// The rest of a frame's payload.
 #[derive(Debug)]
 struct Payload {
-    /// Bytes of it that the decoder knows of.
+    /// Bytes of the current fragment, whose header the decoder has.
     remaining: u64,
-    /// Bytes that it will be shown as further fragments.
+    /// Bytes that follow as further fragments.
     unframed: u64,
     frame: Frame,
-    /// Whether it has to be looked at before more of it is read.
+    /// What has to pass before more of it is read.
     gate: Gate,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Gate {
     Open,
-    /// The message may be over the limit, unless that is lifted by what came before.
+    /// The message is over the limit, unless an earlier message lifts that.
     Limit {
         share: u64,
     },
     Share(u64),
 }
 
-/// Bytes that are on their way to the decoder.
+/// A header on its way to the decoder.
 #[derive(Debug, Default)]
 struct PendingHeader {
     bytes: [u8; MAX_HEADER],
@@ -239,7 +239,7 @@ impl PendingHeader {
     }
 }
 
-/// The message that the frames belong to.
+/// The message that the current frames belong to.
 #[derive(Debug, Default)]
 struct Message {
     len: u64,
@@ -253,8 +253,8 @@ struct Waiting {
 }
 
 impl<T> Metered<T> {
-    /// Follows the frames through bytes that were read, and shows long frames as fragments. Returns how
-    /// many of them the decoder may have: a header that is not complete is held back.
+    /// Tracks frames in `bytes` and rewrites the headers of long ones. Returns how many bytes the decoder
+    /// gets; an incomplete header is held back.
     fn track_frames(&mut self, bytes: &mut [u8]) -> usize {
         let mut at = 0;
         while at < bytes.len() {
@@ -283,7 +283,7 @@ impl<T> Metered<T> {
         at
     }
 
-    /// A frame begins. Tells whether it is shown as fragments.
+    /// Begins a frame. Returns whether the decoder sees it as fragments.
     fn begin_frame(&mut self, frame: Frame) -> bool {
         if frame.is_data {
             self.message.len = self.message.len.saturating_add(frame.payload);
@@ -303,7 +303,7 @@ impl<T> Metered<T> {
             0 => Gate::Open,
             share => Gate::Share(share),
         };
-        // One that is too long for the decoder is left to it, which ends the connection.
+        // A frame over the decoder's own limit passes unchanged: the decoder ends the connection.
         let is_long = frame.is_data && (FRAGMENT + 1..=self.longest).contains(&frame.payload);
         let remaining = if is_long { FRAGMENT } else { frame.payload };
         let unframed = frame.payload - remaining;
@@ -311,7 +311,7 @@ impl<T> Metered<T> {
         is_long
     }
 
-    /// If what the decoder knows of a frame has passed: goes on to the next piece, or the next frame.
+    /// Moves on to the next fragment or frame once the current fragment is read.
     fn end_fragment(&mut self) {
         let State::Payload(payload) = &mut self.state else { return };
         if payload.remaining > 0 {
@@ -335,13 +335,13 @@ impl<T> Metered<T> {
         }
     }
 
-    /// Waits for the share of the payload that is next, if it needs one.
+    /// Waits for the share of the next payload, if it needs one.
     fn poll_gate(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let State::Payload(Payload { gate, .. }) = &mut self.state else {
             return Poll::Ready(Ok(()));
         };
         if let Gate::Limit { share } = *gate {
-            // All that came before was taken by now, or nobody would ask for more.
+            // The owner has taken every earlier message, or it would not read further.
             let limit = self.meter.0.limit.load(Ordering::Relaxed);
             if self.message.len > limit {
                 let error = format!("message is over {limit} bytes, the limit before initialize");
@@ -403,7 +403,7 @@ impl<T: AsyncRead + Unpin> Metered<T> {
             if !self.pending_header.is_empty() {
                 self.pending_header.put_into(buf);
                 if self.pending_header.is_empty() {
-                    // An empty frame, if it was that one's header.
+                    // Also ends a frame without payload.
                     self.end_fragment();
                 }
                 return Poll::Ready(Ok(()));
@@ -414,7 +414,7 @@ impl<T: AsyncRead + Unpin> Metered<T> {
                 continue;
             }
             let limit = match &self.state {
-                // No byte of the next frame, which has no place before its header.
+                // Stops before the next frame, whose header must not be read with this payload.
                 State::Payload(Payload { remaining, frame, .. }) if frame.payload > FRAGMENT => {
                     usize::try_from(*remaining).unwrap_or(usize::MAX)
                 }
@@ -424,7 +424,7 @@ impl<T: AsyncRead + Unpin> Metered<T> {
             if buf.remaining() <= limit {
                 ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
             } else {
-                // Bytes are cleared before they are read into: no more than are likely to come.
+                // The buffer is zeroed before it is read into, so it is kept small.
                 let limit = limit.min(READ_AHEAD);
                 let mut part = ReadBuf::new(buf.initialize_unfilled_to(limit));
                 ready!(Pin::new(&mut self.io).poll_read(cx, &mut part))?;
@@ -457,7 +457,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Metered<T> {
 }
 
 impl<T> Metered<T> {
-    /// Notes how a write went.
+    /// Counts a write, or waits for it or for the revocation.
     fn note_write(
         &mut self,
         cx: &mut Context<'_>,
@@ -513,7 +513,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Metered<T> {
 /// The longest header of a frame: two bytes, eight of length, four of mask.
 const MAX_HEADER: usize = 14;
 
-/// A frame of a websocket (RFC 6455, 5.2), as far as it matters here.
+/// The parts of a websocket frame header (RFC 6455, 5.2) that matter here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Frame {
     is_data: bool,
@@ -523,8 +523,8 @@ struct Frame {
 }
 
 impl Frame {
-    /// The frame that `bytes` begin with, and the length of its header. `None` if these are not all bytes of
-    /// that. What makes no sense is left to the decoder.
+    /// Parses the header that `bytes` begin with, and its length; `None` if it is incomplete. Validity is
+    /// the decoder's concern.
     fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
         let header = bytes.get(..Self::header_len(bytes))?;
         let [first, second, rest @ ..] = header else { return None };
@@ -537,7 +537,7 @@ impl Frame {
         Some((Self { is_data, is_final, payload, mask: mask.try_into().ok() }, header.len()))
     }
 
-    /// How long the header is that these bytes begin, as far as they tell.
+    /// The length of the header that `bytes` begin with, or the least it can be.
     fn header_len(bytes: &[u8]) -> usize {
         let [_, second, ..] = bytes else { return 2 };
         let mask = if second & 0x80 == 0 { 0 } else { 4 };
@@ -577,7 +577,7 @@ impl Frame {
     }
 }
 
-/// Makes the header of a long frame that of its first piece.
+/// Turns the header of a long frame into that of its first fragment.
 fn rewrite_as_fragment(header: &mut [u8]) {
     header[0] &= 0x7f;
     header[2..10].copy_from_slice(&FRAGMENT.to_be_bytes());

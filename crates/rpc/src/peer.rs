@@ -1,7 +1,7 @@
-//! Liveness of life: whether whoever is at the other end of a connection still answers.
+//! Liveness: whether the peer of a connection still responds.
 //!
-//! A socket whose network has gone stays open, and what is written to it disappears in buffers, so
-//! only something heard from the peer shows that it lives.
+//! A socket stays open after its network fails, and writes to it disappear in buffers, so only data from
+//! the peer shows that it is alive.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
@@ -14,36 +14,36 @@ use tokio::time::{self, Instant};
 
 use crate::outbound::Queued;
 
-/// How long a peer counts as alive that takes nothing, and whose messages this side does not read.
+/// How long a peer counts as alive while it takes nothing and this side does not read from it.
 const UNREAD_GRACE: Duration = Duration::from_secs(60);
 
-/// The peer of a connection, to be asked whether it lives. Keeps no connection open.
+/// The peer of a connection, for liveness checks. Does not keep the connection open.
 #[derive(Debug, Clone)]
 pub struct Peer {
     pub(crate) queue: mpsc::WeakUnboundedSender<Queued>,
     pub(crate) liveness: Arc<Liveness>,
 }
 
-/// What a transport notes of its peer.
+/// What a transport knows of its peer.
 #[derive(Debug, Default)]
 pub(crate) struct Liveness {
     /// Whether the transport has pings. Without them, a peer lives as long as its connection.
     pings: AtomicBool,
-    /// How a transport pings that has its own way, past what waits to be sent.
+    /// A transport's own way to ping, which bypasses the outbound queue.
     custom_ping: OnceLock<CustomPing>,
-    /// Whether the transport is being read: the silence of a peer that nobody listens to says nothing.
+    /// Whether the transport is being read; otherwise the peer's silence means nothing.
     listening: AtomicBool,
-    /// How many keep the transport from being read all the same.
+    /// How many [`NotReading`](crate::NotReading) guards are alive.
     not_reading: AtomicIsize,
-    /// Counts what was heard, pongs included.
+    /// Messages received, pongs included.
     heard: AtomicU64,
-    /// Whether a write waits for the peer's side to take what was sent before.
+    /// Whether a write is under way.
     writing: AtomicBool,
-    /// Counts writes that were done.
+    /// Writes completed.
     written: AtomicU64,
-    /// What had been heard and written when the peer was first excused with these counts, and when.
+    /// The counts of messages and writes when the grace period began, and when that was.
     grace_began: Mutex<Option<((u64, u64), Instant)>>,
-    /// Told of everything heard, and of the end.
+    /// Notified of every message received, and of the close.
     changed: Notify,
 }
 
@@ -55,19 +55,19 @@ impl fmt::Debug for CustomPing {
     }
 }
 
-/// Where a transport of the caller's making notes that its peer was heard.
+/// Reports activity of the peer, for transports that the caller makes.
 #[derive(Debug, Clone)]
 pub struct PeerActivity(pub(crate) Arc<Liveness>);
 
 impl PeerActivity {
-    /// The peer has answered a ping, or counts as alive without an answer.
+    /// Records that the peer answered a ping, or counts as alive without an answer.
     pub fn note(&self) {
         self.0.heard();
     }
 }
 
 impl Liveness {
-    /// The transport pings by this, and is always read.
+    /// Sets the transport's own ping; such a transport is always read.
     pub(crate) fn set_ping(&self, ping: impl Fn() + Send + Sync + 'static) {
         let _ = self.custom_ping.set(CustomPing(Box::new(ping)));
         self.listening(true);
@@ -90,8 +90,8 @@ impl Liveness {
         self.listening.load(Ordering::Relaxed) && self.not_reading.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether a peer that nobody listens to may still count as alive: until it was found for
-    /// [`UNREAD_GRACE`] that nothing comes from it and nothing goes to it.
+    /// Whether a peer that is not being read still counts as alive: until [`UNREAD_GRACE`] has passed
+    /// without a message from it or a write to it.
     fn is_in_grace_period(&self) -> bool {
         let counts = (self.heard.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed));
         let mut grace_began = self.grace_began.lock();
@@ -124,10 +124,10 @@ impl Liveness {
 }
 
 impl Peer {
-    /// Pings the peer and waits until it is heard, for at most `timeout`; false once the connection
-    /// has ended. A peer that cannot be pinged counts as alive, and so does one that is behind and takes
-    /// what waits for it. So does one whose messages this side does not read just now, until it was
-    /// asked about for a minute in which it took nothing either.
+    /// Pings the peer and waits up to `timeout` for any message from it; false if the connection has
+    /// ended. A peer counts as alive without a reply if it cannot be pinged, if it takes queued output,
+    /// or if this side does not read from it at present, the last for at most a minute in which it takes
+    /// nothing.
     pub async fn responds_within(&self, timeout: Duration) -> bool {
         let heard = self.liveness.heard.load(Ordering::Relaxed);
         let written = self.liveness.written.load(Ordering::Relaxed);

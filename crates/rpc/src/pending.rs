@@ -1,7 +1,7 @@
-//! Requests that wait for their answers.
+//! Requests that wait for their responses.
 //!
-//! Invariant: every request added is answered exactly once: by its response, or by the error given
-//! to [`Pending::fail_all`], or by being dropped with the structure.
+//! Invariant: every request added ends exactly once: by its response, by the error given to
+//! [`Pending::fail_all`], or by being dropped with the structure.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,19 +9,19 @@ use std::fmt;
 use codex_exec_server_protocol::{RequestId, RpcError};
 use serde_json::value::RawValue;
 
-/// What is done with an answer: the result as text, parsed there once, into its type.
+/// Receives the outcome of a request; the result is still raw text, to be parsed once into its type.
 pub type OnResponse<E> = Box<dyn FnOnce(Result<&RawValue, CallError<E>>) + Send>;
 
-/// An answer that is no result.
+/// Why a request has no result.
 #[derive(Debug, Clone)]
 pub enum CallError<E> {
-    /// The peer's error.
+    /// The peer responded with an error.
     Response(RpcError),
-    /// None will come.
+    /// No response will come.
     Failed(E),
 }
 
-/// Requests under way on one connection.
+/// The requests in flight on one connection.
 pub struct Pending<E> {
     last_id: i64,
     waiting: HashMap<i64, OnResponse<E>>,
@@ -40,14 +40,14 @@ impl<E> Default for Pending<E> {
 }
 
 impl<E: Clone> Pending<E> {
-    /// Takes a new id for a request.
+    /// Adds a request and returns its new id.
     pub fn add(&mut self, on_response: OnResponse<E>) -> RequestId {
         self.last_id += 1;
         self.waiting.insert(self.last_id, on_response);
         RequestId::Integer(self.last_id)
     }
 
-    /// Hands an answer to its request; `false` if none of that id is under way.
+    /// Completes a request with its response; `false` if no request with this id is in flight.
     pub fn complete(&mut self, id: &RequestId, response: Result<&RawValue, RpcError>) -> bool {
         let RequestId::Integer(id) = id else { return false };
         match self.waiting.remove(id) {
@@ -59,26 +59,26 @@ impl<E: Clone> Pending<E> {
         }
     }
 
-    /// Forgets a request whose caller has gone.
+    /// Removes a request whose caller no longer waits.
     pub fn cancel(&mut self, id: &RequestId) {
         if let RequestId::Integer(id) = id {
             self.waiting.remove(id);
         }
     }
 
-    /// Answers every request with the same failure.
+    /// Completes every request with the same failure.
     pub fn fail_all(&mut self, failure: &E) {
         for (_, on_response) in self.waiting.drain() {
             on_response(Err(CallError::Failed(failure.clone())));
         }
     }
 
-    /// How many are under way.
+    /// How many requests are in flight.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether none is under way.
+    /// Whether no request is in flight.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }

@@ -14,12 +14,12 @@ use zeroize::Zeroizing;
 pub struct Secret(Zeroizing<String>);
 
 impl Secret {
-    /// The text itself. Whoever asks for it sees to it that it is not logged.
+    /// The text itself. The caller must not log it.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// Whether there is any text but blanks.
+    /// Whether the text is empty or only whitespace.
     pub fn is_blank(&self) -> bool {
         self.0.trim().is_empty()
     }

@@ -1,8 +1,8 @@
 //! One framed socket: a websocket behind a queue bounded in bytes, with keep-alive.
 //!
-//! JSON-RPC connections, the relay socket of both ends and the sockets of a rendezvous are made of
-//! it. They differ in what a message is ([`Framing`]), in when they ping ([`KeepAliveTimer`]), and in what they
-//! do with what comes in.
+//! JSON-RPC connections, the relay socket of either end and the sockets of a rendezvous use it. They
+//! differ in the kind of message ([`Framing`]), in when they ping ([`KeepAliveTimer`]), and in what they
+//! do with incoming messages.
 //!
 //! Invariant: reading and writing do not wait for each other, except that a peer which pings and does
 //! not read is not read either once `MAX_PENDING_PONGS` pongs wait for it.
@@ -24,10 +24,10 @@ use crate::metered::Meter;
 use crate::outbound::{Marks, Outbound, OutboundQueue, Queued};
 use crate::peer::Liveness;
 
-/// Pongs that may wait for a peer that does not read.
+/// How many pongs may wait for a peer that does not read.
 const MAX_PENDING_PONGS: usize = 256;
 
-/// Bytes that are gathered into one write.
+/// Bytes that are collected before a flush.
 const FLUSH_BYTES: usize = 64 << 10;
 
 /// How to build a websocket: small messages gather into one write, large ones go out whole.
@@ -35,20 +35,20 @@ pub fn websocket_config() -> tokio_websockets::Config {
     tokio_websockets::Config::default().flush_threshold(FLUSH_BYTES)
 }
 
-/// What a message of the queue is on the wire.
+/// How a queued message is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framing {
-    /// A text. Whatever else the current turn of the event loop queues goes out in the same write:
-    /// the echo of a key with the answer to it.
+    /// As a text message. Messages that are queued in the same turn of the event loop share a write,
+    /// such as a keystroke's echo and the response to it.
     Text,
-    /// A binary message, written at once.
+    /// As a binary message, written at once.
     Binary,
 }
 
 /// How a socket behaves.
 #[derive(Debug)]
 pub struct SocketConfig {
-    /// What goes out.
+    /// How queued messages are sent.
     pub framing: Framing,
     /// When to ping; `None` never pings and never gives up.
     pub keep_alive: Option<KeepAliveTimer>,
@@ -66,20 +66,20 @@ pub enum Received {
     Binary(Bytes),
 }
 
-/// The reading half of a socket. Once it is dropped, what is queued has
-/// [`SocketConfig::close_timeout`] to go out.
+/// The reading half of a socket. Once it is dropped, queued messages have
+/// [`SocketConfig::close_timeout`] to be written.
 #[derive(Debug)]
 pub struct SocketReader<T> {
     stream: SplitStream<WebSocketStream<T>>,
     outbound: Outbound,
     timer: Option<KeepAliveTimer>,
-    /// Pongs that found the way out full.
+    /// Pongs that found the outbound queue full.
     pending_pongs: usize,
-    /// Questions whether something has arrived: pings with a number, answered by a pong with the same.
+    /// Delivery checks: pings with a number, whose pongs carry the same number.
     marks: Marks,
     liveness: Arc<Liveness>,
     meter: Option<Meter>,
-    /// Tells the write task that nobody listens any more.
+    /// Tells the write task that the reader is gone.
     _gone: DropGuard,
 }
 
@@ -110,14 +110,14 @@ where
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> SocketReader<T> {
-    /// With bytes that come through a [`Budget`](crate::Budget).
+    /// Sets the meter of a socket that reads within a [`Budget`](crate::Budget).
     pub(crate) fn with_meter(mut self, meter: Meter) -> Self {
         meter.set_outbound(&self.outbound);
         self.meter = Some(meter);
         self
     }
 
-    /// The peer has ended the connection: nothing is written any more but what is queued.
+    /// Notes that the peer closed the connection: the write task ends after the queue.
     pub(crate) fn peer_gone(&self) {
         self.outbound.closing().requested.cancel();
     }
@@ -134,8 +134,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SocketReader<T> {
         let closing = self.outbound.closing().clone();
         loop {
             let deadline = self.timer.as_ref().map(KeepAliveTimer::deadline);
-            // What is there is read before the peer is found silent or gone: it may be this side
-            // that has not looked for a while.
+            // Read what is there before declaring the peer silent or gone: this side may have been
+            // the slow one.
             let message = tokio::select! {
                 biased;
                 () = closing.requested.cancelled() => return None,
@@ -174,8 +174,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SocketReader<T> {
         }
     }
 
-    /// Pings, without reading; resolves when nothing can be written any more. For an owner that
-    /// cannot take what would be read. Cancel safe.
+    /// Pings without reading, for an owner that has no room for messages. Resolves when the socket can
+    /// no longer be written to. Cancel safe.
     pub async fn pause(&mut self) {
         loop {
             let deadline = self.timer.as_ref().map(KeepAliveTimer::deadline);
@@ -193,9 +193,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SocketReader<T> {
         }
     }
 
-    /// The library has queued the pong; has it written. A peer that pings and does not read is
-    /// listened to all the same, since its pings show that it lives, until so many pongs wait for it
-    /// that they would fill our memory.
+    /// Flushes the pong that the library has queued. A peer that pings and does not read is still read,
+    /// since its pings show that it is alive, until [`MAX_PENDING_PONGS`] pongs wait for it.
     async fn pong(&mut self) -> Option<()> {
         if self.outbound.try_flush() {
             self.pending_pongs = 0;
@@ -212,11 +211,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SocketReader<T> {
         Some(())
     }
 
-    /// The deadline has come: ping, or give the peer up.
+    /// Handles the keep-alive deadline: pings, or gives the peer up.
     fn on_deadline(&mut self) -> Option<TransportError> {
         let (now, timer) = (Instant::now(), self.timer.as_mut()?);
         if self.meter.as_ref().is_some_and(Meter::is_waiting) {
-            // It is we who do not read.
+            // This side does not read.
             timer.heard(now);
             return None;
         }
@@ -238,9 +237,9 @@ async fn sleep_until_deadline(deadline: Option<Instant>) {
     }
 }
 
-/// Empties the queue into the socket, gathering what is there before each flush; then closes it.
-/// Once the socket is closed, or the peer has ended it, what is queued is the end of it: whoever
-/// still works on an answer must not keep the peer waiting for our own close.
+/// Writes the queue to the socket, flushing after each batch, and closes the socket at the end. Once
+/// either side has closed it, only messages already queued are written: a request still in progress must
+/// not delay the close.
 async fn write<T: AsyncRead + AsyncWrite + Unpin>(
     mut sink: SplitSink<WebSocketStream<T>, Message>,
     mut queue: OutboundQueue,
@@ -250,7 +249,7 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
     let given_up = queue.close_deadline(close_timeout);
     let liveness = queue.liveness().clone();
     let work = async {
-        // Room of messages that are not written yet.
+        // Room of messages that are not flushed yet.
         let (mut unwritten, mut bytes) = (Vec::new(), 0);
         while let Some(first) = queue.recv().await {
             if framing == Framing::Text {
@@ -280,7 +279,7 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
                         Err(mark) => mark.reached(),
                     },
                 }
-                // A slow peer frees the room of what it takes as it takes it.
+                // Flushing here frees room gradually for a slow peer.
                 if bytes >= FLUSH_BYTES {
                     sink.flush().await?;
                     unwritten.clear();

@@ -19,10 +19,10 @@ use crate::metered::{Random, frame};
 
 const LONGEST: usize = 4 << 20;
 
-/// Of each direction: 18 MiB for all, 6 MiB for first shares of at most 1 MiB.
+/// In each direction: 18 MiB for every account, 6 MiB for first shares of at most 1 MiB.
 const BUDGET: usize = 24 << 20;
 
-/// Messages and answers that need a share, and for which a first share is enough.
+/// Lengths that need a share, and for which a first share is enough.
 const LITTLE: std::ops::Range<usize> = (257 << 10)..(512 << 10);
 
 /// A server that answers `get N` with N bytes, and anything else with `ok`.
@@ -30,12 +30,12 @@ const LITTLE: std::ops::Range<usize> = (257 << 10)..(512 << 10);
 struct Server {
     messages: Budget,
     answers: Budget,
-    /// What messages and answers really take now, and ever took.
+    /// Bytes that messages and responses take now, and the most they ever took.
     held: Arc<[AtomicUsize; 2]>,
     most: Arc<[AtomicUsize; 2]>,
 }
 
-/// Memory that is really taken, and the share that stands for it.
+/// Memory in use, and the share that covers it.
 struct Held {
     bytes: Vec<u8>,
     cost: usize,
@@ -78,7 +78,7 @@ impl Server {
         let config = ConnectionConfig {
             message_bytes: LONGEST,
             oversize_slack: 0,
-            // What ends a connection here is what is tested.
+            // Only the budget may end a connection in these tests.
             keep_alive: None,
             ..ConnectionConfig::default()
         };
@@ -136,7 +136,7 @@ impl Server {
         }
     }
 
-    /// Comes back whenever its connection is ended.
+    /// Reconnects whenever its connection ends.
     async fn hostile(self, kind: Hostile) {
         loop {
             let mut socket = self.connect();
@@ -208,7 +208,7 @@ enum Request {
     Put(usize),
 }
 
-/// Sends a request, and gets the whole answer, however long it takes; `false` if the connection ends.
+/// Sends a request and reads the whole response; `false` if the connection ends first.
 async fn ask(client: &mut WebSocketStream<DuplexStream>, request: Request) -> bool {
     let (message, len) = match request {
         Request::Get(len) => (format!("get {len}"), len),
@@ -235,8 +235,8 @@ fn seed() -> u64 {
     seed
 }
 
-/// Clients that hold as much as they can, in every way, and of those at least so many that all memory
-/// but the reserve is taken.
+/// Starts clients that hold as much as they can, in every way; enough of them to take all memory but the
+/// reserve.
 fn holders(server: &Server, random: &mut Random, kinds: &[Hostile]) -> JoinSet<()> {
     let mut hostile = JoinSet::new();
     for kind in kinds {
@@ -247,7 +247,7 @@ fn holders(server: &Server, random: &mut Random, kinds: &[Hostile]) -> JoinSet<(
     hostile
 }
 
-/// Whoever holds nothing and wants little is served before any of the others has to lose its memory.
+/// A small request of an account without shares is served before any holder is revoked.
 #[tokio::test(start_paused = true)]
 async fn small_requests_do_not_wait_for_large_holders() {
     let mut random = Random(seed());
@@ -256,7 +256,7 @@ async fn small_requests_do_not_wait_for_large_holders() {
         let large =
             [Hostile::Unread, Hostile::TricklingOut, Hostile::TricklingIn, Hostile::Stalled];
         let _hostile = holders(&server, &mut random, &large);
-        // Until all wait for their sockets or for memory.
+        // Lets all of them block on their sockets or on memory.
         sleep(Duration::from_millis(100)).await;
         let began = Instant::now();
         let mut honest = JoinSet::new();
@@ -275,14 +275,14 @@ async fn small_requests_do_not_wait_for_large_holders() {
             });
         }
         timeout(Duration::from_secs(1800), honest.join_all()).await.expect("all are answered");
-        // The clock stands still while anybody works, so this is time spent waiting for others.
+        // The paused clock advances only while every task waits, so this is time spent waiting.
         assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
         server.assert_bound();
     }
 }
 
-/// Whatever others do, every honest request is answered, large ones included, no honest connection is
-/// ended, and no more memory is taken than there is.
+/// Despite hostile clients, every honest request completes, large ones included, no honest connection
+/// ends, and memory stays within the budget.
 #[tokio::test(start_paused = true)]
 async fn every_honest_request_completes_despite_hostile_clients() {
     let mut random = Random(seed());
@@ -321,7 +321,7 @@ async fn every_honest_request_completes_despite_hostile_clients() {
     }
 }
 
-/// While nobody else waits, a client may take its time; and its own next request is nobody else.
+/// A slow client keeps its shares while only its own requests wait.
 #[tokio::test(start_paused = true)]
 async fn holder_keeps_its_connection_while_no_other_account_waits() {
     let budget = Budget::new(1000);
@@ -330,16 +330,18 @@ async fn holder_keeps_its_connection_while_no_other_account_waits() {
     let first = account.take(700).await;
     assert!(timeout(Duration::from_secs(3600), account.take(700)).await.is_err());
     assert!(timeout(Duration::from_secs(1), transfer.revoked()).await.is_err());
-    // Somebody else is.
+    // A request of another account starts the clock.
     let other = budget.account(&Transfer::default());
     let waiting = tokio::spawn(async move { other.take(700).await });
-    timeout(Duration::from_secs(1800), transfer.revoked()).await.expect("somebody waits");
+    timeout(Duration::from_secs(1800), transfer.revoked())
+        .await
+        .expect("revoked while another account waits");
     drop(first);
     drop(waiting.await.unwrap());
     assert_eq!(budget.left(), 1000);
 }
 
-/// Requests for the common part are served in the order they came, whatever their size.
+/// Requests outside the reserve are served in arrival order, whatever their size.
 #[tokio::test(start_paused = true)]
 async fn large_request_is_served_in_arrival_order() {
     let budget = Budget::new(2400);
@@ -350,7 +352,7 @@ async fn large_request_is_served_in_arrival_order() {
     let later = tokio::spawn(async move { later.take(500).await });
     tokio::task::yield_now().await;
     assert!(!large.is_finished() && !later.is_finished());
-    // A small one of somebody who holds nothing passes them.
+    // A small request of an account without shares overtakes them.
     let small = account();
     drop(timeout(Duration::from_secs(9), small.take(100)).await.expect("there is a reserve"));
     drop(first);

@@ -1,4 +1,4 @@
-//! Dialling out, against listeners that do, refuse, and do something else.
+//! Dialling: plain, over TLS, to silent listeners and to missing hosts.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::{TlsAcceptor, rustls};
 use tokio_websockets::{Message, ServerBuilder};
 
-/// Answers every message with its own text and the token that came with the upgrade.
+/// Echoes every message with the token of the upgrade.
 async fn echo(stream: impl AsyncRead + AsyncWrite + Unpin) {
     let Ok((request, mut socket)) = ServerBuilder::new().accept(stream).await else { return };
     let token =
         request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
     while let Some(Ok(message)) = socket.next().await {
         if let Some(text) = message.as_text() {
-            let answer = format!("{text} {}", token.as_deref().unwrap_or("nobody"));
+            let answer = format!("{text} {}", token.as_deref().unwrap_or("anonymous"));
             socket.send(Message::text(answer)).await.unwrap();
         }
     }
@@ -73,7 +73,7 @@ async fn tls_connects_only_to_a_trusted_server() {
 
     let mut dial = WebsocketDial::new(format!("wss://localhost:{}", address.port()));
     dial.tls = Some(tls_from_roots([certificate]).unwrap());
-    assert_eq!(ask(&dial).await.unwrap(), "hello nobody");
+    assert_eq!(ask(&dial).await.unwrap(), "hello anonymous");
 
     dial.tls = Some(tls_from_roots([]).unwrap());
     let error = ask(&dial).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! HTTP against a server that looks at bytes.
+//! The HTTP client against a raw TCP server.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 type Answer = Result<Response<Incoming>, ExchangeError>;
 
-/// Sends `GET /a?b`; gives the server's end once the whole request has come.
+/// Sends `GET /a?b`; returns the server's socket once the whole request has arrived.
 async fn ask() -> (JoinHandle<Answer>, TcpStream, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let authority = listener.local_addr().unwrap().to_string();

@@ -50,7 +50,7 @@ async fn large_message_waits_for_budget_while_small_ones_pass() {
     assert_eq!(received.unwrap().unwrap().len(), LONGEST / 2 + 1);
     let share = first.take_share();
     assert_eq!(budget.left(), LONGEST - 2);
-    // Of another connection a message of the same size does not fit, and is not read.
+    // A message of the same size on another connection does not fit, and is not read.
     let (mut second, mut other) = connect(&budget);
     let sending = tokio::spawn(async move {
         other.send(text(LONGEST / 2 + 1)).await.unwrap();
@@ -60,7 +60,7 @@ async fn large_message_waits_for_budget_while_small_ones_pass() {
     assert!(waiting.as_mut().now_or_never().is_none());
     tokio::task::yield_now().await;
     assert!(waiting.as_mut().now_or_never().is_none());
-    // Small ones do, on a third.
+    // Small ones pass, on a third connection.
     let (mut third, mut small) = connect(&budget);
     let (sent, received) = tokio::join!(small.send(text(SMALL)), third.next());
     sent.unwrap();
@@ -68,7 +68,7 @@ async fn large_message_waits_for_budget_while_small_ones_pass() {
     assert!(third.take_share().is_none());
     drop(share);
     assert_eq!(waiting.await.unwrap().unwrap().len(), LONGEST / 2 + 1);
-    // A share that nobody has asked for goes with the next message.
+    // A share that is not taken is dropped with the next message.
     let mut other = sending.await.unwrap();
     other.send(text(1)).await.unwrap();
     assert_eq!(second.next().await.unwrap().unwrap().len(), 1);
@@ -87,7 +87,7 @@ async fn message_larger_than_budget_takes_all_but_the_reserve() {
         drop(connection.take_share());
         assert_eq!(budget.left(), 1000);
     }
-    // And gives it back with its connection, read or not.
+    // The share returns with its connection, whether or not the message was read.
     let sending = client.send(text(LONGEST));
     let mut half = Box::pin(connection.next());
     assert!(half.as_mut().now_or_never().is_none());
@@ -108,13 +108,13 @@ impl Random {
         (self.0 >> 33) as usize % end
     }
 
-    /// For a payload of this length; none for very long ones, which takes a test too long.
+    /// A random mask; zero for a payload so long that masking it would slow the test down.
     fn mask(&mut self, len: usize) -> [u8; 4] {
         if len > 300_000 { [0; 4] } else { (self.below(1 << 31) as u32).to_le_bytes() }
     }
 }
 
-/// A masked frame, as a client of any make may send it.
+/// A masked frame, as a client sends it.
 pub(crate) fn frame(opcode: u8, is_final: bool, payload: &[u8]) -> Vec<u8> {
     // A mask of zeros leaves the payload as it is.
     frame_with_mask(opcode, is_final, payload, [0; 4])
@@ -144,8 +144,8 @@ fn frame_with_mask(opcode: u8, is_final: bool, payload: &[u8], mask: [u8; 4]) ->
     frame
 }
 
-/// Twenty connections send messages of every size, whole and in pieces, cut anywhere: all arrive as they
-/// were sent, and the large ones that somebody has never take more than the budget.
+/// Twenty connections send messages of every size, whole and in fragments, split anywhere: all arrive
+/// unchanged, and the large ones held at any time never exceed the budget.
 #[tokio::test]
 async fn twenty_connections_share_one_budget() {
     const BUDGET: usize = 12 << 20;
@@ -194,7 +194,7 @@ async fn twenty_connections_share_one_budget() {
             for message in messages {
                 let got = connection.next().await.unwrap().unwrap();
                 assert!(got == message, "{} of {}", got.len(), message.len());
-                // A little more than small may have been read ahead of the wait.
+                // Slightly more than a small message may be read before the wait.
                 let large = got.len() > SMALL + (64 << 10);
                 let share = connection.take_share();
                 assert!(share.is_some() || !large, "{} bytes", got.len());
@@ -214,11 +214,11 @@ async fn twenty_connections_share_one_budget() {
             ended.unwrap();
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("they wait for each other");
+    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("a deadlock");
     assert_eq!(budget.left(), BUDGET);
 }
 
-/// What a decoder reads from, and the longest room it ever offered for that.
+/// Records the largest read buffer that a decoder offers.
 struct Spy<T> {
     io: T,
     most: Arc<AtomicUsize>,
@@ -253,8 +253,8 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Spy<T> {
     }
 }
 
-/// A decoder keeps its buffer as long as its connection is open, so the buffer has to stay small whatever
-/// comes: frames of every length, also such that are each a little less than twice as long as the last.
+/// A decoder keeps its buffer while its connection is open, so the buffer must stay small for frames of
+/// every length, including sequences in which each frame is just under twice as long as the last.
 #[tokio::test]
 async fn decoder_buffer_stays_small_for_any_frame_length() {
     let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
@@ -269,7 +269,7 @@ async fn decoder_buffer_stays_small_for_any_frame_length() {
     lengths.extend([131_071, 131_072, 131_073, 262_144, 262_145, LONGEST]);
     let most = Arc::new(AtomicUsize::new(0));
     let (server, mut client) = duplex(100_000);
-    // Shares go back only with the connection here, and wait for nobody.
+    // Shares return only with the connection here, and the budget is never exhausted.
     let budget = Budget::new(1 << 30);
     let (io, _meter) = budget.meter(server, LONGEST);
     let mut server = ServerBuilder::new()
@@ -300,8 +300,8 @@ async fn decoder_buffer_stays_small_for_any_frame_length() {
     assert!(most <= 512 << 10, "{most}");
 }
 
-/// A peer announces more than there is room for, and stops, or nearly so. Whoever waits is served once
-/// that one is too far behind.
+/// A peer announces a message that takes most of the budget, then sends little or nothing. A waiting
+/// connection is served once that peer is too far behind.
 #[tokio::test(start_paused = true)]
 async fn peer_that_stalls_mid_message_loses_its_share() {
     for trickle in [0, 1, 1000, 10_000] {
@@ -309,7 +309,7 @@ async fn peer_that_stalls_mid_message_loses_its_share() {
         let (mut stalled, mut bytes) = serve(&budget);
         let head = frame(1, true, &vec![b'x'; LONGEST]);
         bytes.write_all(&head[..20_000]).await.unwrap();
-        // Alone it may take its time.
+        // Without other waiters the peer may be slow.
         let patient = tokio::time::timeout(Duration::from_secs(45), stalled.next());
         assert!(patient.await.is_err());
         assert_eq!(budget.left(), LONGEST / 2);
@@ -337,7 +337,7 @@ async fn peer_that_stalls_mid_message_loses_its_share() {
     }
 }
 
-/// One that is slow, and sends, keeps its connection, however many wait.
+/// A slow peer that keeps sending keeps its connection, however many others wait.
 #[tokio::test(start_paused = true)]
 async fn slow_but_progressing_peer_keeps_its_connection() {
     let budget = Budget::new(2 * LONGEST);
@@ -365,7 +365,7 @@ async fn slow_but_progressing_peer_keeps_its_connection() {
     drop((sending.await.unwrap(), other.await.unwrap()));
 }
 
-/// A limit is judged after what came before the message, also if all of it came at once.
+/// The limit applies after earlier messages were handled, even if all bytes arrive at once.
 #[tokio::test]
 async fn long_message_passes_once_the_limit_is_lifted() {
     const LIMIT: usize = 64 << 10;

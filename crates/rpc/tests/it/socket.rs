@@ -153,7 +153,7 @@ async fn paused_socket_pings_without_declaring_the_peer_silent() {
     for _ in 0..33 {
         assert!(client.next().await.unwrap().unwrap().is_ping());
     }
-    // The pongs are read first. From here on nobody reads the client, nor answers the ping at 1,020 s.
+    // The pongs are read first. After that the client reads nothing and leaves the ping at 1,020 s unanswered.
     let read = reader.next().await.unwrap();
     assert!(matches!(read, Err(TransportError::Silent { .. })), "{read:?}");
     assert_eq!(began.elapsed(), Duration::from_secs(1080));

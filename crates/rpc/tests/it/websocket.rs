@@ -157,12 +157,12 @@ async fn arrived_resolves_after_the_peer_answers_a_later_ping() {
     outbound.send("first").await.unwrap();
     let mut arrived = Box::pin(outbound.arrived());
     assert_eq!(client.next().await.unwrap().unwrap().as_text(), Some("first"));
-    // The bytes of the ping may be here, but nobody has read it.
+    // The bytes of the ping may have arrived, but the client has not read it.
     assert!(arrived.as_mut().now_or_never().is_none());
     assert!(client.next().await.unwrap().unwrap().is_ping());
     client.flush().await.unwrap();
     arrived.await;
-    // Whoever does not read what comes in hears no answer: then what is written counts.
+    // A side that does not read gets no pong: then written bytes count as arrived.
     let unheard = outbound.arrived();
     let not_reading = outbound.not_reading();
     unheard.await;
@@ -172,5 +172,5 @@ async fn arrived_resolves_after_the_peer_answers_a_later_ping() {
     drop(client);
     reading.await.unwrap();
     outbound.closed().await;
-    assert!(never.as_mut().now_or_never().is_none(), "it died on its way");
+    assert!(never.as_mut().now_or_never().is_none(), "the connection ended first");
 }
