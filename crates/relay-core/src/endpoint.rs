@@ -1,7 +1,7 @@
-//! What both kinds of endpoint share: the streams on one physical socket.
+//! The streams on one physical socket, for both kinds of endpoint.
 //!
-//! Invariant: a stream with something to send is in the ring exactly once, so the streams take
-//! turns frame by frame and none waits longer for its turn than one frame of each other.
+//! Invariant: a stream with something to send is in the ring exactly once, so streams take turns frame by
+//! frame, and each waits for at most one frame of every other stream.
 
 pub(crate) mod executor;
 pub(crate) mod harness;
@@ -18,23 +18,23 @@ use crate::frame::{Body, Frame};
 use crate::id::StreamId;
 use crate::stream::{Stream, StreamStats};
 
-/// The reason an endpoint gives for every reset of its own; peers learn nothing from it.
+/// The reason in every reset that an endpoint sends by itself; it reveals nothing to the peer.
 pub const PROTOCOL_ERROR: &str = "noise_relay_protocol_error";
-/// The reason given when a stream ends in good order.
+/// The reason in the reset of a stream that was closed after its last message.
 pub const FINISHED: &str = "closed";
-/// Bytes of a peer's reset reason that are passed on.
+/// Bytes of a peer's reset reason that are kept.
 const MAX_REASON_LEN: usize = 256;
 
 /// The streams of one endpoint.
 pub(crate) struct Streams {
     config: Config,
-    /// The latest time seen; time given to the machine never runs backwards inside.
+    /// The latest time seen; time never runs backwards inside the endpoint.
     clock: Option<Instant>,
     connected: bool,
     streams: BTreeMap<StreamId, Box<Stream>>,
     /// Streams with something to send, in turn.
     ring: VecDeque<StreamId>,
-    /// Resets for streams that are gone or never were.
+    /// Resets for streams that have ended or never existed.
     pending_resets: VecDeque<Bytes>,
     events: VecDeque<Event>,
     ended: EndedIds,
@@ -200,7 +200,7 @@ impl Streams {
         }
     }
 
-    /// Ends a stream at the driver's wish: no event.
+    /// Ends a stream on the driver's request, without an event.
     pub(crate) fn reset(&mut self, id: &StreamId, reason: &str) {
         if let Some(stream) = self.remove(id) {
             let reason = if reason.is_empty() { PROTOCOL_ERROR } else { reason };
@@ -208,7 +208,7 @@ impl Streams {
         }
     }
 
-    /// Ends a stream from inside: the peer gets a reset, the driver an event.
+    /// Ends a stream from this side: the peer gets a reset, the driver an event.
     pub(crate) fn close(&mut self, id: &StreamId, cause: CloseCause) {
         let Some(stream) = self.remove(id) else { return };
         let reason = if cause == CloseCause::Finished { FINISHED } else { PROTOCOL_ERROR };
@@ -223,7 +223,7 @@ impl Streams {
     }
 
     fn queue_reset(&mut self, frame: Bytes) {
-        // Dropped notices are made up for: a peer that goes on is told again.
+        // A dropped reset is harmless: a peer that continues gets another.
         if self.connected && self.pending_resets.len() < self.config.max_pending_resets {
             self.pending_resets.push_back(frame);
         }
@@ -258,7 +258,7 @@ impl Streams {
         }
     }
 
-    /// Ends a stream that has nothing left to do, or lets it have its turn.
+    /// Ends a stream that is finished, or puts it into the ring.
     fn finish_or_wake(&mut self, id: &StreamId) {
         if self.get(id).is_some_and(Stream::is_finished) {
             self.close(id, CloseCause::Finished);
@@ -313,7 +313,7 @@ impl Streams {
     }
 }
 
-/// Ids of streams that ended, the latest of them.
+/// The ids of streams that ended most recently.
 #[derive(Default)]
 struct EndedIds {
     order: VecDeque<StreamId>,

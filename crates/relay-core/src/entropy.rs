@@ -1,8 +1,7 @@
 //! Randomness as an input.
 //!
-//! The machine has no random source of its own: whoever drives it hands one in. Stream ids, key
-//! generation and the ephemeral keys of every handshake come from it and from nothing else, so a
-//! seeded source gives the same bytes every time.
+//! The relay core has no random source; its driver injects one. Stream ids, key generation and the
+//! ephemeral keys of every handshake use nothing else, so a seeded source gives the same bytes every time.
 
 use std::cell::Cell;
 
@@ -36,8 +35,8 @@ where
 
 const SEED_LEN: usize = 32;
 
-/// The generator one handshake draws from: HMAC-SHA256 in counter mode under a seed taken from
-/// the injected source, forgotten when the handshake ends.
+/// The generator of one handshake: HMAC-SHA256 in counter mode under a seed from
+/// the injected source, wiped when the handshake ends.
 ///
 /// The Noise library makes its generator with `Default` and offers no other way in, so the seed
 /// is passed through a thread-local for the length of the constructor call ([`with_seed`]) and
@@ -92,7 +91,7 @@ impl Default for HandshakeRng {
                 seed.zeroize();
                 rng
             }
-            None => panic!("a handshake generator is only made under a seed"),
+            None => panic!("a handshake generator needs a seed"),
         }
     }
 }

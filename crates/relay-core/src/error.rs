@@ -1,11 +1,11 @@
 //! What ends a stream.
 //!
-//! A [`ProtocolError`] is the peer's doing (or the relay's) and always ends in a reset; a
-//! [`CloseCause`] is every way in which this side ends a stream.
+//! A [`ProtocolError`] is the fault of the peer or the relay and always resets the stream; a
+//! [`CloseCause`] is any reason for which this side ends a stream.
 
 use crate::noise::{HandshakeError, RecordError};
 
-/// The peer, or whoever relays, broke the protocol on one stream.
+/// The peer, or the relay between, broke the protocol on one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// A data frame arrived before the stream was open.
@@ -89,7 +89,7 @@ pub enum CloseCause {
     Finished,
 }
 
-/// Why a message was not taken.
+/// Why a message was not queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// More than [`Config::send_buffer`](crate::Config) bytes wait to be sent.

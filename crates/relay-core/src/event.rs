@@ -1,9 +1,8 @@
-//! What the machine tells its driver.
+//! Events from an endpoint to its driver.
 //!
-//! Per stream: an `AuthorizeRequest` at most once (executor only), `Opened` at most once, then
-//! messages, then exactly one of `Reset` and `Closed`, after which nothing. Streams that end
-//! before either of the first two (a failed handshake) show as `HandshakeFailed` only. A stream
-//! the driver resets itself ends without an event.
+//! For each stream: at most one `AuthorizeRequest` (executor only), at most one `Opened`, then messages,
+//! then exactly one of `Reset` and `Closed`, and nothing after it. A stream whose handshake fails before
+//! those shows as `HandshakeFailed` only. A stream that the driver resets ends without an event.
 
 use std::fmt;
 
@@ -29,7 +28,7 @@ pub enum Event {
         /// What the harness got from the registry.
         authorization: Authorization,
     },
-    /// The stream takes and gives messages from here on.
+    /// The stream is open: messages pass from here on.
     Opened {
         /// The stream.
         stream: StreamId,
@@ -41,17 +40,17 @@ pub enum Event {
         /// The message, decrypted and complete.
         message: Bytes,
     },
-    /// A stream whose `send` answered `Blocked` has room again.
+    /// A stream whose `send` returned `Blocked` has room again.
     Writable {
         /// The stream.
         stream: StreamId,
     },
-    /// The peer of a stream was heard after `probe`. Not authenticated: whoever relays can say so, too.
+    /// A frame arrived from the peer after `probe`. Not authenticated: the relay can forge it.
     PeerResponded {
         /// The stream.
         stream: StreamId,
     },
-    /// The peer ended the stream. The reason is not authenticated: for logs, not for people.
+    /// The peer ended the stream. The reason is not authenticated: log it, do not show it.
     Reset {
         /// The stream.
         stream: StreamId,
@@ -65,7 +64,7 @@ pub enum Event {
         /// Why it ended.
         cause: CloseCause,
     },
-    /// Executor: a handshake failed before it came to a request.
+    /// Executor: a handshake failed before an `AuthorizeRequest`.
     HandshakeFailed {
         /// The stream that the handshake was for.
         stream: StreamId,

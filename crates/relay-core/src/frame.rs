@@ -1,8 +1,8 @@
 //! The frame codec: one frame per binary websocket message.
 //!
-//! Invariant: a [`Frame`] is valid by construction from the wire. Everything the contract calls
-//! invalid is a [`FrameError`] here, so the machine behind never sees it; damaged bytes never
-//! panic. Decoding a `Bytes` copies no payload.
+//! Invariant: a decoded [`Frame`] is valid. Everything that the protocol calls invalid is a
+//! [`FrameError`] here and never reaches an endpoint; damaged bytes never panic. Decoding copies no
+//! payload.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use crate::config::FrameLimits;
 use crate::id::StreamId;
 use crate::proto::{self, relay_message_frame::Body as WireBody};
 
-/// The only version there is.
+/// The only protocol version.
 pub const VERSION: u32 = 1;
 
 /// One frame.
@@ -90,7 +90,7 @@ pub enum BodyKind {
     Handshake,
 }
 
-/// Why a frame was dropped. Never fatal to anything but the frame.
+/// Why a frame was dropped. It affects only that frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The frame is longer than [`FrameLimits::max_frame_len`].
@@ -258,7 +258,7 @@ pub(crate) fn stream_id(name: &str, limits: &FrameLimits) -> Result<StreamId, Fr
     StreamId::new(name).ok_or(error)
 }
 
-/// Where a segment stands; everything of a data frame but its payload.
+/// The header of a data frame: everything but its payload.
 #[derive(Clone, Copy)]
 pub(crate) struct DataHead {
     pub(crate) ack: u32,
@@ -268,9 +268,8 @@ pub(crate) struct DataHead {
     pub(crate) segment_count: u32,
 }
 
-/// Begins a data frame whose payload of `payload_len` bytes the caller appends: the payload comes
-/// last, so a record is encrypted where it will be sent from. The bytes are those of
-/// [`Frame::encode`].
+/// Begins a data frame to which the caller appends a payload of `payload_len` bytes. The payload comes
+/// last, so a record is encrypted in the send buffer. The bytes equal those of [`Frame::encode`].
 pub(crate) fn begin_data(stream_id: &str, head: DataHead, payload_len: usize) -> BytesMut {
     let fields = [(1, head.seq), (2, head.segment_index), (3, head.segment_count)];
     let data_len = fields.iter().map(|&(_, value)| uint32_len(value)).sum::<usize>()

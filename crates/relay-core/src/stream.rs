@@ -1,7 +1,7 @@
 //! One stream, as both kinds of endpoint have it.
 //!
-//! Invariant: nothing is delivered or sent but in [`Phase::Open`]; every error a method returns
-//! ends this stream and no other.
+//! Invariant: messages are delivered and sent only in [`Phase::Open`]; an error that a method returns ends
+//! this stream and no other.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -44,7 +44,7 @@ pub(crate) enum Phase {
     Opening { initiator: Initiator, deadline: Instant },
     /// Messages flow.
     Open(Channel),
-    /// Nothing: held only while one phase turns into the next.
+    /// A placeholder while one phase is replaced by the next.
     Transitioning,
 }
 
@@ -53,7 +53,7 @@ pub(crate) enum Channel {
     Clear(Reassembler),
 }
 
-/// What a stream holds, in numbers.
+/// Counters of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StreamStats {
     /// Whether messages flow.
@@ -64,7 +64,7 @@ pub struct StreamStats {
     pub queued_bytes: usize,
     /// Segments sent and not acknowledged.
     pub in_flight_segments: u64,
-    /// Bytes kept to be sent again.
+    /// Bytes retained for retransmission.
     pub in_flight_bytes: usize,
     /// Segments held out of order.
     pub held_segments: usize,
@@ -86,20 +86,20 @@ pub(crate) struct Stream {
     handshake: Option<Bytes>,
     send_resume: bool,
     send_heartbeat: bool,
-    /// The driver waits for a sign of life.
+    /// The driver waits for a frame from the peer.
     probed: bool,
     closing: bool,
     queue: MessageQueue,
     outbound: SendWindow,
     inbound: ReceiveWindow,
-    /// Until acknowledgements make progress.
+    /// Runs until acknowledgements make progress.
     retransmit: RetryTimer,
-    /// Until a gap in what arrives is filled.
+    /// Runs until a gap in the received segments is filled.
     gap: RetryTimer,
-    /// Until the peer is heard after our reconnect.
+    /// Runs until a frame arrives after this side reconnected.
     resume: RetryTimer,
-    /// Until a peer that reconnected shows that it acknowledges. Before that, what it lost can
-    /// be neither known nor sent again.
+    /// Runs until a peer that reconnected proves that it acknowledges. Before that, its losses can be
+    /// neither detected nor repaired.
     proof: RetryTimer,
     needs_proof: bool,
     heartbeat_at: Option<Instant>,
@@ -203,7 +203,7 @@ impl Stream {
         if self.queue.push(message, config.send_buffer) { Ok(()) } else { Err(SendError::Blocked) }
     }
 
-    /// Takes no more messages and ends when the last has gone.
+    /// Accepts no more messages and ends after the last is sent.
     pub(crate) fn close(&mut self) {
         self.closing = true;
     }
@@ -212,8 +212,8 @@ impl Stream {
         self.closing && self.queue.is_empty() && !self.outbound.is_waiting()
     }
 
-    /// Asks the peer for a sign of life: a resume, which is answered with an acknowledgement. False for
-    /// a peer that is not known to acknowledge, which may answer nothing.
+    /// Checks that the peer is alive by a resume, which it answers with an acknowledgement. False for a
+    /// peer that is not proven, which may not answer.
     pub(crate) fn probe(&mut self) -> bool {
         let answers = self.is_open() && self.outbound.is_proven() && self.detached_until.is_none();
         self.send_resume |= answers;
@@ -221,14 +221,14 @@ impl Stream {
         answers
     }
 
-    /// Shows the peer that this side is there.
+    /// Queues a heartbeat.
     pub(crate) fn heartbeat(&mut self) {
         self.send_heartbeat |= self.is_open() && self.detached_until.is_none();
     }
 
     // --- physical socket ---
 
-    /// The socket is gone. Whether the stream can wait for another.
+    /// Handles the loss of the socket. Returns whether the stream can wait for another.
     pub(crate) fn detach(&mut self, config: &Config, now: Instant) -> bool {
         if !self.is_open() || !self.outbound.is_proven() || !self.outbound.can_retransmit_all() {
             return false;
@@ -243,7 +243,7 @@ impl Stream {
         true
     }
 
-    /// There is a new socket: say where we are and send again what may be lost.
+    /// Resumes over a new socket: announces the position and retransmits what may be lost.
     pub(crate) fn attach(&mut self, config: &Config, now: Instant) {
         if self.detached_until.take().is_none() {
             return;
@@ -259,7 +259,7 @@ impl Stream {
 
     // --- inbound ---
 
-    /// Takes any frame but a handshake or a reset.
+    /// Handles any frame but a handshake or a reset.
     pub(crate) fn on_frame(
         &mut self,
         frame: Frame,
@@ -287,9 +287,9 @@ impl Stream {
         match frame.body {
             Body::Data(data) => self.on_data(data, config, now, events)?,
             Body::Resume { next_seq } => {
-                // The peer has a new socket: what was on its way to the old one is lost. It is
-                // answered with an acknowledgement and never with a resume, since two of those,
-                // once repeated on the way, would answer each other for ever.
+                // The peer has a new socket, so frames in flight to the old one are lost. The reply
+                // is an acknowledgement and never a resume: two resumes, once duplicated by the
+                // relay, would trigger each other without end.
                 self.outbound.mark_lost();
                 self.inbound.request_ack();
                 self.needs_proof |= next_seq > 0;
@@ -357,7 +357,7 @@ impl Stream {
         !self.queue.is_empty() && self.outbound.has_room(config.record_len + TAG_LEN, config)
     }
 
-    /// The next frame, and the end of anything it makes needless.
+    /// The next frame to send. Clears the pending work that it covers.
     pub(crate) fn transmit(
         &mut self,
         config: &Config,
@@ -426,13 +426,13 @@ impl Stream {
             }
             _ => return Ok(None),
         };
-        // What is kept to be sent again is the tail of the frame itself, not a copy.
+        // The retained payload is a slice of the frame, not a copy.
         let payload = frame.slice(frame.len() - payload_len..);
         self.outbound.on_sent(payload, segment_index, segment_count, config, now);
         Ok(Some(frame))
     }
 
-    /// Whether a blocked sender is to be told to go on.
+    /// Whether a blocked sender may continue; reported once.
     pub(crate) fn take_writable(&mut self, config: &Config) -> bool {
         self.queue.take_writable(config.send_buffer)
     }

@@ -299,7 +299,7 @@ fn stream_id_cannot_be_reused() {
         pair.executor.handle_frame(t0(), frame(&pair.stream, body)).unwrap();
         assert!(is_reset(&frames_e(&mut pair.executor, t0())[0], &pair.stream));
     }
-    // Neither an acknowledgement nor a reset is answered: two ends would go on for ever.
+    // Neither an acknowledgement nor a reset gets a reply, or two endpoints would never stop.
     for body in [Body::Ack, Body::Reset { reason: "x".into() }] {
         pair.executor.handle_frame(t0(), frame(&pair.stream, body)).unwrap();
         assert!(frames_e(&mut pair.executor, t0()).is_empty());
@@ -371,7 +371,7 @@ fn each_verdict_opens_or_closes_the_stream() {
     let allowed = executor.authorize(t0(), &stream, generation, verdict);
     assert_eq!(allowed, Err(StaleVerdict));
 
-    // Denied, or nobody to ask.
+    // Denied, or no registry to ask.
     for (verdict, cause) in
         [(Verdict::Denied, CloseCause::Denied), (Verdict::Unavailable, CloseCause::Unavailable)]
     {

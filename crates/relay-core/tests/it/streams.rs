@@ -1,4 +1,4 @@
-//! What a stream does when nobody breaks the protocol.
+//! Streams between two endpoints that follow the protocol.
 
 use bytes::Bytes;
 use codex_exec_relay_core::*;
@@ -43,7 +43,7 @@ fn maximum_message_passes_and_a_longer_one_is_rejected() {
     let error = SendError::MessageLength { len: 0, max: 100_000 };
     assert_eq!(pair.harness.send(Bytes::new()), Err(error));
 
-    // A peer with other limits is told the hard way.
+    // A peer with other limits gets a reset.
     let mut tight = Pair::begin(
         executor(Config { max_message_len: 10, ..Config::default() }),
         harness(2, Config::default()),
@@ -88,7 +88,7 @@ fn full_send_buffer_blocks_until_writable() {
     assert_eq!(events_e(&mut pair.executor), [writable]);
     pair.executor.send(&pair.stream, message).unwrap();
     frames_e(&mut pair.executor, t0());
-    assert!(pair.executor.poll_event().is_none(), "only who was refused is told");
+    assert!(pair.executor.poll_event().is_none(), "only a refused sender gets the event");
 }
 
 #[test]
@@ -173,11 +173,11 @@ fn gap_is_reported_and_retransmitted() {
     for frame in [&frames[0], &frames[2], &frames[4]] {
         pair.executor.handle_frame(pair.now, frame.clone()).unwrap();
     }
-    let told = frames_e(&mut pair.executor, pair.now);
-    let ack = decode(told.last().unwrap());
+    let replies = frames_e(&mut pair.executor, pair.now);
+    let ack = decode(replies.last().unwrap());
     // 0 was "ping"; 1 arrived, 2 did not, 3 did, 4 did not, 5 did.
     assert_eq!((ack.ack, ack.ack_bits), (1, 0b1010));
-    for frame in told {
+    for frame in replies {
         pair.harness.handle_frame(pair.now, frame).unwrap();
     }
     let again = data_frames(&frames_h(&mut pair.harness, pair.now));
