@@ -1,4 +1,4 @@
-//! Looking after the environments of a registry: who is there, and removing one.
+//! Managing the environments of a registry: listing and removing.
 
 use http::Method;
 use serde::de::IgnoredAny;
@@ -19,7 +19,7 @@ impl Registry {
         self.call(Method::GET, &["cloud", "environment", environment_id], None::<&()>).await
     }
 
-    /// Forgets an environment and ends what runs there.
+    /// Removes an environment from the registry and closes its connections.
     pub async fn remove(&self, environment_id: &str) -> Result<(), RegistryError> {
         let path = ["cloud", "environment", environment_id];
         let _: IgnoredAny = self.call(Method::DELETE, &path, None::<&()>).await?;

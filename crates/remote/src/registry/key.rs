@@ -1,7 +1,7 @@
-//! A Noise public key as the registry writes it.
+//! A Noise public key in the registry's JSON.
 //!
-//! Invariant: what is decoded is exactly one key of the one suite; any other member, suite, length
-//! or alphabet is refused.
+//! Invariant: decoding accepts exactly one key of the one suite; any other member, suite, length or
+//! alphabet is refused.
 
 use base64_simd::STANDARD;
 use codex_exec_relay_core::NoisePublicKey;

@@ -1,7 +1,7 @@
-//! The registry: hands out rendezvous URLs and says whose key is authorized.
+//! The registry client: obtains rendezvous URLs and validates the keys of harnesses.
 //!
-//! Invariant: an answer that names another environment, another security profile or no proper URL
-//! is refused; neither URL nor authorization is ever shown.
+//! Invariant: a response that names another environment, another security profile or no websocket URL is
+//! refused; URLs and authorizations are never shown.
 
 mod environments;
 mod key;
@@ -28,10 +28,10 @@ pub use messages::{
     SECURITY_PROFILE, ValidateRequest, ValidateResponse,
 };
 
-/// Characters of an error body that are shown to a person.
+/// The longest part of an error body that an error shows, in characters.
 const MAX_SHOWN_BODY: usize = 4096;
 
-/// Asks one registry under one identity.
+/// A client of one registry, with one credential.
 #[derive(Debug, Clone)]
 pub struct Registry {
     base: BaseUrl,
@@ -40,18 +40,18 @@ pub struct Registry {
     trace: TraceContext,
 }
 
-/// Why the registry was of no use.
+/// Why a request to the registry failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// No answer.
+    /// The registry did not respond.
     #[error("cannot reach the registry at {base}: {cause}")]
     Unreachable {
-        /// Which registry.
+        /// The registry's base URL.
         base: BaseUrl,
-        /// Why.
+        /// The cause.
         cause: HttpError,
     },
-    /// 401 or 403.
+    /// The registry responded with 401 or 403.
     #[error(
         "the registry refused the sign-in (HTTP {status}{detail}); run codex login, or check that \
          the key or token is valid for this environment"
@@ -59,29 +59,29 @@ pub enum RegistryError {
     Authentication {
         /// 401 or 403.
         status: u16,
-        /// What the registry said, with a separator before it.
+        /// The registry's message, with a separator before it.
         detail: String,
     },
-    /// Any other status that is no success.
+    /// The registry responded with another error status.
     #[error("the registry answered HTTP {status}{detail}")]
     Refused {
-        /// Which.
+        /// The HTTP status.
         status: u16,
-        /// `error.code` of its answer, for programs: [`ENVIRONMENT_OFFLINE`] and others.
+        /// `error.code` of the response, such as [`ENVIRONMENT_OFFLINE`].
         code: Option<String>,
-        /// What the registry said, with a separator before it.
+        /// The registry's message, with a separator before it.
         detail: String,
     },
-    /// A success that makes no sense.
+    /// The registry responded with success, but with an invalid body.
     #[error("invalid response from the registry: {0}")]
     InvalidResponse(&'static str),
-    /// There is nothing to sign in with.
+    /// The credential cannot be used.
     #[error(transparent)]
     SignIn(#[from] CredentialError),
 }
 
 impl RegistryError {
-    /// Whether the same question may be answered better later.
+    /// Whether a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { cause, .. } => !matches!(cause, HttpError::Url),
@@ -92,30 +92,30 @@ impl RegistryError {
     }
 }
 
-/// An executor is registered.
+/// The registration of an executor.
 #[derive(Debug, Clone)]
 pub struct Registration {
-    /// Where it connects to.
+    /// The websocket URL to connect to.
     pub url: Secret,
     /// Bound into every handshake.
     pub registration_id: String,
 }
 
-/// A harness may connect.
+/// The permission of a harness to connect.
 #[derive(Debug, Clone)]
 pub struct Admission {
-    /// Where it connects to.
+    /// The websocket URL to connect to.
     pub url: Secret,
     /// Bound into the handshake.
     pub registration_id: String,
-    /// The keys to pin.
+    /// The executor's key, to be pinned.
     pub executor_key: NoisePublicKey,
-    /// What the executor has validated.
+    /// What the harness shows to the executor.
     pub authorization: Secret,
 }
 
 impl Registry {
-    /// This registry, asked with that credential. Fails if the credential must not be sent there.
+    /// Makes a client. Fails if the credential must not be sent to this registry.
     pub fn new(
         base: BaseUrl,
         credential: impl Credential + 'static,
@@ -125,19 +125,19 @@ impl Registry {
         Ok(Self { base, credential: Arc::new(credential), http, trace: TraceContext::default() })
     }
 
-    /// With the headers of this trace on every call.
+    /// Adds the headers of this trace to every request.
     #[must_use]
     pub fn with_trace(mut self, trace: TraceContext) -> Self {
         self.trace = trace;
         self
     }
 
-    /// Where it is.
+    /// Its base URL.
     pub fn base(&self) -> &BaseUrl {
         &self.base
     }
 
-    /// Makes an executor with this key known.
+    /// Registers an executor with this key.
     pub async fn register(
         &self,
         environment_id: &str,
@@ -156,7 +156,7 @@ impl Registry {
         })
     }
 
-    /// Asks for the way to an environment, for a harness with this key.
+    /// Requests a connection to an environment, for a harness with this key.
     pub async fn connect(
         &self,
         environment_id: &str,
@@ -192,7 +192,7 @@ impl Registry {
         Ok(response.valid)
     }
 
-    /// The older registration, without Noise; gives the URL to connect to.
+    /// The older registration, without Noise; returns the URL to connect to.
     pub async fn register_executor(&self, executor_id: &str) -> Result<Secret, RegistryError> {
         let path = ["cloud", "executor", executor_id, "register"];
         let response: ExecutorResponse = self.call(Method::POST, &path, None::<&()>).await?;
@@ -209,7 +209,7 @@ impl Registry {
         body: Option<&impl Serialize>,
     ) -> Result<T, RegistryError> {
         let mut response = self.send(method.clone(), path, body).await?;
-        // A token may have been revoked or rotated under us: once, with a new one.
+        // The token may have been revoked or rotated: renew it and retry once.
         if response.status == StatusCode::UNAUTHORIZED && self.credential.renew(&self.http).await? {
             response = self.send(method, path, body).await?;
         }
@@ -283,7 +283,7 @@ fn error_detail(response: &HttpResponse) -> Option<ErrorDetail> {
     response.json::<ErrorResponse>().map(|body| body.error)
 }
 
-/// What an error body says to a person: the message of `{"error": {code, message}}`, or the text.
+/// The text of an error body for people: code and message of `{"error": {…}}`, or the raw text.
 fn error_text(response: &HttpResponse) -> String {
     let text = match error_detail(response) {
         Some(ErrorDetail { code: Some(code), message: Some(message) }) => {
@@ -292,7 +292,7 @@ fn error_text(response: &HttpResponse) -> String {
         Some(ErrorDetail { code: Some(one), .. } | ErrorDetail { message: Some(one), .. }) => one,
         _ => String::from_utf8_lossy(&response.body).into_owned(),
     };
-    // The text is another's: nothing in it may move the cursor of a terminal.
+    // The text is untrusted: strip control characters, which could change a terminal.
     let text: String = text
         .trim()
         .chars()

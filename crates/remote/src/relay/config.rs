@@ -1,33 +1,33 @@
-//! Limits and times of a relay socket, each with its default.
+//! Limits and timeouts of a relay socket.
 
 use std::time::Duration;
 
 use codex_exec_relay_core::Config as CoreConfig;
 use codex_exec_rpc::ConnectionConfig;
 
-/// How relay streams are carried.
+/// Limits and timeouts of relay streams and their socket.
 #[derive(Debug, Clone)]
 pub struct RelayConfig {
-    /// The machine below: streams, windows, handshakes.
+    /// The relay core: streams, windows, handshakes.
     pub core: CoreConfig,
-    /// Every stream's connection.
+    /// The connection of each stream.
     pub connection: ConnectionConfig,
-    /// For the name lookup, TCP, TLS and the upgrade together. Default 10 s.
+    /// Timeout for the name lookup, TCP, TLS and the upgrade together. Default 10 s.
     pub dial_timeout: Duration,
-    /// Pings on the physical websocket. Default 30 s.
+    /// How often the physical websocket is pinged. Default 30 s.
     pub ping_interval: Duration,
-    /// Silence after a ping that makes the websocket dead. Default 60 s.
+    /// Silence after a ping that ends the websocket. Default 60 s.
     pub pong_timeout: Duration,
-    /// Bytes a stream may have received that its owner has not taken. Default 16 MiB. Above it the
-    /// socket is not read, for all streams, for at most [`Self::inbox_timeout`].
+    /// Bytes that a stream has received and its owner has not taken (default 16 MiB). Above it the
+    /// socket is not read, which delays all streams, for at most [`Self::inbox_timeout`].
     pub inbox_bytes: usize,
-    /// How long one stream may hold up the others; then it is reset. Default 1 s.
+    /// How long one stream may delay the others before it is reset. Default 1 s.
     pub inbox_timeout: Duration,
-    /// The first wait before another attempt to connect; each failure doubles it. Default 1 s.
+    /// The wait before the first reconnect; each failure doubles it. Default 1 s.
     pub backoff_initial: Duration,
-    /// The longest such wait. Default 30 s.
+    /// The longest wait before a reconnect. Default 30 s.
     pub backoff_max: Duration,
-    /// How long the last words of all streams may take when everything ends. Default 5 s.
+    /// How long streams and the socket may take to close at the end. Default 5 s.
     pub close_timeout: Duration,
 }
 
@@ -48,7 +48,7 @@ impl Default for RelayConfig {
     }
 }
 
-/// Waits that double.
+/// Exponential backoff.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     first: Duration,
@@ -62,14 +62,14 @@ impl Backoff {
         Self { first, longest, next: first }
     }
 
-    /// How long to wait now.
+    /// The next wait; doubles the one after it.
     pub(crate) fn next_delay(&mut self) -> Duration {
         let now = self.next;
         self.next = (now * 2).min(self.longest);
         now
     }
 
-    /// Something succeeded.
+    /// Starts over after a success.
     pub(crate) fn reset(&mut self) {
         self.next = self.first;
     }

@@ -1,7 +1,7 @@
-//! An executor's side: enrol with the registry, stay connected to the rendezvous, and hand out a
-//! connection for each harness that proves itself.
+//! The executor's side: registers with the registry, stays connected to the rendezvous, and hands out a
+//! connection for each authorized harness.
 //!
-//! Invariant: it registers once, and again only when the rendezvous answers the websocket with 4xx.
+//! Invariant: it registers once, and again only when the rendezvous responds to the websocket with 4xx.
 
 use std::time::Duration;
 
@@ -18,12 +18,12 @@ use super::socket::{RelaySocket, RendezvousError};
 use crate::entropy::entropy;
 use crate::registry::{Registry, RegistryError};
 
-/// As what to register, and with whom.
+/// What to register as, and with which registry.
 #[derive(Debug, Clone)]
 pub enum RegistrationTarget {
     /// An environment: every stream is a Noise channel.
     Environment {
-        /// Who knows it.
+        /// The registry.
         registry: Registry,
         /// Its id.
         environment_id: String,
@@ -32,25 +32,25 @@ pub enum RegistrationTarget {
     },
     /// The older revision: messages in clear.
     Executor {
-        /// Who knows it.
+        /// The registry.
         registry: Registry,
         /// Its id.
         executor_id: String,
     },
 }
 
-/// Why an executor is not served any longer.
+/// Why serving ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// The registry will not have it.
+    /// The registry refused the registration.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// The configuration is impossible.
+    /// [`RelayConfig::core`] is out of range.
     #[error("invalid relay configuration: {0}")]
     Config(#[from] ConfigError),
 }
 
-/// A URL to connect to, and what handshakes are bound to.
+/// The result of a registration: the URL to connect to, and the id that handshakes are bound to.
 struct Registered {
     url: Secret,
     registration_id: String,
@@ -73,7 +73,7 @@ impl RegistrationTarget {
         }
     }
 
-    /// Enrols again, however long that takes. Fails only for good.
+    /// Registers again, retrying transient failures without limit.
     async fn register_again(&self, config: &RelayConfig) -> Result<Registered, RegistryError> {
         let mut backoff = Backoff::new(config);
         loop {
@@ -98,7 +98,7 @@ impl RegistrationTarget {
         }
     }
 
-    /// Asks the registry about each harness, under the registration that is current.
+    /// Validates each harness with the registry, under the current registration.
     fn authorizer(
         &self,
         registration: watch::Receiver<String>,
@@ -134,9 +134,9 @@ impl RegistrationTarget {
     }
 }
 
-/// Serves harnesses until `stop` resolves: each one's connection is given to `accept`. Then awaits
-/// `drain`, which ends the connections, and sends their last words. Fails if the registry
-/// refuses for good; at the first registration, whatever the failure.
+/// Serves harnesses until `stop` resolves, passing each one's connection to `accept`. Then awaits
+/// `drain`, which ends the connections, and closes their streams. Fails if the first registration fails,
+/// or if the registry later refuses permanently.
 pub async fn serve_streams(
     config: RelayConfig,
     target: RegistrationTarget,
@@ -187,7 +187,7 @@ pub async fn serve_streams(
         }
         pump.on_disconnected();
         tracing::info!(streams = pump.stream_count(), "disconnected from the rendezvous");
-        // A condemned or silent socket still deserves a close, but nobody waits for it.
+        // Close the failed socket in the background; it may be silent.
         tokio::spawn(socket.close());
         let pause = tokio::time::sleep(backoff.next_delay());
         let pause = async {
@@ -204,7 +204,7 @@ pub async fn serve_streams(
     Ok(())
 }
 
-/// Dials until there is a socket. Fails only if the registry refuses for good.
+/// Dials until a socket is open. Fails only if the registry refuses permanently.
 async fn connect(
     config: &RelayConfig,
     target: &RegistrationTarget,
@@ -228,7 +228,7 @@ async fn connect(
     }
 }
 
-/// Lets every stream say its last words, for a bounded time.
+/// Awaits `drain`, then lets every stream send its queued messages, for at most `timeout`.
 async fn close_streams(
     pump: &mut Pump<Executor>,
     socket: &mut RelaySocket,
@@ -239,7 +239,7 @@ async fn close_streams(
     if let DriveOutcome::Done(()) = pump.drive(Some(socket), &mut drain).await {
         let deadline = tokio::time::Instant::now() + timeout;
         while pump.endpoint().stream_count() > 0 {
-            // Each look is cheap and each stream's end wakes nobody: look again shortly.
+            // The end of a stream wakes no task, so poll the count, which is cheap.
             let look = tokio::time::sleep(Duration::from_millis(5));
             if !matches!(pump.drive(Some(socket), look).await, DriveOutcome::Done(()))
                 || tokio::time::Instant::now() >= deadline

@@ -1,7 +1,7 @@
-//! A harness's side: the way to an environment, as ordinary connections.
+//! The harness's side: ordinary connections to an environment.
 //!
-//! Invariant: every physical attempt asks the registry anew and carries a fresh authorization; a
-//! stream goes on over another socket only with the executor whose keys it was opened with.
+//! Invariant: every attempt to connect uses a fresh authorization from the registry; a stream continues
+//! over another socket only with the executor whose keys it was opened with.
 
 use codex_exec_relay_core::{
     Authorization, CloseCause, ConfigError, EntropyError, Harness, HarnessMode, NoiseIdentity,
@@ -17,13 +17,13 @@ use super::socket::{RelaySocket, RendezvousError};
 use crate::entropy::entropy;
 use crate::registry::{Admission, Registry, RegistryError};
 
-/// Why an environment was not reached.
+/// Why an environment could not be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvironmentError {
-    /// The registry does not show the way.
+    /// The registry refused or did not respond.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// The rendezvous was not reached.
+    /// The rendezvous could not be reached.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
     /// The rendezvous closed the socket before the stream was open.
@@ -32,25 +32,25 @@ pub enum EnvironmentError {
          server is running"
     )]
     Dropped,
-    /// The stream was ended instead of opened.
+    /// The environment reset the stream instead of opening it.
     #[error("the environment refused the connection; check that your token may use it")]
     Refused,
-    /// The handshake did not come to an end.
+    /// The handshake failed or timed out.
     #[error("no secure channel to the environment: {0}")]
     Handshake(CloseCause),
-    /// The stream could not even begin.
+    /// The stream could not be started.
     #[error("no secure channel to the environment: {0}")]
     Open(#[from] OpenError),
-    /// No randomness.
+    /// The random source failed.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
-    /// The configuration is impossible.
+    /// [`RelayConfig::core`] is out of range.
     #[error("invalid relay configuration: {0}")]
     Config(#[from] ConfigError),
 }
 
 impl EnvironmentError {
-    /// Whether another attempt may do better.
+    /// Whether a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Registry(error) => error.is_transient(),
@@ -60,19 +60,19 @@ impl EnvironmentError {
     }
 }
 
-/// The way to one environment. Every dial is a stream of its own.
+/// Connects to one environment. Each dial opens a separate stream.
 #[derive(Debug, Clone)]
 pub struct EnvironmentConnector {
     registry: Registry,
     environment_id: String,
     identity: NoiseIdentity,
     config: RelayConfig,
-    /// The streams that live; shared by clones.
+    /// The open streams; shared by clones.
     streams: TaskTracker,
 }
 
 impl EnvironmentConnector {
-    /// To this environment, by this registry, with keys of its own.
+    /// Makes a connector with a new key pair.
     pub fn new(
         registry: Registry,
         environment_id: impl Into<String>,
@@ -84,17 +84,17 @@ impl EnvironmentConnector {
         Ok(Self { registry, environment_id, identity, config, streams })
     }
 
-    /// Which environment.
+    /// The id of the environment.
     pub fn environment_id(&self) -> &str {
         &self.environment_id
     }
 
-    /// By which registry.
+    /// The registry that it uses.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// Opens a stream. It lives in a task of its own and outlives lost sockets if the executor
+    /// Opens a stream and runs it in a task. The stream survives lost sockets if the executor
     /// acknowledges; otherwise it ends with its socket.
     pub async fn dial(&self) -> Result<Connection, EnvironmentError> {
         let (admission, mut socket) = self.connect_socket().await?;
@@ -135,14 +135,14 @@ impl EnvironmentConnector {
         }
     }
 
-    /// Resolves when every stream whose connection was dropped has ended at the executor too, or
-    /// after [`RelayConfig::close_timeout`]. A program that is about to exit waits for it: a rendezvous
-    /// keeps a stream whose socket is gone for a while, and with it whatever the stream holds.
+    /// Resolves when every stream whose connection was dropped has ended at the executor too, or after
+    /// [`RelayConfig::close_timeout`]. Await it before the program exits: a rendezvous keeps a stream
+    /// whose socket is gone for a while, and the stream's session stays attached.
     pub async fn wait_closed(&self) {
         let _ = tokio::time::timeout(self.config.close_timeout, self.streams.wait()).await;
     }
 
-    /// One attempt: a fresh admission and a socket.
+    /// Makes one attempt: a fresh admission and a socket.
     async fn connect_socket(&self) -> Result<(Admission, RelaySocket), EnvironmentError> {
         let admission =
             self.registry.connect(&self.environment_id, &self.identity.public_key()).await?;
@@ -150,7 +150,7 @@ impl EnvironmentConnector {
         Ok((admission, socket))
     }
 
-    /// Serves the stream to its end, over as many sockets as that takes.
+    /// Runs the stream to its end, reconnecting as needed.
     async fn run_stream(
         self,
         mut pump: Pump<Harness>,
@@ -183,7 +183,7 @@ impl EnvironmentConnector {
         }
     }
 
-    /// Another socket to the same executor; `None` if there is another executor now, or no way.
+    /// Opens another socket to the same executor; `None` if another executor has registered, or the attempt failed permanently.
     async fn reconnect(&self, pinned: &NoisePublicKey) -> Option<RelaySocket> {
         let mut backoff = Backoff::new(&self.config);
         loop {

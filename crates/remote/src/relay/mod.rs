@@ -1,7 +1,7 @@
-//! Relay streams over real sockets: the relay core, driven.
+//! Relay streams over real sockets: the driver of the relay core.
 //!
-//! [`serve_streams`] is an executor's side: one physical socket, a [`Connection`] for each harness.
-//! [`EnvironmentConnector`] is a harness's: each dial gives one [`Connection`].
+//! [`serve_streams`] is the executor's side: one physical socket, a [`Connection`] for each harness.
+//! [`EnvironmentConnector`] is the harness's side: each dial opens one [`Connection`].
 //!
 //! [`Connection`]: codex_exec_rpc::Connection
 

@@ -1,8 +1,8 @@
 //! The pump: one task that drives an endpoint, its socket and the connections of its streams.
 //!
-//! Invariants: nothing in here waits for one stream alone. What a connection sends is taken only
-//! when its stream has room, so a slow rendezvous makes senders wait; what a stream receives and
-//! nobody takes holds up the others for a bounded time, then the stream is reset.
+//! Invariants: the pump never waits for one stream alone. It takes a connection's messages only while its
+//! stream has room, so a slow rendezvous makes senders wait. A stream whose messages are not taken delays
+//! the others for a bounded time, then it is reset.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,30 +26,30 @@ use super::endpoint::Endpoint;
 use super::inbox::Inbox;
 use super::socket::{RelaySocket, SendOutcome};
 
-/// What the peer is told when its stream is ended for want of a reader.
+/// The reset reason for a stream whose messages are not taken.
 const OVERRUN_REASON: &str = "receiver_overrun";
-/// How often a side that reads nothing, since its stream's owner does not, shows that it is there.
+/// How often a harness sends a heartbeat while it does not read.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Decides about a harness's key.
+/// Validates a harness's key.
 pub(crate) type Authorizer =
     Arc<dyn Fn(NoisePublicKey, Authorization) -> BoxFuture<'static, Verdict> + Send + Sync>;
 
 /// Why [`Pump::drive`] returned.
 #[derive(Debug)]
 pub(crate) enum DriveOutcome<T> {
-    /// What was waited for has come.
+    /// `until` resolved.
     Done(T),
-    /// The physical socket is of no more use.
+    /// The physical socket has ended or must be closed.
     SocketEnded,
-    /// The last stream of a pump that lives for its streams has ended.
+    /// The only stream of the pump has ended.
     StreamEnded,
 }
 
-/// How a stream ended, for whoever waits for it to open.
+/// How a stream ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamEnd {
-    /// By the peer, or by whoever relays.
+    /// By the peer or the relay.
     Reset,
     /// By this side.
     Closed(CloseCause),
@@ -64,18 +64,18 @@ pub(crate) struct Pump<E> {
     verdicts: JoinSet<(StreamId, Generation, Verdict)>,
     authorizer: Option<Authorizer>,
     accept: Box<dyn FnMut(Connection) + Send>,
-    /// Told whenever a connection takes a message.
+    /// Notified when a connection takes a message.
     drained: Arc<Notify>,
-    /// Streams whose peers are asked for a sign of life.
+    /// Streams whose peers are to be probed.
     probes: (mpsc::UnboundedSender<StreamId>, mpsc::UnboundedReceiver<StreamId>),
-    /// When the peer of a harness that reads nothing is next told that it is there.
+    /// When the next heartbeat is due while this harness does not read.
     heartbeat_at: Option<Instant>,
-    /// Streams that have more waiting than they may, and since when.
+    /// Streams over [`RelayConfig::inbox_bytes`], and since when.
     overrun: HashMap<StreamId, Instant>,
     connected: bool,
     must_close_socket: bool,
     stream_end: Option<StreamEnd>,
-    /// Whether the end of a stream is the end of the pump's work.
+    /// Whether [`Self::drive`] ends with the stream.
     single_stream: bool,
 }
 
@@ -83,21 +83,21 @@ pub(crate) struct Pump<E> {
 struct StreamEntry {
     inbox: Inbox,
     activity: PeerActivity,
-    /// A message that found no room in the stream. It keeps its room in the queue of its connection.
+    /// A message that the stream had no room for. It keeps its room in the connection's queue.
     blocked: Option<QueuedMessage>,
     ended: CancellationToken,
-    /// Ends the connection's way out with the stream.
+    /// Ends the wait for the connection's next message with the stream.
     _end: DropGuard,
 }
 
-/// A message of a connection, and the queue that the next will come from.
+/// A message of a connection, and the queue with the next one.
 struct QueuedMessage {
     message: Bytes,
     _room: Room,
     queue: OutboundQueue,
 }
 
-/// A connection's next message; `None` once it is gone.
+/// A connection's next message; `None` once the connection is closed.
 struct NextMessage {
     stream: StreamId,
     message: Option<QueuedMessage>,
@@ -129,7 +129,7 @@ impl<E: Endpoint> Pump<E> {
         }
     }
 
-    /// For a pump whose streams nobody authorizes and that goes on when one ends.
+    /// Keeps the pump running when a stream ends.
     pub(crate) fn for_many_streams(mut self) -> Self {
         self.single_stream = false;
         self
@@ -160,8 +160,8 @@ impl<E: Endpoint> Pump<E> {
         self.must_close_socket = false;
     }
 
-    /// Works until `until` resolves, the socket ends or, for a harness, the stream does. Without a
-    /// socket the clock and the connections are served all the same.
+    /// Runs until `until` resolves, the socket ends or, for a harness, the stream ends. Without a socket
+    /// it still serves timers and connections.
     pub(crate) async fn drive<T>(
         &mut self,
         mut socket: Option<&mut RelaySocket>,
@@ -212,7 +212,7 @@ impl<E: Endpoint> Pump<E> {
         [core, overrun, self.heartbeat_at].into_iter().flatten().min()
     }
 
-    /// Puts frames into the socket as far as there is room. Whether any went.
+    /// Queues frames while the socket has room. Returns whether it queued any.
     fn transmit(&mut self, socket: Option<&RelaySocket>, full: &mut bool) -> bool {
         let Some(socket) = socket else { return false };
         let mut any = false;
@@ -234,7 +234,7 @@ impl<E: Endpoint> Pump<E> {
 
     // --- from the endpoint ---
 
-    /// Acts on everything the endpoint has to tell. Whether there was anything.
+    /// Handles the endpoint's events. Returns whether there were any.
     fn handle_events(&mut self) -> bool {
         let mut any = false;
         while let Some(event) = self.endpoint.poll_event() {
@@ -289,7 +289,7 @@ impl<E: Endpoint> Pump<E> {
         &mut self,
         verdict: Result<(StreamId, Generation, Verdict), tokio::task::JoinError>,
     ) {
-        // A verdict that was lost is made up for by the endpoint's own deadline.
+        // Without a verdict the endpoint's own deadline applies.
         if let Ok((stream, generation, verdict)) = verdict {
             self.endpoint.authorize(now(), &stream, generation, verdict);
         }
@@ -311,7 +311,7 @@ impl<E: Endpoint> Pump<E> {
 
     fn deliver(&mut self, stream: StreamId, message: Bytes) {
         let Some(entry) = self.streams.get(&stream) else { return };
-        // A connection that is gone reads nothing; its stream is closing.
+        // A dropped connection takes nothing; its stream is closing.
         if entry.inbox.put(message) && entry.inbox.held() > self.config.inbox_bytes {
             self.overrun.entry(stream).or_insert_with(Instant::now);
         }
@@ -323,7 +323,7 @@ impl<E: Endpoint> Pump<E> {
         self.stream_end = Some(stream_end);
     }
 
-    /// Asks the peer of a stream for a sign of life. One that may give none counts as alive.
+    /// Probes the peer of a stream. A peer that may not respond counts as alive.
     fn probe(&mut self, stream: &StreamId) {
         if !self.endpoint.probe(stream)
             && let Some(entry) = self.streams.get(stream)
@@ -332,8 +332,7 @@ impl<E: Endpoint> Pump<E> {
         }
     }
 
-    /// Lets the peer know now and then that this side is there, while it reads no frames: it cannot
-    /// answer any.
+    /// Sends heartbeats while a harness does not read, since it acknowledges nothing then.
     fn heartbeat_if_paused(&mut self, paused: bool) {
         let now = Instant::now();
         if !paused || !self.single_stream {
@@ -344,7 +343,7 @@ impl<E: Endpoint> Pump<E> {
         }
     }
 
-    /// Resets the streams that have held up the others for too long.
+    /// Resets the streams that have delayed the others for too long.
     fn reset_overrun(&mut self) {
         if self.overrun.is_empty() {
             return;
@@ -352,8 +351,7 @@ impl<E: Endpoint> Pump<E> {
         let (streams, bound) = (&self.streams, self.config.inbox_bytes);
         self.overrun
             .retain(|stream, _| streams.get(stream).is_some_and(|p| p.inbox.held() > bound));
-        // Whoever has one stream holds up nobody: it waits, sends no acknowledgements, and so stops
-        // the peer.
+        // A single stream delays no other: without acknowledgements its peer stops sending.
         if self.single_stream {
             return;
         }
@@ -395,7 +393,7 @@ impl<E: Endpoint> Pump<E> {
             Some(message) => self.send(stream, message),
             None if self.connected => self.endpoint.close(&stream),
             None if self.streams.contains_key(&stream) => {
-                // Nobody is left to wait for the socket to come back.
+                // The connection is gone, so the stream does not wait for a new socket.
                 self.endpoint.reset(&stream, codex_exec_relay_core::FINISHED);
                 self.end(&stream, StreamEnd::Closed(CloseCause::Finished));
             }

@@ -1,7 +1,7 @@
-//! The physical websocket to the rendezvous: frames out by a write task, in by the pump.
+//! The physical websocket to the rendezvous: a write task sends frames, the pump receives them.
 //!
-//! Invariant: few frames wait for the socket, so a stream's turn comes soon however much another
-//! has to send. The URL is a secret and is in no error.
+//! Invariant: few frames wait for the socket, so a stream's turn comes soon however much another has to
+//! send. The URL is a secret and appears in no error.
 
 use bytes::Bytes;
 use codex_exec_rpc::socket::{self, Framing, Received, SocketConfig, SocketReader};
@@ -14,32 +14,32 @@ use tokio_websockets::Limits;
 
 use super::config::RelayConfig;
 
-/// What a frame takes of the queue, however long it is: nobody knows that before it is made.
+/// Bytes that a frame takes of the queue; its real length is not known before it is built.
 const FRAME_RESERVATION: usize = 60 << 10;
-/// Room for four frames, and for pongs.
+/// Bytes of the queue: room for four frames, and for pongs.
 const QUEUE_BYTES: usize = 256 << 10;
-/// The longest message that is read at all. Frames are shorter; one a little longer is dropped
-/// alone, and only what is beyond this ends the socket.
+/// The longest websocket message, in bytes. Frames are shorter; an overlong frame below this limit is
+/// dropped alone, a longer one ends the socket.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
-/// Why the rendezvous was not reached.
+/// Why the rendezvous could not be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
-    /// It answered with a status instead of a websocket.
+    /// It responded with a status instead of a websocket.
     #[error("the rendezvous answered HTTP {status}{}", status_hint(*status))]
     Status {
-        /// Which.
+        /// The HTTP status.
         status: u16,
     },
-    /// The registry gave a URL that cannot be dialled.
+    /// The registry returned a URL that cannot be dialled.
     #[error("the registry returned an invalid rendezvous URL")]
     Url,
-    /// Not reached.
+    /// Dialling failed.
     #[error("cannot reach the rendezvous: {0}")]
     Unreachable(DialError),
 }
 
-/// What a status says beyond its number.
+/// A hint for a status, for the error message.
 fn status_hint(status: u16) -> &'static str {
     match status {
         409 => {
@@ -51,7 +51,7 @@ fn status_hint(status: u16) -> &'static str {
 }
 
 impl RendezvousError {
-    /// Whether the URL is of no more use and another is to be asked for.
+    /// Whether the URL is no longer valid, so that a new registration is needed.
     pub fn needs_new_url(&self) -> bool {
         matches!(self, Self::Status { status: 400..=499 } | Self::Url)
     }
@@ -87,8 +87,8 @@ impl RelaySocket {
         Ok(Self { reader, outbound, writer: tokio::spawn(writer) })
     }
 
-    /// The next message; `None` when the socket has ended or is silent. While the pump is `paused`
-    /// nothing is read, and silence means nothing. Cancel safe.
+    /// The next message; `None` when the socket has ended or the peer is silent. While `paused`, nothing
+    /// is read and silence does not count. Cancel safe.
     pub(crate) async fn next(&mut self, paused: bool) -> Option<Received> {
         if paused {
             self.reader.pause().await;
@@ -103,7 +103,7 @@ impl RelaySocket {
         }
     }
 
-    /// Sends a frame if there is room; without room, none is asked for.
+    /// Sends a frame if there is room; calls `frame` only then.
     pub(crate) fn send_with(&self, frame: impl FnOnce() -> Option<Bytes>) -> SendOutcome {
         let Some(room) = self.outbound.try_reserve(FRAME_RESERVATION) else {
             return SendOutcome::Full;
@@ -130,7 +130,7 @@ impl RelaySocket {
         self.outbound.is_closed()
     }
 
-    /// Writes what is queued and closes, within [`RelayConfig::close_timeout`].
+    /// Writes the queue and closes, within [`RelayConfig::close_timeout`].
     pub(crate) async fn close(self) {
         let Self { reader, outbound, writer } = self;
         drop((reader, outbound));
@@ -138,7 +138,7 @@ impl RelaySocket {
     }
 }
 
-/// What became of an offer to send.
+/// The result of [`RelaySocket::send_with`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SendOutcome {
     Sent,

@@ -1,4 +1,4 @@
-//! Time that is told: silence, jumps, long idleness. The clock stands still and is moved.
+//! Silence, clock jumps and long idle times, with a paused clock.
 
 use std::time::Duration;
 

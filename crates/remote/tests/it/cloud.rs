@@ -202,7 +202,7 @@ impl Cloud {
         }
         let rendezvous = script.rendezvous.unwrap_or(self.address);
         let url = |role: &str| format!("ws://{rendezvous}/relay/{role}?token={URL_SECRET}");
-        let told = match path.trim_start_matches("/cloud/").split('/').collect::<Vec<_>>()[..] {
+        let response = match path.trim_start_matches("/cloud/").split('/').collect::<Vec<_>>()[..] {
             ["environment", id, "register"] => {
                 let mut state = self.state();
                 state.registrations += 1;
@@ -237,7 +237,7 @@ impl Cloud {
                 );
             }
         };
-        answer(200, told.to_string())
+        answer(200, response.to_string())
     }
 
     fn upgrade(&self, mut request: Request<Incoming>) -> Response<Full<Bytes>> {

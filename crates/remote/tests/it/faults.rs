@@ -34,7 +34,7 @@ async fn registry_refusal_is_reported_with_its_message() {
         (200, changed.to_string())
     };
     let error = json!({"error": {"code": "nope", "message": "because"}}).to_string();
-    for ((status, body), told) in [
+    for ((status, body), expected) in [
         ((401, error.clone()), "refused the sign-in (HTTP 401: nope: because)"),
         ((403, error.clone()), "refused the sign-in (HTTP 403: nope: because)"),
         ((404, error.clone()), "HTTP 404: nope: because"),
@@ -53,7 +53,7 @@ async fn registry_refusal_is_reported_with_its_message() {
             script.answers.insert("register", (status, body));
         });
         let error = serve(environment(&cloud), quick()).ended().await.unwrap_err();
-        assert!(error.to_string().contains(told), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
         assert_eq!(cloud.seen("/register").len(), 1);
     }
 }

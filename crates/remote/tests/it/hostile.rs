@@ -305,7 +305,7 @@ async fn second_handshake_and_reused_stream_id_are_refused() {
         cloud.to_executor(Message::binary(spent)).await;
         harness.refused().await;
     }
-    assert_eq!(cloud.seen("/validate").len(), 1, "nobody was asked again");
+    assert_eq!(cloud.seen("/validate").len(), 1, "no second validation");
     // Nor does it open one of another name, to which it is not bound.
     let mut other = ByHand::new(&cloud).await;
     let stolen = ByHand::new(&cloud).await.handshake();
@@ -372,7 +372,7 @@ async fn executor_without_acks_never_blocks_the_harness() {
     // Far more than could be kept unacknowledged.
     ends.all_arrives().await;
     ends.all_arrives().await;
-    // A dropped socket is the end of the stream, for whoever dialled to make up for.
+    // A dropped socket ends the stream; the caller may dial again.
     ends.cloud.drop_sockets();
     assert!(ends.harness.next().await.is_none());
     assert_eq!(ends.cloud.seen("/connect").len(), 1, "it is not resumed");
@@ -385,7 +385,7 @@ async fn harness_reports_a_registry_refusal() {
     let served = serve(environment(&cloud), RelayConfig::default());
     cloud.upgraded(1).await;
     let error = json!({"error": {"code": "nope", "message": "because"}}).to_string();
-    for (status, body, told, transient) in [
+    for (status, body, expected, transient) in [
         (401, error.clone(), "refused the sign-in (HTTP 401: nope: because)", false),
         (403, error.clone(), "refused the sign-in (HTTP 403: nope: because)", false),
         (404, error.clone(), "HTTP 404: nope: because", false),
@@ -398,7 +398,7 @@ async fn harness_reports_a_registry_refusal() {
             script.answers.insert("connect", (status, body));
         });
         let error = link(&cloud).dial().await.unwrap_err();
-        assert!(error.to_string().contains(told), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
         assert_eq!(error.is_transient(), transient, "{error}");
     }
     cloud.script(|script| script.answers.clear());
@@ -481,7 +481,7 @@ async fn only_valid_true_admits_a_harness() {
         script.silent = Some("validate");
     });
     link(&cloud).dial().await.unwrap_err();
-    assert!(served.connections.try_recv().is_err(), "nobody was let in");
+    assert!(served.connections.try_recv().is_err(), "no harness was admitted");
     // None of that was the harness's failure: the socket is still the first.
     cloud.script(|script| script.silent = None);
     link(&cloud).dial().await.unwrap();

@@ -42,7 +42,7 @@ impl World {
         }
     }
 
-    /// Nothing comes from the harness any more, and nobody is told.
+    /// Stops all frames from the harness without closing anything.
     fn silence(&self) {
         let mangle = |by_executor: bool, frame| if by_executor { vec![frame] } else { Vec::new() };
         self.cloud.script(|script| script.mangle = Some(Mangle::new(mangle)));

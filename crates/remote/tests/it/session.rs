@@ -72,10 +72,10 @@ async fn flooding_stream_does_not_starve_another() {
     cloud.upgraded(1).await;
     let (flooded, typing) = (client(&cloud).await, client(&cloud).await);
     let mut flood = flooded.spawn(ExecCommand::shell("exec cat /dev/zero")).await.unwrap();
-    let (told, mut flooding) = tokio::sync::watch::channel(0u64);
+    let (progress, mut flooding) = tokio::sync::watch::channel(0u64);
     let reading = tokio::spawn(async move {
         while flood.next_event().await.is_some() {
-            told.send_modify(|events| *events += 1);
+            progress.send_modify(|events| *events += 1);
         }
     });
     flooding.wait_for(|events| *events > 10).await.unwrap();
