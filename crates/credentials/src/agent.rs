@@ -1,7 +1,7 @@
 //! Agent identity: a key in a token, a task registered with it, and an assertion per request.
 //!
-//! Invariant: the private key leaves this module only as signatures, and as the opening of the one
-//! box that a task's id may come in.
+//! Invariant: the private key leaves this module only as signatures; it also decrypts the sealed box in
+//! which a task id may arrive.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -20,7 +20,7 @@ use crate::jwt::claims;
 use crate::sign_in::SignInError;
 use crate::timestamp::rfc3339;
 
-/// Whom the token has to be for, if it says.
+/// The audience that the token must name, if it names any.
 const AUDIENCE: &str = "codex-app-server";
 /// Bytes of an Ed25519 seed.
 const SEED_LEN: usize = 32;
@@ -50,7 +50,7 @@ struct RegisterResponse {
     encrypted_task_id: Option<String>,
 }
 
-/// The members stand in the order of their names.
+/// The members are in alphabetical order.
 #[derive(Serialize)]
 struct Assertion<'a> {
     agent_runtime_id: &'a str,
@@ -60,7 +60,7 @@ struct Assertion<'a> {
 }
 
 impl AgentIdentity {
-    /// The identity that the token carries. Tasks are registered at `auth_api`.
+    /// Reads the identity from the token. Tasks are registered at `auth_api`.
     pub fn new(
         token: &Secret,
         auth_api: BaseUrl,
@@ -94,7 +94,7 @@ impl AgentIdentity {
         self.account_id.as_deref()
     }
 
-    /// The value of one request's header, without its scheme.
+    /// The value of one request's `Authorization` header, without its scheme.
     pub(crate) async fn assertion(&self, http: &HttpClient) -> Result<Secret, SignInError> {
         let mut task = self.task.lock().await;
         let task_id = match &*task {
@@ -115,7 +115,7 @@ impl AgentIdentity {
         Ok(URL_SAFE_NO_PAD.encode_to_string(json).into())
     }
 
-    /// After a 401: the task may be gone. Whether there was one.
+    /// Forgets the task after a 401, since it may have ended. Returns whether there was one.
     pub(crate) async fn forget_task(&self) -> bool {
         self.task.lock().await.take().is_some()
     }
@@ -182,7 +182,7 @@ fn seed_of(pkcs8: &[u8]) -> Option<Zeroizing<[u8; SEED_LEN]>> {
     Some(Zeroizing::new(seed.try_into().ok()?))
 }
 
-/// The content of a DER element of that tag, shorter than 128 bytes, and what follows it.
+/// The content of a DER element with this tag, shorter than 128 bytes, and the bytes after it.
 fn element(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (&[found, len], rest) = bytes.split_first_chunk()?;
     (found == tag && len < 128).then_some(())?;

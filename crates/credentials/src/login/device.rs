@@ -1,4 +1,4 @@
-//! Signing in from a machine without a browser: OAuth's device code (RFC 8628).
+//! Sign-in from a machine without a browser: the OAuth device code (RFC 8628).
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn five_seconds() -> u64 {
 }
 
 impl DeviceLogin {
-    /// Asks for a code.
+    /// Requests a code.
     pub async fn start(issuer: Issuer, http: &HttpClient) -> Result<Self, LoginError> {
         let fields = vec![("client_id", issuer.client_id.clone()), ("scope", SCOPE.to_owned())];
         let response = http
@@ -50,17 +50,17 @@ impl DeviceLogin {
         }
     }
 
-    /// Where the user goes.
+    /// The URL for the user to open.
     pub fn verification_url(&self) -> &str {
         &self.authorization.verification_uri
     }
 
-    /// What the user enters there.
+    /// The code for the user to enter there.
     pub fn user_code(&self) -> &str {
         &self.authorization.user_code
     }
 
-    /// Waits until the user has done so, as often as the issuer allows to ask.
+    /// Polls until the user has entered the code, at the interval that the issuer asks for.
     pub async fn finish(self, http: &HttpClient) -> Result<IssuedTokens, LoginError> {
         let deadline = Instant::now() + Duration::from_secs(self.authorization.expires_in);
         let mut interval = Duration::from_secs(self.authorization.interval.clamp(1, 60));

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::cloud::Cloud;
 
-/// The time that these tests are told.
+/// The time in these tests.
 pub(crate) const NOW: u64 = 1_800_000_000;
 
 pub(crate) fn now() -> SystemTime {

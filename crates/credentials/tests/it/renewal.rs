@@ -1,5 +1,5 @@
-//! Renewals of a sign-in by an issuer that gives a new refresh token each time and takes none twice:
-//! askers that are cancelled, several at once, and an account that is swapped meanwhile.
+//! Renewals of a sign-in with an issuer that rotates refresh tokens and accepts none twice: cancelled
+//! requests, concurrent requests, and an account that changes meanwhile.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -90,7 +90,7 @@ impl Rotating {
         let _ = socket.write_all((head + &body).as_bytes()).await;
     }
 
-    /// The token is spent before anybody has the answer.
+    /// Uses up the token before the response is sent.
     fn rotate(&self, number: &str) -> (u16, serde_json::Value) {
         let mut state = self.state.lock().unwrap();
         if *number != state.valid.to_string() {
@@ -155,7 +155,7 @@ async fn cancelled_renewal_is_still_stored() {
     let (_home, sources, file) = issuer.home("acc-1");
     let (asking, key) = (registry(&cloud, &sources), key());
     tokio::select! {
-        _ = asking.register(ENVIRONMENT, &key) => panic!("nobody has answered"),
+        _ = asking.register(ENVIRONMENT, &key) => panic!("the issuer has not responded"),
         () = issuer.until_asked() => {}
     }
     drop(asking);
@@ -166,8 +166,12 @@ async fn cancelled_renewal_is_still_stored() {
     assert!(issuer.state.lock().unwrap().spent.is_empty());
 }
 
-/// Askers of several processes, some cancelled at a random moment, never lose the sign-in.
-async fn askers(cloud: &Cloud, key: &codex_exec_relay_core::NoisePublicKey, seed: u64) {
+/// Requests of several processes, some cancelled at a random moment, never lose the sign-in.
+async fn concurrent_requests(
+    cloud: &Cloud,
+    key: &codex_exec_relay_core::NoisePublicKey,
+    seed: u64,
+) {
     let mut random = fastrand::Rng::with_seed(seed);
     let issuer = Rotating::start().await;
     let (_home, sources, file) = issuer.home("acc-1");
@@ -223,7 +227,7 @@ async fn askers(cloud: &Cloud, key: &codex_exec_relay_core::NoisePublicKey, seed
 async fn cancelled_requests_never_lose_the_sign_in() {
     let (cloud, key) = (Cloud::start().await, key());
     for seed in 0..60 {
-        askers(&cloud, &key, seed).await;
+        concurrent_requests(&cloud, &key, seed).await;
     }
 }
 
@@ -256,7 +260,7 @@ async fn tokens_of_another_account_are_refused() {
     assert!(cloud.seen("/register").is_empty());
 }
 
-/// Somebody signs in again, as the same, while the old sign-in is renewed.
+/// The same user signs in again while the old sign-in is renewed.
 #[tokio::test]
 async fn sign_in_replaced_during_renewal_is_preserved() {
     let (cloud, issuer) = (Cloud::start().await, Rotating::start().await);

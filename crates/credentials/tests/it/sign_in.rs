@@ -170,10 +170,10 @@ async fn browser_callback_requires_the_matching_state() {
 #[tokio::test(start_paused = true)]
 async fn device_login_polls_at_the_requested_interval() {
     let issuer_cloud = Cloud::start().await;
-    let told = json!({"device_code": "dc", "user_code": "ABCD", "interval": 5,
+    let authorization = json!({"device_code": "dc", "user_code": "ABCD", "interval": 5,
         "verification_uri": "https://issuer.example/device", "expires_in": 60});
     issuer_cloud.script(|script| {
-        script.answers.insert("code", (200, told.to_string()));
+        script.answers.insert("code", (200, authorization.to_string()));
         let pending = json!({"error": "authorization_pending"}).to_string();
         script.answers.insert("token", (400, pending));
     });
