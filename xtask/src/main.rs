@@ -1,9 +1,9 @@
 //! Chores of this repository. `cargo xtask --help` lists them.
 
 mod bench;
+mod boundaries;
 mod tidy;
 mod torture;
-mod walls;
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use clap::Parser;
 /// Chores of this repository
 #[derive(Debug, Parser)]
 #[command(name = "xtask")]
-enum Chore {
+enum Task {
     /// Measure, against floors measured in the same run
     Bench(bench::BenchArgs),
     /// Check what no compiler checks
@@ -25,11 +25,11 @@ enum Chore {
 }
 
 fn main() -> ExitCode {
-    let done = match Chore::parse() {
-        Chore::Bench(args) => bench::run(&args),
-        Chore::Tidy => tidy::run(),
-        Chore::Torture(args) => torture::run(&args),
-        Chore::FloorServer(args) => bench::floor::serve(&args),
+    let done = match Task::parse() {
+        Task::Bench(args) => bench::run(&args),
+        Task::Tidy => tidy::run(),
+        Task::Torture(args) => torture::run(&args),
+        Task::FloorServer(args) => bench::floor::serve(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

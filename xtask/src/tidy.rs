@@ -7,21 +7,21 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 
 /// The longest a source file may be. A file that is longer holds more than one noun.
-const LONGEST: usize = 800;
+const MAX_LINES: usize = 800;
 
-pub fn run() -> anyhow::Result<()> {
+pub(crate) fn run() -> anyhow::Result<()> {
     let mut complaints = Vec::new();
     for file in tracked_files()? {
         if file.extension().is_some_and(|extension| extension == "rs") {
             let text = std::fs::read_to_string(&file)?;
-            complaints.extend(source(&file, &text));
+            complaints.extend(check_source(&file, &text));
         }
     }
-    complaints.extend(architecture(&std::fs::read_to_string("ARCHITECTURE.md")?)?);
+    complaints.extend(check_architecture(&std::fs::read_to_string("ARCHITECTURE.md")?)?);
     let (manifest, page) = ("Cargo.toml", "docs/design/dependencies.md");
     let (manifest, page) = (std::fs::read_to_string(manifest)?, std::fs::read_to_string(page)?);
-    complaints.extend(unexplained(&manifest, &page));
-    complaints.extend(crate::walls::complaints()?);
+    complaints.extend(undocumented_dependencies(&manifest, &page));
+    complaints.extend(crate::boundaries::complaints()?);
     for complaint in &complaints {
         eprintln!("{complaint}");
     }
@@ -36,7 +36,7 @@ fn tracked_files() -> anyhow::Result<Vec<PathBuf>> {
     Ok(names.split('\0').filter(|name| !name.is_empty()).map(PathBuf::from).collect())
 }
 
-fn source(file: &Path, text: &str) -> Vec<String> {
+fn check_source(file: &Path, text: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     let mut complain = |what: String| complaints.push(format!("{}: {what}", file.display()));
     let generated = text.contains("@generated");
@@ -44,18 +44,18 @@ fn source(file: &Path, text: &str) -> Vec<String> {
         complain("does not open with `//!`, its purpose".into());
     }
     let lines = text.lines().count();
-    if lines > LONGEST && !generated {
-        complain(format!("has {lines} lines; {LONGEST} are the most"));
+    if lines > MAX_LINES && !generated {
+        complain(format!("has {lines} lines; {MAX_LINES} are the most"));
     }
-    if judges_by_kind(file) {
-        for number in judgements_by_words(text) {
+    if must_decide_by_kind(file) {
+        for number in decisions_by_message(text) {
             complain(format!(
                 "line {number}: decides by an error's words; decide by its kind (ErrorKind, \
                  io::ErrorKind), or let client/src/infer_kind.rs recognize it"
             ));
         }
     }
-    if asks_the_sandbox_elsewhere(file, text) {
+    if bypasses_sandbox_module(file, text) {
         complain(
             "names codex_linux_sandbox; ask by host/src/sandbox, where other systems' can be"
                 .into(),
@@ -72,7 +72,7 @@ fn source(file: &Path, text: &str) -> Vec<String> {
 }
 
 /// What ARCHITECTURE.md says of files has to be so: those it names exist, and `unsafe` is where it says.
-fn architecture(text: &str) -> anyhow::Result<Vec<String>> {
+fn check_architecture(text: &str) -> anyhow::Result<Vec<String>> {
     let mut complaints = Vec::new();
     for path in named_paths(text).filter(|path| path.contains("/src")) {
         let path = path.split_once(['{', '*']).map_or(path, |(before, _)| before);
@@ -110,7 +110,7 @@ fn has_unsafe(text: &str) -> bool {
 }
 
 /// The host has one file for each operating system's sandbox, and the server asks the host.
-fn asks_the_sandbox_elsewhere(file: &Path, text: &str) -> bool {
+fn bypasses_sandbox_module(file: &Path, text: &str) -> bool {
     let behind = ["crates/host/src", "crates/server/src"];
     behind.iter().any(|place| file.starts_with(place))
         && file != Path::new("crates/host/src/sandbox/linux.rs")
@@ -118,7 +118,7 @@ fn asks_the_sandbox_elsewhere(file: &Path, text: &str) -> bool {
 }
 
 /// Whether nothing in this file may decide by what an error says.
-fn judges_by_kind(file: &Path) -> bool {
+fn must_decide_by_kind(file: &Path) -> bool {
     let crates = ["client", "cli", "credentials", "host", "remote", "rendezvous", "rpc", "server"];
     crates.iter().any(|name| file.starts_with(format!("crates/{name}/src")))
         // The one table of other implementations' messages.
@@ -128,7 +128,7 @@ fn judges_by_kind(file: &Path) -> bool {
 
 /// The lines that look into the text of an error: into something just printed (`to_string`, `format!`),
 /// or into a text by one of the names that errors' texts have here. Tests and comments may.
-fn judgements_by_words(text: &str) -> Vec<usize> {
+fn decisions_by_message(text: &str) -> Vec<usize> {
     const LOOKS: [&str; 5] = [".contains(", ".starts_with(", ".ends_with(", ".find(", ".matches("];
     const TEXTS: [&str; 9] = [
         "message",
@@ -154,7 +154,7 @@ fn judgements_by_words(text: &str) -> Vec<usize> {
             _ => calls.push((number + 1, line.to_owned())),
         }
     }
-    let judges = |call: &str| {
+    let decides = |call: &str| {
         LOOKS.iter().any(|look| {
             call.match_indices(look).any(|(at, _)| {
                 let (before, after) = (&call[..at], &call[at + look.len()..]);
@@ -170,11 +170,11 @@ fn judgements_by_words(text: &str) -> Vec<usize> {
             })
         })
     };
-    calls.into_iter().filter(|(_, call)| judges(call)).map(|(number, _)| number).collect()
+    calls.into_iter().filter(|(_, call)| decides(call)).map(|(number, _)| number).collect()
 }
 
 /// The crates of others that the workspace depends on and the page does not name.
-fn unexplained(manifest: &str, page: &str) -> Vec<String> {
+fn undocumented_dependencies(manifest: &str, page: &str) -> Vec<String> {
     let table = manifest.lines().skip_while(|line| *line != "[workspace.dependencies]").skip(1);
     let crates =
         table.take_while(|line| !line.starts_with('[')).filter(|line| !line.contains("path ="));
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unsafe_code_is_told_from_words() {
+    fn unsafe_code_is_distinguished_from_comments() {
         assert!(has_unsafe("let a = unsafe { b() };") && has_unsafe("pub unsafe fn a() {}"));
         assert!(!has_unsafe("// an unsafe { block }\nlet unsafe_fn = 1;"));
         let paths: Vec<_> = named_paths("see `host/src/a.rs` and `b c`, `d`").collect();
@@ -201,12 +201,12 @@ mod tests {
     #[test]
     fn dependencies_need_a_reason() {
         let manifest = "[workspace.dependencies]\nours = { path = \"x\" }\na = \"1\"\nb = \"2\"\n\n[profile.dev]\nc = 1\n";
-        assert!(unexplained(manifest, "`a`, `b`").is_empty());
-        assert_eq!(unexplained(manifest, "`a`, b").len(), 1);
+        assert!(undocumented_dependencies(manifest, "`a`, `b`").is_empty());
+        assert_eq!(undocumented_dependencies(manifest, "`a`, b").len(), 1);
     }
 
     #[test]
-    fn words_of_errors_are_found() {
+    fn decisions_by_error_message_are_found() {
         for bad in [
             "if error.to_string().contains(\"unknown session id\") {",
             "Err(e) if e.to_string().starts_with(prefix) => {",
@@ -218,7 +218,7 @@ mod tests {
             "let gone = error\n    .to_string()\n    .contains(\"gone\");",
             "answer.message.starts_with(\"no\")",
         ] {
-            assert_eq!(judgements_by_words(bad), [1], "{bad}");
+            assert_eq!(decisions_by_message(bad), [1], "{bad}");
         }
         for good in [
             "// error.to_string().contains(\"x\")",
@@ -229,32 +229,32 @@ mod tests {
             "let at = words.find(|c: char| c.is_alphabetic());",
             "f();\n#[cfg(test)]\nmod tests {\nassert!(error.to_string().contains(\"x\"));\n}",
         ] {
-            assert_eq!(judgements_by_words(good), Vec::<usize>::new(), "{good}");
+            assert_eq!(decisions_by_message(good), Vec::<usize>::new(), "{good}");
         }
-        assert!(judges_by_kind(Path::new("crates/cli/src/run.rs")));
-        assert!(!judges_by_kind(Path::new("crates/client/src/infer_kind.rs")));
-        assert!(!judges_by_kind(Path::new("crates/cli/tests/it/run.rs")));
+        assert!(must_decide_by_kind(Path::new("crates/cli/src/run.rs")));
+        assert!(!must_decide_by_kind(Path::new("crates/client/src/infer_kind.rs")));
+        assert!(!must_decide_by_kind(Path::new("crates/cli/tests/it/run.rs")));
     }
 
     #[test]
-    fn the_sandbox_is_asked_in_one_file() {
+    fn only_one_file_may_name_the_sandbox_crate() {
         let text = "use codex_linux_sandbox::Launch;";
-        for (file, asks) in [
+        for (file, bypasses) in [
             ("crates/host/src/process/host.rs", true),
             ("crates/server/src/sandbox.rs", true),
             ("crates/host/src/sandbox/linux.rs", false),
             ("crates/cli/src/sandbox.rs", false),
         ] {
-            assert_eq!(asks_the_sandbox_elsewhere(Path::new(file), text), asks, "{file}");
+            assert_eq!(bypasses_sandbox_module(Path::new(file), text), bypasses, "{file}");
         }
     }
 
     #[test]
-    fn sources() {
+    fn source_checks_report_each_problem() {
         let file = Path::new("x.rs");
-        assert_eq!(source(file, "//! Purpose.\n"), Vec::<String>::new());
-        assert_eq!(source(file, "fn f() {}\n").len(), 1);
-        assert_eq!(source(file, &format!("//! P.\n// {}{}\n", "TO", "DO")).len(), 1);
-        assert_eq!(source(file, &format!("//! P.\n{}", "\n".repeat(LONGEST))).len(), 1);
+        assert_eq!(check_source(file, "//! Purpose.\n"), Vec::<String>::new());
+        assert_eq!(check_source(file, "fn f() {}\n").len(), 1);
+        assert_eq!(check_source(file, &format!("//! P.\n// {}{}\n", "TO", "DO")).len(), 1);
+        assert_eq!(check_source(file, &format!("//! P.\n{}", "\n".repeat(MAX_LINES))).len(), 1);
     }
 }

@@ -153,7 +153,7 @@ impl OnArgs {
     pub(crate) fn display(&self) -> String {
         match &self.on {
             None => "this machine, no server".to_owned(),
-            Some(Place::Websocket(url)) => WebsocketDial::new(url).shown_url(),
+            Some(Place::Websocket(url)) => WebsocketDial::new(url).redacted_url(),
             Some(Place::Stdio(argv)) => format!("stdio:{}", argv.join(" ")),
             Some(Place::Environment(id)) => format!("env:{id}"),
         }

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use codex_exec_server::shutdown_signal;
 use codex_rendezvous::{
     Clock, Config, NatsOptions, NatsServers, NatsTokens, PublicUrl, Right, Scope, ServeOptions,
-    StoreOptions, TokenBook, TokenFile, serve,
+    StoreOptions, TokenFile, TokenStore, serve,
 };
 
 use crate::exec_server::parse_duration;
@@ -193,16 +193,16 @@ fn announce(url: &str) -> std::io::Result<()> {
 /// Runs `work` with the tokens, in a directory or in NATS.
 fn with_tokens<T>(
     args: DataArgs,
-    work: impl AsyncFnOnce(TokenBook) -> anyhow::Result<T>,
+    work: impl AsyncFnOnce(TokenStore) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         match args.nats {
             Some(servers) => {
                 let options = NatsOptions { servers, replicas: 1 };
-                work(TokenBook::Nats(NatsTokens::connect(&options).await?)).await
+                work(TokenStore::Nats(NatsTokens::connect(&options).await?)).await
             }
-            None => work(TokenBook::File(TokenFile::new(&args.data)))
+            None => work(TokenStore::File(TokenFile::new(&args.data)))
                 .await
                 .with_context(|| format!("cannot use the data in {}", args.data.display())),
         }

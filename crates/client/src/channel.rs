@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use codex_exec_rpc::{Answer, Outbound, Pending};
+use codex_exec_rpc::{CallError, Outbound, Pending};
 use codex_exec_server_protocol::{Call, RequestId, RpcError, encode};
 use parking_lot::Mutex;
 use serde_json::value::RawValue;
@@ -68,10 +68,10 @@ impl Channel {
                 let result = match answer {
                     Ok(raw) => serde_json::from_str::<C::Response>(raw.get())
                         .map_err(|error| ChannelError::Protocol(error.to_string())),
-                    Err(Answer::Error(error)) => {
+                    Err(CallError::Response(error)) => {
                         Err(ChannelError::Server(with_inferred_kind(C::METHOD, error)))
                     }
-                    Err(Answer::Failed(error)) => Err(error),
+                    Err(CallError::Failed(error)) => Err(error),
                 };
                 // Fails if the caller has dropped the pending response.
                 let _ = sender.send(result);
@@ -93,7 +93,7 @@ impl Channel {
 
     /// Delivers a response to its request.
     pub(crate) fn respond(&self, id: &RequestId, response: Result<&RawValue, RpcError>) -> bool {
-        self.requests.lock().pending.answer(id, response)
+        self.requests.lock().pending.complete(id, response)
     }
 
     /// Fails all pending requests: the transport discarded a message that may answer one of them. The
@@ -132,7 +132,7 @@ impl<C: Call> Future for PendingResponse<C> {
 impl<C: Call> Drop for PendingResponse<C> {
     fn drop(&mut self) {
         if !self.received {
-            self.channel.requests.lock().pending.forget(&self.id);
+            self.channel.requests.lock().pending.cancel(&self.id);
         }
     }
 }

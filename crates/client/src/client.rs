@@ -12,7 +12,7 @@ use codex_exec_server_protocol::environment::{
 use codex_exec_server_protocol::process::{ExecParams, ReadParams};
 use codex_exec_server_protocol::session::InitializeParams;
 use codex_exec_server_protocol::{
-    Call, Effect, ErrorKind, FileCall, Method, Notice, SandboxContext, call,
+    Call, Effect, ErrorKind, FileCall, Method, Notification, SandboxContext, call,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -219,7 +219,7 @@ impl ExecServerClient {
         params: C::Params,
         sandbox: Option<&SandboxContext>,
     ) -> Result<C::Response, ExecServerError> {
-        self.call::<C>(C::held_to(params, sandbox)).await
+        self.call::<C>(C::with_sandbox(params, sandbox)).await
     }
 
     /// Calls a method with a given effect instead of the one that its params imply.
@@ -241,7 +241,7 @@ impl ExecServerClient {
     /// Subscribes to a kind of notification that does not belong to a process: `http/request/bodyDelta`,
     /// `fs/changed`, `fs/missingChanged`, `fs/search/matches`. Subscribe before the request that causes
     /// them.
-    pub fn subscribe<N: Notice>(&self) -> Notifications<N> {
+    pub fn subscribe<N: Notification>(&self) -> Notifications<N> {
         self.shared.subscriptions.subscribe(self.shared.tuning.notification_queue)
     }
 

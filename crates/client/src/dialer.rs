@@ -77,7 +77,7 @@ impl Dialer for WebsocketDialer {
     }
 
     fn endpoint(&self) -> String {
-        self.dial.shown_url()
+        self.dial.redacted_url()
     }
 }
 

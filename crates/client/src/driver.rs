@@ -13,7 +13,8 @@ use codex_exec_rpc::Connection;
 use codex_exec_server_protocol::process::{OutputStream, ProcessId};
 use codex_exec_server_protocol::session::InitializeParams;
 use codex_exec_server_protocol::{
-    Base64Bytes, DecodeLimits, ErrorKind, Incoming, Notice, RequestId, RpcError, encode, notice,
+    Base64Bytes, DecodeLimits, ErrorKind, Incoming, Notification, RequestId, RpcError, encode,
+    notification,
 };
 use serde::Deserialize;
 use tokio::sync::watch;
@@ -159,14 +160,14 @@ impl Driver {
         channel: &Arc<Channel>,
     ) -> Result<(), serde_json::Error> {
         match method {
-            notice::ProcessOutput::NAME => {
+            notification::ProcessOutput::NAME => {
                 let output: OutputNotification = serde_json::from_str(params)?;
                 let Some(tracked) = self.shared.tracked(&output.process_id) else { return Ok(()) };
                 let bytes = output.chunk.0;
                 self.wait_for_room(|cx| tracked.poll_room(cx, bytes.len()), channel).await;
                 tracked.feed(|sequencer| sequencer.output(output.seq, output.stream, bytes));
             }
-            notice::ProcessExited::NAME => {
+            notification::ProcessExited::NAME => {
                 let exited: ExitedNotification = serde_json::from_str(params)?;
                 if let Some(tracked) = self.shared.tracked(&exited.process_id) {
                     let status = ExitStatus {
@@ -176,7 +177,7 @@ impl Driver {
                     tracked.feed(|sequencer| sequencer.exited(exited.seq, status));
                 }
             }
-            notice::ProcessClosed::NAME => {
+            notification::ProcessClosed::NAME => {
                 let closed: ClosedNotification = serde_json::from_str(params)?;
                 if let Some(tracked) = self.shared.tracked(&closed.process_id) {
                     tracked.feed(|sequencer| sequencer.closed(closed.seq));

@@ -7,8 +7,8 @@
 use std::pin::Pin;
 
 use codex_exec_remote::{
-    BaseUrl, Credential, ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE, EnvironmentError,
-    EnvironmentLink, HttpClient, HttpError, Registry, RegistryError, RelayConfig, RendezvousError,
+    BaseUrl, Credential, ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE, EnvironmentConnector,
+    EnvironmentError, HttpClient, HttpError, Registry, RegistryError, RelayConfig, RendezvousError,
     TraceContext,
 };
 use codex_exec_server_protocol::ErrorKind;
@@ -21,7 +21,7 @@ use crate::options::ExecServerClientConnectOptions;
 /// Dials an environment through its registry.
 #[derive(Debug, Clone)]
 pub struct EnvironmentDialer {
-    link: EnvironmentLink,
+    link: EnvironmentConnector,
 }
 
 impl EnvironmentDialer {
@@ -37,7 +37,7 @@ impl EnvironmentDialer {
         let registry = Registry::new(base, credential, HttpClient::default())
             .map_err(DialFailure::permanent)?;
         let registry = registry.with_trace(TraceContext::from_env());
-        let link = EnvironmentLink::new(registry, environment_id, config)
+        let link = EnvironmentConnector::new(registry, environment_id, config)
             .map_err(DialFailure::permanent)?;
         Ok(Self { link })
     }
@@ -57,7 +57,7 @@ impl Dialer for EnvironmentDialer {
     }
 
     fn closed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(self.link.farewell())
+        Box::pin(self.link.wait_closed())
     }
 
     fn endpoint(&self) -> String {
@@ -79,7 +79,7 @@ fn kind_of(error: &EnvironmentError) -> ErrorKind {
                 Some(ENVIRONMENT_NOT_FOUND) => ErrorKind::EnvironmentNotFound,
                 _ => ErrorKind::Unreachable,
             },
-            RegistryError::Answer(_) => ErrorKind::ProtocolViolation,
+            RegistryError::InvalidResponse(_) => ErrorKind::ProtocolViolation,
             RegistryError::Unreachable { .. } | RegistryError::SignIn(_) => ErrorKind::Unreachable,
         },
         EnvironmentError::Rendezvous(error) => match error {

@@ -7,7 +7,7 @@ use codex_exec_server_protocol::session::{
     InitializeParams, InitializeResponse, InitializedParams,
 };
 use codex_exec_server_protocol::{
-    DecodeLimits, Incoming, Method, RequestId, RpcError, call, encode, notice,
+    DecodeLimits, Incoming, Method, RequestId, RpcError, call, encode, notification,
 };
 
 use crate::infer_kind::with_inferred_kind;
@@ -73,7 +73,7 @@ async fn exchange(
             Err(error) => return Err(HandshakeError::Protocol(error.to_string())),
         }
     };
-    let initialized = encode::notification::<notice::Initialized>(&InitializedParams {});
+    let initialized = encode::notification::<notification::Initialized>(&InitializedParams {});
     connection.outbound().send(initialized).await.map_err(ended)?;
     Ok(response)
 }

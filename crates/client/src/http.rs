@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use codex_exec_server_protocol::http::{HttpRequestParams, HttpRequestResponse};
-use codex_exec_server_protocol::{ErrorKind, call, notice};
+use codex_exec_server_protocol::{ErrorKind, call, notification};
 use futures_util::{Stream, StreamExt};
 
 use crate::client::ExecServerClient;
@@ -18,7 +18,7 @@ use crate::subscriptions::Notifications;
 /// It is bound to its connection: if that drops, the stream ends with an error.
 pub struct HttpBody {
     request_id: String,
-    deltas: Notifications<notice::HttpRequestBodyDelta>,
+    deltas: Notifications<notification::HttpRequestBodyDelta>,
     next: u64,
     /// Keeps the connection open.
     client: ExecServerClient,

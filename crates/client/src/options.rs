@@ -102,7 +102,7 @@ impl Default for ClientTuning {
             connection: ConnectionConfig {
                 keep_alive: Some(KeepAlive {
                     idle: Duration::from_secs(10),
-                    patience: Duration::from_secs(15),
+                    timeout: Duration::from_secs(15),
                 }),
                 ..ConnectionConfig::default()
             },
@@ -179,7 +179,7 @@ impl From<RemoteExecServerConnectArgs> for ExecServerClientConnectOptions {
 
 impl fmt::Debug for RemoteExecServerConnectArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let url = codex_exec_rpc::WebsocketDial::new(&self.websocket_url).shown_url();
+        let url = codex_exec_rpc::WebsocketDial::new(&self.websocket_url).redacted_url();
         f.debug_struct("RemoteExecServerConnectArgs")
             .field("websocket_url", &url)
             .field("client_name", &self.client_name)

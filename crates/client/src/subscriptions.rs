@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use codex_exec_server_protocol::{DecodeLimits, Incoming, Notice};
+use codex_exec_server_protocol::{DecodeLimits, Incoming, Notification};
 use futures_util::Stream;
 use parking_lot::Mutex;
 
@@ -22,7 +22,7 @@ use crate::error::{ExecServerError, Lost};
 ///
 /// Notifications are bound to a connection: after a reconnect, the request that causes them has to be
 /// sent again, as [`Files::watch`](crate::Files::watch) does.
-pub struct Notifications<N: Notice> {
+pub struct Notifications<N: Notification> {
     queue: Arc<Mutex<Queue>>,
     notification: PhantomData<fn(N)>,
 }
@@ -50,7 +50,7 @@ struct Subscription {
 }
 
 impl Subscriptions {
-    pub(crate) fn subscribe<N: Notice>(&self, capacity: usize) -> Notifications<N> {
+    pub(crate) fn subscribe<N: Notification>(&self, capacity: usize) -> Notifications<N> {
         let queue = Arc::new(Mutex::new(Queue {
             items: VecDeque::new(),
             capacity: capacity.max(1),
@@ -104,7 +104,7 @@ impl Queue {
     }
 }
 
-impl<N: Notice> Stream for Notifications<N> {
+impl<N: Notification> Stream for Notifications<N> {
     type Item = Result<N::Params, ExecServerError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -123,7 +123,7 @@ impl<N: Notice> Stream for Notifications<N> {
     }
 }
 
-fn parse<N: Notice>(message: &[u8]) -> Result<N::Params, ExecServerError> {
+fn parse<N: Notification>(message: &[u8]) -> Result<N::Params, ExecServerError> {
     let bad = |detail: String| ExecServerError::protocol(format!("reading {}", N::NAME), detail);
     match Incoming::parse(message, &DecodeLimits::default()) {
         Ok(Incoming::Notification { params, .. }) => {
@@ -134,7 +134,7 @@ fn parse<N: Notice>(message: &[u8]) -> Result<N::Params, ExecServerError> {
     }
 }
 
-impl<N: Notice> fmt::Debug for Notifications<N> {
+impl<N: Notification> fmt::Debug for Notifications<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Notifications").field("name", &N::NAME).finish_non_exhaustive()
     }

@@ -1,7 +1,7 @@
 //! Agent identity: a key in a token, a task registered with it, and an assertion per request.
 //!
-//! Invariant: the private key leaves this module only as signatures, and as the opening of the one
-//! box that a task's id may come in.
+//! Invariant: the private key leaves this module only as signatures; it also decrypts the sealed box in
+//! which a task id may arrive.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -20,7 +20,7 @@ use crate::jwt::claims;
 use crate::sign_in::SignInError;
 use crate::timestamp::rfc3339;
 
-/// Whom the token has to be for, if it says.
+/// The audience that the token must name, if it names any.
 const AUDIENCE: &str = "codex-app-server";
 /// Bytes of an Ed25519 seed.
 const SEED_LEN: usize = 32;
@@ -43,14 +43,14 @@ struct RegisterBody {
 }
 
 #[derive(Deserialize)]
-struct RegisterAnswer {
+struct RegisterResponse {
     #[serde(alias = "taskId")]
     task_id: Option<String>,
     #[serde(alias = "encryptedTaskId")]
     encrypted_task_id: Option<String>,
 }
 
-/// The members stand in the order of their names.
+/// The members are in alphabetical order.
 #[derive(Serialize)]
 struct Assertion<'a> {
     agent_runtime_id: &'a str,
@@ -60,7 +60,7 @@ struct Assertion<'a> {
 }
 
 impl AgentIdentity {
-    /// The identity that the token carries. Tasks are registered at `auth_api`.
+    /// Reads the identity from the token. Tasks are registered at `auth_api`.
     pub fn new(
         token: &Secret,
         auth_api: BaseUrl,
@@ -94,7 +94,7 @@ impl AgentIdentity {
         self.account_id.as_deref()
     }
 
-    /// The value of one request's header, without its scheme.
+    /// The value of one request's `Authorization` header, without its scheme.
     pub(crate) async fn assertion(&self, http: &HttpClient) -> Result<Secret, SignInError> {
         let mut task = self.task.lock().await;
         let task_id = match &*task {
@@ -115,7 +115,7 @@ impl AgentIdentity {
         Ok(URL_SAFE_NO_PAD.encode_to_string(json).into())
     }
 
-    /// After a 401: the task may be gone. Whether there was one.
+    /// Forgets the task after a 401, since it may have ended. Returns whether there was one.
     pub(crate) async fn forget_task(&self) -> bool {
         self.task.lock().await.take().is_some()
     }
@@ -126,15 +126,15 @@ impl AgentIdentity {
         let body = serde_json::to_vec(&RegisterBody { timestamp, signature })
             .map_err(|error| SignInError::AgentTask(error.to_string()))?;
         let url = self.auth_api.join(&["v1", "agent", &self.runtime_id, "task", "register"]);
-        let answer = http.ask(Method::POST, &url, HeaderMap::new(), Payload::Json(body)).await?;
-        let status = answer.status.as_u16();
-        if !answer.status.is_success() {
+        let response = http.send(Method::POST, &url, HeaderMap::new(), Payload::Json(body)).await?;
+        let status = response.status.as_u16();
+        if !response.status.is_success() {
             return Err(SignInError::AgentTask(format!("HTTP {status}")));
         }
-        let told = answer.json::<RegisterAnswer>();
-        let told =
-            told.ok_or_else(|| SignInError::AgentTask("the response cannot be parsed".into()))?;
-        let task_id = match (told.task_id, told.encrypted_task_id) {
+        let registered = response.json::<RegisterResponse>();
+        let registered = registered
+            .ok_or_else(|| SignInError::AgentTask("the response cannot be parsed".into()))?;
+        let task_id = match (registered.task_id, registered.encrypted_task_id) {
             (Some(task_id), _) => Some(task_id),
             (None, Some(sealed)) => self.unseal(&sealed),
             (None, None) => None,
@@ -182,7 +182,7 @@ fn seed_of(pkcs8: &[u8]) -> Option<Zeroizing<[u8; SEED_LEN]>> {
     Some(Zeroizing::new(seed.try_into().ok()?))
 }
 
-/// The content of a DER element of that tag, shorter than 128 bytes, and what follows it.
+/// The content of a DER element with this tag, shorter than 128 bytes, and the bytes after it.
 fn element(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (&[found, len], rest) = bytes.split_first_chunk()?;
     (found == tag && len < 128).then_some(())?;
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_of_both_versions_of_pkcs8() {
+    fn seed_is_read_from_both_pkcs8_versions() {
         let v2 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).unwrap();
         let key = Ed25519KeyPair::from_pkcs8(v2.as_ref()).unwrap();
         let seed = seed_of(v2.as_ref()).unwrap();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_task_id_opens_with_the_key_that_the_seed_gives() {
+    fn sealed_task_id_is_decrypted_with_the_derived_key() {
         // The RFC 8032 test key 1; its public key as a Montgomery point is what libsodium's
         // crypto_sign_ed25519_sk_to_curve25519 and crypto_scalarmult_base give.
         let seed = [0x2a; 32];
@@ -259,7 +259,7 @@ mod tests {
     impl crypto_box::aead::rand_core::CryptoRng for Rng {}
 
     #[test]
-    fn tokens_that_are_no_identity() {
+    fn invalid_agent_tokens_are_rejected() {
         for claims in [
             serde_json::json!({}),
             serde_json::json!({"agent_runtime_id": "a", "agent_private_key": "!!"}),

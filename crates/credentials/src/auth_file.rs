@@ -1,8 +1,8 @@
-//! `auth.json`: the credentials that outlive a process.
+//! `auth.json`: the stored credentials.
 //!
-//! Invariant: the file is mode 0600 and is replaced whole, never written in place; whoever changes
-//! it holds the lock beside it and has read it under that lock. Members that nobody here knows are
-//! kept.
+//! Invariant: the file has mode 0600 and is replaced as a whole, never written in place. A process changes
+//! it only while it holds the lock file beside it, and after reading it under that lock. Unknown members
+//! are preserved.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Where credentials are kept.
+/// The location of the stored credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthFile {
     path: PathBuf,
 }
 
-/// What the file holds. `Debug` shows no value.
+/// The content of the file. `Debug` shows no secret.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct AuthJson {
     /// How the user signed in: `apikey` or `chatgpt`.
@@ -34,61 +34,61 @@ pub struct AuthJson {
     /// When the tokens were last renewed, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_refresh: Option<String>,
-    /// Everything else.
+    /// Members that this version does not know, preserved.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
 
-/// Tokens of a ChatGPT sign-in. `Debug` shows none.
+/// Tokens of a ChatGPT sign-in. `Debug` shows no token.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TokenSet {
-    /// Who the user is.
+    /// The JWT that identifies the user.
     pub id_token: String,
-    /// What a request carries.
+    /// The token that requests carry.
     pub access_token: String,
-    /// What gets the next access token.
+    /// The token that obtains the next access token.
     pub refresh_token: String,
-    /// The account that they act for.
+    /// The account that the tokens act for.
     pub account_id: Option<String>,
 }
 
-/// Why the file was not read or written.
+/// Why the file could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthFileError {
-    /// The system said no.
+    /// A system call failed.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
-        /// What was going on.
+        /// The operation: `read`, `lock`, `write` or `remove`.
         doing: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is there, but is not what it should be.
+    /// The file is not valid JSON of this form.
     #[error("{} is not a valid credentials file; run codex login to write a new one", .0.display())]
     Content(PathBuf),
 }
 
-/// Held while the file is read and replaced. Freed when dropped, also by the end of the process.
+/// Locks the file while it is read and replaced. Released on drop and at the end of the process.
 #[derive(Debug)]
 pub struct AuthLock {
     _file: File,
 }
 
 impl AuthFile {
-    /// The file of this home of the program.
+    /// The `auth.json` in this directory.
     pub fn in_home(codex_home: &Path) -> Self {
         Self { path: codex_home.join("auth.json") }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it holds; `None` if there is no file.
+    /// Reads the file; `None` if it does not exist.
     pub fn read(&self) -> Result<Option<AuthJson>, AuthFileError> {
         match fs::read(&self.path) {
             Ok(bytes) => match serde_json::from_slice(&bytes) {
@@ -100,7 +100,7 @@ impl AuthFile {
         }
     }
 
-    /// Waits until nobody else changes the file. Blocks the thread.
+    /// Waits for the lock. Blocks the thread.
     pub fn lock(&self) -> Result<AuthLock, AuthFileError> {
         let lock = || {
             let directory = self.directory();
@@ -120,7 +120,7 @@ impl AuthFile {
     /// Replaces the file, under the lock.
     pub fn write(&self, _lock: &AuthLock, content: &AuthJson) -> Result<(), AuthFileError> {
         let replace = || {
-            // Made with mode 0600, in the same directory, so that it can take the name at once.
+            // Created with mode 0600 in the same directory, so that the rename is atomic.
             let mut file = tempfile::NamedTempFile::new_in(self.directory())?;
             let mut bytes = serde_json::to_vec_pretty(content).map_err(io::Error::other)?;
             bytes.push(b'\n');
@@ -132,7 +132,7 @@ impl AuthFile {
         replace().map_err(|source| self.error("write", source))
     }
 
-    /// Removes the file, under the lock. Tells whether there was one.
+    /// Removes the file, under the lock. Returns whether it existed.
     pub fn remove(&self, _lock: &AuthLock) -> Result<bool, AuthFileError> {
         match fs::remove_file(&self.path) {
             Ok(()) => Ok(true),
@@ -173,7 +173,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn private_whole_and_with_what_others_wrote() {
+    fn auth_file_is_private_and_preserves_unknown_members() {
         let home = tempfile::tempdir().unwrap();
         let file = AuthFile::in_home(&home.path().join("new"));
         assert_eq!(file.read().unwrap(), None);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_said_to_be_one() {
+    fn damaged_auth_file_is_reported() {
         let home = tempfile::tempdir().unwrap();
         let file = AuthFile::in_home(home.path());
         fs::write(file.path(), "{").unwrap();

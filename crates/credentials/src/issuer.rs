@@ -1,56 +1,56 @@
-//! An OAuth issuer: where tokens are made and renewed.
+//! An OAuth issuer, which issues and renews tokens.
 //!
-//! Its endpoints come from its discovery document; an issuer without one is taken to have them at
-//! the usual paths. Tokens are sent to it only over https, or on this machine.
+//! Its endpoints come from its discovery document; without one, the usual paths apply. Tokens are sent
+//! only over https or to this machine.
 
-use codex_exec_remote::{Answer, BaseUrl, HttpClient, HttpError, Payload, Secret};
+use codex_exec_remote::{BaseUrl, HttpClient, HttpError, HttpResponse, Payload, Secret};
 use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
 
-/// An issuer and the client that asks it.
+/// An issuer's endpoints and the client id to use with them.
 #[derive(Debug, Clone)]
 pub struct Issuer {
-    /// Where people sign in.
+    /// The authorization endpoint, for browsers.
     pub authorize: String,
-    /// Where tokens come from.
+    /// The token endpoint.
     pub token: String,
-    /// Where devices without a browser begin.
+    /// The device authorization endpoint, for machines without a browser.
     pub device: String,
-    /// The client's id.
+    /// The OAuth client id.
     pub client_id: String,
 }
 
-/// Why there are no tokens.
+/// Why the issuer gave no tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum OauthError {
-    /// No issuer or no client id is known.
+    /// The issuer, the client id or the refresh token is missing.
     #[error("{0}")]
     Setup(&'static str),
-    /// The issuer is not one to send tokens to.
+    /// The endpoint is not https.
     #[error("refusing to send tokens to the issuer {0}: it is not https")]
     InClear(String),
-    /// Not reached.
+    /// The issuer could not be reached.
     #[error(transparent)]
     Unreachable(#[from] HttpError),
-    /// The issuer's own error code.
+    /// The issuer responded with an OAuth error.
     #[error("the issuer returned {code}{}", detail(.description))]
     Refused {
-        /// As in RFC 6749 and 8628: `invalid_grant`, `authorization_pending`, …
+        /// The code of RFC 6749 or 8628: `invalid_grant`, `authorization_pending`, …
         code: String,
-        /// For people.
+        /// The issuer's text for people.
         description: Option<String>,
     },
-    /// An answer that makes no sense.
+    /// The response has neither tokens nor an OAuth error.
     #[error("the issuer answered HTTP {0} without tokens")]
-    Answer(u16),
+    NoTokens(u16),
 }
 
 impl OauthError {
-    /// Whether trying later may do.
+    /// Whether a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(error) => !matches!(error, HttpError::Url),
-            Self::Answer(status) => matches!(status, 429 | 500..),
+            Self::NoTokens(status) => matches!(status, 429 | 500..),
             _ => false,
         }
     }
@@ -64,19 +64,19 @@ fn detail(description: &Option<String>) -> String {
     description.as_ref().map(harmless).unwrap_or_default()
 }
 
-/// Tokens as an issuer gives them. A renewal may leave some out.
+/// The token response of an issuer. A renewal may leave tokens out.
 #[derive(Debug, Clone, Deserialize)]
 pub struct IssuedTokens {
-    /// What a request carries.
+    /// The token that requests carry.
     pub access_token: Secret,
-    /// Who the user is.
+    /// The JWT that identifies the user.
     pub id_token: Option<Secret>,
-    /// What gets the next ones.
+    /// The token that obtains the next access token.
     pub refresh_token: Option<Secret>,
 }
 
 impl Issuer {
-    /// Asks the issuer where its endpoints are.
+    /// Reads the issuer's discovery document.
     pub async fn discover(
         base: &BaseUrl,
         client_id: String,
@@ -93,9 +93,9 @@ impl Issuer {
             return Err(OauthError::InClear(base.to_string()));
         }
         let url = base.join(&[".well-known", "openid-configuration"]);
-        let answer = http.ask(Method::GET, &url, HeaderMap::new(), Payload::None).await?;
-        let document: Document = match answer.status {
-            StatusCode::OK => answer.json().unwrap_or_default(),
+        let response = http.send(Method::GET, &url, HeaderMap::new(), Payload::None).await?;
+        let document: Document = match response.status {
+            StatusCode::OK => response.json().unwrap_or_default(),
             _ => Document::default(),
         };
         let endpoint = |named: Option<String>, usual: &[&str]| {
@@ -113,7 +113,7 @@ impl Issuer {
         })
     }
 
-    /// One question to the token endpoint.
+    /// Sends one request to the token endpoint.
     pub async fn tokens(
         &self,
         mut fields: Vec<(&'static str, String)>,
@@ -121,31 +121,31 @@ impl Issuer {
     ) -> Result<IssuedTokens, OauthError> {
         fields.push(("client_id", self.client_id.clone()));
         let payload = Payload::Form(fields);
-        let answer = http.ask(Method::POST, &self.token, HeaderMap::new(), payload).await?;
-        match answer.status.is_success().then(|| answer.json()).flatten() {
+        let response = http.send(Method::POST, &self.token, HeaderMap::new(), payload).await?;
+        match response.status.is_success().then(|| response.json()).flatten() {
             Some(tokens) => Ok(tokens),
-            None => Err(refusal(&answer)),
+            None => Err(refusal(&response)),
         }
     }
 }
 
-/// What an answer without tokens means.
-pub(crate) fn refusal(answer: &Answer) -> OauthError {
+/// The error in a response without tokens.
+pub(crate) fn refusal(response: &HttpResponse) -> OauthError {
     #[derive(Deserialize)]
     struct Body {
         error: serde_json::Value,
         error_description: Option<String>,
     }
-    let Some(body) = answer.json::<Body>() else {
-        return OauthError::Answer(answer.status.as_u16());
+    let Some(body) = response.json::<Body>() else {
+        return OauthError::NoTokens(response.status.as_u16());
     };
     // RFC 6749 has a text here; some issuers have an object with a code.
     let code = body.error.as_str().or_else(|| body.error.get("code")?.as_str());
     match code {
-        Some(code) if answer.status.is_client_error() => {
+        Some(code) if response.status.is_client_error() => {
             let code = code.chars().filter(|c| !c.is_control()).take(100).collect();
             OauthError::Refused { code, description: body.error_description }
         }
-        _ => OauthError::Answer(answer.status.as_u16()),
+        _ => OauthError::NoTokens(response.status.as_u16()),
     }
 }

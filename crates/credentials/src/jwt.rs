@@ -1,7 +1,7 @@
-//! What a JSON Web Token claims.
+//! The claims of a JSON Web Token.
 //!
-//! The claims are read, not believed: a token is checked by whoever it is sent to. Here they tell
-//! only when a token is to be renewed and what it is for.
+//! Claims are read without verification: the service that receives a token verifies it. Here they only
+//! show when to renew a token and which account it is for.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,32 +11,32 @@ use codex_exec_remote::Secret;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The claims that something here looks at. `Debug` shows none of the private ones.
+/// The claims that this crate uses. `Debug` shows only the expiry.
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Claims {
-    /// When it expires, in seconds since 1970.
+    /// When the token expires, in seconds since 1970.
     pub exp: Option<f64>,
-    /// Who made it.
+    /// The issuer.
     pub iss: Option<String>,
-    /// Whom it is about.
+    /// The user.
     pub sub: Option<String>,
-    /// Whom it is for: a text or a list of them.
+    /// The audience: a text or a list.
     aud: Value,
-    /// The account that it acts for.
+    /// The account that the token acts for.
     account_id: Option<String>,
-    /// The same, where the issuer keeps its claims together.
+    /// Claims that the issuer groups, the account id among them.
     #[serde(rename = "https://api.openai.com/auth")]
     nested: Value,
-    /// Of an agent identity.
+    /// The id of an agent identity.
     pub agent_runtime_id: Option<String>,
-    /// Of an agent identity: base64 of a PKCS#8 Ed25519 key.
+    /// The key of an agent identity: base64 of a PKCS#8 Ed25519 key.
     pub agent_private_key: Option<Secret>,
-    /// For people.
+    /// The user's address, for display.
     pub email: Option<String>,
 }
 
-/// The claims of a token; `None` if it is no JWT.
+/// Parses the claims of a token; `None` if it is not a JWT.
 pub fn claims(token: &Secret) -> Option<Claims> {
     let mut parts = token.expose().split('.');
     let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
@@ -48,13 +48,13 @@ pub fn claims(token: &Secret) -> Option<Claims> {
 }
 
 impl Claims {
-    /// Whether it expires before `time` plus `margin`. One that names no expiry never does.
+    /// Whether the token expires by `time` plus `margin`; false without an expiry.
     pub fn expires_by(&self, time: SystemTime, margin: Duration) -> bool {
         let by = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO) + margin;
         self.exp.is_some_and(|exp| exp <= by.as_secs_f64())
     }
 
-    /// Whom it is for.
+    /// The audiences.
     pub fn audiences(&self) -> Vec<&str> {
         match &self.aud {
             Value::String(one) => vec![one],
@@ -63,7 +63,7 @@ impl Claims {
         }
     }
 
-    /// The account that it acts for.
+    /// The account that the token acts for.
     pub fn account(&self) -> Option<&str> {
         self.account_id.as_deref().or_else(|| self.nested.get("chatgpt_account_id")?.as_str())
     }
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_are_read() {
+    fn jwt_claims_are_parsed() {
         let read = claims(&token(
             r#"{"exp":100,"aud":["a","b"],"https://api.openai.com/auth":{"chatgpt_account_id":"acc"}}"#,
         ))
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token() {
+    fn malformed_jwts_are_rejected() {
         for bad in ["", "a.b", "a.b.c.d", "e30.!!.x", "e30.e3.x", "opaque"] {
             assert!(claims(&bad.into()).is_none(), "{bad}");
         }

@@ -1,10 +1,10 @@
-//! Sign-in: where credentials come from, how they are renewed, and how a person signs in and out.
+//! Sign-in: sources of credentials, their renewal, and login and logout.
 //!
-//! [`SignInSources`] reads the environment and `auth.json`; of these it makes a [`SignIn`], which a
-//! registry takes as a [`Credential`](codex_exec_remote::Credential). [`BrowserLogin`] and
-//! [`DeviceLogin`] are the ways of a person to an `auth.json`, [`logout`] is the way back.
+//! [`SignInSources`] reads the environment and `auth.json` and makes a [`SignIn`] from them, which is a
+//! [`Credential`](codex_exec_remote::Credential) for a registry. [`BrowserLogin`] and [`DeviceLogin`] write
+//! an `auth.json`; [`logout`] removes it.
 //!
-//! This crate knows no relay and no JSON-RPC method, and of the machine no file but `auth.json`.
+//! This crate knows no relay and no JSON-RPC method, and no file of the machine except `auth.json`.
 
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,10 @@
-//! Sign-in: which credential proves who this is, where it may be sent, and what headers it makes.
+//! Sign-in: the credential in use, the hosts it may be sent to, and the headers it makes.
 //!
-//! Precedence: `--use-agent-identity-auth` takes `CODEX_ACCESS_TOKEN` and nothing else; the older
-//! `--executor-id` takes `CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN` and nothing else; a harness takes
-//! `CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN` before anything else; otherwise `CODEX_API_KEY`, then the
-//! ChatGPT tokens of `auth.json`, then the API key of `auth.json`.
+//! Precedence: `--use-agent-identity-auth` uses only `CODEX_ACCESS_TOKEN`; the older `--executor-id` uses
+//! only `CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN`; a harness uses `CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN` first;
+//! otherwise `CODEX_API_KEY`, then the ChatGPT tokens of `auth.json`, then the API key of `auth.json`.
 //!
-//! Invariant: a credential makes no header before [`SignIn::may_go_to`] has let its target pass.
+//! Invariant: a credential makes no header before [`SignIn::check_target`] has accepted its target.
 
 use std::sync::Arc;
 
@@ -19,62 +18,62 @@ use crate::auth_file::AuthFileError;
 use crate::issuer::OauthError;
 use crate::tokens::ChatGptTokens;
 
-/// The account that a ChatGPT token acts for.
+/// The header that names the account of a ChatGPT token.
 pub(crate) const ACCOUNT_ID: HeaderName = HeaderName::from_static("chatgpt-account-id");
 
-/// Why there is nothing to sign in with.
+/// Why there is no usable credential.
 #[derive(Debug, thiserror::Error)]
 pub enum SignInError {
-    /// No source has anything.
+    /// No source has a credential.
     #[error("not signed in; run codex login or set CODEX_API_KEY")]
     None,
-    /// The flag without its variable.
+    /// `--use-agent-identity-auth` without `CODEX_ACCESS_TOKEN`.
     #[error("--use-agent-identity-auth needs CODEX_ACCESS_TOKEN; set it, or omit the flag")]
     NoAccessToken,
-    /// The older registration without its variable.
+    /// `--executor-id` without `CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN`.
     #[error("--executor-id needs CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN; set it")]
     NoRemoteToken,
-    /// The credential must not go there.
+    /// The credential must not be sent to this host.
     #[error(
         "refusing to send the {credential} to {host}: {rule}; if you trust that host, add \
          --allow-host {host}"
     )]
-    NotThere {
-        /// Which kind.
+    HostNotAllowed {
+        /// The kind of credential.
         credential: &'static str,
-        /// Where to.
+        /// The host.
         host: String,
-        /// Why not.
+        /// The rule that forbids it.
         rule: &'static str,
     },
     /// A credential with characters that no header can carry.
     #[error("the {0} contains characters that an HTTP header cannot carry; check its source")]
     Malformed(&'static str),
-    /// The access token of an agent identity is not one.
+    /// `CODEX_ACCESS_TOKEN` is not a valid agent identity.
     #[error("CODEX_ACCESS_TOKEN is invalid: {0}; get a new one")]
     AgentToken(&'static str),
-    /// The agent's task could not be registered.
+    /// The agent's task could not be registered, or a task of this program failed.
     #[error("cannot register the agent's task: {0}")]
     AgentTask(String),
-    /// Somebody has signed in as somebody else since.
+    /// `auth.json` now holds the credentials of another account.
     #[error(
         "{} now holds the credentials of another account; restart to use them",
         .0.display()
     )]
     OtherAccount(std::path::PathBuf),
-    /// The file of credentials.
+    /// `auth.json` could not be read or written.
     #[error(transparent)]
     File(#[from] AuthFileError),
-    /// The tokens have expired and no new ones are to be had.
+    /// The tokens have expired, and the issuer refused to renew them.
     #[error("the sign-in has expired and cannot be renewed: {0}; run codex login")]
     Expired(#[source] OauthError),
-    /// The service that renews could not be asked.
+    /// The issuer could not be reached.
     #[error("cannot renew the sign-in: {0}")]
     Unreachable(#[from] HttpError),
 }
 
 impl SignInError {
-    /// Whether trying later may do.
+    /// Whether a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(error) => !matches!(error, HttpError::Url),
@@ -84,7 +83,7 @@ impl SignInError {
     }
 }
 
-/// A credential. Clones share its state. `Debug` shows its kind only.
+/// A credential. Clones share its state. `Debug` shows only its kind.
 #[derive(Debug, Clone)]
 pub struct SignIn {
     kind: Kind,
@@ -105,7 +104,7 @@ impl SignIn {
         Kind::ApiKey(key).into()
     }
 
-    /// A bearer token of the older registration, or of a registry of one's own.
+    /// A bearer token, for the older registration or a self-hosted registry.
     pub fn bearer(token: Secret) -> Self {
         Kind::Bearer(token).into()
     }
@@ -120,14 +119,14 @@ impl SignIn {
         Kind::Agent(Arc::new(identity)).into()
     }
 
-    /// Allows these hosts whatever the rule for the credential says.
+    /// Allows these hosts regardless of the credential's rule.
     #[must_use]
-    pub fn allowing(mut self, hosts: impl Into<Arc<[String]>>) -> Self {
+    pub fn with_allowed_hosts(mut self, hosts: impl Into<Arc<[String]>>) -> Self {
         self.allowed_hosts = hosts.into();
         self
     }
 
-    /// What kind of credential it is, in words.
+    /// The kind of credential, for people.
     pub fn describe(&self) -> &'static str {
         match &self.kind {
             Kind::ApiKey(_) => "API key",
@@ -138,7 +137,7 @@ impl SignIn {
     }
 
     /// Whether the credential may be sent to this service.
-    pub fn may_go_to(&self, base: &BaseUrl) -> Result<(), SignInError> {
+    pub fn check_target(&self, base: &BaseUrl) -> Result<(), SignInError> {
         if base.is_among(&self.allowed_hosts) || base.is_loopback() {
             return Ok(());
         }
@@ -151,7 +150,7 @@ impl SignIn {
             _ => "it would be sent unencrypted",
         };
         let (credential, host) = (self.describe(), base.host().to_owned());
-        Err(SignInError::NotThere { credential, host, rule })
+        Err(SignInError::HostNotAllowed { credential, host, rule })
     }
 
     async fn headers_now(&self, http: &HttpClient) -> Result<HeaderMap, SignInError> {
@@ -186,8 +185,8 @@ impl SignIn {
 }
 
 impl Credential for SignIn {
-    fn may_go_to(&self, base: &BaseUrl) -> Result<(), CredentialError> {
-        Ok(Self::may_go_to(self, base)?)
+    fn check_target(&self, base: &BaseUrl) -> Result<(), CredentialError> {
+        Ok(Self::check_target(self, base)?)
     }
 
     fn headers<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap> {
@@ -233,22 +232,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_credential_goes_only_where_its_rule_allows() {
+    fn credential_is_sent_only_to_permitted_hosts() {
         let url = |text: &str| text.parse::<BaseUrl>().unwrap();
         let key = SignIn::api_key("k".into());
         let token = SignIn::bearer("t".into());
-        key.may_go_to(&url("https://api.openai.com")).unwrap();
-        key.may_go_to(&url("http://127.0.0.1:8")).unwrap();
-        token.may_go_to(&url("https://own.example")).unwrap();
+        key.check_target(&url("https://api.openai.com")).unwrap();
+        key.check_target(&url("http://127.0.0.1:8")).unwrap();
+        token.check_target(&url("https://own.example")).unwrap();
         for (sign_in, base) in [
             (&key, "https://own.example"),
             (&key, "http://api.openai.com"),
             (&token, "http://own.example"),
         ] {
-            let error = sign_in.may_go_to(&url(base)).unwrap_err();
+            let error = sign_in.check_target(&url(base)).unwrap_err();
             assert!(error.to_string().contains("--allow-host"), "{error}");
         }
-        let allowing = key.allowing(vec!["Own.example".to_owned()]);
-        allowing.may_go_to(&url("http://own.example:99")).unwrap();
+        let with_allowed_hosts = key.with_allowed_hosts(vec!["Own.example".to_owned()]);
+        with_allowed_hosts.check_target(&url("http://own.example:99")).unwrap();
     }
 }

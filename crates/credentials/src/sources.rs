@@ -1,4 +1,4 @@
-//! Where credentials come from: the environment and `auth.json`, read once and handed in.
+//! The sources of credentials: the environment, read once, and `auth.json`.
 
 use std::env;
 use std::path::PathBuf;
@@ -10,21 +10,21 @@ use crate::sign_in::{SignIn, SignInError};
 use crate::tokens::ChatGptTokens;
 use codex_exec_remote::{BaseUrl, Secret};
 
-/// What a caller asks to be signed in with.
+/// The kind of credential that a caller requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SignInKind {
-    /// `CODEX_API_KEY`, else `auth.json`.
+    /// `CODEX_API_KEY`, otherwise `auth.json`.
     #[default]
     Default,
     /// `CODEX_ACCESS_TOKEN`, an agent identity.
     AgentIdentity,
-    /// `CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN`, of the older registration.
+    /// `CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN`, for the older registration.
     RemoteBearer,
-    /// A harness's: `CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN`, else as [`Self::Default`].
+    /// For a harness: `CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN`, otherwise as [`Self::Default`].
     Harness,
 }
 
-/// Everything that sign-in may draw on.
+/// Everything that sign-in reads.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct SignInSources {
@@ -40,17 +40,17 @@ pub struct SignInSources {
     pub harness_token: Option<Secret>,
     /// `CODEX_AUTH_API_URL`: where agents register their tasks.
     pub auth_api: Option<String>,
-    /// `CODEX_LOGIN_ISSUER`: where tokens are renewed, if not where they come from.
+    /// `CODEX_LOGIN_ISSUER`: the issuer for renewals; default the one that issued the tokens.
     pub issuer: Option<String>,
-    /// `CODEX_LOGIN_CLIENT_ID`: as whom, if not as the one they were made for.
+    /// `CODEX_LOGIN_CLIENT_ID`: the client id for renewals; default the one in the tokens.
     pub client_id: Option<String>,
-    /// Hosts that a credential may go to whatever its rule says.
+    /// Hosts that a credential may be sent to regardless of its rule.
     pub allowed_hosts: Vec<String>,
     /// The clock.
     pub now: fn() -> SystemTime,
 }
 
-/// Where agents register their tasks unless told otherwise.
+/// Where agents register their tasks by default.
 const DEFAULT_AUTH_API: &str = "https://auth.openai.com";
 
 impl Default for SignInSources {
@@ -71,7 +71,7 @@ impl Default for SignInSources {
 }
 
 impl SignInSources {
-    /// From this process's environment. Empty variables count as unset.
+    /// Reads this process's environment. Empty variables count as unset.
     pub fn from_env() -> Self {
         let text = |name| env::var(name).ok().filter(|value: &String| !value.trim().is_empty());
         let secret = |name| text(name).map(|value| Secret::from(value.trim()));
@@ -89,12 +89,12 @@ impl SignInSources {
         }
     }
 
-    /// The file of credentials, if there is a home.
+    /// The `auth.json`, if there is a home directory.
     pub fn auth_file(&self) -> Option<AuthFile> {
         self.codex_home.as_deref().map(AuthFile::in_home)
     }
 
-    /// The credential to use.
+    /// Chooses the credential to use.
     pub fn sign_in(&self, kind: SignInKind) -> Result<SignIn, SignInError> {
         let sign_in = match kind {
             SignInKind::AgentIdentity => {
@@ -114,7 +114,7 @@ impl SignInSources {
             },
             SignInKind::Default => self.default_sign_in()?,
         };
-        Ok(sign_in.allowing(self.allowed_hosts.clone()))
+        Ok(sign_in.with_allowed_hosts(self.allowed_hosts.clone()))
     }
 
     fn default_sign_in(&self) -> Result<SignIn, SignInError> {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn precedence() {
+    fn sign_in_sources_follow_their_precedence() {
         let both = r#"{"OPENAI_API_KEY":"f","tokens":{"id_token":"","access_token":"t","refresh_token":"r","account_id":"a"}}"#;
         let (_kept, mut sources) = home(both);
         let kind =
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_never_made_up_for_by_another() {
+    fn requested_credential_kind_is_never_substituted() {
         let sources = SignInSources { api_key: Some("k".into()), ..Default::default() };
         let error = sources.sign_in(SignInKind::AgentIdentity).unwrap_err();
         assert!(matches!(error, SignInError::NoAccessToken));

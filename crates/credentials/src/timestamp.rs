@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use time::{OffsetDateTime, PrimitiveDateTime};
 
-/// `2026-11-15T21:43:11Z`. A time before 1970 is told as 1970, one after 9999 as the end of 9999.
+/// Formats a time as `2026-11-15T21:43:11Z`, clamped to the years 1970 to 9999.
 pub fn rfc3339(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
     let time = OffsetDateTime::from_unix_timestamp(i64::try_from(seconds).unwrap_or(i64::MAX))
@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_moments() {
+    fn rfc3339_matches_known_times() {
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_400, "2000-02-29T00:00:00Z"),

@@ -1,10 +1,10 @@
-//! ChatGPT tokens: used while they last, renewed when they do not, shared with other processes.
+//! ChatGPT tokens: renewed before they expire, and shared with other processes.
 //!
-//! Invariant: tokens are renewed under the file's lock and after reading the file again, so two
-//! processes never spend the same refresh token and never write over each other's renewal. A refresh
-//! token that was sent may be spent, so what comes back is stored whoever still waits for it: a task
-//! of its own asks and stores, and [`finish_renewals`] lets it come to its end before the program does.
-//! Tokens of another account are never taken for these.
+//! Invariant: a process renews tokens under the file's lock and after reading the file again, so two
+//! processes never use the same refresh token and never overwrite each other's renewal. A refresh token
+//! that was sent may be used up, so the new tokens are stored even if the caller no longer waits: a
+//! separate task requests and stores them, and [`finish_renewals`] waits for it before the program ends.
+//! Tokens of another account are never used in place of these.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,17 +19,17 @@ use crate::jwt::claims;
 use crate::sign_in::SignInError;
 use crate::timestamp::rfc3339;
 
-/// How long before its end a token is renewed.
+/// How long before its expiry a token is renewed.
 const MARGIN: Duration = Duration::from_secs(60);
-/// Who renews tokens that do not say where they come from.
+/// The issuer for tokens that name none.
 pub(crate) const DEFAULT_ISSUER: &str = "https://auth.openai.com";
 
-/// Held to read from the sending of a refresh token to the storing of what came back; to write at the end
-/// of the program.
+/// Held for reading from the sending of a refresh token until the new tokens are stored; held for writing
+/// at the end of the program.
 static RENEWALS: RwLock<()> = RwLock::const_new(());
 
-/// Waits, for at most `limit`, until every renewal whose refresh token was sent has been stored. No other
-/// begins in this process after that. To be called before the runtime ends.
+/// Waits up to `limit` until every renewal in progress is stored. No renewal begins in this process after
+/// that. Call it before the runtime ends.
 pub async fn finish_renewals(limit: Duration) {
     match tokio::time::timeout(limit, RENEWALS.write()).await {
         Ok(guard) => std::mem::forget(guard),
@@ -37,23 +37,23 @@ pub async fn finish_renewals(limit: Duration) {
     }
 }
 
-/// Tokens of a sign-in, and the file they live in.
+/// The tokens of a sign-in, and the file that stores them.
 pub struct ChatGptTokens {
     current: Arc<Mutex<TokenSet>>,
     renewer: Renewer,
 }
 
-/// What it takes to renew tokens.
+/// Renews tokens.
 #[derive(Debug, Clone)]
 struct Renewer {
     file: AuthFile,
-    /// Issuer and client id, where those in the tokens are not to be used.
+    /// Issuer and client id that replace those in the tokens.
     issuer: (Option<String>, Option<String>),
     now: fn() -> SystemTime,
 }
 
-/// What one request carries.
-pub(crate) struct Usable {
+/// What one request sends.
+pub(crate) struct RequestTokens {
     pub(crate) access_token: Secret,
     pub(crate) account_id: Option<String>,
 }
@@ -70,20 +70,20 @@ impl ChatGptTokens {
         Self { current: Arc::new(Mutex::new(tokens)), renewer }
     }
 
-    pub(crate) async fn current(&self, http: &HttpClient) -> Result<Usable, SignInError> {
+    pub(crate) async fn current(&self, http: &HttpClient) -> Result<RequestTokens, SignInError> {
         let current = self.current.clone().lock_owned().await;
         if self.renewer.is_stale(&current) {
-            return self.renewed(current, http).await;
+            return self.renew_in_task(current, http).await;
         }
-        Ok(usable(&current))
+        Ok(request_tokens(&current))
     }
 
-    /// After a 401: gets other tokens. False if there are none to be had without signing in.
+    /// Renews the tokens after a 401. False if that needs a new sign-in.
     pub(crate) async fn renew(&self, http: &HttpClient) -> Result<bool, SignInError> {
         let current = self.current.clone().lock_owned().await;
-        match self.renewed(current, http).await {
+        match self.renew_in_task(current, http).await {
             Ok(_) => Ok(true),
-            // The registry's own refusal says more than that there is nothing to renew.
+            // The registry's own refusal is more helpful than the issuer's.
             Err(SignInError::Expired(error)) if !error.is_transient() => {
                 tracing::info!(%error, "the sign-in was refused and cannot be renewed");
                 Ok(false)
@@ -92,16 +92,16 @@ impl ChatGptTokens {
         }
     }
 
-    /// Renews the tokens in a task that goes on when nobody waits for it any more.
-    async fn renewed(
+    /// Renews the tokens in a task that continues if the caller is cancelled.
+    async fn renew_in_task(
         &self,
         mut current: OwnedMutexGuard<TokenSet>,
         http: &HttpClient,
-    ) -> Result<Usable, SignInError> {
+    ) -> Result<RequestTokens, SignInError> {
         let (renewer, http) = (self.renewer.clone(), http.clone());
         let renewal = tokio::spawn(async move {
-            *current = renewer.renewed(&current, &http).await?;
-            Ok(usable(&current))
+            *current = renewer.renew(&current, &http).await?;
+            Ok(request_tokens(&current))
         });
         renewal.await.map_err(|error| SignInError::AgentTask(error.to_string()))?
     }
@@ -113,7 +113,7 @@ impl Renewer {
             .is_some_and(|claims| claims.expires_by((self.now)(), MARGIN))
     }
 
-    async fn renewed(&self, old: &TokenSet, http: &HttpClient) -> Result<TokenSet, SignInError> {
+    async fn renew(&self, old: &TokenSet, http: &HttpClient) -> Result<TokenSet, SignInError> {
         let file = self.file.clone();
         let lock = tokio::task::spawn_blocking(move || file.lock())
             .await
@@ -129,8 +129,8 @@ impl Renewer {
         };
         let issuer = self.issuer(&stored, http).await.map_err(refused)?;
         let _under_way = RENEWALS.read().await;
-        let issued = ask(&issuer, &stored, http).await.map_err(refused)?;
-        // Not everybody who writes the file knows the lock.
+        let issued = refresh(&issuer, &stored, http).await.map_err(refused)?;
+        // Not every program that writes the file takes the lock.
         let (mut content, now) = self.stored(&stored)?;
         if now.refresh_token != stored.refresh_token {
             tracing::warn!("the sign-in was replaced while it was renewed");
@@ -144,7 +144,7 @@ impl Renewer {
         Ok(tokens)
     }
 
-    /// What the file holds now, if it is still of the same account.
+    /// Reads the file again; fails if it is for another account.
     fn stored(&self, old: &TokenSet) -> Result<(AuthJson, TokenSet), SignInError> {
         let content = self.file.read()?.ok_or(SignInError::None)?;
         let stored = content.tokens.clone().ok_or(SignInError::None)?;
@@ -171,7 +171,7 @@ impl Renewer {
         let base = base.unwrap_or_else(|| DEFAULT_ISSUER.to_owned());
         let base: BaseUrl =
             base.parse().map_err(|_| OauthError::Setup("its issuer is not a URL"))?;
-        // A token names the client that it was made for.
+        // A token names the client that it was issued to.
         let client = self.issuer.1.clone();
         let client = client.or_else(|| identity.audiences().first().map(ToString::to_string));
         let client = client
@@ -180,8 +180,8 @@ impl Renewer {
     }
 }
 
-/// Spends the refresh token.
-async fn ask(
+/// Uses the refresh token.
+async fn refresh(
     issuer: &Issuer,
     old: &TokenSet,
     http: &HttpClient,
@@ -208,7 +208,7 @@ fn account(tokens: &TokenSet) -> Option<String> {
     tokens.account_id.clone().or_else(from_token)
 }
 
-/// The new tokens; what the issuer left out stays.
+/// The new tokens; those that the issuer left out stay.
 fn merge(mut tokens: TokenSet, issued: IssuedTokens) -> TokenSet {
     tokens.access_token = issued.access_token.expose().to_owned();
     if let Some(refresh_token) = issued.refresh_token {
@@ -220,8 +220,8 @@ fn merge(mut tokens: TokenSet, issued: IssuedTokens) -> TokenSet {
     tokens
 }
 
-fn usable(tokens: &TokenSet) -> Usable {
-    Usable { access_token: tokens.access_token.as_str().into(), account_id: account(tokens) }
+fn request_tokens(tokens: &TokenSet) -> RequestTokens {
+    RequestTokens { access_token: tokens.access_token.as_str().into(), account_id: account(tokens) }
 }
 
 impl fmt::Debug for ChatGptTokens {

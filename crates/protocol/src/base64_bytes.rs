@@ -92,7 +92,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_no_base64_is_refused() {
+    fn invalid_base64_is_rejected() {
         for text in ["!!", "aGk", "aGk=x", "aG k=", "-_-_"] {
             let json = serde_json::to_string(text).unwrap();
             let error = serde_json::from_str::<Base64Bytes>(&json).unwrap_err();
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_keeps_the_content_to_itself() {
+    fn debug_shows_only_the_length() {
         assert_eq!(format!("{:?}", Base64Bytes::from(b"secret".to_vec())), "<6 bytes>");
     }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::base64_bytes::Base64Bytes;
 use crate::envelope::RequestId;
 use crate::error::RpcError;
-use crate::methods::{Call, Notice};
+use crate::methods::{Call, Notification};
 use crate::process::{ExecOutputDeltaNotification, ProcessOutputChunk, ReadResponse, WriteParams};
 
 /// A part of a message that can write itself as JSON.
@@ -72,7 +72,7 @@ pub fn error(id: &RequestId, error: &RpcError) -> Vec<u8> {
 }
 
 /// A notification, ready to send.
-pub fn notification<N: Notice>(params: &N::Params) -> Vec<u8> {
+pub fn notification<N: Notification>(params: &N::Params) -> Vec<u8> {
     let mut out = Vec::with_capacity(64 + params.size_hint());
     out.extend_from_slice(b"{\"method\":\"");
     out.extend_from_slice(N::NAME.as_bytes());
@@ -214,7 +214,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn by_hand_is_what_serde_writes(
+        fn manual_encoding_matches_serde(
             id in "\\PC{0,8}",
             write_id in proptest::option::of("\\PC{0,8}"),
             close_stdin: bool,

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_are_told_by_their_members() {
+    fn message_kind_follows_from_its_members() {
         assert!(matches!(
             parse(r#"{"id":1,"method":"m","params":{"a":[1]},"jsonrpc":"2.0","x":0}"#),
             Ok(Incoming::Request { id: RequestId::Integer(1), params: Some(p), .. })
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_malformed() {
+    fn invalid_messages_are_malformed() {
         for text in [
             "",
             "hello",

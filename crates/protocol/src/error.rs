@@ -317,14 +317,14 @@ mod data {
     use super::ErrorKind;
 
     #[derive(Serialize, Deserialize)]
-    struct Told {
+    struct KindObject {
         kind: ErrorKind,
     }
 
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Data {
-        Told(Told),
+        WithKind(KindObject),
         Other(IgnoredAny),
     }
 
@@ -336,14 +336,14 @@ mod data {
         kind: &Option<ErrorKind>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        kind.map(|kind| Told { kind }).serialize(serializer)
+        kind.map(|kind| KindObject { kind }).serialize(serializer)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<ErrorKind>, D::Error> {
         Ok(match Data::deserialize(deserializer)? {
-            Data::Told(Told { kind }) => Some(kind),
+            Data::WithKind(KindObject { kind }) => Some(kind),
             Data::Other(IgnoredAny) => None,
         })
     }
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_survives_the_wire() {
+    fn error_kinds_round_trip() {
         for &kind in ErrorKind::ALL {
             let error = RpcError { code: 1, message: "no".into(), kind: Some(kind) };
             let text = serde_json::to_string(&error).unwrap();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn data_of_another_shape_is_ignored() {
+    fn foreign_error_data_is_ignored() {
         for data in ["null", "1", "\"x\"", "[]", "[{}]", "{}", r#"{"a":{"kind":"busy"}}"#] {
             let error = parse(&format!(r#"{{"code":-1,"message":"m","data":{data}}}"#));
             assert_eq!((error.code, error.kind), (-1, None), "{data}");
@@ -388,14 +388,14 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_of_a_newer_peer_is_unknown_and_not_passed_on() {
+    fn unknown_error_kind_is_not_forwarded() {
         let error = parse(r#"{"code":-1,"message":"m","data":{"kind":"ofTomorrow"}}"#);
         assert_eq!(error.kind, Some(ErrorKind::Unknown));
         assert_eq!(serde_json::to_string(&error).unwrap(), r#"{"code":-1,"message":"m"}"#);
     }
 
     #[test]
-    fn errors_of_the_system_have_kinds() {
+    fn os_errors_map_to_kinds() {
         for (errno, kind) in [
             (2, ErrorKind::PathNotFound),
             (1, ErrorKind::PermissionDenied),

@@ -26,7 +26,8 @@ pub use envelope::{Incoming, MalformedMessage, RequestId, Trace};
 pub use error::{ErrorKind, RpcError};
 pub use limits::DecodeLimits;
 pub use methods::{
-    Call, Effect, Family, FileCall, FileMethod, Method, Notice, Order, Touches, call, notice,
+    Call, Effect, Family, FileCall, FileMethod, Method, Notification, Order, Touches, call,
+    notification,
 };
 pub use path_uri::{PathUri, PathUriError};
 pub use permissions::{
@@ -40,12 +41,13 @@ pub fn parse_params<P: serde::de::DeserializeOwned>(
     params: Option<&serde_json::value::RawValue>,
 ) -> Result<P, RpcError> {
     let text = params.map_or("{}", serde_json::value::RawValue::get);
-    serde_json::from_str(text)
-        .map_err(|error| RpcError::invalid_params(ErrorKind::InvalidParams, without_place(&error)))
+    serde_json::from_str(text).map_err(|error| {
+        RpcError::invalid_params(ErrorKind::InvalidParams, without_position(&error))
+    })
 }
 
 /// What is wrong, without a line and column: the reader of the message sees no text to count in.
-fn without_place(error: &serde_json::Error) -> String {
+fn without_position(error: &serde_json::Error) -> String {
     let mut message = error.to_string();
     if let Some(place) = message.rfind(" at line ").filter(|_| error.line() > 0) {
         message.truncate(place);

@@ -30,18 +30,18 @@ impl Default for DecodeLimits {
 pub(crate) fn check(text: &[u8], limits: &DecodeLimits) -> Result<(), serde_json::Error> {
     let count = Cell::new(0);
     let mut deserializer = serde_json::Deserializer::from_slice(text);
-    Walk { count: &count, limit: limits.values }.deserialize(&mut deserializer)?;
+    LimitChecker { count: &count, limit: limits.values }.deserialize(&mut deserializer)?;
     deserializer.end()
 }
 
 /// Visits a value and everything inside it, counting.
 #[derive(Clone, Copy)]
-struct Walk<'a> {
+struct LimitChecker<'a> {
     count: &'a Cell<usize>,
     limit: usize,
 }
 
-impl Walk<'_> {
+impl LimitChecker<'_> {
     fn count_one<E: de::Error>(&self) -> Result<(), E> {
         self.count.set(self.count.get() + 1);
         if self.count.get() > self.limit {
@@ -51,7 +51,7 @@ impl Walk<'_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Walk<'_> {
+impl<'de> DeserializeSeed<'de> for LimitChecker<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -60,7 +60,7 @@ impl<'de> DeserializeSeed<'de> for Walk<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Walk<'_> {
+impl<'de> Visitor<'de> for LimitChecker<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,21 +111,21 @@ impl<'de> Visitor<'de> for Walk<'_> {
 /// The keys of one open object: a short list, a set once the list would be slow.
 #[derive(Default)]
 struct Keys<'de> {
-    few: Vec<Cow<'de, str>>,
-    many: HashSet<Cow<'de, str>>,
+    list: Vec<Cow<'de, str>>,
+    set: HashSet<Cow<'de, str>>,
 }
 
 impl<'de> Keys<'de> {
-    const FEW: usize = 16;
+    const MAX_LIST_LEN: usize = 16;
 
     fn insert(&mut self, key: Cow<'de, str>) -> Result<(), Cow<'de, str>> {
-        if self.few.contains(&key) || self.many.contains(&key) {
+        if self.list.contains(&key) || self.set.contains(&key) {
             return Err(key);
         }
-        if self.few.len() < Self::FEW {
-            self.few.push(key);
+        if self.list.len() < Self::MAX_LIST_LEN {
+            self.list.push(key);
         } else {
-            self.many.insert(key);
+            self.set.insert(key);
         }
         Ok(())
     }
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_twice_is_found_at_any_depth_and_through_escapes() {
+    fn duplicate_keys_are_found_at_any_depth_and_through_escapes() {
         assert!(error(r#"{"a":1,"a":2}"#).contains("duplicate key `a`"));
         assert!(error(r#"{"x":[{"a":{"b":1,"\u0062":2}}]}"#).contains("duplicate key `b`"));
         let many: Vec<_> = (0..100).map(|i| format!("\"k{i}\":{i}")).collect();

@@ -107,7 +107,7 @@ pub trait FileCall: Call {
     fn sandbox(params: &mut Self::Params) -> &mut Option<SandboxContext>;
 
     /// The params with this policy, if there is one.
-    fn held_to(mut params: Self::Params, sandbox: Option<&SandboxContext>) -> Self::Params {
+    fn with_sandbox(mut params: Self::Params, sandbox: Option<&SandboxContext>) -> Self::Params {
         if let Some(sandbox) = sandbox {
             *Self::sandbox(&mut params) = Some(sandbox.clone());
         }
@@ -116,7 +116,7 @@ pub trait FileCall: Call {
 }
 
 /// A notification as both sides know it.
-pub trait Notice: 'static {
+pub trait Notification: 'static {
     /// Its name.
     const NAME: &'static str;
     /// What is told.
@@ -423,15 +423,15 @@ macro_rules! files {
 }
 
 macro_rules! notifications {
-    ($($(#[$doc:meta])* $notice:ident $name:literal $params:ty;)*) => {
+    ($($(#[$doc:meta])* $notification:ident $name:literal $params:ty;)*) => {
         /// One type a notification.
-        pub mod notice {
+        pub mod notification {
             use super::*;
             $(
                 $(#[$doc])*
                 #[derive(Debug, Clone, Copy)]
-                pub struct $notice;
-                impl Notice for $notice {
+                pub struct $notification;
+                impl Notification for $notification {
                     const NAME: &'static str = $name;
                     type Params = $params;
                 }

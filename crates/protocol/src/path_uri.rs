@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_local_path_is_refused() {
+    fn nonlocal_paths_are_rejected() {
         for text in ["", "rel", "a/b", "./a", "~/a", "file:rel", "file:", "file://", "1x:/a"] {
             let error = text.parse::<PathUri>().unwrap_err();
             assert!(matches!(error, PathUriError::Relative(_)), "{text}: {error}");
@@ -285,7 +285,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_native_path_survives(tail in proptest::collection::vec(1u8..=255, 0..60)) {
+        fn native_paths_round_trip(tail in proptest::collection::vec(1u8..=255, 0..60)) {
             let mut native = vec![b'/'];
             native.extend(tail);
             let path = PathUri::from_native(&native).unwrap();
@@ -296,7 +296,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_answered(text in "\\PC{0,40}") {
+        fn any_text_parses_or_fails_without_panic(text in "\\PC{0,40}") {
             let _ = text.parse::<PathUri>();
         }
     }

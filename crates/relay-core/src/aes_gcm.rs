@@ -117,7 +117,7 @@ mod tests {
 
     /// Every length around a block, a few records, and what the other implementation makes of it.
     #[test]
-    fn the_bytes_are_those_of_another_implementation() {
+    fn ciphertext_matches_the_reference_implementation() {
         let key = Key::from_slice(&[7; 32]);
         for (number, len) in [0, 1, 15, 16, 17, 255, 4096, 60 << 10].into_iter().enumerate() {
             let number = u64::MAX - number as u64;
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_cannot_be_are_errors() {
+    fn impossible_lengths_are_rejected() {
         let key = Key::from_slice(&[7; 32]);
         let mut room = [0; TAG_LEN];
         AesGcm::encrypt(&key, 0, &[], b"x", &mut room).unwrap_err();

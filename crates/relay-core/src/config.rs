@@ -1,23 +1,23 @@
-//! Every limit and every wait of the machine, in one place.
+//! Every limit and timeout of the relay core.
 //!
-//! Invariant: a [`Config`] that passed [`Config::validate`] cannot make the machine build a frame
-//! or a record that its own peer would refuse.
+//! Invariant: with a [`Config`] that passed [`Config::validate`], an endpoint never builds a frame or a
+//! record that a peer with the same limits would refuse.
 
 use std::time::Duration;
 
 /// Bytes of authentication tag on a record.
 pub(crate) const TAG_LEN: usize = 16;
-/// The longest Noise message there is; longer ones never reach the cipher.
+/// The longest Noise message, in bytes; longer ones never reach the cipher.
 pub(crate) const MAX_NOISE_LEN: usize = 65_535;
 /// Room for everything in a data frame but the stream id and the payload.
 pub(crate) const FRAME_OVERHEAD: usize = 64;
 
-/// What a frame may measure.
+/// Size limits of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameLimits {
-    /// Longest frame taken or made, in bytes. Default 256 KiB.
+    /// Longest frame accepted or built, in bytes. Default 256 KiB.
     pub max_frame_len: usize,
-    /// Longest stream id taken, in bytes. Default 128 (a UUID has 36).
+    /// Longest stream id accepted, in bytes. Default 128 (a UUID has 36).
     pub max_stream_id_len: usize,
 }
 
@@ -27,77 +27,76 @@ impl Default for FrameLimits {
     }
 }
 
-/// Limits and waits of an endpoint. Start from `Config::default()` and change fields.
+/// Limits and timeouts of an endpoint. Start from `Config::default()` and change fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// What a frame may measure.
+    /// Size limits of a frame.
     pub frame: FrameLimits,
 
-    /// Streams at once on an executor, handshakes included. Default 128.
+    /// Concurrent streams of an executor, handshakes included (default 128); more are refused.
     pub max_streams: usize,
-    /// Ended streams whose ids stay refused, oldest forgotten first. Default 1,024.
+    /// How many ended streams' ids stay refused (default 1,024); the oldest is forgotten first.
     pub remembered_streams: usize,
-    /// Resets waiting to go out for streams that no longer exist; more are dropped. Default 256.
-    pub max_notices: usize,
+    /// Resets that wait to be sent for streams that no longer exist (default 256); more are dropped.
+    pub max_pending_resets: usize,
 
-    /// Handshakes awaiting a verdict at once. Default 32.
+    /// Handshakes that wait for a verdict at once (default 32); more are refused.
     pub max_pending_authorizations: usize,
-    /// How long a verdict may take. Default 10 s.
+    /// How long a verdict may take before the stream is closed. Default 10 s.
     pub authorization_timeout: Duration,
     /// Longest authorization, in bytes. Default 4,096.
     pub max_authorization_len: usize,
-    /// Failed handshakes on one physical socket before it is to be closed. Default 8.
+    /// Failed handshakes on one physical socket before the endpoint asks to close it. Default 8.
     pub max_failed_handshakes: u32,
-    /// How long a harness waits for the handshake's answer. Default 30 s.
+    /// How long a harness waits for the handshake reply. Default 30 s.
     pub handshake_timeout: Duration,
-    /// How long an executor lets an opened stream be without its first record. A replayed first
-    /// message can open a stream but never write to it, so it holds a place only this long.
-    /// Default 60 s; `None` waits for ever.
+    /// How long an executor keeps an open stream without its first record (default 60 s; `None` is
+    /// without limit). A replayed first message can open a stream but never write to it.
     pub first_record_timeout: Option<Duration>,
 
     /// Plaintext bytes in one record. Default 60 KiB.
     pub record_len: usize,
-    /// Payload bytes in one segment of a clear message that is cut. Default 60 KiB.
+    /// Payload bytes in one segment of a clear message. Default 60 KiB.
     pub segment_len: usize,
     /// Longest message, in bytes. Default 64 MiB.
     pub max_message_len: usize,
-    /// Bytes of unfinished inbound messages over all streams; the stream that goes above is
-    /// reset. Default 256 MiB.
+    /// Bytes of unfinished inbound messages over all streams (default 256 MiB); the stream that
+    /// exceeds it is reset.
     pub max_assembling_bytes: usize,
-    /// Unsent bytes of a stream above which `send` answers `Blocked`. Default 1 MiB.
+    /// Unsent bytes of a stream above which `send` returns `Blocked`. Default 1 MiB.
     pub send_buffer: usize,
 
-    /// Segments held out of order, and how far ahead one may be. Default 64.
+    /// Out-of-order segments held, and how far ahead one may be (default 64); others are dropped.
     pub reorder_segments: u32,
-    /// Bytes held out of order. Default 1 MiB.
+    /// Out-of-order bytes held (default 1 MiB); segments above it are dropped.
     pub reorder_bytes: usize,
-    /// Unacknowledged segments in flight to a peer that acknowledges. Default 64.
+    /// Unacknowledged segments in flight to a proven peer. Default 64.
     pub window_segments: u32,
-    /// Unacknowledged bytes in flight to a peer that acknowledges. Default 1 MiB.
+    /// Unacknowledged bytes in flight to a proven peer. Default 1 MiB.
     pub window_bytes: usize,
-    /// Sent segments kept while the peer has not shown that it acknowledges. Default 16.
+    /// Sent segments retained for a peer that is not proven. Default 16.
     pub unproven_segments: usize,
-    /// Sent bytes kept while the peer has not shown that it acknowledges. Default 256 KiB.
+    /// Sent bytes retained for a peer that is not proven. Default 256 KiB.
     pub unproven_bytes: usize,
 
-    /// How long an acknowledgement waits for a frame to ride on. Default 20 ms.
+    /// How long an acknowledgement waits for another frame to carry it. Default 20 ms.
     pub ack_delay: Duration,
-    /// Segments after which an acknowledgement waits no longer. Default 8.
+    /// Segments after which an acknowledgement is sent without delay. Default 8.
     pub ack_every: u32,
-    /// First wait before sending again, until a round trip was measured. Default 1 s.
+    /// Retransmission timeout until a round trip is measured. Default 1 s.
     pub initial_retransmit: Duration,
-    /// Shortest wait before sending again. Default 500 ms.
+    /// Shortest retransmission timeout. Default 500 ms.
     pub min_retransmit: Duration,
-    /// Longest wait before sending again; each fruitless wait doubles up to it. Default 30 s.
+    /// Longest retransmission timeout; each timeout doubles it up to this. Default 30 s.
     pub max_retransmit: Duration,
-    /// Fruitless waits in a row before a stream is given up. Default 8, about two minutes.
-    pub max_probes: u32,
-    /// How long a stream waits for its physical socket to come back. Default 5 min.
+    /// Timeouts in a row before a stream is closed as stalled. Default 8, about two minutes.
+    pub max_retries: u32,
+    /// How long a detached stream waits for a new physical socket. Default 5 min.
     pub detach_timeout: Duration,
     /// How often a stream without other traffic sends a heartbeat. Default 30 s.
     pub heartbeat_interval: Duration,
-    /// How long a stream may hear nothing from its peer. Default `None`: for ever, since nothing
-    /// says that every peer sends heartbeats.
+    /// How long a stream may receive nothing before it is closed. Default `None`, without limit, since
+    /// not every peer sends heartbeats.
     pub idle_timeout: Option<Duration>,
 }
 
@@ -107,7 +106,7 @@ impl Default for Config {
             frame: FrameLimits::default(),
             max_streams: 128,
             remembered_streams: 1024,
-            max_notices: 256,
+            max_pending_resets: 256,
             max_pending_authorizations: 32,
             authorization_timeout: Duration::from_secs(10),
             max_authorization_len: 4096,
@@ -130,7 +129,7 @@ impl Default for Config {
             initial_retransmit: Duration::from_secs(1),
             min_retransmit: Duration::from_millis(500),
             max_retransmit: Duration::from_secs(30),
-            max_probes: 8,
+            max_retries: 8,
             detach_timeout: Duration::from_secs(300),
             heartbeat_interval: Duration::from_secs(30),
             idle_timeout: None,
@@ -138,11 +137,21 @@ impl Default for Config {
     }
 }
 
-/// A configuration that the machine cannot honour.
+/// Why a configuration was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
+    /// A field has a value that it cannot have, alone or beside the others.
     #[error("{field} is {value}, outside {min}..={max}")]
-    OutOfRange { field: &'static str, value: usize, min: usize, max: usize },
+    OutOfRange {
+        /// The field of [`Config`], by its path.
+        field: &'static str,
+        /// The value it has.
+        value: usize,
+        /// The least value it may have.
+        min: usize,
+        /// The greatest value it may have.
+        max: usize,
+    },
 }
 
 impl Config {

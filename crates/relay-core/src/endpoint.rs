@@ -1,7 +1,7 @@
-//! What both kinds of endpoint share: the streams on one physical socket.
+//! The streams on one physical socket, for both kinds of endpoint.
 //!
-//! Invariant: a stream with something to send is in the ring exactly once, so the streams take
-//! turns frame by frame and none waits longer for its turn than one frame of each other.
+//! Invariant: a stream with something to send is in the ring exactly once, so streams take turns frame by
+//! frame, and each waits for at most one frame of every other stream.
 
 pub(crate) mod executor;
 pub(crate) mod harness;
@@ -18,26 +18,26 @@ use crate::frame::{Body, Frame};
 use crate::id::StreamId;
 use crate::stream::{Stream, StreamStats};
 
-/// The reason an endpoint gives for every reset of its own; peers learn nothing from it.
+/// The reason in every reset that an endpoint sends by itself; it reveals nothing to the peer.
 pub const PROTOCOL_ERROR: &str = "noise_relay_protocol_error";
-/// The reason given when a stream ends in good order.
+/// The reason in the reset of a stream that was closed after its last message.
 pub const FINISHED: &str = "closed";
-/// Bytes of a peer's reset reason that are passed on.
+/// Bytes of a peer's reset reason that are kept.
 const MAX_REASON_LEN: usize = 256;
 
 /// The streams of one endpoint.
 pub(crate) struct Streams {
     config: Config,
-    /// The latest time seen; time given to the machine never runs backwards inside.
+    /// The latest time seen; time never runs backwards inside the endpoint.
     clock: Option<Instant>,
     connected: bool,
     streams: BTreeMap<StreamId, Box<Stream>>,
     /// Streams with something to send, in turn.
     ring: VecDeque<StreamId>,
-    /// Resets for streams that are gone or never were.
-    notices: VecDeque<Bytes>,
+    /// Resets for streams that have ended or never existed.
+    pending_resets: VecDeque<Bytes>,
     events: VecDeque<Event>,
-    ended: Ended,
+    ended: EndedIds,
     /// Bytes of unfinished messages over all streams.
     assembling: usize,
 }
@@ -51,9 +51,9 @@ impl Streams {
             connected: false,
             streams: BTreeMap::new(),
             ring: VecDeque::new(),
-            notices: VecDeque::new(),
+            pending_resets: VecDeque::new(),
             events: VecDeque::new(),
-            ended: Ended::default(),
+            ended: EndedIds::default(),
             assembling: 0,
         })
     }
@@ -63,7 +63,7 @@ impl Streams {
     }
 
     /// The time to work with: `now`, or the latest time seen if the clock went back.
-    pub(crate) fn tick(&mut self, now: Instant) -> Instant {
+    pub(crate) fn advance_clock(&mut self, now: Instant) -> Instant {
         let now = self.clock.map_or(now, |latest| latest.max(now));
         self.clock = Some(now);
         now
@@ -129,7 +129,7 @@ impl Streams {
             return;
         }
         self.connected = false;
-        self.notices.clear();
+        self.pending_resets.clear();
         let mut over = Vec::new();
         for stream in self.streams.values_mut() {
             if !stream.detach(&self.config, now) {
@@ -166,7 +166,7 @@ impl Streams {
             other => other,
         };
         match result {
-            Ok(()) => self.settle(&id),
+            Ok(()) => self.finish_or_wake(&id),
             Err(error) => self.close(&id, error.into()),
         }
     }
@@ -183,7 +183,7 @@ impl Streams {
     pub(crate) fn finish(&mut self, id: &StreamId) {
         if let Some(stream) = self.streams.get_mut(id) {
             stream.close();
-            self.settle(id);
+            self.finish_or_wake(id);
         }
     }
 
@@ -200,32 +200,32 @@ impl Streams {
         }
     }
 
-    /// Ends a stream at the driver's wish: no event.
+    /// Ends a stream on the driver's request, without an event.
     pub(crate) fn reset(&mut self, id: &StreamId, reason: &str) {
         if let Some(stream) = self.remove(id) {
             let reason = if reason.is_empty() { PROTOCOL_ERROR } else { reason };
-            self.notify(stream.reset_frame(reason));
+            self.queue_reset(stream.reset_frame(reason));
         }
     }
 
-    /// Ends a stream from inside: the peer gets a reset, the driver an event.
+    /// Ends a stream from this side: the peer gets a reset, the driver an event.
     pub(crate) fn close(&mut self, id: &StreamId, cause: CloseCause) {
         let Some(stream) = self.remove(id) else { return };
         let reason = if cause == CloseCause::Finished { FINISHED } else { PROTOCOL_ERROR };
-        self.notify(stream.reset_frame(reason));
+        self.queue_reset(stream.reset_frame(reason));
         self.events.push_back(Event::Closed { stream: id.clone(), cause });
     }
 
     /// Tells the peer that there is no such stream.
     pub(crate) fn refuse(&mut self, id: &StreamId) {
         let body = Body::Reset { reason: PROTOCOL_ERROR.to_owned() };
-        self.notify(Frame::new(id.clone(), 0, 0, body).encode());
+        self.queue_reset(Frame::new(id.clone(), 0, 0, body).encode());
     }
 
-    fn notify(&mut self, frame: Bytes) {
-        // Dropped notices are made up for: a peer that goes on is told again.
-        if self.connected && self.notices.len() < self.config.max_notices {
-            self.notices.push_back(frame);
+    fn queue_reset(&mut self, frame: Bytes) {
+        // A dropped reset is harmless: a peer that continues gets another.
+        if self.connected && self.pending_resets.len() < self.config.max_pending_resets {
+            self.pending_resets.push_back(frame);
         }
     }
 
@@ -258,8 +258,8 @@ impl Streams {
         }
     }
 
-    /// Ends a stream that has nothing left to do, or lets it have its turn.
-    fn settle(&mut self, id: &StreamId) {
+    /// Ends a stream that is finished, or puts it into the ring.
+    fn finish_or_wake(&mut self, id: &StreamId) {
         if self.get(id).is_some_and(Stream::is_finished) {
             self.close(id, CloseCause::Finished);
         } else {
@@ -269,8 +269,8 @@ impl Streams {
 
     pub(crate) fn poll_transmit(&mut self, now: Instant) -> Option<Bytes> {
         while self.connected {
-            if let Some(notice) = self.notices.pop_front() {
-                return Some(notice);
+            if let Some(reset) = self.pending_resets.pop_front() {
+                return Some(reset);
             }
             let id = self.ring.pop_front()?;
             let Some(stream) = self.streams.get_mut(&id) else { continue };
@@ -280,7 +280,7 @@ impl Streams {
                     if stream.take_writable(&self.config) {
                         self.events.push_back(Event::Writable { stream: id.clone() });
                     }
-                    self.settle(&id);
+                    self.finish_or_wake(&id);
                     if frame.is_some() {
                         return frame;
                     }
@@ -313,14 +313,14 @@ impl Streams {
     }
 }
 
-/// Ids of streams that ended, the latest of them.
+/// The ids of streams that ended most recently.
 #[derive(Default)]
-struct Ended {
+struct EndedIds {
     order: VecDeque<StreamId>,
     ids: BTreeSet<StreamId>,
 }
 
-impl Ended {
+impl EndedIds {
     fn remember(&mut self, id: StreamId, limit: usize) {
         if self.ids.insert(id.clone()) {
             self.order.push_back(id);

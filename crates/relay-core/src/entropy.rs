@@ -1,8 +1,7 @@
 //! Randomness as an input.
 //!
-//! The machine has no random source of its own: whoever drives it hands one in. Stream ids, key
-//! generation and the ephemeral keys of every handshake come from it and from nothing else, so a
-//! seeded source gives the same bytes every time.
+//! The relay core has no random source; its driver injects one. Stream ids, key generation and the
+//! ephemeral keys of every handshake use nothing else, so a seeded source gives the same bytes every time.
 
 use std::cell::Cell;
 
@@ -36,11 +35,11 @@ where
 
 const SEED_LEN: usize = 32;
 
-/// The generator one handshake draws from: HMAC-SHA256 in counter mode under a seed taken from
-/// the injected source, forgotten when the handshake ends.
+/// The generator of one handshake: HMAC-SHA256 in counter mode under a seed from
+/// the injected source, wiped when the handshake ends.
 ///
 /// The Noise library makes its generator with `Default` and offers no other way in, so the seed
-/// is passed through a thread-local for the length of the constructor call ([`seeded`]) and
+/// is passed through a thread-local for the length of the constructor call ([`with_seed`]) and
 /// nowhere else.
 #[derive(Clone)]
 pub(crate) struct HandshakeRng {
@@ -67,7 +66,7 @@ impl HandshakeRng {
 }
 
 /// Runs `build`, in which exactly one [`HandshakeRng`] is made by `Default`, seeded from `entropy`.
-pub(crate) fn seeded<T>(
+pub(crate) fn with_seed<T>(
     entropy: &mut dyn Entropy,
     build: impl FnOnce() -> T,
 ) -> Result<T, EntropyError> {
@@ -84,7 +83,7 @@ pub(crate) fn seeded<T>(
 
 impl Default for HandshakeRng {
     /// # Panics
-    /// Outside [`seeded`]: a generator without a seed must never come to exist.
+    /// Outside [`with_seed`]: a generator without a seed must never come to exist.
     fn default() -> Self {
         match NEXT_SEED.take() {
             Some(mut seed) => {
@@ -92,7 +91,7 @@ impl Default for HandshakeRng {
                 seed.zeroize();
                 rng
             }
-            None => panic!("a handshake generator is only made under a seed"),
+            None => panic!("a handshake generator needs a seed"),
         }
     }
 }

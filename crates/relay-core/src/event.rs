@@ -1,9 +1,8 @@
-//! What the machine tells its driver.
+//! Events from an endpoint to its driver.
 //!
-//! Per stream: an `AuthorizeRequest` at most once (executor only), `Opened` at most once, then
-//! messages, then exactly one of `Reset` and `Closed`, after which nothing. Streams that end
-//! before either of the first two (a failed handshake) show as `HandshakeFailed` only. A stream
-//! the driver resets itself ends without an event.
+//! For each stream: at most one `AuthorizeRequest` (executor only), at most one `Opened`, then messages,
+//! then exactly one of `Reset` and `Closed`, and nothing after it. A stream whose handshake fails before
+//! those shows as `HandshakeFailed` only. A stream that the driver resets ends without an event.
 
 use std::fmt;
 
@@ -20,25 +19,58 @@ use crate::noise::{Authorization, HandshakeError};
 pub enum Event {
     /// Executor: ask the registry about this key, then call `authorize` with the generation.
     AuthorizeRequest {
+        /// The stream that waits for the verdict.
         stream: StreamId,
+        /// To be passed to `authorize`.
         generation: Generation,
+        /// The key that the handshake authenticated.
         harness_key: NoisePublicKey,
+        /// What the harness got from the registry.
         authorization: Authorization,
     },
-    /// The stream takes and gives messages from here on.
-    Opened { stream: StreamId },
+    /// The stream is open: messages pass from here on.
+    Opened {
+        /// The stream.
+        stream: StreamId,
+    },
     /// The next message of a stream, whole.
-    Message { stream: StreamId, message: Bytes },
-    /// A stream whose `send` answered `Blocked` has room again.
-    Writable { stream: StreamId },
-    /// The peer of a stream was heard after `probe`. Not authenticated: whoever relays can say so, too.
-    Answered { stream: StreamId },
-    /// The peer ended the stream. The reason is not authenticated: for logs, not for people.
-    Reset { stream: StreamId, reason: String },
+    Message {
+        /// The stream.
+        stream: StreamId,
+        /// The message, decrypted and complete.
+        message: Bytes,
+    },
+    /// A stream whose `send` returned `Blocked` has room again.
+    Writable {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// A frame arrived from the peer after `probe`. Not authenticated: the relay can forge it.
+    PeerResponded {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// The peer ended the stream. The reason is not authenticated: log it, do not show it.
+    Reset {
+        /// The stream.
+        stream: StreamId,
+        /// What the peer sent, cut to 256 bytes.
+        reason: String,
+    },
     /// This side ended the stream.
-    Closed { stream: StreamId, cause: CloseCause },
-    /// Executor: a handshake failed before it came to a request.
-    HandshakeFailed { stream: StreamId, error: HandshakeError },
+    Closed {
+        /// The stream.
+        stream: StreamId,
+        /// Why it ended.
+        cause: CloseCause,
+    },
+    /// Executor: a handshake failed before an `AuthorizeRequest`.
+    HandshakeFailed {
+        /// The stream that the handshake was for.
+        stream: StreamId,
+        /// Why it failed.
+        error: HandshakeError,
+    },
     /// Executor: too many handshakes failed on this physical socket; close it.
     PhysicalClose,
 }
@@ -57,7 +89,7 @@ impl fmt::Debug for Event {
                 write!(f, "Message({stream}, {} bytes)", message.len())
             }
             Self::Writable { stream } => write!(f, "Writable({stream})"),
-            Self::Answered { stream } => write!(f, "Answered({stream})"),
+            Self::PeerResponded { stream } => write!(f, "PeerResponded({stream})"),
             Self::Reset { stream, reason } => write!(f, "Reset({stream}, {reason:?})"),
             Self::Closed { stream, cause } => write!(f, "Closed({stream}, {cause:?})"),
             Self::HandshakeFailed { stream, error } => {

@@ -1,8 +1,8 @@
 //! The frame codec: one frame per binary websocket message.
 //!
-//! Invariant: a [`Frame`] is valid by construction from the wire. Everything the contract calls
-//! invalid is a [`FrameError`] here, so the machine behind never sees it; damaged bytes never
-//! panic. Decoding a `Bytes` copies no payload.
+//! Invariant: a decoded [`Frame`] is valid. Everything that the protocol calls invalid is a
+//! [`FrameError`] here and never reaches an endpoint; damaged bytes never panic. Decoding copies no
+//! payload.
 
 use std::fmt;
 
@@ -14,77 +14,130 @@ use crate::config::FrameLimits;
 use crate::id::StreamId;
 use crate::proto::{self, relay_message_frame::Body as WireBody};
 
-/// The only version there is.
+/// The only protocol version.
 pub const VERSION: u32 = 1;
 
 /// One frame.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Frame {
+    /// The stream it belongs to.
     pub stream_id: StreamId,
     /// Highest contiguous segment received; 0 also when there is none yet.
     pub ack: u32,
     /// Bit `i` says that segment `ack + 1 + i` has arrived.
     pub ack_bits: u32,
+    /// What the frame is for.
     pub body: Body,
-    /// W3C trace context.
+    /// W3C trace context: `traceparent`.
     pub traceparent: Option<String>,
+    /// W3C trace context: `tracestate`.
     pub tracestate: Option<String>,
 }
 
 /// What a frame is for.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Body {
+    /// One segment of the stream.
     Data(Data),
+    /// An acknowledgement that no other frame carries.
     Ack,
-    Resume { next_seq: u32 },
-    Reset { reason: String },
+    /// Announces a stream, or continues one over a new socket.
+    Resume {
+        /// The number of the sender's next new segment.
+        next_seq: u32,
+    },
+    /// Ends the stream.
+    Reset {
+        /// Why; never empty.
+        reason: String,
+    },
+    /// Shows that the sender is alive.
     Heartbeat,
-    Handshake { payload: Bytes },
+    /// A message of the Noise handshake.
+    Handshake {
+        /// The message; never empty.
+        payload: Bytes,
+    },
 }
 
 /// One segment.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Data {
+    /// The segment's number in the stream, from 0.
     pub seq: u32,
+    /// Its place in its message, from 0.
     pub segment_index: u32,
+    /// How many segments its message has.
     pub segment_count: u32,
+    /// A record, or a part of a clear message; never empty.
     pub payload: Bytes,
 }
 
 /// The kind of a frame's body, without its contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BodyKind {
+    /// [`Body::Data`].
     Data,
+    /// [`Body::Ack`].
     Ack,
+    /// [`Body::Resume`].
     Resume,
+    /// [`Body::Reset`].
     Reset,
+    /// [`Body::Heartbeat`].
     Heartbeat,
+    /// [`Body::Handshake`].
     Handshake,
 }
 
-/// Why a frame was dropped. Never fatal to anything but the frame.
+/// Why a frame was dropped. It affects only that frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
+    /// The frame is longer than [`FrameLimits::max_frame_len`].
     #[error("frame of {len} bytes is longer than {max}")]
-    TooLong { len: usize, max: usize },
-    #[error("a text message is not a frame")]
-    Text,
+    TooLong {
+        /// Its length in bytes.
+        len: usize,
+        /// The limit in bytes.
+        max: usize,
+    },
+    /// The bytes are not the protobuf message of a frame.
     #[error("not a relay frame")]
     Malformed(#[from] prost::DecodeError),
+    /// A field of the frame, by its protobuf number, is truncated or of the wrong type.
     #[error("field {0} is cut short or damaged")]
     Damaged(u32),
+    /// The frame has a version other than [`VERSION`].
     #[error("version {0} is not {VERSION}")]
     Version(u32),
+    /// The stream id is empty, or longer than [`FrameLimits::max_stream_id_len`].
     #[error("stream id of {len} bytes is not within 1..={max}")]
-    StreamId { len: usize, max: usize },
+    StreamId {
+        /// Its length in bytes.
+        len: usize,
+        /// The limit in bytes.
+        max: usize,
+    },
+    /// The frame has no body, or one of an unknown kind.
     #[error("no body")]
     NoBody,
+    /// A data frame has no payload.
     #[error("data without payload")]
     EmptyData,
-    #[error("segment {index} of {count} at seq {seq} cannot be")]
-    Segment { seq: u32, index: u32, count: u32 },
+    /// A segment contradicts itself: its index is not below its count, or above its number.
+    #[error("invalid segment: {index} of {count} at seq {seq}")]
+    Segment {
+        /// The segment's number.
+        seq: u32,
+        /// Its place in its message.
+        index: u32,
+        /// How many segments its message has.
+        count: u32,
+    },
+    /// A reset has no reason.
     #[error("reset without a reason")]
     EmptyReset,
+    /// A handshake has no payload.
     #[error("handshake without payload")]
     EmptyHandshake,
 }
@@ -205,7 +258,7 @@ pub(crate) fn stream_id(name: &str, limits: &FrameLimits) -> Result<StreamId, Fr
     StreamId::new(name).ok_or(error)
 }
 
-/// Where a segment stands; everything of a data frame but its payload.
+/// The header of a data frame: everything but its payload.
 #[derive(Clone, Copy)]
 pub(crate) struct DataHead {
     pub(crate) ack: u32,
@@ -215,9 +268,8 @@ pub(crate) struct DataHead {
     pub(crate) segment_count: u32,
 }
 
-/// Begins a data frame whose payload of `payload_len` bytes the caller appends: the payload comes
-/// last, so a record is encrypted where it will be sent from. The bytes are those of
-/// [`Frame::encode`].
+/// Begins a data frame to which the caller appends a payload of `payload_len` bytes. The payload comes
+/// last, so a record is encrypted in the send buffer. The bytes equal those of [`Frame::encode`].
 pub(crate) fn begin_data(stream_id: &str, head: DataHead, payload_len: usize) -> BytesMut {
     let fields = [(1, head.seq), (2, head.segment_index), (3, head.segment_count)];
     let data_len = fields.iter().map(|&(_, value)| uint32_len(value)).sum::<usize>()

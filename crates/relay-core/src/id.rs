@@ -1,6 +1,6 @@
-//! Names of streams.
+//! Stream ids.
 //!
-//! A [`StreamId`] is never empty and is cheap to clone; a [`Generation`] never names two streams.
+//! Invariant: a [`StreamId`] is never empty; a [`Generation`] identifies one stream.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::entropy::{Entropy, EntropyError};
 pub struct StreamId(Arc<str>);
 
 impl StreamId {
-    /// A name taken from the wire or from a peer; `None` if it is empty.
+    /// An id from a frame or a peer; `None` if it is empty.
     pub fn new(name: &str) -> Option<Self> {
         (!name.is_empty()).then(|| Self(name.into()))
     }
@@ -35,7 +35,7 @@ impl StreamId {
         Ok(Self(text.into()))
     }
 
-    /// The name as it stands on the wire.
+    /// The id as it is sent.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -59,6 +59,6 @@ impl fmt::Debug for StreamId {
     }
 }
 
-/// Which life of a stream a request belongs to: a verdict for an earlier life is refused.
+/// Distinguishes streams that use the same id: a verdict for an earlier one is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub(crate) u64);

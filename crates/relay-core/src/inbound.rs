@@ -1,7 +1,7 @@
 //! The receiving half of a stream: order, duplicates, and what to acknowledge.
 //!
-//! Every segment leaves [`ReceiveWindow`] once and in order; at most the configured number of
-//! segments and bytes wait out of order, in memory of their own.
+//! Invariant: every segment leaves [`ReceiveWindow`] once and in order; at most the configured number of
+//! segments and bytes wait out of order, in buffers that hold nothing else.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::frame::Data;
 
 #[derive(Default)]
 pub(crate) struct ReceiveWindow {
-    /// The segment that must come next. Wider than a seq: the last one has a successor here.
+    /// The segment that must come next. Wider than a seq, so that the last seq has a successor.
     next: u64,
     held: BTreeMap<u32, Data>,
     held_bytes: usize,
@@ -21,14 +21,14 @@ pub(crate) struct ReceiveWindow {
     unacked: u32,
     ack_now: bool,
     ack_at: Option<Instant>,
-    /// Whether the peer was told in a way that is not also "nothing yet": an ack frame, or a
-    /// value above 0.
-    told: bool,
+    /// Whether an acknowledgement was sent that differs from "nothing yet": an ack frame, or a value
+    /// above 0.
+    ack_was_visible: bool,
 }
 
 impl ReceiveWindow {
-    /// Takes a segment from the wire. Gives it back if it is the next one; then
-    /// [`Self::pop_ready`] gives those that waited for it.
+    /// Accepts a received segment and returns it if it is the next one; [`Self::pop_ready`] then
+    /// returns the segments that waited for it.
     pub(crate) fn push(&mut self, data: Data, config: &Config, now: Instant) -> Option<Data> {
         let seq = u64::from(data.seq);
         if seq == self.next {
@@ -41,8 +41,8 @@ impl ReceiveWindow {
             }
             return Some(data);
         }
-        // A duplicate means that an acknowledgement was lost, a gap that a segment was: either
-        // way the peer should know at once.
+        // A duplicate means that an acknowledgement was lost, a gap that a segment was: acknowledge at
+        // once in both cases.
         self.ack_now = true;
         let fits = seq > self.next
             && seq - self.next <= u64::from(config.reorder_segments)
@@ -50,7 +50,7 @@ impl ReceiveWindow {
             && self.held_bytes + data.payload.len() <= config.reorder_bytes;
         if fits && !self.held.contains_key(&data.seq) {
             self.held_bytes += data.payload.len();
-            // Its own memory: a slice would keep the whole frame, whose size is not counted.
+            // Copied, since a slice would keep the whole frame alive, whose size is not counted.
             let payload = Bytes::copy_from_slice(&data.payload);
             self.held.insert(data.seq, Data { payload, ..data });
         }
@@ -78,7 +78,7 @@ impl ReceiveWindow {
 
     /// `ack` and `ack_bits` for an outbound frame.
     pub(crate) fn ack(&self) -> (u32, u32) {
-        // Before segment 0 there is no way to say anything: 0 would acknowledge it.
+        // Before segment 0 nothing can be acknowledged: a 0 would acknowledge it.
         let Some(ack) = self.next.checked_sub(1) else { return (0, 0) };
         let mut bits = 0;
         for &seq in self.held.keys() {
@@ -116,20 +116,20 @@ impl ReceiveWindow {
         }
     }
 
-    /// A frame with [`Self::ack`] goes out; `explicit` if it is an ack frame.
+    /// Records that a frame with [`Self::ack`] is sent; `explicit` if it is an ack frame.
     pub(crate) fn on_ack_sent(&mut self, explicit: bool) {
-        self.told |= explicit || self.ack() > (0, 0);
-        // Segment 0 alone cannot ride: its acknowledgement still goes out by itself.
-        if self.told {
+        self.ack_was_visible |= explicit || self.ack() > (0, 0);
+        // Segment 0 alone cannot be piggybacked: it needs an ack frame.
+        if self.ack_was_visible {
             self.unacked = 0;
             self.ack_now = false;
             self.ack_at = None;
         }
     }
 
-    /// What was on its way may be lost, acknowledgements among it.
+    /// Notes that frames in flight may be lost, acknowledgements among them.
     pub(crate) fn on_new_socket(&mut self) {
-        self.told = false;
+        self.ack_was_visible = false;
         self.ack_now = true;
     }
 }

@@ -1,8 +1,8 @@
 //! Noise identities and public keys.
 //!
-//! A [`NoisePublicKey`] has the right suite, the right lengths and an ML-KEM part that FIPS 203
-//! would take; a [`NoiseIdentity`] wipes its secrets when the last clone goes, and neither prints
-//! a secret.
+//! Invariant: a [`NoisePublicKey`] has the right suite, the right lengths and an ML-KEM part that is valid
+//! by FIPS 203; a [`NoiseIdentity`] wipes its secrets when its last clone is dropped; neither prints a
+//! secret.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use clatter::traits::{Dh, Kem};
 
 use crate::entropy::{Entropy, EntropyError, HandshakeRng};
 
-/// The one suite there is, as the registry spells it.
+/// The only supported suite, as the registry spells it.
 ///
 /// The Noise protocol name that is hashed into the handshake is the library's own
 /// (`Noise_hybridIK_25519+MLKEM768_AESGCM_SHA256`); this one is a label.
@@ -44,12 +44,16 @@ pub struct NoisePublicKey {
 /// Why a public key was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
+    /// The key is of another suite.
     #[error("the suite is not {SUITE}")]
     Suite,
+    /// The X25519 part has this many bytes.
     #[error("an x25519 public key has {X25519_LEN} bytes, not {0}")]
     X25519Length(usize),
+    /// The ML-KEM-768 part has this many bytes.
     #[error("an ml-kem-768 public key has {MLKEM768_LEN} bytes, not {0}")]
     Mlkem768Length(usize),
+    /// A coefficient of the ML-KEM-768 part is not below the modulus (FIPS 203, 7.2).
     #[error("the ml-kem-768 public key is not canonical")]
     Mlkem768Range,
 }
@@ -126,7 +130,7 @@ impl NoiseIdentity {
         Ok(Self(Arc::new(Secrets { dh, kem })))
     }
 
-    /// The half to be told.
+    /// The public half.
     pub fn public_key(&self) -> NoisePublicKey {
         NoisePublicKey { x25519: self.0.dh.public, mlkem768: self.0.kem.public.as_slice().into() }
     }

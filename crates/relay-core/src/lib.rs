@@ -1,16 +1,16 @@
-//! The relay between a harness and an executor, as a machine without sockets, clock or dice.
+//! The relay protocol between a harness and an executor, as a state machine without sockets, clock or
+//! randomness.
 //!
 //! An [`Executor`] serves many streams over one physical websocket to a rendezvous; a [`Harness`]
-//! opens one. Between them may be loss, repetition, disorder, reconnects and a relay that is not
-//! trusted. A stream delivers every message once and in order, or it ends with an event that says
-//! so.
+//! opens one stream. The path between them may lose, duplicate and reorder frames and reconnect, and the
+//! relay is not trusted. A stream delivers every message once and in order, or ends with an event.
 //!
 //! # Driving it
 //!
-//! Methods come in kinds. *Inputs* (`handle_*`) tell what happened and when. *Commands* (`open`,
-//! `send`, `close`, `reset`, `authorize`) tell what is wanted. *Outputs* (`poll_*`) are drained
-//! after either: events first, then frames as long as the socket takes them, then the next
-//! timeout. *Getters* change nothing.
+//! Methods fall into four kinds. *Inputs* (`handle_*`) report what happened and when. *Commands* (`open`,
+//! `send`, `close`, `reset`, `authorize`) request something. *Outputs* (`poll_*`) are drained after
+//! either: first events, then frames while the socket has room, then the next timeout. *Getters* change
+//! nothing.
 //!
 //! ```
 //! # use std::time::Instant;
@@ -24,7 +24,7 @@
 //! };
 //! let mut executor = Executor::new(Config::default(), mode, Box::new(fill))?;
 //! executor.handle_connected(Instant::now());
-//! // then, for ever: one input or command, and
+//! // then repeat: one input or command, and
 //! while let Some(event) = executor.poll_event() {
 //!     match event {
 //!         Event::Message { stream, message } => { /* hand it on */ }
@@ -47,15 +47,15 @@
 //! | --- | --- |
 //! | `frame`, `peek` | the wire format and its validation; the cheap look a router needs |
 //! | `key`, `noise`, `aes_gcm`, `entropy` | identities, the handshake, records, injected randomness |
-//! | `queue`, `outbound`, `inbound`, `message`, `probe` | the halves of a stream |
+//! | `queue`, `outbound`, `inbound`, `message`, `retry_timer` | the halves of a stream |
 //! | `stream` | one stream's life, drawn above its `Phase` |
 //! | `endpoint` | the streams of a socket, their turns, their end |
 //!
 //! # Peers that never acknowledge
 //!
-//! Deployed peers never acknowledge, resume or cut segments. A peer counts as acknowledging from
-//! its first ack frame, or ack or ack bits above 0. Until then an endpoint does not wait for it,
-//! sends it nothing twice, cuts nothing, keeps only a small tail of what it sent
+//! Deployed peers never acknowledge, resume or split messages into segments. A peer is *proven* from its
+//! first ack frame, or its first frame with an ack or ack bits above 0. Until then an endpoint does not
+//! wait for it, retransmits nothing, splits nothing, retains only a small tail of what it sent
 //! ([`Config::unproven_segments`]), and ends the stream when the socket is lost. An endpoint itself
 //! always acknowledges.
 //!
@@ -81,9 +81,9 @@ mod message;
 mod noise;
 mod outbound;
 mod peek;
-mod probe;
 mod proto;
 mod queue;
+mod retry_timer;
 mod stream;
 
 pub use config::{Config, ConfigError, FrameLimits};

@@ -1,8 +1,8 @@
 //! Whole messages out of records and segments.
 //!
-//! Two ways in: [`Deframer`] for the Noise channel's byte stream (4-byte big-endian length, then
-//! the message), [`Reassembler`] for clear messages cut into segments. Neither holds memory when
-//! no message is unfinished, and neither reserves more than it has received plus one step.
+//! [`Deframer`] reads the Noise channel's byte stream (4-byte big-endian length, then the message);
+//! [`Reassembler`] joins the segments of clear messages. Neither holds memory between messages, and
+//! neither reserves more than it has received plus one step.
 
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -64,7 +64,7 @@ impl Reassembler {
         self.buffer.len()
     }
 
-    /// Takes the next segment in order; gives the message that it completes.
+    /// Adds the next segment in order; returns the message that it completes.
     pub(crate) fn push(&mut self, data: Data, max: usize) -> Result<Option<Bytes>, ProtocolError> {
         let Data { seq, segment_index, segment_count, payload } = data;
         let fits = match self.expected {

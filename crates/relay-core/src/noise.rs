@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 
 use crate::aes_gcm::AesGcm;
 use crate::config::{MAX_NOISE_LEN, TAG_LEN};
-use crate::entropy::{Entropy, EntropyError, HandshakeRng, seeded};
+use crate::entropy::{Entropy, EntropyError, HandshakeRng, with_seed};
 use crate::key::{KeyError, NoiseIdentity, NoisePublicKey, SUITE, check_mlkem768};
 
 type Handshake = HybridHandshakeCore<X25519, MlKem768, MlKem768, AesGcm, Sha256, HandshakeRng>;
@@ -26,7 +26,7 @@ type Params<'a> = HybridHandshakeParams<'a, X25519, MlKem768, MlKem768>;
 
 const PROLOGUE_LABEL: &str = "codex-exec-server-relay-noise/v1";
 
-/// What the registry gave a harness to show to the executor. Wiped when dropped, never printed.
+/// What a harness got from the registry and shows to the executor. Wiped on drop, never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Authorization(Zeroizing<String>);
 
@@ -51,21 +51,30 @@ impl fmt::Debug for Authorization {
 /// Why a handshake failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
+    /// The message is shorter than its fixed part or longer than Noise allows.
     #[error("the handshake message has an impossible length of {0} bytes")]
     Length(usize),
+    /// The message does not authenticate: another key, environment, registration or stream.
     #[error("the handshake message was not made for this key and stream")]
     Rejected,
+    /// The peer authenticated with a key that must not be used.
     #[error("the peer's key is not usable: {0}")]
     PeerKey(#[from] KeyError),
+    /// The authorization in the first message is empty, too long or not UTF-8.
     #[error("the authorization is not text of 1..={max} bytes")]
-    Authorization { max: usize },
-    #[error("the handshake's answer carries a payload")]
+    Authorization {
+        /// [`Config::max_authorization_len`](crate::Config).
+        max: usize,
+    },
+    /// The executor's reply carries a payload; it must be empty.
+    #[error("the handshake reply carries a payload")]
     UnexpectedPayload,
+    /// The random source failed.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
 }
 
-/// What both sides must agree on before a byte is exchanged.
+/// The ids that both sides bind the handshake to.
 #[derive(Clone, Copy)]
 pub(crate) struct Binding<'a> {
     pub(crate) environment_id: &'a str,
@@ -85,14 +94,14 @@ impl Binding<'_> {
     }
 }
 
-/// A digest by which a repeated handshake message is told from a second one.
+/// A digest that distinguishes a duplicated handshake message from a different one.
 pub(crate) fn digest(message: &[u8]) -> [u8; 32] {
     let mut out = [0; 32];
     out.copy_from_slice(Sha256::hash(message).as_slice());
     out
 }
 
-/// The harness's side, waiting for the answer.
+/// The harness's side, waiting for the reply.
 pub(crate) struct Initiator(Box<Handshake>);
 
 impl Initiator {
@@ -116,7 +125,7 @@ impl Initiator {
         Ok((Self(handshake), message))
     }
 
-    /// Reads the answer, whose payload is empty.
+    /// Reads the reply, whose payload must be empty.
     pub(crate) fn finish(mut self, answer: &[u8]) -> Result<RecordCipher, HandshakeError> {
         let payload = read(&mut self.0, answer, 0)?;
         if !payload.is_empty() {
@@ -160,7 +169,7 @@ impl Responder {
         Ok((Self(handshake), key, authorization))
     }
 
-    /// Writes the answer and moves on to records.
+    /// Writes the reply and returns the record cipher.
     pub(crate) fn accept(mut self) -> Result<(Vec<u8>, RecordCipher), HandshakeError> {
         let answer = write(&mut self.0, &[])?;
         Ok((answer, RecordCipher::new(*self.0, false)?))
@@ -168,7 +177,9 @@ impl Responder {
 }
 
 fn build(params: Params<'_>, entropy: &mut dyn Entropy) -> Result<Box<Handshake>, HandshakeError> {
-    seeded(entropy, || Handshake::new(params))?.map(Box::new).map_err(|_| HandshakeError::Rejected)
+    with_seed(entropy, || Handshake::new(params))?
+        .map(Box::new)
+        .map_err(|_| HandshakeError::Rejected)
 }
 
 fn write(handshake: &mut Handshake, payload: &[u8]) -> Result<Vec<u8>, HandshakeError> {
@@ -201,7 +212,7 @@ fn read(
     Ok(payload)
 }
 
-/// A record that cannot be: wrong order, wrong length or not by the peer.
+/// A record with a wrong number, a wrong length or a wrong tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the record at segment {seq} is not authentic")]
 pub struct RecordError {
@@ -239,7 +250,7 @@ impl RecordCipher {
             .map_err(|_| error)
     }
 
-    /// Decrypts `record` onto the end of `out`; on failure `out` is as before.
+    /// Decrypts `record` onto the end of `out`; leaves `out` unchanged on failure.
     pub(crate) fn open(
         &mut self,
         seq: u32,

@@ -1,8 +1,8 @@
-//! The sending half of a stream: what is in flight, what was lost, and whether the peer says so.
+//! The sending half of a stream: segments in flight, lost and acknowledged.
 //!
-//! A segment's bytes are made once; what is sent again is the same bytes under the same number. A
-//! peer is *proven* once it has acknowledged anything. Until then nothing waits for it, nothing is
-//! sent to it twice, and only a small tail of what was sent is kept.
+//! A segment's bytes are built once; a retransmission sends the same bytes under the same number. A peer
+//! is *proven* once it has acknowledged anything. Until then the window does not limit sending, nothing is
+//! retransmitted, and only a small tail of the sent segments is retained.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::error::ProtocolError;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum SegmentState {
     InFlight,
     Lost,
     Acked,
@@ -23,14 +23,14 @@ struct Sent {
     payload: Bytes,
     segment_index: u32,
     segment_count: u32,
-    /// Number of its last transmission among all of the stream's.
+    /// The number of its last transmission, counted over the stream.
     transmission: u64,
     sent_at: Instant,
     retransmitted: bool,
-    fate: Fate,
+    state: SegmentState,
 }
 
-/// A segment to be sent again.
+/// A segment to retransmit.
 pub(crate) struct Retransmit {
     pub(crate) seq: u32,
     pub(crate) segment_index: u32,
@@ -40,21 +40,21 @@ pub(crate) struct Retransmit {
 
 #[derive(Default)]
 pub(crate) struct SendWindow {
-    /// The next unsent segment. Wider than a seq: the last one has a successor here.
+    /// The next unsent segment. Wider than a seq, so that the last seq has a successor.
     next: u64,
     /// The first segment not covered by the peer's cumulative acknowledgement.
     unacked: u64,
-    /// Kept segments, ending before `next`. Those between `unacked` and the first one kept were
-    /// forgotten while the peer was unproven.
+    /// Retained segments, the last just before `next`. Segments between `unacked` and the first retained
+    /// one were dropped while the peer was unproven.
     sent: VecDeque<Sent>,
-    /// Payload bytes kept and not acknowledged.
+    /// Payload bytes retained and not acknowledged.
     bytes: usize,
     lost: usize,
     transmissions: u64,
     proven: bool,
     rtt: Option<Rtt>,
-    /// The wait after fruitless ones, until a round trip is measured again: on a slow path every
-    /// segment may be sent twice and so measure nothing.
+    /// The timeout after backing off, until a round trip is measured again: on a slow path every segment
+    /// may be sent twice, which measures nothing.
     backed_off: Option<Duration>,
 }
 
@@ -67,27 +67,27 @@ impl SendWindow {
         self.proven
     }
 
-    /// Whether something was sent to a peer of which nothing is known.
+    /// Whether data was sent to a peer that is not proven.
     pub(crate) fn is_unproven_with_data(&self) -> bool {
         !self.proven && self.next > 0
     }
 
-    /// Segments sent and not acknowledged, and their kept bytes.
+    /// Segments sent and not acknowledged, and their retained bytes.
     pub(crate) fn in_flight(&self) -> (u64, usize) {
         (self.next - self.unacked, self.bytes)
     }
 
-    /// Whether an acknowledgement is being waited for.
+    /// Whether an acknowledgement is due from a proven peer.
     pub(crate) fn is_waiting(&self) -> bool {
         self.proven && self.unacked < self.next
     }
 
-    /// Whether everything unacknowledged is still here to be sent again.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.unacked >= self.first_kept()
+    /// Whether every unacknowledged segment is retained.
+    pub(crate) fn can_retransmit_all(&self) -> bool {
+        self.unacked >= self.first_retained()
     }
 
-    /// Whether a new segment of up to `len` bytes may go out.
+    /// Whether a new segment of up to `len` bytes may be sent.
     pub(crate) fn has_room(&self, len: usize, config: &Config) -> bool {
         let (segments, bytes) = self.in_flight();
         !self.proven
@@ -100,7 +100,7 @@ impl SendWindow {
         u32::try_from(self.next).map_err(|_| ProtocolError::SequenceExhausted)
     }
 
-    /// A new segment goes out under the number from [`Self::claim_seq`].
+    /// Records a new segment that is sent under the number from [`Self::claim_seq`].
     pub(crate) fn on_sent(
         &mut self,
         payload: Bytes,
@@ -119,7 +119,7 @@ impl SendWindow {
             transmission: self.transmissions,
             sent_at: now,
             retransmitted: false,
-            fate: Fate::InFlight,
+            state: SegmentState::InFlight,
         });
         if !self.proven {
             while self.sent.len() > config.unproven_segments || self.bytes > config.unproven_bytes {
@@ -129,8 +129,8 @@ impl SendWindow {
         }
     }
 
-    /// Takes the acknowledgement of an inbound frame; `explicit` if it is an ack frame. Says
-    /// whether it acknowledged anything new.
+    /// Applies the acknowledgement of an inbound frame; `explicit` if it is an ack frame. Returns whether
+    /// it acknowledged anything new.
     pub(crate) fn on_ack(
         &mut self,
         ack: u32,
@@ -155,7 +155,7 @@ impl SendWindow {
         let mut progress = false;
         while self.unacked <= u64::from(ack) {
             progress = true;
-            if self.unacked >= self.first_kept() {
+            if self.unacked >= self.first_retained() {
                 newest = newest.max(self.acked(0, now));
                 self.sent.pop_front();
             }
@@ -166,16 +166,16 @@ impl SendWindow {
                 continue;
             }
             let seq = u64::from(ack) + 1 + u64::from(bit);
-            let Some(index) = seq.checked_sub(self.first_kept()) else { continue };
+            let Some(index) = seq.checked_sub(self.first_retained()) else { continue };
             let transmission = self.acked(index as usize, now);
             progress |= transmission.is_some();
             newest = newest.max(transmission);
         }
-        // What left before something that has arrived, and has not arrived itself, is lost.
+        // A segment sent before one that has arrived, and not acknowledged itself, is lost.
         if let Some(newest) = newest {
             for sent in &mut self.sent {
-                if sent.fate == Fate::InFlight && sent.transmission < newest {
-                    sent.fate = Fate::Lost;
+                if sent.state == SegmentState::InFlight && sent.transmission < newest {
+                    sent.state = SegmentState::Lost;
                     self.lost += 1;
                 }
             }
@@ -186,18 +186,18 @@ impl SendWindow {
         Ok(progress)
     }
 
-    /// Notes that a kept segment arrived; gives its transmission's number if that was news.
+    /// Marks a retained segment as acknowledged; returns its transmission number if that is new.
     fn acked(&mut self, index: usize, now: Instant) -> Option<u64> {
         let sent = self.sent.get_mut(index)?;
-        match sent.fate {
-            Fate::Acked => return None,
-            Fate::Lost => self.lost -= 1,
-            Fate::InFlight => {}
+        match sent.state {
+            SegmentState::Acked => return None,
+            SegmentState::Lost => self.lost -= 1,
+            SegmentState::InFlight => {}
         }
-        sent.fate = Fate::Acked;
+        sent.state = SegmentState::Acked;
         self.bytes -= sent.payload.len();
         sent.payload = Bytes::new();
-        // A segment sent twice does not tell which of the two arrived.
+        // For a segment sent twice it is unknown which transmission arrived.
         if !sent.retransmitted {
             let sample = now.saturating_duration_since(sent.sent_at);
             self.rtt = Some(Rtt::update(self.rtt, sample));
@@ -206,14 +206,14 @@ impl SendWindow {
         Some(sent.transmission)
     }
 
-    /// Everything in flight is to be sent again, if the peer is one to be sent to again.
+    /// Marks everything in flight as lost, if the peer is proven.
     pub(crate) fn mark_lost(&mut self) {
         if !self.proven {
             return;
         }
         for sent in &mut self.sent {
-            if sent.fate == Fate::InFlight {
-                sent.fate = Fate::Lost;
+            if sent.state == SegmentState::InFlight {
+                sent.state = SegmentState::Lost;
                 self.lost += 1;
             }
         }
@@ -223,17 +223,17 @@ impl SendWindow {
         self.lost > 0
     }
 
-    /// The first lost segment, which goes out now.
+    /// Takes the first lost segment, which the caller sends now.
     pub(crate) fn take_lost(&mut self, now: Instant) -> Option<Retransmit> {
         if self.lost == 0 {
             return None;
         }
-        let first = self.first_kept();
-        let index = self.sent.iter().position(|sent| sent.fate == Fate::Lost)?;
+        let first = self.first_retained();
+        let index = self.sent.iter().position(|sent| sent.state == SegmentState::Lost)?;
         self.lost -= 1;
         self.transmissions += 1;
         let sent = &mut self.sent[index];
-        sent.fate = Fate::InFlight;
+        sent.state = SegmentState::InFlight;
         sent.transmission = self.transmissions;
         sent.sent_at = now;
         sent.retransmitted = true;
@@ -245,22 +245,21 @@ impl SendWindow {
         })
     }
 
-    /// How long to wait for an acknowledgement before sending again.
+    /// The current retransmission timeout.
     pub(crate) fn retransmit_after(&self, config: &Config) -> Duration {
         let measured =
             self.rtt.map_or(config.initial_retransmit, |rtt| rtt.smoothed + 4 * rtt.variance);
         self.backed_off.unwrap_or(measured).clamp(config.min_retransmit, config.max_retransmit)
     }
 
-    /// Nothing came in time: everything in flight is to be sent again, and the next wait is
-    /// twice as long.
-    pub(crate) fn on_fruitless_wait(&mut self, config: &Config) -> Duration {
+    /// Handles a retransmission timeout: marks everything in flight as lost and doubles the timeout.
+    pub(crate) fn on_retransmit_timeout(&mut self, config: &Config) -> Duration {
         self.backed_off = Some(self.retransmit_after(config).saturating_mul(2));
         self.mark_lost();
         self.retransmit_after(config)
     }
 
-    fn first_kept(&self) -> u64 {
+    fn first_retained(&self) -> u64 {
         self.next - self.sent.len() as u64
     }
 }
@@ -289,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_number_is_used_once_and_never_wraps() {
+    fn sequence_numbers_end_at_the_maximum_without_wrapping() {
         let config = Config::default();
         let now = Instant::now();
         let last = u64::from(u32::MAX);
@@ -303,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_name_the_gap_and_only_the_gap_is_sent_again() {
+    fn ack_bits_retransmit_only_the_gap() {
         let config = Config::default();
         let now = Instant::now();
         let mut window = SendWindow::default();
@@ -314,13 +313,13 @@ mod tests {
         assert_eq!(window.on_ack(1, 0b0110, true, now), Ok(true));
         assert_eq!(window.take_lost(now).map(|again| again.seq), Some(2));
         assert!(window.take_lost(now).is_none());
-        // The same news again does not send it a third time.
+        // The same acknowledgement again does not send it a third time.
         assert_eq!(window.on_ack(1, 0b0110, true, now), Ok(false));
         assert!(!window.has_lost());
     }
 
     #[test]
-    fn an_unproven_peer_costs_a_bounded_tail() {
+    fn unproven_peer_retains_a_bounded_tail() {
         let config = Config { unproven_segments: 4, ..Config::default() };
         let now = Instant::now();
         let mut window = SendWindow::default();
@@ -329,11 +328,11 @@ mod tests {
             window.on_sent(Bytes::from_static(b"x"), 0, 1, &config, now);
         }
         assert_eq!(window.in_flight().1, 4);
-        assert!(!window.is_waiting() && !window.is_whole());
+        assert!(!window.is_waiting() && !window.can_retransmit_all());
         window.mark_lost();
         assert!(!window.has_lost());
-        // It proves itself late: what it has not acknowledged is all here.
+        // The peer proves itself late: everything it has not acknowledged is retained.
         assert_eq!(window.on_ack(96, 0, false, now), Ok(true));
-        assert!(window.is_waiting() && window.is_whole());
+        assert!(window.is_waiting() && window.can_retransmit_all());
     }
 }

@@ -1,8 +1,8 @@
-//! What a router needs of a frame: whose it is, of what kind, and whether its sender acknowledges.
+//! What a router needs of a frame: its stream, its kind, and whether its sender acknowledges.
 //!
-//! Reads the tags of the outer message only: no allocation, no copy, no look into a body. Whatever
-//! [`crate::Frame::decode`] takes, [`peek`] takes too, with the same answer; it also takes frames
-//! whose body decoding would refuse, which is the endpoints' business.
+//! [`peek`] reads the tags of the outer message only, without allocation or copy, and never a body. It
+//! accepts every frame that [`crate::Frame::decode`] accepts, with the same result; it also accepts frames
+//! with an invalid body, which the endpoints check.
 
 use crate::config::FrameLimits;
 use crate::frame::{BodyKind, FrameError, VERSION};
@@ -10,10 +10,12 @@ use crate::frame::{BodyKind, FrameError, VERSION};
 /// A frame's address and kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peek<'a> {
+    /// The stream it belongs to.
     pub stream_id: &'a str,
+    /// What kind of body it has.
     pub kind: BodyKind,
-    /// Whether the frame shows that its sender acknowledges: by being an acknowledgement, or by an
-    /// ack or ack bits above 0 that ride on it.
+    /// Whether the frame shows that its sender acknowledges: it is an ack frame, or has an ack or ack
+    /// bits above 0.
     pub acknowledges: bool,
 }
 

@@ -2,6 +2,13 @@
 //!
 //! Private on purpose: their `Debug` prints payloads. [`crate::frame`] is the only user.
 
-#![allow(missing_debug_implementations, clippy::all, clippy::pedantic)]
+#![allow(
+    missing_debug_implementations,
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    reason = "generated"
+)]
 
 include!("proto/codex.exec_server.relay.v1.rs");

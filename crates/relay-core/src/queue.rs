@@ -1,8 +1,7 @@
-//! Messages waiting to be cut and sent.
+//! Messages that wait to be split and sent.
 //!
-//! Bounded: a message is taken while less than the limit waits, so what waits is at most the limit
-//! and one message. Bytes leave it once, in order, when there is room in flight for them; only
-//! then are they encrypted.
+//! The queue accepts a message while less than the limit waits, so it holds at most the limit plus one
+//! message. Bytes leave it once and in order, when the window has room; only then are they encrypted.
 
 use std::collections::VecDeque;
 
@@ -15,9 +14,9 @@ pub(crate) struct MessageQueue {
     messages: VecDeque<Bytes>,
     /// Unsent bytes of all messages.
     bytes: usize,
-    /// How much of the first message, length prefix included where there is one, has gone.
+    /// Bytes of the first message, including its length prefix if it has one, that were sent.
     offset: usize,
-    /// The cut of the first clear message: next index and count.
+    /// The segments of the first clear message: next index and count.
     cut: Option<(u32, u32)>,
     /// A message was refused since the last [`Self::take_writable`].
     blocked: bool,
@@ -32,7 +31,7 @@ impl MessageQueue {
         self.bytes
     }
 
-    /// Takes a message, or refuses it because `limit` bytes wait already.
+    /// Accepts a message, or refuses it because `limit` bytes wait already.
     pub(crate) fn push(&mut self, message: Bytes, limit: usize) -> bool {
         if self.bytes >= limit {
             self.blocked = true;
@@ -43,7 +42,7 @@ impl MessageQueue {
         true
     }
 
-    /// Whether a refused sender is to be told to go on, once.
+    /// Whether a refused sender may continue; reported once.
     pub(crate) fn take_writable(&mut self, limit: usize) -> bool {
         let writable = self.blocked && self.bytes <= limit / 2;
         if writable {
@@ -77,8 +76,8 @@ impl MessageQueue {
         }
     }
 
-    /// The next clear segment with its index and count. A message is cut only if its beginning
-    /// leaves with `may_cut`; once begun, it stays cut the same way.
+    /// The next clear segment with its index and count. A message is split only if its first segment is
+    /// taken with `may_cut`; the split then stays the same.
     pub(crate) fn take_segment(&mut self, may_cut: bool, max: usize) -> Option<(Bytes, u32, u32)> {
         let message = self.messages.front()?;
         let (index, count) = *self.cut.get_or_insert_with(|| {

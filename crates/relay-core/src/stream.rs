@@ -1,7 +1,7 @@
 //! One stream, as both kinds of endpoint have it.
 //!
-//! Invariant: nothing is delivered or sent but in [`Phase::Open`]; every error a method returns
-//! ends this stream and no other.
+//! Invariant: messages are delivered and sent only in [`Phase::Open`]; an error that a method returns ends
+//! this stream and no other.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -17,8 +17,8 @@ use crate::inbound::ReceiveWindow;
 use crate::message::{Deframer, Reassembler};
 use crate::noise::{Initiator, RecordCipher, Responder};
 use crate::outbound::SendWindow;
-use crate::probe::{Firing, Probe, doubling};
 use crate::queue::MessageQueue;
+use crate::retry_timer::{Expiry, RetryTimer, exponential_backoff};
 
 /// Where a stream is in its life. The clear mode starts in `Open`.
 ///
@@ -44,8 +44,8 @@ pub(crate) enum Phase {
     Opening { initiator: Initiator, deadline: Instant },
     /// Messages flow.
     Open(Channel),
-    /// Nothing: held only while one phase turns into the next.
-    Turning,
+    /// A placeholder while one phase is replaced by the next.
+    Transitioning,
 }
 
 pub(crate) enum Channel {
@@ -53,7 +53,7 @@ pub(crate) enum Channel {
     Clear(Reassembler),
 }
 
-/// What a stream holds, in numbers.
+/// Counters of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StreamStats {
     /// Whether messages flow.
@@ -64,7 +64,7 @@ pub struct StreamStats {
     pub queued_bytes: usize,
     /// Segments sent and not acknowledged.
     pub in_flight_segments: u64,
-    /// Bytes kept to be sent again.
+    /// Bytes retained for retransmission.
     pub in_flight_bytes: usize,
     /// Segments held out of order.
     pub held_segments: usize,
@@ -86,22 +86,22 @@ pub(crate) struct Stream {
     handshake: Option<Bytes>,
     send_resume: bool,
     send_heartbeat: bool,
-    /// The driver waits for a sign of life.
+    /// The driver waits for a frame from the peer.
     probed: bool,
     closing: bool,
     queue: MessageQueue,
     outbound: SendWindow,
     inbound: ReceiveWindow,
-    /// Until acknowledgements make progress.
-    retransmit: Probe,
-    /// Until a gap in what arrives is filled.
-    gap: Probe,
-    /// Until the peer is heard after our reconnect.
-    resume: Probe,
-    /// Until a peer that reconnected shows that it acknowledges. Before that, what it lost can
-    /// be neither known nor sent again.
-    doubt: Probe,
-    in_doubt: bool,
+    /// Runs until acknowledgements make progress.
+    retransmit: RetryTimer,
+    /// Runs until a gap in the received segments is filled.
+    gap: RetryTimer,
+    /// Runs until a frame arrives after this side reconnected.
+    resume: RetryTimer,
+    /// Runs until a peer that reconnected proves that it acknowledges. Before that, its losses can be
+    /// neither detected nor repaired.
+    proof: RetryTimer,
+    needs_proof: bool,
     heartbeat_at: Option<Instant>,
     first_record_at: Option<Instant>,
     idle_at: Option<Instant>,
@@ -124,11 +124,11 @@ impl Stream {
             queue: MessageQueue::default(),
             outbound: SendWindow::default(),
             inbound: ReceiveWindow::default(),
-            retransmit: Probe::default(),
-            gap: Probe::default(),
-            resume: Probe::default(),
-            doubt: Probe::default(),
-            in_doubt: false,
+            retransmit: RetryTimer::default(),
+            gap: RetryTimer::default(),
+            resume: RetryTimer::default(),
+            proof: RetryTimer::default(),
+            needs_proof: false,
             heartbeat_at: None,
             first_record_at: None,
             idle_at: None,
@@ -203,7 +203,7 @@ impl Stream {
         if self.queue.push(message, config.send_buffer) { Ok(()) } else { Err(SendError::Blocked) }
     }
 
-    /// Takes no more messages and ends when the last has gone.
+    /// Accepts no more messages and ends after the last is sent.
     pub(crate) fn close(&mut self) {
         self.closing = true;
     }
@@ -212,8 +212,8 @@ impl Stream {
         self.closing && self.queue.is_empty() && !self.outbound.is_waiting()
     }
 
-    /// Asks the peer for a sign of life: a resume, which is answered with an acknowledgement. False for
-    /// a peer that is not known to acknowledge, which may answer nothing.
+    /// Checks that the peer is alive by a resume, which it answers with an acknowledgement. False for a
+    /// peer that is not proven, which may not answer.
     pub(crate) fn probe(&mut self) -> bool {
         let answers = self.is_open() && self.outbound.is_proven() && self.detached_until.is_none();
         self.send_resume |= answers;
@@ -221,16 +221,16 @@ impl Stream {
         answers
     }
 
-    /// Shows the peer that this side is there.
+    /// Queues a heartbeat.
     pub(crate) fn heartbeat(&mut self) {
         self.send_heartbeat |= self.is_open() && self.detached_until.is_none();
     }
 
     // --- physical socket ---
 
-    /// The socket is gone. Whether the stream can wait for another.
+    /// Handles the loss of the socket. Returns whether the stream can wait for another.
     pub(crate) fn detach(&mut self, config: &Config, now: Instant) -> bool {
-        if !self.is_open() || !self.outbound.is_proven() || !self.outbound.is_whole() {
+        if !self.is_open() || !self.outbound.is_proven() || !self.outbound.can_retransmit_all() {
             return false;
         }
         self.detached_until = Some(now + config.detach_timeout);
@@ -243,7 +243,7 @@ impl Stream {
         true
     }
 
-    /// There is a new socket: say where we are and send again what may be lost.
+    /// Resumes over a new socket: announces the position and retransmits what may be lost.
     pub(crate) fn attach(&mut self, config: &Config, now: Instant) {
         if self.detached_until.take().is_none() {
             return;
@@ -259,7 +259,7 @@ impl Stream {
 
     // --- inbound ---
 
-    /// Takes any frame but a handshake or a reset.
+    /// Handles any frame but a handshake or a reset.
     pub(crate) fn on_frame(
         &mut self,
         frame: Frame,
@@ -277,7 +277,7 @@ impl Stream {
             *at = now + config.idle_timeout.unwrap_or_default();
         }
         if std::mem::take(&mut self.probed) {
-            events.push_back(Event::Answered { stream: self.id.clone() });
+            events.push_back(Event::PeerResponded { stream: self.id.clone() });
         }
         let explicit = matches!(frame.body, Body::Ack);
         if self.outbound.on_ack(frame.ack, frame.ack_bits, explicit, now)? {
@@ -287,12 +287,12 @@ impl Stream {
         match frame.body {
             Body::Data(data) => self.on_data(data, config, now, events)?,
             Body::Resume { next_seq } => {
-                // The peer has a new socket: what was on its way to the old one is lost. It is
-                // answered with an acknowledgement and never with a resume, since two of those,
-                // once repeated on the way, would answer each other for ever.
+                // The peer has a new socket, so frames in flight to the old one are lost. The reply
+                // is an acknowledgement and never a resume: two resumes, once duplicated by the
+                // relay, would trigger each other without end.
                 self.outbound.mark_lost();
                 self.inbound.request_ack();
-                self.in_doubt |= next_seq > 0;
+                self.needs_proof |= next_seq > 0;
             }
             Body::Ack | Body::Heartbeat | Body::Reset { .. } | Body::Handshake { .. } => {}
         }
@@ -357,7 +357,7 @@ impl Stream {
         !self.queue.is_empty() && self.outbound.has_room(config.record_len + TAG_LEN, config)
     }
 
-    /// The next frame, and the end of anything it makes needless.
+    /// The next frame to send. Clears the pending work that it covers.
     pub(crate) fn transmit(
         &mut self,
         config: &Config,
@@ -426,13 +426,13 @@ impl Stream {
             }
             _ => return Ok(None),
         };
-        // What is kept to be sent again is the tail of the frame itself, not a copy.
+        // The retained payload is a slice of the frame, not a copy.
         let payload = frame.slice(frame.len() - payload_len..);
         self.outbound.on_sent(payload, segment_index, segment_count, config, now);
         Ok(Some(frame))
     }
 
-    /// Whether a blocked sender is to be told to go on.
+    /// Whether a blocked sender may continue; reported once.
     pub(crate) fn take_writable(&mut self, config: &Config) -> bool {
         self.queue.take_writable(config.send_buffer)
     }
@@ -458,8 +458,8 @@ impl Stream {
         let after = self.outbound.retransmit_after(config);
         self.retransmit.set(self.outbound.is_waiting(), after, now);
         self.gap.set(self.inbound.has_gap(), config.initial_retransmit, now);
-        let doubt = self.in_doubt && self.outbound.is_unproven_with_data();
-        self.doubt.set(doubt, config.initial_retransmit, now);
+        let proof = self.needs_proof && self.outbound.is_unproven_with_data();
+        self.proof.set(proof, config.initial_retransmit, now);
     }
 
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
@@ -478,7 +478,7 @@ impl Stream {
                 self.retransmit.at(),
                 self.gap.at(),
                 self.resume.at(),
-                self.doubt.at(),
+                self.proof.at(),
             ],
         };
         rest.into_iter().flatten().chain(always).min()
@@ -510,24 +510,24 @@ impl Stream {
         }
         self.inbound.on_timeout(now);
         let outbound = &mut self.outbound;
-        let wait = |_| outbound.on_fruitless_wait(config);
-        if self.retransmit.on_timeout(config, now, wait) == Firing::GiveUp {
+        let wait = |_| outbound.on_retransmit_timeout(config);
+        if self.retransmit.on_timeout(config, now, wait) == Expiry::GiveUp {
             return Err(CloseCause::Stalled);
         }
-        match self.gap.on_timeout(config, now, doubling(config)) {
-            Firing::NotDue => {}
-            Firing::Again => self.inbound.request_ack(),
-            Firing::GiveUp => return Err(CloseCause::Stalled),
+        match self.gap.on_timeout(config, now, exponential_backoff(config)) {
+            Expiry::NotDue => {}
+            Expiry::Retry => self.inbound.request_ack(),
+            Expiry::GiveUp => return Err(CloseCause::Stalled),
         }
-        match self.resume.on_timeout(config, now, doubling(config)) {
-            Firing::NotDue => {}
-            Firing::Again => {
+        match self.resume.on_timeout(config, now, exponential_backoff(config)) {
+            Expiry::NotDue => {}
+            Expiry::Retry => {
                 self.send_resume = true;
                 self.inbound.request_ack();
             }
-            Firing::GiveUp => return Err(CloseCause::Stalled),
+            Expiry::GiveUp => return Err(CloseCause::Stalled),
         }
-        if self.doubt.on_timeout(config, now, doubling(config)) == Firing::GiveUp {
+        if self.proof.on_timeout(config, now, exponential_backoff(config)) == Expiry::GiveUp {
             return Err(CloseCause::Stalled);
         }
         Ok(())

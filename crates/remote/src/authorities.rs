@@ -1,4 +1,4 @@
-//! Certificate authorities of one's own, from a file.
+//! Private certificate authorities from a file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,31 +8,31 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::{self, ClientConfig};
 
-/// Why a file gives no authorities.
+/// Why a file of certificate authorities cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthoritiesError {
-    /// It cannot be read as PEM.
+    /// The file cannot be read as PEM.
     #[error("cannot read {path} as PEM")]
     Pem {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: pem::Error,
     },
-    /// It holds none.
+    /// The file contains no certificate.
     #[error("{0} contains no certificate")]
     Empty(PathBuf),
-    /// What it holds does not do.
+    /// The TLS library refuses the certificates.
     #[error("cannot use the certificates in {path}")]
     Unusable {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: rustls::Error,
     },
 }
 
-/// TLS that trusts the authorities in this PEM file, and no others.
+/// A TLS configuration that trusts only the authorities in this PEM file.
 pub fn tls_from_file(path: &Path) -> Result<Arc<ClientConfig>, AuthoritiesError> {
     let unreadable = |source| AuthoritiesError::Pem { path: path.to_owned(), source };
     let found = CertificateDer::pem_file_iter(path).map_err(unreadable)?;

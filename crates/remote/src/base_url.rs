@@ -1,7 +1,7 @@
-//! Where an HTTP service is, and whether a credential may be sent there.
+//! The base URL of an HTTP service, and whether a credential may be sent there.
 //!
-//! Invariant: a [`BaseUrl`] has a scheme of http or https, a host, no user, no query, no fragment
-//! and no trailing slash; so it can be shown.
+//! Invariant: a [`BaseUrl`] has the scheme http or https, a host, no user, no query, no fragment and no
+//! trailing slash, so logs and errors may show it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 use codex_exec_rpc::escape;
 use http::Uri;
 
-/// The address that every path of a service is appended to.
+/// The URL to which a service's paths are appended.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BaseUrl {
     text: String,
@@ -18,7 +18,7 @@ pub struct BaseUrl {
     https: bool,
 }
 
-/// Why a text is no base URL.
+/// Why a text is not a base URL.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid base URL ({reason}); expected https://HOST or https://HOST/PATH")]
 pub struct BaseUrlError {
@@ -53,8 +53,7 @@ impl FromStr for BaseUrl {
 }
 
 impl BaseUrl {
-    /// The URL of a path of this service. Each segment is escaped, so that an id from outside
-    /// cannot become another path.
+    /// The URL of a path of this service. Each segment is escaped, so that an id cannot change the path.
     pub fn join(&self, segments: &[&str]) -> String {
         let mut url = self.text.clone();
         for segment in segments {
@@ -69,17 +68,17 @@ impl BaseUrl {
         &self.host
     }
 
-    /// Whether it is this machine.
+    /// Whether the host is this machine.
     pub fn is_loopback(&self) -> bool {
         self.host == "localhost" || self.host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
     }
 
-    /// Whether what is sent there can be read on the way only by this machine.
+    /// Whether requests are protected on the way: by https, or because the host is this machine.
     pub fn is_private(&self) -> bool {
         self.https || self.is_loopback()
     }
 
-    /// Whether it is an https host under openai.com or openai.org.
+    /// Whether the URL is https and its host is under openai.com or openai.org.
     pub fn is_openai(&self) -> bool {
         let under = |domain: &str| {
             self.host
@@ -116,14 +115,14 @@ mod tests {
     }
 
     #[test]
-    fn slashes_are_trimmed_and_segments_escaped() {
+    fn base_url_trims_slashes_and_escapes_segments() {
         let base = url("https://h.example/api//");
         assert_eq!(base.join(&["a b", "../c"]), "https://h.example/api/a%20b/..%2Fc");
         assert_eq!(base.to_string(), "https://h.example/api");
     }
 
     #[test]
-    fn what_is_no_base_url() {
+    fn invalid_base_urls_are_rejected() {
         for bad in
             ["", "h", "ftp://h", "https://", "https://u:p@h", "https://h?x=1", "https://h/#x"]
         {
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn trust_is_by_whole_labels_and_https() {
+    fn openai_hosts_match_whole_labels_over_https() {
         for yes in ["https://openai.com", "https://api.OpenAI.org:8443/x"] {
             assert!(url(yes).is_openai(), "{yes}");
         }

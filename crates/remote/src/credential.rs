@@ -1,7 +1,7 @@
-//! The seam between the registry and sign-in: what the registry's client needs of a credential.
+//! The interface between the registry client and sign-in.
 //!
-//! Invariant: no header is asked of a credential before [`Credential::may_go_to`] has let its target
-//! pass; [`Registry::new`](crate::Registry::new) sees to it.
+//! Invariant: a credential makes no header before [`Credential::check_target`] has accepted the registry;
+//! [`Registry::new`](crate::Registry::new) calls it.
 
 use std::error::Error;
 use std::fmt;
@@ -13,28 +13,28 @@ use http::{HeaderMap, header};
 use crate::base_url::BaseUrl;
 use crate::http_client::HttpClient;
 
-/// Proves to a registry who is asking. `Debug` must not show the secret.
+/// Authenticates requests to a registry. `Debug` must not show the secret.
 pub trait Credential: fmt::Debug + Send + Sync {
     /// Whether the credential may be sent to this service.
-    fn may_go_to(&self, base: &BaseUrl) -> Result<(), CredentialError>;
+    fn check_target(&self, base: &BaseUrl) -> Result<(), CredentialError>;
 
-    /// The headers of one request. May ask other services by `http`, for a new token say.
+    /// Makes the headers of one request. May send requests by `http`, for example for a new token.
     fn headers<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap>;
 
-    /// After a 401: whether there is now another credential to try with.
+    /// Renews the credential after a 401. Returns whether there is now another one to try.
     fn renew<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, bool>;
 }
 
-/// What the methods of a [`Credential`] return.
+/// The return type of [`Credential`]'s methods.
 pub type CredentialFuture<'a, T> =
     Pin<Box<dyn Future<Output = Result<T, CredentialError>> + Send + 'a>>;
 
-/// A token that was named together with the registry it is for: it goes there, whatever the way.
+/// A token that the user gave for one registry. It is sent there even without TLS.
 #[derive(Debug, Clone)]
 pub struct BearerToken(pub Secret);
 
 impl Credential for BearerToken {
-    fn may_go_to(&self, _base: &BaseUrl) -> Result<(), CredentialError> {
+    fn check_target(&self, _base: &BaseUrl) -> Result<(), CredentialError> {
         Ok(())
     }
 
@@ -62,23 +62,23 @@ pub struct CredentialError {
 }
 
 impl CredentialError {
-    /// It will not work later either.
+    /// A failure that retrying does not cure.
     pub fn permanent(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { cause: cause.into(), transient: false }
     }
 
-    /// Trying later may do.
+    /// A failure that may go away.
     pub fn transient(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { cause: cause.into(), transient: true }
     }
 
-    /// Whether trying later may do.
+    /// Whether a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         self.transient
     }
 }
 
-// Shown as its cause is.
+// Prints the cause alone.
 impl fmt::Debug for CredentialError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.cause, f)

@@ -1,4 +1,4 @@
-//! The system's randomness, as the relay core takes it.
+//! The system's random source, for the relay core.
 
 use codex_exec_relay_core::{Entropy, EntropyError};
 

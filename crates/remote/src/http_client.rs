@@ -1,7 +1,7 @@
-//! A small HTTP client: one request, one connection, one whole answer.
+//! A small HTTP client: one connection per request, and the whole response in memory.
 //!
-//! It follows no redirect, so a credential goes nowhere but where it was sent; it keeps no cookie
-//! and no pool. What it asks is asked rarely.
+//! It follows no redirect, so a credential reaches only the host it was sent to. It has no cookies and no
+//! pool; requests to registries and issuers are rare.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use http_body_util::{BodyExt, Full, Limited};
 use serde::de::DeserializeOwned;
 use tokio_rustls::rustls::ClientConfig;
 
-/// Bounds of a request.
+/// Limits of a request.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct HttpConfig {
-    /// For everything from the name lookup to the last byte of the answer. Default 30 s.
+    /// Timeout from the name lookup to the last byte of the response. Default 30 s.
     pub timeout: Duration,
-    /// The longest answer that is taken. Default 1 MiB.
+    /// The longest response body, in bytes (default 1 MiB); a longer one is an error.
     pub max_body: usize,
-    /// How to speak TLS. Default `None`: with the system's root certificates.
+    /// TLS configuration. Default `None`: trust the system's root certificates.
     pub tls: Option<Arc<ClientConfig>>,
 }
 
@@ -32,28 +32,28 @@ impl Default for HttpConfig {
     }
 }
 
-/// Why there is no answer. Shows neither body nor headers nor URL.
+/// Why there is no response. Shows neither body nor headers nor URL.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The URL cannot be asked.
+    /// The URL is not http or https.
     #[error("invalid URL; expected https://HOST/…")]
     Url,
-    /// There is no connection.
+    /// The connection failed.
     #[error(transparent)]
     Dial(#[from] DialError),
-    /// The exchange broke off.
+    /// The exchange ended early or was not HTTP.
     #[error("the HTTP request failed: {0}")]
     Exchange(#[from] hyper::Error),
-    /// The answer is longer than is taken.
+    /// The body is longer than [`HttpConfig::max_body`], or ended early.
     #[error("the response is incomplete or longer than {max} bytes")]
     Body {
-        /// The limit.
+        /// The limit in bytes.
         max: usize,
     },
-    /// Too slow.
+    /// The request took longer than [`HttpConfig::timeout`].
     #[error("no response within {} s", after.as_secs())]
     Timeout {
-        /// How long it had.
+        /// The timeout.
         after: Duration,
     },
 }
@@ -67,32 +67,32 @@ impl From<ExchangeError> for HttpError {
     }
 }
 
-/// A whole answer. `Debug` shows no body: it may hold tokens.
+/// A complete response. `Debug` hides the body, which may contain tokens.
 #[derive(Clone)]
-pub struct Answer {
+pub struct HttpResponse {
     /// Its status.
     pub status: StatusCode,
     /// Its body.
     pub body: Bytes,
 }
 
-impl Answer {
-    /// The body as JSON, if it is what is expected.
+impl HttpResponse {
+    /// The body parsed as JSON; `None` if it is not a `T`.
     pub fn json<T: DeserializeOwned>(&self) -> Option<T> {
         serde_json::from_slice(&self.body).ok()
     }
 }
 
-impl fmt::Debug for Answer {
+impl fmt::Debug for HttpResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Answer")
+        f.debug_struct("HttpResponse")
             .field("status", &self.status)
             .field("body_len", &self.body.len())
             .finish()
     }
 }
 
-/// What a request carries.
+/// The body of a request.
 #[derive(Debug)]
 pub enum Payload {
     /// Nothing.
@@ -103,26 +103,26 @@ pub enum Payload {
     Form(Vec<(&'static str, String)>),
 }
 
-/// Asks HTTP services.
+/// Sends HTTP requests.
 #[derive(Debug, Clone, Default)]
 pub struct HttpClient {
     config: HttpConfig,
 }
 
 impl HttpClient {
-    /// With these bounds.
+    /// Makes a client with these limits.
     pub fn new(config: HttpConfig) -> Self {
         Self { config }
     }
 
-    /// One request. Any status is an answer.
-    pub async fn ask(
+    /// Sends one request. A response of any status is `Ok`.
+    pub async fn send(
         &self,
         method: Method,
         url: &str,
         headers: HeaderMap,
         payload: Payload,
-    ) -> Result<Answer, HttpError> {
+    ) -> Result<HttpResponse, HttpError> {
         let after = self.config.timeout;
         match tokio::time::timeout(after, self.exchange(method, url, headers, payload)).await {
             Ok(result) => result,
@@ -136,7 +136,7 @@ impl HttpClient {
         url: &str,
         headers: HeaderMap,
         payload: Payload,
-    ) -> Result<Answer, HttpError> {
+    ) -> Result<HttpResponse, HttpError> {
         let uri: Uri = url.parse().map_err(|_| HttpError::Url)?;
         let host = uri.authority().ok_or(HttpError::Url)?.as_str().to_owned();
         let secure = match uri.scheme_str() {
@@ -175,11 +175,11 @@ impl HttpClient {
         let (head, body) = target.send(request).await?.into_parts();
         let max = self.config.max_body;
         let body = Limited::new(body, max).collect().await.map_err(|_| HttpError::Body { max })?;
-        Ok(Answer { status: head.status, body: body.to_bytes() })
+        Ok(HttpResponse { status: head.status, body: body.to_bytes() })
     }
 }
 
-/// `a=b&c=d`, escaped.
+/// Encodes form fields as `a=b&c=d`, escaped.
 pub fn encode_form(fields: &[(&'static str, String)]) -> String {
     let mut text = String::new();
     for (name, value) in fields {

@@ -1,12 +1,12 @@
-//! What both ends of remote mode share: the registry, and the sockets that carry relay streams.
+//! Remote mode, for both ends: the registry client, and the sockets that carry relay streams.
 //!
 //! A server behind NAT registers with a [`Registry`], connects out to a rendezvous, and serves many
-//! harnesses over that one socket. The rendezvous routes frames and sees only ciphertext. The
-//! protocol of the frames is a machine without sockets (`codex-exec-relay-core`); here are the
-//! sockets, the clock and the randomness that drive it.
+//! harnesses over that one socket. The rendezvous routes frames and sees only ciphertext. The frame
+//! protocol is a state machine without sockets (`codex-exec-relay-core`); this crate adds the sockets, the
+//! clock and the random source that drive it.
 //!
-//! This crate knows no JSON-RPC method, no process, no file of the machine, and no way to sign in: a
-//! registry is asked with a [`Credential`], which another crate makes (`codex-exec-credentials`).
+//! This crate knows no JSON-RPC method, no process, no file of the machine, and no way to sign in: its
+//! requests carry a [`Credential`], which another crate makes (`codex-exec-credentials`).
 
 mod authorities;
 mod base_url;
@@ -22,7 +22,7 @@ pub use base_url::{BaseUrl, BaseUrlError};
 pub use codex_exec_rpc::Secret;
 pub use credential::{BearerToken, Credential, CredentialError, CredentialFuture};
 pub use entropy::entropy;
-pub use http_client::{Answer, HttpClient, HttpConfig, HttpError, Payload, encode_form};
+pub use http_client::{HttpClient, HttpConfig, HttpError, HttpResponse, Payload, encode_form};
 pub use registry::{
     Admission, ConnectRequest, ConnectResponse, ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE,
     EnvironmentStatus, ErrorDetail, ErrorResponse, ExecutorResponse, ListResponse, NoiseKeyJson,
@@ -30,7 +30,7 @@ pub use registry::{
     ValidateRequest, ValidateResponse, key_to_json,
 };
 pub use relay::{
-    Enrolment, EnvironmentError, EnvironmentLink, RelayConfig, RemoteError, RendezvousError,
-    serve_streams,
+    EnvironmentConnector, EnvironmentError, RegistrationTarget, RelayConfig, RemoteError,
+    RendezvousError, serve_streams,
 };
 pub use trace_context::TraceContext;

@@ -1,4 +1,4 @@
-//! The trace that a program is part of, as the W3C has it passed on.
+//! W3C trace context: passes the trace of this program on.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -10,13 +10,13 @@ const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 pub struct TraceContext(HeaderMap);
 
 impl TraceContext {
-    /// Of this process: the variables `TRACEPARENT` and `TRACESTATE`.
+    /// Reads the environment variables `TRACEPARENT` and `TRACESTATE`.
     pub fn from_env() -> Self {
         let text = |name| std::env::var(name).ok();
         Self::new(text("TRACEPARENT").as_deref(), text("TRACESTATE").as_deref())
     }
 
-    /// A trace. What is no `traceparent` is none, and then there is no `tracestate` either.
+    /// Makes a trace context. An invalid `traceparent` gives an empty one, without `tracestate`.
     pub fn new(traceparent: Option<&str>, tracestate: Option<&str>) -> Self {
         let mut headers = HeaderMap::new();
         let value = |text: &str| HeaderValue::from_str(text.trim()).ok();
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_trace_is_passed_on() {
+    fn only_a_valid_traceparent_is_forwarded() {
         let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let context = TraceContext::new(Some(good), Some("a=b"));
         assert_eq!(context.0[TRACEPARENT], good);

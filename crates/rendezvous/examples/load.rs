@@ -23,8 +23,8 @@ use bytes::Bytes;
 use codex_exec_relay_core::{Body, Data, Entropy, EntropyError, Frame, NoiseIdentity, StreamId};
 use codex_exec_remote::NoiseKeyJson;
 use codex_rendezvous::{
-    Config, FileStore, NatsOptions, NatsStore, NatsTokens, Right, Scope, Service, Store, TokenBook,
-    TokenFile,
+    Config, FileStore, NatsOptions, NatsStore, NatsTokens, Right, Scope, Service, Store, TokenFile,
+    TokenStore,
 };
 use futures_util::{SinkExt, StreamExt};
 use http_body_util::{BodyExt, Full};
@@ -128,7 +128,7 @@ impl Drop for Process {
 async fn measure(frames: usize, environments: usize) {
     let dir = std::env::temp_dir().join(format!("rendezvous-load-{}", std::process::id()));
     let data = dir.to_str().unwrap();
-    let token = token(&TokenBook::File(TokenFile::new(&dir))).await;
+    let token = token(&TokenStore::File(TokenFile::new(&dir))).await;
 
     let mut best = (0f64, 0f64);
     for round in 0..3 {
@@ -154,7 +154,7 @@ async fn measure(frames: usize, environments: usize) {
 
     let server = nats_server::NatsServer::start().await;
     let nats = format!("nats://{}", server.address);
-    let book = TokenBook::Nats(NatsTokens::connect(&server.options()).await.unwrap());
+    let book = TokenStore::Nats(NatsTokens::connect(&server.options()).await.unwrap());
     let token = self::token(&book).await;
     let mut best = 0f64;
     for _ in 0..3 {
@@ -166,7 +166,7 @@ async fn measure(frames: usize, environments: usize) {
     idle(&nats, &token, environments, "each kept in NATS").await;
 }
 
-async fn token(book: &TokenBook) -> String {
+async fn token(book: &TokenStore) -> String {
     let can = vec![Right::Register, Right::Connect];
     book.create(Scope::Any, can, 0, None).await.unwrap().0.expose().to_owned()
 }

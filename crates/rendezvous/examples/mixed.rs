@@ -27,7 +27,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use codex_rendezvous::{
-    Config, NatsOptions, NatsTokens, Right, Scope, ServeOptions, StoreOptions, TokenBook, TokenFile,
+    Config, NatsOptions, NatsTokens, Right, Scope, ServeOptions, StoreOptions, TokenFile,
+    TokenStore,
 };
 use drive::{Load, Net, Plan, Rng};
 use http_body_util::{BodyExt, Full};
@@ -178,7 +179,7 @@ impl Net for Nodes {
     }
 }
 
-async fn token(book: &TokenBook) -> String {
+async fn token(book: &TokenStore) -> String {
     let can = vec![Right::Register, Right::Connect];
     book.create(Scope::Any, can, 0, None).await.unwrap().0.expose().to_owned()
 }
@@ -189,10 +190,10 @@ async fn mixed(duration: Duration, nodes: usize, plan: Plan) -> ExitCode {
     let (store, book) = match &server {
         Some(server) => {
             let book = NatsTokens::connect(&server.options()).await.unwrap();
-            (format!("nats://{}", server.address), TokenBook::Nats(book))
+            (format!("nats://{}", server.address), TokenStore::Nats(book))
         }
         None => {
-            (dir.to_str().unwrap().to_owned(), TokenBook::File(TokenFile::new(Path::new(&dir))))
+            (dir.to_str().unwrap().to_owned(), TokenStore::File(TokenFile::new(Path::new(&dir))))
         }
     };
     let all: Vec<Node> = (0..nodes).map(|_| Node::start(&store)).collect();

@@ -11,7 +11,7 @@ use codex_exec_rpc::OutboundQueue;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::config::Config;
-use crate::environment::{Environment, LinkHandle};
+use crate::environment::{Environment, HarnessHandle};
 use crate::hub::Hub;
 use crate::metrics::Metrics;
 use crate::socket::{self, ENDED, GOING_AWAY, Outbound, Reader, Received};
@@ -22,7 +22,7 @@ use crate::wire::{WireReceiver, WireSender};
 #[derive(Debug)]
 pub(crate) struct Admitted {
     pub environment: Arc<Environment>,
-    pub link: LinkHandle,
+    pub harness: HarnessHandle,
     pub outbound: Outbound,
     pub queue: OutboundQueue,
 }
@@ -34,10 +34,10 @@ pub(crate) fn serve(
     mut sender: WireSender,
     mut receiver: WireReceiver,
 ) {
-    let Admitted { environment, link, outbound, mut queue } = admitted;
-    let patience = hub.config().close_timeout;
+    let Admitted { environment, harness, outbound, mut queue } = admitted;
+    let timeout = hub.config().close_timeout;
     hub.tasks().spawn(async move {
-        let (given_up, over) = (queue.given_up(patience), sender.over());
+        let (close_deadline, closed) = (queue.close_deadline(timeout), sender.closed());
         let sending = async {
             while let Some((frame, _room)) = queue.next_message().await {
                 if !sender.send(&frame).await {
@@ -47,20 +47,20 @@ pub(crate) fn serve(
         };
         tokio::select! {
             () = sending => {}
-            () = given_up => {}
-            () = over => {}
+            () = close_deadline => {}
+            () = closed => {}
         }
-        sender.cut(socket::reason(&queue)).await;
+        sender.close(socket::reason(&queue)).await;
     });
     let hub = hub.clone();
     hub.tasks().clone().spawn(async move {
         while let Some(frame) = receiver.next().await {
             let len = frame.len();
-            environment.harness_frame(&link, frame).await;
-            receiver.taken(len).await;
+            environment.harness_frame(&harness, frame).await;
+            receiver.release(len).await;
         }
         outbound.close(ENDED);
-        hub.harness_gone(&environment, &link);
+        hub.harness_gone(&environment, &harness);
     });
 }
 
@@ -81,7 +81,7 @@ pub(crate) async fn run<T: AsyncRead + AsyncWrite + Unpin>(
                 if !outbound.deliver(frame, &config).await {
                     return;
                 }
-                receiver.taken(len).await;
+                receiver.release(len).await;
             }
             outbound.close(receiver.reason());
         }
@@ -97,11 +97,11 @@ pub(crate) async fn run<T: AsyncRead + AsyncWrite + Unpin>(
         if !sender.send(&frame).await {
             // Whatever came before the wire was cut still goes out.
             let _ = delivering.await;
-            sender.cut(GOING_AWAY).await;
+            sender.close(GOING_AWAY).await;
             return;
         }
     }
-    sender.cut(ENDED).await;
+    sender.close(ENDED).await;
     drop(reader);
     delivering.abort();
 }

@@ -25,9 +25,9 @@ use tokio::time::sleep;
 
 use crate::bridge;
 use crate::config::Config;
-use crate::hub::{Hub, Who};
+use crate::hub::{Hub, SocketOwner};
 use crate::metrics::Metrics;
-use crate::nats::{Nats, within};
+use crate::nats::{Nats, with_timeout};
 use crate::nats_store::{NatsStore, environment_of};
 use crate::secret::fill;
 use crate::store::{Registration, Store, StoreError};
@@ -35,11 +35,11 @@ use crate::wire::{WireId, WireReceiver, WireSender, Wires, subject_of};
 
 // What a request to a node begins with; below are those of wires.
 const OPEN: u8 = 3;
-const ASK: u8 = 4;
+const PRESENCE: u8 = 4;
 const PING: u8 = 5;
 
 /// How many environments one request asks for.
-const ASK_AT_ONCE: usize = 500;
+const PRESENCE_BATCH: usize = 500;
 
 /// Where frames may have to go.
 #[derive(Debug, Clone)]
@@ -95,8 +95,11 @@ pub(crate) struct Open {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-enum OpenAnswer {
-    Laid { generation: u64 },
+enum OpenReply {
+    #[serde(rename = "Laid")]
+    Opened {
+        generation: u64,
+    },
     Refused(Refusal),
 }
 
@@ -125,7 +128,7 @@ impl Cluster {
     }
 
     fn generation(&self) -> u64 {
-        self.nats.link().borrow().generation
+        self.nats.connection_state().borrow().generation
     }
 
     /// Does this node's part, for ever.
@@ -134,105 +137,106 @@ impl Cluster {
         tokio::join!(
             async {
                 if let Some(inbox) = inbox {
-                    self.read(inbox, hub).await;
+                    self.read_inbox(inbox, hub).await;
                 }
             },
-            self.follow_link(hub),
+            self.follow_connection(hub),
             self.follow_environments(hub),
             self.follow_tokens(),
             self.watch_peers(),
         );
     }
 
-    async fn read(self: &Arc<Self>, mut inbox: Subscriber, hub: &Arc<Hub>) {
+    async fn read_inbox(self: &Arc<Self>, mut inbox: Subscriber, hub: &Arc<Hub>) {
         while let Some(message) = inbox.next().await {
             match message.payload.first() {
-                Some(&OPEN) => self.answer(&message, |body| self.opened(hub, body)),
-                Some(&ASK) => self.answer(&message, |body| {
-                    let asked: Vec<(String, String)> = serde_json::from_slice(body).ok()?;
-                    let known =
-                        asked.iter().map(|(id, registration)| hub.presence_here(id, registration));
+                Some(&OPEN) => self.reply(&message, |body| self.accept_wire(hub, body)),
+                Some(&PRESENCE) => self.reply(&message, |body| {
+                    let requested: Vec<(String, String)> = serde_json::from_slice(body).ok()?;
+                    let known = requested
+                        .iter()
+                        .map(|(id, registration)| hub.presence_here(id, registration));
                     encode(&known.collect::<Vec<_>>())
                 }),
-                Some(&PING) => self.answer(&message, |_| encode(&self.generation())),
+                Some(&PING) => self.reply(&message, |_| encode(&self.generation())),
                 _ => self.wires.handle(&message.payload, message.reply),
             }
         }
     }
 
-    fn answer(&self, message: &Message, answer: impl FnOnce(&[u8]) -> Option<Bytes>) {
-        let Some(reply) = message.reply.clone() else { return };
-        if let Some(answer) = answer(&message.payload[1..]) {
+    fn reply(&self, message: &Message, handler: impl FnOnce(&[u8]) -> Option<Bytes>) {
+        let Some(subject) = message.reply.clone() else { return };
+        if let Some(reply) = handler(&message.payload[1..]) {
             let client = self.nats.client.clone();
             // The reader of the inbox waits for nothing.
             tokio::spawn(async move {
-                let _ = within(client.publish(reply, answer)).await;
+                let _ = with_timeout(client.publish(subject, reply)).await;
             });
         }
     }
 
-    async fn ask<T: DeserializeOwned>(&self, node: &str, kind: u8, body: &[u8]) -> Option<T> {
+    async fn request<T: DeserializeOwned>(&self, node: &str, kind: u8, body: &[u8]) -> Option<T> {
         self.nats.up().ok()?;
         let request = Bytes::from([&[kind], body].concat());
-        let answer = within(self.nats.client.request(subject_of(node), request)).await;
-        serde_json::from_slice(&answer.ok()?.ok()?.payload).ok()
+        let reply = with_timeout(self.nats.client.request(subject_of(node), request)).await;
+        serde_json::from_slice(&reply.ok()?.ok()?.payload).ok()
     }
 
     /// Has everything that was said to others written out.
     pub(crate) async fn flush(&self) {
-        let _ = within(self.nats.client.flush()).await;
+        let _ = with_timeout(self.nats.client.flush()).await;
     }
 
     // --- wires ---
 
     /// Lays a wire from a harness here to the home of its environment.
-    pub(crate) async fn open(
+    pub(crate) async fn open_wire(
         &self,
         node: &str,
-        who: &Who,
+        owner: &SocketOwner,
         harness: &str,
     ) -> Result<(WireSender, WireReceiver), Refusal> {
         let mut id = [0; 16];
         fill(&mut id).map_err(|_| Refusal::Away)?;
-        let (environment, registration) = (who.environment.clone(), who.registration.clone());
+        let (environment, registration) = (owner.environment.clone(), owner.registration.clone());
         let open = Open {
             from: self.node().to_owned(),
             generation: self.generation(),
             environment: environment.clone(),
             registration: registration.clone(),
             harness: harness.to_owned(),
-            token: who.token.clone(),
+            token: owner.token.clone(),
         };
         let body = [&id[..], &encode(&open).unwrap_or_default()].concat();
         // Before it is asked for: frames may come right after the answer.
         let id = WireId::from_be_bytes(id);
-        let (sender, receiver) = self.wires.lay(id, node, Some(environment), registration);
-        let refusal = match self.ask(node, OPEN, &body).await {
-            Some(OpenAnswer::Laid { generation }) => {
+        let (sender, receiver) = self.wires.open(id, node, Some(environment), registration);
+        let refusal = match self.request(node, OPEN, &body).await {
+            Some(OpenReply::Opened { generation }) => {
                 sender.end().set_peer_generation(generation);
                 return Ok((sender, receiver));
             }
-            Some(OpenAnswer::Refused(refusal)) => refusal,
+            Some(OpenReply::Refused(refusal)) => refusal,
             None => Refusal::NodeGone,
         };
-        sender.cut(crate::socket::ENDED).await;
+        sender.close(crate::socket::ENDED).await;
         Err(refusal)
     }
 
     /// Another node wants a wire.
-    fn opened(self: &Arc<Self>, hub: &Arc<Hub>, body: &[u8]) -> Option<Bytes> {
+    fn accept_wire(self: &Arc<Self>, hub: &Arc<Hub>, body: &[u8]) -> Option<Bytes> {
         let id = WireId::from_be_bytes(body.get(..16)?.try_into().ok()?);
         let open: Open = serde_json::from_slice(&body[16..]).ok()?;
-        let answer = match hub.admit(&open) {
-            Ok(link) => {
-                let (sender, receiver) = self.wires.lay(id, &open.from, None, open.registration);
+        let reply = match hub.admit(&open) {
+            Ok(admitted) => {
+                let (sender, receiver) = self.wires.open(id, &open.from, None, open.registration);
                 sender.end().set_peer_generation(open.generation);
-                bridge::serve(hub, link, sender, receiver);
-                OpenAnswer::Laid { generation: self.generation() }
+                bridge::serve(hub, admitted, sender, receiver);
+                OpenReply::Opened { generation: self.generation() }
             }
-            Err(refusal) => OpenAnswer::Refused(refusal),
+            Err(refusal) => OpenReply::Refused(refusal),
         };
-        encode(&answer)
+        encode(&reply)
     }
 
     // --- who is where ---
@@ -245,23 +249,24 @@ impl Cluster {
                 by_node.entry(node).or_default().push(at);
             }
         }
-        let answers: Mutex<Vec<Option<Presence>>> = Mutex::new(vec![None; known.len()]);
-        let asking = by_node.into_iter().map(async |(node, places)| {
-            for places in places.chunks(ASK_AT_ONCE) {
-                let asked: Vec<_> =
-                    places.iter().map(|at| (&known[*at].environment, &known[*at].id)).collect();
-                let body = encode(&asked).unwrap_or_default();
-                let answer: Option<Vec<Option<Presence>>> = self.ask(node, ASK, &body).await;
+        let presences: Mutex<Vec<Option<Presence>>> = Mutex::new(vec![None; known.len()]);
+        let requests = by_node.into_iter().map(async |(node, indexes)| {
+            for indexes in indexes.chunks(PRESENCE_BATCH) {
+                let requested: Vec<_> =
+                    indexes.iter().map(|at| (&known[*at].environment, &known[*at].id)).collect();
+                let body = encode(&requested).unwrap_or_default();
+                let reply: Option<Vec<Option<Presence>>> =
+                    self.request(node, PRESENCE, &body).await;
                 // A node that does not answer is gone, and so are its environments.
-                let Some(answer) = answer else { return };
-                let mut answers = answers.lock();
-                for (at, presence) in places.iter().zip(answer) {
-                    answers[*at] = presence;
+                let Some(reply) = reply else { return };
+                let mut presences = presences.lock();
+                for (at, presence) in indexes.iter().zip(reply) {
+                    presences[*at] = presence;
                 }
             }
         });
-        join_all(asking).await;
-        answers.into_inner()
+        join_all(requests).await;
+        presences.into_inner()
     }
 
     /// The node that was said to have an environment is gone: says so, for all.
@@ -271,21 +276,21 @@ impl Cluster {
         registration: &str,
         node: &str,
     ) -> Result<(), StoreError> {
-        let gone = crate::nats_store::Seen::Gone { node };
+        let gone = crate::nats_store::SocketChange::Gone { node };
         let now = self.config.clock.now();
-        self.store.seen(environment, registration, gone, now).await.map(drop)
+        self.store.record_socket(environment, registration, gone, now).await.map(drop)
     }
 
     /// NATS goes and comes back.
-    async fn follow_link(&self, hub: &Arc<Hub>) {
-        let mut link = self.nats.link();
-        let mut generation = link.borrow_and_update().generation;
-        while link.changed().await.is_ok() {
-            let now = *link.borrow_and_update();
+    async fn follow_connection(&self, hub: &Arc<Hub>) {
+        let mut state = self.nats.connection_state();
+        let mut generation = state.borrow_and_update().generation;
+        while state.changed().await.is_ok() {
+            let now = *state.borrow_and_update();
             if now.generation != generation {
                 generation = now.generation;
                 tracing::warn!("lost the connection to NATS; closing streams between nodes");
-                self.wires.cut_all();
+                self.wires.close_all();
             }
             if now.up {
                 self.store.tokens_changed();
@@ -297,13 +302,13 @@ impl Cluster {
     /// Environments register, move and go, at any node.
     async fn follow_environments(&self, hub: &Arc<Hub>) {
         loop {
-            if let Ok(Ok(mut changes)) = within(self.nats.environments.watch_all()).await {
+            if let Ok(Ok(mut changes)) = with_timeout(self.nats.environments.watch_all()).await {
                 // What changed before it was watched.
                 hub.recheck_all().await;
                 while let Some(Ok(change)) = changes.next().await {
                     let Some(environment) = environment_of(&change.key) else { continue };
                     let here = hub.get(&environment);
-                    let wired = self.wires.lead_to(&environment);
+                    let wired = self.wires.has_wire_to(&environment);
                     let same = here.as_ref().is_some_and(|here| {
                         let value: Option<Registration> =
                             serde_json::from_slice(&change.value).ok();
@@ -324,7 +329,7 @@ impl Cluster {
 
     async fn follow_tokens(&self) {
         loop {
-            if let Ok(Ok(mut changes)) = within(self.nats.tokens.watch_all()).await {
+            if let Ok(Ok(mut changes)) = with_timeout(self.nats.tokens.watch_all()).await {
                 self.store.tokens_changed();
                 while let Some(Ok(_)) = changes.next().await {
                     self.store.tokens_changed();
@@ -342,11 +347,11 @@ impl Cluster {
                 continue;
             }
             join_all(self.wires.peers().iter().map(async |peer| {
-                let generation: Option<u64> = self.ask(peer, PING, &[]).await;
+                let generation: Option<u64> = self.request(peer, PING, &[]).await;
                 if generation.is_none() {
                     tracing::warn!(node = &**peer, "a node does not respond");
                 }
-                self.wires.cut_peer(peer, generation);
+                self.wires.close_peer(peer, generation);
             }))
             .await;
         }

@@ -51,7 +51,7 @@ pub struct Config {
     pub peer_ping: Duration,
     /// How often it is noted which harnesses are here, so that they may come back after a crash
     /// with the URL they have. Default 60 s.
-    pub note_interval: Duration,
+    pub harness_record_interval: Duration,
 
     /// When a silent socket is pinged. Default 30 s.
     pub ping_after: Duration,
@@ -96,7 +96,7 @@ impl Default for Config {
             stall_timeout: Duration::from_secs(10),
             wire_bytes: 512 << 10,
             peer_ping: Duration::from_secs(5),
-            note_interval: Duration::from_secs(60),
+            harness_record_interval: Duration::from_secs(60),
             ping_after: Duration::from_secs(30),
             pong_within: Duration::from_secs(60),
             request_timeout: Duration::from_secs(15),
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn public_urls() {
+    fn public_url_accepts_only_http_and_https() {
         let url: PublicUrl = "https://r.example.com/x/".parse().unwrap();
         assert_eq!(url.as_str(), "https://r.example.com/x");
         assert_eq!(url.websocket(), "wss://r.example.com/x");

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::socket::{GOING_AWAY, OFFLINE, Outbound, REPLACED, REVOKED};
-use crate::table::{Dropped, FromExecutor, FromHarness, LinkId, Table, TableLimits};
+use crate::table::{Dropped, FromExecutor, FromHarness, HarnessSocketId, Table, TableLimits};
 
 /// What harnesses are told when a stream ends by our doing.
 const ENVIRONMENT_GONE: &str = "environment_disconnected";
@@ -34,7 +34,7 @@ pub(crate) struct Environment {
     known_since: Instant,
     /// Held while it is noted in the store whether the environment is here, so that what is
     /// noted last is true.
-    pub noting: Arc<tokio::sync::Mutex<()>>,
+    pub presence_lock: Arc<tokio::sync::Mutex<()>>,
     inner: Mutex<Inner>,
 }
 
@@ -42,12 +42,12 @@ pub(crate) struct Environment {
 struct Inner {
     table: Table,
     executor: Option<Executor>,
-    links: HashMap<LinkId, Link>,
+    harness_sockets: HashMap<HarnessSocketId, HarnessSocket>,
     /// Names sockets of either side; grows.
     next: u64,
     /// Changes whenever the environment's socket comes or goes.
     epoch: u64,
-    over: bool,
+    ended: bool,
 }
 
 #[derive(Debug)]
@@ -59,7 +59,7 @@ struct Executor {
 }
 
 #[derive(Debug)]
-struct Link {
+struct HarnessSocket {
     outbound: Outbound,
     harness: Arc<str>,
     token: String,
@@ -67,8 +67,8 @@ struct Link {
 
 /// A harness's socket, as its reading task has it.
 #[derive(Debug, Clone)]
-pub(crate) struct LinkHandle {
-    pub id: LinkId,
+pub(crate) struct HarnessHandle {
+    pub id: HarnessSocketId,
     pub harness: Arc<str>,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct LinkHandle {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttachError {
     /// Replaced or removed in the meantime.
-    Over,
+    Ended,
     /// As many harnesses as there may be.
     Full,
 }
@@ -87,7 +87,7 @@ pub(crate) enum Detached {
     /// Another socket has taken its place.
     Replaced,
     /// Nothing.
-    Over,
+    Ended,
     /// Streams that wait; to be given up at this epoch.
     Waiting(u64),
 }
@@ -96,19 +96,19 @@ impl Environment {
     pub(crate) fn new(registration: String, config: Arc<Config>, metrics: Arc<Metrics>) -> Self {
         let limits = TableLimits {
             streams: config.streams_per_environment,
-            streams_per_link: config.streams_per_harness,
+            streams_per_socket: config.streams_per_harness,
         };
         let inner = Inner {
             table: Table::new(limits),
             executor: None,
-            links: HashMap::new(),
+            harness_sockets: HashMap::new(),
             next: 0,
             epoch: 0,
-            over: false,
+            ended: false,
         };
         let known_since = Instant::now();
-        let noting = Arc::default();
-        Self { registration, config, metrics, known_since, noting, inner: Mutex::new(inner) }
+        let presence_lock = Arc::default();
+        Self { registration, config, metrics, known_since, presence_lock, inner: Mutex::new(inner) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -123,13 +123,14 @@ impl Environment {
     /// Sockets of harnesses, and streams.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let inner = self.lock();
-        (inner.links.len(), inner.table.len())
+        (inner.harness_sockets.len(), inner.table.len())
     }
 
     /// Whether a harness is here, or expected back.
     pub(crate) fn knows(&self, harness: &str) -> bool {
         let inner = self.lock();
-        inner.table.knows(harness) || inner.links.values().any(|link| &*link.harness == harness)
+        inner.table.knows(harness)
+            || inner.harness_sockets.values().any(|socket| &*socket.harness == harness)
     }
 
     /// Marks that something waits for the environment's socket; see [`Self::give_up`].
@@ -147,8 +148,8 @@ impl Environment {
         since: u64,
     ) -> Result<u64, AttachError> {
         let mut inner = self.lock();
-        if inner.over {
-            return Err(AttachError::Over);
+        if inner.ended {
+            return Err(AttachError::Ended);
         }
         if let Some(old) = inner.executor.take() {
             old.outbound.close(REPLACED);
@@ -164,8 +165,8 @@ impl Environment {
     /// The environment's socket is gone.
     pub(crate) fn detach_executor(&self, socket: u64) -> Detached {
         let mut inner = self.lock();
-        if inner.over {
-            return Detached::Over;
+        if inner.ended {
+            return Detached::Ended;
         }
         if inner.executor.as_ref().is_none_or(|executor| executor.socket != socket) {
             return Detached::Replaced;
@@ -177,15 +178,15 @@ impl Environment {
     }
 
     /// Whether everything here has ended.
-    pub(crate) fn is_over(&self) -> bool {
-        self.lock().over
+    pub(crate) fn is_ended(&self) -> bool {
+        self.lock().ended
     }
 
     fn end_unproven(&self, inner: &mut Inner) {
-        for (link, stream) in inner.table.executor_gone() {
+        for (socket, stream) in inner.table.executor_gone() {
             self.metrics.resets.fetch_add(1, Relaxed);
-            if let Some(link) = inner.links.get(&link) {
-                link.outbound.reset(&stream, ENVIRONMENT_GONE);
+            if let Some(socket) = inner.harness_sockets.get(&socket) {
+                socket.outbound.reset(&stream, ENVIRONMENT_GONE);
             }
         }
     }
@@ -207,12 +208,12 @@ impl Environment {
 
     /// The environment's socket is at another node now. Everything here ends without a word about
     /// streams: those that acknowledge go on there.
-    pub(crate) fn move_away(&self) {
+    pub(crate) fn move_to_other_node(&self) {
         let mut inner = self.lock();
-        inner.over = true;
+        inner.ended = true;
         inner.table.clear();
-        for (_, link) in inner.links.drain() {
-            link.outbound.close(GOING_AWAY);
+        for (_, socket) in inner.harness_sockets.drain() {
+            socket.outbound.close(GOING_AWAY);
         }
         if let Some(executor) = inner.executor.take() {
             executor.outbound.close(REPLACED);
@@ -220,15 +221,15 @@ impl Environment {
     }
 
     fn end_all(&self, inner: &mut Inner, reason: CloseReason) {
-        inner.over = true;
-        for (link, stream) in inner.table.clear() {
+        inner.ended = true;
+        for (socket, stream) in inner.table.clear() {
             self.metrics.resets.fetch_add(1, Relaxed);
-            if let Some(link) = inner.links.get(&link) {
-                link.outbound.reset(&stream, ENVIRONMENT_GONE);
+            if let Some(socket) = inner.harness_sockets.get(&socket) {
+                socket.outbound.reset(&stream, ENVIRONMENT_GONE);
             }
         }
-        for (_, link) in inner.links.drain() {
-            link.outbound.close(reason);
+        for (_, socket) in inner.harness_sockets.drain() {
+            socket.outbound.close(reason);
         }
         if let Some(executor) = inner.executor.take() {
             executor.outbound.close(reason);
@@ -246,7 +247,9 @@ impl Environment {
                 return self.metrics.dropped(Dropped::Away);
             }
             match inner.table.executor_frame(seen) {
-                FromExecutor::To(link) => inner.links.get(&link).map(|link| link.outbound.clone()),
+                FromExecutor::To(socket) => {
+                    inner.harness_sockets.get(&socket).map(|socket| socket.outbound.clone())
+                }
                 FromExecutor::Drop(why) => return self.metrics.dropped(why),
                 FromExecutor::Unknown => {
                     self.metrics.dropped(Dropped::Unknown);
@@ -274,32 +277,34 @@ impl Environment {
     // --- the harnesses' side ---
 
     /// A harness's socket is here.
-    pub(crate) fn attach_link(
+    pub(crate) fn attach_harness(
         &self,
         outbound: Outbound,
         harness: Arc<str>,
         token: String,
-    ) -> Result<LinkHandle, AttachError> {
+    ) -> Result<HarnessHandle, AttachError> {
         let mut inner = self.lock();
-        if inner.over {
-            return Err(AttachError::Over);
+        if inner.ended {
+            return Err(AttachError::Ended);
         }
-        if inner.links.len() >= self.config.harnesses_per_environment {
+        if inner.harness_sockets.len() >= self.config.harnesses_per_environment {
             return Err(AttachError::Full);
         }
         inner.next += 1;
         let id = inner.next;
-        inner.links.insert(id, Link { outbound, harness: harness.clone(), token });
-        Ok(LinkHandle { id, harness })
+        inner
+            .harness_sockets
+            .insert(id, HarnessSocket { outbound, harness: harness.clone(), token });
+        Ok(HarnessHandle { id, harness })
     }
 
     /// A harness's socket is gone. Its streams end, or wait for it; `true` if some wait.
-    pub(crate) fn detach_link(&self, link: &LinkHandle) -> bool {
+    pub(crate) fn detach_harness(&self, socket: &HarnessHandle) -> bool {
         let mut inner = self.lock();
-        inner.links.remove(&link.id);
-        let ended = inner.table.link_gone(link.id, Instant::now());
-        self.tell_executor(&inner, ended);
-        inner.table.knows(&link.harness)
+        inner.harness_sockets.remove(&socket.id);
+        let ended = inner.table.socket_gone(socket.id, Instant::now());
+        self.reset_at_executor(&inner, ended);
+        inner.table.knows(&socket.harness)
     }
 
     /// Ends the streams that have waited for their harness for the whole grace period.
@@ -307,11 +312,11 @@ impl Environment {
         let mut inner = self.lock();
         if let Some(before) = Instant::now().checked_sub(self.config.grace) {
             let ended = inner.table.expire(before);
-            self.tell_executor(&inner, ended);
+            self.reset_at_executor(&inner, ended);
         }
     }
 
-    fn tell_executor(&self, inner: &Inner, ended: Vec<Box<str>>) {
+    fn reset_at_executor(&self, inner: &Inner, ended: Vec<Box<str>>) {
         for stream in ended {
             self.metrics.resets.fetch_add(1, Relaxed);
             if let Some(executor) = &inner.executor {
@@ -321,16 +326,16 @@ impl Environment {
     }
 
     /// A frame that a harness's socket gave.
-    pub(crate) async fn harness_frame(&self, link: &LinkHandle, frame: Bytes) {
+    pub(crate) async fn harness_frame(&self, socket: &HarnessHandle, frame: Bytes) {
         let Ok(seen) = peek(&frame, &self.config.frame) else {
             return self.metrics.dropped(Dropped::Invalid);
         };
         let to = {
             let mut inner = self.lock();
-            let verdict = inner.table.harness_frame(link.id, &link.harness, seen);
+            let verdict = inner.table.harness_frame(socket.id, &socket.harness, seen);
             let back = |reason| {
-                if let Some(link) = inner.links.get(&link.id) {
-                    link.outbound.refuse(seen.stream_id, reason);
+                if let Some(socket) = inner.harness_sockets.get(&socket.id) {
+                    socket.outbound.refuse(seen.stream_id, reason);
                 }
             };
             match verdict {
@@ -364,7 +369,7 @@ impl Environment {
 
     /// The harnesses that are here.
     pub(crate) fn harnesses(&self) -> Vec<Arc<str>> {
-        self.lock().links.values().map(|link| link.harness.clone()).collect()
+        self.lock().harness_sockets.values().map(|socket| socket.harness.clone()).collect()
     }
 
     // --- tokens ---
@@ -373,7 +378,7 @@ impl Environment {
     pub(crate) fn tokens(&self) -> Vec<String> {
         let inner = self.lock();
         let executor = inner.executor.iter().map(|executor| executor.token.clone());
-        executor.chain(inner.links.values().map(|link| link.token.clone())).collect()
+        executor.chain(inner.harness_sockets.values().map(|socket| socket.token.clone())).collect()
     }
 
     /// Closes the sockets of a token and ends their streams.
@@ -382,13 +387,17 @@ impl Environment {
         if inner.executor.as_ref().is_some_and(|executor| executor.token == token) {
             return self.end_all(&mut inner, REVOKED);
         }
-        let links: Vec<LinkId> =
-            inner.links.iter().filter(|(_, link)| link.token == token).map(|(id, _)| *id).collect();
-        for id in links {
-            let ended = inner.table.revoke_link(id);
-            self.tell_executor(&inner, ended);
-            if let Some(link) = inner.links.remove(&id) {
-                link.outbound.close(REVOKED);
+        let harness_sockets: Vec<HarnessSocketId> = inner
+            .harness_sockets
+            .iter()
+            .filter(|(_, socket)| socket.token == token)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in harness_sockets {
+            let ended = inner.table.revoke_socket(id);
+            self.reset_at_executor(&inner, ended);
+            if let Some(socket) = inner.harness_sockets.remove(&id) {
+                socket.outbound.close(REVOKED);
             }
         }
     }
@@ -396,8 +405,8 @@ impl Environment {
     /// Closes all sockets; streams that acknowledge go on elsewhere or later.
     pub(crate) fn close_sockets(&self, reason: CloseReason) {
         let inner = self.lock();
-        for link in inner.links.values() {
-            link.outbound.close(reason);
+        for socket in inner.harness_sockets.values() {
+            socket.outbound.close(reason);
         }
         if let Some(executor) = &inner.executor {
             executor.outbound.close(reason);

@@ -25,7 +25,7 @@ use crate::token::{Right, Scope, TokenRecord};
 /// How large the journal of state may be before it is looked at whether it can be smaller.
 const COMPACT_BYTES: u64 = 4 << 20;
 /// For how many seconds it is kept when a harness was last here; longer than anybody asks.
-const KEEP_HARNESSES: u64 = 3600;
+const HARNESS_RETENTION_SECONDS: u64 = 3600;
 
 /// A data directory, opened by a service.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl FileStore {
     pub(crate) fn tokens(&self) -> Result<impl std::ops::Deref<Target = Tokens>, StoreError> {
         let mut guard = self.tokens.lock();
         let (journal, tokens) = &mut *guard;
-        follow(journal, tokens)?;
+        apply_changes(journal, tokens)?;
         Ok(TokensGuard(guard))
     }
 
@@ -131,7 +131,7 @@ impl FileStore {
         Ok(true)
     }
 
-    pub(crate) async fn seen(
+    pub(crate) async fn set_online(
         &self,
         environment: &str,
         registration: &str,
@@ -146,7 +146,7 @@ impl FileStore {
         Ok(true)
     }
 
-    pub(crate) async fn harness_seen(&self, name: String, at: u64) -> Result<(), StoreError> {
+    pub(crate) async fn record_harness(&self, name: String, at: u64) -> Result<(), StoreError> {
         let state = self.state.clone();
         blocking(move || {
             let mut state = state.lock();
@@ -238,7 +238,7 @@ impl State {
 
     fn compact(&mut self, now: u64) -> io::Result<()> {
         self.used.retain(|_, expires| *expires > now);
-        self.harnesses.retain(|_, at| *at + KEEP_HARNESSES > now);
+        self.harnesses.retain(|_, at| *at + HARNESS_RETENTION_SECONDS > now);
         let registrations = self.registrations.values().cloned().map(Record::Registered);
         let used = self.used.iter();
         let used = used.map(|(name, &expires)| Record::Used { name: name.clone(), expires });
@@ -260,7 +260,7 @@ impl std::ops::Deref for TokensGuard<'_> {
     }
 }
 
-fn follow(journal: &mut SharedJournal, tokens: &mut Tokens) -> io::Result<()> {
+fn apply_changes(journal: &mut SharedJournal, tokens: &mut Tokens) -> io::Result<()> {
     if let Some((fresh, changes)) = journal.changes()? {
         if fresh {
             *tokens = Tokens::default();
@@ -318,7 +318,7 @@ impl TokenFile {
             directory.metadata()?;
         }
         let mut tokens = Tokens::default();
-        follow(&mut SharedJournal::new(self.0.clone()), &mut tokens)?;
+        apply_changes(&mut SharedJournal::new(self.0.clone()), &mut tokens)?;
         Ok(tokens)
     }
 }
@@ -341,19 +341,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_disk_refuses_and_recovers() {
+    async fn full_disk_refuses_changes_and_recovers() {
         let dir = tempfile::tempdir().unwrap();
         let store = FileStore::open(dir.path(), 1).unwrap();
         store.register(registration("before")).await.unwrap();
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let real = store.state.lock().journal.divert(full);
+        let real = store.state.lock().journal.replace_file(full);
         store.register(registration("refused")).await.unwrap_err();
         store.use_once("refused", 100, 1).await.unwrap_err();
         assert!(!store.remove("nobody").await.unwrap());
         store.remove("before").await.unwrap_err();
         // What could not be kept did not happen.
         assert_eq!(store.registrations(), [registration("before")]);
-        store.state.lock().journal.divert(real);
+        store.state.lock().journal.replace_file(real);
         store.register(registration("after")).await.unwrap();
         assert!(store.use_once("refused", 100, 1).await.unwrap());
         drop(store);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_journal_does_not_grow_for_ever() {
+    async fn journal_size_is_bounded_by_compaction() {
         let dir = tempfile::tempdir().unwrap();
         let store = FileStore::open(dir.path(), 1).unwrap();
         store.register(registration("e")).await.unwrap();

@@ -18,15 +18,15 @@ use percent_encoding::percent_decode_str;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::api::ApiError;
+use crate::api_error::ApiError;
 use crate::registry::Caller;
 use crate::service::Service;
 use crate::socket;
 
-pub(crate) type Answer = Response<Full<Bytes>>;
+pub(crate) type HttpResponse = Response<Full<Bytes>>;
 
 /// A connection's share of all there may be.
-pub(crate) type Share = std::sync::Arc<tokio::sync::OwnedSemaphorePermit>;
+pub(crate) type ConnectionPermit = std::sync::Arc<tokio::sync::OwnedSemaphorePermit>;
 
 /// The longest id of an environment.
 const MAX_ID_LEN: usize = 128;
@@ -37,13 +37,13 @@ pub(crate) async fn respond(
     from: IpAddr,
     secure: bool,
     request: Request<Incoming>,
-    share: Share,
-) -> Answer {
-    let (call, result) = route(service, from, secure, request, share).await;
-    let answer = result.unwrap_or_else(failure);
-    service.metrics().request(call, answer.status().as_u16());
-    tracing::debug!(call, status = answer.status().as_u16(), "request");
-    answer
+    permit: ConnectionPermit,
+) -> HttpResponse {
+    let (call, result) = route(service, from, secure, request, permit).await;
+    let response = result.unwrap_or_else(failure);
+    service.metrics().request(call, response.status().as_u16());
+    tracing::debug!(call, status = response.status().as_u16(), "request");
+    response
 }
 
 /// What a request asks for.
@@ -108,26 +108,26 @@ async fn route(
     from: IpAddr,
     secure: bool,
     request: Request<Incoming>,
-    share: Share,
-) -> (&'static str, Result<Answer, ApiError>) {
+    permit: ConnectionPermit,
+) -> (&'static str, Result<HttpResponse, ApiError>) {
     // A page in a browser has no business here; a browser always says where it comes from.
     if request.headers().contains_key(ORIGIN) {
         return ("refused", Err(ApiError::Origin));
     }
     match Call::parse(request.uri().path()) {
-        Ok(call) => (call.label(), answer(service, from, secure, call, request, share).await),
+        Ok(call) => (call.label(), handle_call(service, from, secure, call, request, permit).await),
         Err(error) => ("unknown", Err(error)),
     }
 }
 
-async fn answer(
+async fn handle_call(
     service: &Service,
     from: IpAddr,
     secure: bool,
     call: Call,
     request: Request<Incoming>,
-    share: Share,
-) -> Result<Answer, ApiError> {
+    permit: ConnectionPermit,
+) -> Result<HttpResponse, ApiError> {
     let method = request.method().clone();
     let needs = match &call {
         Call::Health | Call::Ready | Call::Metrics | Call::Rendezvous | Call::List => &Method::GET,
@@ -160,7 +160,7 @@ async fn answer(
     }
     match call {
         Call::Rendezvous => {
-            rendezvous(service, from, Request::from_parts(parts, body), share).await
+            rendezvous(service, from, Request::from_parts(parts, body), permit).await
         }
         Call::List => {
             let environments = registry.list(&caller).await?;
@@ -192,8 +192,8 @@ async fn rendezvous(
     service: &Service,
     from: IpAddr,
     mut request: Request<Incoming>,
-    share: Share,
-) -> Result<Answer, ApiError> {
+    permit: ConnectionPermit,
+) -> Result<HttpResponse, ApiError> {
     let accept = websocket_accept(request.headers()).ok_or(ApiError::UpgradeRequired)?;
     let query = request.uri().query().unwrap_or_default();
     let pass = query.split('&').find_map(|pair| pair.strip_prefix("pass="));
@@ -202,7 +202,7 @@ async fn rendezvous(
     let hub = service.registry().hub.clone();
     let config = service.config().clone();
     service.tasks().spawn(async move {
-        let _share = share;
+        let _permit = permit;
         match upgrade.await {
             Ok(io) => hub.run(seat, socket::builder(&config).serve(TokioIo::new(io))).await,
             Err(error) => tracing::debug!(%error, "upgrade failed"),
@@ -265,7 +265,7 @@ async fn read<T: DeserializeOwned>(service: &Service, body: Incoming) -> Result<
     })
 }
 
-fn json<T: Serialize>(body: &T) -> Result<Answer, ApiError> {
+fn json<T: Serialize>(body: &T) -> Result<HttpResponse, ApiError> {
     let bytes = serde_json::to_vec(body).map_err(|_| ApiError::Store)?;
     let mut response = Response::new(Full::from(bytes));
     let headers = response.headers_mut();
@@ -275,15 +275,15 @@ fn json<T: Serialize>(body: &T) -> Result<Answer, ApiError> {
     Ok(response)
 }
 
-fn text(body: impl Into<Bytes>) -> Answer {
+fn text(body: impl Into<Bytes>) -> HttpResponse {
     let mut response = Response::new(Full::new(body.into()));
     let plain = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, plain);
     response
 }
 
-fn failure(error: ApiError) -> Answer {
-    let mut response = json(&error.answer()).unwrap_or_default();
+fn failure(error: ApiError) -> HttpResponse {
+    let mut response = json(&error.body()).unwrap_or_default();
     *response.status_mut() = error.status();
     let headers = response.headers_mut();
     match error {
@@ -309,7 +309,7 @@ mod tests {
     use crate::registry::RENDEZVOUS_PATH;
 
     #[test]
-    fn paths() {
+    fn request_paths_parse_to_calls() {
         let call = |path| Call::parse(path);
         assert_eq!(call("/healthz"), Ok(Call::Health));
         assert_eq!(call(RENDEZVOUS_PATH), Ok(Call::Rendezvous));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn bearers() {
+    fn bearer_scheme_is_case_insensitive() {
         assert_eq!(bearer("Bearer abc"), Some("abc"));
         assert_eq!(bearer("bearer  abc"), Some("abc"));
         assert_eq!(bearer("Basic abc"), None);

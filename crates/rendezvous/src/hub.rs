@@ -17,7 +17,7 @@ use tokio_websockets::WebSocketStream;
 use crate::bridge::{self, Admitted};
 use crate::cluster::{Open, Presence, Refusal, Router};
 use crate::config::Config;
-use crate::environment::{AttachError, Detached, Environment, LinkHandle};
+use crate::environment::{AttachError, Detached, Environment, HarnessHandle};
 use crate::metrics::{Gauges, Metrics};
 use crate::socket::{self, Outbound, REGISTERED_AGAIN, REMOVED, Received};
 use crate::store::{Registration, Store, StoreError};
@@ -37,7 +37,7 @@ pub(crate) struct Hub {
 
 /// Whose websocket it is.
 #[derive(Debug, Clone)]
-pub(crate) struct Who {
+pub(crate) struct SocketOwner {
     pub environment: String,
     pub registration: String,
     pub token: String,
@@ -50,12 +50,12 @@ pub(crate) struct Who {
 #[derive(Debug)]
 pub(crate) struct Seat {
     hub: Arc<Hub>,
-    taken: Option<Taken>,
+    claim: Option<SeatClaim>,
 }
 
 #[derive(Debug)]
-struct Taken {
-    who: Who,
+struct SeatClaim {
+    owner: SocketOwner,
     side: Side,
     outbound: Outbound,
     queue: OutboundQueue,
@@ -64,16 +64,16 @@ struct Taken {
 #[derive(Debug)]
 enum Side {
     Executor(Arc<Environment>, u64),
-    Harness(Arc<Environment>, LinkHandle),
+    Harness(Arc<Environment>, HarnessHandle),
     /// The environment is at home at another node.
-    Far(WireSender, WireReceiver),
+    Remote(WireSender, WireReceiver),
 }
 
 /// Why there was no place for a websocket.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SeatError {
     #[error("the registration was replaced or removed")]
-    Over,
+    Replaced,
     #[error("harness limit reached")]
     Full,
     #[error("the environment has been offline for too long")]
@@ -85,7 +85,7 @@ pub(crate) enum SeatError {
 impl From<AttachError> for SeatError {
     fn from(error: AttachError) -> Self {
         match error {
-            AttachError::Over => Self::Over,
+            AttachError::Ended => Self::Replaced,
             AttachError::Full => Self::Full,
         }
     }
@@ -111,7 +111,7 @@ impl Hub {
     }
 
     /// What has to be done all the time, for ever.
-    pub(crate) async fn keep(self: &Arc<Self>) {
+    pub(crate) async fn run_maintenance(self: &Arc<Self>) {
         let sweep = async {
             loop {
                 tokio::time::sleep(self.config.revocation_interval).await;
@@ -120,8 +120,8 @@ impl Hub {
         };
         let note = async {
             loop {
-                tokio::time::sleep(self.config.note_interval).await;
-                self.note_harnesses().await;
+                tokio::time::sleep(self.config.harness_record_interval).await;
+                self.record_harnesses().await;
             }
         };
         let cluster = async {
@@ -147,9 +147,9 @@ impl Hub {
     pub(crate) fn gauges(&self) -> Gauges {
         let mut gauges = Gauges::default();
         for environment in self.all() {
-            let (links, streams) = environment.counts();
+            let (harnesses, streams) = environment.counts();
             gauges.environments += usize::from(environment.online_since().is_some());
-            gauges.harnesses += links;
+            gauges.harnesses += harnesses;
             gauges.streams += streams;
         }
         gauges.wires = self.router.cluster().map_or(0, |cluster| cluster.wires.len());
@@ -159,7 +159,7 @@ impl Hub {
     /// Whether anybody here has streams.
     pub(crate) fn is_busy(&self) -> bool {
         self.gauges().streams > 0
-            || self.router.cluster().is_some_and(|cluster| cluster.wires.outward() > 0)
+            || self.router.cluster().is_some_and(|cluster| cluster.wires.outbound_count() > 0)
     }
 
     /// What is known here of an environment under that registration, if its socket is here.
@@ -174,8 +174,8 @@ impl Hub {
         let here = known.iter().map(|known| self.presence_here(&known.environment, &known.id));
         let mut all: Vec<_> = here.collect();
         if let Some(cluster) = self.router.cluster() {
-            for (known, far) in all.iter_mut().zip(cluster.presences(known).await) {
-                *known = known.or(far);
+            for (known, remote) in all.iter_mut().zip(cluster.presences(known).await) {
+                *known = known.or(remote);
             }
         }
         all
@@ -203,37 +203,38 @@ impl Hub {
     /// Takes a place for a websocket. That an environment is here is kept before it is told so.
     pub(crate) async fn seat(
         self: &Arc<Self>,
-        who: Who,
+        owner: SocketOwner,
         current: &Registration,
     ) -> Result<Seat, SeatError> {
-        match who.harness.clone() {
-            None => self.seat_executor(who).await,
-            Some(harness) => self.seat_harness(who, &harness, current).await,
+        match owner.harness.clone() {
+            None => self.seat_executor(owner).await,
+            Some(harness) => self.seat_harness(owner, &harness, current).await,
         }
     }
 
-    async fn seat_executor(self: &Arc<Self>, who: Who) -> Result<Seat, SeatError> {
+    async fn seat_executor(self: &Arc<Self>, owner: SocketOwner) -> Result<Seat, SeatError> {
         let (outbound, queue) = socket::queue(&self.config);
         let now = self.config.clock.now();
         let (environment, turn, number) = loop {
-            let (environment, _) = self.entry(&who);
+            let (environment, _) = self.entry(&owner);
             // From before its socket is taken until that is kept nobody may find that it is not
             // at home here.
-            let turn = environment.noting.clone().lock_owned().await;
-            match environment.attach_executor(outbound.clone(), who.token.clone(), now) {
+            let turn = environment.presence_lock.clone().lock_owned().await;
+            match environment.attach_executor(outbound.clone(), owner.token.clone(), now) {
                 Ok(number) => break (environment, turn, number),
                 // It has ended since; the store will say whether there may be another.
-                Err(AttachError::Over) if !self.has(&who.environment, &environment) => {}
+                Err(AttachError::Ended) if !self.is_current(&owner.environment, &environment) => {}
                 Err(error) => return Err(error.into()),
             }
         };
-        let kept = self.store.seen(&who.environment, &who.registration, true, now).await;
+        let kept = self.store.set_online(&owner.environment, &owner.registration, true, now).await;
         drop(turn);
         let side = Side::Executor(environment, number);
-        let seat = Seat { hub: self.clone(), taken: Some(Taken { who, side, outbound, queue }) };
+        let seat =
+            Seat { hub: self.clone(), claim: Some(SeatClaim { owner, side, outbound, queue }) };
         match kept {
             Ok(true) => Ok(seat),
-            Ok(false) => Err(SeatError::Over),
+            Ok(false) => Err(SeatError::Replaced),
             // Other nodes could not find it.
             Err(error) if self.router.cluster().is_some() => Err(error.into()),
             Err(error) => {
@@ -245,28 +246,28 @@ impl Hub {
 
     async fn seat_harness(
         self: &Arc<Self>,
-        who: Who,
+        owner: SocketOwner,
         harness: &str,
         current: &Registration,
     ) -> Result<Seat, SeatError> {
         let (outbound, queue) = socket::queue(&self.config);
-        let here = self.get(&who.environment);
-        let here = here.filter(|here| here.registration == who.registration);
+        let here = self.get(&owner.environment);
+        let here = here.filter(|here| here.registration == owner.registration);
         let mut away_since = current.last_seen;
         if here.as_ref().is_none_or(|here| here.online_since().is_none())
             && let Some(node) = current.node.as_deref()
             && let Some(cluster) = self.router.cluster().filter(|all| all.node() != node)
         {
-            match cluster.open(node, &who, harness).await {
+            match cluster.open_wire(node, &owner, harness).await {
                 Ok((sender, receiver)) => {
-                    let side = Side::Far(sender, receiver);
-                    let taken = Taken { who, side, outbound, queue };
-                    return Ok(Seat { hub: self.clone(), taken: Some(taken) });
+                    let side = Side::Remote(sender, receiver);
+                    let claim = SeatClaim { owner, side, outbound, queue };
+                    return Ok(Seat { hub: self.clone(), claim: Some(claim) });
                 }
                 Err(Refusal::Full) => return Err(SeatError::Full),
                 Err(Refusal::Away) => {}
                 Err(Refusal::NodeGone) => {
-                    cluster.node_gone(&who.environment, &who.registration, node).await?;
+                    cluster.node_gone(&owner.environment, &owner.registration, node).await?;
                     away_since = self.config.clock.now();
                 }
             }
@@ -276,19 +277,21 @@ impl Hub {
         if here.is_none() && self.config.clock.now() >= window {
             return Err(SeatError::Offline);
         }
-        let (environment, fresh, link) = loop {
-            let (environment, fresh) = self.entry(&who);
-            match environment.attach_link(outbound.clone(), harness.into(), who.token.clone()) {
-                Ok(link) => break (environment, fresh, link),
-                Err(AttachError::Over) if !self.has(&who.environment, &environment) => {}
+        let (environment, fresh, handle) = loop {
+            let (environment, fresh) = self.entry(&owner);
+            match environment.attach_harness(outbound.clone(), harness.into(), owner.token.clone())
+            {
+                Ok(handle) => break (environment, fresh, handle),
+                Err(AttachError::Ended) if !self.is_current(&owner.environment, &environment) => {}
                 Err(error) => return Err(error.into()),
             }
         };
         if fresh {
-            self.give_up_later(&who, environment.clone(), environment.epoch());
+            self.schedule_give_up(&owner, environment.clone(), environment.epoch());
         }
-        let (id, side) = (who.environment.clone(), Side::Harness(environment.clone(), link));
-        let seat = Seat { hub: self.clone(), taken: Some(Taken { who, side, outbound, queue }) };
+        let (id, side) = (owner.environment.clone(), Side::Harness(environment.clone(), handle));
+        let seat =
+            Seat { hub: self.clone(), claim: Some(SeatClaim { owner, side, outbound, queue }) };
         if self.router.cluster().is_some() && environment.online_since().is_none() {
             // It may have come to another node since we looked.
             let hub = self.clone();
@@ -305,29 +308,29 @@ impl Hub {
         let environment = environment.ok_or(Refusal::Away)?;
         let (outbound, queue) = socket::queue(&self.config);
         let (harness, token) = (open.harness.as_str().into(), open.token.clone());
-        match environment.attach_link(outbound.clone(), harness, token) {
-            Ok(link) => Ok(Admitted { environment, link, outbound, queue }),
-            Err(AttachError::Over) => Err(Refusal::Away),
+        match environment.attach_harness(outbound.clone(), harness, token) {
+            Ok(handle) => Ok(Admitted { environment, harness: handle, outbound, queue }),
+            Err(AttachError::Ended) => Err(Refusal::Away),
             Err(AttachError::Full) => Err(Refusal::Full),
         }
     }
 
-    fn has(&self, id: &str, environment: &Arc<Environment>) -> bool {
+    fn is_current(&self, id: &str, environment: &Arc<Environment>) -> bool {
         self.lock().get(id).is_some_and(|known| Arc::ptr_eq(known, environment))
     }
 
-    fn entry(&self, who: &Who) -> (Arc<Environment>, bool) {
+    fn entry(&self, owner: &SocketOwner) -> (Arc<Environment>, bool) {
         let mut environments = self.lock();
-        if let Some(known) = environments.get(&who.environment) {
-            if known.registration == who.registration {
+        if let Some(known) = environments.get(&owner.environment) {
+            if known.registration == owner.registration {
                 return (known.clone(), false);
             }
             // The store says that ours is the current one.
             known.end(REGISTERED_AGAIN);
         }
         let (config, metrics) = (self.config.clone(), self.metrics.clone());
-        let environment = Arc::new(Environment::new(who.registration.clone(), config, metrics));
-        environments.insert(who.environment.clone(), environment.clone());
+        let environment = Arc::new(Environment::new(owner.registration.clone(), config, metrics));
+        environments.insert(owner.environment.clone(), environment.clone());
         (environment, true)
     }
 
@@ -336,13 +339,13 @@ impl Hub {
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Some(taken) = seat.taken.take() else { return };
-        let Taken { who, side, outbound, queue } = taken;
+        let Some(claim) = seat.claim.take() else { return };
+        let SeatClaim { owner, side, outbound, queue } = claim;
         let mut reader = socket::start(socket, outbound.clone(), queue, &self.config, &self.tasks);
         match side {
             Side::Executor(environment, number) => {
                 drop(outbound);
-                tracing::info!(environment = who.environment, "environment online");
+                tracing::info!(environment = owner.environment, "environment online");
                 while let Some(received) = reader.next().await {
                     match received {
                         Received::Binary(frame) => environment.executor_frame(number, frame).await,
@@ -350,23 +353,23 @@ impl Hub {
                     }
                 }
                 drop(reader);
-                self.executor_gone(&who, &environment, number).await;
+                self.executor_gone(&owner, &environment, number).await;
             }
-            Side::Harness(environment, link) => {
+            Side::Harness(environment, handle) => {
                 drop(outbound);
-                tracing::debug!(environment = who.environment, "harness connected");
+                tracing::debug!(environment = owner.environment, "harness connected");
                 while let Some(received) = reader.next().await {
                     match received {
-                        Received::Binary(frame) => environment.harness_frame(&link, frame).await,
+                        Received::Binary(frame) => environment.harness_frame(&handle, frame).await,
                         Received::Text(_) => self.metrics.dropped(Dropped::Invalid),
                     }
                 }
                 drop(reader);
-                self.harness_gone(&environment, &link);
+                self.harness_gone(&environment, &handle);
             }
-            Side::Far(sender, receiver) => {
+            Side::Remote(sender, receiver) => {
                 tracing::debug!(
-                    environment = who.environment,
+                    environment = owner.environment,
                     "harness connected; its environment is at another node"
                 );
                 let config = self.config.clone();
@@ -377,7 +380,7 @@ impl Hub {
 
     async fn executor_gone(
         self: &Arc<Self>,
-        who: &Who,
+        owner: &SocketOwner,
         environment: &Arc<Environment>,
         number: u64,
     ) {
@@ -385,15 +388,15 @@ impl Hub {
         if detached == Detached::Replaced {
             return;
         }
-        tracing::info!(environment = who.environment, "environment offline");
+        tracing::info!(environment = owner.environment, "environment offline");
         if let Detached::Waiting(epoch) = detached {
-            self.give_up_later(who, environment.clone(), epoch);
+            self.schedule_give_up(owner, environment.clone(), epoch);
         }
-        self.note(who, environment).await;
+        self.record_presence(owner, environment).await;
     }
 
-    pub(crate) fn harness_gone(&self, environment: &Arc<Environment>, link: &LinkHandle) {
-        if environment.detach_link(link) {
+    pub(crate) fn harness_gone(&self, environment: &Arc<Environment>, handle: &HarnessHandle) {
+        if environment.detach_harness(handle) {
             let (environment, grace) = (environment.clone(), self.config.grace);
             tokio::spawn(async move {
                 tokio::time::sleep(grace).await;
@@ -402,8 +405,13 @@ impl Hub {
         }
     }
 
-    fn give_up_later(self: &Arc<Self>, who: &Who, environment: Arc<Environment>, epoch: u64) {
-        let (hub, id, grace) = (self.clone(), who.environment.clone(), self.config.grace);
+    fn schedule_give_up(
+        self: &Arc<Self>,
+        owner: &SocketOwner,
+        environment: Arc<Environment>,
+        epoch: u64,
+    ) {
+        let (hub, id, grace) = (self.clone(), owner.environment.clone(), self.config.grace);
         tokio::spawn(async move {
             tokio::time::sleep(grace).await;
             let mut environments = hub.lock();
@@ -416,11 +424,12 @@ impl Hub {
     }
 
     /// Notes in the store whether an environment is here.
-    async fn note(&self, who: &Who, environment: &Environment) {
-        let _turn = environment.noting.lock().await;
+    async fn record_presence(&self, owner: &SocketOwner, environment: &Environment) {
+        let _turn = environment.presence_lock.lock().await;
         let online = environment.online_since().is_some();
         let now = self.config.clock.now();
-        let seen = self.store.seen(&who.environment, &who.registration, online, now).await;
+        let seen =
+            self.store.set_online(&owner.environment, &owner.registration, online, now).await;
         if let Err(error) = seen {
             self.store_failed(&error);
         }
@@ -432,11 +441,12 @@ impl Hub {
     }
 
     /// Notes which harnesses are here: after a crash they may come back with the urls they have.
-    async fn note_harnesses(&self) {
+    async fn record_harnesses(&self) {
         let now = self.config.clock.now();
         for environment in self.all() {
             for harness in environment.harnesses() {
-                let seen = self.store.harness_seen(&environment.registration, &harness, now).await;
+                let seen =
+                    self.store.record_harness(&environment.registration, &harness, now).await;
                 if let Err(error) = seen {
                     return self.store_failed(&error);
                 }
@@ -451,7 +461,7 @@ impl Hub {
         let Some(cluster) = self.router.cluster() else { return };
         let known = self.get(environment);
         let turn = match &known {
-            Some(known) => Some(known.noting.lock().await),
+            Some(known) => Some(known.presence_lock.lock().await),
             None => None,
         };
         // While the store cannot be asked nothing changes.
@@ -461,7 +471,7 @@ impl Hub {
         };
         let elsewhere = current.node.as_deref().filter(|node| *node != cluster.node());
         if let Some(home) = current.node.as_deref() {
-            cluster.wires.cut_moved(environment, &current.id, home);
+            cluster.wires.close_moved(environment, &current.id, home);
         }
         let Some(known) = &known else { return };
         if known.registration != current.id {
@@ -473,11 +483,11 @@ impl Hub {
                 environments.remove(environment);
             }
             drop(environments);
-            known.move_away();
+            known.move_to_other_node();
         } else if current.node.is_none() && known.online_since().is_some() {
             // Another node took us for dead.
             let now = self.config.clock.now();
-            if let Err(error) = self.store.seen(environment, &current.id, true, now).await {
+            if let Err(error) = self.store.set_online(environment, &current.id, true, now).await {
                 self.store_failed(&error);
             }
         }
@@ -494,7 +504,7 @@ impl Hub {
     }
 
     /// The last thing a node does.
-    pub(crate) async fn say_goodbye(&self) {
+    pub(crate) async fn flush(&self) {
         if let Some(cluster) = self.router.cluster() {
             cluster.flush().await;
         }
@@ -507,11 +517,11 @@ impl Hub {
             environments.iter().flat_map(|environment| environment.tokens()).collect();
         let now = self.config.clock.now();
         // A store that cannot be asked is no reason to close anything.
-        let Ok(dead) = self.store.dead_tokens(tokens, now).await else { return };
+        let Ok(dead) = self.store.invalid_tokens(tokens, now).await else { return };
         for token in dead {
             tracing::info!(token, "closing the sockets of a token that is no longer valid");
             environments.iter().for_each(|environment| environment.revoke(&token));
-            self.lock().retain(|_, environment| !environment.is_over());
+            self.lock().retain(|_, environment| !environment.is_ended());
         }
     }
 
@@ -519,22 +529,22 @@ impl Hub {
     pub(crate) fn close_sockets(&self, reason: CloseReason) {
         self.all().iter().for_each(|environment| environment.close_sockets(reason));
         if let Some(cluster) = self.router.cluster() {
-            cluster.wires.cut_outward();
+            cluster.wires.close_outbound();
         }
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let Some(taken) = self.taken.take() else { return };
+        let Some(claim) = self.claim.take() else { return };
         let hub = self.hub.clone();
         tokio::spawn(async move {
-            match taken.side {
+            match claim.side {
                 Side::Executor(environment, number) => {
-                    hub.executor_gone(&taken.who, &environment, number).await;
+                    hub.executor_gone(&claim.owner, &environment, number).await;
                 }
-                Side::Harness(environment, link) => hub.harness_gone(&environment, &link),
-                Side::Far(sender, _) => sender.cut(socket::ENDED).await,
+                Side::Harness(environment, handle) => hub.harness_gone(&environment, &handle),
+                Side::Remote(sender, _) => sender.close(socket::ENDED).await,
             }
         });
     }

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use crate::secret::digest;
 
 /// Hex digits of a line's checksum.
-const CHECK_LEN: usize = 16;
+const CHECKSUM_LEN: usize = 16;
 
 /// A journal that this process writes.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Journal {
         let (records, len) = parse(&text);
         let mut journal = Self { file, path: path.to_owned(), len: len as u64 };
         // A torn tail would swallow the next record.
-        journal.cut()?;
+        journal.truncate()?;
         Ok((journal, records))
     }
 
@@ -52,7 +52,7 @@ impl Journal {
             }
             Err(error) => {
                 // Best effort: a torn line is dropped when it is read, too.
-                let _ = self.cut();
+                let _ = self.truncate();
                 Err(error)
             }
         }
@@ -88,11 +88,11 @@ impl Journal {
 
     /// Writes go elsewhere; gives where they went.
     #[cfg(test)]
-    pub(crate) fn divert(&mut self, file: File) -> File {
+    pub(crate) fn replace_file(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
     }
 
-    fn cut(&mut self) -> io::Result<()> {
+    fn truncate(&mut self) -> io::Result<()> {
         self.file.set_len(self.len)?;
         self.file.seek(SeekFrom::Start(self.len))?;
         Ok(())
@@ -195,7 +195,7 @@ fn give_to_owner(file: &File, directory: &Path) -> io::Result<()> {
 
 fn line<R: Serialize>(record: &R) -> io::Result<Vec<u8>> {
     let json = serde_json::to_string(record)?;
-    Ok(format!("{} {json}\n", &digest(json.as_bytes())[..CHECK_LEN]).into_bytes())
+    Ok(format!("{} {json}\n", &digest(json.as_bytes())[..CHECKSUM_LEN]).into_bytes())
 }
 
 /// The records in whole lines, and how many bytes those lines take. Lines that do not check are
@@ -203,9 +203,9 @@ fn line<R: Serialize>(record: &R) -> io::Result<Vec<u8>> {
 fn parse<R: DeserializeOwned>(text: &[u8]) -> (Vec<R>, usize) {
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let records = text[..whole].split(|byte| *byte == b'\n').filter_map(|line| {
-        let (check, json) = line.split_at_checked(CHECK_LEN)?;
+        let (check, json) = line.split_at_checked(CHECKSUM_LEN)?;
         let json = json.strip_prefix(b" ")?;
-        if &digest(json).as_bytes()[..CHECK_LEN] != check {
+        if &digest(json).as_bytes()[..CHECKSUM_LEN] != check {
             tracing::warn!("a damaged record was skipped");
             return None;
         }
@@ -226,7 +226,7 @@ mod tests {
 
     /// Only root can tell: for others there is nothing to give away.
     #[test]
-    fn what_root_makes_belongs_to_whom_the_directory_belongs() {
+    fn files_created_by_root_belong_to_the_directory_owner() {
         let (dir, path) = file();
         let mine = dir.path().metadata().unwrap().uid();
         let owner = if mine == 0 { 65534 } else { mine };
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_of_the_file_gives_whole_records_and_takes_more() {
+    fn truncated_journal_yields_whole_records_and_accepts_more() {
         let (_dir, path) = file();
         let (mut journal, none) = Journal::open::<u32>(&path).unwrap();
         assert!(none.is_empty());
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_line_spoils_itself_only() {
+    fn damaged_line_loses_only_itself() {
         let (_dir, path) = file();
         let (mut journal, _) = Journal::open::<String>(&path).unwrap();
         for word in ["one", "two", "three"] {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_an_error_and_spoils_nothing() {
+    fn full_disk_append_fails_without_damage() {
         // The device that is always full.
         let (_dir, path) = file();
         let (mut journal, _) = Journal::open::<u32>(&path).unwrap();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn rewriting_keeps_what_is_given() {
+    fn rewrite_replaces_all_records() {
         let (_dir, path) = file();
         let (mut journal, _) = Journal::open::<u32>(&path).unwrap();
         (0..100).for_each(|number| journal.append(&number, false).unwrap());
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_journal_is_followed() {
+    fn shared_journal_reports_changes_and_replacement() {
         let (_dir, path) = file();
         let mut shared = SharedJournal::new(path.clone());
         assert_eq!(shared.changes::<u32>().unwrap(), None);

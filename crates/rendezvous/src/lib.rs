@@ -25,7 +25,7 @@
 
 #![forbid(unsafe_code)]
 
-mod api;
+mod api_error;
 mod bridge;
 mod cluster;
 mod config;
@@ -55,6 +55,6 @@ pub use file_store::TokenFile;
 pub use nats::{NatsOptions, NatsServers, NatsServersError};
 pub use secret::{Secret, SigningKey};
 pub use service::{ServeError, ServeOptions, Service, StoreOptions, serve};
-pub use store::{FileStore, NatsStore, NatsTokens, Registration, Store, StoreError, TokenBook};
+pub use store::{FileStore, NatsStore, NatsTokens, Registration, Store, StoreError, TokenStore};
 pub use tls::TlsError;
 pub use token::{Right, Scope, TokenRecord, UnknownRight};

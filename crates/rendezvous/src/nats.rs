@@ -21,9 +21,9 @@ use crate::wire::subject_of;
 /// How long an answer of NATS may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the connection is looked at.
-const PING: Duration = Duration::from_secs(10);
+const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// Messages that may wait to be written to NATS; more make their senders wait.
-const WAITING: usize = 256;
+const QUEUE_CAPACITY: usize = 256;
 
 /// Where NATS is: one address or several with commas between them, `nats://` or `tls://`, name and
 /// password in it where they are needed.
@@ -66,7 +66,7 @@ pub struct NatsOptions {
 
 /// Whether NATS is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Link {
+pub(crate) struct ConnectionState {
     pub up: bool,
     /// Grows whenever it goes: what was under way before is lost.
     pub generation: u64,
@@ -82,7 +82,7 @@ pub(crate) struct Nats {
     pub environments: kv::Store,
     pub used: kv::Store,
     pub harnesses: kv::Store,
-    link: watch::Receiver<Link>,
+    state: watch::Receiver<ConnectionState>,
     /// What other nodes say to this one; from the start, so that nothing is missed.
     inbox: Mutex<Option<Subscriber>>,
 }
@@ -91,12 +91,12 @@ impl Nats {
     /// Connects, makes the buckets that are missing, and has the cluster's key, or makes it.
     /// `keep` is how long what may be forgotten is remembered.
     pub(crate) async fn connect(options: &NatsOptions, keep: Duration) -> Result<Self, StoreError> {
-        let (client, link) = connect(options).await?;
+        let (client, state) = connect(options).await?;
         let context = context(&client);
         let open = |name, age| bucket(&context, name, options.replicas, age);
         let secrets = open("secrets", Duration::ZERO).await?;
         let node: Arc<str> = random_name("")?[..16].into();
-        let inbox = within(client.subscribe(subject_of(&node))).await?.map_err(failed)?;
+        let inbox = with_timeout(client.subscribe(subject_of(&node))).await?.map_err(nats_error)?;
         Ok(Self {
             inbox: Mutex::new(Some(inbox)),
             node,
@@ -106,7 +106,7 @@ impl Nats {
             used: open("used", keep).await?,
             harnesses: open("harnesses", keep).await?,
             client,
-            link,
+            state,
         })
     }
 
@@ -116,8 +116,8 @@ impl Nats {
         bucket(&context(&client), "tokens", options.replicas, Duration::ZERO).await
     }
 
-    pub(crate) fn link(&self) -> watch::Receiver<Link> {
-        self.link.clone()
+    pub(crate) fn connection_state(&self) -> watch::Receiver<ConnectionState> {
+        self.state.clone()
     }
 
     /// What other nodes say to this one, for the first who asks.
@@ -127,38 +127,40 @@ impl Nats {
 
     /// Fails while NATS is gone.
     pub(crate) fn up(&self) -> Result<(), StoreError> {
-        if self.link.borrow().up { Ok(()) } else { Err(StoreError::NatsGone) }
+        if self.state.borrow().up { Ok(()) } else { Err(StoreError::NatsGone) }
     }
 }
 
 /// What NATS answers, unless it takes too long.
-pub(crate) async fn within<T>(answer: impl Future<Output = T>) -> Result<T, StoreError> {
-    tokio::time::timeout(TIMEOUT, answer).await.map_err(|_| StoreError::NatsGone)
+pub(crate) async fn with_timeout<T>(call: impl Future<Output = T>) -> Result<T, StoreError> {
+    tokio::time::timeout(TIMEOUT, call).await.map_err(|_| StoreError::NatsGone)
 }
 
 /// A failure of NATS; what it quotes are names of ours, never values.
-pub(crate) fn failed(error: impl fmt::Display) -> StoreError {
+pub(crate) fn nats_error(error: impl fmt::Display) -> StoreError {
     StoreError::Nats(error.to_string())
 }
 
-async fn connect(options: &NatsOptions) -> Result<(Client, watch::Receiver<Link>), StoreError> {
-    let (tell, link) = watch::channel(Link { up: true, generation: 0 });
-    let tell = Arc::new(tell);
+async fn connect(
+    options: &NatsOptions,
+) -> Result<(Client, watch::Receiver<ConnectionState>), StoreError> {
+    let (sender, state) = watch::channel(ConnectionState { up: true, generation: 0 });
+    let sender = Arc::new(sender);
     let client = ConnectOptions::new()
         .name("codex rendezvous")
         .connection_timeout(TIMEOUT)
         .request_timeout(Some(TIMEOUT))
-        .ping_interval(PING)
-        .client_capacity(WAITING)
+        .ping_interval(PING_INTERVAL)
+        .client_capacity(QUEUE_CAPACITY)
         .max_reconnects(None)
         .event_callback(move |event| {
-            let tell = tell.clone();
+            let sender = sender.clone();
             async move {
                 match event {
-                    Event::Connected => tell.send_modify(|link| link.up = true),
-                    Event::Disconnected | Event::Closed => tell.send_modify(|link| {
-                        link.up = false;
-                        link.generation += 1;
+                    Event::Connected => sender.send_modify(|state| state.up = true),
+                    Event::Disconnected | Event::Closed => sender.send_modify(|state| {
+                        state.up = false;
+                        state.generation += 1;
                     }),
                     _ => {}
                 }
@@ -168,8 +170,8 @@ async fn connect(options: &NatsOptions) -> Result<(Client, watch::Receiver<Link>
         })
         .connect(&options.servers.0[..])
         .await
-        .map_err(|error| failed(error.kind()))?;
-    Ok((client, link))
+        .map_err(|error| nats_error(error.kind()))?;
+    Ok((client, state))
 }
 
 fn context(client: &Client) -> jetstream::Context {
@@ -205,7 +207,9 @@ async fn bucket(
     let made = context.create_stream(stream).await.map(drop);
     context.get_key_value(&bucket).await.map_err(|error| {
         let error = made.err().map_or_else(|| error.to_string(), |error| error.to_string());
-        failed(format!("cannot open bucket {bucket} ({error}); check that JetStream is enabled"))
+        nats_error(format!(
+            "cannot open bucket {bucket} ({error}); check that JetStream is enabled"
+        ))
     })
 }
 
@@ -215,11 +219,11 @@ async fn signing_key(secrets: &kv::Store) -> Result<SigningKey, StoreError> {
     match secrets.create("signing", Bytes::copy_from_slice(made.expose())).await {
         Ok(_) => return Ok(made),
         Err(error) if error.kind() == kv::CreateErrorKind::AlreadyExists => {}
-        Err(error) => return Err(failed(error.kind())),
+        Err(error) => return Err(nats_error(error.kind())),
     }
-    let kept = secrets.get("signing").await.map_err(|error| failed(error.kind()))?;
+    let kept = secrets.get("signing").await.map_err(|error| nats_error(error.kind()))?;
     let kept = kept.and_then(|bytes| SigningKey::from_bytes(&bytes));
-    kept.ok_or_else(|| failed("the cluster's signing key is damaged; remove it"))
+    kept.ok_or_else(|| nats_error("the cluster's signing key is damaged; remove it"))
 }
 
 #[cfg(test)]
@@ -227,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers() {
+    fn nats_urls_are_parsed_without_showing_passwords() {
         let servers: NatsServers = "nats://a:1, tls://user:hunter2@b".parse().unwrap();
         assert_eq!(servers.0.len(), 2);
         assert_eq!(format!("{servers:?}"), "NatsServers(2)");

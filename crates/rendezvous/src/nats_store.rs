@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Invariant: every question that lets somebody in is asked of NATS itself. What is remembered here
-//! (`live`) only spares asking again for sockets that are open already, and any change of a token
+//! (`token_cache`) only spares asking again for sockets that are open already, and any change of a token
 //! empties it.
 
 use std::collections::{BTreeSet, HashMap};
@@ -24,21 +24,21 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::Config;
-use crate::nats::{Nats, NatsOptions, failed, within};
+use crate::nats::{Nats, NatsOptions, nats_error, with_timeout};
 use crate::secret::{Secret, SigningKey};
 use crate::store::{Registration, StoreError};
 use crate::token::{Right, Scope, TokenRecord};
 
 /// How often a record that others change at the same time is tried again.
-const TRIES: usize = 16;
+const MAX_ATTEMPTS: usize = 16;
 /// How many records are read at the same time.
-const READ_AT_ONCE: usize = 64;
+const CONCURRENT_READS: usize = 64;
 
 /// A cluster's state.
 #[derive(Debug)]
 pub struct NatsStore {
     nats: Arc<Nats>,
-    live: Mutex<HashMap<String, TokenRecord>>,
+    token_cache: Mutex<HashMap<String, TokenRecord>>,
 }
 
 impl NatsStore {
@@ -47,7 +47,7 @@ impl NatsStore {
         // Twice, for clocks that differ.
         let keep = 2 * config.authorization_lifetime.max(config.reconnect_window);
         let nats = Arc::new(Nats::connect(options, keep).await?);
-        Ok(Self { nats, live: Mutex::default() })
+        Ok(Self { nats, token_cache: Mutex::default() })
     }
 
     pub(crate) fn nats(&self) -> &Arc<Nats> {
@@ -73,21 +73,21 @@ impl NatsStore {
         by_id(&self.nats.tokens, id).await
     }
 
-    pub(crate) async fn dead_tokens(
+    pub(crate) async fn invalid_tokens(
         &self,
         ids: BTreeSet<String>,
         now: u64,
     ) -> Result<Vec<String>, StoreError> {
         let mut dead = Vec::new();
         for id in ids {
-            let known = self.live().get(&id).cloned();
+            let known = self.token_cache().get(&id).cloned();
             let token = match known {
                 Some(token) => Some(token),
                 None => self.token_by_id(&id).await?,
             };
             match token {
                 Some(token) if !token.is_expired(now) => {
-                    self.live().insert(id, token);
+                    self.token_cache().insert(id, token);
                 }
                 _ => dead.push(id),
             }
@@ -97,11 +97,11 @@ impl NatsStore {
 
     /// Some token has changed, or may have.
     pub(crate) fn tokens_changed(&self) {
-        self.live().clear();
+        self.token_cache().clear();
     }
 
-    fn live(&self) -> MutexGuard<'_, HashMap<String, TokenRecord>> {
-        self.live.lock()
+    fn token_cache(&self) -> MutexGuard<'_, HashMap<String, TokenRecord>> {
+        self.token_cache.lock()
     }
 
     // --- environments ---
@@ -109,8 +109,8 @@ impl NatsStore {
     pub(crate) async fn register(&self, registration: Registration) -> Result<(), StoreError> {
         self.nats.up()?;
         let key = environment_key(&registration.environment);
-        let put = within(self.nats.environments.put(key, encode(&registration)?)).await?;
-        put.map(drop).map_err(|error| failed(error.kind()))
+        let put = with_timeout(self.nats.environments.put(key, encode(&registration)?)).await?;
+        put.map(drop).map_err(|error| nats_error(error.kind()))
     }
 
     pub(crate) async fn registration(
@@ -132,67 +132,70 @@ impl NatsStore {
         if self.registration(environment).await?.is_none() {
             return Ok(false);
         }
-        let removed = within(self.nats.environments.purge(environment_key(environment))).await?;
-        removed.map_err(|error| failed(error.kind()))?;
+        let removed =
+            with_timeout(self.nats.environments.purge(environment_key(environment))).await?;
+        removed.map_err(|error| nats_error(error.kind()))?;
         Ok(true)
     }
 
     /// The environment's socket came to this node, or went from `node`; `false` if the registration
     /// is not the current one. Where it has come to another node since, that stays.
-    pub(crate) async fn seen(
+    pub(crate) async fn record_socket(
         &self,
         environment: &str,
         registration: &str,
-        change: Seen<'_>,
+        change: SocketChange<'_>,
         now: u64,
     ) -> Result<bool, StoreError> {
         self.nats.up()?;
         let key = environment_key(environment);
-        for _ in 0..TRIES {
-            let entry = within(self.nats.environments.entry(key.clone())).await?;
-            let entry = entry.map_err(|error| failed(error.kind()))?.filter(is_there);
+        for _ in 0..MAX_ATTEMPTS {
+            let entry = with_timeout(self.nats.environments.entry(key.clone())).await?;
+            let entry = entry.map_err(|error| nats_error(error.kind()))?.filter(is_present);
             let Some(entry) = entry else { return Ok(false) };
             let mut known: Registration = decode(&entry.value)?;
             if known.id != registration {
                 return Ok(false);
             }
             match change {
-                Seen::Here => {
+                SocketChange::Here => {
                     known.online_since = Some(now);
                     known.node = Some((*self.nats.node).to_owned());
                 }
-                Seen::Gone { node } if known.node.as_deref() != Some(node) => return Ok(true),
-                Seen::Gone { .. } => {
+                SocketChange::Gone { node } if known.node.as_deref() != Some(node) => {
+                    return Ok(true);
+                }
+                SocketChange::Gone { .. } => {
                     known.online_since = None;
                     known.node = None;
                 }
             }
             known.last_seen = now;
             let value = encode(&known)?;
-            match within(self.nats.environments.update(&key, value, entry.revision)).await? {
+            match with_timeout(self.nats.environments.update(&key, value, entry.revision)).await? {
                 Ok(_) => return Ok(true),
                 Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {}
-                Err(error) => return Err(failed(error.kind())),
+                Err(error) => return Err(nats_error(error.kind())),
             }
         }
-        Err(failed("too many concurrent changes of one environment"))
+        Err(nats_error("too many concurrent changes of one environment"))
     }
 
     // --- what is used up, and who was here ---
 
     pub(crate) async fn use_once(&self, name: &str) -> Result<bool, StoreError> {
         self.nats.up()?;
-        match within(self.nats.used.create(name, Bytes::new())).await? {
+        match with_timeout(self.nats.used.create(name, Bytes::new())).await? {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == kv::CreateErrorKind::AlreadyExists => Ok(false),
-            Err(error) => Err(failed(error.kind())),
+            Err(error) => Err(nats_error(error.kind())),
         }
     }
 
-    pub(crate) async fn harness_seen(&self, name: String, now: u64) -> Result<(), StoreError> {
+    pub(crate) async fn record_harness(&self, name: String, now: u64) -> Result<(), StoreError> {
         self.nats.up()?;
-        let put = within(self.nats.harnesses.put(name, now.to_string().into())).await?;
-        put.map(drop).map_err(|error| failed(error.kind()))
+        let put = with_timeout(self.nats.harnesses.put(name, now.to_string().into())).await?;
+        put.map(drop).map_err(|error| nats_error(error.kind()))
     }
 
     pub(crate) async fn harness_last_seen(&self, name: &str) -> Result<Option<u64>, StoreError> {
@@ -203,7 +206,7 @@ impl NatsStore {
 
 /// What became of an environment's socket.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Seen<'a> {
+pub(crate) enum SocketChange<'a> {
     /// It is at this node.
     Here,
     /// It was at that node and is not any more.
@@ -232,7 +235,9 @@ impl NatsTokens {
             (digest_key(&record.digest), encode(&record)?),
             (id_key(&record.id), encode(&record.digest)?),
         ] {
-            within(self.0.create(key, value)).await?.map_err(|error| failed(error.kind()))?;
+            with_timeout(self.0.create(key, value))
+                .await?
+                .map_err(|error| nats_error(error.kind()))?;
         }
         Ok((token, record))
     }
@@ -250,7 +255,7 @@ impl NatsTokens {
         };
         // The digest first: without it nobody is let in, whatever happens next.
         for key in [digest_key(&token.digest), id_key(id)] {
-            within(self.0.purge(key)).await?.map_err(|error| failed(error.kind()))?;
+            with_timeout(self.0.purge(key)).await?.map_err(|error| nats_error(error.kind()))?;
         }
         Ok(true)
     }
@@ -283,21 +288,21 @@ pub(crate) fn environment_of(key: &str) -> Option<String> {
 }
 
 fn encode<T: Serialize>(value: &T) -> Result<Bytes, StoreError> {
-    serde_json::to_vec(value).map(Bytes::from).map_err(|_| failed("cannot encode a record"))
+    serde_json::to_vec(value).map(Bytes::from).map_err(|_| nats_error("cannot encode a record"))
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
     // What serde says may quote the record.
-    serde_json::from_slice(bytes).map_err(|_| failed("cannot decode a record"))
+    serde_json::from_slice(bytes).map_err(|_| nats_error("cannot decode a record"))
 }
 
-fn is_there(entry: &kv::Entry) -> bool {
+fn is_present(entry: &kv::Entry) -> bool {
     entry.operation == kv::Operation::Put
 }
 
 async fn read<T: DeserializeOwned>(bucket: &kv::Store, key: &str) -> Result<Option<T>, StoreError> {
-    let entry = within(bucket.entry(key)).await?.map_err(|error| failed(error.kind()))?;
-    entry.filter(is_there).map(|entry| decode(&entry.value)).transpose()
+    let entry = with_timeout(bucket.entry(key)).await?.map_err(|error| nats_error(error.kind()))?;
+    entry.filter(is_present).map(|entry| decode(&entry.value)).transpose()
 }
 
 /// Everything in a bucket whose key begins so.
@@ -305,18 +310,18 @@ async fn read_all<T: DeserializeOwned>(
     bucket: &kv::Store,
     prefix: &str,
 ) -> Result<Vec<T>, StoreError> {
-    let keys = within(bucket.keys()).await?;
-    let mut keys = keys.map_err(|error| failed(error.kind()))?;
+    let keys = with_timeout(bucket.keys()).await?;
+    let mut keys = keys.map_err(|error| nats_error(error.kind()))?;
     let mut wanted = Vec::new();
-    while let Some(key) = within(keys.next()).await? {
-        let key = key.map_err(|error| failed(error.kind()))?;
+    while let Some(key) = with_timeout(keys.next()).await? {
+        let key = key.map_err(|error| nats_error(error.kind()))?;
         if key.starts_with(prefix) {
             wanted.push(key);
         }
     }
     let mut reading = stream::iter(wanted)
         .map(|key| async move { read(bucket, &key).await })
-        .buffer_unordered(READ_AT_ONCE);
+        .buffer_unordered(CONCURRENT_READS);
     let mut all = Vec::new();
     while let Some(value) = reading.next().await {
         // One that went in the meantime is not there.
@@ -330,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_of_environments() {
+    fn environment_keys_round_trip() {
         for id in ["e1", "a.b", ".", "x~y:z@w+v-", "…"] {
             let key = environment_key(id);
             assert!(key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)));

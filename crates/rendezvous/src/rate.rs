@@ -12,7 +12,7 @@ const MAX_KEYS: usize = 10_000;
 
 /// So many a minute for each key, saved up to one minute's worth.
 #[derive(Debug)]
-pub(crate) struct PerMinute<K> {
+pub(crate) struct RateLimiter<K> {
     limit: u32,
     buckets: Mutex<HashMap<K, Bucket>>,
 }
@@ -23,13 +23,13 @@ struct Bucket {
     at: Instant,
 }
 
-impl<K: Hash + Eq> PerMinute<K> {
+impl<K: Hash + Eq> RateLimiter<K> {
     pub(crate) fn new(limit: u32) -> Self {
         Self { limit, buckets: Mutex::new(HashMap::new()) }
     }
 
     /// Counts one; `false` if it is one too many.
-    pub(crate) fn take(&self, key: K) -> bool {
+    pub(crate) fn try_take(&self, key: K) -> bool {
         let now = Instant::now();
         let limit = f64::from(self.limit);
         let mut buckets = self.buckets.lock();
@@ -61,13 +61,13 @@ impl Bucket {
 
 /// So many a second; more have to wait.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct Throttle {
     per_second: u32,
     left: u32,
     until: Instant,
 }
 
-impl Pace {
+impl Throttle {
     pub(crate) fn new(per_second: u32) -> Self {
         Self { per_second: per_second.max(1), left: 0, until: Instant::now() }
     }
@@ -88,20 +88,20 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn so_many_a_minute() {
-        let rate = PerMinute::new(3);
-        assert!((0..3).all(|_| rate.take("a")));
-        assert!(!rate.take("a"));
-        assert!(rate.take("b"));
+    async fn rate_limiter_refills_per_minute() {
+        let rate = RateLimiter::new(3);
+        assert!((0..3).all(|_| rate.try_take("a")));
+        assert!(!rate.try_take("a"));
+        assert!(rate.try_take("b"));
         tokio::time::advance(Duration::from_secs(20)).await;
-        assert!(rate.take("a"));
-        assert!(!rate.take("a"));
+        assert!(rate.try_take("a"));
+        assert!(!rate.try_take("a"));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn so_many_a_second() {
+    async fn throttle_spreads_calls_over_seconds() {
         let start = Instant::now();
-        let mut pace = Pace::new(10);
+        let mut pace = Throttle::new(10);
         for _ in 0..25 {
             pace.wait().await;
         }
@@ -109,9 +109,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn keys_are_bounded() {
-        let rate = PerMinute::new(3);
-        (0..30_000).for_each(|key| assert!(rate.take(key)));
+    async fn rate_limiter_keys_are_bounded() {
+        let rate = RateLimiter::new(3);
+        (0..30_000).for_each(|key| assert!(rate.try_take(key)));
         assert!(rate.buckets.lock().len() <= MAX_KEYS);
     }
 }

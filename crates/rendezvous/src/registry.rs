@@ -13,13 +13,13 @@ use codex_exec_remote::{
     RegisterRequest, RegisterResponse, SECURITY_PROFILE, ValidateRequest,
 };
 
-use crate::api::ApiError;
+use crate::api_error::ApiError;
 use crate::cluster::Presence;
 use crate::config::Config;
 use crate::fingerprint::fingerprint;
-use crate::hub::{Hub, Seat, SeatError, Who};
+use crate::hub::{Hub, Seat, SeatError, SocketOwner};
 use crate::metrics::Metrics;
-use crate::rate::PerMinute;
+use crate::rate::RateLimiter;
 use crate::secret::{SigningKey, digest, random_name};
 use crate::socket::{REGISTERED_AGAIN, REMOVED};
 use crate::store::{Registration, Store};
@@ -37,11 +37,11 @@ pub(crate) struct Registry {
     store: Store,
     key: SigningKey,
     pub hub: Arc<Hub>,
-    failures: PerMinute<IpAddr>,
-    calls: PerMinute<String>,
+    failures: RateLimiter<IpAddr>,
+    calls: RateLimiter<String>,
 }
 
-/// Who calls, and how our address looks from there.
+/// SocketOwner calls, and how our address looks from there.
 #[derive(Debug)]
 pub(crate) struct Caller<'a> {
     /// What came as `Authorization: Bearer`.
@@ -58,8 +58,8 @@ impl Registry {
         store: Store,
         hub: Arc<Hub>,
     ) -> Self {
-        let failures = PerMinute::new(config.failures_per_minute);
-        let calls = PerMinute::new(config.calls_per_minute);
+        let failures = RateLimiter::new(config.failures_per_minute);
+        let calls = RateLimiter::new(config.calls_per_minute);
         Self { config, metrics, key: store.signing_key(), store, hub, failures, calls }
     }
 
@@ -70,12 +70,12 @@ impl Registry {
         environment: &str,
         request: RegisterRequest,
     ) -> Result<RegisterResponse, ApiError> {
-        let token = self.caller(caller, Right::Register, environment).await?;
+        let token = self.authorize(caller, Right::Register, environment).await?;
         if request.security_profile != SECURITY_PROFILE {
             return Err(ApiError::Body("security_profile is not noise_hybrid_ik_v1"));
         }
         let key = Some(request.executor_public_key);
-        let (registration, url) = self.enrol(caller, environment, key, &token).await?;
+        let (registration, url) = self.store_registration(caller, environment, key, &token).await?;
         Ok(RegisterResponse {
             environment_id: environment.to_owned(),
             url: url.into(),
@@ -90,12 +90,12 @@ impl Registry {
         caller: &Caller<'_>,
         executor: &str,
     ) -> Result<ExecutorResponse, ApiError> {
-        let token = self.caller(caller, Right::Register, executor).await?;
-        let (_, url) = self.enrol(caller, executor, None, &token).await?;
+        let token = self.authorize(caller, Right::Register, executor).await?;
+        let (_, url) = self.store_registration(caller, executor, None, &token).await?;
         Ok(ExecutorResponse { executor_id: executor.to_owned(), url: url.into() })
     }
 
-    async fn enrol(
+    async fn store_registration(
         &self,
         caller: &Caller<'_>,
         environment: &str,
@@ -104,7 +104,7 @@ impl Registry {
     ) -> Result<(String, String), ApiError> {
         self.limit_calls(token)?;
         let now = self.config.clock.now();
-        let id = random_name("reg_").map_err(no_randomness)?;
+        let id = random_name("reg_").map_err(random_source_failed)?;
         let registration = Registration {
             environment: environment.to_owned(),
             id: id.clone(),
@@ -118,7 +118,7 @@ impl Registry {
         self.store.register(registration).await.map_err(|error| self.store_failed(error))?;
         self.hub.replace(environment, Some(&id), REGISTERED_AGAIN);
         tracing::info!(environment, registration = id, token = token.id, "registered");
-        let url = self.pass(caller, Kind::EnvironmentPass, environment, &id, None, token)?;
+        let url = self.issue_pass(caller, Kind::EnvironmentPass, environment, &id, None, token)?;
         Ok((id, url))
     }
 
@@ -129,13 +129,13 @@ impl Registry {
         environment: &str,
         request: ConnectRequest,
     ) -> Result<ConnectResponse, ApiError> {
-        let token = self.caller(caller, Right::Connect, environment).await?;
+        let token = self.authorize(caller, Right::Connect, environment).await?;
         let registration = self.online(&token, environment).await?;
         let executor_public_key = registration.executor_key.ok_or(ApiError::NotEncrypted)?;
         let harness = Some(fingerprint(&request.harness_public_key.0));
         let id = registration.id;
         let url =
-            self.pass(caller, Kind::HarnessPass, environment, &id, harness.clone(), &token)?;
+            self.issue_pass(caller, Kind::HarnessPass, environment, &id, harness.clone(), &token)?;
         let ticket = Ticket {
             kind: Kind::Authorization,
             environment: environment.to_owned(),
@@ -143,7 +143,7 @@ impl Registry {
             harness,
             token: token.id,
             expires: self.config.clock.now() + self.config.authorization_lifetime.as_secs(),
-            nonce: random_name("").map_err(no_randomness)?,
+            nonce: random_name("").map_err(random_source_failed)?,
         };
         Ok(ConnectResponse {
             environment_id: environment.to_owned(),
@@ -161,14 +161,14 @@ impl Registry {
         caller: &Caller<'_>,
         executor: &str,
     ) -> Result<ExecutorResponse, ApiError> {
-        let token = self.caller(caller, Right::Connect, executor).await?;
+        let token = self.authorize(caller, Right::Connect, executor).await?;
         let registration = self.online(&token, executor).await?;
         if registration.executor_key.is_some() {
             return Err(ApiError::Encrypted);
         }
-        let harness = Some(random_name("").map_err(no_randomness)?);
+        let harness = Some(random_name("").map_err(random_source_failed)?);
         let id = registration.id;
-        let url = self.pass(caller, Kind::HarnessPass, executor, &id, harness, &token)?;
+        let url = self.issue_pass(caller, Kind::HarnessPass, executor, &id, harness, &token)?;
         Ok(ExecutorResponse { executor_id: executor.to_owned(), url: url.into() })
     }
 
@@ -193,7 +193,7 @@ impl Registry {
         environment: &str,
         request: ValidateRequest,
     ) -> Result<bool, ApiError> {
-        self.caller(caller, Right::Register, environment).await?;
+        self.authorize(caller, Right::Register, environment).await?;
         let now = self.config.clock.now();
         let Some(ticket) = Ticket::open(request.harness_key_authorization.expose(), &self.key)
         else {
@@ -206,7 +206,7 @@ impl Registry {
             && current.is_some_and(|current| current.id == ticket.registration)
             && ticket.harness == Some(fingerprint(&request.harness_public_key.0))
             && ticket.expires > now
-            && self.holds(&ticket.token, Right::Connect, environment).await?;
+            && self.token_permits(&ticket.token, Right::Connect, environment).await?;
         if !good {
             return Ok(false);
         }
@@ -218,14 +218,14 @@ impl Registry {
     /// A websocket with a pass of ours: takes its place.
     pub(crate) async fn seat(&self, pass: Option<&str>, from: IpAddr) -> Result<Seat, ApiError> {
         let Some(ticket) = pass.and_then(|pass| Ticket::open(pass, &self.key)) else {
-            return Err(self.failed(from));
+            return Err(self.authentication_failed(from));
         };
         let right = match ticket.kind {
             Kind::EnvironmentPass => Right::Register,
             Kind::HarnessPass => Right::Connect,
-            Kind::Authorization => return Err(self.failed(from)),
+            Kind::Authorization => return Err(self.authentication_failed(from)),
         };
-        if !self.holds(&ticket.token, right, &ticket.environment).await? {
+        if !self.token_permits(&ticket.token, right, &ticket.environment).await? {
             return Err(ApiError::Forbidden);
         }
         let registration = self.registration(&ticket.environment).await?;
@@ -233,17 +233,17 @@ impl Registry {
         else {
             return Err(ApiError::Replaced);
         };
-        if !self.in_time(&ticket, &registration).await? {
-            return Err(ApiError::PassOver);
+        if !self.is_pass_usable(&ticket, &registration).await? {
+            return Err(ApiError::PassExpired);
         }
-        let who = Who {
+        let owner = SocketOwner {
             environment: ticket.environment,
             registration: ticket.registration,
             token: ticket.token,
             harness: ticket.harness,
         };
-        self.hub.seat(who, &registration).await.map_err(|error| match error {
-            SeatError::Over => ApiError::Replaced,
+        self.hub.seat(owner, &registration).await.map_err(|error| match error {
+            SeatError::Replaced => ApiError::Replaced,
             SeatError::Full => ApiError::TooManyHarnesses,
             SeatError::Offline => ApiError::Offline,
             SeatError::Store(error) => self.store_failed(error),
@@ -251,7 +251,11 @@ impl Registry {
     }
 
     /// A pass has to be used soon, but whoever is here or was so a moment ago may come back.
-    async fn in_time(&self, ticket: &Ticket, current: &Registration) -> Result<bool, ApiError> {
+    async fn is_pass_usable(
+        &self,
+        ticket: &Ticket,
+        current: &Registration,
+    ) -> Result<bool, ApiError> {
         let now = self.config.clock.now();
         let window = self.config.reconnect_window.as_secs();
         if now < ticket.expires {
@@ -280,7 +284,7 @@ impl Registry {
         &self,
         caller: &Caller<'_>,
     ) -> Result<Vec<EnvironmentStatus>, ApiError> {
-        let token = self.token(caller).await?;
+        let token = self.authenticate(caller).await?;
         if !token.can.contains(&Right::Manage) {
             return Err(ApiError::Forbidden);
         }
@@ -298,7 +302,7 @@ impl Registry {
         caller: &Caller<'_>,
         environment: &str,
     ) -> Result<EnvironmentStatus, ApiError> {
-        self.caller(caller, Right::Manage, environment).await?;
+        self.authorize(caller, Right::Manage, environment).await?;
         let registration = self.registration(environment).await?;
         let known = registration.ok_or(ApiError::UnknownEnvironment)?;
         let presence = self.hub.presences(&[&known]).await.pop().flatten();
@@ -311,7 +315,7 @@ impl Registry {
         caller: &Caller<'_>,
         environment: &str,
     ) -> Result<(), ApiError> {
-        self.caller(caller, Right::Manage, environment).await?;
+        self.authorize(caller, Right::Manage, environment).await?;
         let removed = self.store.remove(environment).await;
         if !removed.map_err(|error| self.store_failed(error))? {
             return Err(ApiError::UnknownEnvironment);
@@ -339,30 +343,37 @@ impl Registry {
 
     // --- tokens ---
 
-    async fn caller(
+    async fn authorize(
         &self,
         caller: &Caller<'_>,
         right: Right,
         environment: &str,
     ) -> Result<TokenRecord, ApiError> {
-        let token = self.token(caller).await?;
+        let token = self.authenticate(caller).await?;
         if !token.permits(right, environment) {
             return Err(ApiError::Forbidden);
         }
         Ok(token)
     }
 
-    async fn token(&self, caller: &Caller<'_>) -> Result<TokenRecord, ApiError> {
-        let Some(token) = caller.token else { return Err(self.failed(caller.address)) };
+    async fn authenticate(&self, caller: &Caller<'_>) -> Result<TokenRecord, ApiError> {
+        let Some(token) = caller.token else {
+            return Err(self.authentication_failed(caller.address));
+        };
         let found = self.store.token_by_digest(&digest(token.as_bytes())).await;
         let now = self.config.clock.now();
         match found.map_err(|error| self.store_failed(error))? {
             Some(record) if !record.is_expired(now) => Ok(record),
-            _ => Err(self.failed(caller.address)),
+            _ => Err(self.authentication_failed(caller.address)),
         }
     }
 
-    async fn holds(&self, id: &str, right: Right, environment: &str) -> Result<bool, ApiError> {
+    async fn token_permits(
+        &self,
+        id: &str,
+        right: Right,
+        environment: &str,
+    ) -> Result<bool, ApiError> {
         let found = self.store.token_by_id(id).await.map_err(|error| self.store_failed(error))?;
         let now = self.config.clock.now();
         Ok(found.is_some_and(|token| !token.is_expired(now) && token.permits(right, environment)))
@@ -370,13 +381,13 @@ impl Registry {
 
     /// A wrong token or url. Right ones are never limited by these, so that nobody can lock
     /// others out who come from the same address.
-    fn failed(&self, from: IpAddr) -> ApiError {
+    fn authentication_failed(&self, from: IpAddr) -> ApiError {
         self.metrics.authentication_failures.fetch_add(1, Relaxed);
-        if self.failures.take(from) { ApiError::Unauthorized } else { self.limited() }
+        if self.failures.try_take(from) { ApiError::Unauthorized } else { self.limited() }
     }
 
     fn limit_calls(&self, token: &TokenRecord) -> Result<(), ApiError> {
-        if self.calls.take(token.id.clone()) { Ok(()) } else { Err(self.limited()) }
+        if self.calls.try_take(token.id.clone()) { Ok(()) } else { Err(self.limited()) }
     }
 
     fn limited(&self) -> ApiError {
@@ -400,7 +411,7 @@ impl Registry {
         error.into()
     }
 
-    fn pass(
+    fn issue_pass(
         &self,
         caller: &Caller<'_>,
         kind: Kind,
@@ -416,7 +427,7 @@ impl Registry {
             harness,
             token: token.id.clone(),
             expires: self.config.clock.now() + self.config.url_lifetime.as_secs(),
-            nonce: random_name("").map_err(no_randomness)?,
+            nonce: random_name("").map_err(random_source_failed)?,
         };
         let pass = ticket.seal(&self.key);
         Ok(format!("{}{RENDEZVOUS_PATH}?pass={}", caller.websocket_base, pass.expose()))
@@ -424,7 +435,7 @@ impl Registry {
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "given to map_err")]
-fn no_randomness(error: io::Error) -> ApiError {
+fn random_source_failed(error: io::Error) -> ApiError {
     tracing::error!(%error, "cannot get random bytes from the system");
     ApiError::Store
 }

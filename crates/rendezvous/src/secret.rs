@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_made_once_and_kept_private() {
+    fn signing_key_is_created_once_with_mode_0600() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn signatures() {
+    fn signature_verifies_only_its_message_and_key() {
         let key = SigningKey::generate().unwrap();
         let signature = key.sign(b"message");
         assert!(key.verifies(b"message", &signature));

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use codex_exec_rpc::unpaced_on_loopback;
+use codex_exec_rpc::disable_pacing_on_loopback;
 use futures_util::FutureExt;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -44,7 +44,7 @@ struct Shared {
     metrics: Arc<Metrics>,
     registry: Registry,
     tasks: TaskTracker,
-    room: Arc<Semaphore>,
+    connection_permits: Arc<Semaphore>,
     draining: CancellationToken,
     stopped: CancellationToken,
 }
@@ -59,10 +59,18 @@ impl Service {
         let registry = Registry::new(config.clone(), metrics.clone(), store, hub.clone());
         let stopped = CancellationToken::new();
         let until = stopped.clone();
-        tasks.spawn(async move { until.run_until_cancelled(hub.keep()).await });
-        let room = Arc::new(Semaphore::new(config.connections));
+        tasks.spawn(async move { until.run_until_cancelled(hub.run_maintenance()).await });
+        let connection_permits = Arc::new(Semaphore::new(config.connections));
         let draining = CancellationToken::new();
-        Self(Arc::new(Shared { config, metrics, registry, tasks, room, draining, stopped }))
+        Self(Arc::new(Shared {
+            config,
+            metrics,
+            registry,
+            tasks,
+            connection_permits,
+            draining,
+            stopped,
+        }))
     }
 
     pub(crate) fn config(&self) -> &Arc<Config> {
@@ -86,7 +94,7 @@ impl Service {
     }
 
     pub(crate) fn render_metrics(&self) -> String {
-        let connections = self.0.config.connections - self.0.room.available_permits();
+        let connections = self.0.config.connections - self.0.connection_permits.available_permits();
         let gauges = Gauges { connections, ..self.0.registry.hub.gauges() };
         self.0.metrics.render(gauges)
     }
@@ -128,19 +136,19 @@ impl Service {
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Ok(share) = self.0.room.clone().try_acquire_owned() else {
+        let Ok(permit) = self.0.connection_permits.clone().try_acquire_owned() else {
             tracing::warn!("connection limit reached");
             return;
         };
         // Held by the requests, so that it lasts as long as the websocket that came of them.
-        let share = Arc::new(share);
-        let answer = {
+        let permit = Arc::new(permit);
+        let handler = {
             let service = self.clone();
             service_fn(move |request| {
-                let (service, share) = (service.clone(), share.clone());
+                let (service, permit) = (service.clone(), permit.clone());
                 async move {
-                    let answer = http::respond(&service, from, secure, request, share).await;
-                    Ok::<_, Infallible>(answer)
+                    let response = http::respond(&service, from, secure, request, permit).await;
+                    Ok::<_, Infallible>(response)
                 }
             })
         };
@@ -148,7 +156,7 @@ impl Service {
             .timer(TokioTimer::new())
             .header_read_timeout(self.0.config.request_timeout)
             .max_buf_size(16 << 10)
-            .serve_connection(TokioIo::new(socket), answer)
+            .serve_connection(TokioIo::new(socket), handler)
             .with_upgrades();
         tokio::pin!(connection);
         let result = tokio::select! {
@@ -181,11 +189,11 @@ impl Service {
         shared.registry.hub.close_sockets(GOING_AWAY);
         shared.stopped.cancel();
         shared.tasks.close();
-        let patience = shared.config.close_timeout + Duration::from_secs(1);
-        if timeout(patience, shared.tasks.wait()).await.is_err() {
+        let close_timeout = shared.config.close_timeout + Duration::from_secs(1);
+        if timeout(close_timeout, shared.tasks.wait()).await.is_err() {
             tracing::warn!("some connections did not end in time");
         }
-        shared.registry.hub.say_goodbye().await;
+        shared.registry.hub.flush().await;
     }
 }
 
@@ -256,7 +264,7 @@ pub async fn serve(
     let store = store.open(&config).await?;
     let bind = |source| ServeError::Bind { address, source };
     let listener = TcpListener::bind(address).await.map_err(bind)?;
-    unpaced_on_loopback(&listener, address);
+    disable_pacing_on_loopback(&listener, address);
     let scheme = if tls.is_some() { "https" } else { "http" };
     let base = match &config.public_url {
         Some(url) => url.as_str().to_owned(),
@@ -265,13 +273,13 @@ pub async fn serve(
     let service = Service::new(config, store);
     tokio::pin!(stop);
     // Whoever reads the address may stop us right away: what listens for that has to listen now.
-    let told = stop.as_mut().now_or_never().is_some();
+    let already_stopped = stop.as_mut().now_or_never().is_some();
     announce(&base).map_err(ServeError::Announce)?;
     let accepting = tokio::spawn({
         let service = service.clone();
         async move { service.serve(listener, tls).await }
     });
-    if !told {
+    if !already_stopped {
         stop.await;
     }
     tracing::info!("stopping");

@@ -8,14 +8,14 @@ use codex_exec_relay_core::{Body, Frame, StreamId};
 pub(crate) use codex_exec_rpc::socket::Received;
 use codex_exec_rpc::socket::{self, Framing, SocketConfig, SocketReader, websocket_config};
 use codex_exec_rpc::{
-    CloseReason, KeepAlive, OutboundConfig, OutboundQueue, Pulse, TransportError, outbound,
+    CloseReason, KeepAlive, KeepAliveTimer, OutboundConfig, OutboundQueue, TransportError, outbound,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 use tokio_websockets::{Limits, WebSocketStream};
 
 use crate::config::Config;
-use crate::rate::Pace;
+use crate::rate::Throttle;
 
 pub(crate) const GOING_AWAY: CloseReason = (1012, "service restart");
 pub(crate) const REPLACED: CloseReason = (1000, "replaced by a newer socket");
@@ -105,7 +105,7 @@ pub(crate) fn builder(config: &Config) -> tokio_websockets::ServerBuilder {
 pub(crate) struct Reader<T> {
     socket: SocketReader<T>,
     outbound: Outbound,
-    pace: Pace,
+    throttle: Throttle,
 }
 
 /// Starts the writing half of a socket and gives its reading half.
@@ -119,21 +119,21 @@ pub(crate) fn start<T>(
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let keep_alive = KeepAlive { idle: config.ping_after, patience: config.pong_within };
+    let keep_alive = KeepAlive { idle: config.ping_after, timeout: config.pong_within };
     let socket_config = SocketConfig {
         framing: Framing::Binary,
-        pulse: Some(Pulse::when_idle(keep_alive)),
+        keep_alive: Some(KeepAliveTimer::when_idle(keep_alive)),
         close_timeout: config.close_timeout,
     };
     let (socket, writer) = socket::start(websocket, (outbound.0.clone(), queue), socket_config);
     tasks.spawn(writer);
-    Reader { socket, outbound, pace: Pace::new(config.frames_per_second) }
+    Reader { socket, outbound, throttle: Throttle::new(config.frames_per_second) }
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Reader<T> {
     /// The next message; `None` once the socket is done.
     pub(crate) async fn next(&mut self) -> Option<Received> {
-        self.pace.wait().await;
+        self.throttle.wait().await;
         match self.socket.next().await? {
             Ok(received) => Some(received),
             Err(error) => {

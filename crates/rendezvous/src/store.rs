@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::file_store::FileStore;
 use crate::file_store::TokenFile;
-use crate::nats_store::Seen;
+use crate::nats_store::SocketChange;
 pub use crate::nats_store::{NatsStore, NatsTokens};
 use crate::secret::{Secret, SigningKey};
 use crate::token::{Right, Scope, TokenRecord};
@@ -146,7 +146,7 @@ impl Store {
     }
 
     /// Those of these tokens that are revoked or over.
-    pub(crate) async fn dead_tokens(
+    pub(crate) async fn invalid_tokens(
         &self,
         ids: BTreeSet<String>,
         now: u64,
@@ -157,7 +157,7 @@ impl Store {
                 let dead = |id: &String| tokens.by_id(id).is_none_or(|token| token.is_expired(now));
                 Ok(ids.into_iter().filter(dead).collect())
             }
-            Self::Nats(store) => store.dead_tokens(ids, now).await,
+            Self::Nats(store) => store.invalid_tokens(ids, now).await,
         }
     }
 
@@ -195,7 +195,7 @@ impl Store {
 
     /// An environment's socket came to this process (`online`), or went from it; `false` if the
     /// registration is not the current one.
-    pub async fn seen(
+    pub async fn set_online(
         &self,
         environment: &str,
         registration: &str,
@@ -203,11 +203,12 @@ impl Store {
         now: u64,
     ) -> Result<bool, StoreError> {
         match self {
-            Self::File(store) => store.seen(environment, registration, online, now).await,
+            Self::File(store) => store.set_online(environment, registration, online, now).await,
             Self::Nats(store) => {
                 let node = store.nats().node.clone();
-                let change = if online { Seen::Here } else { Seen::Gone { node: &node } };
-                store.seen(environment, registration, change, now).await
+                let change =
+                    if online { SocketChange::Here } else { SocketChange::Gone { node: &node } };
+                store.record_socket(environment, registration, change, now).await
             }
         }
     }
@@ -221,7 +222,7 @@ impl Store {
     }
 
     /// A harness of that registration is here.
-    pub(crate) async fn harness_seen(
+    pub(crate) async fn record_harness(
         &self,
         registration: &str,
         harness: &str,
@@ -229,8 +230,8 @@ impl Store {
     ) -> Result<(), StoreError> {
         let name = format!("{registration}.{harness}");
         match self {
-            Self::File(store) => store.harness_seen(name, now).await,
-            Self::Nats(store) => store.harness_seen(name, now).await,
+            Self::File(store) => store.record_harness(name, now).await,
+            Self::Nats(store) => store.record_harness(name, now).await,
         }
     }
 
@@ -258,14 +259,14 @@ impl Store {
 
 /// The tokens of a service or a cluster, for whoever makes and revokes them.
 #[derive(Debug)]
-pub enum TokenBook {
+pub enum TokenStore {
     /// In a directory.
     File(TokenFile),
     /// In NATS.
     Nats(NatsTokens),
 }
 
-impl TokenBook {
+impl TokenStore {
     /// Makes a token. It is given here and kept nowhere.
     pub async fn create(
         &self,

@@ -19,7 +19,7 @@ use codex_exec_relay_core::{BodyKind, Peek};
 use tokio::time::Instant;
 
 /// One socket of a harness.
-pub(crate) type LinkId = u64;
+pub(crate) type HarnessSocketId = u64;
 
 /// What to do with a frame of a harness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(crate) enum FromHarness {
 /// What to do with a frame of the environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FromExecutor {
-    To(LinkId),
+    To(HarnessSocketId),
     Drop(Dropped),
     /// Nobody has claimed that stream.
     Unknown,
@@ -56,7 +56,7 @@ pub(crate) enum Dropped {
 #[derive(Debug)]
 struct Entry {
     harness: Arc<str>,
-    link: Option<LinkId>,
+    socket: Option<HarnessSocketId>,
     orphaned: Option<Instant>,
     harness_acks: bool,
     executor_acks: bool,
@@ -73,7 +73,7 @@ impl Entry {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TableLimits {
     pub streams: usize,
-    pub streams_per_link: usize,
+    pub streams_per_socket: usize,
 }
 
 /// The streams of one environment.
@@ -99,18 +99,18 @@ impl Table {
 
     pub(crate) fn harness_frame(
         &mut self,
-        link: LinkId,
+        socket: HarnessSocketId,
         harness: &Arc<str>,
         frame: Peek<'_>,
     ) -> FromHarness {
         let claims = matches!(frame.kind, BodyKind::Resume | BodyKind::Handshake);
         if let Some(entry) = self.streams.get_mut(frame.stream_id) {
-            if entry.link != Some(link) {
+            if entry.socket != Some(socket) {
                 // Back on another socket, perhaps before the old one was known to be gone.
                 if entry.harness != *harness || frame.kind != BodyKind::Resume {
                     return FromHarness::Drop(Dropped::NotOwned);
                 }
-                entry.link = Some(link);
+                entry.socket = Some(socket);
                 entry.orphaned = None;
             }
             entry.harness_acks |= frame.acknowledges;
@@ -124,13 +124,13 @@ impl Table {
             BodyKind::Ack | BodyKind::Reset => return FromHarness::Drop(Dropped::Unknown),
             _ => return FromHarness::Refuse("unknown_stream"),
         }
-        let own = self.streams.values().filter(|entry| entry.link == Some(link)).count();
-        if self.streams.len() >= self.limits.streams || own >= self.limits.streams_per_link {
+        let own = self.streams.values().filter(|entry| entry.socket == Some(socket)).count();
+        if self.streams.len() >= self.limits.streams || own >= self.limits.streams_per_socket {
             return FromHarness::Refuse("too_many_streams");
         }
         let entry = Entry {
             harness: harness.clone(),
-            link: Some(link),
+            socket: Some(socket),
             orphaned: None,
             harness_acks: frame.acknowledges,
             // One who claims a stream again and has had something of it already goes on with one
@@ -149,11 +149,11 @@ impl Table {
             };
         };
         entry.executor_acks |= frame.acknowledges;
-        let link = entry.link;
+        let socket = entry.socket;
         if frame.kind == BodyKind::Reset {
             self.streams.remove(frame.stream_id);
         }
-        link.map_or(FromExecutor::Drop(Dropped::Away), FromExecutor::To)
+        socket.map_or(FromExecutor::Drop(Dropped::Away), FromExecutor::To)
     }
 
     /// A stream ends by our own doing.
@@ -162,12 +162,12 @@ impl Table {
     }
 
     /// A harness's socket went. Gives the streams that end with it; others wait.
-    pub(crate) fn link_gone(&mut self, link: LinkId, now: Instant) -> Vec<Box<str>> {
-        for entry in self.streams.values_mut().filter(|entry| entry.link == Some(link)) {
-            entry.link = None;
+    pub(crate) fn socket_gone(&mut self, socket: HarnessSocketId, now: Instant) -> Vec<Box<str>> {
+        for entry in self.streams.values_mut().filter(|entry| entry.socket == Some(socket)) {
+            entry.socket = None;
             entry.orphaned = Some(now);
         }
-        self.take(|entry| entry.link.is_none() && !entry.survives())
+        self.take(|entry| entry.socket.is_none() && !entry.survives())
     }
 
     /// The streams that have waited for their harness since `before` or longer.
@@ -176,28 +176,31 @@ impl Table {
     }
 
     /// A harness is not to be here any more: all its streams on that socket.
-    pub(crate) fn revoke_link(&mut self, link: LinkId) -> Vec<Box<str>> {
-        self.take(|entry| entry.link == Some(link))
+    pub(crate) fn revoke_socket(&mut self, socket: HarnessSocketId) -> Vec<Box<str>> {
+        self.take(|entry| entry.socket == Some(socket))
     }
 
     /// The environment's socket went. Gives the streams that end with it, and whom to tell.
-    pub(crate) fn executor_gone(&mut self) -> Vec<(LinkId, Box<str>)> {
-        self.take_linked(|entry| !entry.survives())
+    pub(crate) fn executor_gone(&mut self) -> Vec<(HarnessSocketId, Box<str>)> {
+        self.take_attached(|entry| !entry.survives())
     }
 
     /// The environment is gone for good. Gives all streams and whom to tell.
-    pub(crate) fn clear(&mut self) -> Vec<(LinkId, Box<str>)> {
-        self.take_linked(|_| true)
+    pub(crate) fn clear(&mut self) -> Vec<(HarnessSocketId, Box<str>)> {
+        self.take_attached(|_| true)
     }
 
     fn take(&mut self, which: impl Fn(&Entry) -> bool) -> Vec<Box<str>> {
         self.streams.extract_if(|_, entry| which(entry)).map(|(stream, _)| stream).collect()
     }
 
-    fn take_linked(&mut self, which: impl Fn(&Entry) -> bool) -> Vec<(LinkId, Box<str>)> {
+    fn take_attached(
+        &mut self,
+        which: impl Fn(&Entry) -> bool,
+    ) -> Vec<(HarnessSocketId, Box<str>)> {
         self.streams
             .extract_if(|_, entry| which(entry))
-            .filter_map(|(stream, entry)| Some((entry.link?, stream)))
+            .filter_map(|(stream, entry)| Some((entry.socket?, stream)))
             .collect()
     }
 }
@@ -209,7 +212,7 @@ mod tests {
     use super::*;
 
     fn table() -> (Table, Arc<str>, Arc<str>) {
-        let table = Table::new(TableLimits { streams: 3, streams_per_link: 2 });
+        let table = Table::new(TableLimits { streams: 3, streams_per_socket: 2 });
         (table, "ann".into(), "bob".into())
     }
 
@@ -218,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_its_claimants_only() {
+    fn stream_belongs_to_the_harness_that_claimed_it() {
         let (mut table, ann, bob) = table();
         let data = |id| frame(id, BodyKind::Data);
         assert_eq!(table.harness_frame(1, &ann, data("s")), FromHarness::Refuse("unknown_stream"));
@@ -236,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn limits() {
+    fn stream_limits_are_enforced() {
         let (mut table, ann, bob) = table();
         let claim = |id| frame(id, BodyKind::Resume);
         let refused = FromHarness::Refuse("too_many_streams");
@@ -249,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn only_streams_that_acknowledge_both_ways_outlive_a_socket() {
+    fn only_streams_acking_both_ways_survive_a_socket() {
         let now = Instant::now();
         let (mut table, ann, _) = table();
         for stream in ["plain", "acking"] {
@@ -259,7 +262,7 @@ mod tests {
         table.harness_frame(1, &ann, frame("plain", BodyKind::Ack));
         table.executor_frame(frame("acking", BodyKind::Ack));
         assert_eq!(table.executor_gone(), [(1, "plain".into())]);
-        assert_eq!(table.link_gone(1, now), []);
+        assert_eq!(table.socket_gone(1, now), []);
         assert_eq!(
             table.executor_frame(frame("acking", BodyKind::Data)),
             FromExecutor::Drop(Dropped::Away)
@@ -271,26 +274,26 @@ mod tests {
         );
         assert_eq!(table.executor_frame(frame("acking", BodyKind::Data)), FromExecutor::To(2));
         // Gone for good.
-        assert_eq!(table.link_gone(2, now), []);
+        assert_eq!(table.socket_gone(2, now), []);
         assert_eq!(table.expire(now - Duration::from_secs(1)), []);
         assert_eq!(table.expire(now), ["acking".into()]);
     }
 
     #[test]
-    fn a_stream_that_is_claimed_again_is_known_to_acknowledge() {
+    fn resumed_stream_counts_as_acknowledging() {
         let (mut table, ann, _) = table();
         let again = Peek { stream_id: "s", kind: BodyKind::Resume, acknowledges: true };
         assert_eq!(table.harness_frame(1, &ann, again), FromHarness::Forward);
         assert_eq!(table.executor_gone(), []);
-        assert_eq!(table.link_gone(1, Instant::now()), []);
+        assert_eq!(table.socket_gone(1, Instant::now()), []);
     }
 
     #[test]
-    fn a_plain_stream_ends_with_its_harness() {
+    fn stream_without_acks_ends_with_its_harness() {
         let (mut table, ann, _) = table();
         table.harness_frame(1, &ann, frame("s", BodyKind::Handshake));
         assert!(table.knows("ann") && !table.knows("bob"));
-        assert_eq!(table.link_gone(1, Instant::now()), ["s".into()]);
+        assert_eq!(table.socket_gone(1, Instant::now()), ["s".into()]);
         assert!(!table.knows("ann"));
     }
 }

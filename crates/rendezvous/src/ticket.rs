@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_signed_opens() {
+    fn only_signed_tickets_open() {
         let key = SigningKey::generate().unwrap();
         let ticket = Ticket {
             kind: Kind::Authorization,

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scopes_and_rights() {
+    fn token_permits_only_its_scope_and_rights() {
         let scope = Scope::Prefix("ci-".into());
         let (token, record) =
             TokenRecord::generate(scope, vec![Right::Connect], 100, Some(200)).unwrap();

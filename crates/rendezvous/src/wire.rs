@@ -31,8 +31,8 @@ pub(crate) type WireId = u128;
 
 // What a message to a node begins with.
 pub(crate) const FRAME: u8 = 0;
-pub(crate) const TAKEN: u8 = 1;
-pub(crate) const CUT: u8 = 2;
+pub(crate) const CREDIT: u8 = 1;
+pub(crate) const CLOSE: u8 = 2;
 
 /// The subject that a node reads.
 pub(crate) fn subject_of(node: &str) -> Subject {
@@ -52,14 +52,14 @@ pub(crate) struct Wires {
 
 #[derive(Debug)]
 struct Entry {
-    end: Arc<End>,
+    end: Arc<WireEnd>,
     inbound: mpsc::UnboundedSender<Bytes>,
     expected: u32,
 }
 
 /// This node's end of a wire.
 #[derive(Debug)]
-pub(crate) struct End {
+pub(crate) struct WireEnd {
     id: WireId,
     peer: Arc<str>,
     /// Grows when the peer loses NATS, and its wires with it.
@@ -72,14 +72,14 @@ pub(crate) struct End {
     /// What came and was not taken yet.
     held: AtomicUsize,
     reason: OnceLock<CloseReason>,
-    over: CancellationToken,
+    closed: CancellationToken,
 }
 
-impl End {
-    fn end(&self, reason: CloseReason) {
+impl WireEnd {
+    fn close(&self, reason: CloseReason) {
         let _ = self.reason.set(reason);
         self.room.close();
-        self.over.cancel();
+        self.closed.cancel();
     }
 
     /// The peer's state when the wire was laid.
@@ -109,19 +109,19 @@ impl Wires {
     }
 
     /// Wires whose harness is at this node.
-    pub(crate) fn outward(&self) -> usize {
+    pub(crate) fn outbound_count(&self) -> usize {
         self.lock().values().filter(|entry| entry.end.environment.is_some()).count()
     }
 
     /// Lays this node's end of a wire. `environment` is named where the harness is at this end.
-    pub(crate) fn lay(
+    pub(crate) fn open(
         self: &Arc<Self>,
         id: WireId,
         peer: &str,
         environment: Option<String>,
         registration: String,
     ) -> (WireSender, WireReceiver) {
-        let end = Arc::new(End {
+        let end = Arc::new(WireEnd {
             id,
             peer: peer.into(),
             peer_generation: AtomicU64::new(0),
@@ -130,7 +130,7 @@ impl Wires {
             room: Semaphore::new(self.window),
             held: AtomicUsize::new(0),
             reason: OnceLock::new(),
-            over: CancellationToken::new(),
+            closed: CancellationToken::new(),
         });
         let (sender, inbound) = mpsc::unbounded_channel();
         self.lock().insert(id, Entry { end: end.clone(), inbound: sender, expected: 0 });
@@ -138,7 +138,7 @@ impl Wires {
         let wires = self.clone();
         let sending =
             WireSender { end: end.clone(), wires: wires.clone(), to: to.clone(), number: 0 };
-        (sending, WireReceiver { end, wires, to, inbound, owed: 0 })
+        (sending, WireReceiver { end, wires, to, inbound, unreported: 0 })
     }
 
     /// A message about a wire, from another node. Never waits.
@@ -149,7 +149,7 @@ impl Wires {
             drop(table);
             // Cut here already, without the other knowing.
             if let (FRAME, Some(from)) = (kind, from) {
-                self.post_later(from, cut_message(id, GOING_AWAY));
+                self.publish_in_background(from, close_message(id, GOING_AWAY));
             }
             return;
         };
@@ -164,21 +164,21 @@ impl Wires {
                     tracing::warn!("a wire between nodes lost frames; reopening it");
                     let from = subject_of(&entry.end.peer);
                     if let Some(entry) = table.remove(&id) {
-                        entry.end.end(GOING_AWAY);
+                        entry.end.close(GOING_AWAY);
                     }
                     drop(table);
-                    self.post_later(from, cut_message(id, GOING_AWAY));
+                    self.publish_in_background(from, close_message(id, GOING_AWAY));
                 }
             }
-            (TAKEN, 4) => {
+            (CREDIT, 4) => {
                 let bytes = u32::from_be_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
                 let most = self.window.saturating_sub(entry.end.room.available_permits());
                 entry.end.room.add_permits(bytes.min(most));
             }
-            (CUT, 1) => {
+            (CLOSE, 1) => {
                 let reason = REASONS.get(usize::from(rest[0])).copied().unwrap_or(ENDED);
                 if let Some(entry) = table.remove(&id) {
-                    entry.end.end(reason);
+                    entry.end.close(reason);
                 }
             }
             _ => {}
@@ -186,23 +186,23 @@ impl Wires {
     }
 
     /// Cuts a wire at this end; the other is told.
-    async fn cut(&self, end: &End, to: &Subject, reason: CloseReason) {
+    async fn close(&self, end: &WireEnd, to: &Subject, reason: CloseReason) {
         if self.lock().remove(&end.id).is_none() {
             return;
         }
-        end.end(reason);
-        let told = self.client.publish(to.clone(), cut_message(end.id, reason));
+        end.close(reason);
+        let published = self.client.publish(to.clone(), close_message(end.id, reason));
         // Where NATS is gone the other end finds out by itself.
-        let _ = timeout(Duration::from_secs(1), told).await;
+        let _ = timeout(Duration::from_secs(1), published).await;
     }
 
     /// Cuts those wires at this end.
-    fn cut_where(&self, which: impl Fn(&End) -> Option<CloseReason>) {
+    fn close_where(&self, which: impl Fn(&WireEnd) -> Option<CloseReason>) {
         self.lock().retain(|_, entry| match which(&entry.end) {
             Some(reason) => {
-                entry.end.end(reason);
-                let message = cut_message(entry.end.id, reason);
-                self.post_later(subject_of(&entry.end.peer), message);
+                entry.end.close(reason);
+                let message = close_message(entry.end.id, reason);
+                self.publish_in_background(subject_of(&entry.end.peer), message);
                 false
             }
             None => true,
@@ -210,18 +210,18 @@ impl Wires {
     }
 
     /// NATS went: what was under way is lost.
-    pub(crate) fn cut_all(&self) {
-        self.cut_where(|_| Some(GOING_AWAY));
+    pub(crate) fn close_all(&self) {
+        self.close_where(|_| Some(GOING_AWAY));
     }
 
     /// This node goes: the harnesses here have to find another.
-    pub(crate) fn cut_outward(&self) {
-        self.cut_where(|end| end.environment.is_some().then_some(GOING_AWAY));
+    pub(crate) fn close_outbound(&self) {
+        self.close_where(|end| end.environment.is_some().then_some(GOING_AWAY));
     }
 
     /// A node is gone, or has lost its wires.
-    pub(crate) fn cut_peer(&self, peer: &str, generation: Option<u64>) {
-        self.cut_where(|end| {
+    pub(crate) fn close_peer(&self, peer: &str, generation: Option<u64>) {
+        self.close_where(|end| {
             let other = generation != Some(end.peer_generation.load(Relaxed));
             (&*end.peer == peer && other).then_some(GOING_AWAY)
         });
@@ -229,8 +229,8 @@ impl Wires {
 
     /// An environment is at home elsewhere now: wires from its harnesses here to where it was.
     /// Where it has registered again or was removed, its home says so to each of them.
-    pub(crate) fn cut_moved(&self, environment: &str, registration: &str, home: &str) {
-        self.cut_where(|end| {
+    pub(crate) fn close_moved(&self, environment: &str, registration: &str, home: &str) {
+        self.close_where(|end| {
             let stale = end.environment.as_deref() == Some(environment)
                 && end.registration == registration
                 && &*end.peer != home;
@@ -239,7 +239,7 @@ impl Wires {
     }
 
     /// Whether a harness here has a wire to that environment.
-    pub(crate) fn lead_to(&self, environment: &str) -> bool {
+    pub(crate) fn has_wire_to(&self, environment: &str) -> bool {
         self.lock().values().any(|entry| entry.end.environment.as_deref() == Some(environment))
     }
 
@@ -257,7 +257,7 @@ impl Wires {
         (len + OVERHEAD).min(self.window)
     }
 
-    fn post_later(&self, to: Subject, message: Bytes) {
+    fn publish_in_background(&self, to: Subject, message: Bytes) {
         let client = self.client.clone();
         tokio::spawn(async move {
             let _ = timeout(Duration::from_secs(1), client.publish(to, message)).await;
@@ -268,14 +268,14 @@ impl Wires {
 /// The sending half.
 #[derive(Debug)]
 pub(crate) struct WireSender {
-    end: Arc<End>,
+    end: Arc<WireEnd>,
     wires: Arc<Wires>,
     to: Subject,
     number: u32,
 }
 
 impl WireSender {
-    pub(crate) fn end(&self) -> &Arc<End> {
+    pub(crate) fn end(&self) -> &Arc<WireEnd> {
         &self.end
     }
 
@@ -287,7 +287,7 @@ impl WireSender {
             Ok(Ok(room)) => room.forget(),
             Ok(Err(_)) => return false,
             Err(_) => {
-                self.cut(GOING_AWAY).await;
+                self.close(GOING_AWAY).await;
                 return false;
             }
         }
@@ -299,29 +299,29 @@ impl WireSender {
         let sent = self.wires.client.publish_with_reply(self.to.clone(), from, message.freeze());
         tokio::select! {
             sent = sent => sent.is_ok(),
-            () = self.end.over.cancelled() => false,
+            () = self.end.closed.cancelled() => false,
         }
     }
 
     /// Cuts the wire.
-    pub(crate) async fn cut(&self, reason: CloseReason) {
-        self.wires.cut(&self.end, &self.to, reason).await;
+    pub(crate) async fn close(&self, reason: CloseReason) {
+        self.wires.close(&self.end, &self.to, reason).await;
     }
 
     /// Resolves once the wire is cut.
-    pub(crate) fn over(&self) -> impl Future<Output = ()> + use<> {
-        self.end.over.clone().cancelled_owned()
+    pub(crate) fn closed(&self) -> impl Future<Output = ()> + use<> {
+        self.end.closed.clone().cancelled_owned()
     }
 }
 
 /// The receiving half.
 #[derive(Debug)]
 pub(crate) struct WireReceiver {
-    end: Arc<End>,
+    end: Arc<WireEnd>,
     wires: Arc<Wires>,
     to: Subject,
     inbound: mpsc::UnboundedReceiver<Bytes>,
-    owed: usize,
+    unreported: usize,
 }
 
 impl WireReceiver {
@@ -333,18 +333,19 @@ impl WireReceiver {
     }
 
     /// A frame of that length has been passed on: the other end may send as much again.
-    pub(crate) async fn taken(&mut self, len: usize) {
+    pub(crate) async fn release(&mut self, len: usize) {
         let cost = self.wires.cost(len);
         self.end.held.fetch_sub(cost, Relaxed);
-        self.owed += cost;
+        self.unreported += cost;
         // Told in quarters of the window, not for every frame.
-        if self.owed * 4 >= self.wires.window {
-            let mut message = header(TAKEN, self.end.id, 4);
-            message.put_u32(u32::try_from(std::mem::take(&mut self.owed)).unwrap_or(u32::MAX));
-            let told = self.wires.client.publish(self.to.clone(), message.freeze());
+        if self.unreported * 4 >= self.wires.window {
+            let mut message = header(CREDIT, self.end.id, 4);
+            message
+                .put_u32(u32::try_from(std::mem::take(&mut self.unreported)).unwrap_or(u32::MAX));
+            let published = self.wires.client.publish(self.to.clone(), message.freeze());
             tokio::select! {
-                _ = told => {}
-                () = self.end.over.cancelled() => {}
+                _ = published => {}
+                () = self.end.closed.cancelled() => {}
             }
         }
     }
@@ -362,8 +363,8 @@ fn header(kind: u8, id: WireId, more: usize) -> BytesMut {
     message
 }
 
-fn cut_message(id: WireId, reason: CloseReason) -> Bytes {
-    let mut message = header(CUT, id, 1);
+fn close_message(id: WireId, reason: CloseReason) -> Bytes {
+    let mut message = header(CLOSE, id, 1);
     let number = REASONS.iter().position(|known| *known == reason).unwrap_or(0);
     message.put_u8(u8::try_from(number).unwrap_or(0));
     message.freeze()
@@ -379,11 +380,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages() {
+    fn close_messages_round_trip() {
         for reason in REASONS {
-            let message = cut_message(7, reason);
+            let message = close_message(7, reason);
             let (kind, id, rest) = parse(&message).unwrap();
-            assert_eq!((kind, id, REASONS[usize::from(rest[0])]), (CUT, 7, reason));
+            assert_eq!((kind, id, REASONS[usize::from(rest[0])]), (CLOSE, 7, reason));
         }
         assert!(parse(&Bytes::from_static(&[0; 16])).is_none());
     }

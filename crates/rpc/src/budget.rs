@@ -1,584 +1,405 @@
-//! Reading large messages within memory that all connections of a server share.
+//! A memory budget that connections share, for large messages in one direction.
 //!
-//! Invariant: the payload of a large incoming message is read only once its share of the [`Budget`] is
-//! taken, in one step, so that two messages never wait for each other's rest; the share goes back when
-//! the owner of the message is done with it. Small messages pass without. What a peer that holds a share
-//! has to do while others wait is in [`shares`](crate::shares).
+//! Invariants:
+//! - All shares together never exceed the [`Budget`]. Requests for more than is left wait in arrival
+//!   order, one request of each [`Account`] at a time.
+//! - Part of the budget is a reserve for first shares: small shares of accounts that hold none. An account
+//!   with a share gets no more from the reserve, so small requests do not wait for large holders.
+//! - While other accounts wait, a holder must make progress. A connection that waits for its peer falls
+//!   behind unless the peer moves 1/[`TURNOVER_SECONDS`] of the connection's shares each second; once it is
+//!   [`MAX_BEHIND`] behind, the connection is [revoked](Transfer::revoked). A connection that holds a share
+//!   for [`MAX_HOLD`] of such time is revoked too, whatever it waits for.
 //!
-//! A decoder keeps a buffer as long as the longest frame that it has seen, as long as its connection is
-//! open. So it is shown long frames as fragments of [`PIECE`] bytes each: the buffer stays small, and the
-//! message is put together in memory that goes with it.
+//! Progress is counted in bytes that the kernel has taken from or given to the socket. The waiting requests
+//! check the holders, every [`CHECK_INTERVAL`], so nothing runs while no request waits.
 
-use std::collections::VecDeque;
-use std::fmt;
-use std::io;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
-use crate::outbound::{NotReading, Outbound};
-use crate::shares::{Account, Budget, COST, Share, Transfer};
+/// The reserve for first shares is this fraction of the budget: 64 of 256 MiB.
+const RESERVE_DIVISOR: usize = 4;
 
-/// Up to this length a message takes no share.
-const SMALL: u64 = 256 << 10;
+/// A first share takes at most this fraction of the budget: 10.6 of 256 MiB, enough for a response that
+/// carries 4.5 MiB or a message of 5.3 MiB.
+const FIRST_SHARE_DIVISOR: usize = 24;
 
-/// The most that is read ahead of a header that may follow.
-const STEP: usize = 64 << 10;
+/// Seconds in which a peer has to move everything that its connection holds.
+const TURNOVER_SECONDS: u64 = 60;
 
-/// The longest frame that a decoder is shown. More than [`STEP`], so that no piece ends in what was read
-/// with its header; more than 65,535, so that its header is as long as that of the frame it is part of;
-/// and a multiple of 4, so that the mask of the next piece begins where this one's does.
-const PIECE: u64 = 128 << 10;
+/// How far a peer may fall behind that.
+const MAX_BEHIND: Duration = Duration::from_secs(10);
 
-impl Budget {
-    /// Reads websocket frames from `io`, the long ones as fragments, and waits with the payloads of large
-    /// messages until there is room for them. `longest` is what a message may come to whose length is not known
-    /// from its first frame.
-    pub fn meter<T>(&self, io: T, longest: usize) -> (Metered<T>, Meter) {
-        let meter = Meter::default();
-        let transfer = &meter.0.transfer;
-        let metered = Metered {
-            io,
-            account: self.account(transfer),
-            taking: None,
-            revoked: [Revoked::new(transfer), Revoked::new(transfer)],
-            longest: longest as u64,
-            state: State::Header { bytes: [0; HEADER], len: 0 },
-            due: Due::default(),
-            message: Message::default(),
-            passed: 0,
-            waiting: None,
-            meter: meter.clone(),
-        };
-        (metered, meter)
-    }
-}
+/// How long a share may be held while others wait.
+const MAX_HOLD: Duration = Duration::from_secs(120);
 
-/// The shares of the messages of one connection, from the reader of its bytes to its owner.
-#[derive(Debug, Clone, Default)]
-pub struct Meter(Arc<Shared>);
+/// How often holders are checked. A longer gap is this process's own delay and does not count against
+/// them.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Bytes of share per byte moved: the message itself, and the data it is made from or decoded to.
+pub(crate) const COST: u64 = 2;
+
+/// A memory budget that connections share. Clones are the same budget.
+#[derive(Debug, Clone)]
+pub struct Budget(Arc<Pool>);
 
 #[derive(Debug)]
-struct Shared {
-    /// The longest message that is read.
-    limit: AtomicU64,
-    shares: Mutex<Shares>,
-    outbound: OnceLock<Outbound>,
-    transfer: Transfer,
-}
-
-impl Default for Shared {
-    fn default() -> Self {
-        Self {
-            limit: AtomicU64::new(u64::MAX),
-            shares: Mutex::default(),
-            outbound: OnceLock::new(),
-            transfer: Transfer::default(),
-        }
-    }
-}
-
-#[derive(Debug, Default)]
-struct Shares {
-    /// Of messages that were read, by their number.
-    read: VecDeque<(u64, Share)>,
-    /// How many messages were taken.
-    taken: u64,
-    /// Of the message that was taken last.
-    last: Option<Share>,
-    waiting: bool,
-}
-
-impl Meter {
-    /// Ends the connection at a message of more than `bytes` bytes, until the limit is lifted.
-    pub fn limit(&self, bytes: usize) {
-        self.0.limit.store(bytes as u64, Ordering::Relaxed);
-    }
-
-    pub(crate) fn lift_limit(&self) {
-        self.0.limit.store(u64::MAX, Ordering::Relaxed);
-    }
-
-    /// Tells who may wait for an answer of the peer that cannot be read while a payload waits.
-    pub(crate) fn set_outbound(&self, outbound: &Outbound) {
-        let _ = self.0.outbound.set(outbound.clone());
-    }
-
-    /// Whether the peer is made to wait; then it cannot be heard.
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.lock().waiting
-    }
-
-    /// What the connection's socket moves.
-    pub(crate) fn transfer(&self) -> &Transfer {
-        &self.0.transfer
-    }
-
-    /// The next message was taken.
-    pub(crate) fn took_message(&self) {
-        let mut shares = self.lock();
-        shares.taken += 1;
-        let is_next = shares.read.front().is_some_and(|(number, _)| *number == shares.taken);
-        shares.last = if is_next { shares.read.pop_front().map(|(_, share)| share) } else { None };
-    }
-
-    /// The share of the message that was taken last.
-    pub(crate) fn take_share(&self) -> Option<Share> {
-        self.lock().last.take()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Shares> {
-        self.0.shares.lock()
-    }
-}
-
-/// Bytes of a websocket on their way to whoever decodes them. See [`Budget::meter`].
-#[derive(Debug)]
-pub struct Metered<T> {
-    io: T,
-    account: Account,
-    /// The share of the payload that is next, once it was asked for.
-    taking: Option<Taking>,
-    /// Of the reader and of the writer.
-    revoked: [Revoked; 2],
-    longest: u64,
-    state: State,
-    /// A header that the decoder is to get next.
-    due: Due,
-    message: Message,
-    /// How many messages have passed.
-    passed: u64,
-    /// Held while a payload waits.
-    waiting: Option<Waiting>,
-    meter: Meter,
-}
-
-/// A share that is being waited for.
-struct Taking(Pin<Box<dyn Future<Output = Share> + Send + Sync>>);
-
-impl fmt::Debug for Taking {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Taking")
-    }
-}
-
-/// Whether the connection has to end for others that wait.
-struct Revoked(Pin<Box<WaitForCancellationFutureOwned>>);
-
-impl Revoked {
-    fn new(transfer: &Transfer) -> Self {
-        Self(Box::pin(transfer.token().clone().cancelled_owned()))
-    }
-
-    /// An error once it has, for whoever waits for the socket.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        ready!(self.0.as_mut().poll(cx));
-        let error = "the peer was too slow with a large message while others waited for memory";
-        Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, error))
-    }
-}
-
-impl fmt::Debug for Revoked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Revoked")
-    }
+struct Pool {
+    /// The largest share, in bytes.
+    max_share: u64,
+    /// The largest share that may come from the reserve, in bytes.
+    max_first_share: u64,
+    state: Mutex<State>,
 }
 
 #[derive(Debug)]
-enum State {
-    /// In the header of a frame. Of one that was not read at once, these bytes are held back.
-    Header { bytes: [u8; HEADER], len: usize },
-    /// In a payload.
-    Payload(Payload),
-}
-
-/// What follows of a frame.
-#[derive(Debug)]
-struct Payload {
-    /// Bytes of it that the decoder knows of.
+struct State {
+    /// Bytes available to every account.
     left: u64,
-    /// Bytes that it will be shown as further fragments.
-    rest: u64,
-    frame: Frame,
-    /// Whether it has to be looked at before more of it is read.
-    gate: Gate,
+    /// Bytes available for first shares.
+    reserve: u64,
+    /// Waiting requests in arrival order, at most one per account.
+    waiting: VecDeque<Waiter>,
+    /// Accounts that hold shares.
+    holders: HashMap<u64, Holder>,
+    last_account: u64,
+    last_share: u64,
+    checked_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    client: Arc<Client>,
+    bytes: u64,
+    granted: oneshot::Sender<Share>,
+}
+
+/// An account that holds shares.
+#[derive(Debug)]
+struct Holder {
+    client: Arc<Client>,
+    /// Sum of its shares, in bytes.
+    held: u64,
+    /// Its shares, and for how long other accounts have waited since each was taken.
+    shares: HashMap<u64, Duration>,
+    /// How far the peer is behind the required rate.
+    behind: Duration,
+    checked_at: Instant,
+    /// Bytes received and sent at the last check.
+    received: u64,
+    sent: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Gate {
-    Open,
-    /// The message may be over the limit, unless that is lifted by what came before.
-    Limit {
-        share: u64,
-    },
-    Share(u64),
+enum Source {
+    Common,
+    Reserve,
 }
 
-/// Bytes that are on their way to the decoder.
-#[derive(Debug, Default)]
-struct Due {
-    bytes: [u8; HEADER],
-    at: usize,
-    len: usize,
-}
-
-impl Due {
-    fn is_empty(&self) -> bool {
-        self.at == self.len
-    }
-
-    fn put_into(&mut self, buf: &mut ReadBuf<'_>) {
-        let len = buf.remaining().min(self.len - self.at);
-        buf.put_slice(&self.bytes[self.at..self.at + len]);
-        self.at += len;
-    }
-}
-
-/// The message that the frames belong to.
-#[derive(Debug, Default)]
-struct Message {
-    len: u64,
-    share: Option<Share>,
-}
-
-/// A payload that waits for its share.
+/// A part of a budget that one connection holds; dropping it returns it.
 #[derive(Debug)]
-struct Waiting {
-    _not_reading: Option<NotReading>,
+pub struct Share {
+    budget: Budget,
+    account: u64,
+    id: u64,
+    bytes: u64,
+    source: Source,
 }
 
-impl<T> Metered<T> {
-    /// Follows the frames through bytes that were read, and shows long frames as fragments. Returns how
-    /// many of them the decoder may have: a header that is not complete is held back.
-    fn follow(&mut self, bytes: &mut [u8]) -> usize {
-        let mut at = 0;
-        while at < bytes.len() {
-            match &mut self.state {
-                State::Header { bytes: header, .. } => {
-                    let there = &mut bytes[at..];
-                    let Some((frame, len)) = Frame::parse(there) else {
-                        let len = there.len();
-                        header[..len].copy_from_slice(there);
-                        self.state = State::Header { bytes: *header, len };
-                        return at;
-                    };
-                    at += len;
-                    if self.begin(frame) {
-                        show_as_piece(&mut there[..len]);
-                    }
-                }
-                State::Payload(payload) => {
-                    let passed = payload.left.min((bytes.len() - at) as u64);
-                    payload.left -= passed;
-                    at += passed as usize;
-                }
-            }
-            self.end_of_piece();
-        }
-        at
+/// One connection's account with a budget. Clones are the same account.
+#[derive(Debug, Clone)]
+pub struct Account {
+    budget: Budget,
+    client: Arc<Client>,
+    /// Held by the one request that waits or takes.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+#[derive(Debug)]
+struct Client {
+    id: u64,
+    transfer: Transfer,
+    /// The share of the message that is being received, in bytes; 0 if there is none.
+    receiving: AtomicU64,
+}
+
+/// Counts what a connection's socket moves, and tells when its shares are revoked. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct Transfer(Arc<TransferState>);
+
+#[derive(Debug, Default)]
+struct TransferState {
+    received: AtomicU64,
+    sent: AtomicU64,
+    /// Whether a write waits for the peer.
+    send_blocked: AtomicBool,
+    revoked: CancellationToken,
+}
+
+impl Transfer {
+    /// Resolves when the connection has lost its shares; it then has to close.
+    pub async fn revoked(&self) {
+        self.0.revoked.cancelled().await;
     }
 
-    /// A frame begins. Tells whether it is shown as fragments.
-    fn begin(&mut self, frame: Frame) -> bool {
-        if frame.is_data {
-            self.message.len = self.message.len.saturating_add(frame.payload);
-        }
-        let len = self.message.len;
-        let needs_share = frame.is_data && self.message.share.is_none() && len > SMALL;
-        let share = if needs_share {
-            let len = if frame.is_final { len } else { self.longest };
-            len.saturating_mul(COST)
-        } else {
-            0
-        };
-        let gate = match share {
-            share if frame.is_data && len > self.meter.0.limit.load(Ordering::Relaxed) => {
-                Gate::Limit { share }
-            }
-            0 => Gate::Open,
-            share => Gate::Share(share),
-        };
-        // One that is too long for the decoder is left to it, which ends the connection.
-        let is_long = frame.is_data && (PIECE + 1..=self.longest).contains(&frame.payload);
-        let left = if is_long { PIECE } else { frame.payload };
-        let rest = frame.payload - left;
-        self.state = State::Payload(Payload { left, rest, frame, gate });
-        is_long
+    pub(crate) fn token(&self) -> &CancellationToken {
+        &self.0.revoked
     }
 
-    /// If what the decoder knows of a frame has passed: goes on to the next piece, or the next frame.
-    fn end_of_piece(&mut self) {
-        let State::Payload(payload) = &mut self.state else { return };
-        if payload.left > 0 {
-            return;
-        }
-        if payload.rest > 0 {
-            payload.left = payload.rest.min(PIECE);
-            payload.rest -= payload.left;
-            let is_final = payload.frame.is_final && payload.rest == 0;
-            self.due = payload.frame.continuation(payload.left, is_final);
-            return;
-        }
-        let last = payload.frame.is_data && payload.frame.is_final;
-        self.state = State::Header { bytes: [0; HEADER], len: 0 };
-        if last {
-            self.passed += 1;
-            self.account.receiving(0);
-            if let Some(share) = std::mem::take(&mut self.message).share {
-                self.meter.lock().read.push_back((self.passed, share));
-            }
-        }
+    pub(crate) fn received(&self, bytes: usize) {
+        self.0.received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Waits for the share of the payload that is next, if it needs one.
-    fn poll_gate(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let State::Payload(Payload { gate, .. }) = &mut self.state else {
-            return Poll::Ready(Ok(()));
-        };
-        if let Gate::Limit { share } = *gate {
-            // All that came before was taken by now, or nobody would ask for more.
-            let limit = self.meter.0.limit.load(Ordering::Relaxed);
-            if self.message.len > limit {
-                let error = format!("message is over {limit} bytes, the limit before initialize");
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error)));
-            }
-            *gate = if share > 0 { Gate::Share(share) } else { Gate::Open };
-        }
-        let Gate::Share(share) = *gate else { return Poll::Ready(Ok(())) };
-        let taking = self.taking.get_or_insert_with(|| {
-            let account = self.account.clone();
-            Taking(Box::pin(async move { account.take(share).await }))
-        });
-        let Poll::Ready(taken) = taking.0.as_mut().poll(cx) else {
-            if self.waiting.is_none() {
-                self.meter.lock().waiting = true;
-                let outbound = self.meter.0.outbound.get();
-                self.waiting = Some(Waiting { _not_reading: outbound.map(Outbound::not_reading) });
-            }
-            return Poll::Pending;
-        };
-        *gate = Gate::Open;
-        self.taking = None;
-        self.meter.lock().waiting = false;
-        self.waiting = None;
-        self.account.receiving(share);
-        self.message.share = Some(taken);
-        Poll::Ready(Ok(()))
+    pub(crate) fn sent(&self, bytes: usize) {
+        self.0.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.send_blocked(false);
+    }
+
+    pub(crate) fn send_blocked(&self, blocked: bool) {
+        self.0.send_blocked.store(blocked, Ordering::Relaxed);
     }
 }
 
-impl<T: AsyncRead + Unpin> Metered<T> {
-    /// Reads the rest of a header that was held back.
-    fn poll_header(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let State::Header { bytes, len: len @ 1.. } = &mut self.state {
-            let wanted = Frame::header_len(&bytes[..*len]);
-            let mut part = ReadBuf::new(&mut bytes[*len..wanted]);
-            ready!(Pin::new(&mut self.io).poll_read(cx, &mut part))?;
-            let came = part.filled().len();
-            *len += came;
-            let (mut header, len) = (*bytes, *len);
-            if came == 0 {
-                // The decoder gets what there is, and finds that it is not all.
-                self.due = Due { bytes: header, at: 0, len };
-                self.state = State::Header { bytes: [0; HEADER], len: 0 };
-                return Poll::Ready(Ok(()));
-            }
-            if let Some((frame, _)) = Frame::parse(&header[..len]) {
-                if self.begin(frame) {
-                    show_as_piece(&mut header[..len]);
-                }
-                self.due = Due { bytes: header, at: 0, len };
-            }
-        }
-        Poll::Ready(Ok(()))
+impl Budget {
+    /// Makes a budget of `bytes`, a quarter of it reserved for first shares. A request for more than the
+    /// other three quarters gets all of those.
+    pub fn new(bytes: usize) -> Self {
+        let bytes = bytes.max(1);
+        let reserve = (bytes / RESERVE_DIVISOR) as u64;
+        let left = bytes as u64 - reserve;
+        let state = State {
+            left,
+            reserve,
+            waiting: VecDeque::new(),
+            holders: HashMap::new(),
+            last_account: 0,
+            last_share: 0,
+            checked_at: None,
+        };
+        let max_first_share = (bytes / FIRST_SHARE_DIVISOR) as u64;
+        Self(Arc::new(Pool { max_share: left, max_first_share, state: Mutex::new(state) }))
     }
 
-    fn poll_bytes(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    /// Bytes that no share holds.
+    pub fn left(&self) -> usize {
+        let state = self.lock();
+        (state.left + state.reserve) as usize
+    }
+
+    /// Opens an account for the connection that `transfer` counts.
+    pub fn account(&self, transfer: &Transfer) -> Account {
+        let mut state = self.lock();
+        state.last_account += 1;
+        let client = Client {
+            id: state.last_account,
+            transfer: transfer.clone(),
+            receiving: AtomicU64::new(0),
+        };
+        Account { budget: self.clone(), client: Arc::new(client), turn: Arc::default() }
+    }
+
+    /// Grants waiting requests as far as the budget allows. The caller drops the returned shares, whose
+    /// requests have gone, after it has released `state`.
+    #[must_use]
+    fn grant(&self, state: &mut State) -> Vec<Share> {
+        let mut unwanted = Vec::new();
+        while let Some((at, source)) = state.next(self.0.max_first_share) {
+            let Some(waiter) = state.waiting.remove(at) else { break };
+            let share = self.share(state, &waiter.client, waiter.bytes, source);
+            unwanted.extend(waiter.granted.send(share).err());
+        }
+        unwanted
+    }
+
+    fn share(&self, state: &mut State, client: &Arc<Client>, bytes: u64, source: Source) -> Share {
+        *state.available(source) -= bytes;
+        state.last_share += 1;
+        let (account, id) = (client.id, state.last_share);
+        let holder = state.holders.entry(account).or_insert_with(|| Holder::new(client));
+        holder.held += bytes;
+        holder.shares.insert(id, Duration::ZERO);
+        Share { budget: self.clone(), account, id, bytes, source }
+    }
+
+    /// Revokes connections that hold shares without progress while other accounts wait.
+    fn revoke_stalled(&self) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        if state.checked_at.is_some_and(|at| now - at < CHECK_INTERVAL) {
+            return;
+        }
+        state.checked_at = Some(now);
+        let State { waiting, holders, .. } = &mut *state;
+        for (id, holder) in holders {
+            let others_wait = waiting.iter().any(|waiter| waiter.client.id != *id);
+            if holder.is_stalled(now, others_wait) {
+                tracing::debug!(
+                    account = id,
+                    held = holder.held,
+                    "revoked a connection's shares because other connections wait"
+                );
+                holder.client.transfer.0.revoked.cancel();
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock()
+    }
+}
+
+impl State {
+    /// The next request that can be granted, and from where.
+    fn next(&self, max_first_share: u64) -> Option<(usize, Source)> {
+        let next_in_line = self.waiting.front().filter(|waiter| waiter.bytes <= self.left);
+        if next_in_line.is_some() {
+            return Some((0, Source::Common));
+        }
+        let at =
+            self.waiting.iter().position(|waiter| self.is_first_share(waiter, max_first_share))?;
+        (self.waiting[at].bytes <= self.reserve).then_some((at, Source::Reserve))
+    }
+
+    /// Whether the request may be granted from the reserve.
+    fn is_first_share(&self, waiter: &Waiter, max_first_share: u64) -> bool {
+        waiter.bytes <= max_first_share && !self.holders.contains_key(&waiter.client.id)
+    }
+
+    fn available(&mut self, source: Source) -> &mut u64 {
+        match source {
+            Source::Common => &mut self.left,
+            Source::Reserve => &mut self.reserve,
+        }
+    }
+}
+
+impl Holder {
+    fn new(client: &Arc<Client>) -> Self {
+        let moved = &client.transfer.0;
+        Self {
+            held: 0,
+            shares: HashMap::new(),
+            behind: Duration::ZERO,
+            checked_at: Instant::now(),
+            received: moved.received.load(Ordering::Relaxed),
+            sent: moved.sent.load(Ordering::Relaxed),
+            client: client.clone(),
+        }
+    }
+
+    /// Updates the counts since the last check. Returns whether the connection has to be revoked.
+    fn is_stalled(&mut self, now: Instant, others_wait: bool) -> bool {
+        let passed = now.saturating_duration_since(self.checked_at).min(2 * CHECK_INTERVAL);
+        self.checked_at = now;
+        let moved = &self.client.transfer.0;
+        let received = moved.received.load(Ordering::Relaxed);
+        let sent = moved.sent.load(Ordering::Relaxed);
+        let (moved, held, waits_for_peer) = match self.client.receiving.load(Ordering::Relaxed) {
+            0 => (sent - self.sent, self.held, moved.send_blocked.load(Ordering::Relaxed)),
+            message => (received - self.received, message, true),
+        };
+        (self.received, self.sent) = (received, sent);
+        if others_wait {
+            self.shares.values_mut().for_each(|waited| *waited += passed);
+            self.behind += if waits_for_peer { passed } else { Duration::ZERO };
+        }
+        let covered = u128::from(moved) * u128::from(COST * TURNOVER_SECONDS * 1000)
+            / u128::from(held.max(1));
+        let covered = Duration::from_millis(u64::try_from(covered).unwrap_or(u64::MAX));
+        self.behind = self.behind.saturating_sub(covered);
+        self.behind > MAX_BEHIND || self.shares.values().any(|waited| *waited > MAX_HOLD)
+    }
+}
+
+impl Account {
+    /// Waits for a share of `bytes`, after this account's earlier requests. Cancel safe.
+    pub async fn take(&self, bytes: u64) -> Share {
+        let _turn = self.turn.lock().await;
+        let mut wait = match self.request(bytes) {
+            Ok(share) => return share,
+            Err(wait) => wait,
+        };
         loop {
-            if !self.due.is_empty() {
-                self.due.put_into(buf);
-                if self.due.is_empty() {
-                    // An empty frame, if it was that one's header.
-                    self.end_of_piece();
-                }
-                return Poll::Ready(Ok(()));
-            }
-            ready!(self.poll_gate(cx))?;
-            if matches!(self.state, State::Header { len: 1.., .. }) {
-                ready!(self.poll_header(cx))?;
-                continue;
-            }
-            let limit = match &self.state {
-                // No byte of the next frame, which has no place before its header.
-                State::Payload(Payload { left, frame, .. }) if frame.payload > PIECE => {
-                    usize::try_from(*left).unwrap_or(usize::MAX)
-                }
-                _ => STEP,
-            };
-            let before = buf.filled().len();
-            if buf.remaining() <= limit {
-                ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
-            } else {
-                // Bytes are cleared before they are read into: no more than are likely to come.
-                let limit = limit.min(STEP);
-                let mut part = ReadBuf::new(buf.initialize_unfilled_to(limit));
-                ready!(Pin::new(&mut self.io).poll_read(cx, &mut part))?;
-                let len = part.filled().len();
-                buf.advance(len);
-            }
-            let came = buf.filled().len() - before;
-            self.meter.0.transfer.received(came);
-            let shown = self.follow(&mut buf.filled_mut()[before..]);
-            buf.set_filled(before + shown);
-            if shown > 0 || came == 0 {
-                return Poll::Ready(Ok(()));
+            tokio::select! {
+                biased;
+                share = &mut wait.granted => return share.expect("waiters are removed here alone"),
+                () = sleep(CHECK_INTERVAL) => self.budget.revoke_stalled(),
             }
         }
     }
-}
 
-impl<T: AsyncRead + Unpin> AsyncRead for Metered<T> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        match this.poll_bytes(cx, buf) {
-            Poll::Pending => this.revoked[0].poll(cx).map(Err),
-            ready => ready,
-        }
-    }
-}
-
-impl<T> Metered<T> {
-    /// Notes how a write went.
-    fn wrote(
-        &mut self,
-        cx: &mut Context<'_>,
-        written: Poll<io::Result<usize>>,
-    ) -> Poll<io::Result<usize>> {
-        let transfer = &self.meter.0.transfer;
-        match written {
-            Poll::Pending => {
-                transfer.send_blocked(true);
-                return self.revoked[1].poll(cx).map(Err);
-            }
-            Poll::Ready(Ok(len)) => transfer.sent(len),
-            Poll::Ready(Err(_)) => {}
-        }
-        written
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Metered<T> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let written = Pin::new(&mut this.io).poll_write(cx, bytes);
-        this.wrote(cx, written)
+    /// Takes a share of `bytes` if that needs no wait.
+    pub fn try_take(&self, bytes: u64) -> Option<Share> {
+        let _turn = self.turn.try_lock().ok()?;
+        self.request(bytes).ok()
     }
 
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let written = Pin::new(&mut this.io).poll_write_vectored(cx, bytes);
-        this.wrote(cx, written)
+    /// Counts of what its connection moves.
+    pub fn transfer(&self) -> &Transfer {
+        &self.client.transfer
     }
 
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
+    /// Sets the share of the message that is being received; 0 if there is none.
+    pub(crate) fn receiving(&self, bytes: u64) {
+        self.client.receiving.store(bytes, Ordering::Relaxed);
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
-    }
-}
-
-/// The longest header of a frame: two bytes, eight of length, four of mask.
-const HEADER: usize = 14;
-
-/// A frame of a websocket (RFC 6455, 5.2), as far as it matters here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Frame {
-    is_data: bool,
-    is_final: bool,
-    payload: u64,
-    mask: Option<[u8; 4]>,
-}
-
-impl Frame {
-    /// The frame that `bytes` begin with, and the length of its header. `None` if these are not all bytes of
-    /// that. What makes no sense is left to the decoder.
-    fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
-        let header = bytes.get(..Self::header_len(bytes))?;
-        let [first, second, rest @ ..] = header else { return None };
-        let (length, mask) = rest.split_at(Self::length_bytes(*second));
-        let payload = match length {
-            [] => u64::from(second & 0x7f),
-            long => long.iter().fold(0, |len, &b| len << 8 | u64::from(b)),
+    fn request(&self, bytes: u64) -> Result<Share, WaitGuard<'_>> {
+        let bytes = bytes.min(self.budget.0.max_share);
+        let (sender, mut granted) = oneshot::channel();
+        let client = self.client.clone();
+        let unwanted = {
+            let mut state = self.budget.lock();
+            state.waiting.push_back(Waiter { client, bytes, granted: sender });
+            self.budget.grant(&mut state)
         };
-        let (is_data, is_final) = (first & 0x08 == 0, first & 0x80 != 0);
-        Some((Self { is_data, is_final, payload, mask: mask.try_into().ok() }, header.len()))
-    }
-
-    /// How long the header is that these bytes begin, as far as they tell.
-    fn header_len(bytes: &[u8]) -> usize {
-        let [_, second, ..] = bytes else { return 2 };
-        let mask = if second & 0x80 == 0 { 0 } else { 4 };
-        2 + Self::length_bytes(*second) + mask
-    }
-
-    fn length_bytes(second: u8) -> usize {
-        match second & 0x7f {
-            126 => 2,
-            127 => 8,
-            _ => 0,
+        drop(unwanted);
+        match granted.try_recv() {
+            Ok(share) => Ok(share),
+            Err(_) => Err(WaitGuard { account: self, granted }),
         }
-    }
-
-    /// The header of a fragment that carries the next `len` bytes of this frame.
-    fn continuation(&self, len: u64, is_final: bool) -> Due {
-        let (mut bytes, mut at) = ([0; HEADER], 0);
-        let mut put = |part: &[u8]| {
-            bytes[at..at + part.len()].copy_from_slice(part);
-            at += part.len();
-        };
-        let masked = if self.mask.is_some() { 0x80 } else { 0 };
-        put(&[if is_final { 0x80 } else { 0 }]);
-        match (u8::try_from(len), u16::try_from(len)) {
-            (Ok(len @ ..126), _) => put(&[masked | len]),
-            (_, Ok(len)) => {
-                put(&[masked | 126]);
-                put(&len.to_be_bytes());
-            }
-            _ => {
-                put(&[masked | 127]);
-                put(&len.to_be_bytes());
-            }
-        }
-        put(self.mask.as_ref().map_or(&[][..], |mask| mask));
-        Due { bytes, at: 0, len: at }
     }
 }
 
-/// Makes the header of a long frame that of its first piece.
-fn show_as_piece(header: &mut [u8]) {
-    header[0] &= 0x7f;
-    header[2..10].copy_from_slice(&PIECE.to_be_bytes());
+/// Removes the account's waiting request on drop.
+struct WaitGuard<'a> {
+    account: &'a Account,
+    granted: oneshot::Receiver<Share>,
+}
+
+impl Drop for WaitGuard<'_> {
+    fn drop(&mut self) {
+        let Account { budget, client, .. } = self.account;
+        let unwanted = {
+            let mut state = budget.lock();
+            state.waiting.retain(|waiter| waiter.client.id != client.id);
+            budget.grant(&mut state)
+        };
+        drop(unwanted);
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let unwanted = {
+            let mut state = self.budget.lock();
+            *state.available(self.source) += self.bytes;
+            if let Some(holder) = state.holders.get_mut(&self.account) {
+                holder.held -= self.bytes;
+                holder.shares.remove(&self.id);
+                if holder.shares.is_empty() {
+                    state.holders.remove(&self.account);
+                }
+            }
+            self.budget.grant(&mut state)
+        };
+        drop(unwanted);
+    }
 }

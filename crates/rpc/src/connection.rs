@@ -1,7 +1,7 @@
-//! A connection: messages in, messages out, whatever carries them.
+//! A connection: messages in and out, over any transport.
 //!
-//! Reading is pulled by the owner of the [`Connection`]; writing is a task of its own behind the
-//! [`Outbound`] queue. Neither can wait for the other.
+//! The owner of the [`Connection`] pulls messages in; a separate task writes those in the [`Outbound`]
+//! queue. Neither waits for the other.
 
 use std::fmt;
 use std::pin::Pin;
@@ -10,23 +10,22 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 
-use crate::budget::Meter;
+use crate::budget::{Share, Transfer};
 use crate::keep_alive::KeepAlive;
+use crate::metered::Meter;
 use crate::outbound::{Outbound, OutboundConfig};
-use crate::shares::{Share, Transfer};
 
-/// What every transport is told about limits.
+/// Limits of a connection, the same for every transport.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionConfig {
     /// The longest message that is delivered, in bytes. Default 64 MiB.
     pub message_bytes: usize,
-    /// How much longer than that a websocket message may be to be thrown away whole, with the
-    /// connection going on ([`TransportError::TooLong`]); past it the connection is closed.
-    /// Default 16 MiB.
+    /// How far over the limit, in bytes, a websocket message may be and still be skipped
+    /// ([`TransportError::TooLong`]); a longer one closes the connection. Default 16 MiB.
     pub oversize_slack: usize,
-    /// The way out.
+    /// Limits of the outbound queue.
     pub outbound: OutboundConfig,
-    /// Pings on a silent websocket; `None` sends none.
+    /// When to ping a silent websocket; `None` never pings and never gives up. Default 30 s and 60 s.
     pub keep_alive: Option<KeepAlive>,
     /// How long the closing of a websocket may take. Default 5 s.
     pub close_timeout: Duration,
@@ -44,28 +43,28 @@ impl Default for ConnectionConfig {
     }
 }
 
-/// What can go wrong between two messages.
+/// Why a connection delivered no message.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
-    /// A message over the limit was thrown away; the connection goes on.
+    /// A message over the limit was skipped; the connection continues.
     #[error("message of {len} bytes is over the limit of {limit}")]
     TooLong {
-        /// Its length.
+        /// Its length in bytes.
         len: usize,
-        /// The limit.
+        /// [`ConnectionConfig::message_bytes`].
         limit: usize,
     },
-    /// A message so long that the connection cannot go on.
+    /// A message too long to be skipped; the connection has ended.
     #[error("message is over the limit of {limit} bytes")]
-    FarTooLong {
-        /// The limit.
+    TooLongToSkip {
+        /// [`ConnectionConfig::message_bytes`].
         limit: usize,
     },
-    /// The peer was silent for too long after a ping.
-    #[error("the peer did not answer a ping within {} s", patience.as_secs())]
+    /// The peer did not answer a ping in time.
+    #[error("the peer did not answer a ping within {} s", timeout.as_secs())]
     Silent {
-        /// How long it had.
-        patience: Duration,
+        /// [`KeepAlive::timeout`].
+        timeout: Duration,
     },
     /// The websocket failed.
     #[error("websocket: {0}")]
@@ -76,7 +75,7 @@ pub enum TransportError {
 }
 
 impl TransportError {
-    /// Whether messages may still follow.
+    /// Whether the connection has ended with this error.
     pub fn is_fatal(&self) -> bool {
         !matches!(self, Self::TooLong { .. })
     }
@@ -97,7 +96,7 @@ impl fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// A connection over a transport of the caller's making (a relay stream).
+    /// Makes a connection from any stream of messages and an outbound queue.
     pub fn new(
         incoming: impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static,
         outbound: Outbound,
@@ -115,26 +114,26 @@ impl Connection {
         self
     }
 
-    /// The share of a [`Budget`](crate::Budget) that the last message took, if it is a large one:
-    /// to be dropped when it is done with, or else with the next message.
+    /// Takes the share of a [`Budget`](crate::Budget) that the last message holds, if it is a large
+    /// one. Drop it with the message; a share that is not taken is dropped with the next message.
     pub fn take_share(&mut self) -> Option<Share> {
         self.meter.as_ref().and_then(Meter::take_share)
     }
 
-    /// What the socket of this connection moves, as far as the transport tells: nothing but over a
-    /// [metered](Self::metered_websocket) websocket.
+    /// Counts of what this connection's socket moves. Only a
+    /// [metered](Self::metered_websocket) websocket counts.
     pub fn transfer(&self) -> Transfer {
         self.meter.as_ref().map(|meter| meter.transfer().clone()).unwrap_or_default()
     }
 
-    /// Lifts the [limit](Meter::limit) on messages from a peer that nothing is known of.
+    /// Lifts the [limit](Meter::limit) on messages before `initialize`.
     pub fn lift_limit(&self) {
         if let Some(meter) = &self.meter {
             meter.lift_limit();
         }
     }
 
-    /// The way out.
+    /// The queue for messages to the peer.
     pub fn outbound(&self) -> &Outbound {
         &self.outbound
     }

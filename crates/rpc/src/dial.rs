@@ -19,7 +19,7 @@ use tokio_websockets::{
 };
 
 use crate::connection::{Connection, ConnectionConfig};
-use crate::loopback::unpaced_on_loopback;
+use crate::loopback::disable_pacing_on_loopback;
 use crate::socket::websocket_config;
 use crate::websocket::websocket_limits;
 
@@ -32,16 +32,16 @@ pub struct WebsocketDial {
     pub bearer_token: Option<String>,
     /// For the name lookup, TCP, TLS and the upgrade together. Default 10 s.
     pub timeout: Duration,
-    /// `SO_RCVBUF` of the socket; `None` leaves it to the system. What sits in this buffer when a
-    /// connection dies has to be asked for again, so it should stay well below what the peer
-    /// retains. Default 1 MiB.
+    /// `SO_RCVBUF` of the socket, in bytes; `None` leaves it to the system. A client requests again
+    /// what was in this buffer when a connection died, so keep it well below what the peer retains.
+    /// Default 1 MiB.
     pub receive_buffer: Option<u32>,
-    /// How to speak TLS; the system's root certificates where `None`.
+    /// TLS configuration; `None` trusts the system's root certificates.
     pub tls: Option<Arc<ClientConfig>>,
 }
 
 impl WebsocketDial {
-    /// This URL, no token, default limits.
+    /// Dials `url` without a token, with the default limits.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
@@ -52,8 +52,8 @@ impl WebsocketDial {
         }
     }
 
-    /// The URL as far as it may be shown: scheme, host, port and path.
-    pub fn shown_url(&self) -> String {
+    /// The URL without user, password, query and fragment, for logs and errors.
+    pub fn redacted_url(&self) -> String {
         let end = self.url.find(['?', '#']).unwrap_or(self.url.len());
         let url = &self.url[..end];
         let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
@@ -66,7 +66,7 @@ impl WebsocketDial {
 impl fmt::Debug for WebsocketDial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WebsocketDial")
-            .field("url", &self.shown_url())
+            .field("url", &self.redacted_url())
             .field("bearer_token", &self.bearer_token.as_ref().map(|_| "…"))
             .field("timeout", &self.timeout)
             .field("receive_buffer", &self.receive_buffer)
@@ -74,50 +74,50 @@ impl fmt::Debug for WebsocketDial {
     }
 }
 
-/// Why no connection came about.
+/// Why dialling failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// Not a URL of ours.
+    /// The URL is not a websocket URL.
     #[error("invalid websocket URL `{url}` ({reason}); expected ws://HOST:PORT or wss://HOST")]
     Url {
-        /// As far as it may be shown.
+        /// The URL, [redacted](WebsocketDial::redacted_url).
         url: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// The token cannot be a header.
+    /// The token cannot be sent in a header.
     #[error(
         "the bearer token contains characters that an HTTP header cannot carry; check its source"
     )]
     Token,
-    /// No such host.
+    /// The host name does not resolve.
     #[error("cannot resolve host `{host}`: {source}; check the name and the network")]
     Resolve {
-        /// The name.
+        /// The host of the URL.
         host: String,
-        /// Why.
+        /// The resolver's error.
         source: io::Error,
     },
     /// No TCP connection.
     #[error("cannot reach {address}: {source}; check that the server runs and listens there")]
     Tcp {
-        /// Where.
+        /// The address that was tried last.
         address: String,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// No TLS.
+    /// The TLS handshake failed.
     #[error(
         "TLS to `{host}` failed: {source}; set SSL_CERT_FILE to trust your own authority, or use \
          ws:// or http:// for a server without TLS"
     )]
     Tls {
-        /// With whom.
+        /// The host of the URL.
         host: String,
-        /// Why.
+        /// The TLS library's error.
         source: io::Error,
     },
-    /// Told by status 401 or 403.
+    /// The server refused the upgrade with status 401 or 403.
     #[error(
         "the server refused the connection (HTTP {status}): the bearer token is missing or wrong"
     )]
@@ -125,28 +125,28 @@ pub enum DialError {
         /// 401 or 403.
         status: u16,
     },
-    /// It speaks, but no websocket.
+    /// The server does not speak websocket.
     #[error("the server at {address} does not speak websocket: {reason}; check the port")]
     NotWebsocket {
-        /// Where.
+        /// `HOST:PORT`.
         address: String,
         /// What it did instead.
         reason: String,
-        /// Its HTTP status, if it answered with one.
+        /// The HTTP status of its response, if there was one.
         status: Option<u16>,
     },
-    /// Too slow.
+    /// No connection within [`WebsocketDial::timeout`].
     #[error("no connection to {address} within {} s; check the address and the network", after.as_secs_f32())]
     Timeout {
-        /// Where.
+        /// `HOST:PORT`.
         address: String,
-        /// How long it had.
+        /// The timeout.
         after: Duration,
     },
 }
 
 impl DialError {
-    /// The HTTP status that took the place of a websocket, if that is what happened.
+    /// The HTTP status that the server sent instead of a websocket upgrade.
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Refused { status } => Some(*status),
@@ -155,13 +155,13 @@ impl DialError {
         }
     }
 
-    /// Whether dialling again can only fail the same way.
+    /// Whether dialling again would fail the same way.
     pub fn is_permanent(&self) -> bool {
         matches!(self, Self::Url { .. } | Self::Token | Self::Refused { .. })
     }
 }
 
-/// What dialling opens: TCP, or TLS over it.
+/// The stream that dialling opens: TCP, or TLS over TCP.
 pub type DialledStream = MaybeTlsStream<TcpStream>;
 
 impl Connection {
@@ -173,22 +173,22 @@ impl Connection {
 }
 
 impl WebsocketDial {
-    /// Dials; gives the bare websocket, for what is carried otherwise than as text messages.
+    /// Dials and returns the bare websocket, for callers that do not exchange text messages.
     pub async fn connect(
         &self,
         limits: Limits,
     ) -> Result<WebSocketStream<DialledStream>, DialError> {
         let target = Target::parse(self)?;
-        self.in_time(&target, upgraded(self, &target, limits)).await
+        self.with_timeout(&target, upgraded(self, &target, limits)).await
     }
 
-    /// Dials as far as TCP, and TLS for `wss`: for plain HTTP, which needs the same up to there.
+    /// Opens TCP, and TLS for `wss`, without the upgrade; plain HTTP starts here too.
     pub async fn open_stream(&self) -> Result<DialledStream, DialError> {
         let target = Target::parse(self)?;
-        self.in_time(&target, stream(self, &target)).await
+        self.with_timeout(&target, stream(self, &target)).await
     }
 
-    async fn in_time<T>(
+    async fn with_timeout<T>(
         &self,
         target: &Target,
         work: impl Future<Output = Result<T, DialError>>,
@@ -228,7 +228,7 @@ struct Target {
 impl Target {
     fn parse(dial: &WebsocketDial) -> Result<Self, DialError> {
         let bad =
-            |reason: &str| DialError::Url { url: dial.shown_url(), reason: reason.to_owned() };
+            |reason: &str| DialError::Url { url: dial.redacted_url(), reason: reason.to_owned() };
         let uri: Uri = dial.url.parse().map_err(|e: http::uri::InvalidUri| bad(&e.to_string()))?;
         let tls = match uri.scheme_str() {
             Some("ws") => false,
@@ -308,7 +308,7 @@ async fn tcp_to(dial: &WebsocketDial, address: SocketAddr) -> io::Result<TcpStre
         socket.set_recv_buffer_size(bytes)?;
     }
     socket.set_nodelay(true)?;
-    unpaced_on_loopback(&socket, address);
+    disable_pacing_on_loopback(&socket, address);
     socket.connect(address).await
 }
 
@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_secret_is_shown() {
+    fn debug_and_errors_hide_secrets() {
         let mut dial = WebsocketDial::new("wss://user:pass@host:1/path?token=secret#x");
         dial.bearer_token = Some("hunter2".into());
         let shown = format!("{dial:?}");
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_dialled_says_why() {
+    fn invalid_dial_url_error_states_the_reason() {
         for (url, why) in [
             ("http://h", "scheme is `http`"),
             ("h:1", "scheme"),

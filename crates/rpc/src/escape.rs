@@ -1,12 +1,12 @@
-//! Percent-encoding of what becomes part of a URL.
+//! Percent-encoding for parts of a URL.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 
 /// Everything but the unreserved characters of RFC 3986.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Escapes everything but unreserved characters: for a segment of a path, so that an id cannot lead
-/// elsewhere, or for a value of a query or a form.
+/// Escapes everything but unreserved characters. Use it for a path segment, so that an id cannot add
+/// segments, and for a value of a query or form.
 pub fn escape(text: &str) -> PercentEncode<'_> {
     utf8_percent_encode(text, RESERVED)
 }

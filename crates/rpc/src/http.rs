@@ -1,7 +1,7 @@
-//! HTTP/1.1: one request over a connection of its own.
+//! HTTP/1.1: one request per connection.
 //!
-//! There is no pool, no cookie, no proxy, and no redirect is followed, so that a credential goes
-//! nowhere but where it was sent. Up to TLS, HTTP and a websocket are dialled the same way.
+//! The client has no pool, no cookies and no proxy, and follows no redirect, so a credential reaches
+//! only the host it was sent to. HTTP and websockets dial the same way up to TLS.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -18,30 +18,30 @@ use crate::dial::{DialError, WebsocketDial};
 /// Where a request goes.
 #[derive(Debug, Clone)]
 pub struct HttpTarget<'a> {
-    /// Whether TLS is spoken.
+    /// Whether to use TLS.
     pub secure: bool,
     /// `HOST` or `HOST:PORT`; the brackets of an IPv6 address included.
     pub authority: &'a str,
-    /// For the name lookup, TCP and TLS together.
+    /// Timeout for the name lookup, TCP and TLS together.
     pub connect_timeout: Duration,
-    /// How to speak TLS; the system's root certificates where `None`.
+    /// TLS configuration; `None` trusts the system's root certificates.
     pub tls: Option<Arc<ClientConfig>>,
 }
 
-/// Why there is no answer. Shows neither body nor headers nor path.
+/// Why there is no response. Shows neither body nor headers nor path.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
-    /// There is no connection.
+    /// The connection failed.
     #[error(transparent)]
     Dial(#[from] DialError),
-    /// The exchange broke off.
+    /// The exchange ended early or was not HTTP.
     #[error("the HTTP exchange failed: {0}")]
     Http(#[from] hyper::Error),
 }
 
 impl HttpTarget<'_> {
-    /// Sends a request as it is: with a path for its URI, and with every header it needs. The
-    /// connection ends with the body of the response, or when that is dropped.
+    /// Sends a request as it is: its URI must be a path, and it must have every header it needs. The
+    /// connection closes with the response's body, or when that is dropped.
     pub async fn send<B>(self, request: Request<B>) -> Result<Response<Incoming>, ExchangeError>
     where
         B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,

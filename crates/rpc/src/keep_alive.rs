@@ -1,31 +1,31 @@
-//! When a peer is pinged, and when it is given up: a clock that is read by its owner.
+//! When to ping a peer and when to give it up, as a timer that its owner polls.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long silence lasts before a ping, and after it.
+/// How much silence leads to a ping, and to the end of the connection.
 #[derive(Debug, Clone, Copy)]
 pub struct KeepAlive {
     /// Silence after which a ping is sent. Default 30 s.
     pub idle: Duration,
     /// Silence after the ping that ends the connection. Default 60 s.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for KeepAlive {
     fn default() -> Self {
-        Self { idle: Duration::from_secs(30), patience: Duration::from_secs(60) }
+        Self { idle: Duration::from_secs(30), timeout: Duration::from_secs(60) }
     }
 }
 
 /// The keep-alive clock of one connection.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct KeepAliveTimer {
     config: KeepAlive,
     periodic: bool,
     next_ping: Option<Instant>,
-    /// When the first ping was sent that nothing has answered.
+    /// When the first unanswered ping was sent.
     pinged: Option<Instant>,
 }
 
@@ -35,10 +35,10 @@ pub(crate) enum Due {
     Nothing,
     Ping,
     /// The peer has been silent for too long.
-    GivingUp,
+    GiveUp,
 }
 
-impl Pulse {
+impl KeepAliveTimer {
     /// Pings a peer that has been silent for [`KeepAlive::idle`].
     pub fn when_idle(config: KeepAlive) -> Self {
         let next_ping = Some(Instant::now() + config.idle);
@@ -51,11 +51,11 @@ impl Pulse {
     }
 
     /// Silence after a ping that ends the connection.
-    pub(crate) fn patience(&self) -> Duration {
-        self.config.patience
+    pub(crate) fn timeout(&self) -> Duration {
+        self.config.timeout
     }
 
-    /// Something has come from the peer.
+    /// Notes that something arrived from the peer.
     pub(crate) fn heard(&mut self, now: Instant) {
         self.pinged = None;
         if !self.periodic {
@@ -63,23 +63,23 @@ impl Pulse {
         }
     }
 
-    /// This side does not read, so the peer's silence says nothing.
-    pub(crate) fn excuse(&mut self, now: Instant) {
+    /// Forgets an unanswered ping: this side does not read, so the peer's silence means nothing.
+    pub(crate) fn on_not_reading(&mut self, now: Instant) {
         self.pinged = None;
         self.next_ping.get_or_insert(now + self.config.idle);
     }
 
-    /// When [`Self::due`] is to be asked.
+    /// When to call [`Self::due`].
     pub(crate) fn deadline(&self) -> Instant {
-        let given_up = self.pinged.map(|pinged| pinged + self.config.patience);
+        let given_up = self.pinged.map(|pinged| pinged + self.config.timeout);
         let next = [self.next_ping, given_up].into_iter().flatten().min();
         next.unwrap_or_else(|| unreachable!("a peer that is not to be pinged has been pinged"))
     }
 
-    /// What is due now. Whoever is told to ping has pinged.
+    /// What is due now. The timer counts a ping as sent when it returns [`Due::Ping`].
     pub(crate) fn due(&mut self, now: Instant) -> Due {
-        if self.pinged.is_some_and(|pinged| now >= pinged + self.config.patience) {
-            return Due::GivingUp;
+        if self.pinged.is_some_and(|pinged| now >= pinged + self.config.timeout) {
+            return Due::GiveUp;
         }
         if self.next_ping.is_none_or(|at| now < at) {
             return Due::Nothing;
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     const IDLE: u64 = 30;
-    const PATIENCE: u64 = 60;
+    const TIMEOUT: u64 = 60;
 
     fn random(seed: &mut u64) -> u64 {
         *seed =
@@ -112,7 +112,7 @@ mod tests {
                 since = if periodic { since } else { second };
                 continue;
             }
-            if unanswered.is_some_and(|pinged| second >= pinged + PATIENCE) {
+            if unanswered.is_some_and(|pinged| second >= pinged + TIMEOUT) {
                 return (pings, Some(second));
             }
             if second >= since + IDLE && (periodic || unanswered.is_none()) {
@@ -125,9 +125,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pings_and_giving_up_follow_the_rules() {
+    async fn timer_pings_and_gives_up_as_the_model_does() {
         let config =
-            KeepAlive { idle: Duration::from_secs(IDLE), patience: Duration::from_secs(PATIENCE) };
+            KeepAlive { idle: Duration::from_secs(IDLE), timeout: Duration::from_secs(TIMEOUT) };
         let (mut given_up, mut kept) = (0, 0);
         for seed in 0..400 {
             let (mut state, periodic) = (seed, seed & 1 == 0);
@@ -136,21 +136,24 @@ mod tests {
             while heard.last().is_none_or(|last| *last < 1000) {
                 heard.push(heard.last().unwrap_or(&0) + 1 + random(&mut state) % most);
             }
-            let mut pulse =
-                if periodic { Pulse::periodic(config) } else { Pulse::when_idle(config) };
+            let mut timer = if periodic {
+                KeepAliveTimer::periodic(config)
+            } else {
+                KeepAliveTimer::when_idle(config)
+            };
             let start = Instant::now();
             let at = |second: u64| start + Duration::from_secs(second);
             let (mut pings, mut end) = (Vec::new(), None);
             for second in 0..=1000 {
                 if heard.contains(&second) {
-                    pulse.heard(at(second));
+                    timer.heard(at(second));
                     continue;
                 }
-                let is_time = at(second) >= pulse.deadline();
-                match pulse.due(at(second)) {
+                let is_time = at(second) >= timer.deadline();
+                match timer.due(at(second)) {
                     Due::Nothing => assert!(!is_time, "seed {seed}: a deadline for nothing"),
                     Due::Ping => pings.push(second),
-                    Due::GivingUp => end = Some(second),
+                    Due::GiveUp => end = Some(second),
                 }
                 assert!(is_time || pings.last() != Some(&second), "seed {seed}: too early");
                 if end.is_some() {

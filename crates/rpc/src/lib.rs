@@ -3,8 +3,8 @@
 //! A [`Connection`] is a stream of messages in and an [`Outbound`] queue for messages out. Only its
 //! constructor knows what carries them: [`Connection::websocket`], [`Connection::lines`] (stdio),
 //! [`Connection::pair`] (memory), [`Connection::over`] (a relay stream). [`WebsocketDial`] makes
-//! one to a `ws://` or `wss://` address. [`Pending`] matches answers to requests. [`socket`] is what
-//! everything that speaks websocket is made of, whether or not it carries JSON-RPC.
+//! one to a `ws://` or `wss://` address. [`Pending`] matches responses to requests. [`socket`] is the
+//! framed websocket below all of these, whether or not it carries JSON-RPC.
 
 mod budget;
 mod connection;
@@ -16,30 +16,30 @@ mod keep_alive;
 mod lines;
 mod loopback;
 mod memory;
+mod metered;
 mod outbound;
 mod peer;
 mod pending;
 mod secret;
-mod shares;
 pub mod socket;
 mod upgrade;
 mod websocket;
 
-pub use budget::{Meter, Metered};
+pub use budget::{Account, Budget, Share, Transfer};
 pub use connection::{Connection, ConnectionConfig, TransportError};
 pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
 pub use escape::escape;
 #[cfg(feature = "http-client")]
 pub use http::{ExchangeError, HttpTarget};
-pub use keep_alive::{KeepAlive, Pulse};
-pub use loopback::unpaced_on_loopback;
+pub use keep_alive::{KeepAlive, KeepAliveTimer};
+pub use loopback::disable_pacing_on_loopback;
+pub use metered::{Meter, Metered};
 pub use outbound::{
     CloseReason, Closed, NotReading, Outbound, OutboundConfig, OutboundQueue, Room, Slot, outbound,
 };
-pub use peer::{Heard, Peer};
-pub use pending::{Answer, OnAnswer, Pending};
+pub use peer::{Peer, PeerActivity};
+pub use pending::{CallError, OnResponse, Pending};
 pub use secret::Secret;
-pub use shares::{Account, Budget, Share, Transfer};
 pub use socket::websocket_config;
 pub use upgrade::websocket_accept;
 pub use websocket::websocket_limits;

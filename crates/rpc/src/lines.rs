@@ -1,4 +1,4 @@
-//! Lines: one JSON text a line, over a pair of byte streams (stdin and stdout).
+//! JSON lines: one message per line, over a pair of byte streams (stdin and stdout).
 
 use bytes::{Bytes, BytesMut};
 use futures_util::stream;
@@ -8,7 +8,8 @@ use crate::connection::{Connection, ConnectionConfig, TransportError};
 use crate::outbound::{OutboundQueue, Queued, outbound};
 
 impl Connection {
-    /// A connection over two byte streams. Spawns its write task. An overlong line ends it.
+    /// Makes a connection over two byte streams and spawns its write task. An overlong line ends the
+    /// connection.
     pub fn lines<R, W>(input: R, output: W, config: &ConnectionConfig) -> Self
     where
         R: AsyncRead + Unpin + Send + 'static,
@@ -47,7 +48,7 @@ struct Reader<R> {
 }
 
 impl<R: AsyncRead + Unpin> Reader<R> {
-    /// The next line that is not blank, without its end. A last line without one counts too.
+    /// The next line that is not blank, without its newline; the last line may lack one.
     async fn next(&mut self) -> Result<Option<Bytes>, TransportError> {
         loop {
             let line = match memchr::memchr(b'\n', &self.buffer[self.scanned..]) {
@@ -60,7 +61,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
                 None => {
                     self.scanned = self.buffer.len();
                     if self.scanned > self.limit {
-                        return Err(TransportError::FarTooLong { limit: self.limit });
+                        return Err(TransportError::TooLongToSkip { limit: self.limit });
                     }
                     self.buffer.reserve(8 << 10);
                     if self.input.read_buf(&mut self.buffer).await? > 0 {
@@ -74,7 +75,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
                 }
             };
             if line.len() > self.limit {
-                return Err(TransportError::FarTooLong { limit: self.limit });
+                return Err(TransportError::TooLongToSkip { limit: self.limit });
             }
             if !line.trim_ascii().is_empty() {
                 return Ok(Some(line.freeze()));

@@ -5,17 +5,17 @@ use std::os::fd::AsFd;
 
 use socket2::SockRef;
 
-/// Takes the pacing away from a socket of this address if it is one of this machine's own, so that
-/// its timers do not hold up what only memory carries: BBR, where it is the default, sends by a clock
-/// and an estimate of the network, and here is no network. To be said before the socket connects or
-/// listens: one that paced once goes on with it. What is accepted inherits it.
-pub fn unpaced_on_loopback(socket: &impl AsFd, address: SocketAddr) {
+/// Selects a congestion control without pacing for a socket on a loopback address. BBR, where it is the
+/// default, paces by timers and an estimate of the network, which only adds delay on loopback. Call this
+/// before the socket connects or listens: a socket that has paced once keeps pacing. Accepted sockets
+/// inherit the setting.
+pub fn disable_pacing_on_loopback(socket: &impl AsFd, address: SocketAddr) {
     if !address.ip().is_loopback() {
         return;
     }
-    // Every kernel has it, for every user.
+    // Reno is in every kernel and needs no privilege.
     if let Err(error) = SockRef::from(socket).set_tcp_congestion(b"reno") {
-        tracing::debug!(%error, %address, "pacing");
+        tracing::debug!(%error, %address, "cannot disable pacing");
     }
 }
 
@@ -31,20 +31,20 @@ mod tests {
     }
 
     #[test]
-    fn what_a_loopback_listener_accepts_is_unpaced() {
+    fn loopback_listener_accepts_sockets_without_pacing() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
-        unpaced_on_loopback(&listener, address);
+        disable_pacing_on_loopback(&listener, address);
         let _client = TcpStream::connect(address).unwrap();
         let (accepted, _) = listener.accept().unwrap();
         assert_eq!(congestion(&accepted), b"reno");
     }
 
     #[test]
-    fn a_listener_for_the_network_keeps_what_the_system_chose() {
+    fn network_listener_keeps_the_default_congestion_control() {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let before = congestion(&listener);
-        unpaced_on_loopback(&listener, listener.local_addr().unwrap());
+        disable_pacing_on_loopback(&listener, listener.local_addr().unwrap());
         assert_eq!(congestion(&listener), before);
     }
 }

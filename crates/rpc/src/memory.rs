@@ -5,10 +5,10 @@ use futures_util::{Stream, stream};
 
 use crate::connection::{Connection, ConnectionConfig, TransportError};
 use crate::outbound::{OutboundQueue, outbound};
-use crate::peer::Heard;
+use crate::peer::PeerActivity;
 
 impl Connection {
-    /// Both ends of a connection without a transport. A message taken by the peer frees its room.
+    /// Makes both ends of an in-memory connection. A message frees its room when the peer takes it.
     pub fn pair(config: &ConnectionConfig) -> (Self, Self) {
         let (left_out, left_queue) = outbound(config.outbound);
         let (right_out, right_queue) = outbound(config.outbound);
@@ -17,8 +17,8 @@ impl Connection {
         (left, right)
     }
 
-    /// A connection whose messages come by any stream, and the queue that its messages leave by.
-    /// Ends, for those who send, as soon as the queue is dropped.
+    /// Makes a connection from a stream of incoming messages, and returns the queue of outgoing ones.
+    /// Dropping the queue closes the connection for its senders.
     pub fn over(
         incoming: impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static,
         config: &ConnectionConfig,
@@ -27,12 +27,12 @@ impl Connection {
         (Self::new(incoming, outbound), queue)
     }
 
-    /// Has the peer asked for a sign of life by `ping`, which must not block, when somebody wants
-    /// [one](crate::Peer::answers). What it answers is to be noted in what this gives back.
-    pub fn pings_by(&self, ping: impl Fn() + Send + Sync + 'static) -> Heard {
-        let signs = self.outbound().signs();
-        signs.pings_by(ping);
-        Heard(signs.clone())
+    /// Sets how [`Peer::responds_within`](crate::Peer::responds_within) pings the peer; `ping` must not
+    /// block. The transport reports replies through the returned [`PeerActivity`].
+    pub fn set_ping(&self, ping: impl Fn() + Send + Sync + 'static) -> PeerActivity {
+        let liveness = self.outbound().liveness();
+        liveness.set_ping(ping);
+        PeerActivity(liveness.clone())
     }
 }
 

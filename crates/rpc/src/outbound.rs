@@ -1,9 +1,8 @@
-//! The way out of a connection: a queue bounded in bytes, emptied by the connection's write task.
+//! The outbound queue of a connection, bounded in bytes and drained by the connection's write task.
 //!
-//! Invariant: what is queued and not yet handed to the operating system never passes
-//! [`OutboundConfig::queue_bytes`] (one larger message alone excepted). Whoever sends into a full
-//! queue waits, first come first served; so a peer that stops reading makes its senders wait and
-//! does not make this process grow.
+//! Invariant: queued bytes that the operating system has not taken never exceed
+//! [`OutboundConfig::queue_bytes`], except for one larger message alone. Senders wait for room in
+//! arrival order, so a peer that stops reading blocks its senders and does not grow this process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -14,15 +13,15 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::peer::{Peer, Signs};
+use crate::peer::{Liveness, Peer};
 
-/// Why a websocket is closed: a status code of RFC 6455 and a text for people who read the wire.
+/// Why a websocket is closed: a status code of RFC 6455 and a text for people.
 pub type CloseReason = (u16, &'static str);
 
-/// The bounds of a connection's way out.
+/// Limits of an outbound queue.
 #[derive(Debug, Clone, Copy)]
 pub struct OutboundConfig {
-    /// Bytes that may wait for the socket. Default 512 KiB.
+    /// Bytes that may wait for the socket (default 512 KiB); senders wait above it.
     pub queue_bytes: usize,
 }
 
@@ -32,7 +31,7 @@ impl Default for OutboundConfig {
     }
 }
 
-/// What the queue charges for a message besides its length, so that tiny ones are bounded too.
+/// Bytes that the queue charges for a message besides its length, so that tiny ones are bounded too.
 const OVERHEAD: usize = 128;
 
 /// The connection has ended; nothing more can be sent.
@@ -40,70 +39,70 @@ const OVERHEAD: usize = 128;
 #[error("the connection has ended")]
 pub struct Closed;
 
-/// A handle to send messages; clones share the queue. The connection closes when the last is gone.
+/// Sends messages; clones share the queue. The connection closes when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct Outbound {
     queue: mpsc::UnboundedSender<Queued>,
     room: Arc<Semaphore>,
     capacity: usize,
     marks: Marks,
-    signs: Arc<Signs>,
+    liveness: Arc<Liveness>,
     closing: Arc<Closing>,
 }
 
-/// How a connection comes to its end.
+/// How a connection is closed.
 #[derive(Debug, Default)]
 pub(crate) struct Closing {
     reason: OnceLock<CloseReason>,
-    /// Cancelled when nothing but what is queued is to be written.
-    pub(crate) asked: CancellationToken,
-    /// Cancelled when the reading side is gone.
+    /// Cancelled when only messages already queued may still be written.
+    pub(crate) requested: CancellationToken,
+    /// Cancelled when the reader is dropped.
     pub(crate) reader_gone: CancellationToken,
 }
 
-/// What the write task takes from the queue.
+/// An entry of the queue, for the write task.
 #[derive(Debug)]
 pub(crate) enum Queued {
-    /// A message, and its share of the queue until it is written.
+    /// A message, and the room it takes until it is written.
     Message(Bytes, OwnedSemaphorePermit),
     /// A keep-alive ping.
     Ping,
-    /// Write what the transport itself has pending (a pong); bounds how much of it there can be.
+    /// Write what the transport itself has pending (a pong). Its room bounds how many there are.
     Flush(OwnedSemaphorePermit),
-    /// Find out when everything before this has reached the peer.
+    /// Report when everything before this has reached the peer.
     Mark(Mark),
 }
 
-/// A question for the peer: [`Outbound::arrived`].
+/// A delivery check: [`Outbound::arrived`].
 #[derive(Debug)]
 pub(crate) struct Mark {
     reached: oneshot::Sender<()>,
 }
 
 impl Mark {
-    /// Everything before it has reached the peer, as far as the transport can tell.
+    /// Reports that everything before it has reached the peer, as far as the transport can tell.
     pub(crate) fn reached(self) {
         let _ = self.reached.send(());
     }
 }
 
-/// The marks whose answers are awaited.
+/// The marks that wait for a pong.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Marks(Arc<Mutex<Awaited>>);
+pub(crate) struct Marks(Arc<Mutex<MarkState>>);
 
 #[derive(Debug, Default)]
-struct Awaited {
+struct MarkState {
     last_id: u64,
     marks: HashMap<u64, Mark>,
-    /// Those for whom no answer can be read.
-    deaf: usize,
+    /// How many [`NotReading`] guards are alive; pongs cannot be read meanwhile.
+    not_reading: usize,
 }
 
 impl Marks {
-    /// Takes a mark to be asked for. Gives it back if no answer would be heard.
-    pub(crate) fn await_answer(&self, mark: Mark) -> Result<u64, Mark> {
+    /// Registers a mark and returns the number for its ping. Returns the mark if no pong could be read.
+    pub(crate) fn await_pong(&self, mark: Mark) -> Result<u64, Mark> {
         let mut awaited = self.lock();
-        if awaited.deaf > 0 {
+        if awaited.not_reading > 0 {
             return Err(mark);
         }
         awaited.last_id += 1;
@@ -112,7 +111,7 @@ impl Marks {
         Ok(id)
     }
 
-    /// The peer has answered: it has everything that was sent before.
+    /// Handles the pong with this number: the peer has everything that was sent before.
     pub(crate) fn answered(&self, id: u64) {
         let mark = self.lock().marks.remove(&id);
         if let Some(mark) = mark {
@@ -120,42 +119,42 @@ impl Marks {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Awaited> {
+    fn lock(&self) -> MutexGuard<'_, MarkState> {
         self.0.lock()
     }
 }
 
-/// See [`Outbound::not_reading`].
+/// A guard: this side does not read. See [`Outbound::not_reading`].
 #[derive(Debug)]
 pub struct NotReading {
     marks: Marks,
-    signs: Arc<Signs>,
+    liveness: Arc<Liveness>,
 }
 
 impl Drop for NotReading {
     fn drop(&mut self) {
-        self.marks.lock().deaf -= 1;
-        self.signs.deaf(-1);
+        self.marks.lock().not_reading -= 1;
+        self.liveness.not_reading(-1);
     }
 }
 
-/// The other end of the queue: the write task's, or that of a transport of the caller's making.
+/// The receiving end of the queue, for the write task or another transport.
 #[derive(Debug)]
 pub struct OutboundQueue {
     queue: mpsc::UnboundedReceiver<Queued>,
     room: Arc<Semaphore>,
     marks: Marks,
-    signs: Arc<Signs>,
+    liveness: Arc<Liveness>,
     closing: Arc<Closing>,
 }
 
-/// The room that a message takes in the queue, until this is dropped.
+/// The room that a message takes in the queue, released on drop.
 #[derive(Debug)]
 pub struct Room {
     _permit: OwnedSemaphorePermit,
 }
 
-/// Room in the queue, held until the message is written.
+/// A reservation for one message.
 #[derive(Debug)]
 pub struct Slot {
     queue: mpsc::UnboundedSender<Queued>,
@@ -163,25 +162,25 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Queues the message. The room taken stays what was reserved.
+    /// Queues the message. It takes the room that was reserved, whatever its length.
     pub fn send(self, message: impl Into<Bytes>) {
-        // A closed queue drops the message; whoever cares learns it from the next reservation.
+        // A closed queue drops the message; the next reservation fails.
         let _ = self.queue.send(Queued::Message(message.into(), self.permit));
     }
 }
 
-/// A queue, to send into and to take from.
+/// Makes a queue and returns both of its ends.
 pub fn outbound(config: OutboundConfig) -> (Outbound, OutboundQueue) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(config.queue_bytes));
-    let (marks, signs, closing) = (Marks::default(), Arc::default(), Arc::default());
+    let (marks, liveness, closing) = (Marks::default(), Arc::default(), Arc::default());
     let outbound =
-        Outbound { queue: sender, room, capacity: config.queue_bytes, marks, signs, closing };
+        Outbound { queue: sender, room, capacity: config.queue_bytes, marks, liveness, closing };
     let queue = OutboundQueue {
         queue: receiver,
         room: outbound.room.clone(),
         marks: outbound.marks.clone(),
-        signs: outbound.signs.clone(),
+        liveness: outbound.liveness.clone(),
         closing: outbound.closing.clone(),
     };
     (outbound, queue)
@@ -193,7 +192,7 @@ impl Outbound {
         Ok(Slot { queue: self.queue.clone(), permit: self.room_for(len).await? })
     }
 
-    /// Room for a message of `len` bytes, if there is some now.
+    /// Reserves room for a message of `len` bytes, if there is room now.
     pub fn try_reserve(&self, len: usize) -> Option<Slot> {
         let permit = self.room.clone().try_acquire_many_owned(self.share(len)).ok()?;
         Some(Slot { queue: self.queue.clone(), permit })
@@ -206,15 +205,15 @@ impl Outbound {
         Ok(())
     }
 
-    /// Queues a message whether or not there is room, for those that cannot wait. The caller bounds
-    /// how many of them there can be.
+    /// Queues a message even without room, for callers that cannot wait. The caller must bound how many
+    /// there are.
     pub fn send_now(&self, message: impl Into<Bytes>) {
         if let Ok(permit) = self.room.clone().try_acquire_many_owned(0) {
             Slot { queue: self.queue.clone(), permit }.send(message);
         }
     }
 
-    /// Resolves when everything that was sent so far has been written, or never will be.
+    /// Resolves when everything sent so far is written, or the connection has ended.
     pub async fn drained(&self) {
         let all = u32::try_from(self.capacity).unwrap_or(u32::MAX);
         let _ = self.room.acquire_many(all).await;
@@ -230,21 +229,20 @@ impl Outbound {
         self.queue.is_closed()
     }
 
-    /// Closes the connection after what is queued, whoever else could still send. The first reason
-    /// counts.
+    /// Closes the connection after the messages already queued, even if other senders remain. The
+    /// first reason counts.
     pub fn close(&self, reason: CloseReason) {
         let _ = self.closing.reason.set(reason);
-        self.closing.asked.cancel();
+        self.closing.requested.cancel();
     }
 
     pub(crate) fn closing(&self) -> &Arc<Closing> {
         &self.closing
     }
 
-    /// Asks the peer whether everything that was sent so far has reached it, past every buffer of the
-    /// operating systems in between, and resolves when it has; never once the connection has ended.
-    /// Where the transport cannot ask, what is written counts. For few at a time: a question needs no
-    /// room.
+    /// Resolves when everything sent so far has reached the peer's program, past all buffers of the
+    /// operating systems; never resolves once the connection has ended. A transport without pings
+    /// resolves when the bytes are written. The check takes no room in the queue, so use few at a time.
     pub fn arrived(&self) -> impl Future<Output = ()> + Send + use<> {
         let (reached, answer) = oneshot::channel();
         let _ = self.queue.send(Queued::Mark(Mark { reached }));
@@ -255,36 +253,36 @@ impl Outbound {
         }
     }
 
-    /// For a reader that lets the peer wait: until this is dropped, what is written counts as
-    /// [arrived](Self::arrived). The answer would lie behind what is not read, and whoever waits for
-    /// it may be what the reader waits for.
+    /// For a reader that pauses: until the guard is dropped, written bytes count as
+    /// [arrived](Self::arrived). The pong would be behind data that is not read, and the reader may be
+    /// waiting for the very caller that waits for the pong.
     pub fn not_reading(&self) -> NotReading {
         let unheard = {
             let mut awaited = self.marks.lock();
-            awaited.deaf += 1;
+            awaited.not_reading += 1;
             std::mem::take(&mut awaited.marks)
         };
         unheard.into_values().for_each(Mark::reached);
-        self.signs.deaf(1);
-        NotReading { marks: self.marks.clone(), signs: self.signs.clone() }
+        self.liveness.not_reading(1);
+        NotReading { marks: self.marks.clone(), liveness: self.liveness.clone() }
     }
 
-    /// Queues a keep-alive ping, where the transport has one. It needs no room: callers send few.
+    /// Queues a keep-alive ping, if the transport has pings. It takes no room; send few.
     pub fn ping(&self) {
         let _ = self.queue.send(Queued::Ping);
     }
 
-    /// Whoever is at the other end.
+    /// The peer, for liveness checks.
     pub fn peer(&self) -> Peer {
-        Peer { queue: self.queue.downgrade(), signs: self.signs.clone() }
+        Peer { queue: self.queue.downgrade(), liveness: self.liveness.clone() }
     }
 
-    /// Where the transport notes what it hears of its peer.
-    pub(crate) fn signs(&self) -> &Arc<Signs> {
-        &self.signs
+    /// Where the transport records the activity of its peer.
+    pub(crate) fn liveness(&self) -> &Arc<Liveness> {
+        &self.liveness
     }
 
-    /// Has the transport's own answers written, if there is room now.
+    /// Has the transport's own replies written, if there is room now.
     pub(crate) fn try_flush(&self) -> bool {
         match self.room.clone().try_acquire_many_owned(self.share(0)) {
             Ok(permit) => self.queue.send(Queued::Flush(permit)).is_ok(),
@@ -292,7 +290,7 @@ impl Outbound {
         }
     }
 
-    /// Has the transport's own answers written, waiting for room if the peer does not read them.
+    /// Has the transport's own replies written, waiting for room if the peer does not read them.
     pub(crate) async fn flush(&self) -> Result<(), Closed> {
         let permit = self.room_for(0).await?;
         self.queue.send(Queued::Flush(permit)).map_err(|_| Closed)
@@ -308,8 +306,8 @@ impl Outbound {
 }
 
 impl OutboundQueue {
-    /// The next message and its room, for transports without pings of their own; `None` once
-    /// everything is said. Cancel safe.
+    /// The next message and its room, for transports without pings; `None` once the connection is
+    /// closed and the queue is empty. Cancel safe.
     pub async fn next_message(&mut self) -> Option<(Bytes, Room)> {
         loop {
             match self.recv().await? {
@@ -327,15 +325,15 @@ impl OutboundQueue {
         self.closing.reason.get().copied()
     }
 
-    /// Resolves once the connection has been closed, or not read any more, for `patience`.
-    pub fn given_up(&self, patience: Duration) -> impl Future<Output = ()> + Send + use<> {
+    /// Resolves `timeout` after the connection was closed or its reader was dropped.
+    pub fn close_deadline(&self, timeout: Duration) -> impl Future<Output = ()> + Send + use<> {
         let closing = self.closing.clone();
         async move {
             tokio::select! {
-                () = closing.asked.cancelled() => {}
+                () = closing.requested.cancelled() => {}
                 () = closing.reader_gone.cancelled() => {}
             }
-            tokio::time::sleep(patience).await;
+            tokio::time::sleep(timeout).await;
         }
     }
 
@@ -343,16 +341,16 @@ impl OutboundQueue {
         &self.marks
     }
 
-    pub(crate) fn signs(&self) -> &Arc<Signs> {
-        &self.signs
+    pub(crate) fn liveness(&self) -> &Arc<Liveness> {
+        &self.liveness
     }
 
-    /// What is next in the queue; `None` once it is empty and nothing more will come or is wanted.
+    /// The next entry; `None` once the queue is empty and closed.
     pub(crate) async fn recv(&mut self) -> Option<Queued> {
         tokio::select! {
             biased;
             queued = self.queue.recv() => queued,
-            () = self.closing.asked.cancelled() => None,
+            () = self.closing.requested.cancelled() => None,
         }
     }
 
@@ -361,11 +359,11 @@ impl OutboundQueue {
     }
 }
 
-/// Once nobody writes, nobody may wait for room, nor for a sign of the peer.
+/// Without a writer, senders must not wait for room, and callers not for a reply of the peer.
 impl Drop for OutboundQueue {
     fn drop(&mut self) {
         self.room.close();
         self.queue.close();
-        self.signs.ended();
+        self.liveness.ended();
     }
 }

@@ -1,7 +1,7 @@
-//! Signs of life: whether whoever is at the other end of a connection still answers.
+//! Liveness: whether the peer of a connection still responds.
 //!
-//! A socket whose network has gone stays open, and what is written to it disappears in buffers, so
-//! only something heard from the peer shows that it lives.
+//! A socket stays open after its network fails, and writes to it disappear in buffers, so only data from
+//! the peer shows that it is alive.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
@@ -10,66 +10,66 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, timeout};
+use tokio::time::{self, Instant};
 
 use crate::outbound::Queued;
 
-/// How long a peer counts as alive that takes nothing, and whose messages this side does not read.
-const EXCUSED: Duration = Duration::from_secs(60);
+/// How long a peer counts as alive while it takes nothing and this side does not read from it.
+const UNREAD_GRACE: Duration = Duration::from_secs(60);
 
-/// The peer of a connection, to be asked whether it lives. Keeps no connection open.
+/// The peer of a connection, for liveness checks. Does not keep the connection open.
 #[derive(Debug, Clone)]
 pub struct Peer {
     pub(crate) queue: mpsc::WeakUnboundedSender<Queued>,
-    pub(crate) signs: Arc<Signs>,
+    pub(crate) liveness: Arc<Liveness>,
 }
 
-/// What a transport notes of its peer.
+/// What a transport knows of its peer.
 #[derive(Debug, Default)]
-pub(crate) struct Signs {
+pub(crate) struct Liveness {
     /// Whether the transport has pings. Without them, a peer lives as long as its connection.
     pings: AtomicBool,
-    /// How a transport pings that has its own way, past what waits to be sent.
-    own_ping: OnceLock<OwnPing>,
-    /// Whether the transport is being read: the silence of a peer that nobody listens to says nothing.
+    /// A transport's own way to ping, which bypasses the outbound queue.
+    custom_ping: OnceLock<CustomPing>,
+    /// Whether the transport is being read; otherwise the peer's silence means nothing.
     listening: AtomicBool,
-    /// How many keep the transport from being read all the same.
-    deaf: AtomicIsize,
-    /// Counts what was heard, pongs included.
+    /// How many [`NotReading`](crate::NotReading) guards are alive.
+    not_reading: AtomicIsize,
+    /// Messages received, pongs included.
     heard: AtomicU64,
-    /// Whether a write waits for the peer's side to take what was sent before.
+    /// Whether a write is under way.
     writing: AtomicBool,
-    /// Counts writes that were done.
+    /// Writes completed.
     written: AtomicU64,
-    /// What had been heard and written when the peer was first excused with these counts, and when.
-    excused: Mutex<Option<((u64, u64), Instant)>>,
-    /// Told of everything heard, and of the end.
-    news: Notify,
+    /// The counts of messages and writes when the grace period began, and when that was.
+    grace_began: Mutex<Option<((u64, u64), Instant)>>,
+    /// Notified of every message received, and of the close.
+    changed: Notify,
 }
 
-struct OwnPing(Box<dyn Fn() + Send + Sync>);
+struct CustomPing(Box<dyn Fn() + Send + Sync>);
 
-impl fmt::Debug for OwnPing {
+impl fmt::Debug for CustomPing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OwnPing")
+        f.write_str("CustomPing")
     }
 }
 
-/// Where a transport of the caller's making notes that its peer was heard.
+/// Reports activity of the peer, for transports that the caller makes.
 #[derive(Debug, Clone)]
-pub struct Heard(pub(crate) Arc<Signs>);
+pub struct PeerActivity(pub(crate) Arc<Liveness>);
 
-impl Heard {
-    /// The peer has answered a ping, or counts as alive without an answer.
+impl PeerActivity {
+    /// Records that the peer answered a ping, or counts as alive without an answer.
     pub fn note(&self) {
         self.0.heard();
     }
 }
 
-impl Signs {
-    /// The transport pings by this, and is always read.
-    pub(crate) fn pings_by(&self, ping: impl Fn() + Send + Sync + 'static) {
-        let _ = self.own_ping.set(OwnPing(Box::new(ping)));
+impl Liveness {
+    /// Sets the transport's own ping; such a transport is always read.
+    pub(crate) fn set_ping(&self, ping: impl Fn() + Send + Sync + 'static) {
+        let _ = self.custom_ping.set(CustomPing(Box::new(ping)));
         self.listening(true);
         self.has_pings();
     }
@@ -82,23 +82,23 @@ impl Signs {
         self.listening.store(listening, Ordering::Relaxed);
     }
 
-    pub(crate) fn deaf(&self, more: isize) {
-        self.deaf.fetch_add(more, Ordering::Relaxed);
+    pub(crate) fn not_reading(&self, more: isize) {
+        self.not_reading.fetch_add(more, Ordering::Relaxed);
     }
 
-    fn is_listened_to(&self) -> bool {
-        self.listening.load(Ordering::Relaxed) && self.deaf.load(Ordering::Relaxed) == 0
+    fn is_read(&self) -> bool {
+        self.listening.load(Ordering::Relaxed) && self.not_reading.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether a peer that nobody listens to may still count as alive: until it was found for
-    /// [`EXCUSED`] that nothing comes from it and nothing goes to it.
-    fn is_excused(&self) -> bool {
+    /// Whether a peer that is not being read still counts as alive: until [`UNREAD_GRACE`] has passed
+    /// without a message from it or a write to it.
+    fn is_in_grace_period(&self) -> bool {
         let counts = (self.heard.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed));
-        let mut excused = self.excused.lock();
-        match *excused {
-            Some((before, since)) if before == counts => since.elapsed() < EXCUSED,
+        let mut grace_began = self.grace_began.lock();
+        match *grace_began {
+            Some((before, since)) if before == counts => since.elapsed() < UNREAD_GRACE,
             _ => {
-                *excused = Some((counts, Instant::now()));
+                *grace_began = Some((counts, Instant::now()));
                 true
             }
         }
@@ -106,7 +106,7 @@ impl Signs {
 
     pub(crate) fn heard(&self) {
         self.heard.fetch_add(1, Ordering::Relaxed);
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
     }
 
     pub(crate) fn writing(&self) {
@@ -119,27 +119,27 @@ impl Signs {
     }
 
     pub(crate) fn ended(&self) {
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
     }
 }
 
 impl Peer {
-    /// Pings the peer and waits until it is heard, for at most `patience`; false once the connection
-    /// has ended. A peer that cannot be pinged counts as alive, and so does one that is behind and takes
-    /// what waits for it. So does one whose messages this side does not read just now, until it was
-    /// asked about for a minute in which it took nothing either.
-    pub async fn answers(&self, patience: Duration) -> bool {
-        let heard = self.signs.heard.load(Ordering::Relaxed);
-        let written = self.signs.written.load(Ordering::Relaxed);
-        let writing = self.signs.writing.load(Ordering::Relaxed);
+    /// Pings the peer and waits up to `timeout` for any message from it; false if the connection has
+    /// ended. A peer counts as alive without a reply if it cannot be pinged, if it takes queued output,
+    /// or if this side does not read from it at present, the last for at most a minute in which it takes
+    /// nothing.
+    pub async fn responds_within(&self, timeout: Duration) -> bool {
+        let heard = self.liveness.heard.load(Ordering::Relaxed);
+        let written = self.liveness.written.load(Ordering::Relaxed);
+        let writing = self.liveness.writing.load(Ordering::Relaxed);
         // No sender is held while waiting, for senders keep the connection open.
         match self.queue.upgrade() {
             Some(queue) if !queue.is_closed() => {
-                if !self.signs.pings.load(Ordering::Relaxed) {
+                if !self.liveness.pings.load(Ordering::Relaxed) {
                     return true;
                 }
-                match self.signs.own_ping.get() {
-                    Some(OwnPing(ping)) => ping(),
+                match self.liveness.custom_ping.get() {
+                    Some(CustomPing(ping)) => ping(),
                     None => drop(queue.send(Queued::Ping)),
                 }
             }
@@ -147,19 +147,19 @@ impl Peer {
         }
         let sign = async {
             loop {
-                let news = self.signs.news.notified();
-                if self.signs.heard.load(Ordering::Relaxed) != heard {
+                let changed = self.liveness.changed.notified();
+                if self.liveness.heard.load(Ordering::Relaxed) != heard {
                     return true;
                 }
                 if self.has_ended() {
                     return false;
                 }
-                news.await;
+                changed.await;
             }
         };
-        timeout(patience, sign).await.unwrap_or_else(|_| {
-            let taken = writing && self.signs.written.load(Ordering::Relaxed) != written;
-            taken || (!self.signs.is_listened_to() && self.signs.is_excused())
+        time::timeout(timeout, sign).await.unwrap_or_else(|_| {
+            let taken = writing && self.liveness.written.load(Ordering::Relaxed) != written;
+            taken || (!self.liveness.is_read() && self.liveness.is_in_grace_period())
         })
     }
 

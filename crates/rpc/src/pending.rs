@@ -1,7 +1,7 @@
-//! Requests that wait for their answers.
+//! Requests that wait for their responses.
 //!
-//! Invariant: every request added is answered exactly once: by its response, or by the error given
-//! to [`Pending::fail_all`], or by being dropped with the structure.
+//! Invariant: every request added ends exactly once: by its response, by the error given to
+//! [`Pending::fail_all`], or by being dropped with the structure.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,22 +9,22 @@ use std::fmt;
 use codex_exec_server_protocol::{RequestId, RpcError};
 use serde_json::value::RawValue;
 
-/// What is done with an answer: the result as text, parsed there once, into its type.
-pub type OnAnswer<E> = Box<dyn FnOnce(Result<&RawValue, Answer<E>>) + Send>;
+/// Receives the outcome of a request; the result is still raw text, to be parsed once into its type.
+pub type OnResponse<E> = Box<dyn FnOnce(Result<&RawValue, CallError<E>>) + Send>;
 
-/// An answer that is no result.
+/// Why a request has no result.
 #[derive(Debug, Clone)]
-pub enum Answer<E> {
-    /// The peer's error.
-    Error(RpcError),
-    /// None will come.
+pub enum CallError<E> {
+    /// The peer responded with an error.
+    Response(RpcError),
+    /// No response will come.
     Failed(E),
 }
 
-/// Requests under way on one connection.
+/// The requests in flight on one connection.
 pub struct Pending<E> {
     last_id: i64,
-    waiting: HashMap<i64, OnAnswer<E>>,
+    waiting: HashMap<i64, OnResponse<E>>,
 }
 
 impl<E> fmt::Debug for Pending<E> {
@@ -40,45 +40,45 @@ impl<E> Default for Pending<E> {
 }
 
 impl<E: Clone> Pending<E> {
-    /// Takes a new id for a request.
-    pub fn add(&mut self, on_answer: OnAnswer<E>) -> RequestId {
+    /// Adds a request and returns its new id.
+    pub fn add(&mut self, on_response: OnResponse<E>) -> RequestId {
         self.last_id += 1;
-        self.waiting.insert(self.last_id, on_answer);
+        self.waiting.insert(self.last_id, on_response);
         RequestId::Integer(self.last_id)
     }
 
-    /// Hands an answer to its request; `false` if none of that id is under way.
-    pub fn answer(&mut self, id: &RequestId, answer: Result<&RawValue, RpcError>) -> bool {
+    /// Completes a request with its response; `false` if no request with this id is in flight.
+    pub fn complete(&mut self, id: &RequestId, response: Result<&RawValue, RpcError>) -> bool {
         let RequestId::Integer(id) = id else { return false };
         match self.waiting.remove(id) {
-            Some(on_answer) => {
-                on_answer(answer.map_err(Answer::Error));
+            Some(on_response) => {
+                on_response(response.map_err(CallError::Response));
                 true
             }
             None => false,
         }
     }
 
-    /// Forgets a request whose caller has gone.
-    pub fn forget(&mut self, id: &RequestId) {
+    /// Removes a request whose caller no longer waits.
+    pub fn cancel(&mut self, id: &RequestId) {
         if let RequestId::Integer(id) = id {
             self.waiting.remove(id);
         }
     }
 
-    /// Answers every request with the same failure.
+    /// Completes every request with the same failure.
     pub fn fail_all(&mut self, failure: &E) {
-        for (_, on_answer) in self.waiting.drain() {
-            on_answer(Err(Answer::Failed(failure.clone())));
+        for (_, on_response) in self.waiting.drain() {
+            on_response(Err(CallError::Failed(failure.clone())));
         }
     }
 
-    /// How many are under way.
+    /// How many requests are in flight.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether none is under way.
+    /// Whether no request is in flight.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -91,28 +91,28 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn every_request_is_answered_once() {
-        let (answers, got) = mpsc::channel();
+    fn every_request_is_completed_exactly_once() {
+        let (responses, got) = mpsc::channel();
         let mut pending = Pending::<&str>::default();
         let mut add = || {
-            let answers = answers.clone();
-            pending.add(Box::new(move |answer| {
-                let text = match answer {
+            let responses = responses.clone();
+            pending.add(Box::new(move |response| {
+                let text = match response {
                     Ok(result) => result.get().to_owned(),
-                    Err(Answer::Error(error)) => error.message,
-                    Err(Answer::Failed(why)) => why.to_owned(),
+                    Err(CallError::Response(error)) => error.message,
+                    Err(CallError::Failed(why)) => why.to_owned(),
                 };
-                answers.send(text).unwrap();
+                responses.send(text).unwrap();
             }))
         };
         let (a, b, c) = (add(), add(), add());
         let raw = RawValue::from_string("7".into()).unwrap();
-        assert!(pending.answer(&b, Ok(&raw)));
-        assert!(!pending.answer(&b, Ok(&raw)), "answered already");
-        assert!(pending.answer(&a, Err(RpcError::internal(ErrorKind::Internal, "no"))));
-        assert!(!pending.answer(&RequestId::Text("x".into()), Ok(&raw)));
+        assert!(pending.complete(&b, Ok(&raw)));
+        assert!(!pending.complete(&b, Ok(&raw)), "answered already");
+        assert!(pending.complete(&a, Err(RpcError::internal(ErrorKind::Internal, "no"))));
+        assert!(!pending.complete(&RequestId::Text("x".into()), Ok(&raw)));
         pending.fail_all(&"gone");
-        assert!(!pending.answer(&c, Ok(&raw)));
+        assert!(!pending.complete(&c, Ok(&raw)));
         assert!(pending.is_empty());
         assert_eq!(got.try_iter().collect::<Vec<_>>(), ["7", "no", "gone"]);
     }

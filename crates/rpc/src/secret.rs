@@ -14,12 +14,12 @@ use zeroize::Zeroizing;
 pub struct Secret(Zeroizing<String>);
 
 impl Secret {
-    /// The text itself. Whoever asks for it sees to it that it is not logged.
+    /// The text itself. The caller must not log it.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// Whether there is any text but blanks.
+    /// Whether the text is empty or only whitespace.
     pub fn is_blank(&self) -> bool {
         self.0.trim().is_empty()
     }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_read_where_it_is_asked_for_and_wiped_when_dropped() {
+    fn secret_is_exposed_on_request_and_wiped_on_drop() {
         fn is_wiped(_: &impl ZeroizeOnDrop) {}
         let secret: Secret = serde_json::from_str(r#""hunter2""#).unwrap();
         assert_eq!(secret.expose(), "hunter2");

@@ -1,11 +1,11 @@
 //! One framed socket: a websocket behind a queue bounded in bytes, with keep-alive.
 //!
-//! JSON-RPC connections, the relay socket of both ends and the sockets of a rendezvous are made of
-//! it. They differ in what a message is ([`Framing`]), in when they ping ([`Pulse`]), and in what they
-//! do with what comes in.
+//! JSON-RPC connections, the relay socket of either end and the sockets of a rendezvous use it. They
+//! differ in the kind of message ([`Framing`]), in when they ping ([`KeepAliveTimer`]), and in what they
+//! do with incoming messages.
 //!
 //! Invariant: reading and writing do not wait for each other, except that a peer which pings and does
-//! not read is not read either once `OWED_PONGS` pongs wait for it.
+//! not read is not read either once `MAX_PENDING_PONGS` pongs wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,40 +18,40 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::DropGuard;
 use tokio_websockets::{CloseCode, Message, WebSocketStream};
 
-use crate::budget::Meter;
 use crate::connection::TransportError;
-use crate::keep_alive::{Due, Pulse};
+use crate::keep_alive::{Due, KeepAliveTimer};
+use crate::metered::Meter;
 use crate::outbound::{Marks, Outbound, OutboundQueue, Queued};
-use crate::peer::Signs;
+use crate::peer::Liveness;
 
-/// Pongs that may wait for a peer that does not read.
-const OWED_PONGS: usize = 256;
+/// How many pongs may wait for a peer that does not read.
+const MAX_PENDING_PONGS: usize = 256;
 
-/// Bytes that are gathered into one write.
-const GATHERED: usize = 64 << 10;
+/// Bytes that are collected before a flush.
+const FLUSH_BYTES: usize = 64 << 10;
 
 /// How to build a websocket: small messages gather into one write, large ones go out whole.
 pub fn websocket_config() -> tokio_websockets::Config {
-    tokio_websockets::Config::default().flush_threshold(GATHERED)
+    tokio_websockets::Config::default().flush_threshold(FLUSH_BYTES)
 }
 
-/// What a message of the queue is on the wire.
+/// How a queued message is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framing {
-    /// A text. Whatever else the current turn of the event loop queues goes out in the same write:
-    /// the echo of a key with the answer to it.
+    /// As a text message. Messages that are queued in the same turn of the event loop share a write,
+    /// such as a keystroke's echo and the response to it.
     Text,
-    /// A binary message, written at once.
+    /// As a binary message, written at once.
     Binary,
 }
 
 /// How a socket behaves.
 #[derive(Debug)]
 pub struct SocketConfig {
-    /// What goes out.
+    /// How queued messages are sent.
     pub framing: Framing,
     /// When to ping; `None` never pings and never gives up.
-    pub pulse: Option<Pulse>,
+    pub keep_alive: Option<KeepAliveTimer>,
     /// How long the rest of the queue and the closing handshake may take, once the socket is closed
     /// or its reader is dropped.
     pub close_timeout: Duration,
@@ -66,20 +66,20 @@ pub enum Received {
     Binary(Bytes),
 }
 
-/// The reading half of a socket. Once it is dropped, what is queued has
-/// [`SocketConfig::close_timeout`] to go out.
+/// The reading half of a socket. Once it is dropped, queued messages have
+/// [`SocketConfig::close_timeout`] to be written.
 #[derive(Debug)]
 pub struct SocketReader<T> {
     stream: SplitStream<WebSocketStream<T>>,
     outbound: Outbound,
-    pulse: Option<Pulse>,
-    /// Pongs that found the way out full.
-    owed: usize,
-    /// Questions whether something has arrived: pings with a number, answered by a pong with the same.
+    timer: Option<KeepAliveTimer>,
+    /// Pongs that found the outbound queue full.
+    pending_pongs: usize,
+    /// Delivery checks: pings with a number, whose pongs carry the same number.
     marks: Marks,
-    signs: Arc<Signs>,
+    liveness: Arc<Liveness>,
     meter: Option<Meter>,
-    /// Tells the write task that nobody listens any more.
+    /// Tells the write task that the reader is gone.
     _gone: DropGuard,
 }
 
@@ -94,14 +94,14 @@ where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sink, stream) = socket.split();
-    let signs = outbound.signs().clone();
-    signs.has_pings();
+    let liveness = outbound.liveness().clone();
+    liveness.has_pings();
     let reader = SocketReader {
         stream,
-        pulse: config.pulse,
-        owed: 0,
+        timer: config.keep_alive,
+        pending_pongs: 0,
         marks: queue.marks().clone(),
-        signs,
+        liveness,
         meter: None,
         _gone: outbound.closing().reader_gone.clone().drop_guard(),
         outbound,
@@ -110,53 +110,53 @@ where
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> SocketReader<T> {
-    /// With bytes that come through a [`Budget`](crate::Budget).
+    /// Sets the meter of a socket that reads within a [`Budget`](crate::Budget).
     pub(crate) fn with_meter(mut self, meter: Meter) -> Self {
         meter.set_outbound(&self.outbound);
         self.meter = Some(meter);
         self
     }
 
-    /// The peer has ended the connection: nothing is written any more but what is queued.
+    /// Notes that the peer closed the connection: the write task ends after the queue.
     pub(crate) fn peer_gone(&self) {
-        self.outbound.closing().asked.cancel();
+        self.outbound.closing().requested.cancel();
     }
 
     /// The next message; `None` when the socket has ended. Pings while it waits. Cancel safe.
     pub async fn next(&mut self) -> Option<Result<Received, TransportError>> {
-        self.signs.listening(true);
+        self.liveness.listening(true);
         let item = self.read().await;
-        self.signs.listening(false);
+        self.liveness.listening(false);
         item
     }
 
     async fn read(&mut self) -> Option<Result<Received, TransportError>> {
         let closing = self.outbound.closing().clone();
         loop {
-            let deadline = self.pulse.as_ref().map(Pulse::deadline);
-            // What is there is read before the peer is found silent or gone: it may be this side
-            // that has not looked for a while.
+            let deadline = self.timer.as_ref().map(KeepAliveTimer::deadline);
+            // Read what is there before declaring the peer silent or gone: this side may have been
+            // the slow one.
             let message = tokio::select! {
                 biased;
-                () = closing.asked.cancelled() => return None,
+                () = closing.requested.cancelled() => return None,
                 message = self.stream.next() => message?,
                 () = self.outbound.closed() => return None,
-                () = at(deadline) => match self.silence() {
+                () = sleep_until_deadline(deadline) => match self.on_deadline() {
                     Some(error) => return Some(Err(error)),
                     None => continue,
                 },
             };
-            if let Some(pulse) = &mut self.pulse {
-                pulse.heard(Instant::now());
+            if let Some(timer) = &mut self.timer {
+                timer.heard(Instant::now());
             }
-            self.signs.heard();
+            self.liveness.heard();
             let message = match message {
                 Ok(message) => message,
                 Err(error) => return Some(Err(error.into())),
             };
             if message.is_text() || message.is_binary() {
                 if let Some(meter) = &self.meter {
-                    meter.took_message();
+                    meter.on_message_taken();
                 }
                 let is_text = message.is_text();
                 let bytes = Bytes::from(message.into_payload());
@@ -174,89 +174,88 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SocketReader<T> {
         }
     }
 
-    /// Pings, without reading; resolves when nothing can be written any more. For an owner that
-    /// cannot take what would be read. Cancel safe.
+    /// Pings without reading, for an owner that has no room for messages. Resolves when the socket can
+    /// no longer be written to. Cancel safe.
     pub async fn pause(&mut self) {
         loop {
-            let deadline = self.pulse.as_ref().map(Pulse::deadline);
+            let deadline = self.timer.as_ref().map(KeepAliveTimer::deadline);
             tokio::select! {
                 () = self.outbound.closed() => return,
-                () = at(deadline) => {}
+                () = sleep_until_deadline(deadline) => {}
             }
-            if let Some(pulse) = &mut self.pulse {
+            if let Some(timer) = &mut self.timer {
                 let now = Instant::now();
-                pulse.excuse(now);
-                if pulse.due(now) == Due::Ping {
+                timer.on_not_reading(now);
+                if timer.due(now) == Due::Ping {
                     self.outbound.ping();
                 }
             }
         }
     }
 
-    /// The library has queued the pong; has it written. A peer that pings and does not read is
-    /// listened to all the same, since its pings show that it lives, until so many pongs wait for it
-    /// that they would fill our memory.
+    /// Flushes the pong that the library has queued. A peer that pings and does not read is still read,
+    /// since its pings show that it is alive, until [`MAX_PENDING_PONGS`] pongs wait for it.
     async fn pong(&mut self) -> Option<()> {
         if self.outbound.try_flush() {
-            self.owed = 0;
+            self.pending_pongs = 0;
             return Some(());
         }
-        self.owed += 1;
-        if self.owed < OWED_PONGS {
+        self.pending_pongs += 1;
+        if self.pending_pongs < MAX_PENDING_PONGS {
             return Some(());
         }
-        self.signs.listening(false);
+        self.liveness.listening(false);
         self.outbound.flush().await.ok()?;
-        self.signs.listening(true);
-        self.owed = 0;
+        self.liveness.listening(true);
+        self.pending_pongs = 0;
         Some(())
     }
 
-    /// The deadline has come: ping, or give the peer up.
-    fn silence(&mut self) -> Option<TransportError> {
-        let (now, pulse) = (Instant::now(), self.pulse.as_mut()?);
+    /// Handles the keep-alive deadline: pings, or gives the peer up.
+    fn on_deadline(&mut self) -> Option<TransportError> {
+        let (now, timer) = (Instant::now(), self.timer.as_mut()?);
         if self.meter.as_ref().is_some_and(Meter::is_waiting) {
-            // It is we who do not read.
-            pulse.heard(now);
+            // This side does not read.
+            timer.heard(now);
             return None;
         }
-        match pulse.due(now) {
+        match timer.due(now) {
             Due::Nothing => None,
             Due::Ping => {
                 self.outbound.ping();
                 None
             }
-            Due::GivingUp => Some(TransportError::Silent { patience: pulse.patience() }),
+            Due::GiveUp => Some(TransportError::Silent { timeout: timer.timeout() }),
         }
     }
 }
 
-async fn at(deadline: Option<Instant>) {
+async fn sleep_until_deadline(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
         None => std::future::pending().await,
     }
 }
 
-/// Empties the queue into the socket, gathering what is there before each flush; then closes it.
-/// Once the socket is closed, or the peer has ended it, what is queued is the end of it: whoever
-/// still works on an answer must not keep the peer waiting for our own close.
+/// Writes the queue to the socket, flushing after each batch, and closes the socket at the end. Once
+/// either side has closed it, only messages already queued are written: a request still in progress must
+/// not delay the close.
 async fn write<T: AsyncRead + AsyncWrite + Unpin>(
     mut sink: SplitSink<WebSocketStream<T>, Message>,
     mut queue: OutboundQueue,
     framing: Framing,
     close_timeout: Duration,
 ) {
-    let given_up = queue.given_up(close_timeout);
-    let signs = queue.signs().clone();
+    let given_up = queue.close_deadline(close_timeout);
+    let liveness = queue.liveness().clone();
     let work = async {
-        // Room of messages that are not written yet.
+        // Room of messages that are not flushed yet.
         let (mut unwritten, mut bytes) = (Vec::new(), 0);
         while let Some(first) = queue.recv().await {
             if framing == Framing::Text {
                 tokio::task::yield_now().await;
             }
-            signs.writing();
+            liveness.writing();
             let mut next = Some(first);
             while let Some(queued) = next {
                 match queued {
@@ -267,12 +266,12 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
                             Framing::Binary => Message::binary(message),
                         })
                         .await?;
-                        signs.written(false);
+                        liveness.written(false);
                         unwritten.push(room);
                     }
                     Queued::Ping => sink.feed(Message::ping("")).await?,
                     Queued::Flush(room) => unwritten.push(room),
-                    Queued::Mark(mark) => match queue.marks().await_answer(mark) {
+                    Queued::Mark(mark) => match queue.marks().await_pong(mark) {
                         Ok(id) => {
                             let number = Bytes::copy_from_slice(&id.to_be_bytes());
                             sink.feed(Message::ping(number)).await?;
@@ -280,8 +279,8 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
                         Err(mark) => mark.reached(),
                     },
                 }
-                // A slow peer frees the room of what it takes as it takes it.
-                if bytes >= GATHERED {
+                // Flushing here frees room gradually for a slow peer.
+                if bytes >= FLUSH_BYTES {
                     sink.flush().await?;
                     unwritten.clear();
                     bytes = 0;
@@ -289,7 +288,7 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
                 next = queue.try_recv();
             }
             sink.flush().await?;
-            signs.written(true);
+            liveness.written(true);
             unwritten.clear();
             bytes = 0;
         }

@@ -5,8 +5,8 @@ use http::header::{
 };
 use ring::digest;
 
-/// The `Sec-WebSocket-Accept` of the answer to a request with these headers; `None` if they do not
-/// ask for a websocket.
+/// The `Sec-WebSocket-Accept` header for the response to a request with these headers; `None` if the
+/// request does not ask for a websocket.
 pub fn websocket_accept(headers: &HeaderMap) -> Option<HeaderValue> {
     let has = |name, token: &str| {
         headers.get_all(name).iter().any(|value| {

@@ -1,23 +1,23 @@
-//! Websockets: one JSON text a message; text and binary are taken alike.
+//! JSON-RPC over websockets: one JSON text per message; text and binary messages are both accepted.
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_websockets::{Error, Limits, WebSocketStream};
 
-use crate::budget::{Meter, Metered};
 use crate::connection::{Connection, ConnectionConfig, TransportError};
-use crate::keep_alive::Pulse;
+use crate::keep_alive::KeepAliveTimer;
+use crate::metered::{Meter, Metered};
 use crate::outbound::outbound;
 use crate::socket::{self, Framing, Received, SocketConfig, SocketReader};
 
-/// The limits to build a websocket with, so that what is a little too long can be answered.
+/// The limits to build a websocket with, so that a slightly overlong message is skipped with an error.
 pub fn websocket_limits(config: &ConnectionConfig) -> Limits {
     Limits::default().max_payload_len(Some(config.message_bytes + config.oversize_slack))
 }
 
 impl Connection {
-    /// A connection over an established websocket. Spawns its write task.
+    /// Makes a connection over an established websocket and spawns its write task.
     pub fn websocket<T>(socket: WebSocketStream<T>, config: &ConnectionConfig) -> Self
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -25,7 +25,7 @@ impl Connection {
         Self::websocket_with(socket, None, config)
     }
 
-    /// The same over a websocket whose bytes come through a [`Budget`](crate::Budget).
+    /// Like [`Self::websocket`], over a websocket that reads within a [`Budget`](crate::Budget).
     pub fn metered_websocket<T>(
         socket: WebSocketStream<Metered<T>>,
         meter: Meter,
@@ -48,7 +48,7 @@ impl Connection {
         let (outbound, queue) = outbound(config.outbound);
         let socket_config = SocketConfig {
             framing: Framing::Text,
-            pulse: config.keep_alive.map(Pulse::when_idle),
+            keep_alive: config.keep_alive.map(KeepAliveTimer::when_idle),
             close_timeout: config.close_timeout,
         };
         let (reader, writer) = socket::start(socket, (outbound.clone(), queue), socket_config);
@@ -84,7 +84,7 @@ where
             }
             Ok(Received::Text(bytes) | Received::Binary(bytes)) => Ok(bytes),
             Err(TransportError::WebSocket(Error::PayloadTooLong { .. })) => {
-                Err(TransportError::FarTooLong { limit })
+                Err(TransportError::TooLongToSkip { limit })
             }
             Err(error) => Err(error),
         };

@@ -21,8 +21,8 @@ use codex_exec_server_protocol::environment::EnvironmentStatusResponse;
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::session::{InitializeParams, InitializeResponse};
 use codex_exec_server_protocol::{
-    Call, Encode, ErrorKind, FileMethod, Incoming, Method, Notice, RequestId, RpcError, call,
-    encode, file_methods, notice, parse_params,
+    Call, Encode, ErrorKind, FileMethod, Incoming, Method, Notification, RequestId, RpcError, call,
+    encode, file_methods, notification, parse_params,
 };
 use futures_util::FutureExt;
 use serde_json::value::RawValue;
@@ -362,7 +362,7 @@ impl ConnectionState {
     }
 
     async fn handle_notification(&mut self, method: &str) {
-        if method != notice::Initialized::NAME {
+        if method != notification::Initialized::NAME {
             return self.reject_malformed(format!("unexpected notification `{method}`")).await;
         }
         self.stage = match std::mem::replace(&mut self.stage, Stage::New) {

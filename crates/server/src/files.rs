@@ -11,7 +11,7 @@ use codex_exec_host::files::{
     EventSink, FileConnection, FileNotification, FileRequest, PersistentHandles,
 };
 use codex_exec_rpc::Outbound;
-use codex_exec_server_protocol::{Encode, RpcError, Touches, encode, notice};
+use codex_exec_server_protocol::{Encode, RpcError, Touches, encode, notification};
 use futures_util::FutureExt;
 use tokio::sync::Semaphore;
 
@@ -104,11 +104,13 @@ impl EventSink for Notifications {
     ) -> Pin<Box<dyn Future<Output = bool> + Send + '_>> {
         let message = match &notification {
             FileNotification::SearchMatches(params) => {
-                encode::notification::<notice::FsSearchMatches>(params)
+                encode::notification::<notification::FsSearchMatches>(params)
             }
-            FileNotification::Changed(params) => encode::notification::<notice::FsChanged>(params),
+            FileNotification::Changed(params) => {
+                encode::notification::<notification::FsChanged>(params)
+            }
             FileNotification::MissingChanged(params) => {
-                encode::notification::<notice::FsMissingChanged>(params)
+                encode::notification::<notification::FsMissingChanged>(params)
             }
         };
         Box::pin(async move { self.0.send(message).await.is_ok() })

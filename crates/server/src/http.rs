@@ -17,7 +17,7 @@ use codex_exec_server_protocol::http::{
     HttpHeader, HttpRedirectPolicy, HttpRequestBodyDeltaNotification, HttpRequestParams,
     HttpRequestResponse,
 };
-use codex_exec_server_protocol::{Base64Bytes, ErrorKind, RpcError, encode, notice};
+use codex_exec_server_protocol::{Base64Bytes, ErrorKind, RpcError, encode, notification};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use hyper::header::{
@@ -208,7 +208,7 @@ impl Deltas {
             done,
             error,
         };
-        let message = encode::notification::<notice::HttpRequestBodyDelta>(&params);
+        let message = encode::notification::<notification::HttpRequestBodyDelta>(&params);
         self.outbound.send(message).await.is_ok()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use codex_exec_rpc::{
-    Connection, unpaced_on_loopback, websocket_accept, websocket_config, websocket_limits,
+    Connection, disable_pacing_on_loopback, websocket_accept, websocket_config, websocket_limits,
 };
 use http_body_util::{Empty, Full};
 use hyper::body::Incoming;
@@ -33,7 +33,7 @@ impl WebSocketListener {
     /// Binds `address`; `auth` decides who may connect.
     pub async fn bind(address: SocketAddr, auth: WebSocketAuth) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
-        unpaced_on_loopback(&listener, address);
+        disable_pacing_on_loopback(&listener, address);
         Ok(Self { listener, auth: Arc::new(auth) })
     }
 

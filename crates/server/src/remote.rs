@@ -4,7 +4,7 @@
 use codex_exec_credentials::{SignIn, SignInError, SignInKind, SignInSources};
 use codex_exec_relay_core::NoiseIdentity;
 use codex_exec_remote::{
-    BaseUrl, BaseUrlError, CredentialError, Enrolment, HttpClient, Registry, RelayConfig,
+    BaseUrl, BaseUrlError, CredentialError, HttpClient, RegistrationTarget, Registry, RelayConfig,
     RemoteError, TraceContext, entropy, serve_streams,
 };
 use codex_exec_rpc::{Connection, WebsocketDial};
@@ -143,8 +143,11 @@ pub async fn run_remote_environment_until(
         registry = %registry.base(),
         "serving remotely"
     );
-    let enrolment =
-        Enrolment::Environment { registry, environment_id: config.environment_id, identity };
+    let target = RegistrationTarget::Environment {
+        registry,
+        environment_id: config.environment_id,
+        identity,
+    };
     match config.forward_to {
         Some(url) => {
             let dial = WebsocketDial::new(url);
@@ -153,9 +156,9 @@ pub async fn run_remote_environment_until(
                 tokio::spawn(forward(from, dial.clone(), connection));
             };
             // Dropping a stream closes its connection to the other server.
-            Ok(serve_streams(config.relay, enrolment, accept, stop, async {}).await?)
+            Ok(serve_streams(config.relay, target, accept, stop, async {}).await?)
         }
-        None => serve(config.relay, enrolment, config.server, runtime_paths, stop).await,
+        None => serve(config.relay, target, config.server, runtime_paths, stop).await,
     }
 }
 
@@ -179,8 +182,8 @@ pub async fn run_remote_executor_until(
         executor_id = config.executor_id,
         "serving without end-to-end encryption: the rendezvous can read and change all traffic"
     );
-    let enrolment = Enrolment::Executor { registry, executor_id: config.executor_id };
-    serve(config.relay, enrolment, config.server, runtime_paths, stop).await
+    let target = RegistrationTarget::Executor { registry, executor_id: config.executor_id };
+    serve(config.relay, target, config.server, runtime_paths, stop).await
 }
 
 fn registry(base_url: &str, id: &str, sign_in: SignIn) -> Result<Registry, RemoteRunError> {
@@ -194,7 +197,7 @@ fn registry(base_url: &str, id: &str, sign_in: SignIn) -> Result<Registry, Remot
 
 async fn serve(
     relay: RelayConfig,
-    enrolment: Enrolment,
+    target: RegistrationTarget,
     mut config: ServerConfig,
     runtime_paths: &ExecServerRuntimePaths,
     stop: impl Future<Output = ()>,
@@ -203,7 +206,7 @@ async fn serve(
     let server = Server::new(config).map_err(RemoteRunError::Setup)?;
     let serving = server.clone();
     let accept = move |connection| serving.serve(connection);
-    let served = serve_streams(relay, enrolment, accept, stop, server.shut_down()).await;
+    let served = serve_streams(relay, target, accept, stop, server.shut_down()).await;
     // Also after a refusal: no process is left behind.
     server.shut_down().await;
     Ok(served?)

@@ -146,7 +146,7 @@ impl Sessions {
         let mut attached = session.try_attach(None, detach_ttl, &newcomer);
         if let Err(Refusal::Held(holder, attachment)) = &attached
             && holder.principal == newcomer.principal
-            && !holder.peer.answers(timeout).await
+            && !holder.peer.responds_within(timeout).await
         {
             tracing::info!(session = id, "took the session over from an unresponsive connection");
             attached = session.try_attach(Some(*attachment), detach_ttl, &newcomer);

@@ -8,7 +8,7 @@ use codex_exec_rpc::{Closed, Outbound, Slot};
 use codex_exec_server_protocol::process::{
     ExecClosedNotification, ExecExitedNotification, ExecOutputDeltaNotification,
 };
-use codex_exec_server_protocol::{Base64Bytes, encode, notice};
+use codex_exec_server_protocol::{Base64Bytes, encode, notification};
 
 type Arrival = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Reservation = Pin<Box<dyn Future<Output = Result<Slot, Closed>> + Send>>;
@@ -73,7 +73,7 @@ fn notification(event: ProcessEvent) -> Vec<u8> {
     let ProcessEvent { process_id, seq, kind } = event;
     match kind {
         EventKind::Output { stream, bytes } => {
-            encode::notification::<notice::ProcessOutput>(&ExecOutputDeltaNotification {
+            encode::notification::<notification::ProcessOutput>(&ExecOutputDeltaNotification {
                 process_id,
                 seq,
                 stream,
@@ -81,7 +81,7 @@ fn notification(event: ProcessEvent) -> Vec<u8> {
             })
         }
         EventKind::Exited { code, sandbox_denied } => {
-            encode::notification::<notice::ProcessExited>(&ExecExitedNotification {
+            encode::notification::<notification::ProcessExited>(&ExecExitedNotification {
                 process_id,
                 seq,
                 exit_code: code,
@@ -89,7 +89,7 @@ fn notification(event: ProcessEvent) -> Vec<u8> {
             })
         }
         EventKind::Closed => {
-            encode::notification::<notice::ProcessClosed>(&ExecClosedNotification {
+            encode::notification::<notification::ProcessClosed>(&ExecClosedNotification {
                 process_id,
                 seq: Some(seq),
             })

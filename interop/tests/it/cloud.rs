@@ -2,13 +2,13 @@
 
 use std::process::{Command, Stdio};
 
-use crate::programs::{Program, Server, Whose, eventually, home, output};
+use crate::programs::{Implementation, Program, Server, eventually, home, output};
 
 /// The environment that everybody here serves and reaches.
-pub const ENVIRONMENT: &str = "interop";
+pub(crate) const ENVIRONMENT: &str = "interop";
 
 /// A rendezvous, and tokens for it.
-pub struct Cloud {
+pub(crate) struct Cloud {
     service: Program,
     url: String,
     token: String,
@@ -17,21 +17,21 @@ pub struct Cloud {
 }
 
 impl Cloud {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let home = home();
         let (service, url) = serve(&home, "127.0.0.1:0");
         let data = home.path().join("data");
         let token = |arguments: &[&str]| {
-            let mut command = Whose::Ours.program(home.path());
+            let mut command = Implementation::Ours.program(home.path());
             command.args(["rendezvous", "token", "create", "--data"]).arg(&data).args(arguments);
-            output(&mut command).well().trim().to_owned()
+            output(&mut command).success().trim().to_owned()
         };
         let (one, manager) = (token(&["--environment", ENVIRONMENT]), token(&["--can", "manage"]));
         Self { service, url, token: one, manager, home }
     }
 
     /// Kills the rendezvous, and starts it again where it was.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         let address = self.url.strip_prefix("http://").unwrap().to_owned();
         let _ = self.service.child.kill();
         let _ = self.service.child.wait();
@@ -40,8 +40,12 @@ impl Cloud {
     }
 
     /// A server of the environment, which harnesses can reach when this returns.
-    pub fn serving(&self, whose: Whose, change: impl FnOnce(&mut Command)) -> Program {
-        let mut command = whose.program(self.home.path());
+    pub(crate) fn serving(
+        &self,
+        implementation: Implementation,
+        change: impl FnOnce(&mut Command),
+    ) -> Program {
+        let mut command = implementation.program(self.home.path());
         command.args(["exec-server", "--remote", &self.url, "--environment-id", ENVIRONMENT]);
         command.env("CODEX_API_KEY", &self.token).stdout(Stdio::null());
         change(&mut command);
@@ -51,8 +55,8 @@ impl Cloud {
     }
 
     /// A server of ours that passes every stream on to one that listens.
-    pub fn forwarding(&self, to: &Server) -> Program {
-        let mut command = Whose::Ours.program(self.home.path());
+    pub(crate) fn forwarding(&self, to: &Server) -> Program {
+        let mut command = Implementation::Ours.program(self.home.path());
         command.args(["exec-server", "forward", "--connect", &to.url, "--remote", &self.url]);
         command.args(["--environment-id", ENVIRONMENT]).env("CODEX_API_KEY", &self.token);
         let server = Program::start(command.stdout(Stdio::null()));
@@ -62,24 +66,24 @@ impl Cloud {
 
     fn online(&self, server: &Program) {
         eventually(&format!("the environment is online: {}", server.log()), || {
-            let mut command = Whose::Ours.program(self.home.path());
+            let mut command = Implementation::Ours.program(self.home.path());
             command.args(["environments", "show", ENVIRONMENT, "--json", "--registry", &self.url]);
-            let said = output(command.env("CODEX_API_KEY", &self.manager));
-            let shown: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_default();
+            let result = output(command.env("CODEX_API_KEY", &self.manager));
+            let shown: serde_json::Value = serde_json::from_str(&result.out).unwrap_or_default();
             shown["online"] == true
         });
     }
 
     /// Makes our command line work in the environment.
-    pub fn ours(&self, subcommand: &str) -> Command {
-        let mut command = Whose::Ours.program(self.home.path());
+    pub(crate) fn ours(&self, subcommand: &str) -> Command {
+        let mut command = Implementation::Ours.program(self.home.path());
         command.args([subcommand, "--on", &format!("env:{ENVIRONMENT}"), "--registry", &self.url]);
         command.env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &self.token);
         command
     }
 
     /// Makes their client work in the environment.
-    pub fn theirs(&self, command: &mut Command) {
+    pub(crate) fn theirs(&self, command: &mut Command) {
         command
             .env("CODEX_EXEC_SERVER_NOISE_REGISTRY_URL", &self.url)
             .env("CODEX_EXEC_SERVER_NOISE_ENVIRONMENT_ID", ENVIRONMENT)
@@ -88,7 +92,7 @@ impl Cloud {
 }
 
 fn serve(home: &tempfile::TempDir, listen: &str) -> (Program, String) {
-    let mut command = Whose::Ours.program(home.path());
+    let mut command = Implementation::Ours.program(home.path());
     command.args(["rendezvous", "serve", "--listen", listen, "--data"]);
     let mut service = Program::start(command.arg(home.path().join("data")).stdout(Stdio::piped()));
     let url = service.first_line();

@@ -7,11 +7,11 @@ use codex_exec_client::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::programs::{Server, Whose, home};
+use crate::programs::{Implementation, Server, home};
 use crate::support::soon;
 
 fn server() -> Server {
-    Server::start(Whose::Theirs)
+    Server::start(Implementation::Theirs)
 }
 
 async fn connect(server: &Server) -> ExecServerClient {
@@ -21,7 +21,7 @@ async fn connect(server: &Server) -> ExecServerClient {
 
 #[tokio::test]
 #[ignore = "interop/run runs it"]
-async fn commands_run_and_say_what_they_say() {
+async fn commands_return_output_and_exit_code() {
     let server = server();
     let client = connect(&server).await;
     assert!(client.session_id().is_some());
@@ -75,7 +75,7 @@ async fn their_errors_are_recognized() {
 
 #[tokio::test]
 #[ignore = "interop/run runs it"]
-async fn the_environment_is_the_servers_with_changes() {
+async fn command_environment_extends_the_servers() {
     let server = server();
     let client = connect(&server).await;
     let command = ExecCommand::shell("test -n \"$PATH\" && echo $GREETING").env("GREETING", "hi");
@@ -85,7 +85,7 @@ async fn the_environment_is_the_servers_with_changes() {
 
 #[tokio::test]
 #[ignore = "interop/run runs it"]
-async fn sixteen_mebibytes_come_whole() {
+async fn sixteen_mebibytes_of_output_arrive_complete() {
     let server = server();
     let client = connect(&server).await;
     let command = ExecCommand::shell("head -c 16777216 /dev/zero | tr '\\0' x");
@@ -103,9 +103,9 @@ async fn a_terminal_echoes_what_is_typed() {
     let mut stdin = process.take_stdin().unwrap();
     let mut stdout = process.take_stdout().unwrap();
     stdin.write_all(b"hello\n").await.unwrap();
-    let mut said = [0; 14];
-    soon(stdout.read_exact(&mut said)).await.unwrap();
-    assert_eq!(&said, b"hello\r\nhello\r\n");
+    let mut echoed = [0; 14];
+    soon(stdout.read_exact(&mut echoed)).await.unwrap();
+    assert_eq!(&echoed, b"hello\r\nhello\r\n");
     let error = process.resize(10, 20).await.unwrap_err();
     assert!(matches!(error, ExecServerError::Unsupported { .. }), "{error}");
     // The terminal's end of file, typed by us where the server cannot.
@@ -155,8 +155,8 @@ async fn a_session_is_resumed_with_its_processes() {
 
 #[tokio::test]
 #[ignore = "interop/run runs it"]
-async fn a_command_speaks_over_its_stdin_and_stdout() {
-    let argv = Whose::Theirs.stdio_argv();
+async fn stdio_command_serves_a_session() {
+    let argv = Implementation::Theirs.stdio_argv();
     let options = ExecServerClientConnectOptions::default();
     let client = soon(ExecServerClient::connect_stdio_command(argv, options)).await.unwrap();
     let mut process = client.spawn(ExecCommand::shell("echo hi")).await.unwrap();
@@ -210,7 +210,7 @@ async fn a_denied_command_runs_again_after_approval() {
 
 #[tokio::test]
 #[ignore = "interop/run runs it"]
-async fn a_patch_is_held_to_its_workspace() {
+async fn patch_cannot_leave_its_workspace() {
     let server = server();
     let client = connect(&server).await;
     let (inside, outside) = (home(), home());

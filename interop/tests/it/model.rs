@@ -9,15 +9,15 @@ use std::thread;
 use serde_json::{Value, json};
 
 /// What the model wants next, given what the last tool answered.
-pub type Step = Box<dyn Fn(&str) -> Value + Send + Sync>;
+pub(crate) type Step = Box<dyn Fn(&str) -> Value + Send + Sync>;
 
 /// A tool is called with these arguments.
-pub fn call(tool: &'static str, arguments: Value) -> Step {
+pub(crate) fn call(tool: &'static str, arguments: Value) -> Step {
     Box::new(move |_| function(tool, &arguments))
 }
 
 /// A tool is called with arguments that depend on the last answer.
-pub fn call_with(
+pub(crate) fn call_with(
     tool: &'static str,
     arguments: impl Fn(&str) -> Value + Send + Sync + 'static,
 ) -> Step {
@@ -25,7 +25,7 @@ pub fn call_with(
 }
 
 /// A command is run.
-pub fn exec(cmd: &str) -> Step {
+pub(crate) fn exec(cmd: &str) -> Step {
     // Long enough that nothing is told before it has ended.
     call("exec_command", json!({"cmd": cmd, "yield_time_ms": 30_000}))
 }
@@ -35,29 +35,29 @@ fn function(name: &str, arguments: &Value) -> Value {
 }
 
 /// A scripted model on a port of its own.
-pub struct Model {
+pub(crate) struct Model {
     url: String,
-    answers: Arc<Mutex<Vec<String>>>,
+    tool_outputs: Arc<Mutex<Vec<String>>>,
 }
 
 impl Model {
     /// One step for each request; then it is done.
-    pub fn start(steps: Vec<Step>) -> Self {
+    pub(crate) fn start(steps: Vec<Step>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
-        let answers: Arc<Mutex<Vec<String>>> = Arc::default();
-        let (steps, heard) = (Arc::new(steps), answers.clone());
+        let tool_outputs: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (steps, recorded) = (Arc::new(steps), tool_outputs.clone());
         thread::spawn(move || {
             for socket in listener.incoming() {
-                let (steps, heard) = (steps.clone(), heard.clone());
-                thread::spawn(move || serve(socket.unwrap(), &steps, &heard));
+                let (steps, recorded) = (steps.clone(), recorded.clone());
+                thread::spawn(move || serve(socket.unwrap(), &steps, &recorded));
             }
         });
-        Self { url, answers }
+        Self { url, tool_outputs }
     }
 
     /// Makes a home whose only model is this one.
-    pub fn configure(&self, home: &Path) {
+    pub(crate) fn configure(&self, home: &Path) {
         let config = format!(
             "model = \"scripted\"\nmodel_provider = \"scripted\"\n[model_providers.scripted]\n\
              name = \"scripted\"\nbase_url = \"{}\"\nwire_api = \"responses\"\n",
@@ -67,12 +67,12 @@ impl Model {
     }
 
     /// What the tools answered, in order.
-    pub fn answers(&self) -> Vec<String> {
-        self.answers.lock().unwrap().clone()
+    pub(crate) fn tool_outputs(&self) -> Vec<String> {
+        self.tool_outputs.lock().unwrap().clone()
     }
 }
 
-fn serve(mut socket: TcpStream, steps: &[Step], heard: &Mutex<Vec<String>>) {
+fn serve(mut socket: TcpStream, steps: &[Step], recorded: &Mutex<Vec<String>>) {
     let mut reader = BufReader::new(socket.try_clone().unwrap());
     let mut request = String::new();
     reader.read_line(&mut request).unwrap();
@@ -91,7 +91,7 @@ fn serve(mut socket: TcpStream, steps: &[Step], heard: &Mutex<Vec<String>>) {
     let mut body = vec![0; length];
     reader.read_exact(&mut body).unwrap();
     let (kind, text) = match request.split(' ').nth(1) {
-        Some("/v1/responses") => ("text/event-stream", respond(&body, steps, heard)),
+        Some("/v1/responses") => ("text/event-stream", respond(&body, steps, recorded)),
         _ => ("application/json", json!({"models": []}).to_string()),
     };
     let _ = write!(
@@ -101,18 +101,18 @@ fn serve(mut socket: TcpStream, steps: &[Step], heard: &Mutex<Vec<String>>) {
     );
 }
 
-fn respond(body: &[u8], steps: &[Step], heard: &Mutex<Vec<String>>) -> String {
+fn respond(body: &[u8], steps: &[Step], recorded: &Mutex<Vec<String>>) -> String {
     let body: Value = serde_json::from_slice(body).unwrap();
-    let answers: Vec<String> = body["input"]
+    let tool_outputs: Vec<String> = body["input"]
         .as_array()
         .unwrap()
         .iter()
         .filter(|item| item["type"] == "function_call_output")
         .map(|item| item["output"].as_str().map_or(item["output"].to_string(), str::to_owned))
         .collect();
-    let last = answers.last().cloned().unwrap_or_default();
-    let step = steps.get(answers.len()).map(|step| step(&last));
-    *heard.lock().unwrap() = answers;
+    let last = tool_outputs.last().cloned().unwrap_or_default();
+    let step = steps.get(tool_outputs.len()).map(|step| step(&last));
+    *recorded.lock().unwrap() = tool_outputs;
     let item = step.unwrap_or_else(|| {
         json!({"type": "message", "role": "assistant",
             "content": [{"type": "output_text", "text": "done"}]})

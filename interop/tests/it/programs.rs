@@ -8,16 +8,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Longer than anything takes, even on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Whose program.
+/// Which of the two implementations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose {
+pub(crate) enum Implementation {
     Ours,
     Theirs,
 }
 
-impl Whose {
+impl Implementation {
     fn path(self) -> String {
         let name = match self {
             Self::Ours => "CODEX_INTEROP_OURS",
@@ -27,7 +27,7 @@ impl Whose {
     }
 
     /// The program with this home, and nothing of the tester's own settings.
-    pub fn program(self, home: &Path) -> Command {
+    pub(crate) fn program(self, home: &Path) -> Command {
         let mut command = Command::new(self.path());
         for (name, _) in std::env::vars_os() {
             let own = |name: &str| name.starts_with("CODEX_") || name == "RUST_LOG";
@@ -42,40 +42,40 @@ impl Whose {
     }
 
     /// The command that serves over its stdin and stdout.
-    pub fn stdio_argv(self) -> [String; 4] {
+    pub(crate) fn stdio_argv(self) -> [String; 4] {
         [self.path(), "exec-server".into(), "--listen".into(), "stdio".into()]
     }
 
     /// The same, as `--on` takes it.
-    pub fn stdio(self) -> String {
+    pub(crate) fn stdio(self) -> String {
         format!("stdio:{}", self.stdio_argv().join(" "))
     }
 }
 
 /// A home for one program.
-pub fn home() -> tempfile::TempDir {
+pub(crate) fn home() -> tempfile::TempDir {
     // Not below /tmp, which a workspace-write sandbox leaves open.
     tempfile::tempdir_in("/var/tmp").unwrap()
 }
 
 /// A child that ends with the test.
 #[derive(Debug)]
-pub struct Program {
+pub(crate) struct Program {
     pub child: Child,
     /// What it has said on stderr so far.
     log: Arc<Mutex<String>>,
 }
 
 impl Program {
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let log: Arc<Mutex<String>> = Arc::default();
-        let (said, stderr) = (log.clone(), child.stderr.take().unwrap());
+        let (shared, stderr) = (log.clone(), child.stderr.take().unwrap());
         thread::spawn(move || {
             let mut lines = BufReader::new(stderr);
             let mut line = Vec::new();
             while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
-                said.lock().unwrap().push_str(&String::from_utf8_lossy(&line));
+                shared.lock().unwrap().push_str(&String::from_utf8_lossy(&line));
                 line.clear();
             }
         });
@@ -83,7 +83,7 @@ impl Program {
     }
 
     /// The first line that it prints.
-    pub fn first_line(&mut self) -> String {
+    pub(crate) fn first_line(&mut self) -> String {
         let mut line = String::new();
         BufReader::new(self.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert!(line.ends_with('\n'), "it said nothing: {}", self.log());
@@ -91,12 +91,12 @@ impl Program {
     }
 
     /// What it has said on stderr so far.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
 
-    pub fn ended(mut self) -> ExitStatus {
-        ended(&mut self.child)
+    pub(crate) fn wait(mut self) -> ExitStatus {
+        wait(&mut self.child)
     }
 }
 
@@ -107,8 +107,8 @@ impl Drop for Program {
     }
 }
 
-fn ended(child: &mut Child) -> ExitStatus {
-    let until = Instant::now() + PATIENCE;
+fn wait(child: &mut Child) -> ExitStatus {
+    let until = Instant::now() + TIMEOUT;
     loop {
         if let Some(status) = child.try_wait().unwrap() {
             return status;
@@ -120,20 +120,20 @@ fn ended(child: &mut Child) -> ExitStatus {
 
 /// A server that listens on a port of its own.
 #[derive(Debug)]
-pub struct Server {
+pub(crate) struct Server {
     pub program: Program,
     pub url: String,
     _home: tempfile::TempDir,
 }
 
 impl Server {
-    pub fn start(whose: Whose) -> Self {
-        Self::with(whose, |_| {})
+    pub(crate) fn start(implementation: Implementation) -> Self {
+        Self::with(implementation, |_| {})
     }
 
-    pub fn with(whose: Whose, change: impl FnOnce(&mut Command)) -> Self {
+    pub(crate) fn with(implementation: Implementation, change: impl FnOnce(&mut Command)) -> Self {
         let home = home();
-        let mut command = whose.program(home.path());
+        let mut command = implementation.program(home.path());
         command.args(["exec-server", "--listen", "ws://127.0.0.1:0"]).stdout(Stdio::piped());
         change(&mut command);
         let mut program = Program::start(&mut command);
@@ -145,30 +145,30 @@ impl Server {
 
 /// What a program said, and its exit code.
 #[derive(Debug)]
-pub struct Said {
+pub(crate) struct ProgramOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-impl Said {
+impl ProgramOutput {
     /// It ended well, and complained of nothing.
     #[track_caller]
-    pub fn well(self) -> String {
+    pub(crate) fn success(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (Some(0), ""), "{self:?}");
         self.out
     }
 
     /// It failed with this code, and its words contain this.
     #[track_caller]
-    pub fn failed(&self, code: i32, words: &str) {
+    pub(crate) fn assert_failed(&self, code: i32, words: &str) {
         assert_eq!(self.code, Some(code), "{self:?}");
         assert!(self.err.contains(words), "{self:?}");
     }
 }
 
 /// Runs a program to its end, with this input.
-pub fn output_of(command: &mut Command, input: &[u8]) -> Said {
+pub(crate) fn output_of(command: &mut Command, input: &[u8]) -> ProgramOutput {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -181,7 +181,7 @@ pub fn output_of(command: &mut Command, input: &[u8]) -> Said {
     let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let out = thread::spawn(move || all(&mut out));
     let err = thread::spawn(move || all(&mut err));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
@@ -194,11 +194,11 @@ pub fn output_of(command: &mut Command, input: &[u8]) -> Said {
         thread::sleep(Duration::from_millis(5));
     };
     writing.join().unwrap();
-    Said { code: status.code(), out: out.join().unwrap(), err: err.join().unwrap() }
+    ProgramOutput { code: status.code(), out: out.join().unwrap(), err: err.join().unwrap() }
 }
 
 /// Runs a program to its end, without input.
-pub fn output(command: &mut Command) -> Said {
+pub(crate) fn output(command: &mut Command) -> ProgramOutput {
     output_of(command, b"")
 }
 
@@ -210,8 +210,8 @@ fn all(from: &mut impl Read) -> String {
 
 /// Waits until it holds.
 #[track_caller]
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + TIMEOUT;
     while !holds() {
         assert!(Instant::now() < until, "never: {what}");
         thread::sleep(Duration::from_millis(20));

@@ -6,21 +6,25 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::model::{Model, Step, call, call_with, exec};
-use crate::programs::{Server, Whose, home, output};
+use crate::programs::{Implementation, Server, home, output};
 
 /// What only our server's own environment has.
 const MARK: &str = "on-our-server";
 
 /// A workspace, their client in it, and what it was told.
-pub struct Session {
+pub(crate) struct Session {
     _home: tempfile::TempDir,
     pub workspace: PathBuf,
-    pub answers: Vec<String>,
+    pub tool_outputs: Vec<String>,
     pub log: String,
 }
 
 /// Has their client follow the script; `change` says where it works.
-pub fn session(sandbox: &str, steps: Vec<Step>, change: impl FnOnce(&mut Command)) -> Session {
+pub(crate) fn session(
+    sandbox: &str,
+    steps: Vec<Step>,
+    change: impl FnOnce(&mut Command),
+) -> Session {
     let expected = steps.len();
     let model = Model::start(steps);
     let home = home();
@@ -29,20 +33,20 @@ pub fn session(sandbox: &str, steps: Vec<Step>, change: impl FnOnce(&mut Command
     let codex_home = home.path().join("codex");
     std::fs::create_dir(&codex_home).unwrap();
     model.configure(&codex_home);
-    let mut command = Whose::Theirs.program(&codex_home);
+    let mut command = Implementation::Theirs.program(&codex_home);
     command.args(["exec", "--skip-git-repo-check", "--sandbox", sandbox, "go"]);
     change(command.current_dir(&workspace));
-    let said = output(&mut command);
-    let log = format!("{}{}", said.out, said.err);
-    assert_eq!(said.code, Some(0), "{log}");
-    let answers = model.answers();
-    assert_eq!(answers.len(), expected, "{log}");
-    Session { _home: home, workspace, answers, log }
+    let result = output(&mut command);
+    let log = format!("{}{}", result.out, result.err);
+    assert_eq!(result.code, Some(0), "{log}");
+    let tool_outputs = model.tool_outputs();
+    assert_eq!(tool_outputs.len(), expected, "{log}");
+    Session { _home: home, workspace, tool_outputs, log }
 }
 
 /// On a server of ours that is marked.
 fn on_ours(sandbox: &str, steps: Vec<Step>) -> (Session, Server) {
-    let server = Server::with(Whose::Ours, |command| {
+    let server = Server::with(Implementation::Ours, |command| {
         command.env("MARK", MARK).env("RUST_LOG", "debug");
     });
     let session = session(sandbox, steps, |command| {
@@ -52,13 +56,13 @@ fn on_ours(sandbox: &str, steps: Vec<Step>) -> (Session, Server) {
 }
 
 /// The number of the terminal that was told to go on.
-pub fn session_id(answer: &str) -> u64 {
+pub(crate) fn session_id(answer: &str) -> u64 {
     let words = answer.split("session ID ").nth(1).unwrap_or_else(|| panic!("{answer}"));
     words.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 /// A terminal that reads a line, and the line typed into it.
-pub fn typing() -> [Step; 2] {
+pub(crate) fn typing() -> [Step; 2] {
     [
         call(
             "exec_command",
@@ -72,7 +76,7 @@ pub fn typing() -> [Step; 2] {
 }
 
 /// A file is added and another one changed.
-pub fn patching() -> Step {
+pub(crate) fn patching() -> Step {
     exec(
         "apply_patch <<'EOF'\n*** Begin Patch\n*** Add File: added.txt\n+new\n\
          *** Update File: there.txt\n@@\n-old\n+changed\n*** End Patch\nEOF",
@@ -91,16 +95,16 @@ fn commands_terminals_and_edits_on_our_server() {
     steps.push(patching());
     steps.push(exec("cat added.txt there.txt"));
     let (session, server) = on_ours("danger-full-access", steps);
-    let answers = &session.answers;
-    assert!(answers[0].contains("exited with code 7"), "{}", answers[0]);
-    assert!(answers[0].contains(MARK), "{}", answers[0]);
-    assert!(answers[0].contains(session.workspace.to_str().unwrap()), "{}", answers[0]);
-    assert!(answers[3].contains("typed-abc"), "{answers:?}");
+    let tool_outputs = &session.tool_outputs;
+    assert!(tool_outputs[0].contains("exited with code 7"), "{}", tool_outputs[0]);
+    assert!(tool_outputs[0].contains(MARK), "{}", tool_outputs[0]);
+    assert!(tool_outputs[0].contains(session.workspace.to_str().unwrap()), "{}", tool_outputs[0]);
+    assert!(tool_outputs[3].contains("typed-abc"), "{tool_outputs:?}");
     assert!(
-        answers[4].contains("A added.txt") && answers[4].contains("M there.txt"),
-        "{answers:?}"
+        tool_outputs[4].contains("A added.txt") && tool_outputs[4].contains("M there.txt"),
+        "{tool_outputs:?}"
     );
-    assert!(answers[5].contains("new\nchanged\n"), "{}", answers[5]);
+    assert!(tool_outputs[5].contains("new\nchanged\n"), "{}", tool_outputs[5]);
     assert_eq!(read(&session.workspace.join("added.txt")), "new\n");
     // The edits were our server's work, and so were the commands.
     let log = server.program.log();
@@ -117,12 +121,12 @@ fn their_client_ignores_the_kind_of_an_error() {
          *** End Patch\nEOF",
     );
     let (session, server) = on_ours("danger-full-access", vec![patch, exec("echo $MARK")]);
-    let answers = &session.answers;
+    let tool_outputs = &session.tool_outputs;
     // The message of our error came through, without what stands beside it.
-    assert!(answers[0].contains("missing.txt"), "{answers:?}");
-    assert!(answers[0].contains("No such file or directory"), "{answers:?}");
-    assert!(!answers[0].contains("pathNotFound"), "{answers:?}");
-    assert!(answers[1].contains(MARK), "{answers:?}");
+    assert!(tool_outputs[0].contains("missing.txt"), "{tool_outputs:?}");
+    assert!(tool_outputs[0].contains("No such file or directory"), "{tool_outputs:?}");
+    assert!(!tool_outputs[0].contains("pathNotFound"), "{tool_outputs:?}");
+    assert!(tool_outputs[1].contains(MARK), "{tool_outputs:?}");
     let log = server.program.log();
     assert!(log.contains("method=\"fs/"), "our server was asked: {log}");
 }
@@ -146,27 +150,35 @@ fn our_sandbox_denies_their_client() {
         target.display()
     )));
     let (session, _server) = on_ours("workspace-write", steps);
-    let answers = &session.answers;
-    assert!(answers[0].contains(MARK) && answers[0].contains("code 0"), "{}", answers[0]);
-    assert!(answers[1].contains("\ncode 1") && answers[1].contains("Read-only"), "{}", answers[1]);
-    assert!(answers[2].contains("\ncode 1"), "{}", answers[2]);
-    assert!(answers[3].contains("\ncode 1"), "there is no network: {}", answers[3]);
-    assert!(answers[6].contains("typed-abc"), "{answers:?}");
-    assert!(answers[7].contains("M there.txt"), "{}", answers[7]);
-    assert!(!answers[8].contains("Success"), "{}", answers[8]);
+    let tool_outputs = &session.tool_outputs;
+    assert!(
+        tool_outputs[0].contains(MARK) && tool_outputs[0].contains("code 0"),
+        "{}",
+        tool_outputs[0]
+    );
+    assert!(
+        tool_outputs[1].contains("\ncode 1") && tool_outputs[1].contains("Read-only"),
+        "{}",
+        tool_outputs[1]
+    );
+    assert!(tool_outputs[2].contains("\ncode 1"), "{}", tool_outputs[2]);
+    assert!(tool_outputs[3].contains("\ncode 1"), "there is no network: {}", tool_outputs[3]);
+    assert!(tool_outputs[6].contains("typed-abc"), "{tool_outputs:?}");
+    assert!(tool_outputs[7].contains("M there.txt"), "{}", tool_outputs[7]);
+    assert!(!tool_outputs[8].contains("Success"), "{}", tool_outputs[8]);
     assert!(!target.exists() && !Path::new("/etc/denied-by-the-sandbox").exists());
     assert_eq!(read(&session.workspace.join("there.txt")), "changed\n");
 }
 
 #[test]
 #[ignore = "interop/run runs it"]
-fn a_read_only_sandbox_lets_nothing_be_written() {
+fn read_only_sandbox_denies_writes() {
     let steps =
         vec![exec("echo $MARK; echo x > inside.txt; echo code $?"), exec("cat /etc/hostname")];
     let (session, _server) = on_ours("read-only", steps);
-    assert!(session.answers[0].contains(MARK), "{}", session.log);
-    assert!(session.answers[0].contains("\ncode 1"), "{}", session.answers[0]);
-    assert!(session.answers[1].contains("exited with code 0"), "{}", session.answers[1]);
+    assert!(session.tool_outputs[0].contains(MARK), "{}", session.log);
+    assert!(session.tool_outputs[0].contains("\ncode 1"), "{}", session.tool_outputs[0]);
+    assert!(session.tool_outputs[1].contains("exited with code 0"), "{}", session.tool_outputs[1]);
     assert!(!session.workspace.join("inside.txt").exists());
 }
 
@@ -180,9 +192,9 @@ fn much_output_and_a_missing_program() {
         exec("yes out | head -c 3000000"),
     ];
     let (session, _server) = on_ours("danger-full-access", steps);
-    let answers = &session.answers;
-    assert!(answers[0].contains("200000"), "{}", answers[0]);
-    assert!(answers[1].contains("exited with code 127"), "{}", answers[1]);
-    assert!(answers[2].contains("3000000"), "{}", answers[2]);
-    assert!(answers[3].contains("exited with code 0"), "{}", answers[3]);
+    let tool_outputs = &session.tool_outputs;
+    assert!(tool_outputs[0].contains("200000"), "{}", tool_outputs[0]);
+    assert!(tool_outputs[1].contains("exited with code 127"), "{}", tool_outputs[1]);
+    assert!(tool_outputs[2].contains("3000000"), "{}", tool_outputs[2]);
+    assert!(tool_outputs[3].contains("exited with code 0"), "{}", tool_outputs[3]);
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::programs::{Said, Server, Whose, home, output, output_of};
+use crate::programs::{Implementation, ProgramOutput, Server, home, output, output_of};
 use crate::terminal::Terminal;
 
 /// A server of theirs, and our command line on it.
@@ -18,12 +18,12 @@ struct Place {
 
 impl Place {
     fn websocket() -> Self {
-        let server = Server::start(Whose::Theirs);
+        let server = Server::start(Implementation::Theirs);
         Self { on: server.url.clone(), _server: Some(server), home: home() }
     }
 
     fn stdio() -> Self {
-        Self { on: Whose::Theirs.stdio(), _server: None, home: home() }
+        Self { on: Implementation::Theirs.stdio(), _server: None, home: home() }
     }
 
     /// The same test in both places.
@@ -33,18 +33,18 @@ impl Place {
     }
 
     fn codex(&self, subcommand: &str) -> Command {
-        let mut command = Whose::Ours.program(self.home.path());
+        let mut command = Implementation::Ours.program(self.home.path());
         command.args([subcommand, "--on", &self.on]);
         command
     }
 
-    fn sh(&self, more: &[&str], script: &str) -> Said {
+    fn sh(&self, more: &[&str], script: &str) -> ProgramOutput {
         output(self.codex("run").args(more).args(["--", "sh", "-c", script]))
     }
 
     /// Words to a saved name.
-    fn named(&self, arguments: &[&str]) -> Said {
-        output(Whose::Ours.program(self.home.path()).args(arguments))
+    fn named(&self, arguments: &[&str]) -> ProgramOutput {
+        output(Implementation::Ours.program(self.home.path()).args(arguments))
     }
 }
 
@@ -56,34 +56,35 @@ fn path(directory: &Path, name: &str) -> String {
 #[ignore = "interop/run runs it"]
 fn commands() {
     Place::each(|place| {
-        let said = place.sh(&[], "echo out; echo err >&2; exit 3");
-        assert_eq!((said.code, &*said.out, &*said.err), (Some(3), "out\n", "err\n"));
-        let said = place.sh(&["-e", "GREETING=hi", "--cwd", "/"], "echo $GREETING; pwd");
-        assert_eq!(said.well(), "hi\n/\n");
+        let result = place.sh(&[], "echo out; echo err >&2; exit 3");
+        assert_eq!((result.code, &*result.out, &*result.err), (Some(3), "out\n", "err\n"));
+        let result = place.sh(&["-e", "GREETING=hi", "--cwd", "/"], "echo $GREETING; pwd");
+        assert_eq!(result.success(), "hi\n/\n");
         assert_eq!(place.sh(&[], "kill -9 $$").code, Some(137));
-        assert_eq!(place.sh(&[], "seq 300000").well().lines().count(), 300_000);
-        output(place.codex("run").args(["--", "no-such-program"])).failed(127, "no-such-program");
-        place.sh(&["--timeout", "500ms"], "sleep 1000").failed(124, "--timeout");
-        let said = place.sh(&["--json"], "echo hi; exit 2");
-        assert_eq!(said.code, Some(2), "{said:?}");
-        let text = said.out.lines().map(serde_json::from_str::<serde_json::Value>);
+        assert_eq!(place.sh(&[], "seq 300000").success().lines().count(), 300_000);
+        output(place.codex("run").args(["--", "no-such-program"]))
+            .assert_failed(127, "no-such-program");
+        place.sh(&["--timeout", "500ms"], "sleep 1000").assert_failed(124, "--timeout");
+        let result = place.sh(&["--json"], "echo hi; exit 2");
+        assert_eq!(result.code, Some(2), "{result:?}");
+        let text = result.out.lines().map(serde_json::from_str::<serde_json::Value>);
         let events: Vec<serde_json::Value> = text.map(Result::unwrap).collect();
         // Their server may tell the exit before the output.
-        assert!(events.iter().any(|event| event["text"] == "hi\n"), "{said:?}");
-        assert_eq!(events.last().unwrap()["type"], "closed", "{said:?}");
+        assert!(events.iter().any(|event| event["text"] == "hi\n"), "{result:?}");
+        assert_eq!(events.last().unwrap()["type"], "closed", "{result:?}");
     });
 }
 
 #[test]
 #[ignore = "interop/run runs it"]
-fn input_and_its_end() {
+fn input_reaches_the_command_and_its_end_is_reported() {
     Place::each(|place| {
-        let said = output_of(place.codex("run").args(["--", "head", "-n", "1"]), b"a\nb\n");
-        assert_eq!(said.well(), "a\n");
+        let result = output_of(place.codex("run").args(["--", "head", "-n", "1"]), b"a\nb\n");
+        assert_eq!(result.success(), "a\n");
         // Their server cannot close it, and a command that waits for that is told of.
         let script = "cat & sleep 3; kill $!";
-        let said = output_of(place.codex("run").args(["--", "sh", "-c", script]), b"typed\n");
-        assert!(said.err.contains("this server cannot close a command's input"), "{said:?}");
+        let result = output_of(place.codex("run").args(["--", "sh", "-c", script]), b"typed\n");
+        assert!(result.err.contains("this server cannot close a command's input"), "{result:?}");
     });
 }
 
@@ -104,7 +105,7 @@ fn terminals() {
     terminal.type_in("\r~.");
     terminal.shows("for a time that the server chooses");
     assert!(terminal.ends().success());
-    let mut back = Whose::Ours.program(place.home.path());
+    let mut back = Implementation::Ours.program(place.home.path());
     let mut terminal = Terminal::start(back.args(["attach", "left"]));
     terminal.type_in("echo back-$((40 + 2)); exit 5\r");
     terminal.shows("back-42");
@@ -118,10 +119,10 @@ fn sandboxes() {
         let work = home();
         let root = work.path().to_str().unwrap();
         let denied = place.sh(&["--sandbox", "read-only", "--cwd", root], "echo x > file");
-        denied.failed(denied.code.unwrap(), "with --ask, codex offers to run it without");
+        denied.assert_failed(denied.code.unwrap(), "with --ask, codex offers to run it without");
         assert!(denied.code != Some(0) && !work.path().join("file").exists(), "{denied:?}");
-        let said = place.sh(&["--sandbox", "workspace-write", "--cwd", root], "echo x > file");
-        assert_eq!(said.code, Some(0), "{said:?}");
+        let result = place.sh(&["--sandbox", "workspace-write", "--cwd", root], "echo x > file");
+        assert_eq!(result.code, Some(0), "{result:?}");
         let outside = path(home().path(), "outside");
         let script = format!("echo x > {outside}");
         let denied = place.sh(&["--sandbox", "workspace-write", "--cwd", root], &script);
@@ -168,21 +169,21 @@ fn files() {
         let at = |name: &str| path(work.path(), name);
         let content: Vec<u8> = (0..3_000_000u32).flat_map(u32::to_le_bytes).collect();
         std::fs::write(at("here"), &content).unwrap();
-        output(place.codex("cp").args([at("here"), format!(":{}", at("there"))])).well();
-        output(place.codex("cp").args([format!(":{}", at("there")), at("back")])).well();
+        output(place.codex("cp").args([at("here"), format!(":{}", at("there"))])).success();
+        output(place.codex("cp").args([format!(":{}", at("there")), at("back")])).success();
         assert!(std::fs::read(at("back")).unwrap() == content, "it comes back as it went");
 
         std::fs::create_dir_all(at("tree/deep")).unwrap();
         std::fs::write(at("tree/deep/leaf"), "leaf\n").unwrap();
-        output(place.codex("cp").args(["-r", &at("tree"), &format!(":{}", at("up"))])).well();
-        output(place.codex("cp").args(["-r", &format!(":{}", at("up")), &at("down")])).well();
+        output(place.codex("cp").args(["-r", &at("tree"), &format!(":{}", at("up"))])).success();
+        output(place.codex("cp").args(["-r", &format!(":{}", at("up")), &at("down")])).success();
         assert_eq!(std::fs::read_to_string(at("down/deep/leaf")).unwrap(), "leaf\n");
-        assert_eq!(output(place.codex("cat").arg(at("up/deep/leaf"))).well(), "leaf\n");
-        assert_eq!(output(place.codex("ls").arg(at("up"))).well(), "deep\n");
-        output(place.codex("rm").arg(at("up"))).failed(1, "-r");
-        output(place.codex("rm").args(["-r", &at("up")])).well();
+        assert_eq!(output(place.codex("cat").arg(at("up/deep/leaf"))).success(), "leaf\n");
+        assert_eq!(output(place.codex("ls").arg(at("up"))).success(), "deep\n");
+        output(place.codex("rm").arg(at("up"))).assert_failed(1, "-r");
+        output(place.codex("rm").args(["-r", &at("up")])).success();
         assert!(!Path::new(&at("up")).exists());
-        output(place.codex("cat").arg(at("up"))).failed(1, "up");
+        output(place.codex("cat").arg(at("up"))).assert_failed(1, "up");
     });
 }
 
@@ -213,27 +214,29 @@ fn patches() {
 
 #[test]
 #[ignore = "interop/run runs it"]
-fn what_is_left_and_come_back_to() {
+fn detached_process_is_reattached() {
     let place = Place::websocket();
     let gate = path(place.home.path(), "gate");
     let script = format!("echo one; until [ -e {gate} ]; do sleep 0.05; done; echo two; exit 5");
-    let said = place.sh(&["--detach", "job"], &script);
-    assert_eq!((said.code, &*said.out), (Some(0), "job\n"), "{said:?}");
-    assert!(said.err.contains("this server ignores --keep"), "{said:?}");
-    let table = place.named(&["ps"]).well();
+    let result = place.sh(&["--detach", "job"], &script);
+    assert_eq!((result.code, &*result.out), (Some(0), "job\n"), "{result:?}");
+    assert!(result.err.contains("this server ignores --keep"), "{result:?}");
+    let table = place.named(&["ps"]).success();
     assert!(table.contains("job") && table.contains("(server cannot list processes)"), "{table}");
-    place.named(&["ps", "job"]).failed(1, "this server cannot list its processes");
+    place.named(&["ps", "job"]).assert_failed(1, "this server cannot list its processes");
     assert!(place.named(&["logs", "job"]).out.contains("one"));
     std::fs::write(&gate, "").unwrap();
     let attached = place.named(&["attach", "job"]);
     assert_eq!((attached.code, &*attached.out), (Some(5), "one\ntwo\n"), "{attached:?}");
 
     assert_eq!(place.sh(&["--detach", "long"], "sleep 1000").code, Some(0));
-    place.named(&["kill", "--signal", "hup", "long"]).failed(1, "supports only interrupt and kill");
+    place
+        .named(&["kill", "--signal", "hup", "long"])
+        .assert_failed(1, "supports only interrupt and kill");
     assert_eq!(place.named(&["kill", "--signal", "kill", "long"]).code, Some(0));
 
     // A server behind a command ends with it.
-    Place::stdio().sh(&["--detach", "none"], "true").failed(125, "ends with its connection");
+    Place::stdio().sh(&["--detach", "none"], "true").assert_failed(125, "ends with its connection");
     // A session that the server does not know.
     let unknown = output(place.codex("ps").args(["--session", "no-such-session"]));
     assert_eq!(unknown.code, Some(1), "{unknown:?}");
@@ -242,14 +245,14 @@ fn what_is_left_and_come_back_to() {
 
 #[test]
 #[ignore = "interop/run runs it"]
-fn what_it_lacks_is_told() {
+fn missing_features_are_reported() {
     Place::each(|place| {
-        let info = output(&mut place.codex("info")).well();
+        let info = output(&mut place.codex("info")).success();
         for line in ["no   search files (search)", "no   resize terminals (shell, run -t)"] {
             assert!(info.contains(line), "{info}");
         }
         assert!(info.contains("linux"), "{info}");
-        let said = output(place.codex("search").args(["needle", "/etc"]));
-        said.failed(2, "this server cannot search; run a command instead: codex run");
+        let result = output(place.codex("search").args(["needle", "/etc"]));
+        result.assert_failed(2, "this server cannot search; run a command instead: codex run");
     });
 }

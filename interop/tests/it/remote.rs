@@ -5,14 +5,14 @@ use std::process::Stdio;
 
 use crate::cloud::Cloud;
 use crate::model::exec;
-use crate::programs::{Program, Server, Whose, output, output_of};
+use crate::programs::{Implementation, Program, Server, output, output_of};
 use crate::real_client::{patching, session, typing};
 
 /// What only the server's own environment has.
 const MARK: &str = "in-the-environment";
 
-fn marked(cloud: &Cloud, whose: Whose) -> Program {
-    cloud.serving(whose, |command| {
+fn marked(cloud: &Cloud, implementation: Implementation) -> Program {
+    cloud.serving(implementation, |command| {
         command.env("MARK", MARK).env("RUST_LOG", "warn");
     })
 }
@@ -20,19 +20,22 @@ fn marked(cloud: &Cloud, whose: Whose) -> Program {
 /// Our command line does its work in the environment.
 fn our_harness(cloud: &Cloud) {
     let run = |script: &str| output(cloud.ours("run").args(["--", "sh", "-c", script]));
-    let said = run("echo $MARK; echo err >&2; exit 3");
-    assert_eq!((said.code, &*said.out, &*said.err), (Some(3), &*format!("{MARK}\n"), "err\n"));
-    let many = run("seq 200000").well();
+    let result = run("echo $MARK; echo err >&2; exit 3");
+    assert_eq!(
+        (result.code, &*result.out, &*result.err),
+        (Some(3), &*format!("{MARK}\n"), "err\n")
+    );
+    let many = run("seq 200000").success();
     assert_eq!(many.lines().count(), 200_000);
-    let info = output(&mut cloud.ours("info")).well();
+    let info = output(&mut cloud.ours("info")).success();
     assert!(info.contains("env:interop"), "{info}");
 
     let work = crate::programs::home();
     let path = |name: &str| work.path().join(name).to_str().unwrap().to_owned();
     let content: Vec<u8> = (0..400_000u32).flat_map(u32::to_le_bytes).collect();
     std::fs::write(path("here"), &content).unwrap();
-    output(cloud.ours("cp").args([path("here"), format!(":{}", path("there"))])).well();
-    output(cloud.ours("cp").args([format!(":{}", path("there")), path("back")])).well();
+    output(cloud.ours("cp").args([path("here"), format!(":{}", path("there"))])).success();
+    output(cloud.ours("cp").args([format!(":{}", path("there")), path("back")])).success();
     assert!(std::fs::read(path("back")).unwrap() == content, "a file comes back as it went");
 
     let denied =
@@ -53,17 +56,21 @@ fn their_harness(cloud: &Cloud) {
     steps.push(patching());
     steps.push(exec("seq 100000 | tail -n 1; cat there.txt"));
     let session = session("danger-full-access", steps, |command| cloud.theirs(command));
-    let answers = &session.answers;
-    assert!(answers[0].contains(MARK) && answers[0].contains("code 7"), "{}", answers[0]);
-    assert!(answers[3].contains("typed-abc"), "{answers:?}");
-    assert!(answers[5].contains("100000\nchanged\n"), "{}", answers[5]);
+    let tool_outputs = &session.tool_outputs;
+    assert!(
+        tool_outputs[0].contains(MARK) && tool_outputs[0].contains("code 7"),
+        "{}",
+        tool_outputs[0]
+    );
+    assert!(tool_outputs[3].contains("typed-abc"), "{tool_outputs:?}");
+    assert!(tool_outputs[5].contains("100000\nchanged\n"), "{}", tool_outputs[5]);
 }
 
 #[test]
 #[ignore = "interop/run runs it"]
 fn our_harness_our_server() {
     let cloud = Cloud::start();
-    let _server = marked(&cloud, Whose::Ours);
+    let _server = marked(&cloud, Implementation::Ours);
     our_harness(&cloud);
 }
 
@@ -71,7 +78,7 @@ fn our_harness_our_server() {
 #[ignore = "interop/run runs it"]
 fn our_harness_their_server() {
     let cloud = Cloud::start();
-    let _server = marked(&cloud, Whose::Theirs);
+    let _server = marked(&cloud, Implementation::Theirs);
     our_harness(&cloud);
 }
 
@@ -79,7 +86,7 @@ fn our_harness_their_server() {
 #[ignore = "interop/run runs it"]
 fn their_harness_our_server() {
     let cloud = Cloud::start();
-    let _server = marked(&cloud, Whose::Ours);
+    let _server = marked(&cloud, Implementation::Ours);
     their_harness(&cloud);
 }
 
@@ -87,7 +94,7 @@ fn their_harness_our_server() {
 #[ignore = "interop/run runs it"]
 fn their_harness_their_server() {
     let cloud = Cloud::start();
-    let _server = marked(&cloud, Whose::Theirs);
+    let _server = marked(&cloud, Implementation::Theirs);
     their_harness(&cloud);
 }
 
@@ -95,7 +102,7 @@ fn their_harness_their_server() {
 #[ignore = "interop/run runs it"]
 fn their_server_behind_our_forwarder() {
     let cloud = Cloud::start();
-    let listening = Server::with(Whose::Theirs, |command| {
+    let listening = Server::with(Implementation::Theirs, |command| {
         command.env("MARK", MARK);
     });
     let _forwarder = cloud.forwarding(&listening);
@@ -106,10 +113,10 @@ fn their_server_behind_our_forwarder() {
 /// Their server never picks a stream up again, so the session is resumed over a new one.
 #[test]
 #[ignore = "interop/run runs it"]
-fn a_rendezvous_that_falls_costs_nothing_with_either_server() {
-    for whose in [Whose::Ours, Whose::Theirs] {
+fn rendezvous_restart_loses_nothing_with_either_server() {
+    for implementation in [Implementation::Ours, Implementation::Theirs] {
         let mut cloud = Cloud::start();
-        let _server = marked(&cloud, whose);
+        let _server = marked(&cloud, implementation);
         let gate = crate::programs::home();
         let open = gate.path().join("open");
         let script = format!(
@@ -124,21 +131,25 @@ fn a_rendezvous_that_falls_costs_nothing_with_either_server() {
         stdout.read_exact(&mut first).unwrap();
         cloud.restart();
         std::fs::write(&open, "").unwrap();
-        let mut said = String::new();
-        stdout.read_to_string(&mut said).unwrap();
+        let mut result = String::new();
+        stdout.read_to_string(&mut result).unwrap();
         let all: String = (1..=50_000).map(|n| format!("{n}\n")).collect();
-        assert!(said == all, "{whose:?}: {} {}", said.len(), running.log());
-        assert_eq!(running.ended().code(), Some(4), "{whose:?}");
+        assert!(result == all, "{implementation:?}: {} {}", result.len(), running.log());
+        assert_eq!(running.wait().code(), Some(4), "{implementation:?}");
     }
 }
 
 #[test]
 #[ignore = "interop/run runs it"]
 fn input_reaches_either_server() {
-    for whose in [Whose::Ours, Whose::Theirs] {
+    for implementation in [Implementation::Ours, Implementation::Theirs] {
         let cloud = Cloud::start();
-        let _server = marked(&cloud, whose);
-        let said = output_of(cloud.ours("run").args(["--", "head", "-n", "2"]), b"a\nb\nc\n");
-        assert_eq!((said.code, &*said.out), (Some(0), "a\nb\n"), "{whose:?}: {said:?}");
+        let _server = marked(&cloud, implementation);
+        let result = output_of(cloud.ours("run").args(["--", "head", "-n", "2"]), b"a\nb\nc\n");
+        assert_eq!(
+            (result.code, &*result.out),
+            (Some(0), "a\nb\n"),
+            "{implementation:?}: {result:?}"
+        );
     }
 }

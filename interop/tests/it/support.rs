@@ -4,21 +4,21 @@ use std::future::Future;
 
 use codex_exec_client::{ExecServerClient, RemoteExecServerConnectArgs};
 
-use crate::programs::{PATIENCE, Server, Whose};
+use crate::programs::{Implementation, Server, TIMEOUT};
 
 /// Their server, and our client on it. Those tests are not ignored, so without one there is none.
-pub async fn server() -> Option<(Server, ExecServerClient)> {
+pub(crate) async fn server() -> Option<(Server, ExecServerClient)> {
     if std::env::var_os("CODEX_INTEROP_BIN").is_none() {
         eprintln!("skipped: interop/run runs it");
         return None;
     }
-    let server = Server::start(Whose::Theirs);
+    let server = Server::start(Implementation::Theirs);
     let args = RemoteExecServerConnectArgs::new(&server.url, "interop");
     let client = ExecServerClient::connect_websocket(args).await.unwrap();
     Some((server, client))
 }
 
 /// Fails instead of hanging.
-pub async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.expect("it takes too long")
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TIMEOUT, future).await.expect("it takes too long")
 }

@@ -6,13 +6,13 @@ use tokio::net::TcpStream;
 use tokio_websockets::{ClientBuilder, Limits, MaybeTlsStream, Message, Payload, WebSocketStream};
 
 #[derive(Debug)]
-pub struct Client {
+pub(crate) struct Client {
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
 }
 
 impl Client {
     /// A bare websocket.
-    pub async fn connect(url: &str) -> anyhow::Result<Self> {
+    pub(crate) async fn connect(url: &str) -> anyhow::Result<Self> {
         let builder = ClientBuilder::new().uri(url)?.limits(Limits::unlimited());
         let (socket, _) = builder.connect().await?;
         // Another crate of the workspace may have the library built with TLS.
@@ -24,7 +24,7 @@ impl Client {
     }
 
     /// A connection that may ask for everything.
-    pub async fn initialize(url: &str) -> anyhow::Result<Self> {
+    pub(crate) async fn initialize(url: &str) -> anyhow::Result<Self> {
         let mut client = Self::connect(url).await?;
         client.send(r#"{"id":0,"method":"initialize","params":{"clientName":"bench"}}"#).await?;
         client.next().await?;
@@ -32,11 +32,11 @@ impl Client {
         Ok(client)
     }
 
-    pub async fn send(&mut self, text: impl Into<String>) -> anyhow::Result<()> {
+    pub(crate) async fn send(&mut self, text: impl Into<String>) -> anyhow::Result<()> {
         Ok(self.socket.send(Message::text(text.into())).await?)
     }
 
-    pub async fn next(&mut self) -> anyhow::Result<Payload> {
+    pub(crate) async fn next(&mut self) -> anyhow::Result<Payload> {
         loop {
             let message = self.socket.next().await.context("closed")??;
             if message.is_text() {
@@ -46,7 +46,7 @@ impl Client {
     }
 
     /// Skips messages up to one that contains `text` near its beginning.
-    pub async fn until(&mut self, text: &str) -> anyhow::Result<Payload> {
+    pub(crate) async fn until(&mut self, text: &str) -> anyhow::Result<Payload> {
         loop {
             let message = self.next().await?;
             let head = &message[..message.len().min(120)];
@@ -61,7 +61,7 @@ impl Client {
 }
 
 /// The params of `process/start`.
-pub fn start(id: &str, argv: &[&str], more: &str) -> String {
+pub(crate) fn start(id: &str, argv: &[&str], more: &str) -> String {
     let argv = serde_json::json!(argv);
     format!(
         r#"{{"id":1,"method":"process/start","params":{{"processId":"{id}","argv":{argv},"cwd":"file:///","env":{{"PATH":"/usr/bin:/bin"}},"tty":false{more}}}}}"#

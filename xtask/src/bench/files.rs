@@ -19,28 +19,28 @@ fn uri(path: &Path) -> String {
 }
 
 /// `fs/getMetadata` and `fs/readFile` of 1 KiB, against a bare websocket that answers as much.
-pub async fn small(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn small(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     for (name, method) in
         [("fs/getMetadata, p50", "fs/getMetadata"), ("fs/readFile of 1 KiB, p50", "fs/readFile")]
     {
         if !report.wants(name) {
             continue;
         }
-        let _apart = placement::apart()?;
+        let _isolation = placement::isolate_client()?;
         let directory = tempfile::tempdir()?;
         let file = directory.path().join("file");
         std::fs::write(&file, [b'x'; 1024])?;
         let (server, echo) = (Target::exec_server()?, Target::floor("echo")?);
         let mut client = Client::initialize(&server.url).await?;
         let mut bare = Client::connect(&echo.url).await?;
-        let question = request(method, &serde_json::json!({ "path": uri(&file) }));
-        client.send(question.clone()).await?;
-        let answer = client.until("\"result\"").await?;
-        let plain = format!("{:<1$}", answer.len(), question.len());
+        let request_text = request(method, &serde_json::json!({ "path": uri(&file) }));
+        client.send(request_text.clone()).await?;
+        let response = client.until("\"result\"").await?;
+        let plain = format!("{:<1$}", response.len(), request_text.len());
         let (mut measured, mut floor) = (Vec::new(), Vec::new());
         for _ in 0..3000 * effort {
             let began = Instant::now();
-            client.send(question.clone()).await?;
+            client.send(request_text.clone()).await?;
             client.next().await?;
             measured.push(began.elapsed());
             let began = Instant::now();
@@ -59,7 +59,7 @@ pub async fn small(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()>
 const LARGE_MIB: usize = 32;
 
 /// `fs/readFile` of 32 MiB, against the same message ready-made; and the memory it takes.
-pub async fn large(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn large(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let (speed, memory) = ("fs/readFile of 32 MiB", "its peak memory, of the message");
     if !report.wants(speed) && !report.wants(memory) {
         return Ok(());
@@ -70,13 +70,13 @@ pub async fn large(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()>
     let (server, ready_made) = (Target::exec_server()?, Target::floor("ready-made")?);
     let mut client = Client::initialize(&server.url).await?;
     let mut bare = Client::connect(&ready_made.url).await?;
-    let question = request("fs/readFile", &serde_json::json!({ "path": uri(&file) }));
+    let request_text = request("fs/readFile", &serde_json::json!({ "path": uri(&file) }));
     let before = server.most_resident()?;
     let (mut measured, mut floor) = (Vec::new(), Vec::new());
     let mut len = 0;
     for _ in 0..7 * effort {
         let began = Instant::now();
-        client.send(question.clone()).await?;
+        client.send(request_text.clone()).await?;
         len = client.until("\"result\"").await?.len();
         measured.push(began.elapsed());
         bare.send(format!("1 {len}")).await?;
@@ -106,7 +106,7 @@ const BLOCKS: usize = 256;
 const IN_FLIGHT: usize = 4;
 
 /// `fs/readBlock` of 1 MiB each with four in flight, against the same messages ready-made.
-pub async fn blocks(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn blocks(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let name = "fs/readBlock, four in flight";
     if !report.wants(name) {
         return Ok(());
@@ -158,7 +158,7 @@ const DIRECTORIES: usize = 500;
 const FILES_EACH: usize = 99;
 
 /// `fs/walk` of 50,000 entries, against a bare walk that looks at each.
-pub async fn walk(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn walk(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let name = "fs/walk of 50,000 entries";
     if !report.wants(name) {
         return Ok(());
@@ -178,14 +178,14 @@ pub async fn walk(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> 
         "followDirectorySymlinks": false,
     });
     let params = serde_json::json!({ "path": uri(root.path()), "options": options });
-    let question = request("fs/walk", &params);
+    let request_text = request("fs/walk", &params);
     let (mut measured, mut floor) = (Vec::new(), Vec::new());
     for _ in 0..7 * effort {
         let began = Instant::now();
-        client.send(question.clone()).await?;
-        let answer = client.until("\"result\"").await?;
+        client.send(request_text.clone()).await?;
+        let response = client.until("\"result\"").await?;
         measured.push(began.elapsed());
-        let tail = answer.get(answer.len().saturating_sub(40)..).context("an answer")?;
+        let tail = response.get(response.len().saturating_sub(40)..).context("an answer")?;
         ensure!(
             String::from_utf8_lossy(tail).contains("\"truncated\":false"),
             "not all was walked"

@@ -11,12 +11,12 @@ use tokio_websockets::{Config, Message, ServerBuilder};
 use super::forwarder;
 
 #[derive(Debug, Args)]
-pub struct FloorArgs {
-    what: What,
+pub(crate) struct FloorArgs {
+    kind: FloorKind,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum What {
+enum FloorKind {
     /// Sends every message back; or, asked `LEN …`, one of that length
     Echo,
     /// Asked `COUNT LEN`, makes so many messages of that length and says so; then sends them
@@ -25,15 +25,15 @@ enum What {
     Forwarder,
 }
 
-pub fn serve(args: &FloorArgs) -> anyhow::Result<()> {
-    if let What::Forwarder = args.what {
+pub(crate) fn serve(args: &FloorArgs) -> anyhow::Result<()> {
+    if let FloorKind::Forwarder = args.kind {
         return forwarder::serve();
     }
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         writeln!(std::io::stdout(), "ws://{}", listener.local_addr()?)?;
-        let what = args.what;
+        let kind = args.kind;
         loop {
             let (socket, _) = listener.accept().await?;
             socket.set_nodelay(true)?;
@@ -43,16 +43,16 @@ pub fn serve(args: &FloorArgs) -> anyhow::Result<()> {
                 let (_, mut socket) = builder.accept(socket).await?;
                 while let Some(message) = socket.next().await {
                     let message = message?;
-                    match (what, message.as_text()) {
-                        (What::Echo, Some(text)) => {
+                    match (kind, message.as_text()) {
+                        (FloorKind::Echo, Some(text)) => {
                             let len = text.split(' ').next().and_then(|len| len.parse().ok());
-                            let answer = match len {
+                            let response = match len {
                                 Some(len) => Message::text("x".repeat(len)),
                                 None => Message::text(text.to_owned()),
                             };
-                            socket.send(answer).await?;
+                            socket.send(response).await?;
                         }
-                        (What::ReadyMade, Some(text)) => {
+                        (FloorKind::ReadyMade, Some(text)) => {
                             let mut words = text.split(' ').filter_map(|word| word.parse().ok());
                             let (count, len): (usize, usize) =
                                 (words.next().unwrap_or(0), words.next().unwrap_or(0));

@@ -30,7 +30,7 @@ struct Forwarder {
     executor_key: Arc<Mutex<Value>>,
 }
 
-pub fn serve() -> anyhow::Result<()> {
+pub(crate) fn serve() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -50,7 +50,7 @@ impl Forwarder {
         let mut first = [0; 4];
         while socket.peek(&mut first).await? < first.len() {}
         if &first == b"POST" {
-            return self.answer(socket).await;
+            return self.handle_registry_call(socket).await;
         }
         let config = Config::default().flush_threshold(64 << 10);
         let (request, socket) = ServerBuilder::new().config(config).accept(socket).await?;
@@ -64,7 +64,7 @@ impl Forwarder {
     }
 
     /// One call of the registry.
-    async fn answer(self, mut socket: TcpStream) -> anyhow::Result<()> {
+    async fn handle_registry_call(self, mut socket: TcpStream) -> anyhow::Result<()> {
         let mut request = Vec::new();
         let (head, body) = loop {
             if socket.read_buf(&mut request).await? == 0 {
@@ -81,10 +81,10 @@ impl Forwarder {
             }
         };
         let path = head.split(' ').nth(1).context("no path")?;
-        let answer = self.registry(path, serde_json::from_slice(body)?).await?.to_string();
+        let response = self.registry(path, serde_json::from_slice(body)?).await?.to_string();
         let head = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json";
-        let answer = format!("{head}\r\ncontent-length: {}\r\n\r\n{answer}", answer.len());
-        Ok(socket.write_all(answer.as_bytes()).await?)
+        let response = format!("{head}\r\ncontent-length: {}\r\n\r\n{response}", response.len());
+        Ok(socket.write_all(response.as_bytes()).await?)
     }
 
     async fn registry(&self, path: &str, body: Value) -> anyhow::Result<Value> {
@@ -105,10 +105,10 @@ impl Forwarder {
                 granted(EXECUTOR)
             }
             Some("connect") => {
-                let mut answer = granted(HARNESS);
-                answer["executor_public_key"] = executor_key.clone();
-                answer["harness_key_authorization"] = "authorization".into();
-                answer
+                let mut response = granted(HARNESS);
+                response["executor_public_key"] = executor_key.clone();
+                response["harness_key_authorization"] = "authorization".into();
+                response
             }
             Some("validate") => json!({ "valid": true }),
             _ => bail!("no such call"),

@@ -4,7 +4,7 @@ use super::client::{Client, start};
 use super::report::{Goal, Report};
 use super::target::Target;
 
-pub async fn idle(report: &mut Report<'_>) -> anyhow::Result<()> {
+pub(crate) async fn idle(report: &mut Report<'_>) -> anyhow::Result<()> {
     let kib = |bytes: f64| format!("{:.1} KiB", bytes / 1024.0);
     let name = "memory of an idle connection";
     if report.wants(name) {

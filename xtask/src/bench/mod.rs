@@ -3,7 +3,7 @@
 
 mod client;
 mod files;
-pub mod floor;
+pub(crate) mod floor;
 mod forwarder;
 mod memory;
 mod placement;
@@ -17,7 +17,7 @@ use clap::Args;
 
 /// What to measure.
 #[derive(Debug, Args)]
-pub struct BenchArgs {
+pub(crate) struct BenchArgs {
     /// Only the figures whose name contains this
     #[arg(default_value = "")]
     only: String,
@@ -26,7 +26,7 @@ pub struct BenchArgs {
     effort: usize,
 }
 
-pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     target::build()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut report = report::Report::new(&args.only);

@@ -13,30 +13,30 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Where servers are started while a client keeps apart.
-static ELSEWHERE: Mutex<Option<CpuSet>> = Mutex::new(None);
+static SERVER_CPUS: Mutex<Option<CpuSet>> = Mutex::new(None);
 
 /// While it lives, this thread and the servers it starts run on different processors.
 #[derive(Debug)]
-pub struct Apart {
+pub(crate) struct CpuIsolation {
     before: CpuSet,
 }
 
 /// Keeps this thread apart from what it starts. On a machine with one processor that changes
 /// nothing.
-pub fn apart() -> anyhow::Result<Apart> {
+pub(crate) fn isolate_client() -> anyhow::Result<CpuIsolation> {
     let before = sched_getaffinity(None)?;
     let mut allowed = (0..CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu));
     let first = allowed.next().context("no processor")?;
-    let mut elsewhere = CpuSet::new();
-    elsewhere.set(allowed.next().unwrap_or(first));
+    let mut server_cpus = CpuSet::new();
+    server_cpus.set(allowed.next().unwrap_or(first));
     let mut here = CpuSet::new();
     here.set(first);
     sched_setaffinity(None, &here)?;
-    *lock() = Some(elsewhere);
-    Ok(Apart { before })
+    *lock() = Some(server_cpus);
+    Ok(CpuIsolation { before })
 }
 
-impl Drop for Apart {
+impl Drop for CpuIsolation {
     fn drop(&mut self) {
         *lock() = None;
         let _ = sched_setaffinity(None, &self.before);
@@ -44,12 +44,12 @@ impl Drop for Apart {
 }
 
 /// Has a server started where it belongs.
-pub fn elsewhere(command: &mut Command) {
-    let Some(elsewhere) = *lock() else { return };
+pub(crate) fn pin_server(command: &mut Command) {
+    let Some(server_cpus) = *lock() else { return };
     // SAFETY: a bare system call on a copied value, allowed between fork and exec.
-    unsafe { command.pre_exec(move || Ok(sched_setaffinity(None, &elsewhere)?)) };
+    unsafe { command.pre_exec(move || Ok(sched_setaffinity(None, &server_cpus)?)) };
 }
 
 fn lock() -> MutexGuard<'static, Option<CpuSet>> {
-    ELSEWHERE.lock()
+    SERVER_CPUS.lock()
 }

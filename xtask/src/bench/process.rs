@@ -9,7 +9,7 @@ use super::report::{Goal, Report, microseconds, p50};
 use super::target::Target;
 
 /// start → closed of `/bin/true`, against a bare spawn and wait.
-pub async fn start_to_closed(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn start_to_closed(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let name = "start→closed of /bin/true, p50";
     if !report.wants(name) {
         return Ok(());
@@ -33,12 +33,12 @@ pub async fn start_to_closed(report: &mut Report<'_>, effort: usize) -> anyhow::
 }
 
 /// process/write → process/output through `cat`, against a bare websocket echo.
-pub async fn keystroke_echo(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn keystroke_echo(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let name = "keystroke echo through cat, p50";
     if !report.wants(name) {
         return Ok(());
     }
-    let _apart = placement::apart()?;
+    let _isolation = placement::isolate_client()?;
     let server = Target::exec_server()?;
     let echo = Target::floor("echo")?;
     let mut client = Client::initialize(&server.url).await?;
@@ -68,7 +68,7 @@ pub async fn keystroke_echo(report: &mut Report<'_>, effort: usize) -> anyhow::R
 const STREAM_MIB: usize = 256;
 
 /// 256 MiB from a pipe, against the same bytes as ready-made messages.
-pub async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let name = "256 MiB through one pipe";
     if !report.wants(name) {
         return Ok(());

@@ -29,12 +29,12 @@ struct Cloud {
 
 impl Cloud {
     /// Behind a relay that only forwards frames.
-    async fn bare() -> anyhow::Result<Self> {
-        Self::behind(Target::floor("forwarder")?, "token".to_owned(), None).await
+    async fn behind_forwarder() -> anyhow::Result<Self> {
+        Self::start(Target::floor("forwarder")?, "token".to_owned(), None).await
     }
 
     /// Behind a rendezvous.
-    async fn whole() -> anyhow::Result<Self> {
+    async fn behind_rendezvous() -> anyhow::Result<Self> {
         let data = tempfile::tempdir()?;
         let rendezvous = Target::codex(|codex| {
             codex.args(["rendezvous", "serve", "--listen", "127.0.0.1:0", "--data"]);
@@ -45,10 +45,10 @@ impl Cloud {
         let created = create.arg(data.path()).output()?;
         ensure!(created.status.success(), "{}", String::from_utf8_lossy(&created.stderr));
         let token = String::from_utf8(created.stdout)?.trim().to_owned();
-        Self::behind(rendezvous, token, Some(data)).await
+        Self::start(rendezvous, token, Some(data)).await
     }
 
-    async fn behind(
+    async fn start(
         relay: Target,
         token: String,
         data: Option<tempfile::TempDir>,
@@ -84,13 +84,13 @@ async fn plain(server: &Target) -> anyhow::Result<ExecServerClient> {
 }
 
 /// A key through `cat`, by a relay and by a plain websocket, with the same client.
-pub async fn echo(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn echo(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let (bare, whole) = ("relay: keystroke echo, p50", "rendezvous: keystroke echo, p50");
     if !report.wants(bare) && !report.wants(whole) {
         return Ok(());
     }
-    let _apart = placement::apart()?;
-    let (relay, rendezvous) = (Cloud::bare().await?, Cloud::whole().await?);
+    let _isolation = placement::isolate_client()?;
+    let (relay, rendezvous) = (Cloud::behind_forwarder().await?, Cloud::behind_rendezvous().await?);
     let server = Target::exec_server()?;
     let mut times = Vec::new();
     for client in [plain(&server).await?, relay.connect().await?, rendezvous.connect().await?] {
@@ -123,12 +123,15 @@ async fn keys(client: &ExecServerClient, count: usize) -> anyhow::Result<Vec<Dur
 
 /// Keys on one stream while another of the same server's takes all the output it can get; the same
 /// with two plain websockets, which may have a processor each.
-pub async fn echo_beside_a_flood(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn echo_beside_a_flood(
+    report: &mut Report<'_>,
+    effort: usize,
+) -> anyhow::Result<()> {
     let name = "rendezvous: keystroke beside a flood, p50";
     if !report.wants(name) {
         return Ok(());
     }
-    let (rendezvous, server) = (Cloud::whole().await?, Target::exec_server()?);
+    let (rendezvous, server) = (Cloud::behind_rendezvous().await?, Target::exec_server()?);
     let plain = [plain(&server).await?, plain(&server).await?];
     let relayed = [rendezvous.connect().await?, rendezvous.connect().await?];
     let mut times = Vec::new();
@@ -147,13 +150,13 @@ pub async fn echo_beside_a_flood(report: &mut Report<'_>, effort: usize) -> anyh
 const STREAM_MIB: usize = 64;
 
 /// Output by a relay and by a plain websocket, with the same client.
-pub async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let bare = "relay: 64 MiB through one pipe";
     let whole = "rendezvous: 64 MiB through one pipe";
     if !report.wants(bare) && !report.wants(whole) {
         return Ok(());
     }
-    let (relay, rendezvous) = (Cloud::bare().await?, Cloud::whole().await?);
+    let (relay, rendezvous) = (Cloud::behind_forwarder().await?, Cloud::behind_rendezvous().await?);
     let server = Target::exec_server()?;
     let clients = [plain(&server).await?, relay.connect().await?, rendezvous.connect().await?];
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
@@ -187,12 +190,12 @@ pub async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()
 const STREAMS: u32 = 100;
 
 /// What streams cost the server: the processor's time from a claim to a session, and idle memory.
-pub async fn streams(report: &mut Report<'_>) -> anyhow::Result<()> {
+pub(crate) async fn streams(report: &mut Report<'_>) -> anyhow::Result<()> {
     let (handshake, memory) = ("relay: a handshake and its session", "relay: an idle stream");
     if !report.wants(handshake) && !report.wants(memory) {
         return Ok(());
     }
-    let cloud = Cloud::whole().await?;
+    let cloud = Cloud::behind_rendezvous().await?;
     // Whatever only the first one costs.
     let _first = cloud.connect().await?;
     let (time, resident) = (cloud.executor.processor_time()?, cloud.executor.resident()?);

@@ -6,7 +6,7 @@ use anyhow::bail;
 
 /// Whether a ratio may be at most or has to be at least something.
 #[derive(Debug, Clone, Copy)]
-pub enum Goal {
+pub(crate) enum Goal {
     AtMost(f64),
     AtLeast(f64),
     /// Good to know.
@@ -14,23 +14,30 @@ pub enum Goal {
 }
 
 #[derive(Debug)]
-pub struct Report<'a> {
+pub(crate) struct Report<'a> {
     only: &'a str,
     missed: Vec<String>,
 }
 
 impl<'a> Report<'a> {
-    pub fn new(only: &'a str) -> Self {
+    pub(crate) fn new(only: &'a str) -> Self {
         eprintln!("{:<44} {:>14} {:>14} {:>9}   goal", "figure", "measured", "floor", "ratio");
         Self { only, missed: Vec::new() }
     }
 
     /// Whether this figure is asked for.
-    pub fn wants(&self, figure: &str) -> bool {
+    pub(crate) fn wants(&self, figure: &str) -> bool {
         figure.contains(self.only)
     }
 
-    pub fn figure(&mut self, name: &str, measured: &str, floor: &str, ratio: f64, goal: Goal) {
+    pub(crate) fn figure(
+        &mut self,
+        name: &str,
+        measured: &str,
+        floor: &str,
+        ratio: f64,
+        goal: Goal,
+    ) {
         let (met, goal) = match goal {
             Goal::AtMost(limit) => (ratio <= limit, format!("at most {limit}")),
             Goal::AtLeast(limit) => (ratio >= limit, format!("at least {limit}")),
@@ -44,7 +51,7 @@ impl<'a> Report<'a> {
     }
 
     /// Fails if a goal was missed.
-    pub fn finish(self) -> anyhow::Result<()> {
+    pub(crate) fn finish(self) -> anyhow::Result<()> {
         if !self.missed.is_empty() {
             bail!("missed: {}", self.missed.join(", "));
         }
@@ -52,12 +59,12 @@ impl<'a> Report<'a> {
     }
 }
 
-pub fn microseconds(time: Duration) -> String {
+pub(crate) fn microseconds(time: Duration) -> String {
     format!("{:.0} µs", time.as_secs_f64() * 1e6)
 }
 
 /// The middle of the samples.
-pub fn p50(samples: &mut [Duration]) -> Duration {
+pub(crate) fn p50(samples: &mut [Duration]) -> Duration {
     samples.sort_unstable();
     samples[samples.len() / 2]
 }

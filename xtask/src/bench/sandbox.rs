@@ -37,7 +37,7 @@ impl Drop for Scratch {
 }
 
 /// start → closed of `/bin/true` in a sandbox, against the same without.
-pub async fn start_to_closed(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn start_to_closed(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let scratch = Scratch::new()?;
     for kind in ["read-only", "workspace-write"] {
         let name = format!("start→closed, {kind}, p50");
@@ -57,14 +57,14 @@ pub async fn start_to_closed(report: &mut Report<'_>, effort: usize) -> anyhow::
                 times.push(began.elapsed());
             }
         }
-        told(report, &name, measured, floor, Goal::AtMost(3.5));
+        report_ratio(report, &name, measured, floor, Goal::AtMost(3.5));
     }
     Ok(())
 }
 
 /// `fs/readFile` and `fs/writeFile` of three bytes: in a helper that is there, against no helper;
 /// and in one that has to be made, against the start of a process.
-pub async fn files(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) async fn files(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     let names = ["sandboxed readFile, warm, p50", "sandboxed writeFile, warm, p50"];
     let cold = "sandboxed writeFile, cold, p50";
     let scratch = Scratch::new()?;
@@ -90,7 +90,7 @@ pub async fn files(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()>
                 times.push(began.elapsed());
             }
         }
-        told(report, name, measured, floor, Goal::AtMost(3.0));
+        report_ratio(report, name, measured, floor, Goal::AtMost(3.0));
     }
     if !report.wants(cold) {
         return Ok(());
@@ -110,7 +110,7 @@ pub async fn files(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()>
         client.until("process/closed").await?;
         floor.push(began.elapsed());
     }
-    told(report, cold, measured, floor, Goal::AtMost(1.0));
+    report_ratio(report, cold, measured, floor, Goal::AtMost(1.0));
     Ok(())
 }
 
@@ -142,7 +142,7 @@ fn call(method: &str, params: &Value, sandbox: Value) -> String {
 /// much is written. As a server meets it, which is sent the same policy with request after request,
 /// decoded each time; and the first time it is sent, when every place has to be looked at: there it may
 /// grow no faster than what is written.
-pub fn prepare(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
+pub(crate) fn prepare(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     for access in ["read", "write"] {
         let name = format!("preparing 1,000 {access} entries, p50");
         let first = format!("preparing 1,000 {access} entries, first, p50");
@@ -167,7 +167,7 @@ pub fn prepare(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
         }
         for (name, [measured, floor], goal) in [(name, again, 20.0), (first, anew, 100.0)] {
             if report.wants(&name) {
-                told(report, &name, measured, floor, Goal::AtMost(goal));
+                report_ratio(report, &name, measured, floor, Goal::AtMost(goal));
             }
         }
     }
@@ -203,7 +203,7 @@ fn context(paths: &[PathBuf], access: &str, cwd: &str) -> Value {
     })
 }
 
-fn told(
+fn report_ratio(
     report: &mut Report<'_>,
     name: &str,
     mut measured: Vec<Duration>,

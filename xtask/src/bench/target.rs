@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use super::placement;
 
 /// Builds the release binary that is measured.
-pub fn build() -> anyhow::Result<()> {
+pub(crate) fn build() -> anyhow::Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
         .args(["build", "--quiet", "--release", "--package", "codex"])
@@ -21,47 +21,47 @@ pub fn build() -> anyhow::Result<()> {
 
 /// A server process that printed its address. Killed when dropped.
 #[derive(Debug)]
-pub struct Target {
+pub(crate) struct Target {
     child: Child,
     pub url: String,
 }
 
 impl Target {
     /// `codex exec-server`.
-    pub fn exec_server() -> anyhow::Result<Self> {
+    pub(crate) fn exec_server() -> anyhow::Result<Self> {
         Self::codex(|codex| {
             codex.args(["exec-server", "--detach-ttl", "0"]);
         })
     }
 
     /// The program that is measured.
-    pub fn program() -> anyhow::Result<PathBuf> {
+    pub(crate) fn program() -> anyhow::Result<PathBuf> {
         Ok(own_directory()?.join("codex"))
     }
 
     /// `codex` as a server that prints its address.
-    pub fn codex(arguments: impl FnOnce(&mut Command)) -> anyhow::Result<Self> {
+    pub(crate) fn codex(arguments: impl FnOnce(&mut Command)) -> anyhow::Result<Self> {
         let mut command = Command::new(Self::program()?);
         arguments(&mut command);
         Self::start(&mut command)
     }
 
     /// `codex` as a server that prints none.
-    pub fn silent(arguments: impl FnOnce(&mut Command)) -> anyhow::Result<Self> {
+    pub(crate) fn silent(arguments: impl FnOnce(&mut Command)) -> anyhow::Result<Self> {
         let mut command = Command::new(Self::program()?);
         arguments(&mut command);
-        placement::elsewhere(&mut command);
+        placement::pin_server(&mut command);
         let streams = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Self { child: streams.spawn()?, url: String::new() })
     }
 
     /// A bare websocket peer.
-    pub fn floor(what: &str) -> anyhow::Result<Self> {
-        Self::start(Command::new(std::env::current_exe()?).args(["floor-server", what]))
+    pub(crate) fn floor(kind: &str) -> anyhow::Result<Self> {
+        Self::start(Command::new(std::env::current_exe()?).args(["floor-server", kind]))
     }
 
     fn start(command: &mut Command) -> anyhow::Result<Self> {
-        placement::elsewhere(command);
+        placement::pin_server(command);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let stdout = child.stdout.take().context("stdout")?;
         let mut url = String::new();
@@ -70,17 +70,17 @@ impl Target {
     }
 
     /// Resident memory that belongs to this process alone, in bytes.
-    pub fn resident(&self) -> anyhow::Result<u64> {
+    pub(crate) fn resident(&self) -> anyhow::Result<u64> {
         self.status("RssAnon:")
     }
 
     /// The most memory that was ever resident, in bytes.
-    pub fn most_resident(&self) -> anyhow::Result<u64> {
+    pub(crate) fn most_resident(&self) -> anyhow::Result<u64> {
         self.status("VmHWM:")
     }
 
     /// The processor's time that it has used, in the kernel and outside.
-    pub fn processor_time(&self) -> anyhow::Result<Duration> {
+    pub(crate) fn processor_time(&self) -> anyhow::Result<Duration> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         let fields: Vec<_> = stat.rsplit(')').next().context("stat")?.split_whitespace().collect();
         let ticks = |at: usize| anyhow::Ok(fields.get(at).context("stat")?.parse::<u64>()?);
@@ -88,11 +88,11 @@ impl Target {
         Ok(Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second())?)
     }
 
-    fn status(&self, what: &'static str) -> anyhow::Result<u64> {
+    fn status(&self, field: &'static str) -> anyhow::Result<u64> {
         let path = format!("/proc/{}/status", self.child.id());
         let status = std::fs::read_to_string(path)?;
-        let line = status.lines().find(|line| line.starts_with(what)).context(what)?;
-        let kib: u64 = line.split_whitespace().nth(1).context(what)?.parse()?;
+        let line = status.lines().find(|line| line.starts_with(field)).context(field)?;
+        let kib: u64 = line.split_whitespace().nth(1).context(field)?.parse()?;
         Ok(kib << 10)
     }
 }

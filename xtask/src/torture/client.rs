@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio_websockets::{ClientBuilder, Limits, MaybeTlsStream, Message, WebSocketStream};
 
-use super::machine::PATIENCE;
+use super::machine::TIMEOUT;
 
 /// How long a session may stay with a connection that was left. The server finds a silent connection
 /// dead after 90 s by itself; a resume asks it at once.
@@ -21,7 +21,7 @@ type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 /// What is known of one process.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// Output by its number.
     pub chunks: BTreeMap<u64, (String, Vec<u8>)>,
     pub exit: Option<(u64, i64)>,
@@ -43,11 +43,11 @@ impl Seen {
         last
     }
 
-    pub fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.closed.is_some_and(|closed| self.complete() == closed)
     }
 
-    pub fn stream(&self, name: &str) -> Vec<u8> {
+    pub(crate) fn stream(&self, name: &str) -> Vec<u8> {
         let of_stream = self.chunks.values().filter(|(stream, _)| stream == name);
         of_stream.flat_map(|(_, bytes)| bytes.iter().copied()).collect()
     }
@@ -64,14 +64,14 @@ impl Seen {
 
 /// How a connection is left.
 #[derive(Debug, Clone, Copy)]
-pub enum Leave {
+pub(crate) enum Disconnect {
     Close,
     Reset,
     /// The socket stays open, and nobody reads it.
     Silence,
 }
 
-pub struct Client {
+pub(crate) struct Client {
     url: String,
     session: String,
     socket: Option<Socket>,
@@ -88,7 +88,7 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    pub async fn connect(url: &str) -> anyhow::Result<Self> {
+    pub(crate) async fn connect(url: &str) -> anyhow::Result<Self> {
         let mut client = Self {
             url: url.to_owned(),
             session: String::new(),
@@ -111,14 +111,14 @@ impl Client {
             if !self.session.is_empty() {
                 params["resumeSessionId"] = json!(self.session);
             }
-            let answer = self.call("initialize", params).await?;
-            if let Some(session) = answer["result"]["sessionId"].as_str() {
+            let response = self.call("initialize", params).await?;
+            if let Some(session) = response["result"]["sessionId"].as_str() {
                 self.session = session.to_owned();
                 return self.send(json!({"method": "initialized"})).await;
             }
             // The server has not seen yet that the connection before has gone.
-            ensure!(answer["error"]["code"] == -32010, "no session: {answer}");
-            ensure!(tokio::time::Instant::now() < until, "never free: {answer}");
+            ensure!(response["error"]["code"] == -32010, "no session: {response}");
+            ensure!(tokio::time::Instant::now() < until, "never free: {response}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -139,14 +139,14 @@ impl Client {
                 }
             }
         };
-        let received = tokio::time::timeout(PATIENCE, receiving).await;
+        let received = tokio::time::timeout(TIMEOUT, receiving).await;
         let message = received.with_context(|| format!("nothing came: {}", self.summary()))??;
-        self.note(&message)?;
+        self.record(&message)?;
         Ok(message)
     }
 
     /// Whether everything of a process is known.
-    pub fn is_complete(&self, id: &str) -> bool {
+    pub(crate) fn is_complete(&self, id: &str) -> bool {
         self.seen.get(id).is_some_and(Seen::is_complete)
     }
 
@@ -159,7 +159,7 @@ impl Client {
         rows.collect::<Vec<_>>().join("; ")
     }
 
-    fn note(&mut self, message: &Value) -> anyhow::Result<()> {
+    fn record(&mut self, message: &Value) -> anyhow::Result<()> {
         let Some(method) = message["method"].as_str() else { return Ok(()) };
         let params = &message["params"];
         let id = params["processId"].as_str().context("no process")?;
@@ -180,7 +180,7 @@ impl Client {
         Ok(())
     }
 
-    pub async fn call(&mut self, method: &str, params: Value) -> anyhow::Result<Value> {
+    pub(crate) async fn call(&mut self, method: &str, params: Value) -> anyhow::Result<Value> {
         self.last_id += 1;
         let id = self.last_id;
         self.send(json!({"id": id, "method": method, "params": params})).await?;
@@ -193,36 +193,40 @@ impl Client {
     }
 
     /// Sends all of these before the first answer, which may come in any order.
-    pub async fn call_all(&mut self, requests: Vec<(&str, Value)>) -> anyhow::Result<Vec<Value>> {
+    pub(crate) async fn call_all(
+        &mut self,
+        requests: Vec<(&str, Value)>,
+    ) -> anyhow::Result<Vec<Value>> {
         let first = self.last_id + 1;
         for (method, params) in &requests {
             self.last_id += 1;
             let request = json!({"id": self.last_id, "method": method, "params": params});
             self.send(request).await?;
         }
-        let mut answers = HashMap::new();
-        while answers.len() < requests.len() {
+        let mut responses = HashMap::new();
+        while responses.len() < requests.len() {
             let message = self.receive().await?;
             if let Some(id) = message["id"].as_i64() {
-                ensure!(answers.insert(id, message).is_none(), "request {id} was answered twice");
+                ensure!(responses.insert(id, message).is_none(), "request {id} was answered twice");
             }
         }
-        let answers = (first..=self.last_id).map(|id| answers.remove(&id).context("another id"));
-        answers.collect()
+        let responses =
+            (first..=self.last_id).map(|id| responses.remove(&id).context("another id"));
+        responses.collect()
     }
 
     /// Leaves the connection, comes back, and asks for what was missed.
-    pub async fn come_back(&mut self, leave: Leave) -> anyhow::Result<()> {
+    pub(crate) async fn reconnect(&mut self, disconnect: Disconnect) -> anyhow::Result<()> {
         let mut socket = self.socket.take().context("not connected")?;
-        match leave {
-            Leave::Close => drop(socket),
-            Leave::Reset => {
+        match disconnect {
+            Disconnect::Close => drop(socket),
+            Disconnect::Reset => {
                 if let MaybeTlsStream::Plain(tcp) = socket.get_ref() {
                     tcp.set_zero_linger()?;
                 }
                 drop(socket);
             }
-            Leave::Silence => {
+            Disconnect::Silence => {
                 // In the middle of something, as when a network fails.
                 self.last_id += 1;
                 let waiting = json!({"id": self.last_id, "method": "process/list", "params": {}});
@@ -239,12 +243,12 @@ impl Client {
     }
 
     /// Reads what is known to be there.
-    pub async fn catch_up(&mut self, id: &str) -> anyhow::Result<()> {
+    pub(crate) async fn catch_up(&mut self, id: &str) -> anyhow::Result<()> {
         self.read(id, 0, None).await.map(drop)
     }
 
     /// One read, and the notes of it. Tells whether it brought anything new.
-    pub async fn read(
+    pub(crate) async fn read(
         &mut self,
         id: &str,
         wait_ms: u64,
@@ -259,9 +263,9 @@ impl Client {
         if let Some(max_bytes) = max_bytes {
             params["maxBytes"] = json!(max_bytes);
         }
-        let answer = self.call("process/read", params).await?;
-        let result = &answer["result"];
-        let chunks = result["chunks"].as_array().with_context(|| format!("{id}: {answer}"))?;
+        let response = self.call("process/read", params).await?;
+        let result = &response["result"];
+        let chunks = result["chunks"].as_array().with_context(|| format!("{id}: {response}"))?;
         ensure!(result["failure"].is_null(), "{id}: {}", result["failure"]);
         let dropped = result["droppedBytes"].as_u64().unwrap_or(0);
         ensure!(dropped == 0, "{id}: {dropped} bytes were dropped");
@@ -289,7 +293,7 @@ impl Client {
     }
 
     /// Waits for news of any process.
-    pub async fn listen(&mut self, rng: &mut Rng, slow: bool) -> anyhow::Result<()> {
+    pub(crate) async fn listen(&mut self, rng: &mut Rng, slow: bool) -> anyhow::Result<()> {
         if slow {
             tokio::time::sleep(Duration::from_millis(rng.u64(..15))).await;
         }

@@ -12,25 +12,25 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::client::Client;
-use super::{MOST_KILLS, machine};
+use super::{MAX_KILLS, machine};
 
 /// A directory that only the requests of one session write to.
 #[derive(Debug)]
-pub struct Workspace {
+pub(crate) struct Workspace {
     directory: TempDir,
     /// What each file may hold, by its name; `None` is no file.
     files: BTreeMap<String, Vec<Option<Vec<u8>>>>,
 }
 
 /// A request, and what it may change.
-struct Asked {
+struct FileRequest {
     method: &'static str,
     name: String,
     content: Option<Vec<u8>>,
 }
 
 impl Workspace {
-    pub fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new() -> anyhow::Result<Self> {
         // Not in /tmp, which every such policy may write to.
         let directory = tempfile::tempdir_in("/var/tmp")?;
         Ok(Self { directory, files: BTreeMap::new() })
@@ -39,7 +39,7 @@ impl Workspace {
     /// Sends requests, several at once, until all of those succeed that were sent after `calm` was true.
     /// Before that they may fail if `faulty`; after it once for each kill, by whose victim they had been
     /// taken before it was known to be dying.
-    pub async fn torture(
+    pub(crate) async fn torture(
         &mut self,
         url: &str,
         mut rng: Rng,
@@ -50,7 +50,7 @@ impl Workspace {
         let mut spoiled = 0;
         for _ in 0..1_000_000 {
             let last = calm.load(Ordering::SeqCst);
-            let may_fail = faulty && spoiled < MOST_KILLS;
+            let may_fail = faulty && spoiled < MAX_KILLS;
             let failed = self.batch(&mut client, &mut rng, may_fail).await?;
             spoiled += usize::from(last && failed);
             if last && !failed {
@@ -68,58 +68,65 @@ impl Workspace {
         may_fail: bool,
     ) -> anyhow::Result<bool> {
         // Each request of a batch is about another file, so their order does not matter.
-        let asked: Vec<Asked> = (0..rng.usize(1..8)).map(|n| ask(rng, n)).collect();
-        let requests = asked.iter().map(|asked| (asked.method, self.params(asked))).collect();
+        let batch: Vec<FileRequest> =
+            (0..rng.usize(1..8)).map(|n| random_request(rng, n)).collect();
+        let requests = batch.iter().map(|request| (request.method, self.params(request))).collect();
         // Without an answer, each of them may have been done.
-        for asked in asked.iter().filter(|asked| asked.content.is_some()) {
-            self.possible(&asked.name).push(asked.content.clone());
+        for request in batch.iter().filter(|request| request.content.is_some()) {
+            self.possible(&request.name).push(request.content.clone());
         }
-        let answers = client.call_all(requests).await?;
-        let failed = answers.iter().any(|answer| answer["error"]["data"]["kind"] == "internal");
-        for (asked, answer) in asked.into_iter().zip(answers) {
-            self.note(asked, &answer, may_fail)?;
+        let responses = client.call_all(requests).await?;
+        let failed =
+            responses.iter().any(|response| response["error"]["data"]["kind"] == "internal");
+        for (request, response) in batch.into_iter().zip(responses) {
+            self.record(request, &response, may_fail)?;
         }
         Ok(failed)
     }
 
-    fn params(&self, asked: &Asked) -> Value {
+    fn params(&self, request: &FileRequest) -> Value {
         let uri = |path: &Path| format!("file://{}", path.display());
         let cwd = uri(self.directory.path());
         let sandbox = json!({"permissions": {"type": "workspace-write"}, "cwd": cwd});
-        let path = uri(&self.directory.path().join(&asked.name));
-        match &asked.content {
+        let path = uri(&self.directory.path().join(&request.name));
+        match &request.content {
             Some(content) => json!({
                 "path": path,
                 "dataBase64": base64_simd::STANDARD.encode_to_string(content),
                 "atomic": true,
                 "sandbox": sandbox,
             }),
-            None if asked.method == "fs/readFile" => json!({"path": path, "sandbox": sandbox}),
+            None if request.method == "fs/readFile" => json!({"path": path, "sandbox": sandbox}),
             None => json!({"path": cwd, "sandbox": sandbox}),
         }
     }
 
     /// Compares an answer with what there may be.
-    fn note(&mut self, asked: Asked, answer: &Value, may_fail: bool) -> anyhow::Result<()> {
-        let Asked { method, name, content } = asked;
-        let failed = answer.get("error").is_some();
+    fn record(
+        &mut self,
+        request: FileRequest,
+        response: &Value,
+        may_fail: bool,
+    ) -> anyhow::Result<()> {
+        let FileRequest { method, name, content } = request;
+        let failed = response.get("error").is_some();
         let possible = self.possible(&name);
         if content.is_some() {
-            ensure!(may_fail || !failed, "{method} of {name}: {answer}");
+            ensure!(may_fail || !failed, "{method} of {name}: {response}");
             if !failed {
                 *possible = vec![content];
             }
         } else if method == "fs/readFile" {
             let may_be_missing = possible.contains(&None);
-            ensure!(may_fail || may_be_missing || !failed, "{method} of {name}: {answer}");
+            ensure!(may_fail || may_be_missing || !failed, "{method} of {name}: {response}");
             if !failed {
-                let read = answer["result"]["dataBase64"].as_str().context("no data")?;
+                let read = response["result"]["dataBase64"].as_str().context("no data")?;
                 let read = Some(base64_simd::STANDARD.decode_to_vec(read)?);
                 ensure!(possible.contains(&read), "{name} holds what was never written to it");
                 *possible = vec![read];
             }
         } else {
-            ensure!(may_fail || !failed, "{method}: {answer}");
+            ensure!(may_fail || !failed, "{method}: {response}");
         }
         Ok(())
     }
@@ -130,12 +137,12 @@ impl Workspace {
     }
 
     /// After the end of the server: looks at the disk.
-    pub async fn judge(&self) -> anyhow::Result<()> {
-        let complaint = || self.complaint().err();
-        machine::settles(|| complaint().map(|error| format!("{error:#}"))).await
+    pub(crate) async fn check(&self) -> anyhow::Result<()> {
+        let complaint = || self.check_directory().err();
+        machine::wait_until_none(|| complaint().map(|error| format!("{error:#}"))).await
     }
 
-    fn complaint(&self) -> anyhow::Result<()> {
+    fn check_directory(&self) -> anyhow::Result<()> {
         for entry in std::fs::read_dir(self.directory.path())? {
             let name = entry?.file_name().into_string().unwrap_or_default();
             // The one moment in which a kill leaves a second name, of a whole file.
@@ -154,7 +161,7 @@ impl Workspace {
     }
 }
 
-fn ask(rng: &mut Rng, n: usize) -> Asked {
+fn random_request(rng: &mut Rng, n: usize) -> FileRequest {
     let name = format!("f{n}");
     match rng.u8(..8) {
         0..4 => {
@@ -162,9 +169,9 @@ fn ask(rng: &mut Rng, n: usize) -> Asked {
             let byte = rng.u8(..);
             let mut content = vec![byte; len];
             content.iter_mut().take(16).for_each(|byte| *byte = rng.u8(..));
-            Asked { method: "fs/writeFile", name, content: Some(content) }
+            FileRequest { method: "fs/writeFile", name, content: Some(content) }
         }
-        4..7 => Asked { method: "fs/readFile", name, content: None },
-        _ => Asked { method: "fs/readDirectory", name, content: None },
+        4..7 => FileRequest { method: "fs/readFile", name, content: None },
+        _ => FileRequest { method: "fs/readDirectory", name, content: None },
     }
 }

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 
 /// How long anything may take.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Every process with this token in its command line or environment, with its command line.
-pub fn with_token(token: &str) -> Vec<(u32, String)> {
+pub(crate) fn with_token(token: &str) -> Vec<(u32, String)> {
     let has = |bytes: &[u8]| bytes.windows(token.len()).any(|window| window == token.as_bytes());
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -27,7 +27,7 @@ fn state(pid: u32) -> Option<u8> {
     stat.rsplit_once(") ")?.1.as_bytes().first().copied()
 }
 
-pub fn children(pid: u32) -> Vec<u32> {
+pub(crate) fn children(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = tasks.map(|task| task.path().join("children"));
     let lists = lists.filter_map(|list| std::fs::read_to_string(list).ok());
@@ -40,18 +40,18 @@ fn is_called(pid: u32, name: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name)
 }
 
-pub fn wardens(server: u32) -> Vec<u32> {
+pub(crate) fn wardens(server: u32) -> Vec<u32> {
     children(server).into_iter().filter(|&pid| is_called(pid, "exec-warden")).collect()
 }
 
 /// The keepers below a server, also those that fell to it.
-pub fn keepers(server: u32) -> Vec<u32> {
+pub(crate) fn keepers(server: u32) -> Vec<u32> {
     let below = wardens(server).into_iter().flat_map(children).chain(children(server));
     below.filter(|&pid| is_called(pid, "exec-keeper")).collect()
 }
 
 /// The processes that make up sandboxes below a server, without the programs in them.
-pub fn sandboxes(server: u32) -> Vec<u32> {
+pub(crate) fn sandboxes(server: u32) -> Vec<u32> {
     let mut found = Vec::new();
     let mut look = keepers(server);
     while let Some(pid) = look.pop() {
@@ -64,7 +64,7 @@ pub fn sandboxes(server: u32) -> Vec<u32> {
 }
 
 /// Whether a keeper keeps a sandbox and no program.
-pub fn keeps_sandbox(keeper: u32) -> bool {
+pub(crate) fn has_only_sandboxes(keeper: u32) -> bool {
     children(keeper).into_iter().all(is_sandbox)
 }
 
@@ -74,26 +74,26 @@ fn is_sandbox(pid: u32) -> bool {
 }
 
 /// Whether a keeper keeps what waits to become the next sandbox, which is no client's.
-pub fn keeps_spare(keeper: u32) -> bool {
+pub(crate) fn has_spare(keeper: u32) -> bool {
     children(keeper).into_iter().any(|pid| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         String::from_utf8_lossy(&line).ends_with("__linux-sandbox\0wait\0")
     })
 }
 
-pub fn kill(pid: u32) {
+pub(crate) fn kill(pid: u32) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
         let _ = rustix::process::kill_process(pid, Signal::KILL);
     }
 }
 
-pub fn descriptors(pid: u32) -> usize {
+pub(crate) fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
 /// Waits until there is nothing to complain of, and complains if that takes too long.
-pub async fn settles(what: impl Fn() -> Option<String>) -> anyhow::Result<()> {
-    let until = Instant::now() + PATIENCE;
+pub(crate) async fn wait_until_none(what: impl Fn() -> Option<String>) -> anyhow::Result<()> {
+    let until = Instant::now() + TIMEOUT;
     while let Some(complaint) = what() {
         if Instant::now() > until {
             anyhow::bail!(complaint);

@@ -32,11 +32,11 @@ use files::Workspace;
 use session::{Allowed, Treatment};
 
 /// How many keepers, or wardens one after the other, are killed in a round at most.
-const MOST_KILLS: usize = 3;
+const MAX_KILLS: usize = 3;
 
 /// How long to torture, and from where.
 #[derive(Debug, Args)]
-pub struct TortureArgs {
+pub(crate) struct TortureArgs {
     /// Begin with this seed, as printed by a round that failed
     #[arg(long)]
     seed: Option<u64>,
@@ -84,7 +84,7 @@ enum Fault {
 
 impl Fault {
     /// Whether the server outlives it.
-    fn spares_server(self) -> bool {
+    fn leaves_server_running(self) -> bool {
         !matches!(
             self,
             Self::Server | Self::WardenThenServer | Self::ServerThenWarden | Self::KeeperAndServer
@@ -115,7 +115,7 @@ const FAULTS: [Fault; 10] = [
     Fault::Silence,
 ];
 
-pub fn run(args: &TortureArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &TortureArgs) -> anyhow::Result<()> {
     let codex = match &args.codex {
         Some(codex) => codex.clone(),
         None => build()?,
@@ -231,8 +231,8 @@ async fn round(
             let faulty = matches!(fault, Fault::Helper | Fault::Warden | Fault::Keeper);
             let mut workspace = Workspace::new()?;
             anyhow::Ok(tokio::spawn(async move {
-                let said = workspace.torture(&url, rng, faulty, calm).await;
-                (workspace, said)
+                let result = workspace.torture(&url, rng, faulty, calm).await;
+                (workspace, result)
             }))
         })
         .collect::<anyhow::Result<_>>()?;
@@ -243,13 +243,13 @@ async fn round(
         },
     ));
     tokio::time::sleep(moment).await;
-    inflict(fault, &mut server, &sessions, rng).await?;
+    inject_fault(fault, &mut server, &sessions, rng).await?;
     calm.store(true, Ordering::SeqCst);
-    let lives = fault.spares_server();
+    let lives = fault.leaves_server_running();
     for session in sessions {
         match session.await {
             // A session that lost its server, or was ended, has nothing to say.
-            Ok(said) if lives && fault != Fault::Client => said?,
+            Ok(result) if lives && fault != Fault::Client => result?,
             Err(error) if error.is_panic() => return Err(error.into()),
             _ => {}
         }
@@ -260,45 +260,47 @@ async fn round(
     if let Some(patches) = patches {
         patches.await??;
     }
-    let mut judged = Vec::new();
+    let mut checked = Vec::new();
     for workspace in workspaces {
-        let (workspace, said) = workspace.await?;
+        let (workspace, result) = workspace.await?;
         if lives {
-            said?;
+            result?;
         }
-        judged.push(workspace);
+        checked.push(workspace);
     }
-    machine::settles(|| {
+    machine::wait_until_none(|| {
         let left = machine::with_token(&token);
         (!left.is_empty()).then(|| format!("left behind: {left:?}"))
     })
     .await?;
     if lives {
         let pid = server.pid();
-        machine::settles(|| {
+        machine::wait_until_none(|| {
             let (wardens, mut keepers) = (machine::wardens(pid), machine::keepers(pid));
-            keepers.retain(|&keeper| !machine::keeps_spare(keeper));
+            keepers.retain(|&keeper| !machine::has_spare(keeper));
             // A helper is kept for the next request of its policy.
-            let helpers = keepers.iter().filter(|&&keeper| machine::keeps_sandbox(keeper)).count();
-            let settled = wardens.len() == 1 && helpers == keepers.len() && helpers <= judged.len();
+            let helpers =
+                keepers.iter().filter(|&&keeper| machine::has_only_sandboxes(keeper)).count();
+            let settled =
+                wardens.len() == 1 && helpers == keepers.len() && helpers <= checked.len();
             (!settled).then(|| format!("wardens {wardens:?}, keepers {keepers:?}"))
         })
         .await?;
         // A connection and a process each need some while they live, and none after.
-        machine::settles(|| {
+        machine::wait_until_none(|| {
             let open = machine::descriptors(pid);
             (open > 64).then(|| format!("{open} descriptors stay open"))
         })
         .await?;
         server.kill()?;
     }
-    for workspace in judged {
-        workspace.judge().await?;
+    for workspace in checked {
+        workspace.check().await?;
     }
     Ok(())
 }
 
-async fn inflict<T>(
+async fn inject_fault<T>(
     fault: Fault,
     server: &mut Server,
     sessions: &[tokio::task::JoinHandle<T>],
@@ -318,13 +320,13 @@ async fn inflict<T>(
         Fault::Server => server.kill()?,
         Fault::Client => sessions.iter().for_each(tokio::task::JoinHandle::abort),
         Fault::Warden => {
-            for _ in 0..rng.usize(1..=MOST_KILLS) {
+            for _ in 0..rng.usize(1..=MAX_KILLS) {
                 machine::wardens(pid).into_iter().for_each(machine::kill);
                 tokio::time::sleep(Duration::from_millis(rng.u64(..60))).await;
             }
         }
         Fault::Keeper => {
-            for _ in 0..rng.usize(1..=MOST_KILLS) {
+            for _ in 0..rng.usize(1..=MAX_KILLS) {
                 if let Some(keeper) = rng.choice(machine::keepers(pid)) {
                     machine::kill(keeper);
                 }

@@ -11,7 +11,7 @@ use tokio::process::Command;
 use super::patch_model::Case;
 
 /// Applies random patches to random trees.
-pub async fn run(codex: &Path, url: &str, mut rng: Rng) -> anyhow::Result<()> {
+pub(crate) async fn run(codex: &Path, url: &str, mut rng: Rng) -> anyhow::Result<()> {
     for _ in 0..rng.usize(2..7) {
         let case = Case::random(rng.u64(..));
         let mut child = Command::new(codex)
@@ -27,8 +27,8 @@ pub async fn run(codex: &Path, url: &str, mut rng: Rng) -> anyhow::Result<()> {
         stdin.write_all(case.patch().as_bytes()).await?;
         drop(stdin);
         let output = child.wait_with_output().await?;
-        let said = format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
-        case.judge(output.status.success(), &said).map_err(anyhow::Error::msg)?;
+        let detail = format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+        case.judge(output.status.success(), &detail).map_err(anyhow::Error::msg)?;
     }
     Ok(())
 }

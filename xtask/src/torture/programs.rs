@@ -12,12 +12,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 
 /// What a server offers, and a word of the same length that nobody knows.
-const OFFERED: &[u8] = b"processRetainUntilRead";
-const UNKNOWN: &[u8] = b"processRetainUntilXxxx";
+const CAPABILITY: &[u8] = b"processRetainUntilRead";
+const DISABLED_CAPABILITY: &[u8] = b"processRetainUntilXxxx";
 
 /// Runs one program, and compares what comes out of it with what it wrote.
-pub async fn run(codex: &Path, url: &str, token: &str, mut rng: Rng) -> anyhow::Result<()> {
-    let url = plain(url).await?;
+pub(crate) async fn run(codex: &Path, url: &str, token: &str, mut rng: Rng) -> anyhow::Result<()> {
+    let url = disabling_proxy(url).await?;
     let lines = rng.u32(100_000..3_000_000);
     let code = rng.i32(0..100);
     let mut child = Command::new(codex)
@@ -57,20 +57,20 @@ pub async fn run(codex: &Path, url: &str, token: &str, mut rng: Rng) -> anyhow::
 }
 
 /// The address of a server that offers less.
-async fn plain(url: &str) -> anyhow::Result<String> {
+async fn disabling_proxy(url: &str) -> anyhow::Result<String> {
     let server = url.strip_prefix("ws://").context("no websocket")?.to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
             let Ok(server) = TcpStream::connect(&server).await else { break };
-            tokio::spawn(pass(client, server));
+            tokio::spawn(proxy(client, server));
         }
     });
     Ok(format!("ws://{address}"))
 }
 
-async fn pass(client: TcpStream, server: TcpStream) -> anyhow::Result<()> {
+async fn proxy(client: TcpStream, server: TcpStream) -> anyhow::Result<()> {
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (mut from_client, mut to_client) = client.into_split();
@@ -85,7 +85,7 @@ async fn pass(client: TcpStream, server: TcpStream) -> anyhow::Result<()> {
         }
         // It is said once, in the first answer, which comes in one piece.
         if offers && let Some(at) = find(&piece[..len]) {
-            piece[at..at + OFFERED.len()].copy_from_slice(UNKNOWN);
+            piece[at..at + CAPABILITY.len()].copy_from_slice(DISABLED_CAPABILITY);
             offers = false;
         }
         to_client.write_all(&piece[..len]).await?;
@@ -93,5 +93,5 @@ async fn pass(client: TcpStream, server: TcpStream) -> anyhow::Result<()> {
 }
 
 fn find(piece: &[u8]) -> Option<usize> {
-    piece.windows(OFFERED.len()).position(|window| window == OFFERED)
+    piece.windows(CAPABILITY.len()).position(|window| window == CAPABILITY)
 }

@@ -4,7 +4,7 @@ use fastrand::Rng;
 
 /// A program for a shell, with all that a model says of it.
 #[derive(Debug, Clone)]
-pub struct Script {
+pub(crate) struct Script {
     pub text: String,
     /// On a terminal, where both streams are one.
     pub tty: bool,
@@ -38,7 +38,7 @@ const HOLDERS: [&str; 3] = ["SLEEP &", "setsid SLEEP &", "(setsid sh -c 'SLEEP &
 
 impl Script {
     /// A program whose every process has `token`, a number, in its command line or environment.
-    pub fn random(rng: &mut Rng, token: &str) -> Self {
+    pub(crate) fn random(rng: &mut Rng, token: &str) -> Self {
         let mut script = Self {
             text: String::new(),
             tty: rng.u8(..5) == 0,
@@ -54,35 +54,39 @@ impl Script {
             match rng.u8(..10) {
                 0..4 => script.write(rng),
                 4..7 => {
-                    script.say(&rng.choice(DAEMONS).unwrap_or_default().replace("SLEEP", &sleep));
+                    script.push_line(
+                        &rng.choice(DAEMONS).unwrap_or_default().replace("SLEEP", &sleep),
+                    );
                 }
-                7 => script.say(&format!("sleep 0.0{}", rng.u8(..6))),
+                7 => script.push_line(&format!("sleep 0.0{}", rng.u8(..6))),
                 // What is left in a sandbox goes with its program.
                 8 if !script.held && !script.confined && rng.bool() => {
                     script.held = true;
-                    script.say(&rng.choice(HOLDERS).unwrap_or_default().replace("SLEEP", &sleep));
+                    script.push_line(
+                        &rng.choice(HOLDERS).unwrap_or_default().replace("SLEEP", &sleep),
+                    );
                 }
                 _ => script.read(rng),
             }
         }
         match rng.u8(..8) {
             0 => {
-                script.say("kill -9 $$");
+                script.push_line("kill -9 $$");
                 script.code = 128 + 9;
             }
             1 => {
-                script.say("kill -TERM $$");
+                script.push_line("kill -TERM $$");
                 script.code = 128 + 15;
             }
             _ => {
                 script.code = rng.i64(0..120);
-                script.say(&format!("exit {}", script.code));
+                script.push_line(&format!("exit {}", script.code));
             }
         }
         script
     }
 
-    fn say(&mut self, line: &str) {
+    fn push_line(&mut self, line: &str) {
         self.text.push_str(line);
         self.text.push('\n');
     }
@@ -96,7 +100,7 @@ impl Script {
         let tag = rng.lowercase();
         let to_stderr = !self.tty && rng.u8(..4) == 0;
         let to = if to_stderr { " >&2" } else { "" };
-        self.say(&format!("seq -f '{tag}%.0f' 1 {count}{to}"));
+        self.push_line(&format!("seq -f '{tag}%.0f' 1 {count}{to}"));
         let end = if self.tty { "\r\n" } else { "\n" };
         let stream = if to_stderr { &mut self.stderr } else { &mut self.stdout };
         for n in 1..=count {
@@ -110,7 +114,7 @@ impl Script {
             return;
         }
         let line: String = (0..rng.usize(1..2000)).map(|_| rng.alphanumeric()).collect();
-        self.say("read -r line; echo \"$line\"");
+        self.push_line("read -r line; echo \"$line\"");
         self.stdout.push_str(&format!("{line}\n"));
         self.input.push(line);
     }

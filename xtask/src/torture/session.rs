@@ -7,12 +7,12 @@ use anyhow::{Context, ensure};
 use fastrand::Rng;
 use serde_json::json;
 
-use super::client::{Client, Leave};
+use super::client::{Client, Disconnect};
 use super::script::Script;
 
 /// What faults may change of what is told.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Allowed {
+pub(crate) struct Allowed {
     /// A start may be refused: whoever was to carry it out was killed.
     pub refused: bool,
     /// A program may be killed before its time, with its keeper.
@@ -21,7 +21,7 @@ pub struct Allowed {
 
 /// What a round does to its sessions besides.
 #[derive(Debug, Clone, Copy)]
-pub struct Treatment {
+pub(crate) struct Treatment {
     pub allowed: Allowed,
     /// The network falls silent once under every session.
     pub silence: bool,
@@ -31,17 +31,22 @@ pub struct Treatment {
 
 /// How a client follows its processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Manner {
+enum FollowMode {
     Pushed,
     Slow,
     Polling,
 }
 
 /// Runs programs that carry `token` and judges what is told of them. What they leave behind is left.
-pub async fn run(url: &str, token: &str, mut rng: Rng, treatment: Treatment) -> anyhow::Result<()> {
+pub(crate) async fn run(
+    url: &str,
+    token: &str,
+    mut rng: Rng,
+    treatment: Treatment,
+) -> anyhow::Result<()> {
     let mut running = HashMap::new();
-    let told = follow(url, token, &mut rng, treatment, &mut running).await;
-    told.with_context(|| {
+    let result = follow(url, token, &mut rng, treatment, &mut running).await;
+    result.with_context(|| {
         let texts = running.iter().map(|(id, script)| format!("{id}: {:?}", script.text));
         texts.collect::<Vec<_>>().join("\n")
     })
@@ -64,39 +69,39 @@ async fn follow(
         script.confined &= treatment.confine;
         if start(&mut client, &id, &script, token, allowed).await? {
             running.insert(id.clone(), script);
-            feed(&mut client, &id, &running[&id], rng, allowed).await?;
+            write_input(&mut client, &id, &running[&id], rng, allowed).await?;
         }
         if silence_at == Some(n) {
-            client.come_back(Leave::Silence).await?;
+            client.reconnect(Disconnect::Silence).await?;
         } else if rng.u8(..4) == 0 {
-            client.come_back(leave(rng)).await?;
+            client.reconnect(random_disconnect(rng)).await?;
         }
     }
-    let manner = [Manner::Pushed, Manner::Slow, Manner::Polling][rng.usize(..3)];
+    let mode = [FollowMode::Pushed, FollowMode::Slow, FollowMode::Polling][rng.usize(..3)];
     while !running.keys().all(|id| client.is_complete(id)) {
         let ids: Vec<String> = running.keys().cloned().collect();
         for id in &ids {
             let seen = client.seen.entry(id.clone()).or_default();
             // Its streams end with what it left behind, which terminate ends although it has exited.
             if running[id].held && seen.exit.is_some() && seen.closed.is_none() {
-                let answer = client.call("process/terminate", json!({"processId": id})).await?;
-                ensure!(answer["result"]["running"] == false, "{id} has exited: {answer}");
+                let response = client.call("process/terminate", json!({"processId": id})).await?;
+                ensure!(response["result"]["running"] == false, "{id} has exited: {response}");
                 while !client.is_complete(id) {
                     client.read(id, 500, None).await?;
                 }
-            } else if manner == Manner::Polling && !seen.is_complete() {
+            } else if mode == FollowMode::Polling && !seen.is_complete() {
                 let most = rng.bool().then(|| rng.u64(1..200_000));
                 client.read(id, rng.u64(..20), most).await?;
             }
         }
         if rng.u8(..12) == 0 {
-            client.come_back(leave(rng)).await?;
-        } else if manner != Manner::Polling {
+            client.reconnect(random_disconnect(rng)).await?;
+        } else if mode != FollowMode::Polling {
             // What has come meanwhile may have been the last.
             if !ids.iter().all(|id| client.is_complete(id))
                 && !ids.iter().any(|id| running[id].held)
             {
-                client.listen(rng, manner == Manner::Slow).await?;
+                client.listen(rng, mode == FollowMode::Slow).await?;
             } else {
                 for id in &ids {
                     client.read(id, 5, None).await?;
@@ -105,17 +110,17 @@ async fn follow(
         }
     }
     for (id, script) in &*running {
-        judge(&client, id, script, allowed).with_context(|| id.clone())?;
+        check_output(&client, id, script, allowed).with_context(|| id.clone())?;
     }
     Ok(())
 }
 
-fn leave(rng: &mut Rng) -> Leave {
+fn random_disconnect(rng: &mut Rng) -> Disconnect {
     match rng.u8(..20) {
         // Seldom, since the server gives a silent connection seconds to answer.
-        0 => Leave::Silence,
-        1..10 => Leave::Close,
-        _ => Leave::Reset,
+        0 => Disconnect::Silence,
+        1..10 => Disconnect::Close,
+        _ => Disconnect::Reset,
     }
 }
 
@@ -138,18 +143,18 @@ async fn start(
     if script.confined {
         params["sandbox"] = json!({"permissions": {"type": "read-only"}, "cwd": "file:///"});
     }
-    let answer = client.call("process/start", params).await?;
-    if answer["result"]["processId"] == id {
+    let response = client.call("process/start", params).await?;
+    if response["result"]["processId"] == id {
         // It may have said something already to a connection that is about to be left.
         client.seen.entry(id.to_owned()).or_default();
         return Ok(true);
     }
-    ensure!(allowed.refused, "not started: {answer}");
+    ensure!(allowed.refused, "not started: {response}");
     Ok(false)
 }
 
 /// Writes its input, some of it twice under the same name.
-async fn feed(
+async fn write_input(
     client: &mut Client,
     id: &str,
     script: &Script,
@@ -160,9 +165,9 @@ async fn feed(
         let chunk = base64_simd::STANDARD.encode_to_string(format!("{line}\n"));
         let params = json!({"processId": id, "chunk": chunk, "writeId": format!("w{n}")});
         for _ in 0..rng.usize(1..3) {
-            let answer = client.call("process/write", params.clone()).await?;
-            let status = &answer["result"]["status"];
-            ensure!(status == "accepted" || allowed.killed, "{id}: not written: {answer}");
+            let response = client.call("process/write", params.clone()).await?;
+            let status = &response["result"]["status"];
+            ensure!(status == "accepted" || allowed.killed, "{id}: not written: {response}");
         }
         if rng.u8(..4) == 0 {
             tokio::time::sleep(Duration::from_millis(rng.u64(..10))).await;
@@ -172,7 +177,12 @@ async fn feed(
 }
 
 /// Compares what was told with the model.
-fn judge(client: &Client, id: &str, script: &Script, allowed: Allowed) -> anyhow::Result<()> {
+fn check_output(
+    client: &Client,
+    id: &str,
+    script: &Script,
+    allowed: Allowed,
+) -> anyhow::Result<()> {
     let seen = client.seen.get(id).context("never heard of")?;
     let (_, code) = seen.exit.context("no exit")?;
     if allowed.killed && code == 128 + 9 {

@@ -76,7 +76,7 @@ impl Files {
         channel: &Arc<Channel>,
         params: C::Params,
     ) -> Result<C::Response, ExecServerError> {
-        let params = C::held_to(params, self.sandbox.as_ref());
+        let params = C::with_sandbox(params, self.sandbox.as_ref());
         let timeout = self.client.timeout(C::METHOD);
         self.client.shared.call_on::<C>(channel, &params, C::effect(&params), timeout).await
     }
@@ -86,7 +86,7 @@ impl Files {
         &self,
         params: C::Params,
     ) -> Result<C::Response, ExecServerError> {
-        let params = C::held_to(params, self.sandbox.as_ref());
+        let params = C::with_sandbox(params, self.sandbox.as_ref());
         self.client.call_as::<C>(&params, Effect::Repeatable).await
     }
 

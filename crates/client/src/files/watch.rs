@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use codex_exec_server_protocol::files::{
     FsChange, FsChangedNotification, FsUnwatchParams, FsWatchParams,
 };
-use codex_exec_server_protocol::{call, notice};
+use codex_exec_server_protocol::{call, notification};
 use futures_util::{Stream, StreamExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -68,7 +68,7 @@ impl Files {
             });
         }
         params.watch_id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-        let notifications = self.client.subscribe::<notice::FsChanged>();
+        let notifications = self.client.subscribe::<notification::FsChanged>();
         let watcher = Watcher { files: self.clone(), params, notifications };
         let epoch = watcher.register().await?;
         let (sender, changes) = mpsc::channel(CHANGE_QUEUE);
@@ -80,7 +80,7 @@ impl Files {
 struct Watcher {
     files: Files,
     params: FsWatchParams,
-    notifications: Notifications<notice::FsChanged>,
+    notifications: Notifications<notification::FsChanged>,
 }
 
 impl Watcher {

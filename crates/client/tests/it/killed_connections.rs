@@ -113,7 +113,7 @@ const LINES: u64 = 4 << 20;
 
 /// Both sides detect silence after a fraction of a second.
 const SILENCE: KeepAlive =
-    KeepAlive { idle: Duration::from_millis(100), patience: Duration::from_millis(300) };
+    KeepAlive { idle: Duration::from_millis(100), timeout: Duration::from_millis(300) };
 
 fn persistent(address: SocketAddr) -> RemoteExecServerConnectArgs {
     let mut args = RemoteExecServerConnectArgs::new(format!("ws://{address}"), "test");
@@ -134,7 +134,7 @@ async fn connect(args: RemoteExecServerConnectArgs) -> ExecServerClient {
 
 async fn survive(kills: usize, how: Kills, lines: u64, seed: u64) {
     let mut config = ServerConfig::default();
-    config.takeover_timeout = SILENCE.patience;
+    config.takeover_timeout = SILENCE.timeout;
     // The server detects silence only when another connection asks for the session.
     config.connection.keep_alive = None;
     let listening = listening(config).await;

@@ -1,6 +1,6 @@
-//! Signing in by a browser: OAuth's authorization code with PKCE, and a callback on this machine.
+//! Sign-in with a browser: OAuth authorization code with PKCE, and a callback on this machine.
 //!
-//! Invariant: a code is taken only with the state that this sign-in made, and only once.
+//! Invariant: the callback's code is accepted only with the state of this sign-in, and only once.
 
 use std::io;
 use std::time::Duration;
@@ -15,18 +15,18 @@ use tokio::net::{TcpListener, TcpStream};
 use super::{LoginError, SCOPE, random_text};
 use crate::issuer::{IssuedTokens, Issuer};
 
-/// The longest request that a browser's callback makes.
-const LONGEST_REQUEST: usize = 16 << 10;
-/// How long one request may take to arrive.
-const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
+/// The longest callback request, in bytes.
+const MAX_REQUEST_BYTES: usize = 16 << 10;
+/// How long one callback request may take to arrive.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why the callback brought no code.
+/// Why the callback gave no code.
 #[derive(Debug, thiserror::Error)]
 pub enum CallbackError {
-    /// The port cannot be had.
+    /// The port cannot be used.
     #[error("cannot listen for the browser's redirect: {0}; choose another --port")]
     Listen(#[source] io::Error),
-    /// The issuer says no.
+    /// The issuer denied the sign-in.
     #[error("the issuer refused the sign-in: {0}")]
     Denied(String),
 }
@@ -42,7 +42,7 @@ pub struct BrowserLogin {
 }
 
 impl BrowserLogin {
-    /// Listens on that port of this machine; 0 takes a free one.
+    /// Listens on this loopback port; 0 picks a free one.
     pub async fn start(issuer: Issuer, port: u16) -> Result<Self, LoginError> {
         let listener =
             TcpListener::bind(("127.0.0.1", port)).await.map_err(CallbackError::Listen)?;
@@ -51,7 +51,7 @@ impl BrowserLogin {
         Ok(Self { issuer, listener, redirect, state: random_text()?, verifier: random_text()? })
     }
 
-    /// What the user opens.
+    /// The URL for the user to open.
     pub fn url(&self) -> String {
         let challenge = URL_SAFE_NO_PAD.encode_to_string(digest(&SHA256, self.verifier.as_bytes()));
         let query = encode_form(&[
@@ -66,15 +66,15 @@ impl BrowserLogin {
         format!("{}?{query}", self.issuer.authorize)
     }
 
-    /// Waits for the browser to come back, and trades its code for tokens.
+    /// Waits for the browser's callback and exchanges its code for tokens.
     pub async fn finish(
         self,
-        patience: Duration,
+        timeout: Duration,
         http: &HttpClient,
     ) -> Result<IssuedTokens, LoginError> {
-        let code = tokio::time::timeout(patience, self.code())
+        let code = tokio::time::timeout(timeout, self.code())
             .await
-            .map_err(|_| LoginError::Timeout(patience.as_secs()))??;
+            .map_err(|_| LoginError::Timeout(timeout.as_secs()))??;
         let fields = vec![
             ("grant_type", "authorization_code".to_owned()),
             ("code", code),
@@ -84,22 +84,22 @@ impl BrowserLogin {
         Ok(self.issuer.tokens(fields, http).await?)
     }
 
-    /// The code of the one callback that has our state. Whatever else comes is sent away.
+    /// Waits for the callback with this sign-in's state; other requests get 404.
     async fn code(&self) -> Result<String, CallbackError> {
         loop {
             let (mut socket, _) = self.listener.accept().await.map_err(CallbackError::Listen)?;
-            let target = tokio::time::timeout(REQUEST_PATIENCE, request_target(&mut socket)).await;
+            let target = tokio::time::timeout(REQUEST_TIMEOUT, request_target(&mut socket)).await;
             let outcome = target.ok().flatten().and_then(|target| self.read(&target));
             let (status, text) = match &outcome {
                 Some(Ok(_)) => ("200 OK", "You are signed in. You can close this page.\n"),
                 Some(Err(_)) => ("400 Bad Request", "The sign-in failed. See the terminal.\n"),
                 None => ("404 Not Found", "Not found.\n"),
             };
-            let answer = format!(
+            let response = format!(
                 "HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
                 text.len()
             );
-            let _ = socket.write_all(answer.as_bytes()).await;
+            let _ = socket.write_all(response.as_bytes()).await;
             let _ = socket.shutdown().await;
             if let Some(result) = outcome {
                 return result.map_err(CallbackError::Denied);
@@ -107,7 +107,7 @@ impl BrowserLogin {
         }
     }
 
-    /// What a request means: a code, a refusal, or nothing to us.
+    /// Reads a request: a code, a denial, or `None` for any other request.
     fn read(&self, target: &str) -> Option<Result<String, String>> {
         let (path, query) = target.split_once('?')?;
         let field = |name: &str| {
@@ -129,11 +129,11 @@ impl BrowserLogin {
     }
 }
 
-/// The target of a GET request, once its head is there.
+/// Reads the head of a GET request and returns its target.
 async fn request_target(socket: &mut TcpStream) -> Option<String> {
     let mut head = Vec::new();
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        if head.len() > LONGEST_REQUEST || socket.read_buf(&mut head).await.ok()? == 0 {
+        if head.len() > MAX_REQUEST_BYTES || socket.read_buf(&mut head).await.ok()? == 0 {
             return None;
         }
     }
@@ -142,7 +142,7 @@ async fn request_target(socket: &mut TcpStream) -> Option<String> {
     (words.next()? == "GET").then(|| words.next().map(ToOwned::to_owned))?
 }
 
-/// Undoes the escaping of a form's value; `None` if it is not escaped well.
+/// Decodes a form value; `None` if its escapes are invalid.
 fn unescape(text: &str) -> Option<String> {
     let is_escape = |rest: &str| {
         rest.as_bytes().get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escapes_are_undone_or_refused() {
+    fn form_values_are_unescaped_or_rejected() {
         assert_eq!(unescape("a%2Fb+c").unwrap(), "a/b c");
         for bad in ["%", "%4", "%zz", "%ff"] {
             assert!(unescape(bad).is_none(), "{bad}");

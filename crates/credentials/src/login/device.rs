@@ -1,4 +1,4 @@
-//! Signing in from a machine without a browser: OAuth's device code (RFC 8628).
+//! Sign-in from a machine without a browser: the OAuth device code (RFC 8628).
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::issuer::{IssuedTokens, Issuer, OauthError, refusal};
 #[derive(Debug)]
 pub struct DeviceLogin {
     issuer: Issuer,
-    told: Told,
+    authorization: DeviceAuthorization,
 }
 
 #[derive(Debug, Deserialize)]
-struct Told {
+struct DeviceAuthorization {
     device_code: Secret,
     user_code: String,
     verification_uri: String,
@@ -37,38 +37,38 @@ fn five_seconds() -> u64 {
 }
 
 impl DeviceLogin {
-    /// Asks for a code.
+    /// Requests a code.
     pub async fn start(issuer: Issuer, http: &HttpClient) -> Result<Self, LoginError> {
         let fields = vec![("client_id", issuer.client_id.clone()), ("scope", SCOPE.to_owned())];
-        let answer = http
-            .ask(Method::POST, &issuer.device, HeaderMap::new(), Payload::Form(fields))
+        let response = http
+            .send(Method::POST, &issuer.device, HeaderMap::new(), Payload::Form(fields))
             .await
             .map_err(OauthError::from)?;
-        match answer.status.is_success().then(|| answer.json()).flatten() {
-            Some(told) => Ok(Self { issuer, told }),
-            None => Err(refusal(&answer).into()),
+        match response.status.is_success().then(|| response.json()).flatten() {
+            Some(authorization) => Ok(Self { issuer, authorization }),
+            None => Err(refusal(&response).into()),
         }
     }
 
-    /// Where the user goes.
+    /// The URL for the user to open.
     pub fn verification_url(&self) -> &str {
-        &self.told.verification_uri
+        &self.authorization.verification_uri
     }
 
-    /// What the user enters there.
+    /// The code for the user to enter there.
     pub fn user_code(&self) -> &str {
-        &self.told.user_code
+        &self.authorization.user_code
     }
 
-    /// Waits until the user has done so, as often as the issuer allows to ask.
+    /// Polls until the user has entered the code, at the interval that the issuer asks for.
     pub async fn finish(self, http: &HttpClient) -> Result<IssuedTokens, LoginError> {
-        let deadline = Instant::now() + Duration::from_secs(self.told.expires_in);
-        let mut interval = Duration::from_secs(self.told.interval.clamp(1, 60));
+        let deadline = Instant::now() + Duration::from_secs(self.authorization.expires_in);
+        let mut interval = Duration::from_secs(self.authorization.interval.clamp(1, 60));
         while Instant::now() + interval < deadline {
             tokio::time::sleep(interval).await;
             let fields = vec![
                 ("grant_type", "urn:ietf:params:oauth:grant-type:device_code".to_owned()),
-                ("device_code", self.told.device_code.expose().to_owned()),
+                ("device_code", self.authorization.device_code.expose().to_owned()),
             ];
             match self.issuer.tokens(fields, http).await {
                 Ok(tokens) => return Ok(tokens),
@@ -82,6 +82,6 @@ impl DeviceLogin {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(LoginError::Timeout(self.told.expires_in))
+        Err(LoginError::Timeout(self.authorization.expires_in))
     }
 }

@@ -1,4 +1,4 @@
-//! Signing in and out: what ends up in `auth.json`, and how it gets there.
+//! Login and logout: writing and removing `auth.json`.
 
 mod browser;
 mod device;
@@ -17,42 +17,42 @@ use crate::tokens::DEFAULT_ISSUER;
 pub use browser::{BrowserLogin, CallbackError};
 pub use device::DeviceLogin;
 
-/// What is asked for on behalf of the user.
+/// The OAuth scope that logins request.
 pub(crate) const SCOPE: &str = "openid profile email offline_access";
 
-/// Why nobody is signed in.
+/// Why a login failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
-    /// There is no home to keep credentials in.
+    /// There is no home directory for `auth.json`.
     #[error("cannot find the home directory; set CODEX_HOME")]
     NoHome,
-    /// No client id: it belongs to whoever registered it with the issuer.
+    /// No OAuth client id was given. There is no default.
     #[error("no OAuth client id given; pass --client-id or set CODEX_LOGIN_CLIENT_ID")]
     NoClient,
-    /// Not a URL.
+    /// The issuer is not a URL.
     #[error("invalid issuer URL; expected https://HOST")]
     Issuer,
-    /// An empty key.
+    /// The API key is empty.
     #[error("the API key is empty; pipe it in: printenv OPENAI_API_KEY | codex login --api-key")]
     EmptyKey,
-    /// The file of credentials.
+    /// `auth.json` could not be read or written.
     #[error(transparent)]
     File(#[from] AuthFileError),
-    /// The issuer.
+    /// The issuer failed or refused.
     #[error(transparent)]
     Oauth(#[from] OauthError),
-    /// The browser's way back.
+    /// The browser's callback failed.
     #[error(transparent)]
     Callback(#[from] CallbackError),
-    /// Nobody signed in.
+    /// The user did not sign in within this many seconds.
     #[error("no sign-in within {0} s; try again")]
     Timeout(u64),
-    /// No randomness.
+    /// The random source failed.
     #[error("the random source failed")]
     Entropy,
 }
 
-/// The issuer to sign in with: what is given, else the environment's, else the usual one.
+/// Finds the issuer to sign in with: the given one, the environment's, or the default.
 pub async fn login_issuer(
     sources: &SignInSources,
     issuer: Option<String>,
@@ -66,7 +66,7 @@ pub async fn login_issuer(
     Ok(Issuer::discover(&base, client, http).await?)
 }
 
-/// Keeps an API key instead of whatever was kept before.
+/// Stores an API key, replacing earlier credentials.
 pub fn login_with_api_key(sources: &SignInSources, key: &Secret) -> Result<AuthFile, LoginError> {
     if key.is_blank() {
         return Err(LoginError::EmptyKey);
@@ -79,7 +79,7 @@ pub fn login_with_api_key(sources: &SignInSources, key: &Secret) -> Result<AuthF
     replace(sources, &content)
 }
 
-/// Keeps tokens instead of whatever was kept before.
+/// Stores tokens, replacing earlier credentials.
 pub fn login_with_tokens(
     sources: &SignInSources,
     issued: &IssuedTokens,
@@ -103,7 +103,7 @@ pub fn login_with_tokens(
     replace(sources, &content)
 }
 
-/// Forgets what was kept. Tells whether there was anything.
+/// Removes the stored credentials. Returns whether there were any.
 pub fn logout(sources: &SignInSources) -> Result<bool, LoginError> {
     let file = sources.auth_file().ok_or(LoginError::NoHome)?;
     let lock = file.lock()?;
@@ -117,7 +117,7 @@ fn replace(sources: &SignInSources, content: &AuthJson) -> Result<AuthFile, Logi
     Ok(file)
 }
 
-/// 32 random bytes as text for a URL.
+/// 32 random bytes in base64url.
 pub(crate) fn random_text() -> Result<String, LoginError> {
     let mut bytes = Zeroizing::new([0; 32]);
     getrandom::fill(&mut *bytes).map_err(|_| LoginError::Entropy)?;

@@ -8,23 +8,23 @@ use serde_json::{Value, json};
 
 use crate::cloud::Cloud;
 
-/// The time that these tests are told.
-pub const NOW: u64 = 1_800_000_000;
+/// The time in these tests.
+pub(crate) const NOW: u64 = 1_800_000_000;
 
-pub fn now() -> SystemTime {
+pub(crate) fn now() -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(NOW)
 }
 
-pub fn jwt(claims: &Value) -> String {
+pub(crate) fn jwt(claims: &Value) -> String {
     let part = |value: &Value| URL_SAFE_NO_PAD.encode_to_string(value.to_string());
     format!("{}.{}.c2ln", part(&json!({"alg": "RS256"})), part(claims))
 }
 
 /// The seed of the agent's key.
-pub const SEED: [u8; 32] = [9; 32];
+pub(crate) const SEED: [u8; 32] = [9; 32];
 
 /// An agent's identity, which registers its task with this service; and its private key.
-pub fn agent(auth: &Cloud) -> (SignInSources, String) {
+pub(crate) fn agent(auth: &Cloud) -> (SignInSources, String) {
     let mut der = vec![0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
     der.extend(SEED);
     let private_key = STANDARD.encode_to_string(&der);
@@ -41,7 +41,7 @@ pub fn agent(auth: &Cloud) -> (SignInSources, String) {
 }
 
 /// A home whose `auth.json` has tokens of this issuer, the access token until `expires`.
-pub fn home(issuer: &Cloud, expires: u64) -> (tempfile::TempDir, SignInSources, AuthFile) {
+pub(crate) fn home(issuer: &Cloud, expires: u64) -> (tempfile::TempDir, SignInSources, AuthFile) {
     let home = tempfile::tempdir().unwrap();
     let iss = issuer.base().to_string();
     let tokens = json!({

@@ -1,5 +1,5 @@
-//! Renewals of a sign-in by an issuer that gives a new refresh token each time and takes none twice:
-//! askers that are cancelled, several at once, and an account that is swapped meanwhile.
+//! Renewals of a sign-in with an issuer that rotates refresh tokens and accepts none twice: cancelled
+//! requests, concurrent requests, and an account that changes meanwhile.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -48,13 +48,13 @@ impl Rotating {
         let serving = issuer.clone();
         tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
-                tokio::spawn(serving.clone().answer(socket));
+                tokio::spawn(serving.clone().response(socket));
             }
         });
         issuer
     }
 
-    async fn answer(self, mut socket: TcpStream) {
+    async fn response(self, mut socket: TcpStream) {
         let mut request = Vec::new();
         let mut buffer = [0; 4096];
         let whole = |request: &[u8]| {
@@ -78,11 +78,11 @@ impl Rotating {
             None => (404, json!({})),
             Some((_, rest)) => {
                 let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
-                let answer = self.rotate(&number);
+                let response = self.rotate(&number);
                 self.asked.add_permits(1);
                 // As late as the test wants.
                 self.answers.acquire().await.unwrap().forget();
-                answer
+                response
             }
         };
         let body = body.to_string();
@@ -90,7 +90,7 @@ impl Rotating {
         let _ = socket.write_all((head + &body).as_bytes()).await;
     }
 
-    /// The token is spent before anybody has the answer.
+    /// Uses up the token before the response is sent.
     fn rotate(&self, number: &str) -> (u16, serde_json::Value) {
         let mut state = self.state.lock().unwrap();
         if *number != state.valid.to_string() {
@@ -150,12 +150,12 @@ fn stored(file: &AuthFile) -> codex_exec_credentials::TokenSet {
 }
 
 #[tokio::test]
-async fn a_renewal_that_nobody_waits_for_is_stored() {
+async fn cancelled_renewal_is_still_stored() {
     let (cloud, issuer) = (Cloud::start().await, Rotating::start().await);
     let (_home, sources, file) = issuer.home("acc-1");
     let (asking, key) = (registry(&cloud, &sources), key());
     tokio::select! {
-        _ = asking.register(ENVIRONMENT, &key) => panic!("nobody has answered"),
+        _ = asking.register(ENVIRONMENT, &key) => panic!("the issuer has not responded"),
         () = issuer.until_asked() => {}
     }
     drop(asking);
@@ -166,8 +166,12 @@ async fn a_renewal_that_nobody_waits_for_is_stored() {
     assert!(issuer.state.lock().unwrap().spent.is_empty());
 }
 
-/// Askers of several processes, some cancelled at a random moment, never lose the sign-in.
-async fn askers(cloud: &Cloud, key: &codex_exec_relay_core::NoisePublicKey, seed: u64) {
+/// Requests of several processes, some cancelled at a random moment, never lose the sign-in.
+async fn concurrent_requests(
+    cloud: &Cloud,
+    key: &codex_exec_relay_core::NoisePublicKey,
+    seed: u64,
+) {
     let mut random = fastrand::Rng::with_seed(seed);
     let issuer = Rotating::start().await;
     let (_home, sources, file) = issuer.home("acc-1");
@@ -187,10 +191,10 @@ async fn askers(cloud: &Cloud, key: &codex_exec_relay_core::NoisePublicKey, seed
         let registries: Vec<Registry> =
             (0..random.usize(1..4)).map(|_| registry(cloud, &sources)).collect();
         let asking = registries.iter().map(|registry| {
-            let patience = random.bool().then(|| random.usize(0..120));
+            let timeout = random.bool().then(|| random.usize(0..120));
             async move {
                 let given_up = async {
-                    match patience {
+                    match timeout {
                         None => std::future::pending().await,
                         Some(turns) => {
                             for _ in 0..turns {
@@ -220,15 +224,15 @@ async fn askers(cloud: &Cloud, key: &codex_exec_relay_core::NoisePublicKey, seed
 }
 
 #[tokio::test]
-async fn askers_that_are_cancelled_never_lose_the_sign_in() {
+async fn cancelled_requests_never_lose_the_sign_in() {
     let (cloud, key) = (Cloud::start().await, key());
     for seed in 0..60 {
-        askers(&cloud, &key, seed).await;
+        concurrent_requests(&cloud, &key, seed).await;
     }
 }
 
 #[tokio::test]
-async fn another_account_is_never_taken_for_this_one() {
+async fn tokens_of_another_account_are_refused() {
     let (cloud, issuer) = (Cloud::start().await, Rotating::start().await);
     for swapped_while_asking in [false, true] {
         issuer.state.lock().unwrap().valid = 0;
@@ -246,8 +250,8 @@ async fn another_account_is_never_taken_for_this_one() {
                 issuer.answers.add_permits(1);
             }
         };
-        let (answer, ()) = tokio::join!(register, swap);
-        let error = answer.unwrap_err().to_string();
+        let (response, ()) = tokio::join!(register, swap);
+        let error = response.unwrap_err().to_string();
         assert!(error.contains("another account"), "{error}");
         let tokens = stored(&file);
         assert_eq!(tokens.account_id.as_deref(), Some("acc-2"));
@@ -256,9 +260,9 @@ async fn another_account_is_never_taken_for_this_one() {
     assert!(cloud.seen("/register").is_empty());
 }
 
-/// Somebody signs in again, as the same, while the old sign-in is renewed.
+/// The same user signs in again while the old sign-in is renewed.
 #[tokio::test]
-async fn a_sign_in_that_was_replaced_meanwhile_is_kept() {
+async fn sign_in_replaced_during_renewal_is_preserved() {
     let (cloud, issuer) = (Cloud::start().await, Rotating::start().await);
     let (_home, sources, file) = issuer.home("acc-1");
     let asking = registry(&cloud, &sources);
@@ -268,7 +272,7 @@ async fn a_sign_in_that_was_replaced_meanwhile_is_kept() {
         issuer.sign_in(&file, "acc-1", 7);
         issuer.answers.add_permits(1);
     };
-    let (answer, ()) = tokio::join!(asking.register(ENVIRONMENT, &key), swap);
-    answer.unwrap();
+    let (response, ()) = tokio::join!(asking.register(ENVIRONMENT, &key), swap);
+    response.unwrap();
     assert_eq!(stored(&file).refresh_token, "refresh-7");
 }

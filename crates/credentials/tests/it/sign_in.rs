@@ -22,7 +22,7 @@ fn registry(cloud: &Cloud, sources: &SignInSources, kind: SignInKind) -> Registr
 }
 
 #[tokio::test]
-async fn an_agent_registers_a_task_once_and_signs_every_request() {
+async fn agent_registers_one_task_and_signs_every_request() {
     let (cloud, auth) = (Cloud::start().await, Cloud::start().await);
     let public = Ed25519KeyPair::from_seed_unchecked(&SEED).unwrap();
     let public = UnparsedPublicKey::new(&ED25519, public.public_key().as_ref().to_vec());
@@ -58,7 +58,7 @@ async fn an_agent_registers_a_task_once_and_signs_every_request() {
 }
 
 #[tokio::test]
-async fn tokens_that_last_are_used_as_they_are() {
+async fn valid_tokens_are_used_without_renewal() {
     let (cloud, issuer) = (Cloud::start().await, Cloud::start().await);
     let (_home, sources, file) = home(&issuer, NOW + 3600);
     registry(&cloud, &sources, SignInKind::Default).register(ENVIRONMENT, &key()).await.unwrap();
@@ -70,7 +70,7 @@ async fn tokens_that_last_are_used_as_they_are() {
 }
 
 #[tokio::test]
-async fn expired_tokens_are_renewed_once_by_however_many_processes() {
+async fn expired_tokens_are_renewed_once_across_processes() {
     let (cloud, issuer) = (Cloud::start().await, Cloud::start().await);
     let fresh = jwt(&json!({"exp": NOW + 3600}));
     let issued = json!({"access_token": fresh, "refresh_token": "refresh-2"}).to_string();
@@ -96,7 +96,7 @@ async fn expired_tokens_are_renewed_once_by_however_many_processes() {
 }
 
 #[tokio::test]
-async fn a_sign_in_that_cannot_be_renewed_says_what_to_do() {
+async fn failed_renewal_error_says_what_to_do() {
     let (cloud, issuer) = (Cloud::start().await, Cloud::start().await);
     issuer.script(|script| {
         script.answers.insert("token", (400, json!({"error": "invalid_grant"}).to_string()));
@@ -117,9 +117,9 @@ async fn browse(url: &str) -> String {
     let address = ("127.0.0.1", port.parse().unwrap());
     let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
     socket.write_all(format!("GET /{path} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).await.unwrap();
-    answer.lines().next().unwrap().to_owned()
+    let mut response = String::new();
+    socket.read_to_string(&mut response).await.unwrap();
+    response.lines().next().unwrap().to_owned()
 }
 
 fn field(url: &str, name: &str) -> String {
@@ -129,7 +129,7 @@ fn field(url: &str, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_browser_signs_in_with_its_own_state_and_no_other() {
+async fn browser_callback_requires_the_matching_state() {
     use ring::digest::{SHA256, digest};
     let issuer_cloud = Cloud::start().await;
     let issued = json!({"access_token": "at", "refresh_token": "rt",
@@ -168,12 +168,12 @@ async fn a_browser_signs_in_with_its_own_state_and_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_device_waits_as_it_is_told() {
+async fn device_login_polls_at_the_requested_interval() {
     let issuer_cloud = Cloud::start().await;
-    let told = json!({"device_code": "dc", "user_code": "ABCD", "interval": 5,
+    let authorization = json!({"device_code": "dc", "user_code": "ABCD", "interval": 5,
         "verification_uri": "https://issuer.example/device", "expires_in": 60});
     issuer_cloud.script(|script| {
-        script.answers.insert("code", (200, told.to_string()));
+        script.answers.insert("code", (200, authorization.to_string()));
         let pending = json!({"error": "authorization_pending"}).to_string();
         script.answers.insert("token", (400, pending));
     });

@@ -33,7 +33,9 @@ impl FsOpenMode {
 pub struct FsOpenParams {
     /// Chosen by the client, at most 32 bytes, unique among the open handles of the connection.
     pub handle_id: String,
+    /// The file to open; a regular file, or a path at which `mode` creates one.
     pub path: PathUri,
+    /// What the handle is for; reading where absent.
     #[serde(
         default,
         deserialize_with = "null_is_default",
@@ -53,6 +55,7 @@ pub struct FsOpenParams {
 }
 
 impl FsOpenParams {
+    /// Opens `path` in `mode`, without extensions and without a sandbox.
     pub fn new(handle_id: impl Into<String>, path: PathUri, mode: FsOpenMode) -> Self {
         Self {
             handle_id: handle_id.into(),
@@ -69,6 +72,7 @@ impl FsOpenParams {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsOpenResponse {
+    /// The id that the client chose.
     pub handle_id: String,
 }
 
@@ -76,7 +80,9 @@ pub struct FsOpenResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadBlockParams {
+    /// A handle that is open for reading.
     pub handle_id: String,
+    /// Where to start, in bytes from the beginning of the file.
     pub offset: u64,
     /// 1 … 1 MiB.
     pub len: u64,
@@ -86,6 +92,7 @@ pub struct FsReadBlockParams {
 }
 
 impl FsReadBlockParams {
+    /// Reads `len` bytes at `offset`.
     pub fn new(handle_id: impl Into<String>, offset: u64, len: u64) -> Self {
         Self { handle_id: handle_id.into(), offset, len, sandbox: None }
     }
@@ -95,6 +102,7 @@ impl FsReadBlockParams {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadBlockResponse {
+    /// The bytes read; fewer than requested at the end of the file.
     pub chunk: Base64Bytes,
     /// Fewer than `len` bytes were left.
     pub eof: bool,
@@ -104,7 +112,9 @@ pub struct FsReadBlockResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWriteBlockParams {
+    /// A handle that is open for writing.
     pub handle_id: String,
+    /// Where to write, in bytes from the beginning of the file.
     pub offset: u64,
     /// At most 1 MiB, decoded.
     pub chunk: Base64Bytes,
@@ -114,6 +124,7 @@ pub struct FsWriteBlockParams {
 }
 
 impl FsWriteBlockParams {
+    /// Writes `chunk` at `offset`.
     pub fn new(handle_id: impl Into<String>, offset: u64, chunk: impl Into<Base64Bytes>) -> Self {
         Self { handle_id: handle_id.into(), offset, chunk: chunk.into(), sandbox: None }
     }
@@ -126,6 +137,7 @@ pub type FsWriteBlockResponse = FsDone;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCloseParams {
+    /// The handle to close.
     pub handle_id: String,
     /// Extension: put the file of a `replaceAtomic` handle in its place.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
@@ -136,6 +148,7 @@ pub struct FsCloseParams {
 }
 
 impl FsCloseParams {
+    /// Closes the handle without a commit.
     pub fn new(handle_id: impl Into<String>) -> Self {
         Self { handle_id: handle_id.into(), commit: false, sandbox: None }
     }

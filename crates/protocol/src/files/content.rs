@@ -2,16 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FsDone, is_false, is_true, null_is_default, on_by_default, yes};
+use super::{FsDone, default_true, is_false, is_true, null_is_default, null_is_true};
 use crate::{Base64Bytes, PathUri, SandboxContext};
 
 /// `fs/readFile`: the whole content of a regular file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadFileParams {
+    /// The file to read.
     pub path: PathUri,
     /// False refuses a symbolic link in any component.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -19,6 +24,7 @@ pub struct FsReadFileParams {
 }
 
 impl FsReadFileParams {
+    /// Reads `path`, following symbolic links.
     pub fn new(path: PathUri) -> Self {
         Self { path, follow_symlinks: true, sandbox: None }
     }
@@ -28,6 +34,7 @@ impl FsReadFileParams {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadFileResponse {
+    /// The content of the file.
     #[serde(rename = "dataBase64")]
     pub data: Base64Bytes,
 }
@@ -36,11 +43,17 @@ pub struct FsReadFileResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWriteFileParams {
+    /// The file to write.
     pub path: PathUri,
+    /// The new content of the file.
     #[serde(rename = "dataBase64")]
     pub data: Base64Bytes,
     /// False refuses a symbolic link in any component.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// Extension: write a temporary file beside the old one, fsync it, and rename it over the old
     /// one. Readers see the old bytes or the new ones, never a part; hard links are cut.
@@ -55,6 +68,7 @@ pub struct FsWriteFileParams {
 }
 
 impl FsWriteFileParams {
+    /// Writes `data` to `path` in place, following symbolic links.
     pub fn new(path: PathUri, data: impl Into<Base64Bytes>) -> Self {
         Self {
             path,

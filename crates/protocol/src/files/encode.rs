@@ -115,7 +115,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn by_hand_is_what_serde_writes(
+        fn manual_encoding_matches_serde(
             id in "\\PC{0,8}",
             bytes: Vec<u8>,
             offset: u64,

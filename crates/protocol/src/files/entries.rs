@@ -2,19 +2,24 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FsDone, is_false, is_true, null_is_default, on_by_default, yes};
+use super::{FsDone, default_true, is_false, is_true, null_is_default, null_is_true};
 use crate::{PathUri, SandboxContext};
 
 /// `fs/createDirectory`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCreateDirectoryParams {
+    /// The directory to make.
     pub path: PathUri,
     /// Make missing parents too, and take an existing directory as success.
-    #[serde(default = "yes", deserialize_with = "on_by_default")]
+    #[serde(default = "default_true", deserialize_with = "null_is_true")]
     pub recursive: bool,
     /// False refuses a symbolic link in any component.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -22,6 +27,7 @@ pub struct FsCreateDirectoryParams {
 }
 
 impl FsCreateDirectoryParams {
+    /// Makes `path` and its missing parents, following symbolic links.
     pub fn new(path: PathUri) -> Self {
         Self { path, recursive: true, follow_symlinks: true, sandbox: None }
     }
@@ -34,9 +40,14 @@ pub type FsCreateDirectoryResponse = FsDone;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsGetMetadataParams {
+    /// The path to describe.
     pub path: PathUri,
     /// False refuses a symbolic link in any component.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -44,6 +55,7 @@ pub struct FsGetMetadataParams {
 }
 
 impl FsGetMetadataParams {
+    /// Describes `path`, following symbolic links.
     pub fn new(path: PathUri) -> Self {
         Self { path, follow_symlinks: true, sandbox: None }
     }
@@ -53,10 +65,14 @@ impl FsGetMetadataParams {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsGetMetadataResponse {
+    /// The path is a directory, or a symbolic link to one.
     pub is_directory: bool,
+    /// The path is a regular file, or a symbolic link to one.
     pub is_file: bool,
+    /// The path itself is a symbolic link.
     #[serde(default)]
     pub is_symlink: bool,
+    /// Size in bytes.
     #[serde(default)]
     pub size: u64,
     /// Milliseconds since the epoch, 0 if unknown.
@@ -89,6 +105,7 @@ pub struct FsGetMetadataResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCanonicalizeParams {
+    /// The path to resolve.
     pub path: PathUri,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -96,6 +113,7 @@ pub struct FsCanonicalizeParams {
 }
 
 impl FsCanonicalizeParams {
+    /// Resolves every symbolic link of `path`.
     pub fn new(path: PathUri) -> Self {
         Self { path, sandbox: None }
     }
@@ -105,6 +123,7 @@ impl FsCanonicalizeParams {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCanonicalizeResponse {
+    /// The path without symbolic links.
     pub path: PathUri,
 }
 
@@ -112,6 +131,7 @@ pub struct FsCanonicalizeResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadDirectoryParams {
+    /// The directory to list.
     pub path: PathUri,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,6 +139,7 @@ pub struct FsReadDirectoryParams {
 }
 
 impl FsReadDirectoryParams {
+    /// Lists the entries of `path`.
     pub fn new(path: PathUri) -> Self {
         Self { path, sandbox: None }
     }
@@ -130,7 +151,9 @@ impl FsReadDirectoryParams {
 pub struct FsReadDirectoryEntry {
     /// The name; bytes that are not UTF-8 are replaced by U+FFFD.
     pub file_name: String,
+    /// The entry is a directory, or a symbolic link to one.
     pub is_directory: bool,
+    /// The entry is a regular file, or a symbolic link to one.
     pub is_file: bool,
     /// Extension: the entry's whole path, present when `file_name` has lost bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -141,6 +164,7 @@ pub struct FsReadDirectoryEntry {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadDirectoryResponse {
+    /// The entries, sorted by name.
     pub entries: Vec<FsReadDirectoryEntry>,
     /// Extension: the directory holds more than the answer does.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -154,15 +178,20 @@ pub struct FsReadDirectoryResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsRemoveParams {
+    /// The path to remove.
     pub path: PathUri,
     /// Remove what a directory holds too.
-    #[serde(default = "yes", deserialize_with = "on_by_default")]
+    #[serde(default = "default_true", deserialize_with = "null_is_true")]
     pub recursive: bool,
     /// A missing path is success.
-    #[serde(default = "yes", deserialize_with = "on_by_default")]
+    #[serde(default = "default_true", deserialize_with = "null_is_true")]
     pub force: bool,
     /// False refuses a symbolic link in any component, the last included.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -170,6 +199,7 @@ pub struct FsRemoveParams {
 }
 
 impl FsRemoveParams {
+    /// Removes `path` and everything below it; a missing path is success.
     pub fn new(path: PathUri) -> Self {
         Self { path, recursive: true, force: true, follow_symlinks: true, sandbox: None }
     }
@@ -182,7 +212,9 @@ pub type FsRemoveResponse = FsDone;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCopyParams {
+    /// The file, symbolic link or directory to copy.
     pub source_path: PathUri,
+    /// Where the copy goes.
     pub destination_path: PathUri,
     /// Needed for a directory.
     pub recursive: bool,
@@ -197,6 +229,7 @@ pub struct FsCopyParams {
 }
 
 impl FsCopyParams {
+    /// Copies `source_path` to `destination_path` in place.
     pub fn new(source_path: PathUri, destination_path: PathUri, recursive: bool) -> Self {
         Self { source_path, destination_path, recursive, atomic: false, sandbox: None }
     }
@@ -209,13 +242,23 @@ pub type FsCopyResponse = FsDone;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsRenameParams {
+    /// The current name.
     pub source_path: PathUri,
+    /// The new name.
     pub destination_path: PathUri,
     /// False refuses to replace an existing destination.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub overwrite: bool,
     /// False refuses a symbolic link in any directory on the way to either name.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -223,6 +266,7 @@ pub struct FsRenameParams {
 }
 
 impl FsRenameParams {
+    /// Renames `source_path`, replacing an existing destination.
     pub fn new(source_path: PathUri, destination_path: PathUri) -> Self {
         Self {
             source_path,
@@ -247,7 +291,11 @@ pub struct FsSymlinkParams {
     /// can carry any bytes.
     pub target: String,
     /// False refuses a symbolic link in any directory on the way to `path`.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -255,6 +303,7 @@ pub struct FsSymlinkParams {
 }
 
 impl FsSymlinkParams {
+    /// Makes a symbolic link at `path` that points to `target`.
     pub fn new(path: PathUri, target: impl Into<String>) -> Self {
         Self { path, target: target.into(), follow_symlinks: true, sandbox: None }
     }
@@ -267,11 +316,16 @@ pub type FsSymlinkResponse = FsDone;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsSetModeParams {
+    /// The path whose permission bits change.
     pub path: PathUri,
     /// 0 … 0o7777.
     pub mode: u32,
     /// False refuses a symbolic link in any component.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub follow_symlinks: bool,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -279,6 +333,7 @@ pub struct FsSetModeParams {
 }
 
 impl FsSetModeParams {
+    /// Sets the permission bits of `path`, following symbolic links.
     pub fn new(path: PathUri, mode: u32) -> Self {
         Self { path, mode, follow_symlinks: true, sandbox: None }
     }

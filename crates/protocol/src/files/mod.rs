@@ -12,12 +12,31 @@ mod search;
 mod walk;
 mod watch;
 
-pub use blocks::*;
-pub use content::*;
-pub use entries::*;
-pub use search::*;
-pub use walk::*;
-pub use watch::*;
+pub use blocks::{
+    FsCloseParams, FsCloseResponse, FsOpenMode, FsOpenParams, FsOpenResponse, FsReadBlockParams,
+    FsReadBlockResponse, FsWriteBlockParams, FsWriteBlockResponse,
+};
+pub use content::{FsReadFileParams, FsReadFileResponse, FsWriteFileParams, FsWriteFileResponse};
+pub use entries::{
+    FsCanonicalizeParams, FsCanonicalizeResponse, FsCopyParams, FsCopyResponse,
+    FsCreateDirectoryParams, FsCreateDirectoryResponse, FsGetMetadataParams, FsGetMetadataResponse,
+    FsReadDirectoryEntry, FsReadDirectoryParams, FsReadDirectoryResponse, FsRemoveParams,
+    FsRemoveResponse, FsRenameParams, FsRenameResponse, FsSetModeParams, FsSetModeResponse,
+    FsSymlinkParams, FsSymlinkResponse,
+};
+pub use search::{
+    FsCancelSearchParams, FsCancelSearchResponse, FsGlobParams, FsGlobResponse, FsSearchFile,
+    FsSearchLine, FsSearchLineKind, FsSearchMatchesNotification, FsSearchParams, FsSearchRange,
+    FsSearchResponse,
+};
+pub use walk::{
+    FsEntryKind, FsPathError, FsWalkEntry, FsWalkOptions, FsWalkParams, FsWalkResponse,
+};
+pub use watch::{
+    FsChange, FsChangeKind, FsChangedNotification, FsMissingChangedNotification, FsUnwatchParams,
+    FsUnwatchResponse, FsWatchMissingParams, FsWatchMissingResponse, FsWatchParams,
+    FsWatchResponse,
+};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -28,7 +47,7 @@ pub struct FsDone {}
 crate::encode::by_serde! { FsDone }
 
 /// Default of members that are on unless switched off.
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 
@@ -43,7 +62,7 @@ fn is_false(value: &bool) -> bool {
 }
 
 /// Reads a switch that is on by default; `null` is the same as absent.
-fn on_by_default<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+fn null_is_true<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Ok(Option::<bool>::deserialize(deserializer)?.unwrap_or(true))
 }
 

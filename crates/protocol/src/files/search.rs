@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    FsDone, FsPathError, FsWalkEntry, is_false, is_true, null_is_default, on_by_default, yes,
+    FsDone, FsPathError, FsWalkEntry, default_true, is_false, is_true, null_is_default,
+    null_is_true,
 };
 use crate::{PathUri, SandboxContext};
 
@@ -19,8 +20,10 @@ pub struct FsSearchParams {
     pub path: PathUri,
     /// A regular expression (or plain text, with `literal`).
     pub pattern: String,
+    /// Take `pattern` as plain text.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub literal: bool,
+    /// Ignore the case of letters.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub case_insensitive: bool,
     /// Match whole words only.
@@ -36,7 +39,11 @@ pub struct FsSearchParams {
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
     /// Leave out what `.gitignore` and `.ignore` files say.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub respect_gitignore: bool,
     /// Look into names that start with a dot too.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
@@ -62,6 +69,7 @@ pub struct FsSearchParams {
 }
 
 impl FsSearchParams {
+    /// Searches `path` for the regular expression `pattern`, with every option at its default.
     pub fn new(path: PathUri, pattern: impl Into<String>) -> Self {
         Self {
             search_id: None,
@@ -89,7 +97,9 @@ impl FsSearchParams {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum FsSearchLineKind {
+    /// The line matches.
     Match,
+    /// The line is before or after a match.
     Context,
 }
 
@@ -97,7 +107,9 @@ pub enum FsSearchLineKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchRange {
+    /// The first byte of the match.
     pub start: u64,
+    /// The first byte after the match.
     pub end: u64,
 }
 
@@ -107,6 +119,7 @@ pub struct FsSearchRange {
 pub struct FsSearchLine {
     /// From 1.
     pub line_number: u64,
+    /// Whether the line matches or is context.
     pub kind: FsSearchLineKind,
     /// Without its line end; bytes that are not UTF-8 are replaced by U+FFFD.
     pub text: String,
@@ -122,7 +135,9 @@ pub struct FsSearchLine {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchFile {
+    /// The file.
     pub path: PathUri,
+    /// Its matching lines and their context.
     pub lines: Vec<FsSearchLine>,
 }
 
@@ -130,6 +145,7 @@ pub struct FsSearchFile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchMatchesNotification {
+    /// The id that the client gave the search.
     pub search_id: String,
     /// From 1, without gaps.
     pub seq: u64,
@@ -145,7 +161,9 @@ pub struct FsSearchResponse {
     pub files: Vec<FsSearchFile>,
     /// Matching lines found.
     pub matches: u64,
+    /// Files with at least one match.
     pub files_matched: u64,
+    /// Files that were read.
     pub files_searched: u64,
     /// A limit or a cancellation cut the search short.
     pub truncated: bool,
@@ -161,6 +179,7 @@ pub struct FsSearchResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCancelSearchParams {
+    /// The search to end.
     pub search_id: String,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -168,6 +187,7 @@ pub struct FsCancelSearchParams {
 }
 
 impl FsCancelSearchParams {
+    /// Ends the search with this id.
     pub fn new(search_id: impl Into<String>) -> Self {
         Self { search_id: search_id.into(), sandbox: None }
     }
@@ -187,10 +207,15 @@ pub struct FsGlobParams {
     /// Leave out files and directories that match one of these git-style globs.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
+    /// Ignore the case of letters.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub case_insensitive: bool,
     /// Leave out what `.gitignore` and `.ignore` files say.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub respect_gitignore: bool,
     /// Look into names that start with a dot too.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
@@ -207,6 +232,7 @@ pub struct FsGlobParams {
 }
 
 impl FsGlobParams {
+    /// Matches `patterns` below `path`, with every option at its default.
     pub fn new(path: PathUri, patterns: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self {
             path,
@@ -226,7 +252,9 @@ impl FsGlobParams {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsGlobResponse {
+    /// The paths that match.
     pub entries: Vec<FsWalkEntry>,
+    /// `max_results` or another limit cut the list short.
     pub truncated: bool,
     /// What could not be looked at; the first 100.
     #[serde(default)]

@@ -9,7 +9,9 @@ use crate::{PathUri, SandboxContext};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWalkParams {
+    /// The directory to walk.
     pub path: PathUri,
+    /// How far to walk.
     pub options: FsWalkOptions,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -17,6 +19,7 @@ pub struct FsWalkParams {
 }
 
 impl FsWalkParams {
+    /// Walks `path` as far as `options` say.
     pub fn new(path: PathUri, options: FsWalkOptions) -> Self {
         Self { path, options, sandbox: None }
     }
@@ -55,7 +58,9 @@ impl Default for FsWalkOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum FsEntryKind {
+    /// A directory.
     Directory,
+    /// A regular file.
     File,
 }
 
@@ -63,7 +68,9 @@ pub enum FsEntryKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWalkEntry {
+    /// The path of the entry.
     pub path: PathUri,
+    /// Whether it is a directory or a file.
     pub kind: FsEntryKind,
 }
 
@@ -71,7 +78,9 @@ pub struct FsWalkEntry {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsPathError {
+    /// The path that could not be read.
     pub path: PathUri,
+    /// Why, for people.
     pub message: String,
 }
 
@@ -79,7 +88,9 @@ pub struct FsPathError {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWalkResponse {
+    /// The entries, breadth-first.
     pub entries: Vec<FsWalkEntry>,
+    /// Paths that could not be read.
     #[serde(default)]
     pub errors: Vec<FsPathError>,
     /// A limit other than the depth cut the walk short.

@@ -2,15 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FsDone, is_false, is_true, on_by_default, yes};
+use super::{FsDone, default_true, is_false, is_true, null_is_true};
 use crate::{PathUri, SandboxContext};
 
 /// `fs/watchMissing`: tells once when one of some missing paths appears, or a present one changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWatchMissingParams {
+    /// Chosen by the client, unique among the watches of the connection.
     pub watch_id: i64,
+    /// Paths that do not exist yet.
     pub missing: Vec<PathUri>,
+    /// A path that exists and is watched for changes.
     #[serde(default)]
     pub present: Option<PathUri>,
     /// What the request is held to; none is no restriction.
@@ -19,6 +22,7 @@ pub struct FsWatchMissingParams {
 }
 
 impl FsWatchMissingParams {
+    /// Watches the `missing` paths and, if given, the `present` one.
     pub fn new(watch_id: i64, missing: Vec<PathUri>, present: Option<PathUri>) -> Self {
         Self { watch_id, missing, present, sandbox: None }
     }
@@ -36,6 +40,7 @@ pub struct FsWatchMissingResponse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsMissingChangedNotification {
+    /// The watch that fired, and has ended with this.
     pub watch_id: i64,
 }
 
@@ -45,9 +50,14 @@ pub struct FsMissingChangedNotification {
 pub struct FsWatchParams {
     /// Chosen by the client, unique among the watches of the connection.
     pub watch_id: i64,
+    /// The file or directory to watch.
     pub path: PathUri,
     /// Everything below a directory too, not only its own entries.
-    #[serde(default = "yes", deserialize_with = "on_by_default", skip_serializing_if = "is_true")]
+    #[serde(
+        default = "default_true",
+        deserialize_with = "null_is_true",
+        skip_serializing_if = "is_true"
+    )]
     pub recursive: bool,
     /// How long changes are gathered before they are told; 100 if absent, at most 60,000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -58,6 +68,7 @@ pub struct FsWatchParams {
 }
 
 impl FsWatchParams {
+    /// Watches `path` and everything below it.
     pub fn new(watch_id: i64, path: PathUri) -> Self {
         Self { watch_id, path, recursive: true, debounce_ms: None, sandbox: None }
     }
@@ -70,6 +81,7 @@ pub type FsWatchResponse = FsDone;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsUnwatchParams {
+    /// The watch to end.
     pub watch_id: i64,
     /// What the request is held to; none is no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -77,6 +89,7 @@ pub struct FsUnwatchParams {
 }
 
 impl FsUnwatchParams {
+    /// Ends the watch with this id.
     pub fn new(watch_id: i64) -> Self {
         Self { watch_id, sandbox: None }
     }
@@ -101,7 +114,9 @@ pub enum FsChangeKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsChange {
+    /// The path that changed.
     pub path: PathUri,
+    /// What happened to it.
     pub kind: FsChangeKind,
 }
 
@@ -109,7 +124,9 @@ pub struct FsChange {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsChangedNotification {
+    /// The watch that reports.
     pub watch_id: i64,
+    /// The paths that changed since the last notification.
     pub changes: Vec<FsChange>,
     /// Some changes were lost: look at the whole tree again.
     #[serde(default, skip_serializing_if = "is_false")]

@@ -9,7 +9,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 
 use super::assurance::Assurance;
-use super::profile::{PermissionProfile, ProfileMembers, SpelledProfile};
+use super::profile::{ParsedProfile, PermissionProfile, ProfileMembers};
 use crate::PathUri;
 
 /// What a `process/start` or a filesystem request is to be held to.
@@ -63,15 +63,15 @@ impl SandboxContext {
         Self { cwd: Some(root.clone()), workspace_roots: vec![root], ..Self::new(permissions) }
     }
 
-    fn from_profile(spelled: SpelledProfile) -> Self {
-        Self { project_root_is_cwd: spelled.legacy, ..Self::new(spelled.profile) }
+    fn from_profile(parsed: ParsedProfile) -> Self {
+        Self { project_root_is_cwd: parsed.legacy, ..Self::new(parsed.profile) }
     }
 }
 
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ContextMembers {
-    permissions: Option<SpelledProfile>,
+    permissions: Option<ParsedProfile>,
     cwd: Option<PathUri>,
     workspace_roots: Option<Vec<PathUri>>,
     windows_sandbox_level: Option<String>,
@@ -85,12 +85,12 @@ struct ContextMembers {
 
 impl ContextMembers {
     fn into_context<E: de::Error>(self) -> Result<SandboxContext, E> {
-        let spelled = match self.permissions {
-            Some(spelled) => spelled,
+        let parsed = match self.permissions {
+            Some(parsed) => parsed,
             None if self.in_place.is_profile() => self.in_place.into_profile()?,
             None => return Err(E::missing_field("permissions")),
         };
-        let mut context = SandboxContext::from_profile(spelled);
+        let mut context = SandboxContext::from_profile(parsed);
         context.workspace_roots = self.workspace_roots.unwrap_or_default();
         if context.project_root_is_cwd
             && let Some(cwd) = &self.cwd
@@ -115,8 +115,8 @@ impl ContextMembers {
 
 impl<'de> Deserialize<'de> for SandboxContext {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ObjectOrWord;
-        impl<'de> Visitor<'de> for ObjectOrWord {
+        struct ObjectOrName;
+        impl<'de> Visitor<'de> for ObjectOrName {
             type Value = SandboxContext;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -124,13 +124,13 @@ impl<'de> Deserialize<'de> for SandboxContext {
             }
 
             fn visit_str<E: de::Error>(self, word: &str) -> Result<Self::Value, E> {
-                ProfileMembers::of_word(word).into_profile().map(SandboxContext::from_profile)
+                ProfileMembers::from_name(word).into_profile().map(SandboxContext::from_profile)
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
                 ContextMembers::deserialize(MapAccessDeserializer::new(map))?.into_context()
             }
         }
-        deserializer.deserialize_any(ObjectOrWord)
+        deserializer.deserialize_any(ObjectOrName)
     }
 }

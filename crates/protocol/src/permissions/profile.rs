@@ -151,13 +151,13 @@ impl Serialize for PermissionProfile {
 
 impl<'de> Deserialize<'de> for PermissionProfile {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(SpelledProfile::deserialize(deserializer)?.profile)
+        Ok(ParsedProfile::deserialize(deserializer)?.profile)
     }
 }
 
 /// A profile and whether an older spelling said it, which decides what the project root is.
 #[derive(Debug)]
-pub(super) struct SpelledProfile {
+pub(super) struct ParsedProfile {
     pub(super) profile: PermissionProfile,
     pub(super) legacy: bool,
 }
@@ -179,11 +179,11 @@ impl ProfileMembers {
     }
 
     /// `{"type": word}` and nothing else.
-    pub(super) fn of_word(word: &str) -> Self {
+    pub(super) fn from_name(word: &str) -> Self {
         Self { kind: Some(word.to_owned()), ..Self::default() }
     }
 
-    pub(super) fn into_profile<E: de::Error>(self) -> Result<SpelledProfile, E> {
+    pub(super) fn into_profile<E: de::Error>(self) -> Result<ParsedProfile, E> {
         let Some(kind) = self.kind else {
             return Err(E::missing_field("type"));
         };
@@ -201,32 +201,32 @@ impl ProfileMembers {
                     E::unknown_variant(other, &["managed", "disabled", "external"])
                 })?;
                 let profile = PermissionProfile::from_legacy(&policy);
-                return Ok(SpelledProfile { profile, legacy: true });
+                return Ok(ParsedProfile { profile, legacy: true });
             }
         };
-        Ok(SpelledProfile { profile, legacy: false })
+        Ok(ParsedProfile { profile, legacy: false })
     }
 }
 
-impl<'de> Deserialize<'de> for SpelledProfile {
+impl<'de> Deserialize<'de> for ParsedProfile {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ObjectOrWord;
-        impl<'de> Visitor<'de> for ObjectOrWord {
-            type Value = SpelledProfile;
+        struct ObjectOrName;
+        impl<'de> Visitor<'de> for ObjectOrName {
+            type Value = ParsedProfile;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a permission profile")
             }
 
             fn visit_str<E: de::Error>(self, word: &str) -> Result<Self::Value, E> {
-                ProfileMembers::of_word(word).into_profile()
+                ProfileMembers::from_name(word).into_profile()
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
                 ProfileMembers::deserialize(MapAccessDeserializer::new(map))?.into_profile()
             }
         }
-        deserializer.deserialize_any(ObjectOrWord)
+        deserializer.deserialize_any(ObjectOrName)
     }
 }
 

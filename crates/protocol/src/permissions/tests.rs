@@ -52,7 +52,7 @@ fn the_newest_spelling_is_read_and_written() {
 }
 
 #[test]
-fn every_spelling_of_a_policy_is_one_policy() {
+fn all_spellings_of_a_policy_are_equal() {
     for text in [
         r#"{"type":"read-only","network_access":false}"#,
         r#"{"type":"read-only"}"#,
@@ -128,7 +128,7 @@ fn the_project_root_of_an_older_policy_is_its_cwd() {
 }
 
 #[test]
-fn kinds_of_special_paths() {
+fn special_paths_round_trip() {
     for (value, kind, written) in [
         (json!({"kind": "root"}), SpecialPath::Root, json!({"kind": "root"})),
         (json!({"kind": "minimal"}), SpecialPath::Minimal, json!({"kind": "minimal"})),
@@ -162,7 +162,7 @@ fn kinds_of_special_paths() {
 }
 
 #[test]
-fn none_is_deny_and_skip_is_kept() {
+fn none_means_deny_and_skip_is_preserved() {
     let entry: FileSystemEntry = serde_json::from_value(json!({
         "path": {"type": "path", "path": "/x"}, "access": "none", "missing_path_behavior": "skip",
     }))
@@ -180,7 +180,7 @@ fn none_is_deny_and_skip_is_kept() {
 }
 
 #[test]
-fn windows_members_are_kept() {
+fn windows_members_are_preserved() {
     let context = read(
         r#"{"permissions":{"type":"disabled"},"windowsSandboxLevel":"elevated","windowsSandboxPrivateDesktop":true,"windowsSandboxProxySettingsMode":"none","useLegacyLandlock":true,"cwd":null,"workspaceRoots":null}"#,
     );
@@ -191,7 +191,7 @@ fn windows_members_are_kept() {
 }
 
 #[test]
-fn what_is_malformed_is_refused() {
+fn malformed_policies_are_rejected() {
     for text in [
         "{}",
         "[]",
@@ -220,7 +220,7 @@ fn what_is_malformed_is_refused() {
 }
 
 #[test]
-fn constructors() {
+fn policy_constructors_match_their_spellings() {
     assert_eq!(PermissionProfile::full_access(), PermissionProfile::Disabled);
     assert_eq!(
         PermissionProfile::from_legacy(&LegacySandboxPolicy::workspace_write()),
@@ -295,7 +295,7 @@ fn any_profile() -> impl Strategy<Value = PermissionProfile> {
 }
 
 #[test]
-fn a_level_of_assurance_is_named_or_refused() {
+fn unknown_assurance_level_is_rejected() {
     let with = |level: &str| {
         let text = format!(r#"{{"permissions":{{"type":"read-only"}},"assurance":{level}}}"#);
         serde_json::from_str::<SandboxContext>(&text).map(|context| context.assurance)
@@ -310,7 +310,7 @@ fn a_level_of_assurance_is_named_or_refused() {
 
 proptest! {
     #[test]
-    fn any_policy_survives(
+    fn policies_round_trip(
         permissions in any_profile(),
         cwd: bool,
         roots in 0usize..3,
@@ -328,7 +328,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_answered(text in "[{}\\[\\]\":,a-z0-9]{0,40}") {
+    fn any_text_parses_or_fails_without_panic(text in "[{}\\[\\]\":,a-z0-9]{0,40}") {
         let _ = serde_json::from_str::<SandboxContext>(&text);
     }
 }

@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use codex_exec_server_protocol::{
-    Call, DecodeLimits, ErrorKind, Family, FileMethod, Incoming, Method, Notice, Touches, call,
-    file_methods, notice, request_methods,
+    Call, DecodeLimits, ErrorKind, Family, FileMethod, Incoming, Method, Notification, Touches,
+    call, file_methods, notification, request_methods,
 };
 use serde_json::value::RawValue;
 
@@ -75,7 +75,7 @@ file_methods!(files);
 
 /// The table of kinds says what the code says, in the same order.
 #[test]
-fn every_kind_is_in_the_table_with_its_codes() {
+fn documented_error_table_lists_every_kind_and_code() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let text = std::fs::read_to_string(root.join("docs/protocol/errors.md")).unwrap();
     let rows: Vec<(String, Vec<i64>)> = text
@@ -95,7 +95,7 @@ fn every_kind_is_in_the_table_with_its_codes() {
 }
 
 #[test]
-fn every_example_is_a_message() {
+fn every_documented_example_parses() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut documents = vec![root.join("README.md"), root.join("docs/PROTOCOL.md")];
     for entry in std::fs::read_dir(root.join("docs/protocol")).into_iter().flatten() {
@@ -120,27 +120,41 @@ fn every_example_is_a_message() {
                     parse_half(method, Half::Response, Some(result), &message);
                 }
                 Incoming::Notification { method, params } => match method.as_str() {
-                    notice::Initialized::NAME => {}
-                    notice::ProcessOutput::NAME => {
-                        parse::<<notice::ProcessOutput as Notice>::Params>(params, &message);
+                    notification::Initialized::NAME => {}
+                    notification::ProcessOutput::NAME => {
+                        parse::<<notification::ProcessOutput as Notification>::Params>(
+                            params, &message,
+                        );
                     }
-                    notice::ProcessExited::NAME => {
-                        parse::<<notice::ProcessExited as Notice>::Params>(params, &message);
+                    notification::ProcessExited::NAME => {
+                        parse::<<notification::ProcessExited as Notification>::Params>(
+                            params, &message,
+                        );
                     }
-                    notice::ProcessClosed::NAME => {
-                        parse::<<notice::ProcessClosed as Notice>::Params>(params, &message);
+                    notification::ProcessClosed::NAME => {
+                        parse::<<notification::ProcessClosed as Notification>::Params>(
+                            params, &message,
+                        );
                     }
-                    notice::FsMissingChanged::NAME => {
-                        parse::<<notice::FsMissingChanged as Notice>::Params>(params, &message);
+                    notification::FsMissingChanged::NAME => {
+                        parse::<<notification::FsMissingChanged as Notification>::Params>(
+                            params, &message,
+                        );
                     }
-                    notice::FsSearchMatches::NAME => {
-                        parse::<<notice::FsSearchMatches as Notice>::Params>(params, &message);
+                    notification::FsSearchMatches::NAME => {
+                        parse::<<notification::FsSearchMatches as Notification>::Params>(
+                            params, &message,
+                        );
                     }
-                    notice::FsChanged::NAME => {
-                        parse::<<notice::FsChanged as Notice>::Params>(params, &message);
+                    notification::FsChanged::NAME => {
+                        parse::<<notification::FsChanged as Notification>::Params>(
+                            params, &message,
+                        );
                     }
-                    notice::HttpRequestBodyDelta::NAME => {
-                        parse::<<notice::HttpRequestBodyDelta as Notice>::Params>(params, &message);
+                    notification::HttpRequestBodyDelta::NAME => {
+                        parse::<<notification::HttpRequestBodyDelta as Notification>::Params>(
+                            params, &message,
+                        );
                     }
                     other => panic!("unknown notification {other}: {message}"),
                 },
@@ -187,7 +201,7 @@ fn method_table() -> String {
 }
 
 #[test]
-fn the_documented_table_of_methods_is_the_one_in_the_code() {
+fn documented_method_table_matches_the_code() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/PROTOCOL.md");
     let text = std::fs::read_to_string(&path).unwrap();
     let (before, rest) = text.split_once("## Methods\n\n").expect("a section of methods");

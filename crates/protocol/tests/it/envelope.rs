@@ -3,8 +3,8 @@
 use codex_exec_server_protocol::process::*;
 use codex_exec_server_protocol::session::InitializedParams;
 use codex_exec_server_protocol::{
-    Call, DecodeLimits, ErrorKind, Incoming, Method, RequestId, RpcError, call, encode, notice,
-    parse_params,
+    Call, DecodeLimits, ErrorKind, Incoming, Method, RequestId, RpcError, call, encode,
+    notification, parse_params,
 };
 
 fn text(bytes: Vec<u8>) -> String {
@@ -12,7 +12,7 @@ fn text(bytes: Vec<u8>) -> String {
 }
 
 #[test]
-fn messages_as_they_are_sent() {
+fn outgoing_messages_match_golden_json() {
     let terminate = TerminateParams { process_id: "p".into() };
     assert_eq!(
         text(encode::request::<call::ProcessTerminate>(&7.into(), &terminate)),
@@ -31,7 +31,7 @@ fn messages_as_they_are_sent() {
         r#"{"error":{"code":-32600,"message":"no","data":{"kind":"malformedMessage"}},"id":-1}"#
     );
     assert_eq!(
-        text(encode::notification::<notice::Initialized>(&InitializedParams {})),
+        text(encode::notification::<notification::Initialized>(&InitializedParams {})),
         r#"{"method":"initialized","params":{}}"#
     );
     let output = ExecOutputDeltaNotification {
@@ -41,13 +41,13 @@ fn messages_as_they_are_sent() {
         chunk: b"hi".to_vec().into(),
     };
     assert_eq!(
-        text(encode::notification::<notice::ProcessOutput>(&output)),
+        text(encode::notification::<notification::ProcessOutput>(&output)),
         "{\"method\":\"process/output\",\"params\":{\"processId\":\"é\\n\",\"seq\":1,\"stream\":\"stdout\",\"chunk\":\"aGk=\"}}"
     );
 }
 
 #[test]
-fn error_codes() {
+fn error_codes_match_the_contract() {
     for (error, code) in [
         (RpcError::invalid_request(ErrorKind::Refused, "x"), -32600),
         (RpcError::method_not_found("x"), -32601),
@@ -62,7 +62,7 @@ fn error_codes() {
 
 /// What one side sends, the other side reads: every method by its name, params as they were.
 #[test]
-fn a_request_is_read_as_it_was_sent() {
+fn requests_round_trip() {
     let write = WriteParams {
         process_id: "p".into(),
         chunk: (0..=255).collect::<Vec<u8>>().into(),

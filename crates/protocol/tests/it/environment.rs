@@ -43,7 +43,7 @@ fn info() {
 
 /// The recorded answer of another server, with members of its own.
 #[test]
-fn info_of_another_make_is_understood() {
+fn environment_info_of_other_servers_parses() {
     let text = r#"{"shell":{"name":"bash","path":"/bin/bash"},"executorVersion":"0.166.0","providerId":"sha256:b5","cwd":"file:///tmp","userHomeDir":"file:///root","platformOs":"linux","prependPathDirs":["file:///opt/x"],"temporaryDirectories":[],"tempDir":"file:///tmp","capabilities":{"networkProxyLaunch":true,"networkProxyReviewDomains":true,"credentialMasking":true,"capabilityDiscoverySandbox":true,"fsWatchMissing":true,"capabilityDiscoveryV2":true,"environmentConfigRead":true,"httpHeaderEnvVars":true,"sandboxedFileStreaming":true,"fileWriteStreaming":true,"shellSnapshotV2":true,"windowsMxc":false}}"#;
     let info: EnvironmentInfo = serde_json::from_str(text).unwrap();
     assert_eq!(info.executor_version, "0.166.0");
@@ -57,7 +57,7 @@ fn info_of_another_make_is_understood() {
 }
 
 #[test]
-fn a_capability_that_is_no_boolean_is_not_there() {
+fn non_boolean_capability_counts_as_absent() {
     let capabilities: Capabilities = serde_json::from_str(
         r#"{"processList":"yes","processResize":{"v":1},"fsWatchMissing":true}"#,
     )
@@ -67,7 +67,7 @@ fn a_capability_that_is_no_boolean_is_not_there() {
 }
 
 #[test]
-fn every_capability_of_the_protocol_is_spelled_as_it_says() {
+fn capability_names_match_the_contract() {
     let text = serde_json::to_string(&Capabilities::default()).unwrap();
     for name in [
         "networkProxyLaunch",

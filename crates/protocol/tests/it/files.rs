@@ -248,7 +248,7 @@ fn watches() {
 }
 
 #[test]
-fn paths_that_are_none() {
+fn invalid_paths_are_rejected() {
     for bad in ["", "a", "./a", "file://host/x", "file:///a%00b", "http://x/y", "file:a"] {
         refuses::<FsReadFileParams>(&format!(r#"{{"path":"{bad}"}}"#));
         refuses::<FsCopyParams>(&format!(
@@ -306,7 +306,7 @@ fn every_request_takes_a_sandbox() {
 }
 
 #[test]
-fn what_scans_holds_nothing_up() {
+fn scans_block_no_other_request() {
     for name in ["fs/walk", "fs/search", "fs/glob"] {
         let Some(Method::File(method)) = Method::from_name(name) else { panic!("{name}") };
         assert_eq!(method.order(), Order::Scan, "{name}");

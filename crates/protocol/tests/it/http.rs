@@ -58,7 +58,7 @@ fn requests() {
 }
 
 #[test]
-fn answers_and_pieces_of_them() {
+fn http_responses_and_deltas_match_golden_json() {
     golden(
         &HttpRequestResponse {
             status: 404,

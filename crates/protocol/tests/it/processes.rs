@@ -72,7 +72,7 @@ fn starts() {
 }
 
 #[test]
-fn policies_for_the_environment() {
+fn env_policies_match_golden_json() {
     let policy = EnvPolicy {
         inherit: EnvInherit::Core,
         ignore_default_excludes: true,
@@ -90,7 +90,7 @@ fn policies_for_the_environment() {
 }
 
 #[test]
-fn how_much_is_kept() {
+fn retention_options_match_golden_json() {
     reads_as(
         r#"{"bytes":9}"#,
         &Retain { bytes: 9, on_full: OnFull::Wait, until: RetainUntil::Sent },
@@ -104,7 +104,7 @@ fn how_much_is_kept() {
 }
 
 #[test]
-fn answers_to_starts() {
+fn start_responses_of_every_revision_parse() {
     let mut answer = ExecResponse {
         process_id: "p".into(),
         sandbox_type: Some(SandboxType::None),
@@ -134,7 +134,7 @@ fn answers_to_starts() {
 }
 
 #[test]
-fn what_a_process_publishes() {
+fn process_notifications_match_golden_json() {
     let output = |stream| ExecOutputDeltaNotification {
         process_id: "p".into(),
         seq: 7,
@@ -281,7 +281,7 @@ fn sizes_and_lists() {
 }
 
 #[test]
-fn debug_tells_no_value_of_a_variable() {
+fn debug_hides_environment_values() {
     let mut start = least();
     start.env = [("NAME", "password")].into_iter().collect();
     start.env_policy = Some(EnvPolicy { set: start.env.clone(), ..EnvPolicy::default() });

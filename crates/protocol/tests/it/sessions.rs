@@ -10,7 +10,7 @@ fn hello() -> InitializeParams {
 }
 
 #[test]
-fn what_a_client_says_first() {
+fn initialize_params_match_golden_json() {
     golden(&hello(), r#"{"clientName":"me"}"#);
     reads_as(r#"{"clientName":"me","resumeSessionId":null}"#, &hello());
     reads_as(r#"{"clientName":"me","detachTtlMs":null,"capabilities":{"x":[1]}}"#, &hello());
@@ -28,7 +28,7 @@ fn what_a_client_says_first() {
 }
 
 #[test]
-fn answers_of_every_age() {
+fn initialize_responses_of_every_revision_parse() {
     golden(&InitializeResponse::default(), "{}");
     let session = InitializeResponse { session_id: Some("s".into()), environment_info: None };
     golden(&session, r#"{"sessionId":"s"}"#);
@@ -41,7 +41,7 @@ fn answers_of_every_age() {
 }
 
 #[test]
-fn the_notification_says_nothing() {
+fn initialized_notification_has_no_members() {
     golden(&InitializedParams {}, "{}");
     reads_as(r#"{"anything":[1]}"#, &InitializedParams {});
 }

@@ -1,7 +1,7 @@
 //! The executor's endpoint: one physical socket, many streams, each opened by a harness.
 //!
-//! Invariant: no stream opens without an authenticated first message *and* a verdict for that very
-//! stream; nothing a stranger sends costs more than one handshake's work and a bounded answer.
+//! Invariant: a stream opens only after an authenticated first message *and* a verdict for that stream;
+//! nothing that an unknown peer sends costs more than one handshake and a bounded reply.
 
 use std::fmt;
 use std::time::Instant;
@@ -20,32 +20,34 @@ use crate::message::{Deframer, Reassembler};
 use crate::noise::{Binding, HandshakeError, Responder, digest};
 use crate::stream::{Channel, Phase, Stream, StreamStats};
 
-/// How an executor's streams are secured. Chosen once; there is no falling back.
+/// How an executor's streams are secured. Chosen once, without fallback.
 #[derive(Debug, Clone)]
 pub enum ExecutorMode {
     /// Every stream starts with a handshake to this identity.
     Noise {
+        /// The key pair that harnesses pin.
         identity: NoiseIdentity,
+        /// The environment that handshakes are bound to.
         environment_id: String,
-        /// From the registration; see [`Executor::set_registration_id`].
+        /// The registration that handshakes are bound to; see [`Executor::set_registration_id`].
         registration_id: String,
     },
     /// The older revision: messages in clear.
     Clear,
 }
 
-/// What the registry said about a harness's key.
+/// The registry's verdict on a harness's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// `valid: true`: the stream opens.
     Allowed,
     /// `valid: false`: the handshake has failed.
     Denied,
-    /// The registry could not be asked; refused, but not held against the socket.
+    /// The registry did not reply: the stream is refused, but does not count as a failed handshake.
     Unavailable,
 }
 
-/// The verdict is for a stream that no longer waits for it. Harmless.
+/// The verdict came for a stream that no longer waits for one. Harmless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no stream waits for this verdict")]
 pub struct StaleVerdict;
@@ -60,6 +62,7 @@ pub struct Executor {
 }
 
 impl Executor {
+    /// Makes an endpoint without streams and without a socket. Fails if `config` is out of range.
     pub fn new(
         config: Config,
         mode: ExecutorMode,
@@ -76,41 +79,41 @@ impl Executor {
 
     // --- getters ---
 
-    /// The limits it works under.
+    /// Its limits.
     pub fn config(&self) -> &Config {
         self.streams.config()
     }
 
-    /// How many streams there are, handshakes included.
+    /// How many streams exist, handshakes included.
     pub fn stream_count(&self) -> usize {
         self.streams.len()
     }
 
-    /// What a stream holds.
+    /// Counters of one stream.
     pub fn stats(&self, stream: &StreamId) -> Option<StreamStats> {
         self.streams.stats(stream)
     }
 
     // --- inputs ---
 
-    /// There is a physical socket: the first, or another after a drop.
+    /// A physical socket is connected: the first, or another after a drop.
     pub fn handle_connected(&mut self, now: Instant) {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.failed_handshakes = 0;
         self.streams.handle_connected(now);
     }
 
-    /// The physical socket is gone. Streams whose peer cannot resume end.
+    /// The physical socket is lost. Streams whose peer cannot resume end.
     pub fn handle_disconnected(&mut self, now: Instant) {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.handle_disconnected(now);
     }
 
-    /// One binary websocket message. An error says why it was dropped; nothing else came of it.
+    /// Handles one binary websocket message. An error means that it was dropped without any effect.
     pub fn handle_frame(&mut self, now: Instant, bytes: Bytes) -> Result<(), FrameError> {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         let frame = Frame::decode(bytes, &self.config().frame)?;
-        if self.is_condemned() {
+        if self.has_failed_too_often() {
             return Ok(());
         }
         if let Body::Handshake { payload } = &frame.body {
@@ -119,19 +122,14 @@ impl Executor {
         } else if self.streams.get(&frame.stream_id).is_some() {
             self.streams.handle_stream_frame(frame, now);
         } else {
-            self.on_unknown(frame, now);
+            self.on_unknown_stream(frame, now);
         }
         Ok(())
     }
 
-    /// One text websocket message: never a frame.
-    pub fn handle_text(&mut self) -> Result<(), FrameError> {
-        Err(FrameError::Text)
-    }
-
-    /// The time given by [`Self::poll_timeout`] has come, or any other time.
+    /// Handles due timers. Call it at the time from [`Self::poll_timeout`]; earlier calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.handle_timeout(now);
     }
 
@@ -145,7 +143,7 @@ impl Executor {
         generation: Generation,
         verdict: Verdict,
     ) -> Result<(), StaleVerdict> {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         let waiting = self.streams.get_mut(stream).ok_or(StaleVerdict)?;
         if waiting.generation != generation || !matches!(waiting.phase, Phase::Authorizing { .. }) {
             return Err(StaleVerdict);
@@ -161,13 +159,13 @@ impl Executor {
         Ok(())
     }
 
-    /// Queues one message. `Blocked` means that it was not taken and `Writable` follows.
+    /// Queues one message. `Blocked` means that it was not queued; `Writable` follows.
     pub fn send(&mut self, stream: &StreamId, message: Bytes) -> Result<(), SendError> {
         self.streams.send(stream, message)
     }
 
-    /// Asks the peer of a stream for a sign of life; `Answered` follows with the next frame from it.
-    /// False, and no event, if nothing is known that this peer would answer.
+    /// Checks that the peer of a stream is alive; `PeerResponded` follows with the next frame from it.
+    /// Returns false, without an event, for a peer that is not known to respond.
     pub fn probe(&mut self, stream: &StreamId) -> bool {
         self.streams.probe(stream)
     }
@@ -183,7 +181,7 @@ impl Executor {
         self.streams.finish(stream);
     }
 
-    /// The executor has registered again: new handshakes are bound to the new registration.
+    /// Sets the registration that new handshakes are bound to, after a new registration.
     pub fn set_registration_id(&mut self, id: String) {
         if let ExecutorMode::Noise { registration_id, .. } = &mut self.mode {
             *registration_id = id;
@@ -194,7 +192,7 @@ impl Executor {
 
     /// The next frame for the physical socket, streams taking turns.
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Bytes> {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.poll_transmit(now)
     }
 
@@ -210,7 +208,7 @@ impl Executor {
 
     // --- inside ---
 
-    fn is_condemned(&self) -> bool {
+    fn has_failed_too_often(&self) -> bool {
         self.failed_handshakes >= self.config().max_failed_handshakes
     }
 
@@ -221,10 +219,10 @@ impl Executor {
         }
     }
 
-    fn on_unknown(&mut self, frame: Frame, now: Instant) {
+    fn on_unknown_stream(&mut self, frame: Frame, now: Instant) {
         let id = &frame.stream_id;
         let opens = match &frame.body {
-            // The announcement of a stream to come: the handshake, or the first data, makes it.
+            // Announces a stream; the handshake or the first data makes it.
             Body::Resume { next_seq } => *next_seq == 0,
             Body::Data(data) => data.seq == 0,
             Body::Ack | Body::Reset { .. } => return,
@@ -239,7 +237,7 @@ impl Executor {
             (ExecutorMode::Noise { .. }, _) => self.streams.refuse(id),
             (ExecutorMode::Clear, _) if self.is_full() => self.streams.refuse(id),
             (ExecutorMode::Clear, _) => {
-                let mut stream = self.make_stream(id.clone(), Phase::Turning);
+                let mut stream = self.make_stream(id.clone(), Phase::Transitioning);
                 let channel = Channel::Clear(Reassembler::default());
                 stream.open(channel, self.config(), now);
                 self.streams.insert(stream);
@@ -260,7 +258,7 @@ impl Executor {
 
     fn on_handshake(&mut self, id: &StreamId, message: &[u8], now: Instant) {
         if let Some(stream) = self.streams.get(id) {
-            // The same message again is a repetition on the way; another is an attack or a bug.
+            // The same message again is a duplicate; a different one is an attack or a bug.
             if stream.handshake_seen != Some(digest(message)) {
                 self.streams.close(id, ProtocolError::SecondHandshake.into());
             }
@@ -310,7 +308,7 @@ impl Executor {
         let config = self.streams.config().clone();
         let Some(stream) = self.streams.get_mut(id) else { return };
         let Phase::Authorizing { responder, .. } =
-            std::mem::replace(&mut stream.phase, Phase::Turning)
+            std::mem::replace(&mut stream.phase, Phase::Transitioning)
         else {
             return;
         };

@@ -1,6 +1,6 @@
 //! The harness's endpoint: one physical socket, one stream that it opens.
 //!
-//! Invariant: the executor's keys are the pinned ones or the stream does not open.
+//! Invariant: the stream opens only if the executor has the pinned keys.
 
 use std::fmt;
 use std::time::Instant;
@@ -19,15 +19,20 @@ use crate::message::{Deframer, Reassembler};
 use crate::noise::{Authorization, Binding, HandshakeError, Initiator, digest};
 use crate::stream::{Channel, Phase, Stream, StreamStats};
 
-/// How a harness's stream is secured. Chosen once; there is no falling back.
+/// How a harness's stream is secured. Chosen once, without fallback.
 #[derive(Debug, Clone)]
 pub enum HarnessMode {
     /// A handshake with the keys the registry gave.
     Noise {
+        /// The key pair that the registry authorized.
         identity: NoiseIdentity,
+        /// The key that the executor must have.
         executor_key: NoisePublicKey,
+        /// The environment that the handshake is bound to.
         environment_id: String,
+        /// The executor's registration that the handshake is bound to.
         registration_id: String,
+        /// What the executor shows to the registry.
         authorization: Authorization,
     },
     /// The older revision: messages in clear.
@@ -37,12 +42,19 @@ pub enum HarnessMode {
 /// Why a stream was not opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
+    /// A harness opens one stream in its life.
     #[error("this endpoint has opened its stream already")]
     AlreadyOpened,
+    /// The authorization is empty or too long to send.
     #[error("the authorization is not of 1..={max} bytes")]
-    Authorization { max: usize },
+    Authorization {
+        /// [`Config::max_authorization_len`].
+        max: usize,
+    },
+    /// The first handshake message could not be made.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
+    /// No stream id could be made.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
 }
@@ -56,6 +68,7 @@ pub struct Harness {
 }
 
 impl Harness {
+    /// Makes an endpoint without a stream and without a socket. Fails if `config` is out of range.
     pub fn new(
         config: Config,
         mode: HarnessMode,
@@ -66,7 +79,7 @@ impl Harness {
 
     // --- getters ---
 
-    /// The limits it works under.
+    /// Its limits.
     pub fn config(&self) -> &Config {
         self.streams.config()
     }
@@ -76,7 +89,7 @@ impl Harness {
         self.stream.as_ref()
     }
 
-    /// What the stream holds; `None` once it has ended.
+    /// Counters of the stream; `None` once it has ended.
     pub fn stats(&self) -> Option<StreamStats> {
         self.streams.stats(self.stream.as_ref()?)
     }
@@ -88,27 +101,27 @@ impl Harness {
 
     // --- inputs ---
 
-    /// There is a physical socket: the first, or another after a drop.
+    /// A physical socket is connected: the first, or another after a drop.
     pub fn handle_connected(&mut self, now: Instant) {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.handle_connected(now);
     }
 
-    /// The physical socket is gone. The stream ends unless its peer can resume.
+    /// The physical socket is lost. The stream ends unless its peer can resume.
     pub fn handle_disconnected(&mut self, now: Instant) {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.handle_disconnected(now);
     }
 
-    /// One binary websocket message. An error says why it was dropped; nothing else came of it.
+    /// Handles one binary websocket message. An error means that it was dropped without any effect.
     pub fn handle_frame(&mut self, now: Instant, bytes: Bytes) -> Result<(), FrameError> {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         let frame = Frame::decode(bytes, &self.config().frame)?;
         if let Body::Handshake { payload } = &frame.body {
             let payload = payload.clone();
             self.on_handshake(&frame.stream_id, &payload, now);
         } else if self.streams.has_ended(&frame.stream_id) {
-            // The executor goes on because a reset was lost; it is told again.
+            // A reset was lost, so the executor continues: send it again.
             if !matches!(frame.body, Body::Reset { .. } | Body::Ack) {
                 self.streams.refuse(&frame.stream_id);
             }
@@ -118,23 +131,18 @@ impl Harness {
         Ok(())
     }
 
-    /// One text websocket message: never a frame.
-    pub fn handle_text(&mut self) -> Result<(), FrameError> {
-        Err(FrameError::Text)
-    }
-
-    /// The time given by [`Self::poll_timeout`] has come, or any other time.
+    /// Handles due timers. Call it at the time from [`Self::poll_timeout`]; earlier calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.handle_timeout(now);
     }
 
     // --- commands ---
 
     /// Opens the stream: announces it and begins the handshake. `Opened` follows, or `Closed`,
-    /// or `Reset`. Once per endpoint, before or after the socket is there.
+    /// or `Reset`. Once per endpoint, before or after the socket is connected.
     pub fn open(&mut self, now: Instant) -> Result<StreamId, OpenError> {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         if self.stream.is_some() {
             return Err(OpenError::AlreadyOpened);
         }
@@ -167,7 +175,7 @@ impl Harness {
                 stream
             }
             HarnessMode::Clear => {
-                let mut stream = Stream::new(id.clone(), Generation(1), Phase::Turning);
+                let mut stream = Stream::new(id.clone(), Generation(1), Phase::Transitioning);
                 stream.open(Channel::Clear(Reassembler::default()), &config, now);
                 self.streams.emit(Event::Opened { stream: id.clone() });
                 stream
@@ -180,13 +188,13 @@ impl Harness {
         Ok(id)
     }
 
-    /// Queues one message. `Blocked` means that it was not taken and `Writable` follows.
+    /// Queues one message. `Blocked` means that it was not queued; `Writable` follows.
     pub fn send(&mut self, message: Bytes) -> Result<(), SendError> {
         let id = self.stream.as_ref().ok_or(SendError::NotOpen)?;
         self.streams.send(id, message)
     }
 
-    /// Sends a heartbeat soon: for a driver that reads no frames for a while and so answers none.
+    /// Queues a heartbeat, for a driver that reads no frames for a while and so acknowledges none.
     pub fn heartbeat(&mut self) {
         if let Some(id) = &self.stream {
             self.streams.heartbeat(id);
@@ -212,7 +220,7 @@ impl Harness {
 
     /// The next frame for the physical socket.
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Bytes> {
-        let now = self.streams.tick(now);
+        let now = self.streams.advance_clock(now);
         self.streams.poll_transmit(now)
     }
 
@@ -232,7 +240,7 @@ impl Harness {
         let config = self.streams.config().clone();
         let Some(stream) = self.streams.get_mut(id) else { return };
         let seen = digest(answer);
-        match std::mem::replace(&mut stream.phase, Phase::Turning) {
+        match std::mem::replace(&mut stream.phase, Phase::Transitioning) {
             Phase::Opening { initiator, .. } => match initiator.finish(answer) {
                 Ok(cipher) => {
                     let channel = Channel::Noise { cipher, deframer: Deframer::default() };
@@ -244,7 +252,7 @@ impl Harness {
                 Err(error) => self.streams.close(id, ProtocolError::Handshake(error).into()),
             },
             phase => {
-                // The same answer again is a repetition on the way.
+                // The same reply again is a duplicate.
                 stream.phase = phase;
                 if stream.handshake_seen != Some(seen) {
                     self.streams.close(id, ProtocolError::SecondHandshake.into());

@@ -64,7 +64,7 @@ fn golden_bytes() {
 }
 
 #[test]
-fn what_is_invalid_is_refused() {
+fn invalid_frames_are_rejected() {
     let cases = [
         ("another version", "0802 12027331 4a00"),
         ("no version", "12027331 4a00"),
@@ -94,7 +94,7 @@ fn what_is_invalid_is_refused() {
 }
 
 #[test]
-fn a_frame_of_exactly_256_kib_is_taken() {
+fn frame_of_exactly_256_kib_is_accepted() {
     let empty = data(&id("s1"), 0, &vec![0; 200 * 1024]).len() - 200 * 1024;
     let most = data(&id("s1"), 0, &vec![0; 256 * 1024 - empty]);
     assert_eq!(most.len(), 256 * 1024);
@@ -187,14 +187,14 @@ proptest! {
     }
 
     #[test]
-    fn rubbish_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let bytes = Bytes::from(bytes);
         let _ = Frame::decode(bytes.clone(), &limits());
         let _ = peek(&bytes, &limits());
     }
 
     #[test]
-    fn endpoints_take_any_bytes(
+    fn endpoints_accept_any_bytes_without_panic(
         frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 1..10),
         valid in prop::collection::vec(any_frame(), 1..10),
     ) {

@@ -94,7 +94,7 @@ fn data_of(frames: &[Bytes]) -> Vec<Data> {
 }
 
 #[test]
-fn a_stock_harness_is_served_though_it_never_acknowledges() {
+fn stock_harness_without_acks_is_served() {
     let mut executor = executor(Config::default());
     let stream = StreamId::new("9a3c4a1e-0d0f-4c5e-9d53-3f8a4c6c7b10").unwrap();
     let mut handshake = stock_harness(&identity(0).public_key(), stream.as_str());
@@ -228,7 +228,7 @@ fn unusable_keys_and_payloads_fail_the_handshake() {
 
 /// Keys that the handshake authenticates but that are no keys.
 #[test]
-fn a_harness_with_a_key_that_is_not_canonical_is_refused() {
+fn harness_with_noncanonical_key_is_rejected() {
     let stream = StreamId::new("s").unwrap();
     let mut rng = TestRng::default();
     let good = MlKem768::genkey_rng(&mut rng).unwrap();

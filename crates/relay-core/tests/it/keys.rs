@@ -6,7 +6,7 @@ use codex_exec_relay_core::*;
 use crate::util::*;
 
 #[test]
-fn a_key_is_of_the_suite_and_of_the_right_lengths() {
+fn key_requires_the_suite_and_exact_lengths() {
     let key = identity(0).public_key();
     assert_eq!(key.suite(), "Noise_hybridIK_X25519+MLKEM768_AESGCM_SHA256");
     let (x, m) = (key.x25519(), key.mlkem768());
@@ -73,7 +73,7 @@ fn debug_shows_no_secret() {
 }
 
 #[test]
-fn configurations_that_cannot_work_are_refused() {
+fn invalid_configurations_are_rejected() {
     let check = |config: Config| config.validate().is_err();
     assert!(!check(Config::default()));
     assert!(check(Config { record_len: 65_535, ..Config::default() }));

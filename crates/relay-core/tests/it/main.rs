@@ -6,7 +6,7 @@
 mod codec;
 mod faults;
 mod figures;
-mod fresh;
+mod generated;
 mod interop;
 mod keys;
 mod sim;

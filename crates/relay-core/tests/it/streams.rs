@@ -1,4 +1,4 @@
-//! What a stream does when nobody breaks the protocol.
+//! Streams between two endpoints that follow the protocol.
 
 use bytes::Bytes;
 use codex_exec_relay_core::*;
@@ -16,7 +16,7 @@ fn data_frames(frames: &[Bytes]) -> Vec<Data> {
 }
 
 #[test]
-fn messages_of_every_size_go_both_ways() {
+fn messages_of_every_size_pass_both_ways() {
     let mut pair = Pair::open(&Config::default());
     for len in [1, 4, 61_435, 61_436, 61_437, 122_876, 1 << 20, 5 << 20] {
         let message: Bytes = (0..len).map(|at| at as u8).collect();
@@ -31,7 +31,7 @@ fn messages_of_every_size_go_both_ways() {
 }
 
 #[test]
-fn the_longest_message_passes_and_a_longer_one_is_refused() {
+fn maximum_message_passes_and_a_longer_one_is_rejected() {
     let config = Config { max_message_len: 100_000, ..Config::default() };
     let mut pair = Pair::open(&config);
     let longest = Bytes::from(vec![1; 100_000]);
@@ -43,7 +43,7 @@ fn the_longest_message_passes_and_a_longer_one_is_refused() {
     let error = SendError::MessageLength { len: 0, max: 100_000 };
     assert_eq!(pair.harness.send(Bytes::new()), Err(error));
 
-    // A peer with other limits is told the hard way.
+    // A peer with other limits gets a reset.
     let mut tight = Pair::begin(
         executor(Config { max_message_len: 10, ..Config::default() }),
         harness(2, Config::default()),
@@ -72,7 +72,7 @@ fn unfinished_messages_are_bounded_over_all_streams() {
 }
 
 #[test]
-fn a_full_send_buffer_blocks_and_says_when_it_is_over() {
+fn full_send_buffer_blocks_until_writable() {
     let mut pair = Pair::open(&Config { send_buffer: 100_000, ..Config::default() });
     let message = Bytes::from(vec![1; 40_000]);
     for _ in 0..3 {
@@ -88,7 +88,7 @@ fn a_full_send_buffer_blocks_and_says_when_it_is_over() {
     assert_eq!(events_e(&mut pair.executor), [writable]);
     pair.executor.send(&pair.stream, message).unwrap();
     frames_e(&mut pair.executor, t0());
-    assert!(pair.executor.poll_event().is_none(), "only who was refused is told");
+    assert!(pair.executor.poll_event().is_none(), "only a refused sender gets the event");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn frames_stay_below_the_limit() {
 }
 
 #[test]
-fn acknowledgements_ride_or_go_alone_and_are_not_acknowledged() {
+fn acks_are_piggybacked_or_sent_alone_and_never_acked() {
     let mut pair = Pair::open(&Config::default());
     pair.harness.send(Bytes::from_static(b"one")).unwrap();
     pair.run();
@@ -150,7 +150,7 @@ fn acknowledgements_ride_or_go_alone_and_are_not_acknowledged() {
 }
 
 #[test]
-fn segment_zero_is_acknowledged_by_itself_even_when_something_could_carry_it() {
+fn segment_zero_always_gets_an_explicit_ack() {
     let mut pair = Pair::open(&Config::default());
     pair.harness.send(Bytes::from_static(b"one")).unwrap();
     for frame in frames_h(&mut pair.harness, t0()) {
@@ -163,7 +163,7 @@ fn segment_zero_is_acknowledged_by_itself_even_when_something_could_carry_it() {
 }
 
 #[test]
-fn a_gap_is_told_and_filled() {
+fn gap_is_reported_and_retransmitted() {
     let mut pair = Pair::open(&Config::default());
     pair.prove();
     for number in 0..6u8 {
@@ -173,11 +173,11 @@ fn a_gap_is_told_and_filled() {
     for frame in [&frames[0], &frames[2], &frames[4]] {
         pair.executor.handle_frame(pair.now, frame.clone()).unwrap();
     }
-    let told = frames_e(&mut pair.executor, pair.now);
-    let ack = decode(told.last().unwrap());
+    let replies = frames_e(&mut pair.executor, pair.now);
+    let ack = decode(replies.last().unwrap());
     // 0 was "ping"; 1 arrived, 2 did not, 3 did, 4 did not, 5 did.
     assert_eq!((ack.ack, ack.ack_bits), (1, 0b1010));
-    for frame in told {
+    for frame in replies {
         pair.harness.handle_frame(pair.now, frame).unwrap();
     }
     let again = data_frames(&frames_h(&mut pair.harness, pair.now));
@@ -187,7 +187,7 @@ fn a_gap_is_told_and_filled() {
 }
 
 #[test]
-fn what_is_not_acknowledged_is_sent_again_and_given_up_in_the_end() {
+fn unacked_segments_are_retransmitted_until_the_stream_stalls() {
     let mut pair = Pair::open(&Config::default());
     pair.prove();
     pair.harness.send(Bytes::from_static(b"lost")).unwrap();
@@ -267,7 +267,7 @@ fn streams_survive_a_new_socket_of_the_executor() {
 }
 
 #[test]
-fn a_new_socket_is_used_at_once_for_what_may_be_lost() {
+fn reconnect_retransmits_possibly_lost_segments_at_once() {
     let mut pair = Pair::open(&Config::default());
     pair.prove();
     pair.harness.send(Bytes::from_static(b"lost")).unwrap();
@@ -280,7 +280,7 @@ fn a_new_socket_is_used_at_once_for_what_may_be_lost() {
 }
 
 #[test]
-fn a_peers_resume_is_answered_with_what_it_may_have_lost_and_no_resume() {
+fn resume_is_answered_with_retransmits_and_no_resume() {
     let mut pair = Pair::open(&Config::default());
     pair.prove();
     pair.executor.send(&pair.stream, Bytes::from_static(b"lost")).unwrap();
@@ -298,7 +298,7 @@ fn a_peers_resume_is_answered_with_what_it_may_have_lost_and_no_resume() {
 }
 
 #[test]
-fn a_peer_that_reconnects_unproven_gets_nothing_twice_and_proves_itself_or_is_given_up() {
+fn unproven_peer_that_reconnects_must_prove_itself() {
     for proves in [true, false] {
         let mut pair = Pair::open(&Config::default());
         pair.executor.send(&pair.stream, Bytes::from_static(b"perhaps lost")).unwrap();
@@ -328,7 +328,7 @@ fn a_peer_that_reconnects_unproven_gets_nothing_twice_and_proves_itself_or_is_gi
 }
 
 #[test]
-fn nothing_is_acknowledged_before_segment_zero_is_there() {
+fn no_ack_is_sent_before_segment_zero() {
     let mut pair = Pair::open(&Config::default());
     for message in [&b"zero"[..], b"one", b"two"] {
         pair.harness.send(Bytes::copy_from_slice(message)).unwrap();
@@ -348,7 +348,7 @@ fn nothing_is_acknowledged_before_segment_zero_is_there() {
 }
 
 #[test]
-fn a_gap_that_nobody_fills_ends_the_stream() {
+fn unfilled_gap_ends_the_stream() {
     let config = Config { first_record_timeout: None, ..Config::default() };
     let mut pair = Pair::open(&config);
     pair.harness.send(Bytes::from_static(b"lost")).unwrap();
@@ -362,7 +362,7 @@ fn a_gap_that_nobody_fills_ends_the_stream() {
 }
 
 #[test]
-fn a_socket_that_stays_away_ends_the_stream() {
+fn detach_timeout_ends_the_stream() {
     let mut pair = Pair::open(&Config::default());
     pair.prove();
     pair.harness.handle_disconnected(pair.now);
@@ -373,7 +373,7 @@ fn a_socket_that_stays_away_ends_the_stream() {
 }
 
 #[test]
-fn a_resume_that_nobody_answers_is_repeated_and_given_up() {
+fn unanswered_resume_is_repeated_until_the_stream_stalls() {
     let mut pair = Pair::open(&Config::default());
     pair.prove();
     pair.harness.handle_disconnected(pair.now);
@@ -394,7 +394,7 @@ fn a_resume_that_nobody_answers_is_repeated_and_given_up() {
 }
 
 #[test]
-fn a_restarted_executor_ends_the_stream_of_a_harness_that_resumes() {
+fn restarted_executor_resets_a_resuming_harness() {
     let mut pair = Pair::open(&Config::default());
     pair.prove();
     pair.executor = executor(Config::default());
@@ -405,7 +405,7 @@ fn a_restarted_executor_ends_the_stream_of_a_harness_that_resumes() {
 }
 
 #[test]
-fn a_lost_socket_ends_what_cannot_resume() {
+fn lost_socket_ends_streams_that_cannot_resume() {
     // Before anything was acknowledged, and during the handshake.
     let mut pair = Pair::open(&Config::default());
     pair.harness.send(Bytes::from_static(b"one")).unwrap();
@@ -426,7 +426,7 @@ fn a_lost_socket_ends_what_cannot_resume() {
 }
 
 #[test]
-fn heartbeats_go_out_when_nothing_else_does() {
+fn idle_stream_sends_heartbeats() {
     let mut pair = Pair::open(&Config::default());
     pair.prove();
     let quiet_since = pair.now;
@@ -441,7 +441,7 @@ fn heartbeats_go_out_when_nothing_else_does() {
 }
 
 #[test]
-fn a_silent_peer_is_given_up_if_so_configured() {
+fn idle_timeout_ends_the_stream() {
     let idle_timeout = Some(ms(70_000));
     let mut pair = Pair::open(&Config { idle_timeout, ..Config::default() });
     pair.prove();
@@ -458,7 +458,7 @@ fn a_silent_peer_is_given_up_if_so_configured() {
 }
 
 #[test]
-fn closing_sends_what_was_taken_first() {
+fn close_sends_queued_messages_first() {
     let mut pair = Pair::open(&Config::default());
     pair.prove();
     let last = Bytes::from(vec![9; 2 << 20]);
@@ -474,7 +474,7 @@ fn closing_sends_what_was_taken_first() {
 }
 
 #[test]
-fn a_peer_that_never_acknowledges_is_never_waited_for() {
+fn peer_without_acks_never_blocks_sending() {
     let mut pair = Pair::open(&Config { send_buffer: 8 << 20, ..Config::default() });
     for _ in 0..200 {
         pair.executor.send(&pair.stream, vec![1; 30_000].into()).unwrap();
@@ -489,7 +489,7 @@ fn a_peer_that_never_acknowledges_is_never_waited_for() {
 }
 
 #[test]
-fn the_clear_mode_cuts_only_for_those_who_acknowledge() {
+fn clear_mode_segments_only_for_acking_peers() {
     let config = Config { segment_len: 1000, ..Config::default() };
     let mut pair = Pair::open_clear(&config);
     let whole = Bytes::from(vec![7; 200_000]);
@@ -516,7 +516,7 @@ fn the_clear_mode_cuts_only_for_those_who_acknowledge() {
 }
 
 #[test]
-fn the_clear_mode_takes_a_stream_without_announcement_but_no_handshake() {
+fn clear_mode_accepts_unannounced_streams_and_refuses_handshakes() {
     let mut executor = Executor::new(Config::default(), ExecutorMode::Clear, Box::new(Rng(1)));
     let executor = executor.as_mut().unwrap();
     executor.handle_connected(t0());
@@ -535,7 +535,7 @@ fn the_clear_mode_takes_a_stream_without_announcement_but_no_handshake() {
 }
 
 #[test]
-fn clear_segments_that_make_no_message_end_the_stream() {
+fn inconsistent_clear_segments_end_the_stream() {
     let segment = |seq, segment_index, segment_count| {
         let payload = Bytes::from_static(b"part");
         Body::Data(Data { seq, segment_index, segment_count, payload })

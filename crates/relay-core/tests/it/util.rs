@@ -8,10 +8,10 @@ use codex_exec_relay_core::*;
 
 /// A small seeded generator (splitmix64). Not for secrets; for tests it is all there is.
 #[derive(Clone)]
-pub struct Rng(pub u64);
+pub(crate) struct Rng(pub u64);
 
 impl Rng {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -19,12 +19,12 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n.max(1)
     }
 
     /// True `percent` times in a hundred.
-    pub fn chance(&mut self, percent: u64) -> bool {
+    pub(crate) fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 }
@@ -39,11 +39,11 @@ impl Entropy for Rng {
     }
 }
 
-pub const ENVIRONMENT: &str = "env_1";
-pub const REGISTRATION: &str = "reg_1";
+pub(crate) const ENVIRONMENT: &str = "env_1";
+pub(crate) const REGISTRATION: &str = "reg_1";
 
 /// Identities are made once: only their generation is saved, every handshake is real.
-pub fn identity(which: usize) -> NoiseIdentity {
+pub(crate) fn identity(which: usize) -> NoiseIdentity {
     static CACHE: OnceLock<Vec<NoiseIdentity>> = OnceLock::new();
     CACHE.get_or_init(|| {
         (0..4).map(|seed| NoiseIdentity::generate(&mut Rng(1000 + seed)).unwrap()).collect()
@@ -51,7 +51,7 @@ pub fn identity(which: usize) -> NoiseIdentity {
         .clone()
 }
 
-pub fn executor_mode() -> ExecutorMode {
+pub(crate) fn executor_mode() -> ExecutorMode {
     ExecutorMode::Noise {
         identity: identity(0),
         environment_id: ENVIRONMENT.into(),
@@ -59,11 +59,11 @@ pub fn executor_mode() -> ExecutorMode {
     }
 }
 
-pub fn harness_mode() -> HarnessMode {
+pub(crate) fn harness_mode() -> HarnessMode {
     harness_mode_with(identity(0).public_key(), ENVIRONMENT, REGISTRATION, "let me in")
 }
 
-pub fn harness_mode_with(
+pub(crate) fn harness_mode_with(
     executor_key: NoisePublicKey,
     environment_id: &str,
     registration_id: &str,
@@ -78,69 +78,69 @@ pub fn harness_mode_with(
     }
 }
 
-pub fn executor(config: Config) -> Executor {
+pub(crate) fn executor(config: Config) -> Executor {
     let mut executor = Executor::new(config, executor_mode(), Box::new(Rng(1))).unwrap();
     executor.handle_connected(t0());
     executor
 }
 
-pub fn harness(seed: u64, config: Config) -> Harness {
+pub(crate) fn harness(seed: u64, config: Config) -> Harness {
     harness_as(seed, config, harness_mode())
 }
 
-pub fn harness_as(seed: u64, config: Config, mode: HarnessMode) -> Harness {
+pub(crate) fn harness_as(seed: u64, config: Config, mode: HarnessMode) -> Harness {
     let mut harness = Harness::new(config, mode, Box::new(Rng(seed))).unwrap();
     harness.handle_connected(t0());
     harness
 }
 
 /// The moment every test starts at.
-pub fn t0() -> Instant {
+pub(crate) fn t0() -> Instant {
     static START: OnceLock<Instant> = OnceLock::new();
     // Room for clocks that go back.
     *START.get_or_init(|| Instant::now() + Duration::from_secs(3600))
 }
 
-pub fn ms(millis: u64) -> Duration {
+pub(crate) fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-pub fn frames_e(executor: &mut Executor, now: Instant) -> Vec<Bytes> {
+pub(crate) fn frames_e(executor: &mut Executor, now: Instant) -> Vec<Bytes> {
     std::iter::from_fn(|| executor.poll_transmit(now)).collect()
 }
 
-pub fn frames_h(harness: &mut Harness, now: Instant) -> Vec<Bytes> {
+pub(crate) fn frames_h(harness: &mut Harness, now: Instant) -> Vec<Bytes> {
     std::iter::from_fn(|| harness.poll_transmit(now)).collect()
 }
 
-pub fn events_e(executor: &mut Executor) -> Vec<Event> {
+pub(crate) fn events_e(executor: &mut Executor) -> Vec<Event> {
     std::iter::from_fn(|| executor.poll_event()).collect()
 }
 
-pub fn events_h(harness: &mut Harness) -> Vec<Event> {
+pub(crate) fn events_h(harness: &mut Harness) -> Vec<Event> {
     std::iter::from_fn(|| harness.poll_event()).collect()
 }
 
-pub fn decode(frame: &Bytes) -> Frame {
+pub(crate) fn decode(frame: &Bytes) -> Frame {
     Frame::decode(frame.clone(), &FrameLimits::default()).unwrap()
 }
 
-pub fn frame(stream: &StreamId, body: Body) -> Bytes {
+pub(crate) fn frame(stream: &StreamId, body: Body) -> Bytes {
     Frame::new(stream.clone(), 0, 0, body).encode()
 }
 
-pub fn data(stream: &StreamId, seq: u32, payload: &[u8]) -> Bytes {
+pub(crate) fn data(stream: &StreamId, seq: u32, payload: &[u8]) -> Bytes {
     let payload = Bytes::copy_from_slice(payload);
     frame(stream, Body::Data(Data { seq, segment_index: 0, segment_count: 1, payload }))
 }
 
 /// The kinds of a list of frames, in order.
-pub fn kinds(frames: &[Bytes]) -> Vec<BodyKind> {
+pub(crate) fn kinds(frames: &[Bytes]) -> Vec<BodyKind> {
     frames.iter().map(|frame| decode(frame).body.kind()).collect()
 }
 
 /// An executor and a harness over a perfect wire.
-pub struct Pair {
+pub(crate) struct Pair {
     pub executor: Executor,
     pub harness: Harness,
     pub stream: StreamId,
@@ -152,7 +152,7 @@ pub struct Pair {
 
 impl Pair {
     /// A pair whose handshake is done.
-    pub fn open(config: &Config) -> Self {
+    pub(crate) fn open(config: &Config) -> Self {
         let mut pair = Self::begin(executor(config.clone()), harness(2, config.clone()));
         pair.run();
         assert_eq!(pair.executor_events.pop(), Some(Event::Opened { stream: pair.stream.clone() }));
@@ -161,7 +161,7 @@ impl Pair {
     }
 
     /// A pair in the clear mode.
-    pub fn open_clear(config: &Config) -> Self {
+    pub(crate) fn open_clear(config: &Config) -> Self {
         let executor = Executor::new(config.clone(), ExecutorMode::Clear, Box::new(Rng(1)));
         let mut executor = executor.unwrap();
         executor.handle_connected(t0());
@@ -172,7 +172,7 @@ impl Pair {
         pair
     }
 
-    pub fn begin(executor: Executor, mut harness: Harness) -> Self {
+    pub(crate) fn begin(executor: Executor, mut harness: Harness) -> Self {
         let stream = harness.open(t0()).unwrap();
         Self {
             executor,
@@ -185,7 +185,7 @@ impl Pair {
     }
 
     /// Carries frames both ways until there are none, and allows every request.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         loop {
             let mut moved = false;
             for frame in frames_h(&mut self.harness, self.now) {
@@ -204,7 +204,7 @@ impl Pair {
         }
     }
 
-    pub fn drain_events(&mut self) {
+    pub(crate) fn drain_events(&mut self) {
         for event in events_e(&mut self.executor) {
             if let Event::AuthorizeRequest { stream, generation, .. } = &event {
                 let verdict = Verdict::Allowed;
@@ -218,7 +218,7 @@ impl Pair {
     }
 
     /// Lets time pass, timers fire and frames flow.
-    pub fn pass(&mut self, time: Duration) {
+    pub(crate) fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         loop {
             self.run();
@@ -233,16 +233,16 @@ impl Pair {
         self.now = end;
     }
 
-    pub fn executor_messages(&mut self) -> Vec<Bytes> {
+    pub(crate) fn executor_messages(&mut self) -> Vec<Bytes> {
         messages(&mut self.executor_events)
     }
 
-    pub fn harness_messages(&mut self) -> Vec<Bytes> {
+    pub(crate) fn harness_messages(&mut self) -> Vec<Bytes> {
         messages(&mut self.harness_events)
     }
 
     /// A message each way and time for acknowledgements: both sides know that the other acks.
-    pub fn prove(&mut self) {
+    pub(crate) fn prove(&mut self) {
         self.harness.send(Bytes::from_static(b"ping")).unwrap();
         self.executor.send(&self.stream, Bytes::from_static(b"pong")).unwrap();
         self.pass(ms(100));

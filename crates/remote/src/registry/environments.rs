@@ -1,4 +1,4 @@
-//! Looking after the environments of a registry: who is there, and removing one.
+//! Managing the environments of a registry: listing and removing.
 
 use http::Method;
 use serde::de::IgnoredAny;
@@ -9,20 +9,20 @@ use super::{Registry, RegistryError};
 impl Registry {
     /// All environments that the credential covers.
     pub async fn list(&self) -> Result<Vec<EnvironmentStatus>, RegistryError> {
-        let answer: ListResponse =
-            self.ask(Method::GET, &["cloud", "environments"], None::<&()>).await?;
-        Ok(answer.environments)
+        let response: ListResponse =
+            self.call(Method::GET, &["cloud", "environments"], None::<&()>).await?;
+        Ok(response.environments)
     }
 
     /// One environment.
     pub async fn show(&self, environment_id: &str) -> Result<EnvironmentStatus, RegistryError> {
-        self.ask(Method::GET, &["cloud", "environment", environment_id], None::<&()>).await
+        self.call(Method::GET, &["cloud", "environment", environment_id], None::<&()>).await
     }
 
-    /// Forgets an environment and ends what runs there.
+    /// Removes an environment from the registry and closes its connections.
     pub async fn remove(&self, environment_id: &str) -> Result<(), RegistryError> {
         let path = ["cloud", "environment", environment_id];
-        let _: IgnoredAny = self.ask(Method::DELETE, &path, None::<&()>).await?;
+        let _: IgnoredAny = self.call(Method::DELETE, &path, None::<&()>).await?;
         Ok(())
     }
 }

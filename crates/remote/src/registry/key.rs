@@ -1,7 +1,7 @@
-//! A Noise public key as the registry writes it.
+//! A Noise public key in the registry's JSON.
 //!
-//! Invariant: what is decoded is exactly one key of the one suite; any other member, suite, length
-//! or alphabet is refused.
+//! Invariant: decoding accepts exactly one key of the one suite; any other member, suite, length or
+//! alphabet is refused.
 
 use base64_simd::STANDARD;
 use codex_exec_relay_core::NoisePublicKey;
@@ -61,14 +61,14 @@ mod tests {
     }
 
     #[test]
-    fn there_and_back() {
+    fn key_json_round_trips() {
         let (key, value) = sample();
         assert_eq!(value["suite"], "Noise_hybridIK_X25519+MLKEM768_AESGCM_SHA256");
         assert_eq!(serde_json::from_value::<NoiseKeyJson>(value).unwrap().0, key);
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn malformed_key_json_is_rejected() {
         let (_, good) = sample();
         let with = |name: &str, value: Value| {
             let mut changed = good.clone();

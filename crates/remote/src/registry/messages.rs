@@ -1,20 +1,20 @@
-//! What a registry is asked and what it answers, as JSON: one set of types for both sides.
+//! Requests and responses of a registry, as JSON: one set of types for both sides.
 //!
-//! Invariant: a secret leaves its type only by being serialized into the one message that is for it.
+//! Invariant: a secret leaves its type only when it is serialized into its message.
 
 use codex_exec_rpc::Secret;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::key::NoiseKeyJson;
 
-/// The one way in which streams are secured.
+/// The only security profile: a Noise channel per stream.
 pub const SECURITY_PROFILE: &str = "noise_hybrid_ik_v1";
-/// `error.code` of a registry for an environment that is registered and not connected.
+/// `error.code` for an environment that is registered but not connected.
 pub const ENVIRONMENT_OFFLINE: &str = "environment_offline";
-/// `error.code` of a registry for an environment that it does not know.
+/// `error.code` for an environment that the registry does not know.
 pub const ENVIRONMENT_NOT_FOUND: &str = "environment_not_found";
 
-/// POST `/cloud/environment/{id}/register`, by an executor.
+/// Body of POST `/cloud/environment/{id}/register`, by an executor.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RegisterRequest {
     /// [`SECURITY_PROFILE`].
@@ -23,13 +23,13 @@ pub struct RegisterRequest {
     pub executor_public_key: NoiseKeyJson,
 }
 
-/// The executor is registered.
+/// Response to a [`RegisterRequest`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RegisterResponse {
-    /// The environment that was asked for.
+    /// The environment in the request's path.
     pub environment_id: String,
     /// The websocket that the executor connects to.
-    #[serde(serialize_with = "exposed")]
+    #[serde(serialize_with = "serialize_exposed")]
     pub url: Secret,
     /// [`SECURITY_PROFILE`].
     pub security_profile: String,
@@ -37,20 +37,20 @@ pub struct RegisterResponse {
     pub executor_registration_id: String,
 }
 
-/// POST `/cloud/environment/{id}/connect`, by a harness.
+/// Body of POST `/cloud/environment/{id}/connect`, by a harness.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ConnectRequest {
     /// The key that the harness will use.
     pub harness_public_key: NoiseKeyJson,
 }
 
-/// The harness may connect.
+/// Response to a [`ConnectRequest`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ConnectResponse {
-    /// The environment that was asked for.
+    /// The environment in the request's path.
     pub environment_id: String,
     /// The websocket that the harness connects to.
-    #[serde(serialize_with = "exposed")]
+    #[serde(serialize_with = "serialize_exposed")]
     pub url: Secret,
     /// [`SECURITY_PROFILE`].
     pub security_profile: String,
@@ -58,37 +58,37 @@ pub struct ConnectResponse {
     pub executor_registration_id: String,
     /// The executor's key, to be pinned.
     pub executor_public_key: NoiseKeyJson,
-    /// What the harness shows the executor, which has it validated.
-    #[serde(serialize_with = "exposed")]
+    /// What the harness shows to the executor, which sends it to the registry for validation.
+    #[serde(serialize_with = "serialize_exposed")]
     pub harness_key_authorization: Secret,
 }
 
-/// POST `/cloud/environment/{id}/validate`, by an executor.
+/// Body of POST `/cloud/environment/{id}/validate`, by an executor.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ValidateRequest {
-    /// The registration that the harness was told of.
+    /// The registration that the harness connected to.
     pub executor_registration_id: String,
     /// The key that the harness has used.
     pub harness_public_key: NoiseKeyJson,
     /// The authorization that the harness has shown.
-    #[serde(serialize_with = "exposed")]
+    #[serde(serialize_with = "serialize_exposed")]
     pub harness_key_authorization: Secret,
 }
 
-/// Whether the harness may use the environment.
+/// Response to a [`ValidateRequest`].
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct ValidateResponse {
-    /// Whether it may.
+    /// Whether the harness may use the environment.
     pub valid: bool,
 }
 
 /// POST `/cloud/executor/{id}/register` and `/connect`, the older registration without encryption.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ExecutorResponse {
-    /// The executor that was asked for.
+    /// The executor in the request's path.
     pub executor_id: String,
     /// The websocket to connect to.
-    #[serde(serialize_with = "exposed")]
+    #[serde(serialize_with = "serialize_exposed")]
     pub url: Secret,
 }
 
@@ -99,7 +99,7 @@ pub struct EnvironmentStatus {
     pub environment_id: String,
     /// Whether it is connected.
     pub online: bool,
-    /// Since when it is.
+    /// Since when it has been connected; `None` while it is offline.
     pub online_since: Option<u64>,
     /// When it was last connected.
     pub last_seen: u64,
@@ -107,42 +107,42 @@ pub struct EnvironmentStatus {
     pub registered: u64,
     /// The id of its registration.
     pub executor_registration_id: String,
-    /// How it is secured; `None` in the older revision, which is not.
+    /// Its security profile; `None` in the older revision, which has no encryption.
     pub security_profile: Option<String>,
-    /// The id of the token it registered with.
+    /// The id of the token that registered it.
     pub token: String,
-    /// Sockets of harnesses.
+    /// Connected harnesses.
     pub harnesses: usize,
-    /// Streams of theirs.
+    /// Open streams of these harnesses.
     pub streams: usize,
 }
 
-/// GET `/cloud/environments`: those that the token covers.
+/// Response of GET `/cloud/environments`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ListResponse {
-    /// All of them.
+    /// The environments that the token covers.
     pub environments: Vec<EnvironmentStatus>,
 }
 
-/// The body of every failure.
+/// The body of every error response.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ErrorResponse {
-    /// What failed.
+    /// The error.
     pub error: ErrorDetail,
 }
 
-/// What failed. Other registries leave members out.
+/// An error of a registry. Other registries leave members out.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ErrorDetail {
-    /// For programs: [`ENVIRONMENT_OFFLINE`] and others.
+    /// A code for programs, such as [`ENVIRONMENT_OFFLINE`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<String>,
-    /// For people.
+    /// A message for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-fn exposed<S: Serializer>(secret: &Secret, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_exposed<S: Serializer>(secret: &Secret, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(secret.expose())
 }
 
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
     use crate::entropy::entropy;
 
-    /// What is written is exactly this text, and reading the text gives something that writes it again.
+    /// Checks that the message serializes to `text` and that `text` round-trips.
     fn golden<T: Serialize + DeserializeOwned + std::fmt::Debug>(message: &T, text: &str) {
         assert_eq!(serde_json::to_string(message).unwrap(), text);
         let read: T = serde_json::from_str(text).unwrap();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_write_the_published_members_in_their_order() {
+    fn registry_messages_match_the_published_json() {
         let key = NoiseIdentity::generate(&mut *entropy()).unwrap().public_key();
         let key = NoiseKeyJson(key);
         let k = serde_json::to_string(&key).unwrap();

@@ -1,7 +1,7 @@
-//! The registry: hands out rendezvous URLs and says whose key is authorized.
+//! The registry client: obtains rendezvous URLs and validates the keys of harnesses.
 //!
-//! Invariant: an answer that names another environment, another security profile or no proper URL
-//! is refused; neither URL nor authorization is ever shown.
+//! Invariant: a response that names another environment, another security profile or no websocket URL is
+//! refused; URLs and authorizations are never shown.
 
 mod environments;
 mod key;
@@ -18,7 +18,7 @@ use codex_exec_relay_core::NoisePublicKey;
 
 use crate::base_url::BaseUrl;
 use crate::credential::{Credential, CredentialError};
-use crate::http_client::{Answer, HttpClient, HttpError, Payload};
+use crate::http_client::{HttpClient, HttpError, HttpResponse, Payload};
 use crate::trace_context::TraceContext;
 
 pub use key::{NoiseKeyJson, key_to_json};
@@ -28,10 +28,10 @@ pub use messages::{
     SECURITY_PROFILE, ValidateRequest, ValidateResponse,
 };
 
-/// Characters of an error body that are shown to a person.
-const SHOWN_BODY: usize = 4096;
+/// The longest part of an error body that an error shows, in characters.
+const MAX_SHOWN_BODY: usize = 4096;
 
-/// Asks one registry under one identity.
+/// A client of one registry, with one credential.
 #[derive(Debug, Clone)]
 pub struct Registry {
     base: BaseUrl,
@@ -40,104 +40,104 @@ pub struct Registry {
     trace: TraceContext,
 }
 
-/// Why the registry was of no use.
+/// Why a request to the registry failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// No answer.
+    /// The registry did not respond.
     #[error("cannot reach the registry at {base}: {cause}")]
     Unreachable {
-        /// Which registry.
+        /// The registry's base URL.
         base: BaseUrl,
-        /// Why.
+        /// The cause.
         cause: HttpError,
     },
-    /// 401 or 403.
+    /// The registry responded with 401 or 403.
     #[error(
-        "the registry refused the sign-in (HTTP {status}{said}); run codex login, or check that \
+        "the registry refused the sign-in (HTTP {status}{detail}); run codex login, or check that \
          the key or token is valid for this environment"
     )]
     Authentication {
         /// 401 or 403.
         status: u16,
-        /// What the registry said, with a separator before it.
-        said: String,
+        /// The registry's message, with a separator before it.
+        detail: String,
     },
-    /// Any other status that is no success.
-    #[error("the registry answered HTTP {status}{said}")]
+    /// The registry responded with another error status.
+    #[error("the registry answered HTTP {status}{detail}")]
     Refused {
-        /// Which.
+        /// The HTTP status.
         status: u16,
-        /// `error.code` of its answer, for programs: [`ENVIRONMENT_OFFLINE`] and others.
+        /// `error.code` of the response, such as [`ENVIRONMENT_OFFLINE`].
         code: Option<String>,
-        /// What the registry said, with a separator before it.
-        said: String,
+        /// The registry's message, with a separator before it.
+        detail: String,
     },
-    /// A success that makes no sense.
+    /// The registry responded with success, but with an invalid body.
     #[error("invalid response from the registry: {0}")]
-    Answer(&'static str),
-    /// There is nothing to sign in with.
+    InvalidResponse(&'static str),
+    /// The credential cannot be used.
     #[error(transparent)]
     SignIn(#[from] CredentialError),
 }
 
 impl RegistryError {
-    /// Whether the same question may be answered better later.
+    /// Whether a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { cause, .. } => !matches!(cause, HttpError::Url),
             Self::Refused { status, .. } => matches!(status, 408 | 409 | 429 | 500..),
             Self::SignIn(error) => error.is_transient(),
-            Self::Authentication { .. } | Self::Answer(_) => false,
+            Self::Authentication { .. } | Self::InvalidResponse(_) => false,
         }
     }
 }
 
-/// An executor is registered.
+/// The registration of an executor.
 #[derive(Debug, Clone)]
 pub struct Registration {
-    /// Where it connects to.
+    /// The websocket URL to connect to.
     pub url: Secret,
     /// Bound into every handshake.
     pub registration_id: String,
 }
 
-/// A harness may connect.
+/// The permission of a harness to connect.
 #[derive(Debug, Clone)]
 pub struct Admission {
-    /// Where it connects to.
+    /// The websocket URL to connect to.
     pub url: Secret,
     /// Bound into the handshake.
     pub registration_id: String,
-    /// The keys to pin.
+    /// The executor's key, to be pinned.
     pub executor_key: NoisePublicKey,
-    /// What the executor has validated.
+    /// What the harness shows to the executor.
     pub authorization: Secret,
 }
 
 impl Registry {
-    /// This registry, asked with that credential. Fails if the credential must not be sent there.
+    /// Makes a client. Fails if the credential must not be sent to this registry.
     pub fn new(
         base: BaseUrl,
         credential: impl Credential + 'static,
         http: HttpClient,
     ) -> Result<Self, CredentialError> {
-        credential.may_go_to(&base)?;
+        credential.check_target(&base)?;
         Ok(Self { base, credential: Arc::new(credential), http, trace: TraceContext::default() })
     }
 
-    /// With the headers of this trace on every call.
+    /// Adds the headers of this trace to every request.
     #[must_use]
     pub fn with_trace(mut self, trace: TraceContext) -> Self {
         self.trace = trace;
         self
     }
 
-    /// Where it is.
+    /// Its base URL.
     pub fn base(&self) -> &BaseUrl {
         &self.base
     }
 
-    /// Makes an executor with this key known.
+    /// Registers an executor with this key.
     pub async fn register(
         &self,
         environment_id: &str,
@@ -148,15 +148,15 @@ impl Registry {
             executor_public_key: NoiseKeyJson(key.clone()),
         };
         let path = ["cloud", "environment", environment_id, "register"];
-        let answer: RegisterResponse = self.ask(Method::POST, &path, Some(&body)).await?;
-        check(environment_id, &answer.environment_id, &answer.security_profile)?;
+        let response: RegisterResponse = self.call(Method::POST, &path, Some(&body)).await?;
+        check(environment_id, &response.environment_id, &response.security_profile)?;
         Ok(Registration {
-            url: websocket_url(answer.url)?,
-            registration_id: present(answer.executor_registration_id)?,
+            url: websocket_url(response.url)?,
+            registration_id: require_registration_id(response.executor_registration_id)?,
         })
     }
 
-    /// Asks for the way to an environment, for a harness with this key.
+    /// Requests a connection to an environment, for a harness with this key.
     pub async fn connect(
         &self,
         environment_id: &str,
@@ -164,13 +164,13 @@ impl Registry {
     ) -> Result<Admission, RegistryError> {
         let body = ConnectRequest { harness_public_key: NoiseKeyJson(key.clone()) };
         let path = ["cloud", "environment", environment_id, "connect"];
-        let answer: ConnectResponse = self.ask(Method::POST, &path, Some(&body)).await?;
-        check(environment_id, &answer.environment_id, &answer.security_profile)?;
+        let response: ConnectResponse = self.call(Method::POST, &path, Some(&body)).await?;
+        check(environment_id, &response.environment_id, &response.security_profile)?;
         Ok(Admission {
-            url: websocket_url(answer.url)?,
-            registration_id: present(answer.executor_registration_id)?,
-            executor_key: answer.executor_public_key.0,
-            authorization: answer.harness_key_authorization,
+            url: websocket_url(response.url)?,
+            registration_id: require_registration_id(response.executor_registration_id)?,
+            executor_key: response.executor_public_key.0,
+            authorization: response.harness_key_authorization,
         })
     }
 
@@ -188,42 +188,42 @@ impl Registry {
             harness_key_authorization: authorization.into(),
         };
         let path = ["cloud", "environment", environment_id, "validate"];
-        let answer: ValidateResponse = self.ask(Method::POST, &path, Some(&body)).await?;
-        Ok(answer.valid)
+        let response: ValidateResponse = self.call(Method::POST, &path, Some(&body)).await?;
+        Ok(response.valid)
     }
 
-    /// The older registration, without Noise; gives the URL to connect to.
+    /// The older registration, without Noise; returns the URL to connect to.
     pub async fn register_executor(&self, executor_id: &str) -> Result<Secret, RegistryError> {
         let path = ["cloud", "executor", executor_id, "register"];
-        let answer: ExecutorResponse = self.ask(Method::POST, &path, None::<&()>).await?;
-        if answer.executor_id != executor_id {
-            return Err(RegistryError::Answer("it is for another executor"));
+        let response: ExecutorResponse = self.call(Method::POST, &path, None::<&()>).await?;
+        if response.executor_id != executor_id {
+            return Err(RegistryError::InvalidResponse("it is for another executor"));
         }
-        websocket_url(answer.url)
+        websocket_url(response.url)
     }
 
-    async fn ask<T: DeserializeOwned>(
+    async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &[&str],
         body: Option<&impl Serialize>,
     ) -> Result<T, RegistryError> {
-        let mut answer = self.send(method.clone(), path, body).await?;
-        // A token may have been revoked or rotated under us: once, with a new one.
-        if answer.status == StatusCode::UNAUTHORIZED && self.credential.renew(&self.http).await? {
-            answer = self.send(method, path, body).await?;
+        let mut response = self.send(method.clone(), path, body).await?;
+        // The token may have been revoked or rotated: renew it and retry once.
+        if response.status == StatusCode::UNAUTHORIZED && self.credential.renew(&self.http).await? {
+            response = self.send(method, path, body).await?;
         }
-        let status = answer.status.as_u16();
-        match answer.status {
+        let status = response.status.as_u16();
+        match response.status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                Err(RegistryError::Authentication { status, said: said(&answer) })
+                Err(RegistryError::Authentication { status, detail: error_text(&response) })
             }
             ok if ok.is_success() => {
-                answer.json().ok_or(RegistryError::Answer("it is not the expected JSON"))
+                response.json().ok_or(RegistryError::InvalidResponse("it is not the expected JSON"))
             }
             _ => {
-                let code = told(&answer).and_then(|told| told.code);
-                Err(RegistryError::Refused { status, code, said: said(&answer) })
+                let code = error_detail(&response).and_then(|detail| detail.code);
+                Err(RegistryError::Refused { status, code, detail: error_text(&response) })
             }
         }
     }
@@ -233,20 +233,20 @@ impl Registry {
         method: Method,
         path: &[&str],
         body: Option<&impl Serialize>,
-    ) -> Result<Answer, RegistryError> {
+    ) -> Result<HttpResponse, RegistryError> {
         let mut headers = self.credential.headers(&self.http).await?;
         headers.extend(self.trace.headers());
         let payload = match body {
             Some(body) => Payload::Json(
                 serde_json::to_vec(body)
-                    .map_err(|_| RegistryError::Answer("cannot encode the request"))?,
+                    .map_err(|_| RegistryError::InvalidResponse("cannot encode the request"))?,
             ),
             None => Payload::None,
         };
         let url = self.base.join(path);
         tracing::debug!(%url, "request to the registry");
         self.http
-            .ask(method, &url, headers, payload)
+            .send(method, &url, headers, payload)
             .await
             .map_err(|cause| RegistryError::Unreachable { base: self.base.clone(), cause })
     }
@@ -254,17 +254,17 @@ impl Registry {
 
 fn check(asked: &str, environment_id: &str, profile: &str) -> Result<(), RegistryError> {
     if environment_id != asked {
-        return Err(RegistryError::Answer("it is for another environment"));
+        return Err(RegistryError::InvalidResponse("it is for another environment"));
     }
     if profile != SECURITY_PROFILE {
-        return Err(RegistryError::Answer("it has another security profile"));
+        return Err(RegistryError::InvalidResponse("it has another security profile"));
     }
     Ok(())
 }
 
-fn present(registration_id: String) -> Result<String, RegistryError> {
+fn require_registration_id(registration_id: String) -> Result<String, RegistryError> {
     if registration_id.is_empty() {
-        return Err(RegistryError::Answer("its registration id is empty"));
+        return Err(RegistryError::InvalidResponse("its registration id is empty"));
     }
     Ok(registration_id)
 }
@@ -274,29 +274,29 @@ fn websocket_url(url: Secret) -> Result<Secret, RegistryError> {
     if text.starts_with("wss://") || text.starts_with("ws://") {
         Ok(url)
     } else {
-        Err(RegistryError::Answer("its url is not a websocket URL"))
+        Err(RegistryError::InvalidResponse("its url is not a websocket URL"))
     }
 }
 
 /// The `error` of an error body.
-fn told(answer: &Answer) -> Option<ErrorDetail> {
-    answer.json::<ErrorResponse>().map(|body| body.error)
+fn error_detail(response: &HttpResponse) -> Option<ErrorDetail> {
+    response.json::<ErrorResponse>().map(|body| body.error)
 }
 
-/// What an error body says to a person: the message of `{"error": {code, message}}`, or the text.
-fn said(answer: &Answer) -> String {
-    let text = match told(answer) {
+/// The text of an error body for people: code and message of `{"error": {…}}`, or the raw text.
+fn error_text(response: &HttpResponse) -> String {
+    let text = match error_detail(response) {
         Some(ErrorDetail { code: Some(code), message: Some(message) }) => {
             format!("{code}: {message}")
         }
         Some(ErrorDetail { code: Some(one), .. } | ErrorDetail { message: Some(one), .. }) => one,
-        _ => String::from_utf8_lossy(&answer.body).into_owned(),
+        _ => String::from_utf8_lossy(&response.body).into_owned(),
     };
-    // The text is another's: nothing in it may move the cursor of a terminal.
+    // The text is untrusted: strip control characters, which could change a terminal.
     let text: String = text
         .trim()
         .chars()
-        .take(SHOWN_BODY)
+        .take(MAX_SHOWN_BODY)
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect();
     if text.is_empty() { text } else { format!(": {text}") }
@@ -306,22 +306,23 @@ fn said(answer: &Answer) -> String {
 mod tests {
     use super::*;
 
-    fn answer(body: &[u8]) -> Answer {
-        Answer { status: StatusCode::CONFLICT, body: bytes::Bytes::copy_from_slice(body) }
+    fn response(body: &[u8]) -> HttpResponse {
+        HttpResponse { status: StatusCode::CONFLICT, body: bytes::Bytes::copy_from_slice(body) }
     }
 
     #[test]
-    fn an_error_body_is_shown_in_bounds_and_harmless() {
-        let told = said(&answer(br#"{"error":{"code":"taken","message":"by \u001b[2Janother"}}"#));
-        assert_eq!(told, ": taken: by  [2Janother");
-        assert_eq!(said(&answer(b" gone \n")), ": gone");
-        assert_eq!(said(&answer(b"")), "");
-        assert_eq!(said(&answer(&vec![b'x'; 10_000])).len(), SHOWN_BODY + 2);
-        assert!(said(&answer(&[0xff; 10])).starts_with(": "));
+    fn error_body_is_truncated_and_stripped_of_controls() {
+        let shown =
+            error_text(&response(br#"{"error":{"code":"taken","message":"by \u001b[2Janother"}}"#));
+        assert_eq!(shown, ": taken: by  [2Janother");
+        assert_eq!(error_text(&response(b" gone \n")), ": gone");
+        assert_eq!(error_text(&response(b"")), "");
+        assert_eq!(error_text(&response(&vec![b'x'; 10_000])).len(), MAX_SHOWN_BODY + 2);
+        assert!(error_text(&response(&[0xff; 10])).starts_with(": "));
     }
 
     #[test]
-    fn answers_for_others_are_refused() {
+    fn responses_for_another_environment_are_rejected() {
         check("e", "e", SECURITY_PROFILE).unwrap();
         check("e", "f", SECURITY_PROFILE).unwrap_err();
         check("e", "e", "none").unwrap_err();

@@ -1,4 +1,4 @@
-//! The two kinds of endpoint of the relay core, as the pump drives them.
+//! One interface to both kinds of endpoint of the relay core, for the pump.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use codex_exec_relay_core::{
     Event, Executor, FrameError, Generation, Harness, SendError, StreamId, Verdict,
 };
 
-/// A machine that frames go into and come out of.
+/// An endpoint of the relay core.
 pub(crate) trait Endpoint: Send {
     fn handle_connected(&mut self, now: Instant);
     fn handle_disconnected(&mut self, now: Instant);
@@ -17,17 +17,17 @@ pub(crate) trait Endpoint: Send {
     fn send(&mut self, stream: &StreamId, message: Bytes) -> Result<(), SendError>;
     fn close(&mut self, stream: &StreamId);
     fn reset(&mut self, stream: &StreamId, reason: &str);
-    /// Asks for a sign of life. False if this peer may not give one.
+    /// Checks that the peer is alive. False if this peer may not respond.
     fn probe(&mut self, stream: &StreamId) -> bool;
-    /// Shows the peer that this side is there, though it reads nothing.
+    /// Sends a heartbeat while this side reads nothing.
     fn heartbeat(&mut self);
     fn poll_transmit(&mut self, now: Instant) -> Option<Bytes>;
     fn poll_event(&mut self) -> Option<Event>;
     fn poll_timeout(&self) -> Option<Instant>;
 }
 
-/// What both do by the same name.
-macro_rules! alike {
+/// The methods that have the same name and signature in both.
+macro_rules! delegate_to_inherent {
     () => {
         fn handle_connected(&mut self, now: Instant) {
             self.handle_connected(now);
@@ -54,11 +54,11 @@ macro_rules! alike {
 }
 
 impl Endpoint for Executor {
-    alike!();
+    delegate_to_inherent!();
 
     fn authorize(&mut self, now: Instant, stream: &StreamId, which: Generation, verdict: Verdict) {
         if self.authorize(now, stream, which, verdict).is_err() {
-            tracing::debug!(%stream, "the verdict on a harness came too late");
+            tracing::debug!(%stream, "the verdict on a harness's key came too late");
         }
     }
     fn send(&mut self, stream: &StreamId, message: Bytes) -> Result<(), SendError> {
@@ -73,13 +73,13 @@ impl Endpoint for Executor {
     fn probe(&mut self, stream: &StreamId) -> bool {
         self.probe(stream)
     }
-    /// It resets a stream that keeps it from reading.
+    /// An executor resets a stream that blocks reading, so it never pauses for long.
     fn heartbeat(&mut self) {}
 }
 
-/// A harness has one stream and is asked for no verdict.
+/// A harness has one stream and no verdicts.
 impl Endpoint for Harness {
-    alike!();
+    delegate_to_inherent!();
 
     fn authorize(&mut self, _: Instant, _: &StreamId, _: Generation, _: Verdict) {}
     fn send(&mut self, _: &StreamId, message: Bytes) -> Result<(), SendError> {
@@ -91,7 +91,7 @@ impl Endpoint for Harness {
     fn reset(&mut self, _: &StreamId, reason: &str) {
         self.reset(reason);
     }
-    /// Nobody takes a harness's session.
+    /// Only servers check their peers.
     fn probe(&mut self, _: &StreamId) -> bool {
         false
     }

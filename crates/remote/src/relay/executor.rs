@@ -1,7 +1,7 @@
-//! An executor's side: enrol with the registry, stay connected to the rendezvous, and hand out a
-//! connection for each harness that proves itself.
+//! The executor's side: registers with the registry, stays connected to the rendezvous, and hands out a
+//! connection for each authorized harness.
 //!
-//! Invariant: it registers once, and again only when the rendezvous answers the websocket with 4xx.
+//! Invariant: it registers once, and again only when the rendezvous responds to the websocket with 4xx.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use super::config::{Backoff, RelayConfig};
-use super::pump::{Authorizer, Drove, Pump};
+use super::pump::{Authorizer, DriveOutcome, Pump};
 use super::socket::{RelaySocket, RendezvousError};
 use crate::entropy::entropy;
 use crate::registry::{Registry, RegistryError};
 
-/// As what to register, and with whom.
+/// What to register as, and with which registry.
 #[derive(Debug, Clone)]
-pub enum Enrolment {
+pub enum RegistrationTarget {
     /// An environment: every stream is a Noise channel.
     Environment {
-        /// Who knows it.
+        /// The registry.
         registry: Registry,
         /// Its id.
         environment_id: String,
@@ -32,55 +32,55 @@ pub enum Enrolment {
     },
     /// The older revision: messages in clear.
     Executor {
-        /// Who knows it.
+        /// The registry.
         registry: Registry,
         /// Its id.
         executor_id: String,
     },
 }
 
-/// Why an executor is not served any longer.
+/// Why serving ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// The registry will not have it.
+    /// The registry refused the registration.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// The configuration is impossible.
+    /// [`RelayConfig::core`] is out of range.
     #[error("invalid relay configuration: {0}")]
     Config(#[from] ConfigError),
 }
 
-/// A URL to connect to, and what handshakes are bound to.
-struct Enrolled {
+/// The result of a registration: the URL to connect to, and the id that handshakes are bound to.
+struct Registered {
     url: Secret,
     registration_id: String,
 }
 
-impl Enrolment {
-    async fn enrol(&self) -> Result<Enrolled, RegistryError> {
+impl RegistrationTarget {
+    async fn register(&self) -> Result<Registered, RegistryError> {
         match self {
             Self::Environment { registry, environment_id, identity } => {
                 let registered = registry.register(environment_id, &identity.public_key()).await?;
                 tracing::info!(environment_id, "registered");
                 let registration_id = registered.registration_id;
-                Ok(Enrolled { url: registered.url, registration_id })
+                Ok(Registered { url: registered.url, registration_id })
             }
             Self::Executor { registry, executor_id } => {
                 let url = registry.register_executor(executor_id).await?;
                 tracing::info!(executor_id, "registered without end-to-end encryption");
-                Ok(Enrolled { url, registration_id: String::new() })
+                Ok(Registered { url, registration_id: String::new() })
             }
         }
     }
 
-    /// Enrols again, however long that takes. Fails only for good.
-    async fn enrol_again(&self, config: &RelayConfig) -> Result<Enrolled, RegistryError> {
+    /// Registers again, retrying transient failures without limit.
+    async fn register_again(&self, config: &RelayConfig) -> Result<Registered, RegistryError> {
         let mut backoff = Backoff::new(config);
         loop {
-            match self.enrol().await {
+            match self.register().await {
                 Err(error) if error.is_transient() => {
                     tracing::warn!(%error, "cannot register");
-                    tokio::time::sleep(backoff.wait()).await;
+                    tokio::time::sleep(backoff.next_delay()).await;
                 }
                 result => return result,
             }
@@ -98,11 +98,11 @@ impl Enrolment {
         }
     }
 
-    /// Asks the registry about each harness, under the registration that is current.
+    /// Validates each harness with the registry, under the current registration.
     fn authorizer(
         &self,
         registration: watch::Receiver<String>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Option<Authorizer> {
         let Self::Environment { registry, environment_id, .. } = self else { return None };
         let (registry, environment_id) = (registry.clone(), environment_id.clone());
@@ -119,7 +119,7 @@ impl Enrolment {
                         key,
                         authorization.expose(),
                     );
-                    match tokio::time::timeout(patience, asking).await {
+                    match tokio::time::timeout(timeout, asking).await {
                         Ok(Ok(true)) => Verdict::Allowed,
                         Ok(Ok(false)) => Verdict::Denied,
                         Ok(Err(error)) => {
@@ -134,32 +134,33 @@ impl Enrolment {
     }
 }
 
-/// Serves harnesses until `stop` resolves: each one's connection is given to `accept`. Then awaits
-/// `wind_down`, which ends the connections, and sends their last words. Fails if the registry
-/// refuses for good; at the first registration, whatever the failure.
+/// Serves harnesses until `stop` resolves, passing each one's connection to `accept`. Then awaits
+/// `drain`, which ends the connections, and closes their streams. Fails if the first registration fails,
+/// or if the registry later refuses permanently.
 pub async fn serve_streams(
     config: RelayConfig,
-    enrolment: Enrolment,
+    target: RegistrationTarget,
     accept: impl FnMut(Connection) + Send + 'static,
     stop: impl Future<Output = ()>,
-    wind_down: impl Future<Output = ()>,
+    drain: impl Future<Output = ()>,
 ) -> Result<(), RemoteError> {
     tokio::pin!(stop);
-    let mut enrolled = tokio::select! {
-        enrolled = enrolment.enrol() => enrolled?,
+    let mut registered = tokio::select! {
+        registered = target.register() => registered?,
         () = &mut stop => {
-            wind_down.await;
+            drain.await;
             return Ok(());
         }
     };
-    let (registration, current) = watch::channel(enrolled.registration_id.clone());
-    let mode = enrolment.mode(&enrolled.registration_id);
+    let (registration, current) = watch::channel(registered.registration_id.clone());
+    let mode = target.mode(&registered.registration_id);
     let executor = Executor::new(config.core.clone(), mode, entropy())?;
-    let authorizer = enrolment.authorizer(current, config.core.authorization_timeout);
-    let mut pump = Pump::new(executor, config.clone(), authorizer, Box::new(accept)).living_on();
+    let authorizer = target.authorizer(current, config.core.authorization_timeout);
+    let mut pump =
+        Pump::new(executor, config.clone(), authorizer, Box::new(accept)).for_many_streams();
     let mut backoff = Backoff::new(&config);
     loop {
-        let connecting = connect(&config, &enrolment, &mut enrolled, &mut backoff);
+        let connecting = connect(&config, &target, &mut registered, &mut backoff);
         let connecting = async {
             tokio::select! {
                 connected = connecting => Some(connected),
@@ -167,84 +168,86 @@ pub async fn serve_streams(
             }
         };
         let mut socket = match pump.drive(None, connecting).await {
-            Drove::Done(Some(connected)) => connected?,
-            Drove::Done(None) | Drove::SocketEnded | Drove::StreamEnded => break,
+            DriveOutcome::Done(Some(connected)) => connected?,
+            DriveOutcome::Done(None) | DriveOutcome::SocketEnded | DriveOutcome::StreamEnded => {
+                break;
+            }
         };
-        if *registration.borrow() != enrolled.registration_id {
-            pump.endpoint().set_registration_id(enrolled.registration_id.clone());
-            registration.send_replace(enrolled.registration_id.clone());
+        if *registration.borrow() != registered.registration_id {
+            pump.endpoint().set_registration_id(registered.registration_id.clone());
+            registration.send_replace(registered.registration_id.clone());
         }
         tracing::info!("connected to the rendezvous");
         pump.on_connected();
-        let drove = pump.drive(Some(&mut socket), &mut stop).await;
-        if let Drove::Done(()) = drove {
-            say_farewell(&mut pump, &mut socket, wind_down, config.farewell).await;
+        let outcome = pump.drive(Some(&mut socket), &mut stop).await;
+        if let DriveOutcome::Done(()) = outcome {
+            close_streams(&mut pump, &mut socket, drain, config.close_timeout).await;
             socket.close().await;
             return Ok(());
         }
         pump.on_disconnected();
         tracing::info!(streams = pump.stream_count(), "disconnected from the rendezvous");
-        // A condemned or silent socket still deserves a close, but nobody waits for it.
+        // Close the failed socket in the background; it may be silent.
         tokio::spawn(socket.close());
-        let pause = tokio::time::sleep(backoff.wait());
+        let pause = tokio::time::sleep(backoff.next_delay());
         let pause = async {
             tokio::select! {
                 () = pause => false,
                 () = &mut stop => true,
             }
         };
-        if let Drove::Done(true) = pump.drive(None, pause).await {
+        if let DriveOutcome::Done(true) = pump.drive(None, pause).await {
             break;
         }
     }
-    wind_down.await;
+    drain.await;
     Ok(())
 }
 
-/// Dials until there is a socket. Fails only if the registry refuses for good.
+/// Dials until a socket is open. Fails only if the registry refuses permanently.
 async fn connect(
     config: &RelayConfig,
-    enrolment: &Enrolment,
-    enrolled: &mut Enrolled,
+    target: &RegistrationTarget,
+    registered: &mut Registered,
     backoff: &mut Backoff,
 ) -> Result<RelaySocket, RegistryError> {
     loop {
-        match RelaySocket::dial(&enrolled.url, config).await {
+        match RelaySocket::dial(&registered.url, config).await {
             Ok(socket) => {
-                backoff.succeeded();
+                backoff.reset();
                 return Ok(socket);
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot connect to the rendezvous");
-                tokio::time::sleep(backoff.wait()).await;
-                if RendezvousError::is_url_spent(&error) {
-                    *enrolled = enrolment.enrol_again(config).await?;
+                tokio::time::sleep(backoff.next_delay()).await;
+                if RendezvousError::needs_new_url(&error) {
+                    *registered = target.register_again(config).await?;
                 }
             }
         }
     }
 }
 
-/// Lets every stream say its last words, for a bounded time.
-async fn say_farewell(
+/// Awaits `drain`, then lets every stream send its queued messages, for at most `timeout`.
+async fn close_streams(
     pump: &mut Pump<Executor>,
     socket: &mut RelaySocket,
-    wind_down: impl Future<Output = ()>,
-    patience: Duration,
+    drain: impl Future<Output = ()>,
+    timeout: Duration,
 ) {
-    tokio::pin!(wind_down);
-    if let Drove::Done(()) = pump.drive(Some(socket), &mut wind_down).await {
-        let deadline = tokio::time::Instant::now() + patience;
+    tokio::pin!(drain);
+    if let DriveOutcome::Done(()) = pump.drive(Some(socket), &mut drain).await {
+        let deadline = tokio::time::Instant::now() + timeout;
         while pump.endpoint().stream_count() > 0 {
-            // Each look is cheap and each stream's end wakes nobody: look again shortly.
+            // The end of a stream wakes no task, so poll the count, which is cheap.
             let look = tokio::time::sleep(Duration::from_millis(5));
-            if !matches!(pump.drive(Some(socket), look).await, Drove::Done(()))
+            if !matches!(pump.drive(Some(socket), look).await, DriveOutcome::Done(()))
                 || tokio::time::Instant::now() >= deadline
             {
                 break;
             }
         }
     } else {
-        wind_down.await;
+        drain.await;
     }
 }

@@ -1,7 +1,7 @@
-//! A harness's side: the way to an environment, as ordinary connections.
+//! The harness's side: ordinary connections to an environment.
 //!
-//! Invariant: every physical attempt asks the registry anew and carries a fresh authorization; a
-//! stream goes on over another socket only with the executor whose keys it was opened with.
+//! Invariant: every attempt to connect uses a fresh authorization from the registry; a stream continues
+//! over another socket only with the executor whose keys it was opened with.
 
 use codex_exec_relay_core::{
     Authorization, CloseCause, ConfigError, EntropyError, Harness, HarnessMode, NoiseIdentity,
@@ -12,18 +12,18 @@ use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
 
 use super::config::{Backoff, RelayConfig};
-use super::pump::{Drove, Ending, Pump};
+use super::pump::{DriveOutcome, Pump, StreamEnd};
 use super::socket::{RelaySocket, RendezvousError};
 use crate::entropy::entropy;
 use crate::registry::{Admission, Registry, RegistryError};
 
-/// Why an environment was not reached.
+/// Why an environment could not be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvironmentError {
-    /// The registry does not show the way.
+    /// The registry refused or did not respond.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// The rendezvous was not reached.
+    /// The rendezvous could not be reached.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
     /// The rendezvous closed the socket before the stream was open.
@@ -32,25 +32,25 @@ pub enum EnvironmentError {
          server is running"
     )]
     Dropped,
-    /// The stream was ended instead of opened.
+    /// The environment reset the stream instead of opening it.
     #[error("the environment refused the connection; check that your token may use it")]
     Refused,
-    /// The handshake did not come to an end.
+    /// The handshake failed or timed out.
     #[error("no secure channel to the environment: {0}")]
     Handshake(CloseCause),
-    /// The stream could not even begin.
+    /// The stream could not be started.
     #[error("no secure channel to the environment: {0}")]
     Open(#[from] OpenError),
-    /// No randomness.
+    /// The random source failed.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
-    /// The configuration is impossible.
+    /// [`RelayConfig::core`] is out of range.
     #[error("invalid relay configuration: {0}")]
     Config(#[from] ConfigError),
 }
 
 impl EnvironmentError {
-    /// Whether another attempt may do better.
+    /// Whether a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Registry(error) => error.is_transient(),
@@ -60,19 +60,19 @@ impl EnvironmentError {
     }
 }
 
-/// The way to one environment. Every dial is a stream of its own.
+/// Connects to one environment. Each dial opens a separate stream.
 #[derive(Debug, Clone)]
-pub struct EnvironmentLink {
+pub struct EnvironmentConnector {
     registry: Registry,
     environment_id: String,
     identity: NoiseIdentity,
     config: RelayConfig,
-    /// The streams that live; shared by clones.
+    /// The open streams; shared by clones.
     streams: TaskTracker,
 }
 
-impl EnvironmentLink {
-    /// To this environment, by this registry, with keys of its own.
+impl EnvironmentConnector {
+    /// Makes a connector with a new key pair.
     pub fn new(
         registry: Registry,
         environment_id: impl Into<String>,
@@ -84,20 +84,20 @@ impl EnvironmentLink {
         Ok(Self { registry, environment_id, identity, config, streams })
     }
 
-    /// Which environment.
+    /// The id of the environment.
     pub fn environment_id(&self) -> &str {
         &self.environment_id
     }
 
-    /// By which registry.
+    /// The registry that it uses.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// Opens a stream. It lives in a task of its own and outlives lost sockets if the executor
+    /// Opens a stream and runs it in a task. The stream survives lost sockets if the executor
     /// acknowledges; otherwise it ends with its socket.
     pub async fn dial(&self) -> Result<Connection, EnvironmentError> {
-        let (admission, mut socket) = self.physical().await?;
+        let (admission, mut socket) = self.connect_socket().await?;
         let pinned = admission.executor_key.clone();
         let mode = HarnessMode::Noise {
             identity: self.identity.clone(),
@@ -118,69 +118,76 @@ impl EnvironmentLink {
         let mut pump = Pump::new(harness, self.config.clone(), None, Box::new(accept));
         pump.on_connected();
         match pump.drive(Some(&mut socket), &mut opening).await {
-            Drove::Done(Ok(connection)) => {
-                self.streams.spawn(self.clone().keep(pump, socket, pinned));
+            DriveOutcome::Done(Ok(connection)) => {
+                self.streams.spawn(self.clone().run_stream(pump, socket, pinned));
                 Ok(connection)
             }
-            Drove::Done(Err(_)) | Drove::SocketEnded => Err(EnvironmentError::Dropped),
-            Drove::StreamEnded => {
+            DriveOutcome::Done(Err(_)) | DriveOutcome::SocketEnded => {
+                Err(EnvironmentError::Dropped)
+            }
+            DriveOutcome::StreamEnded => {
                 socket.close().await;
-                Err(match pump.ending() {
-                    Some(Ending::Closed(cause)) => EnvironmentError::Handshake(cause),
+                Err(match pump.stream_end() {
+                    Some(StreamEnd::Closed(cause)) => EnvironmentError::Handshake(cause),
                     _ => EnvironmentError::Refused,
                 })
             }
         }
     }
 
-    /// Resolves when every stream whose connection was dropped has ended at the executor too, or
-    /// after [`RelayConfig::farewell`]. A program that is about to exit waits for it: a rendezvous
-    /// keeps a stream whose socket is gone for a while, and with it whatever the stream holds.
-    pub async fn farewell(&self) {
-        let _ = tokio::time::timeout(self.config.farewell, self.streams.wait()).await;
+    /// Resolves when every stream whose connection was dropped has ended at the executor too, or after
+    /// [`RelayConfig::close_timeout`]. Await it before the program exits: a rendezvous keeps a stream
+    /// whose socket is gone for a while, and the stream's session stays attached.
+    pub async fn wait_closed(&self) {
+        let _ = tokio::time::timeout(self.config.close_timeout, self.streams.wait()).await;
     }
 
-    /// One attempt: a fresh admission and a socket.
-    async fn physical(&self) -> Result<(Admission, RelaySocket), EnvironmentError> {
+    /// Makes one attempt: a fresh admission and a socket.
+    async fn connect_socket(&self) -> Result<(Admission, RelaySocket), EnvironmentError> {
         let admission =
             self.registry.connect(&self.environment_id, &self.identity.public_key()).await?;
         let socket = RelaySocket::dial(&admission.url, &self.config).await?;
         Ok((admission, socket))
     }
 
-    /// Serves the stream to its end, over as many sockets as that takes.
-    async fn keep(self, mut pump: Pump<Harness>, mut socket: RelaySocket, pinned: NoisePublicKey) {
+    /// Runs the stream to its end, reconnecting as needed.
+    async fn run_stream(
+        self,
+        mut pump: Pump<Harness>,
+        mut socket: RelaySocket,
+        pinned: NoisePublicKey,
+    ) {
         loop {
             match pump.drive(Some(&mut socket), std::future::pending::<()>()).await {
-                Drove::SocketEnded => {
+                DriveOutcome::SocketEnded => {
                     pump.on_disconnected();
                     tokio::spawn(socket.close());
                 }
-                Drove::StreamEnded | Drove::Done(()) => {
+                DriveOutcome::StreamEnded | DriveOutcome::Done(()) => {
                     socket.close().await;
                     return;
                 }
             }
-            if pump.ending().is_some() {
+            if pump.stream_end().is_some() {
                 return;
             }
             tracing::info!(
                 environment_id = self.environment_id,
                 "lost the connection to the rendezvous; resuming"
             );
-            match pump.drive(None, self.again(&pinned)).await {
-                Drove::Done(Some(next)) => socket = next,
+            match pump.drive(None, self.reconnect(&pinned)).await {
+                DriveOutcome::Done(Some(next)) => socket = next,
                 _ => return,
             }
             pump.on_connected();
         }
     }
 
-    /// Another socket to the same executor; `None` if there is another executor now, or no way.
-    async fn again(&self, pinned: &NoisePublicKey) -> Option<RelaySocket> {
+    /// Opens another socket to the same executor; `None` if another executor has registered, or the attempt failed permanently.
+    async fn reconnect(&self, pinned: &NoisePublicKey) -> Option<RelaySocket> {
         let mut backoff = Backoff::new(&self.config);
         loop {
-            match self.physical().await {
+            match self.connect_socket().await {
                 Ok((admission, socket)) if admission.executor_key == *pinned => {
                     return Some(socket);
                 }
@@ -190,7 +197,7 @@ impl EnvironmentLink {
                 }
                 Err(error) if error.is_transient() => {
                     tracing::debug!(%error, "cannot resume; retrying");
-                    tokio::time::sleep(backoff.wait()).await;
+                    tokio::time::sleep(backoff.next_delay()).await;
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot resume");

@@ -1,4 +1,4 @@
-//! What a stream has received and its owner has not taken yet: a queue that knows its bytes.
+//! Messages that a stream has received and its owner has not taken, with their size.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,10 +8,10 @@ use codex_exec_rpc::TransportError;
 use futures_util::{Stream, stream};
 use tokio::sync::{Notify, mpsc};
 
-/// What an entry costs besides its bytes, so that tiny messages are bounded too.
+/// Bytes charged for an entry besides its length, so that tiny messages are bounded too.
 const OVERHEAD: usize = 128;
 
-/// The end that is filled. Dropping it ends the stream for whoever takes.
+/// The sending end. Dropping it ends the stream of messages.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     sender: mpsc::UnboundedSender<Bytes>,
@@ -19,7 +19,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// An inbox and the stream that empties it. `drained` is told of everything taken.
+    /// Makes an inbox and its stream of messages. Each message taken notifies `drained`.
     pub(crate) fn new(
         drained: Arc<Notify>,
     ) -> (Self, impl Stream<Item = Result<Bytes, TransportError>> + Send + 'static) {
@@ -35,7 +35,7 @@ impl Inbox {
         (Self { sender, held }, messages)
     }
 
-    /// Puts a message in. False if nobody will take it.
+    /// Adds a message; false if the stream is dropped.
     pub(crate) fn put(&self, message: Bytes) -> bool {
         self.held.fetch_add(message.len() + OVERHEAD, Ordering::Relaxed);
         self.sender.send(message).is_ok()

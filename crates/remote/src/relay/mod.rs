@@ -1,7 +1,7 @@
-//! Relay streams over real sockets: the relay core, driven.
+//! Relay streams over real sockets: the driver of the relay core.
 //!
-//! [`serve_streams`] is an executor's side: one physical socket, a [`Connection`] for each harness.
-//! [`EnvironmentLink`] is a harness's: each dial gives one [`Connection`].
+//! [`serve_streams`] is the executor's side: one physical socket, a [`Connection`] for each harness.
+//! [`EnvironmentConnector`] is the harness's side: each dial opens one [`Connection`].
 //!
 //! [`Connection`]: codex_exec_rpc::Connection
 
@@ -14,6 +14,6 @@ mod pump;
 mod socket;
 
 pub use config::RelayConfig;
-pub use executor::{Enrolment, RemoteError, serve_streams};
-pub use harness::{EnvironmentError, EnvironmentLink};
+pub use executor::{RegistrationTarget, RemoteError, serve_streams};
+pub use harness::{EnvironmentConnector, EnvironmentError};
 pub use socket::RendezvousError;

@@ -1,8 +1,8 @@
 //! The pump: one task that drives an endpoint, its socket and the connections of its streams.
 //!
-//! Invariants: nothing in here waits for one stream alone. What a connection sends is taken only
-//! when its stream has room, so a slow rendezvous makes senders wait; what a stream receives and
-//! nobody takes holds up the others for a bounded time, then the stream is reset.
+//! Invariants: the pump never waits for one stream alone. It takes a connection's messages only while its
+//! stream has room, so a slow rendezvous makes senders wait. A stream whose messages are not taken delays
+//! the others for a bounded time, then it is reset.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use codex_exec_relay_core::{
     Authorization, CloseCause, Event, Generation, NoisePublicKey, SendError, StreamId, Verdict,
 };
 use codex_exec_rpc::socket::Received;
-use codex_exec_rpc::{Connection, Heard, OutboundQueue, Room};
+use codex_exec_rpc::{Connection, OutboundQueue, PeerActivity, Room};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -24,32 +24,32 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::config::RelayConfig;
 use super::endpoint::Endpoint;
 use super::inbox::Inbox;
-use super::socket::{RelaySocket, Sending};
+use super::socket::{RelaySocket, SendOutcome};
 
-/// What the peer is told when its stream is ended for want of a reader.
-const UNREAD: &str = "receiver_overrun";
-/// How often a side that reads nothing, since its stream's owner does not, shows that it is there.
-const BEAT: Duration = Duration::from_secs(1);
+/// The reset reason for a stream whose messages are not taken.
+const OVERRUN_REASON: &str = "receiver_overrun";
+/// How often a harness sends a heartbeat while it does not read.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Decides about a harness's key.
+/// Validates a harness's key.
 pub(crate) type Authorizer =
     Arc<dyn Fn(NoisePublicKey, Authorization) -> BoxFuture<'static, Verdict> + Send + Sync>;
 
 /// Why [`Pump::drive`] returned.
 #[derive(Debug)]
-pub(crate) enum Drove<T> {
-    /// What was waited for has come.
+pub(crate) enum DriveOutcome<T> {
+    /// `until` resolved.
     Done(T),
-    /// The physical socket is of no more use.
+    /// The physical socket has ended or must be closed.
     SocketEnded,
-    /// The last stream of a pump that lives for its streams has ended.
+    /// The only stream of the pump has ended.
     StreamEnded,
 }
 
-/// How a stream ended, for whoever waits for it to open.
+/// How a stream ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// By the peer, or by whoever relays.
+pub(crate) enum StreamEnd {
+    /// By the peer or the relay.
     Reset,
     /// By this side.
     Closed(CloseCause),
@@ -58,49 +58,49 @@ pub(crate) enum Ending {
 pub(crate) struct Pump<E> {
     endpoint: E,
     config: RelayConfig,
-    ports: HashMap<StreamId, Port>,
+    streams: HashMap<StreamId, StreamEntry>,
     /// The next message of each connection that has room to send.
-    handed: FuturesUnordered<BoxFuture<'static, Handed>>,
+    next_messages: FuturesUnordered<BoxFuture<'static, NextMessage>>,
     verdicts: JoinSet<(StreamId, Generation, Verdict)>,
     authorizer: Option<Authorizer>,
     accept: Box<dyn FnMut(Connection) + Send>,
-    /// Told whenever a connection takes a message.
+    /// Notified when a connection takes a message.
     drained: Arc<Notify>,
-    /// Streams whose peers are asked for a sign of life.
+    /// Streams whose peers are to be probed.
     probes: (mpsc::UnboundedSender<StreamId>, mpsc::UnboundedReceiver<StreamId>),
-    /// When the peer of a harness that reads nothing is next told that it is there.
-    beat_at: Option<Instant>,
-    /// Streams that have more waiting than they may, and since when.
+    /// When the next heartbeat is due while this harness does not read.
+    heartbeat_at: Option<Instant>,
+    /// Streams over [`RelayConfig::inbox_bytes`], and since when.
     overrun: HashMap<StreamId, Instant>,
     connected: bool,
-    condemned: bool,
-    ending: Option<Ending>,
-    /// Whether the end of a stream is the end of the pump's work.
-    lives_for_one: bool,
+    must_close_socket: bool,
+    stream_end: Option<StreamEnd>,
+    /// Whether [`Self::drive`] ends with the stream.
+    single_stream: bool,
 }
 
 /// One stream's connection.
-struct Port {
+struct StreamEntry {
     inbox: Inbox,
-    heard: Heard,
-    /// A message that found no room in the stream. It keeps its room in the queue of its connection.
-    blocked: Option<Taken>,
+    activity: PeerActivity,
+    /// A message that the stream had no room for. It keeps its room in the connection's queue.
+    blocked: Option<QueuedMessage>,
     ended: CancellationToken,
-    /// Ends the connection's way out with the stream.
+    /// Ends the wait for the connection's next message with the stream.
     _end: DropGuard,
 }
 
-/// A message of a connection, and the queue that the next will come from.
-struct Taken {
+/// A message of a connection, and the queue with the next one.
+struct QueuedMessage {
     message: Bytes,
     _room: Room,
     queue: OutboundQueue,
 }
 
-/// A connection's next message; `None` once it is gone.
-struct Handed {
+/// A connection's next message; `None` once the connection is closed.
+struct NextMessage {
     stream: StreamId,
-    taken: Option<Taken>,
+    message: Option<QueuedMessage>,
 }
 
 impl<E: Endpoint> Pump<E> {
@@ -113,25 +113,25 @@ impl<E: Endpoint> Pump<E> {
         Self {
             endpoint,
             config,
-            ports: HashMap::new(),
-            handed: FuturesUnordered::new(),
+            streams: HashMap::new(),
+            next_messages: FuturesUnordered::new(),
             verdicts: JoinSet::new(),
-            lives_for_one: authorizer.is_none(),
+            single_stream: authorizer.is_none(),
             authorizer,
             accept,
             drained: Arc::default(),
             probes: mpsc::unbounded_channel(),
-            beat_at: None,
+            heartbeat_at: None,
             overrun: HashMap::new(),
             connected: false,
-            condemned: false,
-            ending: None,
+            must_close_socket: false,
+            stream_end: None,
         }
     }
 
-    /// For a pump whose streams nobody authorizes and that goes on when one ends.
-    pub(crate) fn living_on(mut self) -> Self {
-        self.lives_for_one = false;
+    /// Keeps the pump running when a stream ends.
+    pub(crate) fn for_many_streams(mut self) -> Self {
+        self.single_stream = false;
         self
     }
 
@@ -140,12 +140,12 @@ impl<E: Endpoint> Pump<E> {
     }
 
     pub(crate) fn stream_count(&self) -> usize {
-        self.ports.len()
+        self.streams.len()
     }
 
     /// How the latest stream ended.
-    pub(crate) fn ending(&self) -> Option<Ending> {
-        self.ending
+    pub(crate) fn stream_end(&self) -> Option<StreamEnd> {
+        self.stream_end
     }
 
     pub(crate) fn on_connected(&mut self) {
@@ -157,34 +157,34 @@ impl<E: Endpoint> Pump<E> {
         self.connected = false;
         self.endpoint.handle_disconnected(now());
         while self.handle_events() {}
-        self.condemned = false;
+        self.must_close_socket = false;
     }
 
-    /// Works until `until` resolves, the socket ends or, for a harness, the stream does. Without a
-    /// socket the clock and the connections are served all the same.
+    /// Runs until `until` resolves, the socket ends or, for a harness, the stream ends. Without a socket
+    /// it still serves timers and connections.
     pub(crate) async fn drive<T>(
         &mut self,
         mut socket: Option<&mut RelaySocket>,
         until: impl Future<Output = T>,
-    ) -> Drove<T> {
+    ) -> DriveOutcome<T> {
         tokio::pin!(until);
         let drained = self.drained.clone();
         loop {
             let mut full = false;
             while self.handle_events() | self.transmit(socket.as_deref(), &mut full) {}
-            if self.condemned || socket.as_deref().is_some_and(RelaySocket::is_closed) {
-                return Drove::SocketEnded;
+            if self.must_close_socket || socket.as_deref().is_some_and(RelaySocket::is_closed) {
+                return DriveOutcome::SocketEnded;
             }
-            if self.lives_for_one && self.ending.is_some() {
-                return Drove::StreamEnded;
+            if self.single_stream && self.stream_end.is_some() {
+                return DriveOutcome::StreamEnded;
             }
             self.reset_overrun();
             let paused = !self.overrun.is_empty();
-            self.beat(paused);
+            self.heartbeat_if_paused(paused);
             let wake = self.wake_at();
             let room = socket.as_deref().filter(|_| full).map(RelaySocket::room);
             tokio::select! {
-                done = &mut until => return Drove::Done(done),
+                done = &mut until => return DriveOutcome::Done(done),
                 received = next(&mut socket, paused) => match received {
                     Some(Received::Binary(frame)) => {
                         if let Err(error) = self.endpoint.handle_frame(now(), frame) {
@@ -192,10 +192,10 @@ impl<E: Endpoint> Pump<E> {
                         }
                     }
                     Some(Received::Text(_)) => tracing::debug!("dropped a text message"),
-                    None => return Drove::SocketEnded,
+                    None => return DriveOutcome::SocketEnded,
                 },
-                () = maybe(room) => {}
-                Some(handed) = self.handed.next() => self.on_handed(handed),
+                () = or_pending(room) => {}
+                Some(next) = self.next_messages.next() => self.on_next_message(next),
                 Some(verdict) = self.verdicts.join_next() => self.on_verdict(verdict),
                 Some(stream) = self.probes.1.recv() => self.probe(&stream),
                 () = drained.notified(), if paused => {}
@@ -205,26 +205,26 @@ impl<E: Endpoint> Pump<E> {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        let patience = self.config.inbox_patience;
-        let overrun = self.overrun.values().map(|since| *since + patience).min();
-        let overrun = overrun.filter(|_| !self.lives_for_one);
+        let timeout = self.config.inbox_timeout;
+        let overrun = self.overrun.values().map(|since| *since + timeout).min();
+        let overrun = overrun.filter(|_| !self.single_stream);
         let core = self.endpoint.poll_timeout().map(Instant::from_std);
-        [core, overrun, self.beat_at].into_iter().flatten().min()
+        [core, overrun, self.heartbeat_at].into_iter().flatten().min()
     }
 
-    /// Puts frames into the socket as far as there is room. Whether any went.
+    /// Queues frames while the socket has room. Returns whether it queued any.
     fn transmit(&mut self, socket: Option<&RelaySocket>, full: &mut bool) -> bool {
         let Some(socket) = socket else { return false };
         let mut any = false;
         let now = now();
         loop {
             match socket.send_with(|| self.endpoint.poll_transmit(now)) {
-                Sending::Sent => any = true,
-                Sending::Nothing => {
+                SendOutcome::Sent => any = true,
+                SendOutcome::Nothing => {
                     *full = false;
                     return any;
                 }
-                Sending::Full => {
+                SendOutcome::Full => {
                     *full = true;
                     return any;
                 }
@@ -234,37 +234,37 @@ impl<E: Endpoint> Pump<E> {
 
     // --- from the endpoint ---
 
-    /// Acts on everything the endpoint has to tell. Whether there was anything.
+    /// Handles the endpoint's events. Returns whether there were any.
     fn handle_events(&mut self) -> bool {
         let mut any = false;
         while let Some(event) = self.endpoint.poll_event() {
             any = true;
             match event {
                 Event::AuthorizeRequest { stream, generation, harness_key, authorization } => {
-                    self.ask(stream, generation, harness_key, authorization);
+                    self.request_verdict(stream, generation, harness_key, authorization);
                 }
                 Event::Opened { stream } => self.open(stream),
                 Event::Message { stream, message } => self.deliver(stream, message),
                 Event::Writable { stream } => self.unblock(&stream),
-                Event::Answered { stream } => {
-                    if let Some(port) = self.ports.get(&stream) {
-                        port.heard.note();
+                Event::PeerResponded { stream } => {
+                    if let Some(entry) = self.streams.get(&stream) {
+                        entry.activity.note();
                     }
                 }
                 Event::Reset { stream, reason } => {
                     tracing::debug!(%stream, ?reason, "the peer ended a stream");
-                    self.end(&stream, Ending::Reset);
+                    self.end(&stream, StreamEnd::Reset);
                 }
                 Event::Closed { stream, cause } => {
                     tracing::debug!(%stream, %cause, "ended a stream");
-                    self.end(&stream, Ending::Closed(cause));
+                    self.end(&stream, StreamEnd::Closed(cause));
                 }
                 Event::HandshakeFailed { stream, error } => {
                     tracing::info!(%stream, %error, "a handshake failed");
                 }
                 Event::PhysicalClose => {
                     tracing::warn!("too many handshakes failed; closing the socket");
-                    self.condemned = true;
+                    self.must_close_socket = true;
                 }
                 _ => {}
             }
@@ -272,7 +272,7 @@ impl<E: Endpoint> Pump<E> {
         any
     }
 
-    fn ask(
+    fn request_verdict(
         &mut self,
         stream: StreamId,
         generation: Generation,
@@ -289,7 +289,7 @@ impl<E: Endpoint> Pump<E> {
         &mut self,
         verdict: Result<(StreamId, Generation, Verdict), tokio::task::JoinError>,
     ) {
-        // A verdict that was lost is made up for by the endpoint's own deadline.
+        // Without a verdict the endpoint's own deadline applies.
         if let Ok((stream, generation, verdict)) = verdict {
             self.endpoint.authorize(now(), &stream, generation, verdict);
         }
@@ -301,61 +301,61 @@ impl<E: Endpoint> Pump<E> {
         let (connection, queue) = Connection::over(messages, &self.config.connection);
         let ended = CancellationToken::new();
         let end = ended.clone().drop_guard();
-        self.listen(stream.clone(), queue, ended.clone());
+        self.await_next_message(stream.clone(), queue, ended.clone());
         let (probes, id) = (self.probes.0.clone(), stream.clone());
-        let heard = connection.pings_by(move || drop(probes.send(id.clone())));
-        self.ports.insert(stream, Port { inbox, heard, blocked: None, ended, _end: end });
+        let activity = connection.set_ping(move || drop(probes.send(id.clone())));
+        self.streams
+            .insert(stream, StreamEntry { inbox, activity, blocked: None, ended, _end: end });
         (self.accept)(connection);
     }
 
     fn deliver(&mut self, stream: StreamId, message: Bytes) {
-        let Some(port) = self.ports.get(&stream) else { return };
-        // A connection that is gone reads nothing; its stream is closing.
-        if port.inbox.put(message) && port.inbox.held() > self.config.inbox_bytes {
+        let Some(entry) = self.streams.get(&stream) else { return };
+        // A dropped connection takes nothing; its stream is closing.
+        if entry.inbox.put(message) && entry.inbox.held() > self.config.inbox_bytes {
             self.overrun.entry(stream).or_insert_with(Instant::now);
         }
     }
 
-    fn end(&mut self, stream: &StreamId, ending: Ending) {
-        self.ports.remove(stream);
+    fn end(&mut self, stream: &StreamId, stream_end: StreamEnd) {
+        self.streams.remove(stream);
         self.overrun.remove(stream);
-        self.ending = Some(ending);
+        self.stream_end = Some(stream_end);
     }
 
-    /// Asks the peer of a stream for a sign of life. One that may give none counts as alive.
+    /// Probes the peer of a stream. A peer that may not respond counts as alive.
     fn probe(&mut self, stream: &StreamId) {
         if !self.endpoint.probe(stream)
-            && let Some(port) = self.ports.get(stream)
+            && let Some(entry) = self.streams.get(stream)
         {
-            port.heard.note();
+            entry.activity.note();
         }
     }
 
-    /// Lets the peer know now and then that this side is there, while it reads no frames: it cannot
-    /// answer any.
-    fn beat(&mut self, paused: bool) {
+    /// Sends heartbeats while a harness does not read, since it acknowledges nothing then.
+    fn heartbeat_if_paused(&mut self, paused: bool) {
         let now = Instant::now();
-        if !paused || !self.lives_for_one {
-            self.beat_at = None;
-        } else if self.beat_at.is_none_or(|at| at <= now) {
+        if !paused || !self.single_stream {
+            self.heartbeat_at = None;
+        } else if self.heartbeat_at.is_none_or(|at| at <= now) {
             self.endpoint.heartbeat();
-            self.beat_at = Some(now + BEAT);
+            self.heartbeat_at = Some(now + HEARTBEAT_INTERVAL);
         }
     }
 
-    /// Resets the streams that have held up the others for too long.
+    /// Resets the streams that have delayed the others for too long.
     fn reset_overrun(&mut self) {
         if self.overrun.is_empty() {
             return;
         }
-        let (ports, bound) = (&self.ports, self.config.inbox_bytes);
-        self.overrun.retain(|stream, _| ports.get(stream).is_some_and(|p| p.inbox.held() > bound));
-        // Whoever has one stream holds up nobody: it waits, sends no acknowledgements, and so stops
-        // the peer.
-        if self.lives_for_one {
+        let (streams, bound) = (&self.streams, self.config.inbox_bytes);
+        self.overrun
+            .retain(|stream, _| streams.get(stream).is_some_and(|p| p.inbox.held() > bound));
+        // A single stream delays no other: without acknowledgements its peer stops sending.
+        if self.single_stream {
             return;
         }
-        let late = |since: &Instant| since.elapsed() >= self.config.inbox_patience;
+        let late = |since: &Instant| since.elapsed() >= self.config.inbox_timeout;
         let over: Vec<StreamId> = self
             .overrun
             .iter()
@@ -364,56 +364,62 @@ impl<E: Endpoint> Pump<E> {
             .collect();
         for stream in over {
             tracing::warn!(%stream, "the input of a stream is not being read; resetting it");
-            self.endpoint.reset(&stream, UNREAD);
-            self.end(&stream, Ending::Reset);
+            self.endpoint.reset(&stream, OVERRUN_REASON);
+            self.end(&stream, StreamEnd::Reset);
         }
     }
 
     // --- from the connections ---
 
-    fn listen(&mut self, stream: StreamId, mut queue: OutboundQueue, ended: CancellationToken) {
-        self.handed.push(Box::pin(async move {
-            let taken = tokio::select! {
-                taken = queue.next_message() => taken,
+    fn await_next_message(
+        &mut self,
+        stream: StreamId,
+        mut queue: OutboundQueue,
+        ended: CancellationToken,
+    ) {
+        self.next_messages.push(Box::pin(async move {
+            let message = tokio::select! {
+                message = queue.next_message() => message,
                 () = ended.cancelled() => None,
             };
-            let taken = taken.map(|(message, room)| Taken { message, _room: room, queue });
-            Handed { stream, taken }
+            let message =
+                message.map(|(message, room)| QueuedMessage { message, _room: room, queue });
+            NextMessage { stream, message }
         }));
     }
 
-    fn on_handed(&mut self, Handed { stream, taken }: Handed) {
-        match taken {
-            Some(taken) => self.send(stream, taken),
+    fn on_next_message(&mut self, NextMessage { stream, message }: NextMessage) {
+        match message {
+            Some(message) => self.send(stream, message),
             None if self.connected => self.endpoint.close(&stream),
-            None if self.ports.contains_key(&stream) => {
-                // Nobody is left to wait for the socket to come back.
+            None if self.streams.contains_key(&stream) => {
+                // The connection is gone, so the stream does not wait for a new socket.
                 self.endpoint.reset(&stream, codex_exec_relay_core::FINISHED);
-                self.end(&stream, Ending::Closed(CloseCause::Finished));
+                self.end(&stream, StreamEnd::Closed(CloseCause::Finished));
             }
             None => {}
         }
     }
 
-    fn send(&mut self, stream: StreamId, taken: Taken) {
-        let Some(port) = self.ports.get_mut(&stream) else { return };
-        match self.endpoint.send(&stream, taken.message.clone()) {
+    fn send(&mut self, stream: StreamId, message: QueuedMessage) {
+        let Some(entry) = self.streams.get_mut(&stream) else { return };
+        match self.endpoint.send(&stream, message.message.clone()) {
             Ok(()) => {
-                let ended = port.ended.clone();
-                self.listen(stream, taken.queue, ended);
+                let ended = entry.ended.clone();
+                self.await_next_message(stream, message.queue, ended);
             }
-            Err(SendError::Blocked) => port.blocked = Some(taken),
+            Err(SendError::Blocked) => entry.blocked = Some(message),
             Err(error) => {
                 tracing::warn!(%stream, %error, "a message cannot be sent; resetting its stream");
                 self.endpoint.reset(&stream, codex_exec_relay_core::PROTOCOL_ERROR);
-                self.end(&stream, Ending::Reset);
+                self.end(&stream, StreamEnd::Reset);
             }
         }
     }
 
     fn unblock(&mut self, stream: &StreamId) {
-        if let Some(taken) = self.ports.get_mut(stream).and_then(|port| port.blocked.take()) {
-            self.send(stream.clone(), taken);
+        if let Some(message) = self.streams.get_mut(stream).and_then(|entry| entry.blocked.take()) {
+            self.send(stream.clone(), message);
         }
     }
 }
@@ -429,7 +435,7 @@ async fn next(socket: &mut Option<&mut RelaySocket>, paused: bool) -> Option<Rec
     }
 }
 
-async fn maybe(future: Option<impl Future<Output = ()>>) {
+async fn or_pending(future: Option<impl Future<Output = ()>>) {
     match future {
         Some(future) => future.await,
         None => std::future::pending().await,

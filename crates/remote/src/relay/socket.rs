@@ -1,46 +1,46 @@
-//! The physical websocket to the rendezvous: frames out by a write task, in by the pump.
+//! The physical websocket to the rendezvous: a write task sends frames, the pump receives them.
 //!
-//! Invariant: few frames wait for the socket, so a stream's turn comes soon however much another
-//! has to send. The URL is a secret and is in no error.
+//! Invariant: few frames wait for the socket, so a stream's turn comes soon however much another has to
+//! send. The URL is a secret and appears in no error.
 
 use bytes::Bytes;
 use codex_exec_rpc::socket::{self, Framing, Received, SocketConfig, SocketReader};
 use codex_exec_rpc::{
-    DialError, DialledStream, KeepAlive, Outbound, OutboundConfig, Pulse, Secret, WebsocketDial,
-    outbound,
+    DialError, DialledStream, KeepAlive, KeepAliveTimer, Outbound, OutboundConfig, Secret,
+    WebsocketDial, outbound,
 };
 use tokio::task::JoinHandle;
 use tokio_websockets::Limits;
 
 use super::config::RelayConfig;
 
-/// What a frame takes of the queue, however long it is: nobody knows that before it is made.
-const FRAME_ROOM: usize = 60 << 10;
-/// Room for four frames, and for pongs.
+/// Bytes that a frame takes of the queue; its real length is not known before it is built.
+const FRAME_RESERVATION: usize = 60 << 10;
+/// Bytes of the queue: room for four frames, and for pongs.
 const QUEUE_BYTES: usize = 256 << 10;
-/// The longest message that is read at all. Frames are shorter; one a little longer is dropped
-/// alone, and only what is beyond this ends the socket.
-const LONGEST_MESSAGE: usize = 1 << 20;
+/// The longest websocket message, in bytes. Frames are shorter; an overlong frame below this limit is
+/// dropped alone, a longer one ends the socket.
+const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
-/// Why the rendezvous was not reached.
+/// Why the rendezvous could not be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
-    /// It answered with a status instead of a websocket.
-    #[error("the rendezvous answered HTTP {status}{}", meaning(*status))]
+    /// It responded with a status instead of a websocket.
+    #[error("the rendezvous answered HTTP {status}{}", status_hint(*status))]
     Status {
-        /// Which.
+        /// The HTTP status.
         status: u16,
     },
-    /// The registry gave a URL that cannot be dialled.
+    /// The registry returned a URL that cannot be dialled.
     #[error("the registry returned an invalid rendezvous URL")]
     Url,
-    /// Not reached.
+    /// Dialling failed.
     #[error("cannot reach the rendezvous: {0}")]
     Unreachable(DialError),
 }
 
-/// What a status says beyond its number.
-fn meaning(status: u16) -> &'static str {
+/// A hint for a status, for the error message.
+fn status_hint(status: u16) -> &'static str {
     match status {
         409 => {
             ": the environment has been registered again since; if another server did that, give \
@@ -51,8 +51,8 @@ fn meaning(status: u16) -> &'static str {
 }
 
 impl RendezvousError {
-    /// Whether the URL is of no more use and another is to be asked for.
-    pub fn is_url_spent(&self) -> bool {
+    /// Whether the URL is no longer valid, so that a new registration is needed.
+    pub fn needs_new_url(&self) -> bool {
         matches!(self, Self::Status { status: 400..=499 } | Self::Url)
     }
 }
@@ -69,7 +69,7 @@ impl RelaySocket {
     pub(crate) async fn dial(url: &Secret, config: &RelayConfig) -> Result<Self, RendezvousError> {
         let dial =
             WebsocketDial { timeout: config.dial_timeout, ..WebsocketDial::new(url.expose()) };
-        let limits = Limits::default().max_payload_len(Some(LONGEST_MESSAGE));
+        let limits = Limits::default().max_payload_len(Some(MAX_MESSAGE_BYTES));
         let websocket =
             dial.connect(limits).await.map_err(|error| match (error.status(), error) {
                 (Some(status), _) => RendezvousError::Status { status },
@@ -77,18 +77,18 @@ impl RelaySocket {
                 (None, error) => RendezvousError::Unreachable(error),
             })?;
         let (outbound, queue) = outbound(OutboundConfig { queue_bytes: QUEUE_BYTES });
-        let keep_alive = KeepAlive { idle: config.ping_interval, patience: config.pong_timeout };
+        let keep_alive = KeepAlive { idle: config.ping_interval, timeout: config.pong_timeout };
         let socket_config = SocketConfig {
             framing: Framing::Binary,
-            pulse: Some(Pulse::periodic(keep_alive)),
-            close_timeout: config.farewell,
+            keep_alive: Some(KeepAliveTimer::periodic(keep_alive)),
+            close_timeout: config.close_timeout,
         };
         let (reader, writer) = socket::start(websocket, (outbound.clone(), queue), socket_config);
         Ok(Self { reader, outbound, writer: tokio::spawn(writer) })
     }
 
-    /// The next message; `None` when the socket has ended or is silent. While the pump is `paused`
-    /// nothing is read, and silence means nothing. Cancel safe.
+    /// The next message; `None` when the socket has ended or the peer is silent. While `paused`, nothing
+    /// is read and silence does not count. Cancel safe.
     pub(crate) async fn next(&mut self, paused: bool) -> Option<Received> {
         if paused {
             self.reader.pause().await;
@@ -103,15 +103,17 @@ impl RelaySocket {
         }
     }
 
-    /// Sends a frame if there is room; without room, none is asked for.
-    pub(crate) fn send_with(&self, frame: impl FnOnce() -> Option<Bytes>) -> Sending {
-        let Some(room) = self.outbound.try_reserve(FRAME_ROOM) else { return Sending::Full };
+    /// Sends a frame if there is room; calls `frame` only then.
+    pub(crate) fn send_with(&self, frame: impl FnOnce() -> Option<Bytes>) -> SendOutcome {
+        let Some(room) = self.outbound.try_reserve(FRAME_RESERVATION) else {
+            return SendOutcome::Full;
+        };
         match frame() {
             Some(frame) => {
                 room.send(frame);
-                Sending::Sent
+                SendOutcome::Sent
             }
-            None => Sending::Nothing,
+            None => SendOutcome::Nothing,
         }
     }
 
@@ -119,7 +121,7 @@ impl RelaySocket {
     pub(crate) fn room(&self) -> impl Future<Output = ()> + use<> {
         let outbound = self.outbound.clone();
         async move {
-            let _ = outbound.reserve(FRAME_ROOM).await;
+            let _ = outbound.reserve(FRAME_RESERVATION).await;
         }
     }
 
@@ -128,7 +130,7 @@ impl RelaySocket {
         self.outbound.is_closed()
     }
 
-    /// Writes what is queued and closes, within [`RelayConfig::farewell`].
+    /// Writes the queue and closes, within [`RelayConfig::close_timeout`].
     pub(crate) async fn close(self) {
         let Self { reader, outbound, writer } = self;
         drop((reader, outbound));
@@ -136,9 +138,9 @@ impl RelaySocket {
     }
 }
 
-/// What became of an offer to send.
+/// The result of [`RelaySocket::send_with`].
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Sending {
+pub(crate) enum SendOutcome {
     Sent,
     /// There was no frame to send.
     Nothing,

@@ -24,15 +24,15 @@ use tokio_util::sync::CancellationToken;
 use tokio_websockets::{Message, ServerBuilder};
 
 /// What is in the rendezvous URLs and must be nowhere else.
-pub const URL_SECRET: &str = "rendezvous-secret-4711";
+pub(crate) const URL_SECRET: &str = "rendezvous-secret-4711";
 /// What a harness is authorized by.
-pub const AUTHORIZATION: &str = "authorization-secret-0815";
+pub(crate) const AUTHORIZATION: &str = "authorization-secret-0815";
 /// The environment's id.
-pub const ENVIRONMENT: &str = "env_1";
+pub(crate) const ENVIRONMENT: &str = "env_1";
 
 /// A request that came in.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub(crate) struct Seen {
     pub path: String,
     pub headers: HeaderMap,
     pub body: Value,
@@ -40,7 +40,7 @@ pub struct Seen {
 
 /// What the cloud does instead of what it should.
 #[derive(Debug, Clone, Default)]
-pub struct Script {
+pub(crate) struct Script {
     /// Answers by the last word of the path: status and body.
     pub answers: HashMap<&'static str, (u16, String)>,
     /// Calls of that last word that are never answered.
@@ -59,12 +59,12 @@ pub struct Script {
 
 /// A relay that is not to be trusted: what it makes of a frame, given whether the executor sent it.
 #[derive(Clone)]
-pub struct Mangle(Arc<Mutex<Mangler>>);
+pub(crate) struct Mangle(Arc<Mutex<Mangler>>);
 
 type Mangler = dyn FnMut(bool, Bytes) -> Vec<Bytes> + Send;
 
 impl Mangle {
-    pub fn new(with: impl FnMut(bool, Bytes) -> Vec<Bytes> + Send + 'static) -> Self {
+    pub(crate) fn new(with: impl FnMut(bool, Bytes) -> Vec<Bytes> + Send + 'static) -> Self {
         Self(Arc::new(Mutex::new(with)))
     }
 }
@@ -87,7 +87,7 @@ struct State {
 
 /// The handle to it. It ends with the test.
 #[derive(Clone)]
-pub struct Cloud {
+pub(crate) struct Cloud {
     address: SocketAddr,
     state: Arc<Mutex<State>>,
     upgrades: Arc<watch::Sender<usize>>,
@@ -96,7 +96,7 @@ pub struct Cloud {
 }
 
 impl Cloud {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let cloud = Self {
             address: listener.local_addr().unwrap(),
@@ -122,11 +122,11 @@ impl Cloud {
         cloud
     }
 
-    pub fn base(&self) -> BaseUrl {
+    pub(crate) fn base(&self) -> BaseUrl {
         format!("http://{}/", self.address).parse().unwrap()
     }
 
-    pub fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
@@ -135,41 +135,41 @@ impl Cloud {
     }
 
     /// Changes what it does from now on.
-    pub fn script(&self, change: impl FnOnce(&mut Script)) {
+    pub(crate) fn script(&self, change: impl FnOnce(&mut Script)) {
         change(&mut self.state().script);
     }
 
     /// The requests so far whose path ends so.
-    pub fn seen(&self, ending: &str) -> Vec<Seen> {
+    pub(crate) fn seen(&self, ending: &str) -> Vec<Seen> {
         self.state().seen.iter().filter(|seen| seen.path.ends_with(ending)).cloned().collect()
     }
 
     /// The forms that were posted so far.
-    pub fn forms(&self) -> Vec<String> {
+    pub(crate) fn forms(&self) -> Vec<String> {
         let state = self.state();
         state.seen.iter().filter_map(|seen| seen.body.as_str().map(ToOwned::to_owned)).collect()
     }
 
     /// Resolves when that many websockets have been opened in all.
-    pub async fn upgraded(&self, count: usize) {
+    pub(crate) async fn upgraded(&self, count: usize) {
         let mut upgrades = self.upgrades.subscribe();
         upgrades.wait_for(|opened| *opened >= count).await.unwrap();
     }
 
     /// Drops every websocket at once, without a close.
-    pub fn drop_sockets(&self) {
+    pub(crate) fn drop_sockets(&self) {
         let mut drop_all = self.drop_all.lock().unwrap();
         std::mem::take(&mut *drop_all).cancel();
     }
 
     /// Sends a websocket message to the executor, as the rendezvous might.
-    pub async fn to_executor(&self, message: Message) {
+    pub(crate) async fn to_executor(&self, message: Message) {
         let executor = self.state().executor.clone().expect("an executor");
         executor.send(message).await.unwrap();
     }
 
     /// Receives what the executor sends to this stream, as its harness would.
-    pub fn harness_of(&self, stream: &str) -> mpsc::Receiver<Message> {
+    pub(crate) fn harness_of(&self, stream: &str) -> mpsc::Receiver<Message> {
         let (sender, receiver) = mpsc::channel(64);
         self.state().harnesses.insert(stream.to_owned(), sender);
         receiver
@@ -202,7 +202,7 @@ impl Cloud {
         }
         let rendezvous = script.rendezvous.unwrap_or(self.address);
         let url = |role: &str| format!("ws://{rendezvous}/relay/{role}?token={URL_SECRET}");
-        let told = match path.trim_start_matches("/cloud/").split('/').collect::<Vec<_>>()[..] {
+        let response = match path.trim_start_matches("/cloud/").split('/').collect::<Vec<_>>()[..] {
             ["environment", id, "register"] => {
                 let mut state = self.state();
                 state.registrations += 1;
@@ -237,7 +237,7 @@ impl Cloud {
                 );
             }
         };
-        answer(200, told.to_string())
+        answer(200, response.to_string())
     }
 
     fn upgrade(&self, mut request: Request<Incoming>) -> Response<Full<Bytes>> {

@@ -99,7 +99,7 @@ async fn cutting(listener: TcpListener, cloud: Cloud, done: oneshot::Sender<usiz
 }
 
 #[tokio::test]
-async fn a_rendezvous_that_closes_after_any_byte_is_survived_by_the_server() {
+async fn server_survives_a_rendezvous_that_closes_after_any_byte() {
     let cloud = Cloud::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -107,8 +107,8 @@ async fn a_rendezvous_that_closes_after_any_byte_is_survived_by_the_server() {
     let (done, cuts) = oneshot::channel();
     tokio::spawn(cutting(listener, cloud.clone(), done));
     let config = RelayConfig {
-        backoff_first: Duration::from_micros(1),
-        backoff_longest: Duration::from_micros(1),
+        backoff_initial: Duration::from_micros(1),
+        backoff_max: Duration::from_micros(1),
         ..RelayConfig::default()
     };
     let mut served = serve(environment(&cloud), config);

@@ -5,8 +5,8 @@ use std::time::Duration;
 use codex_exec_credentials::SignIn;
 use codex_exec_relay_core::NoiseIdentity;
 use codex_exec_remote::{
-    Enrolment, EnvironmentLink, HttpClient, Registry, RelayConfig, RemoteError, Secret,
-    TraceContext, entropy, serve_streams,
+    EnvironmentConnector, HttpClient, RegistrationTarget, Registry, RelayConfig, RemoteError,
+    Secret, TraceContext, entropy, serve_streams,
 };
 use codex_exec_rpc::Connection;
 use tokio::sync::{mpsc, oneshot};
@@ -15,39 +15,39 @@ use tokio::task::JoinHandle;
 use crate::cloud::{AUTHORIZATION, Cloud, ENVIRONMENT};
 
 /// An executor whose connections the test holds.
-pub struct Served {
+pub(crate) struct Served {
     pub connections: mpsc::UnboundedReceiver<Connection>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), RemoteError>>,
 }
 
 impl Served {
-    pub async fn stop(self) -> Result<(), RemoteError> {
+    pub(crate) async fn stop(self) -> Result<(), RemoteError> {
         let Self { connections, stop, task } = self;
         drop(connections);
         let _ = stop.send(());
         task.await.unwrap()
     }
 
-    pub async fn ended(self) -> Result<(), RemoteError> {
+    pub(crate) async fn ended(self) -> Result<(), RemoteError> {
         self.task.await.unwrap()
     }
 }
 
-pub fn registry(cloud: &Cloud) -> Registry {
+pub(crate) fn registry(cloud: &Cloud) -> Registry {
     let key = Secret::from("sk-test");
     Registry::new(cloud.base(), SignIn::api_key(key), HttpClient::default()).unwrap()
 }
 
-pub fn environment(cloud: &Cloud) -> Enrolment {
-    Enrolment::Environment {
+pub(crate) fn environment(cloud: &Cloud) -> RegistrationTarget {
+    RegistrationTarget::Environment {
         registry: registry(cloud),
         environment_id: ENVIRONMENT.into(),
         identity: NoiseIdentity::generate(&mut *entropy()).unwrap(),
     }
 }
 
-pub fn serve(enrolment: Enrolment, config: RelayConfig) -> Served {
+pub(crate) fn serve(target: RegistrationTarget, config: RelayConfig) -> Served {
     let (sender, connections) = mpsc::unbounded_channel();
     let (stop, stopped) = oneshot::channel();
     let accept = move |connection| {
@@ -56,12 +56,12 @@ pub fn serve(enrolment: Enrolment, config: RelayConfig) -> Served {
     let stopped = async {
         let _ = stopped.await;
     };
-    let task = tokio::spawn(serve_streams(config, enrolment, accept, stopped, async {}));
+    let task = tokio::spawn(serve_streams(config, target, accept, stopped, async {}));
     Served { connections, stop, task }
 }
 
-pub fn link(cloud: &Cloud) -> EnvironmentLink {
-    EnvironmentLink::new(registry(cloud), ENVIRONMENT, RelayConfig::default()).unwrap()
+pub(crate) fn link(cloud: &Cloud) -> EnvironmentConnector {
+    EnvironmentConnector::new(registry(cloud), ENVIRONMENT, RelayConfig::default()).unwrap()
 }
 
 async fn say(connection: &Connection, text: &str) {
@@ -73,7 +73,7 @@ async fn hear(connection: &mut Connection) -> String {
 }
 
 #[tokio::test]
-async fn messages_pass_both_ways_and_the_end_is_told() {
+async fn stream_passes_messages_both_ways_and_reports_the_end() {
     let cloud = Cloud::start().await;
     let mut served = serve(environment(&cloud), RelayConfig::default());
     cloud.upgraded(1).await;
@@ -96,7 +96,7 @@ async fn messages_pass_both_ways_and_the_end_is_told() {
 }
 
 #[tokio::test]
-async fn a_harness_that_is_not_valid_gets_no_stream() {
+async fn invalid_harness_gets_no_stream() {
     let cloud = Cloud::start().await;
     cloud.script(|script| script.deny = true);
     let mut served = serve(environment(&cloud), RelayConfig::default());
@@ -107,16 +107,16 @@ async fn a_harness_that_is_not_valid_gets_no_stream() {
 }
 
 #[tokio::test]
-async fn a_dropped_socket_costs_nothing_between_ends_that_acknowledge() {
+async fn dropped_socket_loses_nothing_between_acking_peers() {
     let cloud = Cloud::start().await;
     let config = RelayConfig {
-        backoff_first: Duration::from_millis(10),
-        backoff_longest: Duration::from_millis(50),
+        backoff_initial: Duration::from_millis(10),
+        backoff_max: Duration::from_millis(50),
         ..RelayConfig::default()
     };
     let mut served = serve(environment(&cloud), config.clone());
     cloud.upgraded(1).await;
-    let link = EnvironmentLink::new(registry(&cloud), ENVIRONMENT, config).unwrap();
+    let link = EnvironmentConnector::new(registry(&cloud), ENVIRONMENT, config).unwrap();
     let mut harness = link.dial().await.unwrap();
     let mut executor = served.connections.recv().await.unwrap();
     // Acknowledgements ride on answers; from then on each knows that the other can resume.
@@ -150,7 +150,7 @@ async fn a_dropped_socket_costs_nothing_between_ends_that_acknowledge() {
 }
 
 #[tokio::test]
-async fn the_registry_is_told_the_trace() {
+async fn registry_requests_carry_the_trace_context() {
     let cloud = Cloud::start().await;
     let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let trace = TraceContext::new(Some(parent), Some("vendor=1"));

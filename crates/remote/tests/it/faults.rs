@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use codex_exec_credentials::SignIn;
 use codex_exec_remote::{
-    Enrolment, EnvironmentLink, HttpClient, HttpConfig, Registry, RegistryError, RelayConfig,
-    RemoteError,
+    EnvironmentConnector, HttpClient, HttpConfig, RegistrationTarget, Registry, RegistryError,
+    RelayConfig, RemoteError,
 };
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,14 +18,14 @@ use crate::ends::{environment, link, registry, serve};
 
 fn quick() -> RelayConfig {
     RelayConfig {
-        backoff_first: Duration::from_millis(5),
-        backoff_longest: Duration::from_millis(20),
+        backoff_initial: Duration::from_millis(5),
+        backoff_max: Duration::from_millis(20),
         ..RelayConfig::default()
     }
 }
 
 #[tokio::test]
-async fn a_registry_that_refuses_is_told_for_what_it_says() {
+async fn registry_refusal_is_reported_with_its_message() {
     let good = json!({"environment_id": ENVIRONMENT, "url": "ws://127.0.0.1:1/",
         "security_profile": "noise_hybrid_ik_v1", "executor_registration_id": "r"});
     let with = |name: &str, value: &str| {
@@ -34,7 +34,7 @@ async fn a_registry_that_refuses_is_told_for_what_it_says() {
         (200, changed.to_string())
     };
     let error = json!({"error": {"code": "nope", "message": "because"}}).to_string();
-    for ((status, body), told) in [
+    for ((status, body), expected) in [
         ((401, error.clone()), "refused the sign-in (HTTP 401: nope: because)"),
         ((403, error.clone()), "refused the sign-in (HTTP 403: nope: because)"),
         ((404, error.clone()), "HTTP 404: nope: because"),
@@ -53,13 +53,13 @@ async fn a_registry_that_refuses_is_told_for_what_it_says() {
             script.answers.insert("register", (status, body));
         });
         let error = serve(environment(&cloud), quick()).ended().await.unwrap_err();
-        assert!(error.to_string().contains(told), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
         assert_eq!(cloud.seen("/register").len(), 1);
     }
 }
 
 #[tokio::test]
-async fn a_registry_that_says_nothing_is_waited_for_in_bounds() {
+async fn silent_registry_times_out() {
     let cloud = Cloud::start().await;
     cloud.script(|script| script.silent = Some("connect"));
     let http = HttpClient::new({
@@ -84,7 +84,7 @@ async fn a_registry_that_says_nothing_is_waited_for_in_bounds() {
 }
 
 #[tokio::test]
-async fn the_rendezvous_decides_when_to_register_again() {
+async fn status_4xx_makes_the_executor_register_again() {
     let cloud = Cloud::start().await;
     cloud.script(|script| script.refuse_upgrades = vec![503, 502, 404, 500, 401]);
     let served = serve(environment(&cloud), quick());
@@ -95,7 +95,7 @@ async fn the_rendezvous_decides_when_to_register_again() {
 }
 
 #[tokio::test]
-async fn a_refusal_at_the_second_registration_ends_the_server() {
+async fn refused_second_registration_ends_the_server() {
     let cloud = Cloud::start().await;
     let served = serve(environment(&cloud), quick());
     cloud.upgraded(1).await;
@@ -109,7 +109,7 @@ async fn a_refusal_at_the_second_registration_ends_the_server() {
 }
 
 #[tokio::test]
-async fn frames_that_are_none_disturb_nobody() {
+async fn invalid_frames_disturb_no_stream() {
     let cloud = Cloud::start().await;
     let mut served = serve(environment(&cloud), quick());
     cloud.upgraded(1).await;
@@ -125,7 +125,7 @@ async fn frames_that_are_none_disturb_nobody() {
 }
 
 #[tokio::test]
-async fn eight_denied_handshakes_close_the_socket() {
+async fn eight_denied_handshakes_close_the_relay_socket() {
     let cloud = Cloud::start().await;
     let served = serve(environment(&cloud), quick());
     cloud.upgraded(1).await;
@@ -141,13 +141,10 @@ async fn eight_denied_handshakes_close_the_socket() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_not_read_is_reset_and_the_others_go_on() {
+async fn unread_stream_is_reset_without_affecting_others() {
     let cloud = Cloud::start().await;
-    let config = RelayConfig {
-        inbox_bytes: 256 << 10,
-        inbox_patience: Duration::from_millis(50),
-        ..quick()
-    };
+    let config =
+        RelayConfig { inbox_bytes: 256 << 10, inbox_timeout: Duration::from_millis(50), ..quick() };
     let mut served = serve(environment(&cloud), config);
     cloud.upgraded(1).await;
     let mut pouring = link(&cloud).dial().await.unwrap();
@@ -168,13 +165,13 @@ async fn a_stream_that_is_not_read_is_reset_and_the_others_go_on() {
 /// A harness that reads nothing stops its own stream at the executor, and no other; when it reads,
 /// everything is there, once and in order.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_is_blocked_holds_up_no_other_and_loses_nothing() {
+async fn blocked_stream_delays_no_other_and_loses_nothing() {
     const MESSAGES: usize = 300;
     let cloud = Cloud::start().await;
     let mut served = serve(environment(&cloud), quick());
     cloud.upgraded(1).await;
     let slow_config = RelayConfig { inbox_bytes: 64 << 10, ..quick() };
-    let slow = EnvironmentLink::new(registry(&cloud), ENVIRONMENT, slow_config).unwrap();
+    let slow = EnvironmentConnector::new(registry(&cloud), ENVIRONMENT, slow_config).unwrap();
     let mut slow = slow.dial().await.unwrap();
     let mut blocked = served.connections.recv().await.unwrap();
     let mut reading = link(&cloud).dial().await.unwrap();
@@ -222,12 +219,12 @@ async fn a_stream_that_is_blocked_holds_up_no_other_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn the_older_registration_carries_messages_in_clear() {
+async fn older_registration_carries_messages_unencrypted() {
     let cloud = Cloud::start().await;
     let sign_in = SignIn::bearer("remote-token".into());
     let registry = Registry::new(cloud.base(), sign_in, HttpClient::default()).unwrap();
-    let enrolment = Enrolment::Executor { registry, executor_id: "exec-1".into() };
-    let mut served = serve(enrolment, quick());
+    let target = RegistrationTarget::Executor { registry, executor_id: "exec-1".into() };
+    let mut served = serve(target, quick());
     cloud.upgraded(1).await;
     let seen = &cloud.seen("/register")[0];
     assert_eq!(seen.path, "/cloud/executor/exec-1/register");
@@ -276,7 +273,7 @@ async fn cut_after(target: SocketAddr, limit: usize) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn a_rendezvous_that_closes_at_any_byte_is_survived() {
+async fn stream_survives_a_rendezvous_that_closes_at_any_byte() {
     let cloud = Cloud::start().await;
     let mut served = serve(environment(&cloud), quick());
     cloud.upgraded(1).await;

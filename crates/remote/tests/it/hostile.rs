@@ -125,7 +125,7 @@ async fn records_out_of_order_arrive_in_order() {
 }
 
 #[tokio::test]
-async fn records_that_are_lost_are_sent_again() {
+async fn lost_records_are_retransmitted() {
     // Both ends have shown that they acknowledge, so what the relay drops is made up for.
     let mut lost: HashSet<(bool, u32)> = HashSet::new();
     let mangle = Mangle::new(move |from_executor, frame| match data(&frame) {
@@ -169,7 +169,7 @@ async fn changed(from_executor: bool, change: impl Fn(Data) -> Data + Send + 'st
 }
 
 #[tokio::test]
-async fn tampered_ciphertext_ends_its_stream_alone() {
+async fn tampered_ciphertext_ends_only_its_stream() {
     for from_executor in [false, true] {
         changed(from_executor, |mut data| {
             let mut payload = data.payload.to_vec();
@@ -182,7 +182,7 @@ async fn tampered_ciphertext_ends_its_stream_alone() {
 }
 
 #[tokio::test]
-async fn a_record_cut_short_ends_its_stream_alone() {
+async fn truncated_record_ends_only_its_stream() {
     changed(false, |mut data| {
         data.payload.truncate(data.payload.len() - 1);
         data
@@ -191,7 +191,7 @@ async fn a_record_cut_short_ends_its_stream_alone() {
 }
 
 #[tokio::test]
-async fn a_record_replayed_under_the_next_number_ends_its_stream_alone() {
+async fn record_replayed_under_the_next_number_ends_only_its_stream() {
     let mut first = None;
     let mangle = Mangle::new(move |from_executor, frame| {
         let Some(one) = data(&frame).filter(|_| !from_executor) else { return vec![frame] };
@@ -281,7 +281,7 @@ async fn data_before_the_handshake_is_refused() {
 }
 
 #[tokio::test]
-async fn a_handshake_is_made_once_and_an_id_used_once() {
+async fn second_handshake_and_reused_stream_id_are_refused() {
     let cloud = Cloud::start().await;
     let mut served = serve(environment(&cloud), RelayConfig::default());
     cloud.upgraded(1).await;
@@ -305,7 +305,7 @@ async fn a_handshake_is_made_once_and_an_id_used_once() {
         cloud.to_executor(Message::binary(spent)).await;
         harness.refused().await;
     }
-    assert_eq!(cloud.seen("/validate").len(), 1, "nobody was asked again");
+    assert_eq!(cloud.seen("/validate").len(), 1, "no second validation");
     // Nor does it open one of another name, to which it is not bound.
     let mut other = ByHand::new(&cloud).await;
     let stolen = ByHand::new(&cloud).await.handshake();
@@ -324,7 +324,7 @@ impl ByHand {
 }
 
 #[tokio::test]
-async fn the_129th_stream_is_refused_and_a_place_that_is_free_is_given() {
+async fn stream_129_is_refused_until_another_stream_ends() {
     let cloud = Cloud::start().await;
     let mut served = serve(environment(&cloud), RelayConfig::default());
     cloud.upgraded(1).await;
@@ -352,7 +352,7 @@ async fn the_129th_stream_is_refused_and_a_place_that_is_free_is_given() {
 
 /// A peer as deployed today: it acknowledges nothing and picks no stream up again.
 #[tokio::test]
-async fn an_executor_that_never_acknowledges_is_never_waited_for() {
+async fn executor_without_acks_never_blocks_the_harness() {
     let silence = |from_executor: bool, frame: Bytes| {
         let mut whole = decode(&frame);
         match whole.body {
@@ -372,7 +372,7 @@ async fn an_executor_that_never_acknowledges_is_never_waited_for() {
     // Far more than could be kept unacknowledged.
     ends.all_arrives().await;
     ends.all_arrives().await;
-    // A dropped socket is the end of the stream, for whoever dialled to make up for.
+    // A dropped socket ends the stream; the caller may dial again.
     ends.cloud.drop_sockets();
     assert!(ends.harness.next().await.is_none());
     assert_eq!(ends.cloud.seen("/connect").len(), 1, "it is not resumed");
@@ -380,12 +380,12 @@ async fn an_executor_that_never_acknowledges_is_never_waited_for() {
 }
 
 #[tokio::test]
-async fn a_registry_that_does_not_admit_is_told_to_the_harness() {
+async fn harness_reports_a_registry_refusal() {
     let cloud = Cloud::start().await;
     let served = serve(environment(&cloud), RelayConfig::default());
     cloud.upgraded(1).await;
     let error = json!({"error": {"code": "nope", "message": "because"}}).to_string();
-    for (status, body, told, transient) in [
+    for (status, body, expected, transient) in [
         (401, error.clone(), "refused the sign-in (HTTP 401: nope: because)", false),
         (403, error.clone(), "refused the sign-in (HTTP 403: nope: because)", false),
         (404, error.clone(), "HTTP 404: nope: because", false),
@@ -398,7 +398,7 @@ async fn a_registry_that_does_not_admit_is_told_to_the_harness() {
             script.answers.insert("connect", (status, body));
         });
         let error = link(&cloud).dial().await.unwrap_err();
-        assert!(error.to_string().contains(told), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
         assert_eq!(error.is_transient(), transient, "{error}");
     }
     cloud.script(|script| script.answers.clear());
@@ -452,7 +452,7 @@ fn key() -> codex_exec_relay_core::NoisePublicKey {
 }
 
 #[tokio::test]
-async fn only_a_clear_yes_of_the_registry_lets_a_harness_in() {
+async fn only_valid_true_admits_a_harness() {
     let cloud = Cloud::start().await;
     let mut config = RelayConfig::default();
     config.core.authorization_timeout = Duration::from_millis(100);
@@ -481,7 +481,7 @@ async fn only_a_clear_yes_of_the_registry_lets_a_harness_in() {
         script.silent = Some("validate");
     });
     link(&cloud).dial().await.unwrap_err();
-    assert!(served.connections.try_recv().is_err(), "nobody was let in");
+    assert!(served.connections.try_recv().is_err(), "no harness was admitted");
     // None of that was the harness's failure: the socket is still the first.
     cloud.script(|script| script.silent = None);
     link(&cloud).dial().await.unwrap();

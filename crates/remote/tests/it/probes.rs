@@ -1,9 +1,9 @@
-//! Whether the far end of a relay stream is there: `Peer::answers`, over frames that every peer that
+//! Whether the far end of a relay stream is there: `Peer::responds_within`, over frames that every peer that
 //! acknowledges answers.
 
 use std::time::Duration;
 
-use codex_exec_remote::{EnvironmentLink, RelayConfig};
+use codex_exec_remote::{EnvironmentConnector, RelayConfig};
 use codex_exec_rpc::Connection;
 
 use crate::cloud::{Cloud, ENVIRONMENT, Mangle};
@@ -26,7 +26,7 @@ impl World {
         let cloud = Cloud::start().await;
         let mut served = serve(environment(&cloud), RelayConfig::default());
         cloud.upgraded(1).await;
-        let link = EnvironmentLink::new(registry(&cloud), ENVIRONMENT, harness).unwrap();
+        let link = EnvironmentConnector::new(registry(&cloud), ENVIRONMENT, harness).unwrap();
         let harness = link.dial().await.unwrap();
         let executor = served.connections.recv().await.unwrap();
         Self { cloud, _served: served, harness, executor }
@@ -42,19 +42,19 @@ impl World {
         }
     }
 
-    /// Nothing comes from the harness any more, and nobody is told.
+    /// Stops all frames from the harness without closing anything.
     fn silence(&self) {
         let mangle = |by_executor: bool, frame| if by_executor { vec![frame] } else { Vec::new() };
         self.cloud.script(|script| script.mangle = Some(Mangle::new(mangle)));
     }
 
     async fn answers(&self, patience: Duration) -> bool {
-        self.executor.outbound().peer().answers(patience).await
+        self.executor.outbound().peer().responds_within(patience).await
     }
 }
 
 #[tokio::test]
-async fn a_living_peer_answers_and_a_silent_one_does_not() {
+async fn live_peer_answers_probes_and_a_silent_one_does_not() {
     let mut world = World::new(RelayConfig::default()).await;
     world.talk().await;
     for _ in 0..3 {
@@ -73,7 +73,7 @@ async fn a_living_peer_answers_and_a_silent_one_does_not() {
 }
 
 #[tokio::test]
-async fn a_peer_that_does_not_read_answers() {
+async fn peer_that_does_not_read_still_answers_probes() {
     let config = RelayConfig { inbox_bytes: 64 << 10, ..RelayConfig::default() };
     let mut world = World::new(config).await;
     world.talk().await;
@@ -87,7 +87,7 @@ async fn a_peer_that_does_not_read_answers() {
 }
 
 #[tokio::test]
-async fn a_peer_that_never_acknowledged_counts_as_alive() {
+async fn peer_without_acks_counts_as_alive() {
     let world = World::new(RelayConfig::default()).await;
     world.silence();
     assert!(world.answers(SHORT).await);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use codex_exec_client::ExecCommand;
 use codex_exec_credentials::SignInKind;
 use codex_exec_relay_core::NoiseIdentity;
-use codex_exec_remote::{Enrolment, HttpClient, Registry, RelayConfig, entropy};
+use codex_exec_remote::{HttpClient, RegistrationTarget, Registry, RelayConfig, entropy};
 use serde_json::json;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -37,7 +37,7 @@ impl<'a> MakeWriter<'a> for Log {
 
 /// The only test of its thread, and everything of it runs there: the subscriber sees it all.
 #[tokio::test(flavor = "current_thread")]
-async fn nothing_secret_is_printed_at_trace_level() {
+async fn trace_logs_contain_no_secret() {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing_subscriber::filter::LevelFilter::TRACE)
@@ -46,9 +46,9 @@ async fn nothing_secret_is_printed_at_trace_level() {
         .finish();
     let guard = tracing::subscriber::set_default(subscriber);
     let cloud = Cloud::start().await;
-    let enrolment = environment(&cloud);
-    let mut printed = format!("{enrolment:?} {:?} {:?}", registry(&cloud), link(&cloud));
-    let remote = Remote::start(enrolment);
+    let target = environment(&cloud);
+    let mut printed = format!("{target:?} {:?} {:?}", registry(&cloud), link(&cloud));
+    let remote = Remote::start(target);
     cloud.upgraded(1).await;
     let session = client(&cloud).await;
     session.run(ExecCommand::shell("echo terminal-secret-42")).await.unwrap();
@@ -93,13 +93,13 @@ async fn signed_in_otherwise(secrets: &mut Vec<String>) -> String {
     for (sources, kind, service) in both {
         let cloud = Cloud::start().await;
         let sign_in = sources.sign_in(kind).unwrap();
-        let enrolment = Enrolment::Environment {
+        let target = RegistrationTarget::Environment {
             registry: Registry::new(cloud.base(), sign_in, HttpClient::default()).unwrap(),
             environment_id: ENVIRONMENT.into(),
             identity: NoiseIdentity::generate(&mut *entropy()).unwrap(),
         };
-        printed.push_str(&format!("{enrolment:?} {sources:?}"));
-        let remote = Remote::start(enrolment.clone());
+        printed.push_str(&format!("{target:?} {sources:?}"));
+        let remote = Remote::start(target.clone());
         cloud.upgraded(1).await;
         client(&cloud).await.run(ExecCommand::shell("true")).await.unwrap();
         remote.stop().await;
@@ -109,7 +109,7 @@ async fn signed_in_otherwise(secrets: &mut Vec<String>) -> String {
                 script.answers.insert("token", (400, r#"{"error":"invalid_grant"}"#.into()));
             });
         }
-        let refused = serve(enrolment, RelayConfig::default()).ended().await.unwrap_err();
+        let refused = serve(target, RelayConfig::default()).ended().await.unwrap_err();
         printed.push_str(&format!("{refused} {refused:?}"));
         for seen in cloud.seen("/register") {
             let sent = seen.headers["authorization"].to_str().unwrap();

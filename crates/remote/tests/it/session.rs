@@ -4,7 +4,7 @@ use codex_exec_client::{
     EnvironmentDialer, ExecCommand, ExecServerClient, ExecServerClientConnectOptions,
 };
 use codex_exec_credentials::SignIn;
-use codex_exec_remote::{Enrolment, RelayConfig, serve_streams};
+use codex_exec_remote::{RegistrationTarget, RelayConfig, serve_streams};
 use codex_exec_serving::{Server, ServerConfig};
 use tokio::sync::oneshot;
 
@@ -12,13 +12,13 @@ use crate::cloud::{Cloud, ENVIRONMENT};
 use crate::ends::environment;
 
 /// A server behind the rendezvous.
-pub struct Remote {
+pub(crate) struct Remote {
     stop: oneshot::Sender<()>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Remote {
-    pub fn start(enrolment: Enrolment) -> Self {
+    pub(crate) fn start(target: RegistrationTarget) -> Self {
         let server = Server::new(ServerConfig::default()).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let (serving, ending) = (server.clone(), server);
@@ -28,20 +28,18 @@ impl Remote {
             };
             let wind_down = async move { ending.shut_down().await };
             let accept = move |connection| serving.serve(connection);
-            serve_streams(RelayConfig::default(), enrolment, accept, stop, wind_down)
-                .await
-                .unwrap();
+            serve_streams(RelayConfig::default(), target, accept, stop, wind_down).await.unwrap();
         });
         Self { stop, task }
     }
 
-    pub async fn stop(self) {
+    pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
         self.task.await.unwrap();
     }
 }
 
-pub async fn client(cloud: &Cloud) -> ExecServerClient {
+pub(crate) async fn client(cloud: &Cloud) -> ExecServerClient {
     let sign_in = SignIn::api_key("sk-harness".into());
     let url = cloud.base().to_string();
     let config = RelayConfig::default();
@@ -50,7 +48,7 @@ pub async fn client(cloud: &Cloud) -> ExecServerClient {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commands_run_through_the_rendezvous() {
+async fn remote_session_runs_commands() {
     let cloud = Cloud::start().await;
     let remote = Remote::start(environment(&cloud));
     cloud.upgraded(1).await;
@@ -68,16 +66,16 @@ async fn commands_run_through_the_rendezvous() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_streams_flood_does_not_starve_another() {
+async fn flooding_stream_does_not_starve_another() {
     let cloud = Cloud::start().await;
     let remote = Remote::start(environment(&cloud));
     cloud.upgraded(1).await;
     let (flooded, typing) = (client(&cloud).await, client(&cloud).await);
     let mut flood = flooded.spawn(ExecCommand::shell("exec cat /dev/zero")).await.unwrap();
-    let (told, mut flooding) = tokio::sync::watch::channel(0u64);
+    let (progress, mut flooding) = tokio::sync::watch::channel(0u64);
     let reading = tokio::spawn(async move {
         while flood.next_event().await.is_some() {
-            told.send_modify(|events| *events += 1);
+            progress.send_modify(|events| *events += 1);
         }
     });
     flooding.wait_for(|events| *events > 10).await.unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use codex_exec_relay_core::{Body, Frame, FrameLimits};
 use codex_rendezvous::{
-    Clock, Config, NatsStore, NatsTokens, Right, Scope, Service, Store, TokenBook,
+    Clock, Config, NatsStore, NatsTokens, Right, Scope, Service, Store, TokenStore,
 };
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use crate::session::Session;
 use crate::util::*;
 
 /// A node, in a runtime of its own so that it can die without a word.
-pub struct Node {
+pub(crate) struct Node {
     world: World,
     runtime: Option<tokio::runtime::Runtime>,
 }
@@ -35,7 +35,7 @@ impl Node {
         }
     }
 
-    pub async fn start(server: &NatsServer, change: impl FnOnce(&mut Config)) -> Self {
+    pub(crate) async fn start(server: &NatsServer, change: impl FnOnce(&mut Config)) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -94,11 +94,11 @@ async fn nodes<const N: usize>(server: &NatsServer, change: fn(&mut Config)) -> 
     all.try_into().unwrap_or_else(|_| unreachable!("as many as were started"))
 }
 
-pub async fn tokens(server: &NatsServer) -> TokenBook {
-    TokenBook::Nats(NatsTokens::connect(&server.options()).await.unwrap())
+pub(crate) async fn tokens(server: &NatsServer) -> TokenStore {
+    TokenStore::Nats(NatsTokens::connect(&server.options()).await.unwrap())
 }
 
-pub async fn token(server: &NatsServer) -> String {
+pub(crate) async fn token(server: &NatsServer) -> String {
     let can = vec![Right::Register, Right::Connect, Right::Manage];
     let made = tokens(server).await.create(Scope::Any, can, system_now(), None).await.unwrap();
     made.0.expose().to_owned()
@@ -124,7 +124,7 @@ fn validation(registration: &str, answer: &Value) -> Value {
 
 #[tokio::test]
 #[ignore = "needs nats-server; .ci/run has it"]
-async fn any_node_serves_anybody() {
+async fn any_node_serves_any_client() {
     let server = NatsServer::start().await;
     let [a, b, c] = nodes(&server, |_| {}).await;
     let token = token(&server).await;
@@ -182,7 +182,7 @@ async fn any_node_serves_anybody() {
 
 #[tokio::test]
 #[ignore = "needs nats-server; .ci/run has it"]
-async fn a_newer_registration_replaces_the_older_at_any_node() {
+async fn newer_registration_replaces_the_older_across_nodes() {
     let server = NatsServer::start().await;
     let [a, b, c] = nodes(&server, |_| {}).await;
     let token = token(&server).await;
@@ -210,7 +210,7 @@ async fn a_newer_registration_replaces_the_older_at_any_node() {
 
 #[tokio::test]
 #[ignore = "needs nats-server; .ci/run has it"]
-async fn a_revoked_token_takes_its_sockets_at_every_node() {
+async fn revoked_token_closes_its_sockets_on_every_node() {
     let server = NatsServer::start().await;
     let [a, b] = nodes(&server, |_| {}).await;
     let book = tokens(&server).await;
@@ -236,7 +236,7 @@ async fn a_revoked_token_takes_its_sockets_at_every_node() {
 
 #[tokio::test]
 #[ignore = "needs nats-server; .ci/run has it"]
-async fn an_environment_moves_and_its_streams_with_it() {
+async fn environment_moves_between_nodes_with_its_streams() {
     let server = NatsServer::start().await;
     let [a, b, c] = nodes(&server, |_| {}).await;
     let token = token(&server).await;
@@ -262,7 +262,7 @@ async fn an_environment_moves_and_its_streams_with_it() {
 
 #[tokio::test]
 #[ignore = "needs nats-server; .ci/run has it"]
-async fn a_node_dies_in_the_middle_of_traffic_and_nothing_is_lost() {
+async fn node_crash_during_traffic_loses_nothing() {
     let server = NatsServer::start().await;
     let [mut a, mut b, c] = nodes(&server, |config| {
         config.peer_ping = Duration::from_millis(100);
@@ -299,7 +299,7 @@ async fn a_node_dies_in_the_middle_of_traffic_and_nothing_is_lost() {
 
 #[tokio::test]
 #[ignore = "needs nats-server; .ci/run has it"]
-async fn a_slow_reader_is_bounded_across_nodes() {
+async fn slow_reader_is_bounded_across_nodes() {
     let server = NatsServer::start().await;
     let [a, b] = nodes(&server, |config| {
         config.queue_bytes = 64 << 10;
@@ -355,7 +355,7 @@ async fn a_slow_reader_is_bounded_across_nodes() {
 
 #[tokio::test]
 #[ignore = "needs nats-server; .ci/run has it"]
-async fn nats_goes_and_comes_back() {
+async fn cluster_recovers_from_a_nats_outage() {
     let mut server = NatsServer::start().await;
     let [a, b] = nodes(&server, |config| config.peer_ping = Duration::from_millis(100)).await;
     let token = token(&server).await;
@@ -419,7 +419,7 @@ async fn nats_goes_and_comes_back() {
 
 #[tokio::test]
 #[ignore = "needs nats-server; .ci/run has it"]
-async fn a_node_that_stops_tells_everybody() {
+async fn stopping_node_closes_sockets_with_1012() {
     let server = NatsServer::start().await;
     let [a, b] = nodes(&server, |config| config.drain = Duration::from_millis(50)).await;
     let token = token(&server).await;

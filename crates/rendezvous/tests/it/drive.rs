@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_websockets::{Message, WebSocketStream};
 
 /// The way to a service, which may be gone for a moment.
-pub trait Net: Send + Sync + 'static {
+pub(crate) trait Net: Send + Sync + 'static {
     type Io: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
     /// The answer to a call; `None` if nobody was there.
@@ -40,7 +40,7 @@ pub trait Net: Send + Sync + 'static {
 
 /// Who does what, and how often it goes wrong. Times in milliseconds.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
+pub(crate) struct Plan {
     pub environments: u64,
     pub streams: u64,
     /// Messages of one stream.
@@ -59,7 +59,7 @@ pub struct Plan {
 
 /// What has happened.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub(crate) struct Tally {
     pub drops: AtomicU64,
     pub deaths: AtomicU64,
     pub fresh_starts: AtomicU64,
@@ -68,7 +68,7 @@ pub struct Tally {
     pub bytes: AtomicU64,
 }
 
-pub struct Load<N> {
+pub(crate) struct Load<N> {
     pub net: N,
     pub plan: Plan,
     pub tally: Tally,
@@ -78,7 +78,7 @@ pub struct Load<N> {
 }
 
 impl<N: Net> Load<N> {
-    pub fn new(net: N, plan: Plan) -> Arc<Self> {
+    pub(crate) fn new(net: N, plan: Plan) -> Arc<Self> {
         let lives = (0..plan.environments).map(|_| AtomicU64::new(0)).collect();
         Arc::new(Self { net, plan, tally: Tally::default(), over: AtomicBool::new(false), lives })
     }
@@ -104,7 +104,7 @@ fn now() -> std::time::Instant {
 }
 
 /// Echoes what it gets, on the stream it came on.
-pub async fn environment<N: Net>(load: Arc<Load<N>>, number: u64) {
+pub(crate) async fn environment<N: Net>(load: Arc<Load<N>>, number: u64) {
     let id = format!("e{number}");
     let mut rng = Rng(number * 7919 + 1);
     'life: while !load.is_over() {
@@ -211,7 +211,7 @@ pub async fn environment<N: Net>(load: Arc<Load<N>>, number: u64) {
 }
 
 /// Sends messages and waits for each to come back, all on one stream if it can.
-pub async fn harness<N: Net>(load: Arc<Load<N>>, number: u64) {
+pub(crate) async fn harness<N: Net>(load: Arc<Load<N>>, number: u64) {
     let mut rng = Rng(number * 104_729 + 3);
     let environment = number % load.plan.environments;
     let mut attempt = 0;
@@ -347,15 +347,15 @@ async fn stream<N: Net>(
     true
 }
 
-pub fn text(value: &Value) -> String {
+pub(crate) fn text(value: &Value) -> String {
     value.as_str().unwrap().to_owned()
 }
 
 /// A small seeded generator (splitmix64).
-pub struct Rng(pub u64);
+pub(crate) struct Rng(pub u64);
 
 impl Rng {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -373,7 +373,7 @@ impl Entropy for Rng {
     }
 }
 
-pub fn identity(which: usize) -> NoiseIdentity {
+pub(crate) fn identity(which: usize) -> NoiseIdentity {
     static CACHE: std::sync::OnceLock<Vec<NoiseIdentity>> = std::sync::OnceLock::new();
     let all = CACHE.get_or_init(|| {
         (0..4).map(|seed| NoiseIdentity::generate(&mut Rng(1000 + seed)).unwrap()).collect()

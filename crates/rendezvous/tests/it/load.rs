@@ -74,11 +74,11 @@ const PLAN: Plan = Plan {
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_little_mixed_load() {
+async fn small_mixed_load_succeeds() {
     mixed(PLAN).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_little_mixed_load_with_deaths() {
+async fn small_mixed_load_survives_crashes() {
     mixed(Plan { deaths: 12, ..PLAN }).await;
 }

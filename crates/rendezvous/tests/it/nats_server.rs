@@ -7,14 +7,14 @@ use std::time::Duration;
 use codex_rendezvous::NatsOptions;
 use tempfile::TempDir;
 
-pub struct NatsServer {
+pub(crate) struct NatsServer {
     dir: TempDir,
     child: Child,
     pub address: String,
 }
 
 impl NatsServer {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let child = spawn(dir.path(), "-1");
         let mut server = Self { dir, child, address: String::new() };
@@ -30,18 +30,18 @@ impl NatsServer {
         server
     }
 
-    pub fn options(&self) -> NatsOptions {
+    pub(crate) fn options(&self) -> NatsOptions {
         let servers = format!("nats://{}", self.address).parse().unwrap();
         NatsOptions { servers, replicas: 1 }
     }
 
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
     /// Another one at the same place, with the same data.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.kill();
         let port = self.address.rsplit(':').next().unwrap().to_owned();
         self.child = spawn(self.dir.path(), &port);

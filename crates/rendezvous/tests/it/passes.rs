@@ -7,7 +7,7 @@ use crate::util::*;
 const BASE: &str = "ws://rdv.test/rendezvous/v1";
 
 #[tokio::test(start_paused = true)]
-async fn without_a_pass_there_is_no_websocket() {
+async fn websocket_requires_a_pass() {
     let world = World::new();
     let token = world.token();
     let (url, _) = world.register("e1", &token).await;
@@ -31,7 +31,7 @@ async fn without_a_pass_there_is_no_websocket() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pass_that_was_never_used_ends_soon() {
+async fn unused_pass_expires() {
     let world = World::with(|config| config.reconnect_window = config.url_lifetime / 2);
     let token = world.token();
     let (url, _) = world.register("e1", &token).await;
@@ -44,7 +44,7 @@ async fn a_pass_that_was_never_used_ends_soon() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_was_here_may_come_back_with_the_url_it_has() {
+async fn connected_peer_may_reconnect_with_its_url() {
     let mut world = World::new();
     let token = world.token();
     let (url, _) = world.register("e1", &token).await;
@@ -69,7 +69,7 @@ async fn who_was_here_may_come_back_with_the_url_it_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_harness_may_come_back_after_a_crash_too() {
+async fn harness_may_reconnect_after_a_service_crash() {
     let mut world = World::new();
     let token = world.token();
     let (url, _) = world.register("e1", &token).await;
@@ -81,7 +81,7 @@ async fn a_harness_may_come_back_after_a_crash_too() {
     assert_eq!(next(&mut socket).await, "s resume");
     // Long enough for it to be noted, and for its url to be over.
     world.pass_time(400);
-    tokio::time::sleep(world.config.note_interval).await;
+    tokio::time::sleep(world.config.harness_record_interval).await;
     while world.noted_harnesses() == 0 {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
@@ -96,7 +96,7 @@ async fn a_harness_may_come_back_after_a_crash_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replaced_registration_has_no_websocket() {
+async fn replaced_registration_gets_no_websocket() {
     let world = World::new();
     let token = world.token();
     let (old, _) = world.register("e1", &token).await;
@@ -110,7 +110,7 @@ async fn a_replaced_registration_has_no_websocket() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_revoked_token_takes_its_sockets_with_it() {
+async fn revoked_token_closes_its_sockets() {
     let world = World::new();
     let environment = world.token_for(Scope::Any, &[Right::Register]);
     let ann = world.token_for(Scope::Any, &[Right::Connect]);

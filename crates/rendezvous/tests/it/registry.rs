@@ -13,7 +13,7 @@ fn code(answer: &Value) -> &str {
 }
 
 #[tokio::test(start_paused = true)]
-async fn register_connect_validate() {
+async fn register_connect_and_validate_succeed() {
     let world = World::new();
     let token = world.token();
     let (url, registration) = world.register("e1", &token).await;
@@ -41,7 +41,7 @@ async fn register_connect_validate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_authorization_is_bound_to_what_it_was_given_for() {
+async fn authorization_is_bound_to_its_key_and_environment() {
     let mut world = World::new();
     let token = world.token();
     let (url, registration) = world.register("e1", &token).await;
@@ -78,7 +78,7 @@ async fn an_authorization_is_bound_to_what_it_was_given_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_authorization_ends() {
+async fn authorization_expires() {
     let world = World::new();
     let token = world.token();
     let connecting = world.token_for(Scope::Any, &[Right::Connect]);
@@ -106,7 +106,7 @@ async fn an_authorization_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tokens_permit_what_they_say() {
+async fn tokens_permit_only_their_rights() {
     let world = World::new();
     let register = world.token_for(Scope::Environment("e1".into()), &[Right::Register]);
     let connect = world.token_for(Scope::Prefix("e".into()), &[Right::Connect]);
@@ -131,7 +131,7 @@ async fn tokens_permit_what_they_say() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tokens_end_at_once() {
+async fn revoked_token_is_refused_at_once() {
     let world = World::new();
     let token = {
         let can = vec![Right::Register];
@@ -153,7 +153,7 @@ async fn tokens_end_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_not_there_cannot_be_reached() {
+async fn offline_environment_cannot_be_reached() {
     let world = World::new();
     let token = world.token();
     let (status, answer) = world.connect("e1", &token, 1).await;
@@ -171,7 +171,7 @@ async fn who_is_not_there_cannot_be_reached() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bad_requests() {
+async fn invalid_requests_are_rejected() {
     let world = World::with(|config| config.body_bytes = 4096);
     let token = world.token();
     let register = "/cloud/environment/e1/register";
@@ -207,7 +207,7 @@ async fn bad_requests() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_limited_and_lock_nobody_out() {
+async fn failure_limit_does_not_block_valid_tokens() {
     let world = World::with(|config| config.failures_per_minute = 3);
     let token = world.token();
     let body = register_body();
@@ -224,7 +224,7 @@ async fn failures_are_limited_and_lock_nobody_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_of_one_token_are_limited() {
+async fn calls_per_token_are_limited() {
     let world = World::with(|config| config.calls_per_minute = 2);
     let (token, other) = (world.token(), world.token());
     for _ in 0..2 {
@@ -236,7 +236,7 @@ async fn calls_of_one_token_are_limited() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_older_revision() {
+async fn older_revision_registers_and_connects() {
     let world = World::new();
     let token = world.token();
     let none = Value::Null;
@@ -262,7 +262,7 @@ async fn the_older_revision() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_online_since_when() {
+async fn listing_shows_online_environments_and_since_when() {
     let world = World::new();
     let token = world.token();
     let narrow = world.token_for(Scope::Prefix("b".into()), &[Right::Manage]);

@@ -13,7 +13,7 @@ fn ack(stream: &str) -> Message {
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_harnesses_and_one_environment() {
+async fn many_harnesses_share_one_environment() {
     let world = World::new();
     let token = world.token();
     let mut environment = world.online("e1", &token).await;
@@ -47,7 +47,7 @@ async fn many_harnesses_and_one_environment() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_no_frame_is_dropped() {
+async fn invalid_frames_are_dropped() {
     let world = World::new();
     let token = world.token();
     let mut environment = world.online("e1", &token).await;
@@ -73,7 +73,7 @@ async fn what_is_no_frame_is_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_and_harnesses_are_counted() {
+async fn stream_and_harness_limits_are_enforced() {
     let world = World::with(|config| {
         config.streams_per_harness = 2;
         config.harnesses_per_environment = 1;
@@ -91,7 +91,7 @@ async fn streams_and_harnesses_are_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_newer_registration_ends_the_older_ones_streams() {
+async fn newer_registration_ends_the_older_streams() {
     let world = World::new();
     let token = world.token();
     let mut old = world.online("e1", &token).await;
@@ -113,7 +113,7 @@ async fn a_newer_registration_ends_the_older_ones_streams() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_environment_that_drops_takes_plain_streams_with_it() {
+async fn dropped_environment_ends_streams_without_acks() {
     let world = World::new();
     let token = world.token();
     let (url, _) = world.register("e1", &token).await;
@@ -140,7 +140,7 @@ async fn an_environment_that_drops_takes_plain_streams_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_harness_that_drops_is_told_of() {
+async fn environment_is_notified_of_a_dropped_harness() {
     let world = World::new();
     let token = world.token();
     let mut environment = world.online("e1", &token).await;
@@ -170,7 +170,7 @@ async fn a_harness_that_drops_is_told_of() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_harness_makes_its_environment_wait_and_is_then_let_go() {
+async fn slow_harness_blocks_its_environment_until_closed() {
     let mut world = World::with(|config| config.queue_bytes = 256 << 10);
     world.pipe = 16 << 10;
     let token = world.token();
@@ -223,7 +223,7 @@ async fn a_slow_harness_makes_its_environment_wait_and_is_then_let_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_socket_is_pinged_and_then_given_up() {
+async fn silent_socket_is_pinged_then_closed() {
     let world = World::new();
     let token = world.token();
     let mut environment = world.online("e1", &token).await;
@@ -237,7 +237,7 @@ async fn a_silent_socket_is_pinged_and_then_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_that_nobody_claims_are_refused_once_nobody_can_be_on_the_way() {
+async fn unclaimed_streams_are_refused_after_the_grace_period() {
     let world = World::new();
     let token = world.token();
     let mut environment = world.online("e1", &token).await;
@@ -250,7 +250,7 @@ async fn streams_that_nobody_claims_are_refused_once_nobody_can_be_on_the_way() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_goes_before_it_has_its_websocket_leaves_nothing() {
+async fn client_gone_before_the_upgrade_releases_its_seat() {
     use tokio::io::AsyncWriteExt;
     let world = World::new();
     let token = world.token();

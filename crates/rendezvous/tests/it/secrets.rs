@@ -50,7 +50,7 @@ fn log() -> &'static Log {
 
 #[tokio::test]
 #[ignore = "needs nats-server; .ci/run has it"]
-async fn nothing_secret_is_shown_by_a_cluster() {
+async fn cluster_logs_contain_no_secret() {
     let log = log();
     let server = NatsServer::start().await;
     let one = Node::start(&server, |_| {}).await;
@@ -104,7 +104,7 @@ async fn nothing_secret_is_shown_by_a_cluster() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_secret_is_shown() {
+async fn service_logs_contain_no_secret() {
     let log = log();
     let world = World::with(|config| config.failures_per_minute = 2);
     let token = world.token();

@@ -60,7 +60,7 @@ fn manager(url: &str, dir: &tempfile::TempDir, config: HttpConfig) -> Registry {
 }
 
 #[tokio::test]
-async fn over_tcp_until_told_to_stop() {
+async fn serves_over_tcp_until_shutdown() {
     let dir = tempfile::tempdir().unwrap();
     let running = start(options(&dir), Config::default()).await;
     assert!(running.url.starts_with("http://127.0.0.1:"), "{}", running.url);
@@ -84,7 +84,7 @@ async fn over_tcp_until_told_to_stop() {
 }
 
 #[tokio::test]
-async fn over_tls() {
+async fn serves_over_tls() {
     let dir = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
@@ -132,7 +132,7 @@ async fn secure(
 }
 
 #[tokio::test]
-async fn frames_over_tls() {
+async fn frames_pass_over_tls() {
     let dir = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
@@ -193,7 +193,7 @@ async fn frames_over_tls() {
 }
 
 #[tokio::test]
-async fn one_service_per_directory() {
+async fn second_service_on_a_directory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let running = start(options(&dir), Config::default()).await;
     let second = serve(options(&dir), Config::default(), |_| Ok(()), async {}).await;
@@ -204,7 +204,7 @@ async fn one_service_per_directory() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stopping_lets_streams_finish_and_tells_peers_to_come_back() {
+async fn shutdown_drains_streams_and_closes_with_1012() {
     let world = World::new();
     let token = world.token();
     let mut environment = world.online("e1", &token).await;

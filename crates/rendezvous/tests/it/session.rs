@@ -14,7 +14,7 @@ use tokio_websockets::Message;
 use crate::util::*;
 
 /// An environment and a harness with a stream between them, through a service.
-pub struct Session {
+pub(crate) struct Session {
     pub world: World,
     pub token: String,
     registration: String,
@@ -37,7 +37,7 @@ impl Session {
     }
 
     /// The harness at another node, if there is one.
-    pub async fn between(world: World, other: Option<&World>, token: String) -> Self {
+    pub(crate) async fn between(world: World, other: Option<&World>, token: String) -> Self {
         let (url, registration) = world.register("e1", &token).await;
         let mode = ExecutorMode::Noise {
             identity: identity(0),
@@ -141,21 +141,21 @@ impl Session {
         }
     }
 
-    pub async fn opened(&mut self) {
+    pub(crate) async fn opened(&mut self) {
         self.until(|session| session.harness.stats().is_some_and(|stats| stats.open)).await;
     }
 
-    pub fn say(&mut self, to_executor: &str, to_harness: &str) {
+    pub(crate) fn say(&mut self, to_executor: &str, to_harness: &str) {
         self.harness.send(Bytes::copy_from_slice(to_executor.as_bytes())).unwrap();
         self.executor.send(&self.stream, Bytes::copy_from_slice(to_harness.as_bytes())).unwrap();
     }
 
-    pub async fn heard(&mut self, count: usize) {
+    pub(crate) async fn heard(&mut self, count: usize) {
         self.until(|session| session.got.0.len() == count && session.got.1.len() == count).await;
     }
 
     /// Both sides know that the other acknowledges.
-    pub async fn proven(&mut self) {
+    pub(crate) async fn proven(&mut self) {
         self.say("ping", "pong");
         self.until(|session| {
             session.harness.stats().unwrap().peer_acknowledges
@@ -178,12 +178,12 @@ impl Session {
         self.take_harness(socket);
     }
 
-    pub fn drop_environment(&mut self) {
+    pub(crate) fn drop_environment(&mut self) {
         self.sockets.0 = None;
         self.executor.handle_disconnected(now());
     }
 
-    pub fn drop_harness(&mut self) {
+    pub(crate) fn drop_harness(&mut self) {
         self.sockets.1 = None;
         self.harness.handle_disconnected(now());
     }
@@ -199,18 +199,18 @@ impl Session {
     }
 
     /// Comes back to a node, which may need a moment to take it.
-    pub async fn environment_to(&mut self, node: &World) {
+    pub(crate) async fn environment_to(&mut self, node: &World) {
         let socket = node.websocket_when_ready(&self.urls.0).await;
         self.take_environment(socket);
     }
 
-    pub async fn harness_to(&mut self, node: &World) {
+    pub(crate) async fn harness_to(&mut self, node: &World) {
         let socket = node.websocket_when_ready(&self.urls.1).await;
         self.take_harness(socket);
     }
 
     /// What the harness is told when its socket is closed.
-    pub async fn harness_closed(&mut self) -> String {
+    pub(crate) async fn harness_closed(&mut self) -> String {
         let mut socket = self.sockets.1.take().unwrap();
         loop {
             let said = next(&mut socket).await;
@@ -237,7 +237,7 @@ async fn receive(socket: &mut Option<Client>) -> Bytes {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_service_sees_ciphertext_only() {
+async fn service_sees_only_ciphertext() {
     let mut session = Session::open(World::new()).await;
     session.opened().await;
     let secrets = [
@@ -282,7 +282,7 @@ fn is_masked_in(bytes: &[u8], word: &[u8]) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sockets_drop_and_nothing_is_lost_or_doubled() {
+async fn dropped_sockets_lose_and_duplicate_nothing() {
     let mut session = Session::open(World::new()).await;
     session.opened().await;
     session.proven().await;
@@ -308,7 +308,7 @@ async fn sockets_drop_and_nothing_is_lost_or_doubled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_service_crashes_and_nothing_is_lost_or_doubled() {
+async fn service_crash_loses_and_duplicates_nothing() {
     let mut session = Session::open(World::new()).await;
     session.opened().await;
     session.proven().await;

@@ -21,15 +21,15 @@ use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex};
 use tokio_websockets::{ClientBuilder, Message, WebSocketStream};
 
-pub use crate::drive::{Rng, identity, text};
+pub(crate) use crate::drive::{Rng, identity, text};
 
 /// The moment every test starts at.
-pub const START: u64 = 1_800_000_000;
+pub(crate) const START: u64 = 1_800_000_000;
 
-pub type Client = WebSocketStream<DuplexStream>;
+pub(crate) type Client = WebSocketStream<DuplexStream>;
 
 /// A service with a data directory, and every byte it has seen or said.
-pub struct World {
+pub(crate) struct World {
     pub dir: TempDir,
     pub service: Service,
     pub config: Config,
@@ -42,11 +42,11 @@ pub struct World {
 }
 
 impl World {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(|_| {})
     }
 
-    pub fn with(change: impl FnOnce(&mut Config)) -> Self {
+    pub(crate) fn with(change: impl FnOnce(&mut Config)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let now = Arc::new(AtomicU64::new(START));
         let clock = {
@@ -67,7 +67,7 @@ impl World {
     }
 
     /// Stops the service without telling anybody, and starts another on the same directory.
-    pub async fn restart(&mut self) {
+    pub(crate) async fn restart(&mut self) {
         // The lock goes with the last of its tasks.
         let copy = tempfile::tempdir().unwrap();
         for entry in std::fs::read_dir(self.dir.path()).unwrap() {
@@ -78,26 +78,26 @@ impl World {
         self.service = Self::service(&self.dir, &self.config);
     }
 
-    pub fn pass_time(&self, seconds: u64) {
+    pub(crate) fn pass_time(&self, seconds: u64) {
         self.now.fetch_add(seconds, Relaxed);
     }
 
-    pub fn tokens(&self) -> TokenFile {
+    pub(crate) fn tokens(&self) -> TokenFile {
         TokenFile::new(self.dir.path())
     }
 
     /// A token for everything.
-    pub fn token(&self) -> String {
+    pub(crate) fn token(&self) -> String {
         self.token_for(Scope::Any, &[Right::Register, Right::Connect, Right::Manage])
     }
 
-    pub fn token_for(&self, scope: Scope, can: &[Right]) -> String {
+    pub(crate) fn token_for(&self, scope: Scope, can: &[Right]) -> String {
         let made = self.tokens().create(scope, can.to_vec(), START, None).unwrap();
         made.0.expose().to_owned()
     }
 
     /// The id of a token.
-    pub fn id_of(&self, token: &str) -> String {
+    pub(crate) fn id_of(&self, token: &str) -> String {
         use ring::digest::{SHA256, digest};
         let digest: String =
             digest(&SHA256, token.as_bytes()).as_ref().iter().map(|b| format!("{b:02x}")).collect();
@@ -105,18 +105,18 @@ impl World {
         all.into_iter().find(|record| record.digest == digest).unwrap().id
     }
 
-    pub fn revoke(&self, token: &str) {
+    pub(crate) fn revoke(&self, token: &str) {
         assert!(self.tokens().revoke(&self.id_of(token)).unwrap());
     }
 
     /// How many lines of the journal are about harnesses.
-    pub fn noted_harnesses(&self) -> usize {
+    pub(crate) fn noted_harnesses(&self) -> usize {
         let journal = std::fs::read_to_string(self.dir.path().join("state.log")).unwrap();
         journal.lines().filter(|line| line.contains("\"harness\":")).count()
     }
 
     /// A connection to the service.
-    pub fn pipe(&self) -> DuplexStream {
+    pub(crate) fn pipe(&self) -> DuplexStream {
         let (ours, theirs) = duplex(self.pipe);
         let service = self.service.clone();
         let spied = Spied { inner: theirs, bytes: self.bytes.clone() };
@@ -126,7 +126,7 @@ impl World {
         ours
     }
 
-    pub async fn request(
+    pub(crate) async fn request(
         &self,
         method: Method,
         path: &str,
@@ -151,18 +151,18 @@ impl World {
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    pub async fn post(&self, path: &str, token: &str, body: &Value) -> (u16, Value) {
+    pub(crate) async fn post(&self, path: &str, token: &str, body: &Value) -> (u16, Value) {
         let text = body.to_string();
         let (status, body) = self.request(Method::POST, path, Some(token), text, None).await;
         (status, serde_json::from_str(&body).unwrap())
     }
 
-    pub async fn get(&self, path: &str, token: Option<&str>) -> (u16, String) {
+    pub(crate) async fn get(&self, path: &str, token: Option<&str>) -> (u16, String) {
         self.request(Method::GET, path, token, "", None).await
     }
 
     /// Registers an environment: its url and its registration's id.
-    pub async fn register(&self, environment: &str, token: &str) -> (String, String) {
+    pub(crate) async fn register(&self, environment: &str, token: &str) -> (String, String) {
         let path = format!("/cloud/environment/{environment}/register");
         let (status, answer) = self.post(&path, token, &register_body()).await;
         assert_eq!(status, 200, "{answer}");
@@ -171,13 +171,13 @@ impl World {
         (text(&answer["url"]), text(&answer["executor_registration_id"]))
     }
 
-    pub async fn connect(&self, environment: &str, token: &str, who: usize) -> (u16, Value) {
+    pub(crate) async fn connect(&self, environment: &str, token: &str, who: usize) -> (u16, Value) {
         let path = format!("/cloud/environment/{environment}/connect");
         self.post(&path, token, &json!({"harness_public_key": key(who)})).await
     }
 
     /// Opens a websocket, or gives the status of the refusal.
-    pub async fn websocket(&self, url: &str) -> Result<Client, u16> {
+    pub(crate) async fn websocket(&self, url: &str) -> Result<Client, u16> {
         let builder = ClientBuilder::new().uri(url).unwrap();
         match builder.connect_on(self.pipe()).await {
             Ok((socket, _)) => Ok(socket),
@@ -189,7 +189,7 @@ impl World {
     }
 
     /// Opens a websocket, again while the service cannot take it for the moment.
-    pub async fn websocket_when_ready(&self, url: &str) -> Client {
+    pub(crate) async fn websocket_when_ready(&self, url: &str) -> Client {
         loop {
             match self.websocket(url).await {
                 Ok(socket) => return socket,
@@ -200,19 +200,19 @@ impl World {
     }
 
     /// An environment that is online, and its socket.
-    pub async fn online(&self, environment: &str, token: &str) -> Client {
+    pub(crate) async fn online(&self, environment: &str, token: &str) -> Client {
         let (url, _) = self.register(environment, token).await;
         self.websocket(&url).await.unwrap()
     }
 
     /// A harness's socket.
-    pub async fn harness(&self, environment: &str, token: &str, who: usize) -> Client {
+    pub(crate) async fn harness(&self, environment: &str, token: &str, who: usize) -> Client {
         let (status, answer) = self.connect(environment, token, who).await;
         assert_eq!(status, 200, "{answer}");
         self.websocket(&text(&answer["url"])).await.unwrap()
     }
 
-    pub async fn metric(&self, name: &str) -> u64 {
+    pub(crate) async fn metric(&self, name: &str) -> u64 {
         let (_, text) = self.get("/metrics", None).await;
         let line = text.lines().find(|line| {
             line.strip_prefix("codex_rendezvous_").is_some_and(|line| line.starts_with(name))
@@ -221,31 +221,31 @@ impl World {
     }
 }
 
-pub fn register_body() -> Value {
+pub(crate) fn register_body() -> Value {
     json!({"security_profile": "noise_hybrid_ik_v1", "executor_public_key": key(0)})
 }
 
-pub fn key(which: usize) -> Value {
+pub(crate) fn key(which: usize) -> Value {
     serde_json::to_value(NoiseKeyJson(identity(which).public_key())).unwrap()
 }
 
 // --- frames ---
 
-pub fn frame(stream: &str, body: Body) -> Message {
+pub(crate) fn frame(stream: &str, body: Body) -> Message {
     Message::binary(Frame::new(StreamId::new(stream).unwrap(), 0, 0, body).encode())
 }
 
-pub fn claim(stream: &str) -> Message {
+pub(crate) fn claim(stream: &str) -> Message {
     frame(stream, Body::Resume { next_seq: 0 })
 }
 
-pub fn data(stream: &str, payload: &[u8]) -> Message {
+pub(crate) fn data(stream: &str, payload: &[u8]) -> Message {
     let payload = Bytes::copy_from_slice(payload);
     frame(stream, Body::Data(Data { seq: 0, segment_index: 0, segment_count: 1, payload }))
 }
 
 /// What came, in short: `s data hello`, `s reset why`, `closed 1000`, `gone`.
-pub async fn next(socket: &mut Client) -> String {
+pub(crate) async fn next(socket: &mut Client) -> String {
     loop {
         let message = match socket.next().await {
             Some(Ok(message)) => message,
@@ -269,7 +269,7 @@ pub async fn next(socket: &mut Client) -> String {
     }
 }
 
-pub async fn send(socket: &mut Client, message: Message) {
+pub(crate) async fn send(socket: &mut Client, message: Message) {
     socket.send(message).await.unwrap();
 }
 
@@ -316,11 +316,11 @@ impl AsyncWrite for Spied {
     }
 }
 
-pub fn is_in(haystack: &[u8], needle: &[u8]) -> bool {
+pub(crate) fn is_in(haystack: &[u8], needle: &[u8]) -> bool {
     haystack.windows(needle.len()).any(|window| window == needle)
 }
 
 /// The time of day as the service takes it, for what is not a [`World`].
-pub fn system_now() -> u64 {
+pub(crate) fn system_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
 }

@@ -1,400 +1,365 @@
-//! Large messages of many connections within one budget.
+//! Memory for large messages of honest and hostile clients, in both directions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use codex_exec_rpc::{Budget, Connection, ConnectionConfig, websocket_config, websocket_limits};
-use futures_util::{FutureExt, SinkExt};
-use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf, duplex};
+use bytes::Bytes;
+use codex_exec_rpc::{
+    Account, Budget, Connection, ConnectionConfig, Outbound, Share, Transfer, websocket_config,
+    websocket_limits,
+};
+use futures_util::{SinkExt, StreamExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
 use tokio_websockets::{ClientBuilder, Message, ServerBuilder, WebSocketStream};
 
-const SMALL: usize = 256 << 10;
+use crate::metered::{Random, frame};
+
 const LONGEST: usize = 4 << 20;
 
-fn config() -> ConnectionConfig {
-    let (message_bytes, oversize_slack) = (LONGEST, 0);
-    ConnectionConfig { message_bytes, oversize_slack, ..ConnectionConfig::default() }
+/// In each direction: 18 MiB for every account, 6 MiB for first shares of at most 1 MiB.
+const BUDGET: usize = 24 << 20;
+
+/// Lengths that need a share, and for which a first share is enough.
+const LITTLE: std::ops::Range<usize> = (257 << 10)..(512 << 10);
+
+/// A server that answers `get N` with N bytes, and anything else with `ok`.
+#[derive(Clone)]
+struct Server {
+    messages: Budget,
+    answers: Budget,
+    /// Bytes that messages and responses take now, and the most they ever took.
+    held: Arc<[AtomicUsize; 2]>,
+    most: Arc<[AtomicUsize; 2]>,
 }
 
-/// A server's connection, and the bytes of its client.
-fn serve(budget: &Budget) -> (Connection, DuplexStream) {
-    let (server, client) = duplex(100_000);
-    let (server, meter) = budget.meter(server, LONGEST);
-    let server = ServerBuilder::new()
-        .config(websocket_config())
-        .limits(websocket_limits(&config()))
-        .serve(server);
-    (Connection::metered_websocket(server, meter, &config()), client)
+/// Memory in use, and the share that covers it.
+struct Held {
+    bytes: Vec<u8>,
+    cost: usize,
+    direction: usize,
+    server: Server,
+    _share: Share,
 }
 
-fn connect(budget: &Budget) -> (Connection, WebSocketStream<DuplexStream>) {
-    let (connection, client) = serve(budget);
-    (connection, ClientBuilder::new().take_over(client))
-}
-
-fn text(len: usize) -> Message {
-    Message::text("x".repeat(len))
-}
-
-#[tokio::test]
-async fn a_large_message_waits_for_room_and_small_ones_pass() {
-    let budget = Budget::new(2 * LONGEST);
-    let (mut first, mut client) = connect(&budget);
-    let (sent, received) = tokio::join!(client.send(text(LONGEST / 2 + 1)), first.next());
-    sent.unwrap();
-    assert_eq!(received.unwrap().unwrap().len(), LONGEST / 2 + 1);
-    let share = first.take_share();
-    assert_eq!(budget.left(), LONGEST - 2);
-    // Of another connection a message of the same size does not fit, and is not read.
-    let (mut second, mut other) = connect(&budget);
-    let sending = tokio::spawn(async move {
-        other.send(text(LONGEST / 2 + 1)).await.unwrap();
-        other
-    });
-    let mut waiting = Box::pin(second.next());
-    assert!(waiting.as_mut().now_or_never().is_none());
-    tokio::task::yield_now().await;
-    assert!(waiting.as_mut().now_or_never().is_none());
-    // Small ones do, on a third.
-    let (mut third, mut small) = connect(&budget);
-    let (sent, received) = tokio::join!(small.send(text(SMALL)), third.next());
-    sent.unwrap();
-    assert_eq!(received.unwrap().unwrap().len(), SMALL);
-    assert!(third.take_share().is_none());
-    drop(share);
-    assert_eq!(waiting.await.unwrap().unwrap().len(), LONGEST / 2 + 1);
-    // A share that nobody has asked for goes with the next message.
-    let mut other = sending.await.unwrap();
-    other.send(text(1)).await.unwrap();
-    assert_eq!(second.next().await.unwrap().unwrap().len(), 1);
-    assert_eq!(budget.left(), 2 * LONGEST);
-}
-
-#[tokio::test]
-async fn what_is_larger_than_the_budget_takes_all_but_the_reserve() {
-    let budget = Budget::new(1000);
-    let (mut connection, mut client) = connect(&budget);
-    for _ in 0..3 {
-        let (sent, received) = tokio::join!(client.send(text(LONGEST)), connection.next());
-        sent.unwrap();
-        assert_eq!(received.unwrap().unwrap().len(), LONGEST);
-        assert_eq!(budget.left(), 250);
-        drop(connection.take_share());
-        assert_eq!(budget.left(), 1000);
-    }
-    // And gives it back with its connection, read or not.
-    let sending = client.send(text(LONGEST));
-    let mut half = Box::pin(connection.next());
-    assert!(half.as_mut().now_or_never().is_none());
-    drop((sending.now_or_never(), half));
-    drop((connection, client));
-    while budget.left() < 1000 {
-        tokio::task::yield_now().await;
+impl Held {
+    fn new(server: &Server, direction: usize, bytes: Vec<u8>, cost: usize, share: Share) -> Self {
+        let now = server.held[direction].fetch_add(cost, Ordering::SeqCst) + cost;
+        server.most[direction].fetch_max(now, Ordering::SeqCst);
+        Self { bytes, cost, direction, server: server.clone(), _share: share }
     }
 }
 
-/// A generator of numbers: the same for the same seed.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % end
-    }
-
-    /// For a payload of this length; none for very long ones, which takes a test too long.
-    fn mask(&mut self, len: usize) -> [u8; 4] {
-        if len > 300_000 { [0; 4] } else { (self.below(1 << 31) as u32).to_le_bytes() }
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
-/// A masked frame, as a client of any make may send it.
-pub(crate) fn frame(opcode: u8, is_final: bool, payload: &[u8]) -> Vec<u8> {
-    // A mask of zeros leaves the payload as it is.
-    frame_with_mask(opcode, is_final, payload, [0; 4])
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.server.held[self.direction].fetch_sub(self.cost, Ordering::SeqCst);
+    }
 }
 
-fn frame_with_mask(opcode: u8, is_final: bool, payload: &[u8], mask: [u8; 4]) -> Vec<u8> {
-    let mut frame = vec![opcode | if is_final { 0x80 } else { 0 }];
-    match payload.len() {
-        len @ ..126 => frame.push(0x80 | len as u8),
-        len @ ..65_536 => {
-            frame.push(0x80 | 126);
-            frame.extend((len as u16).to_be_bytes());
-        }
-        len => {
-            frame.push(0x80 | 127);
-            frame.extend((len as u64).to_be_bytes());
+impl Server {
+    fn new() -> Self {
+        Self {
+            messages: Budget::new(BUDGET),
+            answers: Budget::new(BUDGET),
+            held: Arc::default(),
+            most: Arc::default(),
         }
     }
-    frame.extend(mask);
-    let from = frame.len();
-    frame.extend_from_slice(payload);
-    if mask != [0; 4] {
-        for (at, byte) in frame[from..].iter_mut().enumerate() {
-            *byte ^= mask[at % 4];
+
+    fn connect(&self) -> DuplexStream {
+        let config = ConnectionConfig {
+            message_bytes: LONGEST,
+            oversize_slack: 0,
+            // Only the budget may end a connection in these tests.
+            keep_alive: None,
+            ..ConnectionConfig::default()
+        };
+        let (socket, client) = duplex(64 << 10);
+        let (socket, meter) = self.messages.meter(socket, LONGEST);
+        let socket = ServerBuilder::new()
+            .config(websocket_config())
+            .limits(websocket_limits(&config))
+            .serve(socket);
+        let connection = Connection::metered_websocket(socket, meter, &config);
+        tokio::spawn(self.clone().serve(connection));
+        client
+    }
+
+    async fn serve(self, mut connection: Connection) {
+        let transfer: Transfer = connection.transfer();
+        let account = self.answers.account(&transfer);
+        let outbound = connection.outbound().clone();
+        let work = async {
+            while let Some(Ok(message)) = connection.next().await {
+                let asked = message.strip_prefix(b"get ").map(<[u8]>::to_vec);
+                let Some(asked) = asked else {
+                    let share = connection.take_share().expect("a large message has one");
+                    let cost = 2 * message.len();
+                    let held = Held::new(&self, 0, Vec::new(), cost, share);
+                    let outbound = outbound.clone();
+                    tokio::spawn(async move {
+                        sleep(Duration::from_millis(20)).await;
+                        let _ = outbound.send("ok").await;
+                        drop(held);
+                    });
+                    continue;
+                };
+                let len = String::from_utf8(asked).unwrap().parse().unwrap();
+                tokio::spawn(self.clone().answer(len, account.clone(), outbound.clone()));
+            }
+        };
+        tokio::select! {
+            () = work => {}
+            () = transfer.revoked() => {}
         }
     }
-    frame
+
+    async fn answer(self, len: usize, account: Account, outbound: Outbound) {
+        let work = async {
+            let share = account.take(2 * len as u64).await;
+            let held = Held::new(&self, 1, vec![b'x'; len], 2 * len, share);
+            if let Ok(slot) = outbound.reserve(len).await {
+                slot.send(Bytes::from_owner(held));
+            }
+        };
+        tokio::select! {
+            () = work => {}
+            () = outbound.closed() => {}
+        }
+    }
+
+    /// Reconnects whenever its connection ends.
+    async fn hostile(self, kind: Hostile) {
+        loop {
+            let mut socket = self.connect();
+            let ask = |len: usize| frame(1, true, format!("get {len}").as_bytes());
+            let mut upload = frame(1, true, &[b'u'; 70_000]);
+            // The length of a frame that is much longer than what follows.
+            upload[1] = 0x80 | 127;
+            upload[2..10].copy_from_slice(&(LONGEST as u64).to_be_bytes());
+            let _ = match kind {
+                Hostile::Unread | Hostile::LittleUnread => {
+                    let len = if kind == Hostile::Unread { LONGEST - 1 } else { LITTLE.start };
+                    for _ in 0..3 {
+                        let _ = socket.write_all(&ask(len)).await;
+                    }
+                    while socket.write_all(&frame(9, true, b"alive")).await.is_ok() {
+                        sleep(Duration::from_secs(5)).await;
+                    }
+                    Ok(())
+                }
+                Hostile::TricklingOut => {
+                    let _ = socket.write_all(&ask(LONGEST - 1)).await;
+                    let mut some = [0; 8 << 10];
+                    while socket.read(&mut some).await.is_ok_and(|len| len > 0) {
+                        sleep(Duration::from_secs(1)).await;
+                    }
+                    Ok(())
+                }
+                Hostile::Stalled => {
+                    let _ = socket.write_all(&upload).await;
+                    socket.read_u8().await.map(drop)
+                }
+                Hostile::TricklingIn => {
+                    let _ = socket.write_all(&upload).await;
+                    while socket.write_all(&[b'u'; 70_000]).await.is_ok() {
+                        sleep(Duration::from_secs(7)).await;
+                    }
+                    Ok(())
+                }
+            };
+            // Not at once, so that time can pass.
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn client(&self) -> WebSocketStream<DuplexStream> {
+        ClientBuilder::new().take_over(self.connect())
+    }
+
+    fn assert_bound(&self) {
+        for most in &*self.most {
+            let most = most.load(Ordering::SeqCst);
+            assert!(most <= BUDGET, "held {most} bytes");
+        }
+    }
 }
 
-/// Twenty connections send messages of every size, whole and in pieces, cut anywhere: all arrive as they
-/// were sent, and the large ones that somebody has never take more than the budget.
-#[tokio::test]
-async fn twenty_connections_share_one_budget() {
-    const BUDGET: usize = 12 << 20;
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hostile {
+    Unread,
+    TricklingOut,
+    TricklingIn,
+    Stalled,
+    LittleUnread,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Request {
+    Get(usize),
+    Put(usize),
+}
+
+/// Sends a request and reads the whole response; `false` if the connection ends first.
+async fn ask(client: &mut WebSocketStream<DuplexStream>, request: Request) -> bool {
+    let (message, len) = match request {
+        Request::Get(len) => (format!("get {len}"), len),
+        Request::Put(len) => ("u".repeat(len), 2),
+    };
+    if client.send(Message::text(message)).await.is_err() {
+        return false;
+    }
+    loop {
+        match client.next().await {
+            Some(Ok(message)) if message.is_text() => {
+                assert_eq!(message.as_payload().len(), len);
+                return true;
+            }
+            Some(Ok(_)) => {}
+            _ => return false,
+        }
+    }
+}
+
+fn seed() -> u64 {
     let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
     eprintln!("SEED={seed}");
-    let budget = Budget::new(BUDGET);
-    let held = Arc::new(AtomicUsize::new(0));
-    let mut all = tokio::task::JoinSet::new();
-    for n in 0..20 {
-        let mut random = Random(seed * 100 + n);
-        let (mut connection, client) = serve(&budget);
-        let messages: Vec<Vec<u8>> = (0..6)
-            .map(|at| {
-                let longest = [100, SMALL * 2, LONGEST][random.below(3)];
-                let len = random.below(longest);
-                vec![b'a' + (n as u8 + at) % 26; len]
-            })
-            .collect();
-        let mut bytes = Vec::new();
-        for message in &messages {
-            let mut rest = &message[..];
-            let mut opcode = 1;
-            while random.below(3) > 0 {
-                let (piece, after) = rest.split_at(random.below(rest.len() + 1));
-                let mask = random.mask(piece.len());
-                bytes.extend(frame_with_mask(opcode, false, piece, mask));
-                bytes.extend(frame(9, true, b"ping"));
-                (rest, opcode) = (after, 0);
-            }
-            bytes.extend(frame_with_mask(opcode, true, rest, random.mask(rest.len())));
+    seed
+}
+
+/// Starts clients that hold as much as they can, in every way; enough of them to take all memory but the
+/// reserve.
+fn holders(server: &Server, random: &mut Random, kinds: &[Hostile]) -> JoinSet<()> {
+    let mut hostile = JoinSet::new();
+    for kind in kinds {
+        for _ in 0..4 + random.below(3) {
+            hostile.spawn(server.clone().hostile(*kind));
         }
-        let (mut from_server, mut to_server) = tokio::io::split(client);
-        all.spawn(async move {
-            let mut rest = &bytes[..];
-            while !rest.is_empty() {
-                let (now, later) = rest.split_at(rest.len().min(1 + random.below(90_000)));
-                to_server.write_all(now).await.unwrap();
-                rest = later;
-            }
-            // Pongs go nowhere.
-            tokio::io::copy(&mut from_server, &mut tokio::io::sink()).await.unwrap();
-        });
-        let held = held.clone();
-        all.spawn(async move {
-            let mut random = Random(seed + n);
-            for message in messages {
-                let got = connection.next().await.unwrap().unwrap();
-                assert!(got == message, "{} of {}", got.len(), message.len());
-                // A little more than small may have been read ahead of the wait.
-                let large = got.len() > SMALL + (64 << 10);
-                let share = connection.take_share();
-                assert!(share.is_some() || !large, "{} bytes", got.len());
-                let cost = if share.is_some() { 2 * got.len() } else { 0 };
-                let now = held.fetch_add(cost, Ordering::SeqCst) + cost;
-                assert!(now <= BUDGET, "{now}");
-                for _ in 0..random.below(20) {
-                    tokio::task::yield_now().await;
-                }
-                held.fetch_sub(cost, Ordering::SeqCst);
-                drop(share);
-            }
-        });
     }
-    let ended = async {
-        while let Some(ended) = all.join_next().await {
-            ended.unwrap();
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("they wait for each other");
-    assert_eq!(budget.left(), BUDGET);
+    hostile
 }
 
-/// What a decoder reads from, and the longest room it ever offered for that.
-struct Spy<T> {
-    io: T,
-    most: Arc<AtomicUsize>,
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Spy<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.most.fetch_max(buf.remaining(), Ordering::Relaxed);
-        Pin::new(&mut self.io).poll_read(cx, buf)
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Spy<T> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-}
-
-/// A decoder keeps its buffer as long as its connection is open, so the buffer has to stay small whatever
-/// comes: frames of every length, also such that are each a little less than twice as long as the last.
-#[tokio::test]
-async fn the_decoder_keeps_a_small_buffer_whatever_it_decodes() {
-    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
-    eprintln!("SEED={seed}");
-    let mut random = Random(seed);
-    let mut lengths: Vec<usize> =
-        (0..12).map(|n| ((40_000 << n) - random.below(9)).min(LONGEST)).collect();
-    for _ in 0..20 {
-        let longest = [300, 140_000, LONGEST][random.below(3)];
-        lengths.push(random.below(longest));
-    }
-    lengths.extend([131_071, 131_072, 131_073, 262_144, 262_145, LONGEST]);
-    let most = Arc::new(AtomicUsize::new(0));
-    let (server, mut client) = duplex(100_000);
-    // Shares go back only with the connection here, and wait for nobody.
-    let budget = Budget::new(1 << 30);
-    let (io, _meter) = budget.meter(server, LONGEST);
-    let mut server = ServerBuilder::new()
-        .config(websocket_config())
-        .limits(websocket_limits(&config()))
-        .serve(Spy { io, most: most.clone() });
-    let pattern = b"abcdefghijklmnopqrstuvwxyz0123456".repeat(LONGEST / 32);
-    let messages: Vec<Vec<u8>> = lengths.iter().map(|&len| pattern[..len].to_vec()).collect();
-    let bytes: Vec<u8> = messages
-        .iter()
-        .flat_map(|message| frame_with_mask(1, true, message, random.mask(message.len())))
-        .collect();
-    let sending = tokio::spawn(async move {
-        let mut rest = &bytes[..];
-        while !rest.is_empty() {
-            let (now, later) = rest.split_at(rest.len().min(1 + random.below(90_000)));
-            client.write_all(now).await.unwrap();
-            rest = later;
-        }
-        client
-    });
-    for message in messages {
-        let got = futures_util::StreamExt::next(&mut server).await.unwrap().unwrap();
-        assert!(got.is_text() && got.as_payload()[..] == message[..], "{} bytes", message.len());
-    }
-    sending.await.unwrap();
-    let most = most.load(Ordering::Relaxed);
-    assert!(most <= 512 << 10, "{most}");
-}
-
-/// A peer announces more than there is room for, and stops, or nearly so. Whoever waits is served once
-/// that one is too far behind.
+/// A small request of an account without shares is served before any holder is revoked.
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_stops_in_the_middle_does_not_hold_its_share() {
-    for trickle in [0, 1, 1000, 10_000] {
-        let budget = Budget::new(2 * LONGEST);
-        let (mut stalled, mut bytes) = serve(&budget);
-        let head = frame(1, true, &vec![b'x'; LONGEST]);
-        bytes.write_all(&head[..20_000]).await.unwrap();
-        // Alone it may take its time.
-        let patient = tokio::time::timeout(Duration::from_secs(45), stalled.next());
-        assert!(patient.await.is_err());
-        assert_eq!(budget.left(), LONGEST / 2);
-        let stalled = tokio::spawn(async move { stalled.next().await });
-        let trickling = tokio::spawn(async move {
-            for at in 0.. {
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                let from = 20_000 + at * trickle;
-                if bytes.write_all(&head[from..from + trickle]).await.is_err() {
-                    return;
+async fn small_requests_do_not_wait_for_large_holders() {
+    let mut random = Random(seed());
+    for _ in 0..4 {
+        let server = Server::new();
+        let large =
+            [Hostile::Unread, Hostile::TricklingOut, Hostile::TricklingIn, Hostile::Stalled];
+        let _hostile = holders(&server, &mut random, &large);
+        // Lets all of them block on their sockets or on memory.
+        sleep(Duration::from_millis(100)).await;
+        let began = Instant::now();
+        let mut honest = JoinSet::new();
+        for _ in 0..1 + random.below(6) {
+            let requests: Vec<_> = (0..1 + random.below(4))
+                .map(|_| {
+                    let len = LITTLE.start + random.below(LITTLE.len());
+                    if random.below(2) == 0 { Request::Get(len) } else { Request::Put(len) }
+                })
+                .collect();
+            let mut client = server.client();
+            honest.spawn(async move {
+                for request in requests {
+                    assert!(ask(&mut client, request).await, "{request:?}: lost its connection");
                 }
-            }
-        });
-        let (mut waiting, mut client) = connect(&budget);
-        let sending = tokio::spawn(async move {
-            client.send(text(LONGEST)).await.unwrap();
-            client
-        });
-        let served = tokio::time::timeout(Duration::from_secs(40), waiting.next()).await;
-        assert_eq!(served.unwrap().unwrap().unwrap().len(), LONGEST);
-        let error = stalled.await.unwrap().unwrap().unwrap_err();
-        assert!(error.to_string().contains("too slow"), "{error}");
-        trickling.abort();
-        sending.await.unwrap();
-    }
-}
-
-/// One that is slow, and sends, keeps its connection, however many wait.
-#[tokio::test(start_paused = true)]
-async fn a_slow_peer_is_waited_for() {
-    let budget = Budget::new(2 * LONGEST);
-    let (mut slow, mut bytes) = serve(&budget);
-    let sending = tokio::spawn(async move {
-        for part in frame(1, true, &vec![b'x'; LONGEST]).chunks(600_000) {
-            bytes.write_all(part).await.unwrap();
-            tokio::time::sleep(Duration::from_secs(9)).await;
-        }
-        bytes
-    });
-    let (mut waiting, mut client) = connect(&budget);
-    let other = tokio::spawn(async move {
-        // After the first has its share.
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        client.send(text(LONGEST)).await.unwrap();
-        client
-    });
-    let receiving = async {
-        assert_eq!(slow.next().await.unwrap().unwrap().len(), LONGEST);
-        drop(slow.take_share());
-    };
-    let (_, served) = tokio::join!(receiving, waiting.next());
-    assert_eq!(served.unwrap().unwrap().len(), LONGEST);
-    drop((sending.await.unwrap(), other.await.unwrap()));
-}
-
-/// A limit is judged after what came before the message, also if all of it came at once.
-#[tokio::test]
-async fn a_limited_peer_may_send_a_long_message_once_the_limit_is_lifted() {
-    const LIMIT: usize = 64 << 10;
-    for len in [LIMIT, LIMIT + 1, SMALL + 1, LONGEST] {
-        for lift in [true, false] {
-            let budget = Budget::new(2 * LONGEST);
-            let (server, mut client) = duplex(100_000);
-            let (server, meter) = budget.meter(server, LONGEST);
-            meter.limit(LIMIT);
-            let server = ServerBuilder::new().limits(websocket_limits(&config())).serve(server);
-            let mut connection = Connection::metered_websocket(server, meter, &config());
-            let bytes = [frame(1, true, b"first"), frame(1, true, &vec![b'x'; len])].concat();
-            let sending = tokio::spawn(async move {
-                let _ = client.write_all(&bytes).await;
-                client
             });
-            assert_eq!(connection.next().await.unwrap().unwrap(), "first");
-            if lift {
-                connection.lift_limit();
-            }
-            match connection.next().await.unwrap() {
-                Ok(got) => assert!(got.len() == len && (lift || len <= LIMIT), "{len} {lift}"),
-                Err(error) => assert!(!lift && len > LIMIT && error.is_fatal(), "{len}: {error}"),
-            }
-            drop(connection);
-            drop(sending.await.unwrap());
-            while budget.left() < 2 * LONGEST {
-                tokio::task::yield_now().await;
-            }
         }
+        timeout(Duration::from_secs(1800), honest.join_all()).await.expect("all are answered");
+        // The paused clock advances only while every task waits, so this is time spent waiting.
+        assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
+        server.assert_bound();
     }
+}
+
+/// Despite hostile clients, every honest request completes, large ones included, no honest connection
+/// ends, and memory stays within the budget.
+#[tokio::test(start_paused = true)]
+async fn every_honest_request_completes_despite_hostile_clients() {
+    let mut random = Random(seed());
+    for _ in 0..4 {
+        let server = Server::new();
+        let all = [
+            Hostile::Unread,
+            Hostile::TricklingOut,
+            Hostile::TricklingIn,
+            Hostile::Stalled,
+            Hostile::LittleUnread,
+        ];
+        let kinds: Vec<_> = all.into_iter().filter(|_| random.below(4) > 0).collect();
+        eprintln!("{kinds:?}");
+        let _hostile = holders(&server, &mut random, &kinds);
+        sleep(Duration::from_millis(100)).await;
+        let mut honest = JoinSet::new();
+        for _ in 0..1 + random.below(6) {
+            let requests: Vec<_> = (0..3)
+                .map(|_| {
+                    let lengths = [100..101, LITTLE, (1 << 20)..LONGEST][random.below(3)].clone();
+                    let len = lengths.start + random.below(lengths.len());
+                    let put = random.below(2) == 0 && len > LITTLE.start;
+                    if put { Request::Put(len) } else { Request::Get(len) }
+                })
+                .collect();
+            let mut client = server.client();
+            honest.spawn(async move {
+                for request in requests {
+                    assert!(ask(&mut client, request).await, "{request:?}: lost its connection");
+                }
+            });
+        }
+        timeout(Duration::from_secs(1800), honest.join_all()).await.expect("all are answered");
+        server.assert_bound();
+    }
+}
+
+/// A slow client keeps its shares while only its own requests wait.
+#[tokio::test(start_paused = true)]
+async fn holder_keeps_its_connection_while_no_other_account_waits() {
+    let budget = Budget::new(1000);
+    let transfer = Transfer::default();
+    let account = budget.account(&transfer);
+    let first = account.take(700).await;
+    assert!(timeout(Duration::from_secs(3600), account.take(700)).await.is_err());
+    assert!(timeout(Duration::from_secs(1), transfer.revoked()).await.is_err());
+    // A request of another account starts the clock.
+    let other = budget.account(&Transfer::default());
+    let waiting = tokio::spawn(async move { other.take(700).await });
+    timeout(Duration::from_secs(1800), transfer.revoked())
+        .await
+        .expect("revoked while another account waits");
+    drop(first);
+    drop(waiting.await.unwrap());
+    assert_eq!(budget.left(), 1000);
+}
+
+/// Requests outside the reserve are served in arrival order, whatever their size.
+#[tokio::test(start_paused = true)]
+async fn large_request_is_served_in_arrival_order() {
+    let budget = Budget::new(2400);
+    let account = || budget.account(&Transfer::default());
+    let first = account().take(1000).await;
+    let (large, later) = (account(), account());
+    let large = tokio::spawn(async move { large.take(1800).await });
+    let later = tokio::spawn(async move { later.take(500).await });
+    tokio::task::yield_now().await;
+    assert!(!large.is_finished() && !later.is_finished());
+    // A small request of an account without shares overtakes them.
+    let small = account();
+    drop(timeout(Duration::from_secs(9), small.take(100)).await.expect("there is a reserve"));
+    drop(first);
+    let held = large.await.unwrap();
+    tokio::task::yield_now().await;
+    assert!(!later.is_finished());
+    drop(held);
+    drop(later.await.unwrap());
+    assert_eq!(budget.left(), 2400);
 }

@@ -1,4 +1,4 @@
-//! Dialling out, against listeners that do, refuse, and do something else.
+//! Dialling: plain, over TLS, to silent listeners and to missing hosts.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::{TlsAcceptor, rustls};
 use tokio_websockets::{Message, ServerBuilder};
 
-/// Answers every message with its own text and the token that came with the upgrade.
+/// Echoes every message with the token of the upgrade.
 async fn echo(stream: impl AsyncRead + AsyncWrite + Unpin) {
     let Ok((request, mut socket)) = ServerBuilder::new().accept(stream).await else { return };
     let token =
         request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
     while let Some(Ok(message)) = socket.next().await {
         if let Some(text) = message.as_text() {
-            let answer = format!("{text} {}", token.as_deref().unwrap_or("nobody"));
+            let answer = format!("{text} {}", token.as_deref().unwrap_or("anonymous"));
             socket.send(Message::text(answer)).await.unwrap();
         }
     }
@@ -40,7 +40,7 @@ async fn ask(dial: &WebsocketDial) -> Result<String, DialError> {
 }
 
 #[tokio::test]
-async fn a_plain_websocket_with_a_token() {
+async fn plain_websocket_carries_the_bearer_token() {
     let (listener, address) = listen().await;
     tokio::spawn(async move { echo(listener.accept().await.unwrap().0).await });
     let mut dial = WebsocketDial::new(format!("ws://{address}"));
@@ -49,7 +49,7 @@ async fn a_plain_websocket_with_a_token() {
 }
 
 #[tokio::test]
-async fn tls_to_a_trusted_server_and_not_to_another() {
+async fn tls_connects_only_to_a_trusted_server() {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let certificate: CertificateDer<'static> = made.cert.der().clone();
     let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
@@ -73,7 +73,7 @@ async fn tls_to_a_trusted_server_and_not_to_another() {
 
     let mut dial = WebsocketDial::new(format!("wss://localhost:{}", address.port()));
     dial.tls = Some(tls_from_roots([certificate]).unwrap());
-    assert_eq!(ask(&dial).await.unwrap(), "hello nobody");
+    assert_eq!(ask(&dial).await.unwrap(), "hello anonymous");
 
     dial.tls = Some(tls_from_roots([]).unwrap());
     let error = ask(&dial).await.unwrap_err();
@@ -81,7 +81,7 @@ async fn tls_to_a_trusted_server_and_not_to_another() {
 }
 
 #[tokio::test]
-async fn a_listener_that_never_answers_is_given_up() {
+async fn dial_times_out_on_a_silent_listener() {
     let (listener, address) = listen().await;
     let mut dial = WebsocketDial::new(format!("ws://{address}"));
     dial.timeout = Duration::from_millis(50);
@@ -91,7 +91,7 @@ async fn a_listener_that_never_answers_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_not_there() {
+async fn dial_to_a_missing_host_fails() {
     let error = ask(&WebsocketDial::new("ws://no-such-host.invalid:1")).await.unwrap_err();
     assert!(matches!(error, DialError::Resolve { .. }), "{error}");
     let (listener, address) = listen().await;

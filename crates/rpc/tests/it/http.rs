@@ -1,4 +1,4 @@
-//! HTTP against a server that looks at bytes.
+//! The HTTP client against a raw TCP server.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 type Answer = Result<Response<Incoming>, ExchangeError>;
 
-/// Sends `GET /a?b`; gives the server's end once the whole request has come.
+/// Sends `GET /a?b`; returns the server's socket once the whole request has arrived.
 async fn ask() -> (JoinHandle<Answer>, TcpStream, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let authority = listener.local_addr().unwrap().to_string();
@@ -36,7 +36,7 @@ async fn ask() -> (JoinHandle<Answer>, TcpStream, String) {
 }
 
 #[tokio::test]
-async fn a_request_goes_out_as_it_is_and_its_answer_comes_back_whole() {
+async fn request_is_sent_verbatim_and_response_is_complete() {
     let (asking, mut server, asked) = ask().await;
     assert_eq!(asked, "GET /a?b HTTP/1.1\r\nhost: h\r\nx-own: 1\r\n\r\n");
     let answer =
@@ -49,7 +49,7 @@ async fn a_request_goes_out_as_it_is_and_its_answer_comes_back_whole() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_dropped_ends_its_connection() {
+async fn dropping_the_body_closes_the_connection() {
     let (asking, mut server, _) = ask().await;
     server.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nsome").await.unwrap();
     drop(asking.await.unwrap().unwrap());
@@ -57,7 +57,7 @@ async fn a_body_that_is_dropped_ends_its_connection() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_given_up_ends_its_connection() {
+async fn aborting_the_request_closes_the_connection() {
     let (asking, mut server, _) = ask().await;
     asking.abort();
     assert!(asking.await.unwrap_err().is_cancelled());
@@ -65,7 +65,7 @@ async fn a_request_that_is_given_up_ends_its_connection() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_told_from_one_that_breaks_off() {
+async fn dial_failure_and_broken_exchange_are_different_errors() {
     let (asking, server, _) = ask().await;
     let authority = server.local_addr().unwrap().to_string();
     drop(server);

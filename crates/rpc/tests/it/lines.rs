@@ -12,7 +12,7 @@ fn connection(
 }
 
 #[tokio::test]
-async fn lines_in_lines_out_blank_ones_skipped_last_one_counts() {
+async fn blank_lines_are_skipped_and_an_unterminated_last_line_counts() {
     let (mut connection, mut to_it, mut from_it) = connection(&ConnectionConfig::default());
     let writer = tokio::spawn(async move {
         to_it.write_all(b"{\"a\":1}\r\n\n  \n{\"b\":2}\n{\"c\"").await.unwrap();
@@ -39,7 +39,7 @@ async fn a_line_over_the_limit_ends_the_connection() {
         let line = format!("{}{end}", "x".repeat(101));
         tokio::spawn(async move { to_it.write_all(line.as_bytes()).await });
         let error = connection.next().await.unwrap().unwrap_err();
-        assert!(matches!(error, TransportError::FarTooLong { limit: 100 }), "{error}");
+        assert!(matches!(error, TransportError::TooLongToSkip { limit: 100 }), "{error}");
         assert!(connection.next().await.is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Connections over every transport, with real framing and a clock that the tests hold.
+//! Connections over every transport, with real framing and a paused clock.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -7,6 +7,6 @@ mod dial;
 mod http;
 mod lines;
 mod memory;
-mod shares;
+mod metered;
 mod socket;
 mod websocket;

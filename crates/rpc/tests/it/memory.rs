@@ -11,7 +11,7 @@ fn small() -> ConnectionConfig {
 }
 
 #[tokio::test]
-async fn messages_pass_both_ways_and_the_end_is_seen() {
+async fn memory_pair_passes_messages_and_reports_the_close() {
     let (mut left, mut right) = Connection::pair(&ConnectionConfig::default());
     left.outbound().send("a").await.unwrap();
     right.outbound().send("b").await.unwrap();
@@ -50,7 +50,7 @@ async fn tiny_messages_are_bounded_in_number() {
 }
 
 #[tokio::test]
-async fn whoever_waits_for_room_learns_of_the_end() {
+async fn sender_waiting_for_room_fails_when_the_peer_closes() {
     let (left, right) = Connection::pair(&small());
     left.outbound().send(vec![b'x'; 5000]).await.unwrap();
     let waiting = tokio::spawn({

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use codex_exec_rpc::socket::{Framing, Received, SocketConfig, SocketReader, start};
-use codex_exec_rpc::{KeepAlive, Outbound, OutboundConfig, Pulse, TransportError, outbound};
+use codex_exec_rpc::{
+    KeepAlive, KeepAliveTimer, Outbound, OutboundConfig, TransportError, outbound,
+};
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use tokio::io::{DuplexStream, duplex};
 use tokio::task::JoinHandle;
@@ -19,13 +21,13 @@ struct Socket {
 }
 
 /// A binary socket with a queue of `queue_bytes`, over a pipe of `buffer` bytes.
-fn connect(queue_bytes: usize, buffer: usize, pulse: Option<Pulse>) -> Socket {
+fn connect(queue_bytes: usize, buffer: usize, timer: Option<KeepAliveTimer>) -> Socket {
     let (server, client) = duplex(buffer);
     let server = ServerBuilder::new().config(codex_exec_rpc::websocket_config()).serve(server);
     let client = ClientBuilder::new().limits(Limits::unlimited()).take_over(client);
     let (outbound, queue) = outbound(OutboundConfig { queue_bytes });
     let close_timeout = Duration::from_secs(5);
-    let config = SocketConfig { framing: Framing::Binary, pulse, close_timeout };
+    let config = SocketConfig { framing: Framing::Binary, keep_alive: timer, close_timeout };
     let (reader, writer) = start(server, (outbound.clone(), queue), config);
     Socket { reader, outbound, writer: tokio::spawn(writer), client }
 }
@@ -90,7 +92,7 @@ async fn a_slow_peer_frees_room_as_it_takes_messages() {
 }
 
 #[tokio::test]
-async fn a_close_goes_out_after_what_is_queued_with_the_first_reason() {
+async fn close_follows_queued_messages_and_carries_the_first_reason() {
     let Socket { mut reader, outbound, writer, mut client } = connect(100_000, 1000, None);
     for n in 0..50_u8 {
         outbound.send(vec![n; 1000]).await.unwrap();
@@ -109,7 +111,7 @@ async fn a_close_goes_out_after_what_is_queued_with_the_first_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_does_not_take_the_close_is_left_in_time() {
+async fn close_times_out_when_the_peer_does_not_read() {
     let Socket { reader: _reader, outbound, writer, client: _client } = connect(10_000, 100, None);
     outbound.send(vec![0; 1000]).await.unwrap();
     let began = Instant::now();
@@ -119,10 +121,10 @@ async fn a_peer_that_does_not_take_the_close_is_left_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn periodic_pings_go_out_whatever_comes_in() {
-    let pulse = Pulse::periodic(KeepAlive::default());
+async fn periodic_pings_are_sent_despite_incoming_traffic() {
+    let timer = KeepAliveTimer::periodic(KeepAlive::default());
     let Socket { mut reader, mut client, outbound: _outbound, .. } =
-        connect(10_000, 10_000, Some(pulse));
+        connect(10_000, 10_000, Some(timer));
     let began = Instant::now();
     let reading = tokio::spawn(async move {
         while let Some(Ok(Received::Binary(_))) = reader.next().await {}
@@ -141,17 +143,17 @@ async fn periodic_pings_go_out_whatever_comes_in() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_paused_socket_pings_and_never_finds_its_peer_silent() {
-    let pulse = Pulse::periodic(KeepAlive::default());
+async fn paused_socket_pings_without_declaring_the_peer_silent() {
+    let timer = KeepAliveTimer::periodic(KeepAlive::default());
     let Socket { mut reader, mut client, outbound: _outbound, .. } =
-        connect(10_000, 10_000, Some(pulse));
+        connect(10_000, 10_000, Some(timer));
     let began = Instant::now();
     let pausing = tokio::time::timeout(Duration::from_secs(1000), reader.pause());
     pausing.await.expect_err("the socket goes on");
     for _ in 0..33 {
         assert!(client.next().await.unwrap().unwrap().is_ping());
     }
-    // The pongs are read first. From here on nobody reads the client, nor answers the ping at 1,020 s.
+    // The pongs are read first. After that the client reads nothing and leaves the ping at 1,020 s unanswered.
     let read = reader.next().await.unwrap();
     assert!(matches!(read, Err(TransportError::Silent { .. })), "{read:?}");
     assert_eq!(began.elapsed(), Duration::from_secs(1080));

@@ -27,7 +27,7 @@ fn connect(
 }
 
 #[tokio::test]
-async fn text_and_binary_come_in_text_goes_out() {
+async fn text_and_binary_are_received_and_text_is_sent() {
     let (mut connection, mut client) = connect(&ConnectionConfig::default(), 1 << 16);
     client.send(Message::text("a")).await.unwrap();
     client.send(Message::binary("b".as_bytes())).await.unwrap();
@@ -39,7 +39,7 @@ async fn text_and_binary_come_in_text_goes_out() {
 }
 
 #[tokio::test]
-async fn what_was_queued_goes_out_before_the_close() {
+async fn queued_messages_are_sent_before_the_close() {
     let (connection, mut client) = connect(&ConnectionConfig::default(), 1 << 16);
     for n in 0..100 {
         connection.outbound().send(n.to_string()).await.unwrap();
@@ -61,7 +61,7 @@ async fn a_close_by_the_peer_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_message_over_the_limit_is_told_and_the_connection_goes_on() {
+async fn message_over_the_limit_is_reported_and_skipped() {
     let config = ConnectionConfig {
         message_bytes: 1000,
         oversize_slack: 1000,
@@ -76,14 +76,14 @@ async fn a_message_over_the_limit_is_told_and_the_connection_goes_on() {
 
     client.send(Message::text("x".repeat(2001))).await.unwrap();
     let error = connection.next().await.unwrap().unwrap_err();
-    assert!(matches!(error, TransportError::FarTooLong { limit: 1000 }), "{error}");
+    assert!(matches!(error, TransportError::TooLongToSkip { limit: 1000 }), "{error}");
     assert!(connection.next().await.is_none());
     drop(connection);
     assert!(client.next().await.unwrap().unwrap().is_close());
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_peer_is_pinged_and_one_that_answers_is_kept() {
+async fn idle_peer_that_answers_pings_stays_connected() {
     let (mut connection, mut client) = connect(&ConnectionConfig::default(), 1 << 16);
     let reader = tokio::spawn(async move { connection.next().await.map(|m| m.unwrap()) });
     let began = Instant::now();
@@ -107,7 +107,7 @@ async fn a_silent_peer_is_dropped_60_s_after_the_ping() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_never_reads_holds_neither_memory_nor_the_connection() {
+async fn peer_that_never_reads_is_bounded_and_dropped() {
     let config = ConnectionConfig {
         outbound: OutboundConfig { queue_bytes: 10_000 },
         keep_alive: Some(KeepAlive::default()),
@@ -127,7 +127,7 @@ async fn a_peer_that_never_reads_holds_neither_memory_nor_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_pings_and_never_reads_is_made_to_wait() {
+async fn peer_that_pings_and_never_reads_is_blocked() {
     let config = ConnectionConfig {
         outbound: OutboundConfig { queue_bytes: 10_000 },
         ..ConnectionConfig::default()
@@ -150,19 +150,19 @@ async fn a_peer_that_pings_and_never_reads_is_made_to_wait() {
 }
 
 #[tokio::test]
-async fn what_was_sent_has_arrived_when_the_peer_has_answered_a_ping_after_it() {
+async fn arrived_resolves_after_the_peer_answers_a_later_ping() {
     let (mut connection, mut client) = connect(&ConnectionConfig::default(), 1 << 16);
     let outbound = connection.outbound().clone();
     let reading = tokio::spawn(async move { while connection.next().await.is_some() {} });
     outbound.send("first").await.unwrap();
     let mut arrived = Box::pin(outbound.arrived());
     assert_eq!(client.next().await.unwrap().unwrap().as_text(), Some("first"));
-    // The bytes of the ping may be here, but nobody has read it.
+    // The bytes of the ping may have arrived, but the client has not read it.
     assert!(arrived.as_mut().now_or_never().is_none());
     assert!(client.next().await.unwrap().unwrap().is_ping());
     client.flush().await.unwrap();
     arrived.await;
-    // Whoever does not read what comes in hears no answer: then what is written counts.
+    // A side that does not read gets no pong: then written bytes count as arrived.
     let unheard = outbound.arrived();
     let not_reading = outbound.not_reading();
     unheard.await;
@@ -172,5 +172,5 @@ async fn what_was_sent_has_arrived_when_the_peer_has_answered_a_ping_after_it() 
     drop(client);
     reading.await.unwrap();
     outbound.closed().await;
-    assert!(never.as_mut().now_or_never().is_none(), "it died on its way");
+    assert!(never.as_mut().now_or_never().is_none(), "the connection ended first");
 }

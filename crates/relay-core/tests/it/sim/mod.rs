@@ -23,7 +23,7 @@ use world::World;
 
 /// What kind of trouble a schedule has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// A perfect wire with delays. Survivable.
     Calm,
     /// Sockets of either side drop and come back; otherwise in order. Survivable.
@@ -44,7 +44,7 @@ const KINDS: [Kind; 6] =
     [Kind::Calm, Kind::Reconnect, Kind::Lossy, Kind::Wild, Kind::Hostile, Kind::NeverAck];
 
 /// Runs one schedule; gives a digest of everything that went over the wire.
-pub fn run(seed: u64) -> u64 {
+pub(crate) fn run(seed: u64) -> u64 {
     let kind = KINDS[(seed % KINDS.len() as u64) as usize];
     let clear = seed / KINDS.len() as u64 % 5 < 2;
     World::new(seed, kind, clear).run()
@@ -55,7 +55,7 @@ fn from_env(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn schedules() {
+fn random_schedules_lose_nothing() {
     if let Some(seed) = from_env("SIM_SEED") {
         run(seed);
         return;
@@ -85,7 +85,7 @@ fn schedules() {
 }
 
 #[test]
-fn a_seed_is_a_schedule() {
+fn same_seed_gives_the_same_schedule() {
     for seed in 0..60 {
         assert_eq!(run(seed), run(seed), "seed {seed}");
     }

@@ -7,7 +7,7 @@ use crate::util::Rng;
 
 /// Chances in a hundred, per frame.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Faults {
+pub(crate) struct Faults {
     pub loss: u64,
     pub repeat: u64,
     pub disorder: u64,
@@ -18,7 +18,7 @@ pub struct Faults {
 
 /// Takes the acknowledgements out of a frame, or the whole frame if it is of a kind that
 /// deployed peers never send.
-pub fn without_acks(frame: &Bytes) -> Option<Bytes> {
+pub(crate) fn without_acks(frame: &Bytes) -> Option<Bytes> {
     let mut decoded = Frame::decode(frame.clone(), &FrameLimits::default()).unwrap();
     let sent_by_deployed = match &decoded.body {
         Body::Ack | Body::Heartbeat => false,
@@ -30,7 +30,7 @@ pub fn without_acks(frame: &Bytes) -> Option<Bytes> {
 }
 
 /// A lie about one stream: `frame` with something changed, or something made up.
-pub fn tampered(frame: &Bytes, earlier: &[Bytes], rng: &mut Rng) -> Bytes {
+pub(crate) fn tampered(frame: &Bytes, earlier: &[Bytes], rng: &mut Rng) -> Bytes {
     let mut decoded = Frame::decode(frame.clone(), &FrameLimits::default()).unwrap();
     match rng.below(9) {
         0 => {
@@ -63,7 +63,7 @@ pub fn tampered(frame: &Bytes, earlier: &[Bytes], rng: &mut Rng) -> Bytes {
 }
 
 /// Any frame for this stream.
-pub fn invented(stream: StreamId, rng: &mut Rng) -> Frame {
+pub(crate) fn invented(stream: StreamId, rng: &mut Rng) -> Frame {
     let payload = |rng: &mut Rng| {
         let mut bytes = vec![0; 1 + rng.below(5000) as usize];
         rng.fill(&mut bytes).unwrap();

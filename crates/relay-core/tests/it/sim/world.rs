@@ -61,7 +61,7 @@ struct Node {
     busy: bool,
 }
 
-pub struct World {
+pub(crate) struct World {
     seed: u64,
     kind: Kind,
     clear: bool,
@@ -85,7 +85,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(seed: u64, kind: Kind, clear: bool) -> Self {
+    pub(crate) fn new(seed: u64, kind: Kind, clear: bool) -> Self {
         let mut rng = Rng(seed ^ 0x5eed);
         let window = 8 + rng.below(57) as u32;
         let config = Config {
@@ -215,7 +215,7 @@ impl World {
         }
     }
 
-    pub fn run(mut self) -> u64 {
+    pub(crate) fn run(mut self) -> u64 {
         if matches!(self.kind, Kind::Wild) {
             self.schedule_drops();
         }

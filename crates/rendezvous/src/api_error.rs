@@ -26,7 +26,7 @@ pub(crate) enum ApiError {
     #[error("the environment requires encryption, which the older revision lacks")]
     Encrypted,
     #[error("this URL has expired or was used; request a new one from the registry")]
-    PassOver,
+    PassExpired,
     #[error("this URL belongs to a registration that was replaced; register or connect again")]
     Replaced,
     #[error("harness limit of this environment reached; close another connection first")]
@@ -61,7 +61,7 @@ impl ApiError {
     pub(crate) fn status(self) -> StatusCode {
         match self {
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
-            Self::Forbidden | Self::Origin | Self::PassOver => StatusCode::FORBIDDEN,
+            Self::Forbidden | Self::Origin | Self::PassExpired => StatusCode::FORBIDDEN,
             Self::UnknownEnvironment | Self::NotFound => StatusCode::NOT_FOUND,
             Self::Offline
             | Self::NotEncrypted
@@ -86,7 +86,7 @@ impl ApiError {
             Self::UnknownEnvironment => ENVIRONMENT_NOT_FOUND,
             Self::Offline => ENVIRONMENT_OFFLINE,
             Self::NotEncrypted | Self::Encrypted => "security_profile_mismatch",
-            Self::PassOver => "url_expired",
+            Self::PassExpired => "url_expired",
             Self::Replaced => "registration_replaced",
             Self::TooManyHarnesses => "too_many_harnesses",
             Self::EnvironmentId => "invalid_environment_id",
@@ -102,7 +102,7 @@ impl ApiError {
         }
     }
 
-    pub(crate) fn answer(self) -> ErrorResponse {
+    pub(crate) fn body(self) -> ErrorResponse {
         let (code, message) = (Some(self.code().to_owned()), Some(self.to_string()));
         ErrorResponse { error: ErrorDetail { code, message } }
     }

@@ -1,32 +1,32 @@
-//! A wait that doubles while it is fruitless and ends after a number of times.
+//! A timer with exponential backoff that gives up after a number of expiries.
 //!
-//! Counted in firings rather than in elapsed time, so a clock that jumps ahead (a machine that
-//! slept) costs one firing and not the stream.
+//! It counts expiries rather than elapsed time, so a clock that jumps ahead (a machine that slept) costs
+//! one expiry and not the stream.
 
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
 
 #[derive(Default)]
-pub(crate) struct Probe {
+pub(crate) struct RetryTimer {
     at: Option<Instant>,
     fired: u32,
 }
 
-/// What a due probe asks for.
+/// What an expiry means.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Firing {
+pub(crate) enum Expiry {
     NotDue,
-    Again,
+    Retry,
     GiveUp,
 }
 
-impl Probe {
+impl RetryTimer {
     pub(crate) fn at(&self) -> Option<Instant> {
         self.at
     }
 
-    /// Starts the wait if it is wanted and not running; stops it if it is not wanted.
+    /// Starts the timer if `wanted` and not running; stops it if not `wanted`.
     pub(crate) fn set(&mut self, wanted: bool, first: Duration, now: Instant) {
         if !wanted {
             *self = Self::default();
@@ -40,28 +40,28 @@ impl Probe {
         *self = Self::default();
     }
 
-    /// Looks at the clock; `next` gives the wait after this many firings.
+    /// Checks the timer; `next` gives the wait after this many expiries.
     pub(crate) fn on_timeout(
         &mut self,
         config: &Config,
         now: Instant,
         next: impl FnOnce(u32) -> Duration,
-    ) -> Firing {
+    ) -> Expiry {
         if self.at.is_none_or(|at| at > now) {
-            return Firing::NotDue;
+            return Expiry::NotDue;
         }
         self.fired += 1;
-        if self.fired >= config.max_probes {
+        if self.fired >= config.max_retries {
             self.at = None;
-            return Firing::GiveUp;
+            return Expiry::GiveUp;
         }
         self.at = Some(now + next(self.fired));
-        Firing::Again
+        Expiry::Retry
     }
 }
 
-/// The first wait, doubled for every firing.
-pub(crate) fn doubling(config: &Config) -> impl FnOnce(u32) -> Duration {
+/// The first wait, doubled for every expiry.
+pub(crate) fn exponential_backoff(config: &Config) -> impl FnOnce(u32) -> Duration {
     let (first, max) = (config.initial_retransmit, config.max_retransmit);
     move |fired| first.saturating_mul(1 << fired.min(16)).min(max)
 }

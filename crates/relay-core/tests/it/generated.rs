@@ -1,7 +1,7 @@
 //! The generated frame code is checked in; this proves that it is what the schema gives.
 //!
 //! Needs no `protoc`: `protox` compiles the schema. After a change of the schema, run
-//! `UPDATE_PROTO=1 cargo test -p codex-exec-relay-core generated_code_is_fresh`.
+//! `UPDATE_PROTO=1 cargo test -p codex-exec-relay-core generated_code_matches_the_schema`.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ const SCHEMA: &str = "codex.exec_server.relay.v1.proto";
 const GENERATED: &str = "codex.exec_server.relay.v1.rs";
 
 #[test]
-fn generated_code_is_fresh() {
+fn generated_code_matches_the_schema() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/proto");
     let descriptors = protox::compile([SCHEMA], [&dir]).unwrap();
     let package = prost_build::Module::from_protobuf_package_name("codex.exec_server.relay.v1");
