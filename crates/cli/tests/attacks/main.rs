@@ -1,5 +1,5 @@
-//! Attacks on the sandbox over the wire, judged from the disk and from the bytes that came out, never
-//! from what the server says.
+//! Attacks on the sandbox through the protocol, judged by the disk and by the bytes that came out, never by
+//! the server's responses.
 //!
 //! - `generator`: random policies, trees and attackers against a model of the contract
 //! - `catalogue`: known attacks, each with a control that the legitimate operation works

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Where it is.
+/// The path of the program.
 pub(crate) const DIRECTORY: &str = "/var/tmp/codex-attacks-bin";
 
 /// The static attacker, in a directory that everyone may read.
@@ -19,7 +19,7 @@ pub(crate) fn attacker() -> &'static Path {
         for source in &sources {
             std::fs::read(source).unwrap().hash(&mut hash);
         }
-        // Named by what it was built from, so that runs beside each other share it or do not meet.
+        // The name contains a digest of the source, so that concurrent runs share it or do not conflict.
         let directory = Path::new(DIRECTORY);
         std::fs::create_dir_all(directory).unwrap();
         let _ = std::fs::set_permissions(directory, PermissionsExt::from_mode(0o755));

@@ -1,5 +1,5 @@
-//! Random layouts of a repository and its workspace, judged by git: whatever a sandboxed command writes,
-//! git outside runs none of it.
+//! Random layouts of a repository and its workspace: git outside the sandbox runs nothing that a sandboxed
+//! command has written.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -15,12 +15,12 @@ const CASES: u64 = 32;
 /// in it.
 const PLACES: [&str; 6] = ["p/w", "p", "p/sib", "p/w/child", "p/w/.git", "p/w/child/deep"];
 
-/// Where `hooks` of the repository may lead.
+/// Possible targets of the repository's `hooks`.
 const HOOKS: [&str; 4] = ["p/w", "p", "p/w/hk", "p/hk"];
 
 struct Layout {
     base: tempfile::TempDir,
-    /// How it came to be, for a failed test.
+    /// How it was made, for the message of a failed test.
     told: String,
     /// The writable directories besides the workspace.
     writable: Vec<PathBuf>,
@@ -56,7 +56,7 @@ impl Layout {
         self.path("mark")
     }
 
-    /// A directory of git's in `own`, which shares what is in `shared`.
+    /// Creates a git directory in `own` that shares the content of `shared`.
     fn repository(&mut self, random: &mut Random, own: &str, shared: &str) {
         let _ = write!(self.told, "git directory {own}, shared {shared}");
         let directory = self.path(shared);
@@ -91,14 +91,14 @@ impl Layout {
         }
     }
 
-    /// `.git` of the workspace, which leads to the directory.
+    /// Creates the workspace's `.git`, which points to the directory.
     fn pointer(&mut self, random: &mut Random, own: &str) {
         let root = self.root();
         if own == "p/w/.git" {
             return;
         }
         let (name, target) = (root.join(".git"), self.spelled(random, &root, own));
-        // It may be there as the directory that is shared.
+        // It may exist already as the shared directory.
         if name.exists() {
             fs::rename(&name, root.join("shared")).unwrap();
             let file = self.path(own).join("commondir");
@@ -112,7 +112,7 @@ impl Layout {
         }
     }
 
-    /// The name of a place as seen from a directory, or as it is.
+    /// The path of a directory, relative to another or absolute.
     fn spelled(&self, random: &mut Random, from: &Path, name: &str) -> String {
         let absolute = self.path(name);
         if random.percent(50) {
@@ -122,7 +122,7 @@ impl Layout {
         format!("{}{name}", "../".repeat(depth))
     }
 
-    /// Plants whatever git could be made to run, in every place that can be written.
+    /// A script that plants everything that git might run, in every writable directory.
     fn attack(&self) -> String {
         let mark = self.mark();
         let mark = mark.to_str().unwrap();
@@ -156,12 +156,12 @@ impl Layout {
         )
     }
 
-    /// Whether git runs anything of it, where the workspace is.
+    /// Whether git in the workspace runs any of it.
     fn runs_something(&self) -> bool {
         let root = self.root();
         fs::write(root.join("new"), "new").unwrap();
         for words in [&["status"][..], &["add", "new"], &["commit", "--quiet", "-m", "new"]] {
-            // It may fail: what counts is what it has run by then.
+            // It may fail; what matters is what it has run by then.
             let _ = command(&root, words).output().unwrap();
         }
         self.mark().exists()
@@ -188,7 +188,7 @@ fn git_outside_runs_nothing_that_was_written_inside() {
         let layout = Layout::random(&mut Random::new(seed));
         fs::create_dir(layout.path("template")).unwrap();
         git(&layout.path("template"), &["init", "--quiet", "--bare", "."]);
-        // The control: without a sandbox the same script makes git run something, elsewhere.
+        // The control: without a sandbox, the same script makes git run something.
         if seed % 8 == 0 {
             let control = Layout::random(&mut Random::new(seed));
             fs::create_dir(control.path("template")).unwrap();
@@ -215,7 +215,7 @@ fn git_outside_runs_nothing_that_was_written_inside() {
         }
         assert!(!layout.runs_something(), "seed {seed}: {}: {said:?}", layout.told);
     }
-    // Each of them is met often.
+    // Each kind of layout occurs often.
     assert!(refused > CASES / 6 && held > CASES / 6, "{refused} refused, {held} held");
     assert!(open > 0, "nothing is ever run, whoever plants it");
 }

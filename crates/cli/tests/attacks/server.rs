@@ -1,4 +1,4 @@
-//! Servers of both users, and what a client asks of them.
+//! Servers of both users, and requests to them.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -10,13 +10,13 @@ use crate::program::attacker;
 use crate::skipped::runs_as_root;
 use crate::support::{Client, Running, codex};
 
-/// Nobody.
+/// The user id of `nobody`.
 pub(crate) const UNPRIVILEGED: u32 = 65_534;
 
 /// Who runs the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum User {
-    /// Whoever runs the tests.
+    /// The tests' user.
     Own,
     Nobody,
 }
@@ -27,7 +27,7 @@ impl User {
         if runs_as_root() { &[User::Own, User::Nobody] } else { &[User::Own] }
     }
 
-    /// Makes a file or a link this user's.
+    /// Makes this user the owner of a file or a link.
     pub(crate) fn give(self, path: &std::path::Path) {
         if self == User::Nobody {
             std::os::unix::fs::lchown(path, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).unwrap();
@@ -50,10 +50,10 @@ impl User {
     }
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// Everything that came back, base 64 decoded.
+    /// The whole response, with base64 decoded.
     pub said: String,
     /// The server did not start the process, or refused every call.
     pub refused: bool,
@@ -67,7 +67,7 @@ pub(crate) async fn run(
     cwd: &str,
     tmpdir: Option<&str>,
 ) -> Outcome {
-    // Never the same twice: a case may be run again within the time that ids are remembered.
+    // Unique, since a case may run again while the server keeps its ids.
     static LAST: AtomicUsize = AtomicUsize::new(0);
     let id = &format!("attack-{}", LAST.fetch_add(1, Ordering::Relaxed));
     let mut argv = vec![attacker().to_str().unwrap().to_owned()];
@@ -85,7 +85,7 @@ pub(crate) async fn run(
     Outcome { said: client.closed(id).await.0, refused: false }
 }
 
-/// Everything an answer tells: its text, and what its base 64 members stand for.
+/// The text of a response, with its base64 members decoded.
 pub(crate) fn told(answer: &Value) -> String {
     let mut said = answer.to_string();
     for member in ["dataBase64", "chunk"] {

@@ -1,4 +1,4 @@
-//! A machine that offers less than full assurance: refused, unless the weaker level is named.
+//! On a machine without full assurance, requests are refused unless they name the weaker level.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -9,10 +9,10 @@ use crate::commands::output;
 use crate::skipped::runs_as_root;
 use crate::support::{Client, Running, codex, start};
 
-/// Nobody.
+/// The user id of `nobody`.
 const UNPRIVILEGED: u32 = 65_534;
 
-/// The program on a machine without user namespaces, as root there.
+/// The program in an environment without user namespaces, as root or as nobody.
 pub(crate) fn without_namespaces(home: &std::path::Path, nobody: bool) -> Command {
     let mut command = Command::new("unshare");
     command
@@ -40,7 +40,7 @@ fn read_only(assurance: Option<&str>) -> Value {
     sandbox
 }
 
-/// The answers to a process and to a file request.
+/// The responses to a process and to a file request.
 async fn ask(client: &mut Client, id: &str, assurance: Option<&str>) -> [Value; 2] {
     let mut params = start(id, "echo ran; echo x > /var/tmp/x");
     params["sandbox"] = read_only(assurance);

@@ -1,4 +1,4 @@
-//! The flags that say who may connect.
+//! The flags for authentication.
 
 use std::path::Path;
 

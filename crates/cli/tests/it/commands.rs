@@ -1,10 +1,10 @@
-//! How the tests start the binary, and a server for it.
+//! Helpers that run the binary, and a server for it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-/// The binary, with nothing of the tester's own settings.
+/// The binary, without the tester's own settings.
 pub(crate) fn codex() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_codex"));
     let own = |name: &str| name.starts_with("CODEX_") || matches!(name, "NO_COLOR" | "RUST_LOG");
@@ -17,12 +17,12 @@ pub(crate) fn codex() -> Command {
     command
 }
 
-/// Runs it to its end.
+/// Runs the command to its end.
 pub(crate) fn output(command: &mut Command) -> CommandOutput {
     command_output(&command.output().expect("the binary runs"))
 }
 
-/// Runs it to its end with this input.
+/// Runs the command to its end with this input.
 pub(crate) fn output_of(command: &mut Command, input: &[u8]) -> CommandOutput {
     let mut child = command
         .stdin(Stdio::piped())
@@ -33,7 +33,7 @@ pub(crate) fn output_of(command: &mut Command, input: &[u8]) -> CommandOutput {
     let mut stdin = child.stdin.take().expect("a pipe");
     let input = input.to_vec();
     let writer = std::thread::spawn(move || {
-        // It may not want all of it.
+        // The command may not read all of it.
         let _ = stdin.write_all(&input);
     });
     let output = child.wait_with_output().expect("it ends");
@@ -41,7 +41,7 @@ pub(crate) fn output_of(command: &mut Command, input: &[u8]) -> CommandOutput {
     command_output(&output)
 }
 
-/// What it said, and its exit code.
+/// The output and exit code of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CommandOutput {
     pub code: Option<i32>,
@@ -58,14 +58,14 @@ fn command_output(output: &Output) -> CommandOutput {
 }
 
 impl CommandOutput {
-    /// It ended well and complained of nothing.
+    /// Asserts success with an empty stderr; returns stdout.
     #[track_caller]
     pub(crate) fn success(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (Some(0), ""), "{self:?}");
         self.out
     }
 
-    /// It failed with this code, and its words contain this.
+    /// Asserts this exit code and a message that contains these words.
     #[track_caller]
     pub(crate) fn failed(&self, code: i32, words: &str) {
         assert_eq!(self.code, Some(code), "{self:?}");
@@ -73,7 +73,7 @@ impl CommandOutput {
     }
 }
 
-/// A server of its own.
+/// A server of the test.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
@@ -134,7 +134,7 @@ pub(crate) fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{:?}: {error}", path.as_ref()))
 }
 
-/// Reads until the text is there.
+/// Reads until the text has appeared.
 pub(crate) fn read_until(from: &mut impl Read, text: &str) -> String {
     let mut all = Vec::new();
     let mut buffer = [0; 1024];

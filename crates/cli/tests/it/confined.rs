@@ -13,7 +13,7 @@ use crate::skipped::runs_as_root;
 use crate::support::{eventually, is_running, numbers, send, wait};
 use crate::terminal::Terminal;
 
-/// A directory that workspace-write does not grant by itself, as it does `/tmp`.
+/// A directory that workspace-write does not make writable by itself, unlike `/tmp`.
 fn outside() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
 }
@@ -102,7 +102,7 @@ fn a_directory_behind_a_link_that_a_command_could_have_made_is_not_made_writable
 fn streams_lead_to_no_change_of_devices_pipes_and_directories() {
     let here = outside();
     std::fs::write(here.path().join("secret"), "secret").unwrap();
-    // A directory would lead to everything in it.
+    // Through a directory, the command could reach everything in it.
     for direction in ["<", "0<", "2<"] {
         let script = format!("\"$0\" sandbox -- cat /proc/self/fd/0/secret {direction} .");
         let mut outer = Command::new("sh");
@@ -111,7 +111,7 @@ fn streams_lead_to_no_change_of_devices_pipes_and_directories() {
         assert_eq!(said.code, Some(125), "{said:?}");
         assert!(!said.out.contains("secret") || said.out.is_empty(), "{said:?}");
     }
-    // Devices and pipes work as ever, and keep their modes and times.
+    // Devices and pipes work, and keep their modes and times.
     let fifo = here.path().join("fifo");
     let made = Command::new("mkfifo").arg(&fifo).status().unwrap();
     assert!(made.success());
@@ -121,7 +121,7 @@ fn streams_lead_to_no_change_of_devices_pipes_and_directories() {
         (found.mode(), found.uid(), found.atime(), found.mtime(), found.ctime_nsec())
     };
     let before = look(Path::new("/dev/zero"));
-    // The pipe cannot be opened for writing either; the device is one that every sandbox may write to.
+    // The pipe cannot be opened for writing either; every sandbox may write to this device.
     let script = "python3 -c 'import os, stat
 pipe = stat.S_ISFIFO(os.fstat(0).st_mode)
 for fd in (0, 1):
@@ -176,7 +176,7 @@ fn a_profile_can_be_a_file() {
     let said = output(&mut sh(here.path(), &profile, "echo granted > granted; cat .env"));
     assert_eq!((said.code, said.out.as_str()), (Some(1), ""), "{said:?}");
     assert_eq!(read(here.path().join("granted")), "granted\n");
-    // No sandbox at all is a profile too.
+    // A profile can disable the sandbox.
     std::fs::write(&file, r#"{"type":"danger-full-access"}"#).unwrap();
     assert_eq!(output(&mut sh(here.path(), &profile, "cat .env; exit 3")).code, Some(3));
     output(&mut sandbox(here.path(), &profile, &["no-such-command"]))
@@ -256,14 +256,14 @@ fn nothing_outlives_the_sandbox() {
     read_until(&mut stdout, "ready");
     child.kill().unwrap();
     child.wait().unwrap();
-    // The daemon holds the pipe: its end is the daemon's end.
+    // The daemon holds the pipe, so the end of the pipe means that the daemon is gone.
     stdout.read_to_end(&mut Vec::new()).unwrap();
 }
 
 #[tokio::test]
 async fn other_processes_of_the_job_cannot_be_signalled() {
     let here = outside();
-    // A job of two: a bystander and the sandbox, which tries to kill its group.
+    // A job with two processes: a bystander and the sandbox, which tries to kill its group.
     let job = format!(
         "sleep 1000 & echo $!; cd {}; \"$0\" sandbox -- sh -c 'trap \"\" TERM; kill -TERM 0'; echo $?",
         here.path().display()
@@ -301,8 +301,8 @@ fn the_command_controls_the_terminal() {
     assert_eq!(terminal.ends().code(), Some(0));
 }
 
-/// A shell that has taken its terminal back, from a job that was stopped and goes on in the
-/// background, would end if the job took it away again.
+/// A shell has taken its terminal back from a stopped job, which continues in the background; it would
+/// exit if the job took the terminal again.
 #[tokio::test]
 async fn a_job_in_the_background_leaves_the_terminal_to_the_shell() {
     let here = outside();
@@ -318,7 +318,7 @@ async fn a_job_in_the_background_leaves_the_terminal_to_the_shell() {
     let mut shell = codex_in(here.path(), "bash", &["--norc", "--noprofile", "-i"]);
     let mut terminal = Terminal::start(shell.env("PS1", "> "));
     terminal.shows("> ");
-    // The echo of what is typed does not hold the words themselves.
+    // The echo of the input does not contain the awaited text.
     for pipe in ["", " | cat"] {
         terminal.type_in(&format!(
             "$CODEX sandbox -- sh -c 'echo u\"\"p; read x < {}; echo d\"\"one'{pipe}\n",
@@ -341,7 +341,7 @@ async fn a_job_in_the_background_leaves_the_terminal_to_the_shell() {
     assert_eq!(terminal.ends().code(), Some(7));
 }
 
-/// A file as standard input is opened anew if its owner runs the sandbox: which the caller does not notice.
+/// The sandbox opens a file given as standard input again if its owner runs it; the caller does not notice.
 #[test]
 fn the_caller_shares_the_offset_of_standard_input() {
     let here = outside();
@@ -353,7 +353,7 @@ fn the_caller_shares_the_offset_of_standard_input() {
     assert_eq!(output(&mut shell).success(), "line 3\nline 4\nline 5\n");
 }
 
-/// What the caller could open and the user cannot, since it is another's, is read as it is.
+/// A file of another user, which the caller could open and the user cannot, is read through its descriptor.
 #[test]
 fn standard_input_of_another_user_is_read() {
     use std::os::unix::process::CommandExt;
@@ -362,7 +362,7 @@ fn standard_input_of_another_user_is_read() {
     }
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     std::fs::write(&file, "words\n").unwrap();
-    // One of them is what a user namespace shows instead of users that it does not know.
+    // One of them is the id that a user namespace shows for unknown users.
     for user in [65_534, 12_345] {
         let mut run = codex();
         run.args(["sandbox", "--", "sh", "-c", "cat; ! chmod 777 /dev/stdin 2>&1"]);
@@ -374,7 +374,7 @@ fn standard_input_of_another_user_is_read() {
         let mode = std::fs::metadata(&file).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{user}");
     }
-    // Its own, which its mode would keep it from opening: it is read all the same, and stays as it is.
+    // Its own file, which its mode does not let it open: it can be read, and does not change.
     let mut run = codex();
     let script = "cat; ! chmod 777 /proc/self/fd/0 2> /dev/null";
     run.args(["sandbox", "--", "sh", "-c", script]).current_dir("/").env("HOME", "/nonexistent");
@@ -384,7 +384,7 @@ fn standard_input_of_another_user_is_read() {
     let said = run.output().unwrap();
     assert!(said.status.success() && said.stdout == b"words\n", "{said:?}");
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o200);
-    // One whose name is gone while it has another cannot be opened anew: nothing runs.
+    // A file whose name was removed but has another cannot be opened again: nothing runs.
     let here = outside();
     let (first, second) = (here.path().join("first"), here.path().join("second"));
     std::fs::write(&first, "words\n").unwrap();
@@ -396,7 +396,7 @@ fn standard_input_of_another_user_is_read() {
     assert_eq!(said.status.code(), Some(125), "{said:?}");
 }
 
-/// A shell with a terminal, and a line that starts a sandbox in it, up to where it has stopped itself.
+/// Types a line into a shell that starts a sandbox, and waits until the sandbox has stopped itself.
 fn stopped(line: &str) -> (tempfile::TempDir, Terminal, u32) {
     let here = outside();
     let mut shell = codex_in(here.path(), "bash", &["--norc", "--noprofile", "-i"]);
@@ -429,7 +429,7 @@ fn a_command_that_stops_itself_gives_the_terminal_back() {
         terminal.type_in("echo still $((40 + 2))\n");
         terminal.shows("still 42\r\n");
         terminal.shows("out> ");
-        // The shell inside has the terminal again, and can read from it.
+        // The shell inside controls the terminal again, and can read from it.
         terminal.type_in("fg\n");
         terminal.shows("bash");
         terminal.type_in("echo inside $((40 + 2))\n");
@@ -455,11 +455,11 @@ async fn a_stopped_sandbox_ends_with_its_terminal_and_on_a_signal() {
         drop(terminal);
         eventually("the sandbox has ended", || !is_running(leader)).await;
     }
-    // As any job that is stopped: the shell continues it to take the signal.
+    // As for any stopped job, the shell continues it to receive the signal.
     let (_here, mut terminal, leader) = stopped(STOPS_ITSELF);
     terminal.type_in("kill %%\n");
     eventually("the sandbox has ended", || !is_running(leader)).await;
-    // Or whoever else does.
+    // Another process can continue it too.
     let (_here, mut terminal, leader) = stopped(STOPS_ITSELF);
     send(leader, Signal::TERM);
     send(leader, Signal::CONT);
@@ -467,7 +467,7 @@ async fn a_stopped_sandbox_ends_with_its_terminal_and_on_a_signal() {
     terminal.type_in("exit\n");
 }
 
-/// Nobody but the sandbox can do so for a shell inside: it cannot name who had the terminal before.
+/// Only the sandbox can do this for a shell inside, which cannot name the previous owner of the terminal.
 #[test]
 fn the_terminal_is_taken_back_from_a_shell_inside() {
     let here = outside();

@@ -1,6 +1,6 @@
-//! The program through connections that end again and again: its results are exact.
+//! The program's results are exact through connections that are cut repeatedly.
 //!
-//! `CUTS` says how many connections each of these tests ends, `CUTS_SEED` where.
+//! `CUTS` sets how many connections each test cuts, `CUTS_SEED` where.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::remote::Cloud;
 use crate::support::wait;
 use crate::terminal::Terminal;
 
-/// How many do the same at once, each with a part of the cuts.
+/// Number of concurrent runs, each with a part of the cuts.
 const AT_ONCE: usize = 10;
 
 fn number(variable: &str, default: usize) -> usize {
@@ -44,12 +44,12 @@ fn on(proxy: &Proxy, subcommand: &str) -> Command {
     command
 }
 
-/// Lines that are worth so many bytes, no two alike.
+/// Different lines of this many bytes in total.
 fn text(bytes: usize) -> String {
     (0..bytes / 16).map(|n| format!("{n:015}\n")).collect()
 }
 
-/// As much as keeps that many connections busy.
+/// Enough bytes for that many connections.
 fn enough(plan: Plan) -> usize {
     plan.cuts * plan.most as usize * 2 / 3
 }
@@ -82,7 +82,7 @@ fn cp_uploads_and_downloads_through_cuts() {
         let (from, to) = (directory.path().join("from"), directory.path().join("to"));
         let mut left = plan.cuts;
         let mut round = 0;
-        // A copy, again and again, until the cuts are made.
+        // Copies repeatedly until all cuts are made.
         while left > 0 {
             round += 1;
             assert!(round < 1000, "the cuts are never made, {plan:?}");
@@ -113,7 +113,7 @@ fn shell(mut command: Command, cuts_are_made: impl Fn() -> bool, plan: Plan) {
     let mut round = 0;
     while !cuts_are_made() {
         assert!(round < 100_000, "the cuts are never made, {plan:?}");
-        // What is typed is done once, and what is said is shown.
+        // Each command runs once, and its output is shown.
         terminal.type_in(&format!("echo {round} >> $f; echo rou''nd {round}.\n"));
         terminal.shows(&format!("round {round}."));
         round += 1;
@@ -131,7 +131,7 @@ fn shell_loses_no_key_and_no_output_through_cuts() {
     });
 }
 
-/// An environment whose server and whose user both reach the rendezvous through cuts.
+/// An environment whose server and client both reach the rendezvous through cutting proxies.
 struct Relay {
     cloud: Cloud,
     server: Proxy,
@@ -148,7 +148,7 @@ impl Relay {
         self.cloud.codex_by(&self.user.url, subcommand)
     }
 
-    /// Feeds a command that gives back its input until all cuts are made.
+    /// Feeds an echoing command until all cuts are made.
     fn run(&self) {
         let plan = self.plan;
         let mut command = self.codex("run");
@@ -164,7 +164,7 @@ impl Relay {
         });
         let mut line = 0_u64;
         while !self.cuts_are_made() {
-            // All of it comes back before more goes in, so that no amount of it outruns the cuts.
+            // Waits for the echo before it sends more, so that the data does not outrun the cuts.
             let piece: Vec<u8> = (0..100).flat_map(|n| text_line(line + n)).collect();
             let mut back = vec![0; piece.len()];
             let passed = stdin.write_all(&piece).and_then(|()| stdout.read_exact(&mut back));
@@ -207,7 +207,7 @@ fn text_line(n: u64) -> Vec<u8> {
     format!("{n:015}\n").into_bytes()
 }
 
-/// Half of the cuts are of the server's connection to the rendezvous, half of the user's.
+/// Half of the cuts hit the server's connection to the rendezvous, half the client's.
 #[test]
 fn a_relay_loses_nothing_through_cuts() {
     let (cuts, seed) = (number("CUTS", 500), number("CUTS_SEED", 1));

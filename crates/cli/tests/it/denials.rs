@@ -1,5 +1,5 @@
-//! What a sandboxed request is told: denials of processes, policies that cannot be kept, roots that
-//! change, and a denial turned into an approval.
+//! What sandboxed requests report: denials of processes, unenforceable policies, changing roots, and
+//! approval after a denial.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ fn workspace(cwd: &Path) -> Value {
     policy(&json!([whole_disk(), project]), cwd)
 }
 
-/// What `process/exited` and, afterwards, `process/read` say.
+/// The exit code and denial in `process/exited`, checked against `process/read`.
 async fn denied(client: &mut Client, id: &str, script: &str, sandbox: Value) -> (i64, bool) {
     let mut params = start(id, script);
     params["sandbox"] = sandbox;
@@ -67,23 +67,23 @@ async fn only_denials_are_reported_as_denials() {
         ("echo 'blocked by the Sandbox' >&2; exit 1".to_owned(), true),
         ("echo 'seccomp: no' >&2; exit 2".to_owned(), true),
         ("kill -SYS $$".to_owned(), true),
-        // Nothing that the sandbox has done.
+        // Failures that the sandbox did not cause.
         ("exit 1".to_owned(), false),
         ("exit 126".to_owned(), false),
         ("ls /nope".to_owned(), false),
         ("no-such-command".to_owned(), false),
-        // A word in a path is no denial.
+        // A path that contains an error message is no denial.
         (format!("ls {path}/sandbox/nope"), false),
         (format!("ls {path}/nope/my-sandbox.txt"), false),
         (format!("cd {path}/sandbox; pwd; exit 1"), false),
-        // Success is success, whatever was said on the way.
+        // A success is no denial, whatever it printed.
         (format!("mkdir {path}/x; true"), false),
         (format!("mkdir {path}/x 2>&1 | cat"), false),
     ];
     for (n, (script, expected)) in scripts.iter().enumerate() {
         let (code, told) = denied(&mut client, &format!("in-{n}"), script, read_only.clone()).await;
         assert_eq!(told, *expected, "{script}: {code}");
-        // The same words without a sandbox are never a denial.
+        // Without a sandbox, the same output is no denial.
         if script.contains("echo '") || script.contains("kill") {
             let (_, told) = denied(&mut client, &format!("out-{n}"), script, Value::Null).await;
             assert!(!told, "{script}");
@@ -131,7 +131,7 @@ async fn an_unenforceable_policy_is_refused_and_nothing_runs() {
     }
 }
 
-/// A process is kept ready for the next sandbox; if it dies, the sandbox is started without it.
+/// A spare waits for the next sandbox; if it dies, the sandbox starts without it.
 #[tokio::test]
 async fn a_spare_is_used_once_and_may_die() {
     let server = Running::start(&[]);
@@ -150,7 +150,7 @@ async fn a_spare_is_used_once_and_may_die() {
         let ended = denied(&mut client, &format!("p-{starts}"), "exit 3", read_only.clone()).await;
         assert_eq!(ended, (3, false));
         starts += 1;
-        // One that was killed before the server counted on it is found out by the next start.
+        // The next start detects a spare that was killed.
         let Some(ready) = spare().filter(|pid| !used.contains(pid)) else { continue };
         if used.len() % 2 == 0 {
             send(ready, rustix::process::Signal::KILL);
@@ -164,7 +164,7 @@ async fn a_spare_is_used_once_and_may_die() {
     all_gone(&used).await;
 }
 
-/// A helper is not used again once what its policy was built on is another directory.
+/// A helper is not reused once its policy's root is another directory.
 #[tokio::test]
 async fn a_replaced_root_is_another_root() {
     let server = Running::start(&[]);
@@ -179,26 +179,26 @@ async fn a_replaced_root_is_another_root() {
     std::fs::create_dir(&root).unwrap();
     let answer = client.call("fs/writeFile", write("first")).await;
     assert_eq!(answer["result"], json!({}), "{answer}");
-    // Moved away, and another put in its place.
+    // Moved away and replaced.
     std::fs::rename(&root, &old).unwrap();
     std::fs::create_dir(&root).unwrap();
     let answer = client.call("fs/writeFile", write("second")).await;
     assert_eq!(answer["result"], json!({}), "{answer}");
     assert_eq!((read(old.join("file")), read(&file)), ("first".to_owned(), "second".to_owned()));
-    // Removed: the policy grants what is not there, which is nothing.
+    // Removed: the policy grants a missing path, so nothing.
     std::fs::remove_dir_all(&root).unwrap();
     let answer = client.call("fs/writeFile", write("third")).await;
     assert!(answer["error"]["code"].is_i64(), "{answer}");
     assert!(!root.exists());
-    // A link to somewhere else is that other place.
+    // A link to another directory grants that directory.
     std::os::unix::fs::symlink(&old, &root).unwrap();
     let answer = client.call("fs/writeFile", write("fourth")).await;
     assert_eq!(answer["result"], json!({}), "{answer}");
     assert_eq!(read(old.join("file")), "fourth");
 }
 
-/// The kernel takes a mount away when the file below it is removed; who has the name then may have the
-/// very same number, or be the very same file.
+/// The kernel removes a mount when the file below it is removed; the next file with that name may have the
+/// same inode number, or be the same file.
 #[tokio::test]
 async fn a_denied_path_stays_denied_when_it_is_created_again() {
     let server = Running::start(&[]);
@@ -266,7 +266,7 @@ async fn a_denied_command_runs_again_after_approval() {
     let second = client.run_with_approval(command(), async |_| Approval::Approved).await.unwrap();
     assert!(second.status.success() && !second.status.sandbox_denied);
     assert_eq!(read(&file), "hi\n");
-    // What fails for a reason of its own is not asked about.
+    // A command that fails for another reason causes no question.
     let fails = ExecCommand::shell("exit 3")
         .cwd_uri(root.clone())
         .sandbox(SandboxContext::in_workspace(PermissionProfile::read_only(), root.clone()));

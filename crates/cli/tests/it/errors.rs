@@ -1,4 +1,4 @@
-//! Whatever is on the other side, the words say what to do.
+//! Whatever the server is, the error message says what to do.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 
 use crate::commands::{Server, codex, output};
 
-/// A server that answers whoever connects with this, and closes or not.
+/// A server that sends `answer` to every connection, and then closes it or not.
 fn answering(answer: &'static [u8], close: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -107,7 +107,7 @@ fn unwritable_destinations_are_reported() {
 
 #[test]
 fn an_invalid_response_is_reported() {
-    // It speaks websocket, and nothing that follows is a message.
+    // It speaks websocket, but sends no valid message.
     let answers: [(&[u8], &str); 3] = [
         (b"\x81\x05hello", "exec-server"),
         (b"\x81\x1b{\"id\":\"initialize\",\"result\"", "exec-server"),
@@ -127,7 +127,7 @@ fn an_invalid_response_is_reported() {
     }
 }
 
-/// Reads an upgrade, and gives its answer.
+/// Reads an upgrade request, and returns its response.
 fn upgraded(stream: &mut TcpStream) -> Vec<u8> {
     let lines = BufReader::new(stream).lines().map(Result::unwrap);
     let mut key = String::new();
@@ -183,7 +183,7 @@ fn exit_codes_and_hints_come_from_the_kind_not_the_message() {
         let error = serde_json::json!({"code": -32603, "message": message, "data": data});
         run_refused(&error).failed(code, hint);
     }
-    // As a server of another make says it.
+    // As another implementation reports it.
     for (message, code) in [
         ("No such file or directory (os error 2)", 127),
         ("Exec format error (os error 8)", 126),

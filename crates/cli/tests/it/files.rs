@@ -108,7 +108,7 @@ fn ls_lists_and_rm_removes() {
         rm(&[&shown("none")]).failed(1, "cannot remove");
         rm(&["-f", &shown("none")]).success();
         rm(&["-rf", "/"]).failed(1, "the root directory");
-        // What a variable that is not set leaves of a command, and what no `rm` takes.
+        // Paths after an unset variable, and paths that `rm` refuses.
         rm(&["-rf", ""]).failed(1, "empty path");
         let here =
             [".", "..", "./", &format!("{}/.", shown("d")), &format!("{}/..", shown("d/sub"))];
@@ -142,7 +142,7 @@ fn search_prints_matching_lines() {
         let around = search(&["-C", "1", "hello"]).success();
         assert!(around.contains("a.rs-1-fn main"), "{around}");
         assert_eq!(search(&["nothing"]).code, Some(1));
-        // It cannot be read, so nobody knows.
+        // An unreadable file may contain a match.
         output(codex("search").args(["nothing", "/proc/self/mem"])).failed(2, "/proc/self/mem");
         search(&["("]).failed(2, "pattern");
         search(&["--max", "1", "-i", "hello|fn"]).err.contains("stopped after");
@@ -172,7 +172,7 @@ fn input_from_a_pipe_is_copied_whole() {
     everywhere(|codex| {
         let directory = tempfile::tempdir().unwrap();
         let there = directory.path().join("there");
-        // More than a message takes.
+        // More than fits into one message.
         let content: Vec<u8> = (0..13u32 << 20).flat_map(u32::to_le_bytes).collect();
         let mut cp = codex("cp");
         cp.arg("/dev/stdin").arg(format!(":{}", there.display()));
@@ -209,7 +209,7 @@ fn skipped_files_are_reported() {
                 assert!(said.err.contains(told), "{said:?}");
             }
         }
-        // Regular, and nobody can read it.
+        // A regular file that cannot be read.
         std::os::unix::fs::symlink("/proc/self/mem", path("tree/mem")).unwrap();
         for said in all("up2", "down2", "within2") {
             said.failed(1, "not copied: ");

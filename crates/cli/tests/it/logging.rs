@@ -1,4 +1,4 @@
-//! Logs go to stderr and tell no secret.
+//! Logs go to stderr and contain no secret.
 
 use std::process::Stdio;
 
@@ -9,7 +9,7 @@ use crate::support::*;
 
 const SECRET: &str = "do-not-tell-5ca1ab1e";
 
-/// Everything a client can say, with a secret wherever one may be.
+/// Every request of a client, with a secret wherever possible.
 async fn say_everything(server: &Running) {
     let mut client = server.client().await;
     let mut with_env = start("p", "read line; echo \"$line $MINE\"");
@@ -22,7 +22,7 @@ async fn say_everything(server: &Running) {
     client.call("process/write", json!({"processId": "p", "chunk": chunk})).await;
     assert_eq!(client.closed("p").await, (format!("{SECRET} {SECRET}\n"), 0));
     client.call("process/read", json!({"processId": "p"})).await;
-    // Also what goes wrong.
+    // Also failing requests.
     with_env["processId"] = json!("q");
     for (member, value) in [
         ("cwd", json!("/nope")),

@@ -1,5 +1,5 @@
-//! The program as it is installed: what it prints, how it ends, what it leaves behind; over pipes and
-//! terminals, with its embedded server and over websockets.
+//! The installed program: its output, exit codes and remains; over pipes and terminals, with its embedded
+//! server and over websockets.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

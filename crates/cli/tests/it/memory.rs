@@ -1,4 +1,4 @@
-//! What the server costs while a client does not read.
+//! The server's memory while a client does not read.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,23 +9,22 @@ use tokio_websockets::Message;
 
 use crate::support::*;
 
-/// The most memory a process ever had, in bytes.
+/// Peak memory of a process, in bytes.
 fn peak(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
     u64::from(numbers(line)[0]) << 10
 }
 
-/// A client that starts what writes without end, asks for all of it again and again, and reads
-/// nothing. The server holds what it retains for the process (8 MiB) and the way out once, not once
-/// for each request.
+/// A client starts a process that writes without end, requests all output repeatedly, and reads nothing. The
+/// server holds the retained output (8 MiB) and the send queue once, not once per request.
 #[tokio::test]
 async fn a_client_that_never_reads_does_not_make_the_server_grow() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     client.start("p", "echo $$; exec yes 0123456789abcde").await;
     let mut text = String::new();
-    // Until the ring is full.
+    // Until the retained output is full.
     for _ in 0..400 {
         let notice = client.notification().await;
         text.push_str(
@@ -40,8 +39,8 @@ async fn a_client_that_never_reads_does_not_make_the_server_grow() {
     assert!(grown < 64 << 20, "grew by {grown} bytes");
 }
 
-/// Clients that ask for large answers of every kind and read none of them. The answers share one bound
-/// (256 MiB), whoever asks for little is answered meanwhile, and whoever asks after them gets everything.
+/// Clients request large responses of every kind and read none. The responses share one bound (256 MiB),
+/// small requests get responses meanwhile, and later clients get everything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_large_responses_share_one_bound() {
     const FILE: u64 = 16 << 20;
@@ -80,13 +79,13 @@ async fn unread_large_responses_share_one_bound() {
         ask(client).await;
     }
     let peak = settled_peak(&server).await;
-    // The bound, buffers that are kept for a second, what the processes wrote, and the server itself.
+    // The bound, cached buffers, retained output, and the server itself.
     assert!(peak < 600 << 20, "had {} MiB", peak >> 20);
     let small = json!({"path": format!("file://{}", directory.path().display())});
     let mut other = server.client().await;
     let metadata = other.call("fs/getMetadata", small).await;
     assert_eq!(metadata["result"]["isDirectory"], true, "{metadata}");
-    // Also a little more, for which the answers that are not read leave a reserve.
+    // Also a larger response, for which unread responses leave a reserve.
     let block = json!({"handleId": "h", "offset": 0, "len": BLOCK});
     let block = last.call("fs/readBlock", block).await;
     assert_eq!(decoded_len(&block["result"]["chunk"]), BLOCK);
@@ -105,7 +104,7 @@ async fn unread_large_responses_share_one_bound() {
     }
 }
 
-/// Connections that have sent a large message once, and are idle, hold nothing of it.
+/// Idle connections hold nothing of a large message that they sent.
 #[tokio::test]
 async fn idle_connections_return_the_memory_of_their_messages() {
     const CLIENTS: u64 = 6;
@@ -129,7 +128,7 @@ async fn idle_connections_return_the_memory_of_their_messages() {
     eventually("the memory is given back", || held() < CLIENTS * MESSAGE / 2).await;
 }
 
-/// Of a peer that nothing is known of, no long message is read, whatever it says of itself.
+/// Before `initialize`, the server reads no long message.
 #[tokio::test]
 async fn long_messages_before_initialize_are_refused() {
     let server = Running::start(&[]);
@@ -138,7 +137,7 @@ async fn long_messages_before_initialize_are_refused() {
         let name = "n".repeat(len);
         let params = json!({"clientName": name});
         let message = json!({"id": 1, "method": "initialize", "params": params}).to_string();
-        // The server may have ended the connection before all of it is sent.
+        // The server may close the connection before all of it is sent.
         let _ = client.socket.send(Message::text(message)).await;
         let answer = client.socket.next().await;
         let text =
@@ -147,18 +146,18 @@ async fn long_messages_before_initialize_are_refused() {
     }
 }
 
-/// How many bytes stand in this base64.
+/// The number of bytes in this base64.
 fn decoded_len(text: &serde_json::Value) -> u64 {
     let text = text.as_str().unwrap();
     let padding = text.bytes().rev().take_while(|&byte| byte == b'=').count();
     (text.len() / 4 * 3 - padding) as u64
 }
 
-/// The most memory the server ever had, once it grows no more.
+/// Peak memory of the server, once it stops growing.
 async fn settled_peak(server: &Running) -> u64 {
     let mut last = 0;
     loop {
-        // Long enough for a server that would collect answers to do so.
+        // Long enough for a server that would collect responses.
         tokio::time::sleep(Duration::from_millis(300)).await;
         let now = peak(server.pid());
         if now == last {

@@ -1,5 +1,5 @@
-//! `codex run` against a server that keeps 1 MiB of a process's output, knows no extension, and
-//! sends as fast as it can: nothing is lost, or it is told and the exit code is not 0.
+//! `codex run` against a server that retains 1 MiB of output, has no extensions, and sends as fast as it can:
+//! nothing is lost, or the loss is reported and the exit code is not 0.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -13,16 +13,16 @@ use tokio_websockets::{Message, ServerBuilder, WebSocketStream};
 
 use crate::commands::{CommandOutput, codex};
 
-/// What it keeps.
+/// How much output the server retains, in bytes.
 const RING: usize = 1 << 20;
 
-/// What the process says, and what the server does with it.
+/// The output of the process, and how the server handles it.
 #[derive(Debug, Clone, Copy)]
 struct Script {
     seed: u64,
     bytes: usize,
     exit_code: i32,
-    /// Of so many chunks one is neither sent nor kept.
+    /// One of this many chunks is neither sent nor retained.
     loses_one_in: Option<u64>,
 }
 
@@ -36,7 +36,7 @@ struct Process {
     kept: usize,
 }
 
-/// What the process says at this place.
+/// The output of the process in this range.
 fn words(seed: u64, from: usize, to: usize) -> Vec<u8> {
     (from..to).map(|at| (at as u64 ^ (at as u64 >> 9) ^ seed) as u8).collect()
 }
@@ -74,7 +74,7 @@ impl Process {
             .filter(|kept| kept.0 > after)
             .map(|(seq, chunk, _)| json!({"seq": seq, "stream": "stdout", "chunk": chunk}))
             .collect();
-        // The exit and the close have a number each.
+        // The exit and the close have one number each.
         let next = self.seq + 1 + if self.is_over() { 2 } else { 0 };
         json!({"chunks": chunks, "nextSeq": next, "exited": self.is_over(),
             "exitCode": self.is_over().then_some(self.script.exit_code), "closed": self.is_over()})
@@ -84,11 +84,11 @@ impl Process {
 type Socket = WebSocketStream<TcpStream>;
 
 async fn send(socket: &mut Socket, message: &Value) {
-    // Whoever has heard enough is gone.
+    // Fails if the client has already closed.
     let _ = socket.send(Message::text(message.to_string())).await;
 }
 
-/// Serves one client. Tells when all that the process says is sent.
+/// Serves one client. Signals `all_sent` when all output is sent.
 async fn serve(listener: TcpListener, script: Script, all_sent: oneshot::Sender<()>) {
     let (stream, _) = listener.accept().await.unwrap();
     let (_, mut socket) = ServerBuilder::new().accept(stream).await.unwrap();
@@ -141,8 +141,7 @@ async fn serve(listener: TcpListener, script: Script, all_sent: oneshot::Sender<
     }
 }
 
-/// Runs a command on such a server. With `late`, nothing of its output is read before the server has
-/// sent everything.
+/// Runs a command on such a server. With `late`, reads no output before the server has sent everything.
 fn run(script: Script, late: bool, flags: &[&str]) -> (CommandOutput, Vec<u8>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -179,7 +178,7 @@ fn run(script: Script, late: bool, flags: &[&str]) -> (CommandOutput, Vec<u8>) {
 
 #[test]
 fn a_slow_reader_gets_every_byte() {
-    // More than the client's window, the socket and the pipe hold together.
+    // More than the client's window, the socket and the pipe together.
     for (seed, late) in [(1, true), (2, false)] {
         let script = Script { seed, bytes: 24_000_000, exit_code: 3, loses_one_in: None };
         let (said, out) = run(script, late, &[]);

@@ -1,5 +1,4 @@
-//! What belongs to the server itself: credentials that no sandbox reads, and executables that none
-//! replaces.
+//! The server's own files: credentials that no sandbox reads, and executables that none replaces.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -10,10 +9,10 @@ use serde_json::{Value, json};
 use crate::skipped::runs_as_root;
 use crate::support::{Client, Running, codex, eventually, start, warden};
 
-/// Nobody.
+/// The user id of `nobody`.
 const UNPRIVILEGED: u32 = 65_534;
 
-/// Content that must not come out, as it is and in base 64.
+/// Content that must not leak, plain and in base64.
 const SECRET: &str = "TOPSECRETTOPSECRETTOPSECRETTOPSECRET";
 const SECRET_ENCODED: &str = "VE9QU0VDUkVU";
 
@@ -54,7 +53,7 @@ impl World {
         [self.token(), self.home.join(".codex/auth.json"), self.sessions().join("mine.json")]
     }
 
-    /// Everything belongs to who runs the server.
+    /// Makes the server's user the owner of everything.
     fn give(&self) {
         if self.nobody {
             let output = std::process::Command::new("chown")
@@ -170,7 +169,7 @@ async fn credentials_stay_out_of_every_sandbox() {
                 }
             }
         }
-        // What is not confined is not concerned.
+        // Requests without a sandbox can read them.
         for (n, kind) in ["danger-full-access", "disabled"].into_iter().enumerate() {
             let policy = json!({"permissions": {"type": kind}, "cwd": "file:///"});
             let id = format!("free-{n}");
@@ -253,7 +252,7 @@ async fn the_servers_executable_cannot_be_replaced() {
         let mut client = server.client_with_token(SECRET).await;
         let policy = json!({"permissions": {"type": "workspace-write"},
             "cwd": format!("file://{}", world.work.display())});
-        // From inside nothing happens to it.
+        // From inside, it cannot be changed.
         let script = "rm -f codex; mv other codex; cp other codex; ln -f other codex; cat other > codex; \
                       chmod 777 codex; mv codex away; touch was-here";
         run(&mut client, "inside", script, policy.clone(), &world.work).await;
@@ -265,7 +264,7 @@ async fn the_servers_executable_cannot_be_replaced() {
         let busy = std::fs::OpenOptions::new().write(true).open(&program).unwrap_err();
         assert_eq!(busy.kind(), std::io::ErrorKind::ExecutableFileBusy);
 
-        // Another file takes its name, from outside: it is not executed.
+        // Replaced from outside: the server does not execute the new file.
         std::fs::remove_file(&program).unwrap();
         std::fs::write(&program, &other).unwrap();
         std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();

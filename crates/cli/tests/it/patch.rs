@@ -58,7 +58,7 @@ fn a_file_stays_as_it_was_if_its_write_fails() {
     std::fs::write(path("linked"), "hello\n").unwrap();
     std::fs::hard_link(path("linked"), path("other")).unwrap();
     let long = "x".repeat(3 << 20);
-    // Once it runs, files may have half of what the patch needs, as if the disk were full.
+    // Limits the file size to half of what the patch needs, like a full disk.
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", "trap '' XFSZ; exec \"$0\" exec-server"]).arg(codex().get_program());
     let server = Running::start_with(&mut shell);

@@ -1,5 +1,5 @@
-//! What a sandbox puts into a workspace to hold names that may not come into being is gone with it,
-//! however it ends and whoever is killed.
+//! The placeholders that a sandbox puts into a workspace are gone when it ends, however it ends and whichever
+//! process is killed.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -14,13 +14,13 @@ use crate::support::{Client, Running, children, eventually, send, state};
 
 const PLACEHOLDERS: [&str; 3] = [".agents", ".codex", ".git"];
 
-/// What a sandbox's first process is called.
+/// The name of a sandbox's first process.
 const SANDBOX: &str = "__linux-sandbox";
 
-/// How often what depends on who comes first is tried.
+/// Repetitions of tests that depend on timing.
 const ROUNDS: usize = 5;
 
-/// A directory that workspace-write does not grant by itself, as it does `/tmp`.
+/// A directory that workspace-write does not make writable by itself, unlike `/tmp`.
 fn workspace() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
 }
@@ -42,7 +42,7 @@ fn sandboxed(mut command: Command, cwd: &Path) -> Command {
     command
 }
 
-/// A command that runs, and goes on to.
+/// Starts a command that keeps running.
 fn running(command: Command, cwd: &Path) -> Child {
     let mut command = sandboxed(command, cwd);
     command.args(["--", "sh", "-c", "echo ready; exec sleep 1000"]);
@@ -52,8 +52,8 @@ fn running(command: Command, cwd: &Path) -> Child {
     child
 }
 
-/// In every other round, so that those are seen to tidy up that are faster than the warden, and those
-/// that have to be waited for.
+/// Stops the sandboxes in every other round, to test those that clean up before the warden and those that it
+/// has to wait for.
 fn stop_sandboxes(server: u32, round: usize) {
     if round % 2 == 1 {
         for (pid, _) in children(server).iter().filter(|(_, line)| line.contains(SANDBOX)) {
@@ -68,7 +68,7 @@ fn codex_on(server: &Running, subcommand: &str) -> Command {
     command
 }
 
-/// Has a helper of the server's make a file in the workspace, and stay.
+/// Makes a helper of the server create a file in the workspace, and stay.
 async fn write_in(client: &mut Client, workspace: &Path) {
     let uri = |path: &Path| format!("file://{}", path.display());
     let sandbox = json!({"permissions": {"type": "workspace-write"}, "cwd": uri(workspace)});
@@ -105,7 +105,7 @@ fn placeholders_are_gone_after_a_program_that_cannot_be_executed() {
     });
 }
 
-/// More workspaces than helpers are kept: the first ones end.
+/// With more workspaces than helpers, the first helpers end.
 #[tokio::test]
 async fn placeholders_are_gone_after_a_helper_ends() {
     let server = Running::start(&[]);
@@ -117,7 +117,7 @@ async fn placeholders_are_gone_after_a_helper_ends() {
     for workspace in &workspaces[..3] {
         no_litter(workspace.path()).await;
     }
-    // And nobody is left unburied.
+    // No zombies remain.
     let dead = || children(server.pid()).into_iter().any(|(pid, _)| state(pid) == Some(b'Z'));
     eventually("no zombie", || !dead()).await;
     server.signal(Signal::TERM);
@@ -134,7 +134,7 @@ async fn placeholders_are_gone_after_sigterm() {
     let (by_helper, by_process) = (workspace(), workspace());
     write_in(&mut client, by_helper.path()).await;
     let mut run = running(codex_on(&server, "run"), by_process.path());
-    // What somebody has removed by hand does not keep the rest.
+    // A placeholder that was removed by hand does not keep the others.
     for workspace in [&by_helper, &by_process] {
         std::fs::remove_dir(workspace.path().join(".codex")).unwrap();
     }
@@ -142,7 +142,7 @@ async fn placeholders_are_gone_after_sigterm() {
     server.ended();
     assert_eq!(names(by_helper.path()), [""; 0]);
     assert_eq!(names(by_process.path()), [""; 0]);
-    // It would look for the server again.
+    // It would reconnect to the server.
     run.kill().unwrap();
     run.wait().unwrap();
 }
@@ -159,7 +159,7 @@ async fn placeholders_are_gone_after_the_server_is_killed() {
         server.child.kill().unwrap();
         no_litter(by_helper.path()).await;
         no_litter(by_process.path()).await;
-        // It would look for the server again.
+        // It would reconnect to the server.
         run.kill().unwrap();
         run.wait().unwrap();
     }
@@ -179,15 +179,15 @@ async fn placeholders_are_gone_after_an_embedded_server_is_killed() {
     }
 }
 
-/// Whoever is killed while it builds a sandbox takes along what it has started, however early that is:
-/// nothing holds its output any more.
+/// If a process is killed while it builds a sandbox, everything that it has started ends too: nothing holds
+/// its output open.
 #[test]
 fn processes_that_build_a_sandbox_end_with_it() {
     const ROUNDS: u64 = 200;
     const MICROSECOND: Duration = Duration::from_micros(1);
     let directory = workspace();
     for round in 0..ROUNDS {
-        // On one processor with what it forks, which so runs late.
+        // On one processor, so that its children run late.
         let mut command = Command::new("taskset");
         command.args(["-c", "0"]).arg(codex().get_program());
         command.args(["sandbox", "--profile", "read-only", "--", "sleep", "100"]);
@@ -199,7 +199,7 @@ fn processes_that_build_a_sandbox_end_with_it() {
             children.is_ok_and(|children| !children.is_empty())
         };
         while !std::fs::read_dir(&threads).unwrap().any(forked) {}
-        // As chance has it, between that and the start of the command.
+        // At a random time before the start of the command.
         let until = Instant::now() + fastrand::Rng::with_seed(round).u32(..20_000) * MICROSECOND;
         while Instant::now() < until {
             std::hint::spin_loop();
@@ -218,8 +218,8 @@ fn processes_that_build_a_sandbox_end_with_it() {
     }
 }
 
-/// Directories pass on their group bit, and what a default access list says, to whatever is made in
-/// them; the placeholders are known all the same.
+/// Directories pass their set-group-ID bit and default access list on to new entries; the placeholders are
+/// still recognized.
 #[tokio::test]
 async fn placeholders_are_recognized_in_directories_that_set_modes() {
     let mut random = fastrand::Rng::with_seed(11);
@@ -235,7 +235,7 @@ async fn placeholders_are_recognized_in_directories_that_set_modes() {
         command.args(["sandbox", "--profile", "workspace-write", "--", "true"]);
         output(command.current_dir(workspace.path())).success();
         assert_eq!(names(workspace.path()), [""; 0], "{mode:o} {rights:?}");
-        // While it runs, what it holds is somebody's as soon as they put something into it.
+        // While the sandbox runs, a placeholder with content belongs to the user.
         let mut run = codex();
         run.arg("run");
         let mut child = running(run, workspace.path());
@@ -247,7 +247,7 @@ async fn placeholders_are_recognized_in_directories_that_set_modes() {
     }
 }
 
-/// Gives what is made in a directory these rights of owner, group and others at most.
+/// Sets the default access list of a directory to these rights of owner, group and others.
 fn set_default_access(directory: &Path, rights: [u8; 3]) {
     let mut list = 2u32.to_le_bytes().to_vec();
     for (tag, rights) in [1u16, 4, 0x20].into_iter().zip(rights) {

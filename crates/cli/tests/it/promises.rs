@@ -1,8 +1,8 @@
-//! The promises of the sandbox, attacked through every filesystem method, over the wire, against a
-//! server of the tests' own user and one of nobody.
+//! The promises of the sandbox, attacked through every filesystem method, against a server of the tests' user
+//! and one of nobody.
 //!
-//! A table of routes (ways to name a place that the policy keeps) times a table of methods. What
-//! counts is not what the server says but what is on the disk afterwards, and what it gave away.
+//! A table of routes (ways to name a protected path) times a table of methods. The tests check the disk and the
+//! bytes that came out, not the server's responses.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 use crate::skipped::runs_as_root;
 use crate::support::{Client, Running, codex};
 
-/// Nobody.
+/// The user id of `nobody`.
 const UNPRIVILEGED: u32 = 65_534;
 
-/// Content that must not come out, as it is and in base 64, and a size that nothing else has.
+/// Content that must not leak, plain and in base64, with a size that nothing else has.
 const SECRET: &str = "TOPSECRET";
 const SECRET_ENCODED: &str = "VE9QU0VDUkVU";
 const SECRET_SIZE: usize = 4_321;
@@ -61,7 +61,7 @@ impl World {
         world
     }
 
-    /// Puts back what an attempt was free to change.
+    /// Restores what an attempt may have changed.
     fn arrange(&self) {
         for (link, target) in [
             ("link-to-file", self.outside.join("secret")),
@@ -94,7 +94,7 @@ impl World {
         }
     }
 
-    /// A server, as root and as nobody, or as whoever runs the tests if that is neither.
+    /// A server of root or nobody, or of the tests' user if that is not root.
     fn server(&self) -> Running {
         let mut command = codex();
         if self.nobody {
@@ -103,7 +103,7 @@ impl World {
         Running::start_with(command.args(["exec-server", "--detach-ttl", "0"]))
     }
 
-    /// Everything that no attempt may change: names, kinds, modes, inodes and content.
+    /// Everything that no attempt may change: paths, kinds, modes, inodes and content.
     fn kept(&self) -> BTreeMap<PathBuf, (u32, u64, Vec<u8>)> {
         let mut kept = BTreeMap::new();
         for place in
@@ -114,7 +114,7 @@ impl World {
         kept
     }
 
-    /// Whether the secret is anywhere in the workspace where it was not, or `.codex` has come to be.
+    /// A path in the workspace with a leaked secret, or a created `.codex`.
     fn leaked(&self) -> Option<PathBuf> {
         let mut all = BTreeMap::new();
         look(&self.work, &mut all);
@@ -129,7 +129,7 @@ impl World {
         all.into_keys().next()
     }
 
-    /// Every way to a kept place that exists.
+    /// Every route to an existing protected path.
     fn routes(&self) -> Vec<String> {
         let (work, outside) = (self.work.display(), self.outside.display());
         vec![
@@ -160,7 +160,7 @@ impl World {
         ]
     }
 
-    /// Ways to what can be read but not be changed, or not come into being.
+    /// Routes to paths that may be read but not changed, or not created.
     fn protected(&self) -> Vec<String> {
         let work = self.work.display();
         vec![
@@ -196,7 +196,7 @@ impl World {
         policy
     }
 
-    /// What programs need and the workspace: the outside was never granted.
+    /// Grants what programs need and the workspace, but not the outside.
     fn narrow(&self) -> Value {
         let mut policy = self.wide();
         policy["permissions"]["file_system"]["entries"][0] =
@@ -246,7 +246,7 @@ fn look(path: &Path, all: &mut BTreeMap<PathBuf, (u32, u64, Vec<u8>)>) {
 /// Requests that belong together: each is sent if the one before was not refused.
 type Attempt = Vec<(&'static str, Value)>;
 
-/// Every way to change what is at a path, or to put something there.
+/// Every way to change or create a path.
 fn changes(path: &str, work: &Path) -> Vec<Attempt> {
     let taken = work.join("taken");
     let file = work.join("file");
@@ -284,7 +284,7 @@ fn changes(path: &str, work: &Path) -> Vec<Attempt> {
         vec![("fs/symlink", json!({"path": path, "target": "/etc"}))],
         vec![("fs/symlink", json!({"path": below, "target": "/etc"}))],
         vec![("fs/setMode", json!({"path": path, "mode": 0o777}))],
-        // Through a link of one's own making.
+        // Through a link that the attacker creates.
         vec![
             ("fs/symlink", json!({"path": taken, "target": path})),
             ("fs/writeFile", json!({"path": taken, "dataBase64": x})),
@@ -300,7 +300,7 @@ fn changes(path: &str, work: &Path) -> Vec<Attempt> {
     ]
 }
 
-/// Every way to look at what is at a path.
+/// Every way to read a path.
 fn looks(path: &str, world: &World) -> Vec<Attempt> {
     let (taken, too) = (world.work.join("taken"), world.work.join("taken-too"));
     let search = |path: &Value| json!({"path": path, "pattern": SECRET, "hidden": true, "respectGitignore": false});
@@ -319,7 +319,7 @@ fn looks(path: &str, world: &World) -> Vec<Attempt> {
         vec![("fs/walk", json!({"path": path, "options": options}))],
         vec![("fs/search", search(&path))],
         vec![("fs/glob", json!({"path": path, "patterns": ["**"], "hidden": true}))],
-        // Taken into the workspace, and looked at there.
+        // Copied into the workspace and read there.
         vec![
             ("fs/copy", json!({"sourcePath": path, "destinationPath": taken, "recursive": true})),
             ("fs/readFile", json!({"path": taken})),
@@ -349,7 +349,7 @@ fn looks(path: &str, world: &World) -> Vec<Attempt> {
     ]
 }
 
-/// Sends an attempt's requests, under a policy; all the answers, and whether the last one was refused.
+/// Sends an attempt's requests under a policy; returns all responses, and whether the last one was refused.
 async fn send(client: &mut Client, attempt: &Attempt, sandbox: &Value) -> (String, bool) {
     let mut said = String::new();
     for (method, params) in attempt {
@@ -374,7 +374,7 @@ async fn close(client: &mut Client, attempt: &Attempt) {
     }
 }
 
-/// For root and for nobody; or for whoever runs the tests.
+/// Both root and nobody, or only the tests' user.
 fn users() -> Vec<bool> {
     if runs_as_root() { vec![false, true] } else { vec![false] }
 }
@@ -407,7 +407,7 @@ async fn no_method_reveals_a_denied_path() {
         let mut client = server.client().await;
         let before = world.kept();
         for sandbox in [world.denying(), world.narrow()] {
-            // From above, too, where nothing forbidden is named.
+            // Also from a parent directory, without naming the denied path.
             let above = [&world.base, &world.work].map(|path| path.to_str().unwrap().to_owned());
             for route in world.routes().into_iter().chain(above) {
                 for attempt in looks(&route, &world) {
@@ -415,7 +415,7 @@ async fn no_method_reveals_a_denied_path() {
                     let told =
                         [SECRET_ENCODED, &SECRET_SIZE.to_string()].map(|it| said.contains(it));
                     assert_eq!(told, [false; 2], "nobody: {nobody}, {attempt:?}: {said}");
-                    // A search repeats the pattern to nobody, so the word itself was found.
+                    // A search does not echo its pattern, so the word was found in a file.
                     assert!(!said.contains(SECRET), "nobody: {nobody}, {attempt:?}: {said}");
                     let names_it = attempt.iter().any(|(_, p)| p.to_string().contains("hidden/"));
                     assert!(names_it || !said.contains("hidden/"), "{attempt:?}: {said}");
@@ -428,7 +428,7 @@ async fn no_method_reveals_a_denied_path() {
     }
 }
 
-/// The attempts are real ones: without a policy each of them does what it is to be kept from.
+/// The attempts are real: without a policy each of them succeeds.
 #[tokio::test]
 async fn without_a_policy_every_attempt_succeeds() {
     let routes = ["outside/secret", "outside/hidden", "outside/missing"];
@@ -516,14 +516,14 @@ async fn a_refusal_names_the_path_and_the_systems_error() {
             assert!(message.contains("Operation not permitted"), "{method}: {answer}");
             assert!(message.contains(world.work.to_str().unwrap()), "{method}: {answer}");
         }
-        // What is not granted at all is not there.
+        // A path that is not granted does not exist for the sandbox.
         let params = json!({"path": secret, "sandbox": world.narrow()});
         let answer = client.call("fs/readFile", params).await;
         assert_eq!(answer["error"]["code"], -32004, "{answer}");
     }
 }
 
-/// Promise 1: names that are swapped while the server works on them.
+/// Promise 1: paths that are swapped while the server works on them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn links_swapped_in_a_loop_lead_nowhere() {
     for nobody in users() {
@@ -586,7 +586,7 @@ async fn links_swapped_in_a_loop_lead_nowhere() {
     }
 }
 
-/// Whatever happens, the other thread ends.
+/// Ends the other thread when it is dropped.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -635,7 +635,7 @@ async fn writes_follow_hard_links_and_links_stay_links() {
     }
 }
 
-/// Set-id bits are refused where they are asked for, and left out where they would be carried over.
+/// Requests for set-id bits are refused, and copies drop them.
 #[tokio::test]
 async fn no_method_creates_a_set_id_file() {
     for nobody in users() {
@@ -657,7 +657,7 @@ async fn no_method_creates_a_set_id_file() {
                 let (said, was) = send(&mut client, &vec![(method, params)], &world.wide()).await;
                 assert_eq!(was, refused, "{method} {bits:o}: {said}");
             }
-            // Nothing is left of what was refused.
+            // A refused request leaves nothing behind.
             assert_eq!((taken.exists(), opened.exists()), (!refused, !refused), "{bits:o}");
             world.arrange();
         }
@@ -682,7 +682,7 @@ async fn no_method_creates_a_set_id_file() {
     }
 }
 
-/// What is no file is not waited for.
+/// Requests do not wait for special files.
 #[tokio::test]
 async fn pipes_and_devices_are_refused_at_once() {
     for nobody in users() {
@@ -722,7 +722,7 @@ async fn pipes_and_devices_are_refused_at_once() {
     }
 }
 
-/// What is watched is what may be read.
+/// A watch reports only readable paths.
 #[tokio::test]
 async fn changes_of_denied_paths_are_not_reported() {
     for nobody in users() {
@@ -744,7 +744,7 @@ async fn changes_of_denied_paths_are_not_reported() {
         std::fs::write(world.outside.join("new"), SECRET).unwrap();
         std::fs::write(world.outside.join("secret"), SECRET).unwrap();
         std::fs::write(world.work.join("real/new"), "").unwrap();
-        // All the watches are of one helper: what it told of the outside would have come by now.
+        // One helper has all the watches, so a report of the outside would have arrived by now.
         loop {
             let notice = client.notification().await;
             assert!(!notice.to_string().contains("/outside"), "{notice}");

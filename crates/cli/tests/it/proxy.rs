@@ -1,5 +1,5 @@
-//! A proxy that treats bytes badly: it splits and merges them, holds them up, swallows the last ones
-//! and ends connections, orderly or by a reset. Everything it does follows from its seed.
+//! A hostile proxy: it splits, merges and delays bytes, swallows the last ones, and cuts connections, orderly
+//! or by a reset. Its seed determines everything that it does.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,23 +9,23 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What a proxy does.
+/// The plan of a proxy.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     pub seed: u64,
-    /// How many connections it ends.
+    /// How many connections it cuts.
     pub cuts: usize,
-    /// After how many bytes at the latest.
+    /// Maximum bytes before a cut.
     pub most: i64,
 }
 
-/// What stands behind a proxy.
+/// The upstream of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Behind {
     /// A server, to which a client has one connection at a time.
     Server,
-    /// A rendezvous, which is asked over HTTP beside its websockets. Only those are cut, some of them
-    /// after a silence.
+    /// A rendezvous, which serves HTTP and websockets. Only websockets are cut, some of them after a
+    /// silence.
     Rendezvous,
 }
 
@@ -49,13 +49,13 @@ impl Behind {
 }
 
 impl Proxy {
-    /// Stands before the server at this `ws://` URL.
+    /// A proxy for the server at this `ws://` URL.
     pub(crate) fn start(url: &str, plan: Plan) -> Self {
         let server = url.strip_prefix("ws://").unwrap();
         Self::before(server, "ws", Behind::Server, plan)
     }
 
-    /// Stands before the rendezvous at this `http://` URL.
+    /// A proxy for the rendezvous at this `http://` URL.
     pub(crate) fn start_relay(url: &str, plan: Plan) -> Self {
         let server = url.strip_prefix("http://").unwrap();
         Self::before(server, "http", Behind::Rendezvous, plan)
@@ -76,13 +76,12 @@ impl Proxy {
         Self { url, cut, new_client }
     }
 
-    /// Lets the next connection live until it is a session: who never had one has nothing to come
-    /// back to.
+    /// Lets the next connection live until it has a session: without one, a client cannot resume.
     pub(crate) fn expect_new_client(&self) {
         self.new_client.store(true, Ordering::Relaxed);
     }
 
-    /// How many connections it has ended.
+    /// How many connections it has cut.
     pub(crate) fn cut(&self) -> usize {
         self.cut.load(Ordering::Relaxed)
     }
@@ -107,7 +106,7 @@ async fn serve(
             _ if new_client.swap(false, Ordering::Relaxed) => {
                 behind.opening() + random.i64(0..plan.most)
             }
-            // Some end in the opening.
+            // Some are cut during the handshake.
             0 => random.i64(0..2_000),
             _ => random.i64(2_000..plan.most),
         };
@@ -122,20 +121,20 @@ async fn serve(
             }
         };
         match behind {
-            // One after the other: a client has one connection at a time.
+            // One at a time, since a client has one connection at a time.
             Behind::Server => passing.await,
             Behind::Rendezvous => drop(tokio::spawn(passing)),
         }
     }
 }
 
-/// Whether a connection begins as websockets do, rather than with a request that has a body.
+/// Whether a connection starts with a websocket upgrade, rather than with another HTTP request.
 async fn upgrades(client: &TcpStream) -> bool {
     let mut first = [0];
     matches!(client.peek(&mut first).await, Ok(1)) && first == *b"G"
 }
 
-/// Passes bytes both ways until so many have passed.
+/// Forwards bytes both ways until the budget is spent.
 async fn pass(
     mut client: TcpStream,
     mut server: TcpStream,
@@ -170,13 +169,13 @@ async fn copy(
 ) {
     let mut buffer = vec![0; 16 << 10];
     loop {
-        // What comes meanwhile is merged.
+        // Merges what arrives meanwhile.
         if random.u8(0..16) == 0 {
             tokio::time::sleep(Duration::from_micros(random.u64(0..2_000))).await;
         }
         let Ok(len @ 1..) = from.read(&mut buffer).await else { return };
         let before = left.fetch_sub(len as i64, Ordering::Relaxed).max(0);
-        // What is over the budget is swallowed.
+        // Swallows what exceeds the budget.
         let mut rest = &buffer[..len.min(usize::try_from(before).unwrap_or(usize::MAX))];
         while !rest.is_empty() {
             let most = if random.u8(0..8) == 0 { random.usize(1..64) } else { rest.len() };

@@ -1,4 +1,4 @@
-//! What the command line does while its connection is lost: wait, or not, and say what goes on.
+//! The command line while its connection is lost: it waits or not, and prints what it does.
 
 use std::io::Read;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ use crate::shell::pass;
 use crate::support::{PATIENCE, send, wait};
 use crate::terminal::Terminal;
 
-/// Passes connections on, or accepts them and says nothing.
+/// Forwards connections, or accepts them without a response.
 struct Network {
     url: String,
     up: Arc<AtomicBool>,
@@ -49,7 +49,7 @@ impl Network {
         Self { url, up, open, accepted }
     }
 
-    /// Drops every connection; those that come now get no answer. Returns when one has come.
+    /// Drops every connection and leaves new ones without a response. Returns after the first new one.
     fn go_down(&self) {
         while self.accepted.try_recv().is_ok() {}
         self.up.store(false, Ordering::SeqCst);
@@ -60,7 +60,7 @@ impl Network {
     }
 }
 
-/// A command that says when it runs, and then waits to be ended.
+/// A command that prints a line and then waits to be killed.
 const SCRIPT: &str = "echo ready; exec sleep 1000";
 
 fn running(command: &mut Command) -> Child {
@@ -86,7 +86,7 @@ fn an_interrupt_ends_the_reconnect_and_prints_the_attach_command() {
     send(child.id(), Signal::INT);
     let said = ended(child);
     said.failed(130, "the command still runs");
-    // What it says works.
+    // The printed command works.
     network.up.store(true, Ordering::SeqCst);
     let way_back = said.err.split("reattach with ").last().unwrap();
     let words = shlex::split(way_back.trim()).unwrap();

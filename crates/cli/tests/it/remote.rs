@@ -1,5 +1,4 @@
-//! Environments as whole programs: a rendezvous, a server that registered with it, and every command
-//! through it.
+//! Environments as whole programs: a rendezvous, a registered server, and every command through it.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -14,10 +13,10 @@ use crate::terminal::Terminal;
 
 /// The environment's id.
 const BOX: &str = "box";
-/// What a server says when harnesses can reach it.
+/// The log message of a server that harnesses can reach.
 const READY: &str = "connected to the rendezvous";
 
-/// A child that ends with the test.
+/// A child that is killed when dropped.
 pub(crate) struct Program(Child);
 
 impl Program {
@@ -61,7 +60,7 @@ impl Cloud {
         Self { service, url, token, home }
     }
 
-    /// Kills the rendezvous, and starts it again where it was.
+    /// Kills the rendezvous, and starts it again on the same address.
     fn restart(self) -> Self {
         let Self { service, url, token, home } = self;
         drop(service);
@@ -75,7 +74,7 @@ impl Cloud {
         self.executor_by(&self.url, subcommand)
     }
 
-    /// The same, which reaches the rendezvous by another URL.
+    /// The same, with another URL of the rendezvous.
     fn executor_by(&self, url: &str, subcommand: &[&str]) -> Command {
         let mut command = codex();
         command.arg("exec-server").args(subcommand);
@@ -90,12 +89,12 @@ impl Cloud {
         ready(&mut self.executor(&[]))
     }
 
-    /// The same, which reaches the rendezvous by another URL.
+    /// The same, with another URL of the rendezvous.
     pub(crate) fn serving_by(&self, url: &str) -> Program {
         ready(&mut self.executor_by(url, &[]))
     }
 
-    /// A command on the environment that reaches the rendezvous by another URL.
+    /// A command on the environment, with another URL of the rendezvous.
     pub(crate) fn codex_by(&self, url: &str, subcommand: &str) -> Command {
         let mut command = self.plain_by(url, subcommand);
         command.env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &self.token);
@@ -134,17 +133,17 @@ fn serve(home: &Path, listen: &str) -> (Program, String) {
     (service, url.trim().to_owned())
 }
 
-/// Starts a server, and comes back when harnesses can reach it.
+/// Starts a server, and waits until harnesses can reach it.
 fn ready(command: &mut Command) -> Program {
     let mut server = Program::start(command.stderr(Stdio::piped()));
     let mut stderr = server.0.stderr.take().unwrap();
     read_until(&mut stderr, READY);
-    // The rest is read, so that the server is never held up by it.
+    // Reads the rest, so that the server never waits for this pipe.
     std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
     server
 }
 
-/// Prints the ancestors of whoever runs it.
+/// A script that prints the ancestors of its process.
 const LINEAGE: &str = "\
     p=$$; while [ $p -gt 1 ]; do p=$(sed 's/.*) //' /proc/$p/stat | cut -d' ' -f2); echo $p; done";
 
@@ -229,7 +228,7 @@ fn a_detached_command_in_an_environment_is_reattached() {
         format!("echo one; until [ -e {} ]; do sleep 0.05; done; echo two; exit 5", gate.display());
     let said = output(cloud.codex("run").args(["--detach", "build", "--", "sh", "-c", &script]));
     assert_eq!((said.code, &*said.out), (Some(0), "build\n"), "{said:?}");
-    // From here on the saved name is enough.
+    // The saved name is enough from now on.
     let back = |arguments: &[&str]| {
         let mut command = codex();
         command.args(arguments).env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &cloud.token);
@@ -290,13 +289,13 @@ fn credentials_come_from_files_variables_and_login() {
     );
     refused.failed(1, "$CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN");
     assert!(!refused.err.contains("wrong"), "{refused:?}");
-    // As `codex login --api-key` keeps it.
+    // As stored by `codex login --api-key`.
     output_of(
         codex().args(["login", "--api-key"]).env("CODEX_HOME", cloud.home.path()),
         cloud.token.as_bytes(),
     );
     output(&mut info()).success();
-    // A key goes to no host but those that its rule names.
+    // A key is sent only to the hosts that its rule names.
     let mut elsewhere = codex();
     elsewhere.args(["info", "--on", "env:box", "--registry", "https://registry.example"]);
     output(elsewhere.env("CODEX_API_KEY", "k")).failed(1, "--allow-host registry.example");
@@ -329,7 +328,7 @@ fn forward_connects_streams_to_a_listening_server() {
     assert!(is_below(listening.pid(), cloud.sh(LINEAGE)), "it ran on the server that listens");
     let said = output_of(cloud.codex("run").args(["--", "wc", "-c"]), &vec![b'x'; 1 << 20]);
     assert_eq!(said.success().trim(), (1 << 20).to_string());
-    // What listens goes away under a stream: the harness is told, and the forwarder goes on.
+    // The server goes away during a stream: the harness gets an error, and the forwarder continues.
     let mut command = cloud.codex("run");
     command.args(["--", "sh", "-c", "echo up; sleep 1000"]).stdout(Stdio::piped());
     let mut running = Program::start(command.stderr(Stdio::piped()));

@@ -95,7 +95,7 @@ fn tokens_are_created_listed_and_revoked_and_survive_a_kill() {
 
     assert!(register(&service, "box", &narrow).contains(" 200 "));
     assert!(register(&service, "other", &narrow).contains(" 403 "));
-    // Killed, not stopped; the next one knows everything.
+    // Killed, not stopped; the next one has all the data.
     drop(service);
     let service = Service::start(&data, &address);
     let registry = ["--registry", &service.url];
@@ -131,7 +131,7 @@ fn tokens_are_created_listed_and_revoked_and_survive_a_kill() {
     assert!(said.contains("401") && !said.contains(&narrow), "{said}");
 }
 
-/// A service whose disk is a small one of its own, which can be filled up.
+/// A service on a small disk, which can be filled.
 struct SmallDisk {
     child: Child,
     said: BufReader<std::process::ChildStdout>,
@@ -141,7 +141,7 @@ struct SmallDisk {
 
 impl SmallDisk {
     fn start(dir: &TempDir) -> Self {
-        // Each line that it reads is a command, and each that it writes an answer.
+        // Each line of its stdin is a command, and each line of its stdout a reply.
         let script = r#"
             set -eu
             mount -t tmpfs -o size=64k tmpfs "$1"
@@ -205,7 +205,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // At the end of its input it stops the service and goes.
+        // At the end of its input it stops the service and exits.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
@@ -217,7 +217,7 @@ fn a_full_disk_is_reported_and_changes_nothing() {
     let mut disk = SmallDisk::start(&dir);
     assert!(disk.register("before").starts_with("HTTP/1.1 200 "));
     disk.tell("fill");
-    // The file's last block may have room for some.
+    // The last block of the file may have room for a few.
     let refused = (0..100).map(|number| (number, disk.register(&format!("e{number}"))));
     let (number, refused) =
         refused.into_iter().find(|(_, answer)| !answer.starts_with("HTTP/1.1 200 ")).unwrap();
@@ -225,14 +225,14 @@ fn a_full_disk_is_reported_and_changes_nothing() {
     assert!(refused.contains("store_unavailable") && refused.contains("disk"), "{refused}");
     disk.tell("free");
     assert!(disk.register("after").starts_with("HTTP/1.1 200 "));
-    // Who was told that it failed has not registered.
+    // A failed registration is not stored.
     let id = format!("e{number}");
     let shown = run(&["environments", "show", &id, "--registry", &disk.service], &disk.token);
     let said = String::from_utf8(shown.stderr).unwrap();
     assert!(said.contains("404"), "{said}");
 }
 
-/// A nats-server on a free port, with a directory that goes with it.
+/// A nats-server on a free port, with its own directory.
 struct Nats {
     child: Child,
     url: String,
@@ -314,7 +314,7 @@ fn several_nodes_on_nats_form_one_service() {
 
 #[test]
 fn a_node_does_not_start_without_nats() {
-    // Nobody listens there.
+    // Nothing listens there.
     let nats = "nats://user:hunter2@127.0.0.1:1";
     for args in [&["serve", "--listen", "127.0.0.1:0"][..], &["token", "list"]] {
         let args = [&["rendezvous"], args, &["--nats", nats]].concat();

@@ -1,4 +1,4 @@
-//! A renewal of the sign-in that is under way when the program is told to end.
+//! A renewal of the sign-in that is pending when the program is stopped.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::commands::codex;
 use crate::support::{PATIENCE, send, wait};
 
-/// An issuer: its address, a word when it was asked for tokens, and when it may answer.
+/// An issuer: its address, a signal that it received a request, and a sender that lets it respond.
 fn issuer() -> (String, Receiver<()>, Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());

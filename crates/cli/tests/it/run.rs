@@ -162,7 +162,7 @@ fn failed_starts_have_the_exit_codes_of_a_shell() {
     });
     output(codex().args(["run", "-t", "--", "ls"])).failed(125, "-t needs a terminal");
     output(codex().args(["run"])).failed(2, "COMMAND");
-    // A flag that is none is not the command.
+    // An unknown flag is not the command.
     output(codex().args(["run", "--timout", "5s", "--", "ls"])).failed(2, "'--timout'");
     output(codex().args(["sandbox", "--netwrk", "ls"])).failed(2, "'--netwrk'");
 }
@@ -181,7 +181,7 @@ fn tty_gives_the_command_a_terminal_of_the_local_size() {
             "until [ \"$(stty size)\" = '30 100' ]; do sleep 0.05; done; echo re''sized\n",
         );
         terminal.shows("resized");
-        // Ctrl-C is a key like others.
+        // Ctrl-C is sent like any other key.
         terminal.type_in(
             "sh -c 'trap \"echo in''terrupted; exit\" INT; echo ar''med; sleep 1000 & wait'\n",
         );

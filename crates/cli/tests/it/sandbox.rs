@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::commands::{everywhere, output, output_of, read};
 use crate::terminal::Terminal;
 
-/// A directory that a workspace-write sandbox does not grant by itself, as it does `/tmp`.
+/// A directory that workspace-write does not make writable by itself, unlike `/tmp`.
 fn outside() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
 }

@@ -1,5 +1,4 @@
-//! The way back in: a sandboxed process that has a network connects to the server that started it, and
-//! asks for a process without a sandbox.
+//! A sandboxed process with a network connects to its own server and asks for a process without a sandbox.
 
 use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt;
@@ -11,11 +10,11 @@ use serde_json::{Value, json};
 use crate::skipped::runs_as_root;
 use crate::support::{Client, Running, codex, eventually};
 
-/// Nobody.
+/// The user id of `nobody`.
 const UNPRIVILEGED: u32 = 65_534;
 
-/// Connects, and sends in one go the upgrade and everything that starts a process which creates a file
-/// outside of every sandbox. Prints the status line of the answer.
+/// Connects, and sends the upgrade and all requests that start a process which creates a file outside every
+/// sandbox. Prints the status line of the response.
 const ATTACK: &str = r#"
 import ctypes, json, os, socket, struct, sys, time
 way, host, port, marker = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
@@ -168,7 +167,7 @@ impl World {
         Running::start_with(command.args(["exec-server", "--listen", listen]))
     }
 
-    /// What the attack printed, and whether it came out.
+    /// The output of the attack, and whether it succeeded.
     async fn attack(
         &mut self,
         client: &mut Client,
@@ -196,8 +195,7 @@ impl World {
         if said == ADMITTED {
             eventually("it comes out", || marker.exists()).await;
         }
-        // What was asked for at the last moment is done by the time that the same is done which was asked
-        // for after it.
+        // A later request of the same kind has completed, so the attack's last one has too.
         let control = format!("echo out > {}.control", marker.display());
         let id = format!("control-{}", self.attempts);
         let params = json!({
@@ -219,12 +217,12 @@ fn port(server: &Running) -> u16 {
     server.url.rsplit_once(':').unwrap().1.parse().unwrap()
 }
 
-/// Reads everything, writes nothing, has the network.
+/// A policy that allows reading and the network, but no writing.
 fn networked() -> Value {
     json!({"permissions": {"type": "read-only", "network_access": true}, "cwd": "file:///"})
 }
 
-/// An address of this machine that is no loopback address, if it has one.
+/// An address of this machine other than loopback, if it has one.
 fn other_address() -> Option<String> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("198.51.100.1:9").ok()?;
@@ -246,14 +244,14 @@ async fn a_sandboxed_process_cannot_connect_to_its_server() {
         let ways = ["plain", "heir", "daemon", "hidden", "in-flight", "mptcp", "device"];
         for way in ways.into_iter().chain(["while-connecting"]) {
             let said = world.attack(&mut client, Some(networked()), way, at).await;
-            // Without privileges the outer process cannot look into it, and makes no connection.
+            // Without privileges the outer process cannot inspect the socket, and makes no connection.
             let hides = way == "hidden" && !is_root;
             let expected = if hides { "kept from connecting\n" } else { REFUSED };
             assert_eq!(said, (expected.to_owned(), false), "{way}, nobody: {nobody}");
         }
         let said = world.attack(&mut client, Some(networked()), "leave", at).await;
         assert_eq!(said, ("left\n".to_owned(), false), "nobody: {nobody}");
-        // Root's sandboxes could give a socket another owner, had they the capability.
+        // With the capability, root's sandboxes could change the owner of a socket.
         if is_root {
             let said = world.attack(&mut client, Some(networked()), "chown", at).await;
             assert_eq!(said, (REFUSED.to_owned(), false), "chown");
@@ -294,7 +292,7 @@ async fn other_processes_connect_while_a_sandbox_has_the_network() {
         let server = world.server("ws://127.0.0.1:0");
         let mut client = server.client().await;
         let at = ("127.0.0.1", port(&server));
-        // The attack works, if nobody looks.
+        // Outside a sandbox the attack succeeds.
         let said = world.attack(&mut client, None, "plain", at).await;
         assert_eq!(said, (ADMITTED.to_owned(), true));
         let mut params = crate::support::start("alive", "echo up; exec sleep 100");
@@ -306,18 +304,18 @@ async fn other_processes_connect_while_a_sandbox_has_the_network() {
             let said = world.attack(&mut client, None, way, at).await;
             assert_eq!(said, (ADMITTED.to_owned(), true), "{way}, nobody: {nobody}");
         }
-        // Outsiders: this test, and somebody else's sandbox.
+        // Other processes: this test, and a sandbox of another program.
         let (text, code) = server.client().await.run("p", "echo hello").await;
         assert_eq!((text.as_str(), code), ("hello\n", 0));
         let said = outsider(&world.base, at.1);
         assert_eq!(said, ADMITTED, "nobody: {nobody}");
-        // And still none of its own.
+        // The server's own sandboxes still cannot connect.
         let said = world.attack(&mut client, Some(networked()), "plain", at).await;
         assert_eq!(said, (REFUSED.to_owned(), false), "nobody: {nobody}");
     }
 }
 
-/// Without namespaces a sandbox differs from the server by its filter alone.
+/// Without namespaces, only its filter distinguishes a sandbox from the server.
 #[tokio::test]
 async fn a_process_confined_by_landlock_alone_cannot_connect_to_its_server() {
     for nobody in users() {
@@ -337,7 +335,7 @@ async fn a_process_confined_by_landlock_alone_cannot_connect_to_its_server() {
     }
 }
 
-/// The attack, from a sandbox that the server has not started.
+/// The attack from a sandbox that the server has not started.
 fn outsider(base: &Path, port: u16) -> String {
     let mut command = codex();
     command.args(["sandbox", "--network", "--", "python3"]).arg(base.join("attack.py"));

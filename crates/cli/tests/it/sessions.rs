@@ -87,7 +87,7 @@ fn processes_are_found_by_session_id() {
     let session = saved["sessionId"].as_str().unwrap();
     let url = home.server.url.as_str();
     let with = |subcommand, id| home.run(&[subcommand, "--on", url, "--session", session, id]);
-    // To its end: it may not have said anything yet.
+    // Until its end, since it may not have written anything yet.
     let follow = ["logs", "-f", "--on", url, "--session", session, "p"];
     assert_eq!(home.run(&follow).success(), "hello\n");
     assert_eq!(with("logs", "p").success(), "hello\n");
@@ -116,7 +116,7 @@ fn a_session_whose_server_is_gone_is_reported() {
     home.run(&["logs", "x"]).failed(1, "cannot reattach to `x`");
 }
 
-/// A command that nobody could name would go on for a day: it does not start.
+/// A command without a saved name could run for a day, so it does not start.
 #[test]
 fn a_command_whose_name_cannot_be_saved_does_not_start() {
     let home = Home::new();
@@ -128,14 +128,14 @@ fn a_command_whose_name_cannot_be_saved_does_not_start() {
     let listed = home.run(&["run", "--on", &home.server.url, "--", "ls", &ran.to_string_lossy()]);
     assert_ne!(listed.code, Some(0), "{listed:?}");
     std::fs::remove_file(&nowhere).unwrap();
-    // And the name of what the server refuses to start is free again.
+    // The name of a command that the server refuses is free again.
     let url = home.server.url.as_str();
     home.run(&["run", "--on", url, "--detach", "x", "--", "/no/such"]).failed(127, "not found");
     home.detach("x", "true");
     home.run(&["attach", "x"]).success();
 }
 
-/// What a command leaves behind goes with its name.
+/// Descendants of a command are killed when its name becomes free.
 #[test]
 fn attach_after_the_exit_leaves_nothing_running() {
     let home = Home::new();
@@ -154,12 +154,12 @@ fn attach_after_the_exit_leaves_nothing_running() {
     }
 }
 
-/// The server keeps 16 MiB: that there was more is said, and the command's exit code stays ours.
+/// The server retains 16 MiB: attach reports that there was more, and returns the command's exit code.
 #[test]
 fn attach_returns_the_exit_code_despite_dropped_output() {
     let home = Home::new();
     home.detach("much", "head -c 20000000 /dev/zero | tr '\\0' x; exit 7");
-    // What is dropped while somebody watches is another thing.
+    // Output dropped while attached is a failure.
     home.run(&["logs", "-f", "much"]);
     let said = home.run(&["attach", "much"]);
     assert_eq!(said.code, Some(7), "{}", said.err);
@@ -167,7 +167,7 @@ fn attach_returns_the_exit_code_despite_dropped_output() {
     assert!(said.out.len() <= 16 << 20 && said.out.len() > 8 << 20, "{}", said.out.len());
 }
 
-/// Whoever reads what `attach` prints may go: the command is not ours alone to end.
+/// If the reader of `attach` closes its output, the command keeps running.
 #[test]
 fn attach_leaves_a_command_running_when_its_output_cannot_be_written() {
     let home = Home::new();
@@ -183,7 +183,7 @@ fn attach_leaves_a_command_running_when_its_output_cannot_be_written() {
     assert_eq!(home.processes()[0]["exited"], false);
     home.run(&["kill", "-s", "kill", "build"]).success();
 
-    // Nor is the exit code of one that has ended lost.
+    // The exit code of a finished command is not lost either.
     home.detach("ended", "echo last; exit 9");
     home.run(&["logs", "-f", "ended"]).success();
     let mut full = home.command(&["attach", "ended"]);

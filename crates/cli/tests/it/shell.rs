@@ -44,7 +44,7 @@ fn the_terminal_is_restored_however_the_shell_ends() {
         ] {
             let mut terminal = Terminal::start(&shell(codex("shell")));
             let before = terminal.settings();
-            // The other screen, and no cursor.
+            // The alternate screen, and a hidden cursor.
             terminal.type_in("printf '\\033[?1049h\\033[?25lre%s\\n' ady\n");
             terminal.shows("ready");
             assert_ne!(terminal.settings(), before, "it is raw");
@@ -56,7 +56,7 @@ fn the_terminal_is_restored_however_the_shell_ends() {
     });
 }
 
-/// The shell `work`, noted in that directory, goes on where it was, and ends.
+/// Reattaches to the saved shell `work`, which continues, and ends it.
 fn reattaches_to_work(state: &std::path::Path) {
     let mut attach = codex();
     attach.args(["attach", "work"]).env("XDG_STATE_HOME", state);
@@ -87,7 +87,8 @@ fn a_shell_is_detached_and_reattached() {
     assert_eq!(output(&mut ps).out, "");
 }
 
-/// What a shell leaves behind goes with its name, and a shell that could not be named does not start.
+/// Descendants of a shell are killed when its name becomes free, and a shell whose name cannot be saved does
+/// not start.
 #[test]
 fn no_shell_runs_without_a_saved_name() {
     let home = tempfile::tempdir().unwrap();
@@ -168,7 +169,7 @@ fn a_shell_without_a_terminal_is_refused() {
     output(codex().arg("shell")).failed(125, "needs a terminal");
 }
 
-/// Passes bytes on until it is told to drop its connections.
+/// Forwards bytes until `drop_all`.
 struct Proxy {
     address: String,
     open: Arc<Mutex<Vec<TcpStream>>>,
@@ -199,7 +200,7 @@ impl Proxy {
     }
 }
 
-/// Passes on what comes, until either side ends.
+/// Forwards bytes until either side closes.
 pub(crate) fn pass(mut from: TcpStream, mut to: TcpStream) {
     thread::spawn(move || {
         let mut buffer = [0; 16 << 10];

@@ -1,4 +1,4 @@
-//! How the server ends, and that nothing it started outlives it.
+//! How the server ends; nothing that it started outlives it.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -16,14 +16,14 @@ const TREE: &str = "\
     (setsid sh -c 'sleep 1000 & echo $!' &)
     wait; exec sleep 1000";
 
-/// Leaves behind three that outlive it, prints their pids, and exits: one of its own session, one of
-/// another, and one that is the grandchild of a daemon.
+/// Prints the pids of three descendants that outlive it, and exits: one in its session, one in another, and
+/// the grandchild of a daemon.
 const DAEMONS: &str = "\
     sleep 1000 >/dev/null 2>&1 </dev/null & echo $!
     setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!
     setsid sh -c '(sleep 1000 >/dev/null 2>&1 </dev/null & echo $!)'";
 
-/// Everything there is to leave behind, running below `server`.
+/// Starts every kind of descendant; returns their pids.
 async fn everything(client: &mut Client, id: &str) -> Vec<u32> {
     client.start(&format!("{id}-tree"), TREE).await;
     let mut pids = numbers(&client.lines(&format!("{id}-tree"), 5).await);
@@ -66,7 +66,7 @@ async fn a_signal_right_after_the_address_stops_the_server() {
     }
 }
 
-/// A server that is told to stop while processes start and exit leaves none of them.
+/// A server that is stopped while processes start and exit leaves none of them.
 #[tokio::test]
 async fn a_busy_server_leaves_nothing_running() {
     for round in 0..10 {
@@ -95,7 +95,7 @@ async fn a_killed_server_takes_everything_along() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     let pids = everything(&mut client, "p").await;
-    // A terminal and a process that ignores what can be ignored.
+    // A terminal, and a process that ignores every signal that it can.
     let mut terminal = start("t", "trap '' HUP TERM INT; echo $$; while :; do sleep 1000; done");
     terminal["tty"] = json!(true);
     client.call("process/start", terminal).await;
@@ -108,17 +108,17 @@ async fn a_killed_server_takes_everything_along() {
     all_gone(&[warden]).await;
 }
 
-/// Somebody who stops those who keep a program holds it up, but saves nobody.
+/// Stopping the warden and the keepers delays the end, but no process survives.
 #[tokio::test]
 async fn a_stopped_warden_and_keepers_are_continued() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     client.start("p", "echo $$; setsid sleep 1000 & echo $!; kill -STOP $PPID; wait").await;
     let pids = numbers(&client.lines("p", 2).await);
-    // It has its name by now.
+    // The warden has set its name by now.
     let warden = warden(server.pid()).unwrap();
     send(warden, Signal::STOP);
-    // It takes a moment until that is noticed.
+    // Detection takes a moment.
     assert_eq!(client.run("q", "echo here").await, ("here\n".into(), 0));
     let answer = client.call("process/terminate", json!({"processId": "p"})).await;
     assert_eq!(answer["result"]["running"], true, "{answer}");
@@ -126,8 +126,8 @@ async fn a_stopped_warden_and_keepers_are_continued() {
     all_gone(&pids).await;
 }
 
-/// A warden stops a keeper for a moment while it kills what that keeps. Here both are killed in that
-/// moment, the server first: the keepers see to the rest all the same.
+/// A warden stops a keeper briefly while it kills the keeper's processes. Here server and warden are killed at
+/// that moment: the keepers still kill the rest.
 #[tokio::test]
 async fn keepers_stopped_by_a_killed_warden_are_continued() {
     let server = Running::start(&[]);
@@ -146,7 +146,7 @@ async fn keepers_stopped_by_a_killed_warden_are_continued() {
     all_gone(&keepers).await;
 }
 
-/// As `pkill -9 -f codex` does: whoever has the word in the command line.
+/// Like `pkill -9 -f codex`: kills every process with the word in its command line.
 #[tokio::test]
 async fn killing_all_processes_by_name_kills_the_server_only() {
     let server = Running::start(&[]);
@@ -189,7 +189,7 @@ async fn a_warden_that_dies_is_replaced_and_its_processes_stay_tracked() {
     for round in 0..3 {
         let old = warden(server.pid()).unwrap();
         send(old, Signal::KILL);
-        // Also those that are started while there is none. What died with it, is said to have.
+        // Also processes started without a warden. Processes that died with it are reported as exited.
         for n in 0..5 {
             let id = format!("during-{round}-{n}");
             let script = "echo $$; exec sleep 1000";
@@ -215,7 +215,7 @@ async fn an_expired_session_kills_its_daemons_and_no_others() {
     let server = Running::start(&["--detach-ttl", "100ms"]);
     let mut one = server.client().await;
     let mut two = server.client().await;
-    // At the same time, so that whose is whose is not told by the order.
+    // At the same time, so that the order does not reveal the session.
     one.send_request("process/start", start("d", DAEMONS)).await;
     two.send_request("process/start", start("d", DAEMONS)).await;
     let ones = numbers(&one.closed("d").await.0);
@@ -243,14 +243,14 @@ async fn an_expired_session_kills_every_daemon() {
     }
 }
 
-/// What a daemon leaves behind in turn belongs to the same session.
+/// Descendants of a daemon belong to the same session.
 #[tokio::test]
 async fn an_orphan_of_an_orphan_belongs_to_its_session() {
     let server = Running::start(&["--detach-ttl", "0"]);
     let mut client = server.client().await;
     let directory = tempfile::tempdir().unwrap();
     let (gate, pids) = (directory.path().join("gate"), directory.path().join("pids"));
-    // The daemon waits until the process that made it has gone, then hands over to two others.
+    // The daemon waits until its parent has exited, then forks two others and exits.
     let script = format!(
         "setsid sh -c 'while ! [ -e {gate} ]; do sleep 0.01; done; \
          sleep 1000 & echo $! > {pids}; setsid sh -c \"echo \\$\\$ >> {pids}; exec sleep 1000\" &' \
@@ -283,7 +283,7 @@ async fn the_server_leaves_no_zombies() {
     eventually("only the warden is left", || left().len() == 1).await;
 }
 
-/// What takes the hint ends by itself, and is heard; what does not, is killed after the grace.
+/// A process that handles SIGTERM exits by itself, with its output; any other is killed after the grace time.
 #[tokio::test]
 async fn stop_grace_gives_processes_time_after_sigterm() {
     let server = Running::start(&["--stop-grace", "1h"]);
@@ -304,7 +304,7 @@ async fn stop_grace_gives_processes_time_after_sigterm() {
     all_gone(&pids).await;
 }
 
-/// What is kept of a closed process needs no descriptor.
+/// A closed process that the server still keeps holds no descriptor.
 #[tokio::test]
 async fn a_closed_process_holds_no_descriptor() {
     let server = Running::start(&[]);
@@ -331,12 +331,12 @@ async fn a_child_gets_the_limits_the_server_was_given() {
     for set in ["SigBlk", "SigIgn", "SigCgt"] {
         assert!(text.contains(&format!("{set}:\t0000000000000000\n")), "{text}");
     }
-    // A line of total, three descriptors, and that of the directory being listed.
+    // The line `total`, three descriptors, and that of the listed directory.
     assert!(text.ends_with("\n5\n"), "{text}");
 }
 
-/// A server below `ulimit -f`: a file that grows too long is an error of its request, and a program is
-/// killed by the signal as always.
+/// Under `ulimit -f`, a file over the limit fails its request, and a program is killed by the signal as
+/// usual.
 #[tokio::test]
 async fn a_file_over_the_limit_fails_its_request_only() {
     let directory = tempfile::tempdir().unwrap();
@@ -356,7 +356,7 @@ async fn a_file_over_the_limit_fails_its_request_only() {
     let script = format!("head -c 400000 /dev/zero > {}/by-program", directory.path().display());
     let (_, code) = client.run("q", &format!("exec {}", &script)).await;
     assert_eq!(code, 128 + 25, "SIGXFSZ");
-    // The command line fails as it does on a full disk.
+    // The command line fails as on a full disk.
     let from = directory.path().join("from");
     std::fs::write(&from, vec![0; 400_000]).unwrap();
     let mut command = std::process::Command::new("sh");

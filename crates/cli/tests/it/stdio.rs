@@ -1,4 +1,4 @@
-//! `--listen stdio`: one connection, a line a message.
+//! `--listen stdio`: one connection, one message per line.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
@@ -40,7 +40,7 @@ impl Piped {
         serde_json::from_str(&line).unwrap()
     }
 
-    /// Greets, and has a process say its pid.
+    /// Does the handshake and starts a process; returns its pid.
     fn with_process(&mut self) -> u32 {
         self.send(&json!({"id": 1, "method": "initialize", "params": {"clientName": "test"}}));
         assert!(self.receive()["result"]["sessionId"].is_string());
@@ -61,7 +61,7 @@ async fn messages_are_lines_and_end_of_input_stops_the_server() {
         let pid = server.with_process();
         server.send(&json!("nonsense"));
         assert_eq!(server.receive()["error"]["code"], -32600);
-        // Blank lines are nothing.
+        // Blank lines are ignored.
         writeln!(server.stdin.as_mut().unwrap(), "\n  \r\n").unwrap();
         server.send(&json!({"id": 3, "method": "environment/status"}));
         assert_eq!(server.receive(), json!({"id": 3, "result": {"status": "ready"}}));
@@ -85,7 +85,7 @@ async fn requests_before_the_end_of_input_get_responses() {
         for id in 2..50 {
             text.push_str(&format!("{{\"id\":{id},\"method\":\"environment/info\"}}\n"));
         }
-        // The last line without its end.
+        // The last line has no newline.
         text.push_str("{\"id\":50,\"method\":\"environment/status\"}");
         input.write_all(text.as_bytes()).unwrap();
         drop(input);
@@ -108,7 +108,7 @@ async fn a_line_over_64_mib_ends_it() {
     let writer = std::thread::spawn(move || {
         let block = vec![b'x'; 1 << 20];
         for _ in 0..66 {
-            // The other end may be gone before all is written.
+            // The server may be gone before all is written.
             if input.write_all(&block).is_err() {
                 break;
             }
@@ -145,7 +145,7 @@ async fn signals_stop_a_stdio_server() {
     }
 }
 
-/// Whoever reads the answers has gone: there is nobody to serve.
+/// The reader of the responses has gone, so the server exits.
 #[tokio::test]
 async fn a_stdio_server_stops_when_its_output_is_closed() {
     let mut server = Piped::start("stdio");
@@ -158,7 +158,7 @@ async fn a_stdio_server_stops_when_its_output_is_closed() {
     assert!(!is_running(pid));
 }
 
-/// Some stdout of some child, to put in the place of another.
+/// Another child's stdout, to replace the server's.
 fn other_pipe() -> ChildStdout {
     let mut child = std::process::Command::new("true").stdout(Stdio::piped()).spawn().unwrap();
     let stdout = child.stdout.take().unwrap();

@@ -12,17 +12,17 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio_websockets::{ClientBuilder, Limits, MaybeTlsStream, Message, WebSocketStream};
 
-/// How long something that has to happen may take before a test fails instead of hanging.
+/// How long a test waits for an event before it fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The program, with nothing of this test's own surroundings that would change what it says.
+/// The program, without the tester's own settings.
 pub(crate) fn codex() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_codex"));
     command.env_remove("RUST_LOG").env_remove("COLUMNS").env_remove("NO_COLOR");
     command
 }
 
-/// A server on a port of its own. Killed when dropped.
+/// A server on a free port. Killed when dropped.
 pub(crate) struct Running {
     pub child: Child,
     pub url: String,
@@ -53,7 +53,7 @@ impl Running {
         send(self.pid(), signal);
     }
 
-    /// Waits for the end; nothing more must have been printed.
+    /// Waits for the exit; asserts that nothing more was printed.
     pub(crate) fn ended(mut self) -> ExitStatus {
         let status = wait(&mut self.child);
         let mut rest = String::new();
@@ -81,7 +81,7 @@ impl Running {
         client
     }
 
-    /// A client that has not greeted yet.
+    /// A client before its handshake.
     pub(crate) async fn uninitialized_client(&self) -> Client {
         self.uninitialized_client_with(None).await
     }
@@ -154,7 +154,7 @@ impl Client {
         self.last_id
     }
 
-    /// The whole answer, result or error.
+    /// Makes a request; returns the whole response, result or error.
     pub(crate) async fn call(&mut self, method: &str, params: Value) -> Value {
         let id = self.send_request(method, params).await;
         loop {
@@ -190,7 +190,7 @@ impl Client {
         text
     }
 
-    /// Starts a script and waits for its end: what it wrote, and its exit code.
+    /// Runs a script; returns its output and exit code.
     pub(crate) async fn run(&mut self, id: &str, script: &str) -> (String, i64) {
         self.start(id, script).await;
         self.closed(id).await
@@ -293,7 +293,7 @@ pub(crate) fn all_below(pid: u32) -> Vec<(u32, String)> {
     found
 }
 
-/// The same, but for wardens and keepers.
+/// The same, without wardens and keepers.
 pub(crate) fn below(pid: u32) -> Vec<(u32, String)> {
     let mut found = all_below(pid);
     found.retain(|(pid, _)| !["exec-warden", "exec-keeper"].contains(&&*comm(*pid)));

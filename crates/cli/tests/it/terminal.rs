@@ -11,21 +11,21 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcgetattr, tcsetwinsize};
 
-/// Longer than anything takes, even on a busy machine.
+/// How long a test waits for the terminal before it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A terminal, seen from the side of whoever types.
+/// A terminal, from the user's side.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     master: File,
     slave: OwnedFd,
     pub child: Child,
-    /// All that was shown and not yet asked for.
+    /// Output that no call has returned yet.
     screen: String,
 }
 
 impl Terminal {
-    /// Starts the command with the terminal as its own.
+    /// Starts the command with the terminal as its controlling terminal.
     pub(crate) fn start(command: &Command) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&master).expect("granted");
@@ -53,7 +53,7 @@ impl Terminal {
         self.master.write_all(text.as_bytes()).expect("the terminal takes it");
     }
 
-    /// Waits until the text is shown, and returns all that was shown up to its end.
+    /// Waits until the text is shown, and returns the output up to its end.
     #[track_caller]
     pub(crate) fn shows(&mut self, text: &str) -> String {
         let until = Instant::now() + PATIENCE;
@@ -88,12 +88,12 @@ impl Terminal {
         tcsetwinsize(&self.master, size).expect("resized");
     }
 
-    /// How the terminal is set, as text that can be compared.
+    /// The settings of the terminal, as text to compare.
     pub(crate) fn settings(&self) -> String {
         format!("{:?}", tcgetattr(&self.slave).expect("settings"))
     }
 
-    /// Waits until the terminal is set like that again.
+    /// Waits until the terminal has these settings again.
     #[track_caller]
     pub(crate) fn is_again(&self, settings: &str) {
         let until = Instant::now() + PATIENCE;
@@ -108,7 +108,7 @@ impl Terminal {
         rustix::process::kill_process(pid, signal).expect("signalled");
     }
 
-    /// Waits for the end, reading on so that nothing waits for us.
+    /// Waits for the exit, and reads output meanwhile.
     #[track_caller]
     pub(crate) fn ends(&mut self) -> ExitStatus {
         let until = Instant::now() + PATIENCE;

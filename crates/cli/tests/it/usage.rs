@@ -1,5 +1,4 @@
-//! What is printed to people: help, mistakes, completions. The help is kept in `snapshots/`; set
-//! `UPDATE_SNAPSHOTS` to write it anew.
+//! Help, usage errors and completions. `snapshots/` contains the help; set `UPDATE_SNAPSHOTS` to update it.
 
 use std::process::{Command, Output};
 
@@ -132,7 +131,7 @@ fn completions_are_valid_scripts() {
         assert_eq!(output.status.code(), Some(0));
         let script = text(&output.stdout);
         assert!(script.contains("exec-server") && script.contains("detach-ttl"), "{shell}");
-        // Where the shell is there, it has to understand the script.
+        // If the shell is installed, it has to accept the script.
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("script");
         std::fs::write(&file, script).unwrap();

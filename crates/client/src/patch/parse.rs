@@ -307,7 +307,7 @@ mod tests {
             ("*** Begin Patch\n*** Add File: \n*** End Patch", 2, "path"),
             ("*** Begin Patch\n*** Add File: x\nno plus\n*** End Patch", 3, "expected"),
             ("*** Begin Patch\n*** Update File: x\n*** End Patch", 3, "no hunk"),
-            ("*** Begin Patch\n*** Update File: x\n@@\n*** End Patch", 4, "hunk's lines"),
+            ("*** Begin Patch\n*** Update File: x\n@@\n*** End Patch", 4, "a line that starts"),
         ] {
             match Patch::parse(text) {
                 Err(PatchError::Syntax { line: at, problem }) => {

@@ -1,4 +1,4 @@
-//! Back in through the front door: the server itself, and what it signs in with.
+//! Attacks through the server itself, and on its credentials.
 
 use std::net::{IpAddr, TcpListener, UdpSocket};
 use std::process::Command;
@@ -45,7 +45,7 @@ fn catalogue_no_sandbox_reaches_its_own_server() {
                 .iter()
                 .map(|address| format!("front-door {address} {{PORT}} {{OUT}}/pwned"))
                 .collect();
-            // The attack is a real one: outside of a sandbox it succeeds.
+            // The attack is real: outside a sandbox it succeeds.
             let file = world.path("{OUT}/pwned");
             let address = if listen.contains('[') { "::1" } else { "127.0.0.1" };
             let step = world.expand(&format!("front-door {address} {{PORT}} {{OUT}}/pwned"));

@@ -1,8 +1,8 @@
-//! Known attacks: a table for each class, and what runs and judges them.
+//! Known attacks: a table for each class, and the code that runs and judges them.
 //!
 //! An attempt is a policy, steps that prepare the tree from outside, one or several requests, and a
-//! control: a legitimate operation that has to work under the same policy. The generator's model says
-//! from the disk and from what came out whether the attempt succeeded.
+//! control: a legitimate operation that has to work under the same policy. The generator's model decides by
+//! the disk and by the output whether the attempt succeeded.
 //!
 //! In every word `{W}` is the workspace, `{W2}` another directory like it, `{OUT}` and `{RO}` are
 //! beside it, `{B}` is the directory around them; `{SERVER}` and `{PORT}` are the server's.
@@ -27,12 +27,12 @@ use crate::server::{self, User};
 use crate::support::{Client, Running};
 use world::World;
 
-/// How a request's steps are done.
+/// How a request executes its steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// By one process.
     Process,
-    /// By filesystem requests, each in every way that there is.
+    /// By filesystem requests, each in every possible way.
     Files,
 }
 
@@ -50,11 +50,11 @@ struct Attempt {
     setup: Vec<String>,
     requests: Vec<Request>,
     control: Vec<String>,
-    /// What may not come out, besides what the model knows.
+    /// Content that must not leak, besides what the model knows.
     secrets: Vec<String>,
     /// No step may succeed, whether or not it leaves a trace.
     fails: bool,
-    /// The setup is one that the server may refuse as a whole.
+    /// The server may refuse the setup as a whole.
     may_be_refused: bool,
     only: Option<User>,
 }
@@ -81,7 +81,7 @@ fn attempt(name: &str, policy: Policy) -> Attempt {
 }
 
 impl Attempt {
-    /// What the tree is like before.
+    /// Steps that prepare the tree.
     fn setup(mut self, steps: &[&str]) -> Self {
         self.setup = strings(steps);
         self
@@ -134,7 +134,7 @@ impl Attempt {
     }
 }
 
-/// The same steps by a process, and by every filesystem method that does them.
+/// The same steps by a process, and by every suitable filesystem method.
 fn both(name: &str, policy: &Policy, steps: &[&str]) -> Vec<Attempt> {
     vec![
         attempt(&format!("{name}, by a process"), policy.clone()).run(steps),
@@ -146,7 +146,7 @@ fn entry(name: Name, access: Access) -> Entry {
     Entry { name, access, skip_missing: false }
 }
 
-/// What programs need, and the workspace but for `den` and `*.key`.
+/// Grants what programs need, and the workspace except `den` and `*.key`.
 fn narrow() -> Policy {
     Policy {
         entries: vec![
@@ -216,7 +216,7 @@ impl Policy {
     }
 }
 
-/// Why an attempt has to be looked at; `None` if it was fought off and its control worked.
+/// Why an attempt fails the test; `None` if it was prevented and its control worked.
 async fn judge(attempt: &Attempt, user: User, server: &Running) -> Option<String> {
     let mut world = World::new(user);
     world.served_by(server);
@@ -224,7 +224,7 @@ async fn judge(attempt: &Attempt, user: User, server: &Running) -> Option<String
     judge_in(&world, attempt, server).await
 }
 
-/// The same in a world that is prepared already.
+/// The same in a prepared world.
 async fn judge_in(world: &World, attempt: &Attempt, server: &Running) -> Option<String> {
     let policies: Vec<Policy> = attempt.policies.iter().map(|it| it.within(world)).collect();
     let mut clients = Vec::new();
@@ -259,7 +259,7 @@ async fn judge_in(world: &World, attempt: &Attempt, server: &Running) -> Option<
     None
 }
 
-/// Does some steps under a policy: what came out, and whether the server refused to do any.
+/// Executes steps under a policy; returns the output, and whether the server refused all of them.
 async fn send(client: &mut Client, way: Way, policy: &Policy, steps: &[String]) -> (String, bool) {
     let wire = policy.wire();
     if way == Way::Process {
@@ -290,8 +290,8 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Runs a table against servers of all users.
-fn fight_off(attempts: &[Attempt]) {
+/// Runs the attempts against servers of all users.
+fn assert_all_fail(attempts: &[Attempt]) {
     let runtime = runtime();
     let mut failures = Vec::new();
     let mut count = 0;

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Access, Way, attempt, fight_off, judge_in, narrow, runtime, send, wide, world::World};
+use super::{
+    Access, Way, assert_all_fail, attempt, judge_in, narrow, runtime, send, wide, world::World,
+};
 use crate::generator::policy::{Name, Policy};
 use crate::program::attacker;
 use crate::server::{self, UNPRIVILEGED, User};
@@ -42,7 +44,7 @@ fn catalogue_a_denied_path_longer_than_any_path_stays_denied() {
                 .secret("longsecretq")
         })
         .collect();
-    fight_off(&denied);
+    assert_all_fail(&denied);
 }
 
 #[test]
@@ -295,7 +297,7 @@ fn catalogue_leases_are_refused() {
         .into_iter()
         .map(|policy| attempt("leases", policy).control(&["lock {W}/f"]).run(&steps).fails())
         .collect();
-    fight_off(&attempts);
+    assert_all_fail(&attempts);
 }
 
 #[test]
@@ -310,7 +312,7 @@ fn catalogue_patterns_hold_to_the_depth_they_are_given() {
         attempts.push(attempt(&format!("depth {depth}"), policy.clone()).run(steps));
         attempts.push(attempt(&format!("depth {depth}, by requests"), policy).files(steps));
     }
-    fight_off(&attempts);
+    assert_all_fail(&attempts);
 }
 
 /// Links swapped by one process while requests and another process use them.

@@ -1,6 +1,6 @@
 //! What a policy protects: made unreachable, exchanged, pointed to from elsewhere; set-id modes.
 
-use super::{Access, Attempt, attempt, both, fight_off, narrow, read_only, wide};
+use super::{Access, Attempt, assert_all_fail, attempt, both, narrow, read_only, wide};
 use crate::server::User;
 
 fn attempts() -> Vec<Attempt> {
@@ -316,5 +316,5 @@ fn read_only_metadata() -> Vec<Attempt> {
 
 #[test]
 fn catalogue_what_is_protected_stays_as_it_is() {
-    fight_off(&attempts());
+    assert_all_fail(&attempts());
 }
